@@ -1,0 +1,32 @@
+# The habits: make demo, make test, make check, make bench. Each makes .venv first and needs only Python 3.10+.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test check bench clean
+.DEFAULT_GOAL := test
+
+# Debian and Ubuntu ship python3 without ensurepip; where `venv` cannot make pip, the system package is added.
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit("torchdali needs Python 3.10 or newer, this is " + sys.version) if sys.version_info < (3, 10) else 0'
+	$(PYTHON) -m venv --clear $(VENV) || { apt-get update && apt-get install -y python3-venv && $(PYTHON) -m venv --clear $(VENV); }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+demo: $(READY)
+	$(BIN)/torchdali demo
+
+test: $(READY)
+	$(BIN)/python -m pytest
+
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+bench: $(READY)
+	$(BIN)/python -m benchmarks.loader
+
+clean:
+	rm -rf $(VENV)
