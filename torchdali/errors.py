@@ -1,0 +1,69 @@
+"""What torchdali raises.
+
+::
+
+    TorchDALIError
+    ├── DALIUnavailableError (ImportError)   DALI is missing, or does not fit this machine
+    ├── UnsupportedDatasetError (TypeError)  a dataset that cannot be read without asking it for samples
+    ├── TransformError (ValueError)          a chain of transforms that cannot make a batch
+    ├── SampleError (RuntimeError)           one sample is missing, damaged or unreadable
+    ├── BatchShapeError (RuntimeError)       the images of a batch differ in shape
+    └── PipelineError (RuntimeError)         DALI failed, and no sample could be blamed
+
+Each also derives from the built-in type that a script around ``torch.utils.data.DataLoader`` would catch.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "BatchShapeError",
+    "DALIUnavailableError",
+    "PipelineError",
+    "SampleError",
+    "TorchDALIError",
+    "TransformError",
+    "UnsupportedDatasetError",
+]
+
+
+class TorchDALIError(Exception):
+    """Base of every error that torchdali raises itself."""
+
+
+class DALIUnavailableError(TorchDALIError, ImportError):
+    """NVIDIA DALI cannot be imported or used on this machine; the message says what to install."""
+
+
+class UnsupportedDatasetError(TorchDALIError, TypeError):
+    """The dataset is not an image folder that can be read without calling its ``__getitem__``."""
+
+
+class TransformError(TorchDALIError, ValueError):
+    """The transforms, taken together, do not end in something that can be batched."""
+
+
+class BatchShapeError(TorchDALIError, RuntimeError):
+    """The images of one batch have different shapes, so that they cannot be stacked."""
+
+
+class PipelineError(TorchDALIError, RuntimeError):
+    """DALI failed on a batch although each of its samples passes alone."""
+
+
+class SampleError(TorchDALIError, RuntimeError):
+    """One sample could not be read or decoded.
+
+    Attributes:
+        index: The sample's index in the loader's dataset.
+        path: The file's path.
+        reason: What is wrong with it.
+    """
+
+    def __init__(self, index: int, path: str, reason: str) -> None:
+        super().__init__(index, path, reason)
+        self.index = index
+        self.path = path
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"sample {self.index} ({self.path}): {self.reason}"

@@ -1,0 +1,117 @@
+"""Random numbers that depend on the sample and on nothing else.
+
+Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC 2011) turns a
+128-bit counter and a 64-bit key into 128 random bits. The key is made of the seed and the epoch, the counter of
+the sample's index, how often this index was drawn in this epoch, and the transform's position, so a sample's
+numbers are the same for every batch size, thread count, world size and device, and no generator has a state
+that must be kept. Neither torch's nor numpy's nor Python's global generator is touched.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from torchdali.spec import IntArray
+
+__all__ = ["Draws", "epoch_key", "philox"]
+
+Words = npt.NDArray[np.uint64]
+
+_MULTIPLIER = np.array([0xD2511F53, 0xCD9E8D57], np.uint64)
+_WEYL = np.array([0x9E3779B9, 0xBB67AE85], np.uint64)
+_LOW = np.uint64(0xFFFFFFFF)
+_HALF = np.uint64(32)
+_SPLIT_STEP = np.uint64(16)
+
+
+def philox(counter: Words, key: Words) -> Words:
+    """Ten rounds of Philox4x32.
+
+    Args:
+        counter: ``(4, ...)`` words below 2**32.
+        key: ``(2,)`` words below 2**32.
+
+    Returns:
+        ``(4, ...)`` words below 2**32, uniformly distributed.
+    """
+    column = (slice(None), *[None] * (counter.ndim - 1))
+    multiplier = _MULTIPLIER[column]
+    # The two halves of a round are alike, so words 0 and 2 are worked on together, and words 1 and 3.
+    even, odd = counter[0::2], counter[1::2]
+    for _ in range(10):
+        product = even * multiplier
+        even, odd = (product >> _HALF)[::-1] ^ odd ^ key[column], (product & _LOW)[::-1]
+        key = (key + _WEYL) & _LOW
+    return np.stack((even[0], odd[0], even[1], odd[1]))
+
+
+def _halves(value: int) -> tuple[int, int]:
+    value &= 0xFFFFFFFFFFFFFFFF
+    return value & 0xFFFFFFFF, value >> 32
+
+
+def epoch_key(seed: int, epoch: int) -> Words:
+    """The ``(2,)`` key of one epoch: Philox of the epoch number under the seed, so that near seeds differ."""
+    counter = np.array([*_halves(epoch), 0, 0], np.uint64)
+    return philox(counter, np.array(_halves(seed), np.uint64))[:2]
+
+
+class Draws:
+    """The random numbers of one transform for the samples of one batch.
+
+    Each call continues where the last one ended, so a rule draws what it needs in a fixed order.
+
+    Args:
+        key: The epoch's key.
+        index: ``(N,)`` indices into the dataset.
+        occurrence: ``(N,)`` how often each index was drawn before in this epoch.
+        step: The transform's position in the chain, counted from 0; below 65,536.
+    """
+
+    def __init__(self, key: Words, index: IntArray, occurrence: IntArray, step: int = 0) -> None:
+        self._key, self._index, self._occurrence, self._step = key, index, occurrence, step
+        self._block = 0
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def at(self, step: int) -> Draws:
+        """The numbers of another transform for the same samples."""
+        return Draws(self._key, self._index, self._occurrence, step)
+
+    def words(self, count: int) -> Words:
+        """``(N, count)`` uniform words below 2**32."""
+        blocks = -(-count // 4)
+        index = self._index.astype(np.uint64)
+        counter = np.empty((4, len(index), blocks), np.uint64)
+        counter[0] = (index & _LOW)[:, None]
+        counter[1] = (index >> _HALF)[:, None]
+        counter[2] = self._occurrence.astype(np.uint64)[:, None]
+        counter[3] = (np.uint64(self._step) << _SPLIT_STEP) + np.arange(
+            self._block, self._block + blocks, dtype=np.uint64
+        )
+        self._block += blocks
+        words: Words = np.moveaxis(philox(counter, self._key), 0, -1).reshape(len(index), blocks * 4)
+        return words[:, :count]
+
+    def uniform(self, count: int) -> npt.NDArray[np.float64]:
+        """``(N, count)`` numbers, uniform in [0, 1), multiples of 2**-32."""
+        return self.words(count).astype(np.float64) * 2.0**-32
+
+    def between(self, low: float, high: float) -> npt.NDArray[np.float64]:
+        """``(N,)`` numbers, uniform in [low, high)."""
+        return low + (high - low) * self.uniform(1)[:, 0]
+
+    def chance(self, p: float) -> npt.NDArray[np.bool_]:
+        """``(N,)`` coins that are true with probability p: torchvision's ``torch.rand(1) < p``."""
+        return self.uniform(1)[:, 0] < p
+
+    def permutation(self, count: int) -> IntArray:
+        """``(N, count)`` permutations of ``range(count)``, each as likely as any other."""
+        return np.argsort(self.uniform(count), axis=1, kind="stable").astype(np.int64)
+
+    def seeds(self) -> IntArray:
+        """``(N,)`` numbers below 2**63, to seed a generator that transforms outside this package draw from."""
+        words = self.words(2)
+        return (((words[:, 0] << _HALF) | words[:, 1]) >> np.uint64(1)).astype(np.int64)

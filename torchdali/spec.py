@@ -1,0 +1,48 @@
+"""What is known of an image between two transforms, before any image has been seen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+__all__ = ["Fidelity", "Inputs", "IntArray", "Kind", "Params", "Sample", "Spec"]
+
+Kind = Literal["pil", "image", "tensor"]
+"""What torchvision would be holding: a PIL image, a ``tv_tensors.Image``, a plain tensor."""
+
+Fidelity = Literal["exact", "fast"]
+
+IntArray = npt.NDArray[np.int64]
+Params = dict[str, npt.NDArray[Any]]
+"""Parameters of one transform for one batch: each array has the batch in front."""
+
+Sample = Mapping[str, Any]
+"""The same parameters for one sample: what is left of :data:`Params` after ``array[i]``."""
+
+Inputs = dict[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Spec:
+    """An image at one place in the chain of transforms.
+
+    Attributes:
+        kind: What torchvision would be holding here.
+        dtype: Element type.
+        channels: Number of channels.
+        size: ``(height, width)`` where it is the same for every sample, else None.
+    """
+
+    kind: Kind = "pil"
+    dtype: torch.dtype = torch.uint8
+    channels: int = 3
+    size: tuple[int, int] | None = None
+
+    def __str__(self) -> str:
+        height, width = self.size or ("H", "W")
+        return f"{str(self.dtype).removeprefix('torch.')} ({self.channels}, {height}, {width})"
