@@ -1,0 +1,232 @@
+"""What a rule is: all that torchdali knows of one torchvision transform.
+
+A rule answers four questions about its transform, in the order in which they come up:
+
+1. ``infer``: what comes out, given what goes in? Or is this beyond DALI (raise :class:`Unsupported`)?
+2. ``draw``: which numbers does a batch need? They are computed on the host, from the sizes of its images.
+3. ``lower``: which DALI operators apply them?
+4. ``replay``: what would torchvision have done with the same numbers? The tests compare the two.
+
+A new transform is one subclass in one file of this package. Naming torchvision's classes in ``handles`` is what
+makes it known.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple, Protocol, cast
+
+import numpy as np
+import torch
+from torch import nn
+from torchvision import transforms as v1
+from torchvision.transforms import v2
+
+from torchdali.rng import Draws
+from torchdali.spec import Fidelity, IntArray, Params, Sample, Spec
+
+__all__ = ["Input", "Node", "Ops", "RowError", "Rule", "Unsupported", "find_rule", "flatten"]
+
+Node = Any
+"""A DALI ``DataNode``: an edge of the graph, that is one value for each sample of the batch."""
+
+
+class Unsupported(Exception):  # noqa: N818
+    """Raised by ``infer``: this transform, or these arguments, run in torch instead. The text says why."""
+
+
+class RowError(Exception):
+    """Raised by ``draw``: one sample of the batch cannot be transformed.
+
+    Attributes:
+        row: The sample's place in the batch.
+    """
+
+    def __init__(self, row: int, reason: str) -> None:
+        super().__init__(reason)
+        self.row = row
+
+
+class Input(NamedTuple):
+    """A parameter that is fed for every sample: element type and number of axes, the batch's not counted."""
+
+    dtype: type[np.generic]
+    ndim: int = 0
+
+
+class Ops(Protocol):
+    """What a rule builds with: DALI's operators, without importing DALI."""
+
+    fn: Any
+    """``nvidia.dali.fn``"""
+    types: Any
+    """``nvidia.dali.types``"""
+    math: Any
+    """``nvidia.dali.math``"""
+    device: str
+    """Where images are: ``"cpu"`` or ``"gpu"``."""
+    fidelity: Fidelity
+
+    def when(
+        self,
+        mask: Node,
+        body: Callable[[Node, Mapping[str, Node]], Node],
+        image: Node,
+        params: Mapping[str, Node],
+    ) -> Node:
+        """``body(image, params)`` for the samples whose mask is true; the other images as they are."""
+        ...
+
+
+_RULES: dict[type, type[Rule]] = {}
+
+
+class Rule(ABC):
+    """All that torchdali knows of one transform. Images are HWC in the graph and CHW in ``replay``.
+
+    Args:
+        transform: The torchvision transform, which is read and never changed.
+    """
+
+    handles: ClassVar[tuple[type, ...]] = ()
+    """The classes this rule is for. A subclass of theirs may do anything, so it has no rule."""
+
+    randomness: str = ""
+    """The random numbers that ``draw`` draws for a sample, in words; empty where there are none."""
+
+    operators: str = ""
+    """The DALI operators that ``lower`` emits, in words; empty where there is nothing to do."""
+
+    step: int = 0
+    """The transform's position in the chain, which keys its random numbers."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        for handled in cls.__dict__.get("handles", ()):
+            if handled in _RULES:
+                raise TypeError(f"{handled} has two rules: {_RULES[handled]} and {cls}")
+            _RULES[handled] = cls
+
+    def __init__(self, transform: Any) -> None:
+        self.transform = transform
+
+    @abstractmethod
+    def infer(self, spec: Spec) -> Spec:
+        """What comes out when ``spec`` goes in.
+
+        Raises:
+            Unsupported: This transform with these arguments runs in torch.
+        """
+
+    @property
+    def inputs(self) -> dict[str, Input]:
+        """The parameters that ``draw`` gives, by name."""
+        return {}
+
+    def number(self, start: int) -> int:
+        """Takes positions in the chain from ``start`` on; returns the first one left."""
+        self.step = start
+        return start + 1
+
+    def draw(self, draws: Draws, size: IntArray) -> Params:
+        """The parameters of one batch.
+
+        Args:
+            draws: This transform's random numbers for the batch's samples.
+            size: ``(N, 2)`` heights and widths of the images that come in.
+
+        Raises:
+            RowError: A sample cannot be transformed.
+        """
+        del draws, size
+        return {}
+
+    def resized(self, size: IntArray, params: Params) -> IntArray:
+        """``(N, 2)`` heights and widths of the images that come out."""
+        del params
+        return size
+
+    def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+        """Emits the operators for ``image`` (HWC) and returns the result (HWC)."""
+        del ops, params
+        return image
+
+    def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
+        """torchvision's functionals on one image (CHW) with the numbers drawn for it: the oracle of the tests."""
+        del sample
+        return image
+
+    def absorb(self, previous: Rule) -> Rule | None:
+        """One rule that does what ``previous`` and then this one do, in fewer operators, or None."""
+        del previous
+        return None
+
+    def channels_first(self) -> Rule | None:
+        """A rule that does the same and puts out CHW at no cost, or None."""
+        return None
+
+
+def find_rule(transform: Any) -> Rule | None:
+    """A rule for the transform, or None where its class has none."""
+    found = _RULES.get(type(cast("object", transform)))
+    return found(transform) if found else None
+
+
+def flatten(transform: Any) -> list[Any]:
+    """The transforms in a chain, in order, without the containers that only call one after another."""
+    if transform is None:
+        return []
+    if type(transform) in (v1.Compose, v2.Compose):
+        inner: list[Any] = list(transform.transforms)
+    elif type(transform) in (nn.Sequential, nn.ModuleList, list):
+        inner = list(transform)
+    else:
+        return [transform]
+    return [leaf for one in inner for leaf in flatten(one)]
+
+
+class Composite(Rule):
+    """A rule made of others, whose parameters it passes on under names of their own."""
+
+    parts: Sequence[Rule]
+
+    @property
+    def inputs(self) -> dict[str, Input]:
+        return {f"{i}_{name}": x for i, part in enumerate(self.parts) for name, x in part.inputs.items()}
+
+    def number(self, start: int) -> int:
+        self.step = start
+        start += 1
+        for part in self.parts:
+            start = part.number(start)
+        return start
+
+    def draw(self, draws: Draws, size: IntArray) -> Params:
+        params: Params = {}
+        for i, part in enumerate(self.parts):
+            drawn = part.draw(draws.at(part.step), size)
+            size = part.resized(size, drawn)
+            params |= {f"{i}_{name}": value for name, value in drawn.items()}
+        return params
+
+    def resized(self, size: IntArray, params: Params) -> IntArray:
+        for i, part in enumerate(self.parts):
+            size = part.resized(size, dict(self.of(i, params)))
+        return size
+
+    def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
+        for i, part in enumerate(self.parts):
+            image = part.replay(image, self.of(i, sample))
+        return image
+
+    def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+        for i, part in enumerate(self.parts):
+            image = part.lower(ops, image, self.of(i, params))
+        return image
+
+    @staticmethod
+    def of(i: int, params: Mapping[str, Any]) -> dict[str, Any]:
+        """The parameters of part ``i``, under the names it gave them."""
+        prefix = f"{i}_"
+        return {name[len(prefix) :]: value for name, value in params.items() if name.startswith(prefix)}

@@ -1,0 +1,50 @@
+"""Mirror images."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torchvision import transforms as v1
+from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional as F
+
+from torchdali.rng import Draws
+from torchdali.spec import IntArray, Params, Sample, Spec
+from torchdali.transforms._rule import Input, Node, Ops, Rule
+
+
+class RandomHorizontalFlip(Rule):
+    """Left to right, with probability p."""
+
+    handles = (v2.RandomHorizontalFlip, v1.RandomHorizontalFlip)
+    operators = "flip"
+    axis = "horizontal"
+
+    def infer(self, spec: Spec) -> Spec:
+        self.randomness = f"flip with probability {self.transform.p:g}"
+        return spec
+
+    @property
+    def inputs(self) -> dict[str, Input]:
+        return {"flip": Input(np.int32)}
+
+    def draw(self, draws: Draws, size: IntArray) -> Params:
+        return {"flip": draws.chance(self.transform.p).astype(np.int32)}
+
+    def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+        return ops.fn.flip(image, **{"horizontal": 0, self.axis: params["flip"]})
+
+    def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
+        return F.horizontal_flip(image) if sample["flip"] else image
+
+
+class RandomVerticalFlip(RandomHorizontalFlip):
+    """Top to bottom, with probability p."""
+
+    handles = (v2.RandomVerticalFlip, v1.RandomVerticalFlip)
+    axis = "vertical"
+
+    def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
+        return F.vertical_flip(image) if sample["flip"] else image

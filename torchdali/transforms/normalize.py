@@ -1,0 +1,91 @@
+"""Mean and standard deviation, alone or in one operator with what came before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torchvision import transforms as v1
+from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional as F
+
+from torchdali.spec import Sample, Spec
+from torchdali.transforms._rule import Composite, Node, Ops, Rule, Unsupported
+from torchdali.transforms.conversion import ToDtype, ToTensor
+from torchdali.transforms.flip import RandomHorizontalFlip
+
+
+class Normalize(Rule):
+    """``(x - mean) / std`` for each channel."""
+
+    handles = (v2.Normalize, v1.Normalize)
+    operators = "crop_mirror_normalize"
+
+    def __init__(self, transform: Any) -> None:
+        super().__init__(transform)
+        self.mean, self.std = ([float(x) for x in np.ravel(values)] for values in (transform.mean, transform.std))
+
+    def infer(self, spec: Spec) -> Spec:
+        if spec.kind == "pil" or spec.dtype != torch.float32:
+            held = "a PIL image" if spec.kind == "pil" else spec.dtype
+            raise Unsupported(f"Normalize needs float32, and there is {held} at this place")
+        if not {len(self.mean), len(self.std)} <= {1, spec.channels}:
+            raise Unsupported(f"{len(self.mean)} means and {len(self.std)} deviations for {spec.channels} channels")
+        if 0.0 in self.std:
+            raise Unsupported("a standard deviation is zero")
+        return replace(spec, kind=spec.kind)
+
+    def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+        return ops.fn.crop_mirror_normalize(
+            image, mean=self.mean, std=self.std, dtype=ops.types.FLOAT, output_layout="HWC"
+        )
+
+    def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
+        return F.normalize(image, self.transform.mean, self.transform.std)
+
+    def absorb(self, previous: Rule) -> Rule | None:
+        if type(previous) is ToTensor or (
+            type(previous) is ToDtype and previous.scales and previous.target == torch.float32
+        ):
+            return ScaledNormalize([previous, self])
+        return None
+
+
+class ScaledNormalize(Composite):
+    """Scaling to [0, 1], normalising, and where they stand beside these the flip and the layout, in one pass."""
+
+    operators = "crop_mirror_normalize"
+
+    def __init__(self, parts: list[Rule], layout: str = "HWC") -> None:
+        super().__init__(parts[-1].transform)
+        self.parts = parts
+        self.layout = layout
+
+    def infer(self, spec: Spec) -> Spec:
+        for part in self.parts:
+            spec = part.infer(spec)
+        return spec
+
+    def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+        normalize = self.parts[-1]
+        assert isinstance(normalize, Normalize)
+        flips = type(self.parts[0]) is RandomHorizontalFlip
+        return ops.fn.crop_mirror_normalize(
+            image,
+            mirror=params["0_flip"] if flips else 0,
+            mean=[255 * x for x in normalize.mean],
+            std=[255 * x for x in normalize.std],
+            dtype=ops.types.FLOAT,
+            output_layout=self.layout,
+        )
+
+    def absorb(self, previous: Rule) -> Rule | None:
+        if type(previous) is RandomHorizontalFlip and type(self.parts[0]) is not RandomHorizontalFlip:
+            return ScaledNormalize([previous, *self.parts])
+        return None
+
+    def channels_first(self) -> Rule | None:
+        return ScaledNormalize(list(self.parts), "CHW")

@@ -1,0 +1,179 @@
+"""Resampling to another size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torchvision import transforms as v1
+from torchvision.transforms import InterpolationMode, v2
+from torchvision.transforms.v2 import functional as F
+
+from torchdali.rng import Draws
+from torchdali.spec import IntArray, Params, Sample, Spec
+from torchdali.transforms._rule import Input, Node, Ops, Rule, Unsupported
+
+_BY_PILLOW_CONSTANT = {
+    0: InterpolationMode.NEAREST,
+    1: InterpolationMode.LANCZOS,
+    2: InterpolationMode.BILINEAR,
+    3: InterpolationMode.BICUBIC,
+    4: InterpolationMode.BOX,
+    5: InterpolationMode.HAMMING,
+}
+
+
+class Resampling:
+    """How to resample: shared by every rule that resizes.
+
+    torchvision resamples uint8 images along the width, rounds, and then along the height. Two one-dimensional
+    passes of DALI do the same; its one two-dimensional pass keeps floats between and so differs by a level
+    on every sixth value. Nearest neighbours are picked at ``floor(i * scale)``, DALI's at ``floor((i + .5) * scale)``:
+    the region is moved by half a step. A thousandth of a pixel keeps exact halves from falling below.
+
+    Args:
+        transform: A transform with ``interpolation`` and ``antialias``.
+        spec: The image that comes in.
+        target: Height and width where every image gets the same, which then need not be fed.
+
+    Raises:
+        Unsupported: DALI has no equal of this interpolation.
+    """
+
+    def __init__(self, transform: Any, spec: Spec, target: tuple[int, int] | None) -> None:
+        self.target = target
+        mode: Any = transform.interpolation
+        mode = _BY_PILLOW_CONSTANT[mode] if isinstance(mode, int) else InterpolationMode(mode)
+        pil = spec.kind == "pil"
+        if pil and mode is InterpolationMode.NEAREST:
+            mode = InterpolationMode.NEAREST_EXACT
+        self.mode: InterpolationMode = mode
+        self.antialias: bool = pil or bool(transform.antialias)
+        self.nearest = mode in (InterpolationMode.NEAREST, InterpolationMode.NEAREST_EXACT)
+        self.floating = spec.dtype.is_floating_point
+        if mode is InterpolationMode.BICUBIC and not self.antialias:
+            raise Unsupported("DALI's bicubic filter is another one than torch's without antialias")
+        if not self.nearest and mode not in (InterpolationMode.BILINEAR, InterpolationMode.BICUBIC):
+            raise Unsupported(f"no rule for {mode.value} interpolation")
+        if spec.dtype not in (torch.uint8, torch.float32):
+            raise Unsupported(f"no rule for {spec.dtype} images")
+
+    @property
+    def inputs(self) -> dict[str, Input]:
+        """What must be fed: the target where it varies, and for nearest neighbours the region."""
+        sides = {} if self.target else {"height": Input(np.float32), "width": Input(np.float32)}
+        if self.nearest:
+            sides |= {"roi_start": Input(np.float32, 1), "roi_end": Input(np.float32, 1)}
+        return sides
+
+    def draw(self, size: IntArray, target: IntArray) -> Params:
+        """Parameters for images of ``size`` resized to ``target``, both ``(N, 2)``."""
+        params: Params = {
+            "height": target[:, 0].astype(np.float32),
+            "width": target[:, 1].astype(np.float32),
+        }
+        if self.nearest:
+            shift = 1e-3 - (0.5 * size / target if self.mode is InterpolationMode.NEAREST else 0.0)
+            params["roi_start"] = np.broadcast_to(shift, size.shape).astype(np.float32)
+            params["roi_end"] = (size + shift).astype(np.float32)
+        return params
+
+    def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+        """Resizes an HWC image."""
+        height, width = self.target or (params["height"], params["width"])
+        if self.nearest:
+            return ops.fn.resize(
+                image,
+                resize_y=height,
+                resize_x=width,
+                roi_start=params["roi_start"],
+                roi_end=params["roi_end"],
+                interp_type=ops.types.INTERP_NN,
+                mode="stretch",
+            )
+        cubic = self.mode is InterpolationMode.BICUBIC
+        how = {
+            "interp_type": ops.types.INTERP_CUBIC if cubic else ops.types.INTERP_LINEAR,
+            "antialias": self.antialias,
+            "mode": "stretch",
+        }
+        if self.floating or not self.antialias or ops.fidelity == "fast":
+            return ops.fn.resize(image, resize_x=width, resize_y=height, **how)
+        image = ops.fn.resize(image, resize_x=width, **how)
+        return ops.fn.resize(image, resize_y=height, **how)
+
+    def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
+        """torchvision's tensor kernel."""
+        target = [int(sample["height"]), int(sample["width"])]
+        return F.resize(image, target, interpolation=self.mode, antialias=self.antialias)
+
+
+def resized_size(size: IntArray, target: Sequence[int] | None, max_size: int | None) -> IntArray:
+    """Heights and widths after torchvision's ``Resize``: ``_compute_resized_output_size`` for many at once.
+
+    Args:
+        size: ``(N, 2)`` heights and widths.
+        target: One number for the shorter side, two for both, or None where ``max_size`` says it all.
+        max_size: The longest that the longer side may get.
+    """
+    if target is not None and len(target) == 2:
+        return np.tile(np.array(target, np.int64), (len(size), 1))
+    short: IntArray = size.min(axis=1)
+    long: IntArray = size.max(axis=1)
+    if target is None:
+        assert max_size is not None
+        new_short, new_long = max_size * short // long, np.full_like(long, max_size)
+    else:
+        new_short, new_long = np.full_like(short, target[0]), target[0] * long // short
+        if max_size is not None:
+            over = new_long > max_size
+            new_short = np.where(over, max_size * new_short // np.maximum(new_long, 1), new_short)
+            new_long = np.where(over, max_size, new_long)
+    wide = size[:, 1] > size[:, 0]
+    return np.stack((np.where(wide, new_short, new_long), np.where(wide, new_long, new_short)), axis=1)
+
+
+class Resize(Rule):
+    """To a fixed size, or with the shorter or longer side given."""
+
+    handles = (v2.Resize, v1.Resize)
+    operators = "resize"
+
+    def __init__(self, transform: Any) -> None:
+        super().__init__(transform)
+        size: Any = transform.size
+        self.target: list[int] | None = [size] if isinstance(size, int) else size and list(size)
+        self.max_size: int | None = transform.max_size
+
+    def infer(self, spec: Spec) -> Spec:
+        both = (self.target[0], self.target[1]) if self.target and len(self.target) == 2 else None
+        self.resampling = Resampling(self.transform, spec, both)
+        if both and self.max_size is not None:
+            raise Unsupported("max_size goes with one side only")
+        if self.target and self.max_size is not None and self.max_size <= self.target[0]:
+            raise Unsupported("max_size is not greater than size")
+        if both:
+            return replace(spec, size=both)
+        if spec.size is None:
+            return spec
+        height, width = resized_size(np.array([spec.size]), self.target, self.max_size)[0].tolist()
+        return replace(spec, size=(height, width))
+
+    @property
+    def inputs(self) -> dict[str, Input]:
+        return self.resampling.inputs
+
+    def draw(self, draws: Draws, size: IntArray) -> Params:
+        return self.resampling.draw(size, resized_size(size, self.target, self.max_size))
+
+    def resized(self, size: IntArray, params: Params) -> IntArray:
+        return np.stack((params["height"], params["width"]), axis=1).astype(np.int64)
+
+    def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+        return self.resampling.lower(ops, image, params)
+
+    def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
+        return self.resampling.replay(image, sample)

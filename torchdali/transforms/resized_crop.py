@@ -1,0 +1,86 @@
+"""A random part of the image, resized."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torchvision import transforms as v1
+from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional as F
+
+from torchdali.rng import Draws
+from torchdali.spec import IntArray, Params, Sample, Spec
+from torchdali.transforms._rule import Input, Node, Ops
+from torchdali.transforms.crop import Window
+from torchdali.transforms.resize import Resampling
+
+ATTEMPTS = 10
+
+
+class RandomResizedCrop(Window):
+    """A part of random area and aspect ratio, resized to a fixed size.
+
+    As torchvision does it: up to ten attempts to find a box that fits, else the middle of the image.
+    """
+
+    handles = (v2.RandomResizedCrop, v1.RandomResizedCrop)
+    operators = "slice, resize"
+    randomness = f"area and log ratio ({ATTEMPTS} attempts), top, left"
+    inside = True
+
+    def __init__(self, transform: Any) -> None:
+        super().__init__(transform)
+        self.size = (int(transform.size[0]), int(transform.size[1]))
+
+    def infer(self, spec: Spec) -> Spec:
+        self.resampling = Resampling(self.transform, spec, self.size)
+        return replace(spec, size=self.size)
+
+    @property
+    def inputs(self) -> dict[str, Input]:
+        return {**super().inputs, **self.resampling.inputs}
+
+    def window(self, draws: Draws, size: IntArray) -> tuple[IntArray, IntArray]:
+        low, high = self.transform.scale
+        log_low, log_high = np.log(np.asarray(self.transform.ratio, np.float64))
+        u = draws.uniform(2 * ATTEMPTS + 2)
+        height, width = size[:, :1], size[:, 1:]
+        area = height * width * (low + (high - low) * u[:, :ATTEMPTS])
+        ratio = np.exp(log_low + (log_high - log_low) * u[:, ATTEMPTS : 2 * ATTEMPTS])
+        w, h = np.rint(np.sqrt(area * ratio)), np.rint(np.sqrt(area / ratio))
+        fits = (w > 0) & (w <= width) & (h > 0) & (h <= height)
+        first = np.argmax(fits, axis=1)[:, None]
+        shape = np.concatenate([np.take_along_axis(x, first, axis=1) for x in (h, w)], axis=1).astype(np.int64)
+        start = np.floor(u[:, -2:] * (size - shape + 1)).astype(np.int64)
+        failed = ~fits.any(axis=1)
+        if failed.any():
+            shape[failed] = self._central(size[failed])
+            start[failed] = (size[failed] - shape[failed]) // 2
+        return start, shape
+
+    def _central(self, size: IntArray) -> IntArray:
+        lowest, highest = min(self.transform.ratio), max(self.transform.ratio)
+        height, width = size[:, 0], size[:, 1]
+        ratio = width / height
+        h = np.where(ratio < lowest, np.rint(width / lowest), height)
+        w = np.where(ratio > highest, np.rint(height * highest), width)
+        return np.stack((h, w), axis=1).astype(np.int64)
+
+    def draw(self, draws: Draws, size: IntArray) -> Params:
+        params = super().draw(draws, size)
+        target = np.broadcast_to(np.array(self.size, np.int64), size.shape)
+        return {**params, **self.resampling.draw(params["shape"].astype(np.int64), target)}
+
+    def resized(self, size: IntArray, params: Params) -> IntArray:
+        return np.broadcast_to(np.array(self.size, np.int64), size.shape)
+
+    def lower_window(self, ops: Ops, window: Node, params: Mapping[str, Node]) -> Node:
+        return self.resampling.lower(ops, window, params)
+
+    def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
+        (top, left), (height, width) = sample["start"].tolist(), sample["shape"].tolist()
+        return self.resampling.replay(F.crop(image, top, left, height, width), sample)
