@@ -1,0 +1,106 @@
+"""An image file's size, and whether DALI decodes it as PIL does, from its first bytes.
+
+Reading a JPEG's header this way takes about six microseconds of one core, so that an epoch can know the size of
+every image before it is decoded. Files of any other kind are opened by PIL, which reads no pixels either.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import PIL.Image
+
+__all__ = ["Header", "read_header"]
+
+_open: Callable[..., Any] = PIL.Image.open
+_FIRST_READ = 2048
+_BASELINE_TO_PROGRESSIVE = (0xC0, 0xC1, 0xC2)
+_OTHER_FRAMES = frozenset(range(0xC3, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+_SAME_IN_DALI = {"BMP", "PPM", "WEBP"}
+
+
+class Header(NamedTuple):
+    """What the first bytes of an image file say.
+
+    Attributes:
+        height: Height in pixels; EXIF orientation is not looked at, as in ``ImageFolder``.
+        width: Width in pixels.
+        jpeg: Whether it is a JPEG.
+        native: Whether DALI decodes it to what ``PIL.Image.convert("RGB")`` gives. CMYK, 16-bit, transparent and
+            animated images are not, and neither are the formats that DALI does not read.
+    """
+
+    height: int
+    width: int
+    jpeg: bool
+    native: bool
+
+
+def read_header(path: str) -> Header:
+    """Reads the header of an image file.
+
+    Raises:
+        OSError: The file cannot be read, or PIL does not know it (``PIL.UnidentifiedImageError``).
+    """
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        start = os.pread(file, _FIRST_READ, 0)
+        if start.startswith(b"\xff\xd8\xff"):
+            found = _jpeg(file, start)
+        elif start.startswith(_PNG_SIGNATURE) and start[12:16] == b"IHDR":
+            found = _png(start)
+        else:
+            found = None
+    finally:
+        os.close(file)
+    return found or _by_pil(path)
+
+
+def _png(start: bytes) -> Header | None:
+    width, height = int.from_bytes(start[16:20], "big"), int.from_bytes(start[20:24], "big")
+    depth, colour = start[24], start[25]
+    return Header(height, width, False, True) if depth == 8 and colour in (0, 2, 3) else None
+
+
+def _jpeg(file: int, start: bytes) -> Header | None:
+    """Walks from marker to marker (ITU-T T.81, annex B) to the frame header."""
+    at, adobe_rgb = 2, False
+    window, window_at = start, 0
+    while True:
+        if at + 20 > window_at + len(window):
+            window, window_at = os.pread(file, _FIRST_READ, at), at
+        here = at - window_at
+        if here + 4 > len(window) or window[here] != 0xFF:
+            return None
+        marker = window[here + 1]
+        if marker == 0xFF:  # padding before a marker
+            at += 1
+            continue
+        body = here + 4
+        if marker in _BASELINE_TO_PROGRESSIVE and body + 12 <= len(window):
+            depth, components = window[body], window[body + 5]
+            height = int.from_bytes(window[body + 1 : body + 3], "big")
+            width = int.from_bytes(window[body + 3 : body + 5], "big")
+            named_rgb = components == 3 and bytes(window[body + 6 : body + 14 : 3]) == b"RGB"
+            native = depth == 8 and components in (1, 3) and not (adobe_rgb or named_rgb)
+            # A height of 0 says that the height comes after the pixels, which only a whole decoder follows.
+            return Header(height, width, True, True) if native and height and width else None
+        if marker in _OTHER_FRAMES or marker in (0xD9, 0xDA):
+            return None
+        if marker == 0xEE and window[body : body + 5] == b"Adobe":
+            adobe_rgb = len(window) > body + 11 and window[body + 11] == 0
+        at += 2 + int.from_bytes(window[here + 2 : here + 4], "big")
+
+
+def _by_pil(path: str) -> Header:
+    with _open(path) as image:
+        native = (
+            image.format in _SAME_IN_DALI
+            and image.mode == "RGB"
+            and not getattr(image, "is_animated", False)
+            and "transparency" not in image.info
+        )
+        return Header(image.height, image.width, image.format == "JPEG", native)

@@ -1,0 +1,56 @@
+"""Headers that are read in the background, before their batch's turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent import futures
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from torchdali.errors import SampleError
+
+__all__ = ["Scan"]
+
+_CHUNK = 16
+
+
+class Scan:
+    """The headers of one batch, being read.
+
+    Args:
+        indices: Samples whose files are to be read; none of them is asked for twice.
+        learn: Reads one file's header; raises SampleError.
+        pool: Gives the threads; not called where there is nothing to read.
+    """
+
+    def __init__(
+        self, indices: Sequence[int], learn: Callable[[int], None], pool: Callable[[], ThreadPoolExecutor]
+    ) -> None:
+        self._learn = learn
+        chunks = [indices[i : i + _CHUNK] for i in range(0, len(indices), _CHUNK)]
+        self._futures: list[Future[SampleError | None]] = []
+        if chunks:
+            executor = pool()
+            self._futures = [executor.submit(self._read, chunk) for chunk in chunks]
+
+    def _read(self, chunk: Sequence[int]) -> SampleError | None:
+        for index in chunk:
+            try:
+                self._learn(index)
+            except SampleError as error:
+                return error
+        return None
+
+    def done(self) -> bool:
+        """Whether :meth:`error` would return at once."""
+        return all(future.done() for future in self._futures)
+
+    def error(self, timeout: float | None = None) -> SampleError | None:
+        """Waits until all headers are read; returns what was wrong with the first bad one.
+
+        Raises:
+            TimeoutError: It takes longer than ``timeout`` seconds.
+        """
+        try:
+            return next(filter(None, (future.result(timeout) for future in self._futures)), None)
+        except futures.TimeoutError as error:  # another class than the built-in one before Python 3.11
+            raise TimeoutError(f"headers were not read in {timeout} seconds") from error
