@@ -1,0 +1,71 @@
+"""DALI's outputs as torch tensors, without a copy.
+
+The contract:
+
+*Memory.* A tensor handed out here shares DALI's memory and owns it: the memory goes back to DALI's pool when the
+last reference is dropped, also after the pipeline is gone. This holds because pipelines are built with dynamic
+execution; without it the next batch would overwrite this one.
+
+*Streams.* The outputs are bound to the CUDA stream that is torch's current one when the batch is taken. Work on
+that stream, and on streams that wait for it, sees complete data, and the host does not wait. When the batch is
+dropped, its memory is reused after the work that was queued on that stream by then. So, as with every tensor of
+torch that crosses streams: code that reads a batch on another stream waits first
+(``other.wait_stream(torch.cuda.current_stream())``) and keeps the batch, or lets the first stream wait in
+turn, until it has read.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+__all__ = ["stream_of", "to_array", "to_torch"]
+
+
+def stream_of(device: torch.device) -> Any:
+    """What ``Pipeline.share_outputs`` is to bind the outputs to: torch's current stream, or None on the CPU."""
+    return torch.cuda.current_stream(device) if device.type == "cuda" else None
+
+
+def to_torch(outputs: Any, stream: Any = None) -> torch.Tensor | list[torch.Tensor]:
+    """A DALI ``TensorList`` as one tensor with the batch in front; one tensor a sample where shapes differ.
+
+    Args:
+        outputs: What ``share_outputs`` gave.
+        stream: The stream that it was bound to.
+    """
+    if outputs.is_dense_tensor() or len({tuple(shape) for shape in outputs.shape()}) == 1:
+        return _adopt(outputs.as_tensor(), stream)
+    return [_adopt(outputs[i], stream) for i in range(len(outputs))]
+
+
+def _adopt(tensor: Any, stream: Any) -> torch.Tensor:
+    # A capsule made here costs a quarter of letting torch.from_dlpack ask for it. In DLPack's protocol
+    # CUDA's default stream has the number 1.
+    capsule = tensor.__dlpack__(stream=stream.cuda_stream or 1) if stream else tensor.__dlpack__()
+    return torch.from_dlpack(capsule)
+
+
+def to_array(outputs: Any) -> npt.NDArray[Any]:
+    """A dense CPU ``TensorList`` as an array."""
+    array: npt.NDArray[Any] = np.array(outputs.as_tensor())
+    return array
+
+
+def forget(pipeline: Any) -> None:
+    """Lets go of a pipeline that was inherited by a forked child, without running its destructor.
+
+    Its threads exist in the parent only, so that shutting it down here would wait for them for ever.
+    """
+    inner = pipeline._pipe  # noqa: SLF001
+    pipeline._pipe = None  # noqa: SLF001
+    _INHERITED.append(inner)
+    ctypes: Any = importlib.import_module("ctypes")
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(inner))
+
+
+_INHERITED: list[Any] = []

@@ -1,0 +1,154 @@
+"""One running pipeline: what is fed, what is in flight, and what happens to it at a fork."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from torchdali import bridge, graph
+from torchdali.plan import Plan
+from torchdali.spec import Inputs
+
+__all__ = ["Engine", "EnginePool", "Taken"]
+
+Taken = tuple["torch.Tensor | list[torch.Tensor]", npt.NDArray[np.uint8]]
+"""Images, and the last two bytes of each file."""
+
+
+class Engine:
+    """A built pipeline and the runs that were scheduled in it.
+
+    Args:
+        plan: What it runs.
+        batch_size: The most samples that a run may have.
+        threads: Number of DALI's CPU threads.
+    """
+
+    def __init__(self, plan: Plan, batch_size: int, threads: int) -> None:
+        self.batch_size = batch_size
+        self.in_flight = 0
+        self.broken = False
+        self._device = plan.device
+        self._pipeline: Any = graph.build(plan, batch_size, threads, plan.device)
+        _ENGINES.add(self)
+
+    def submit(self, paths: npt.NDArray[np.uint8], inputs: Inputs) -> None:
+        """Schedules a run, without waiting for it."""
+        self._pipeline.feed_input(graph.PATHS, paths)
+        for name, value in inputs.items():
+            self._pipeline.feed_input(name, value)
+        self._pipeline.schedule_run()
+        self.in_flight += 1
+
+    def take(self, timeout: float = 0) -> Taken:
+        """The result of the oldest run in flight, ready on torch's current stream.
+
+        Args:
+            timeout: Seconds to wait at most; 0 waits as long as it takes.
+
+        Raises:
+            RuntimeError: The run failed. The runs after it are not harmed.
+            TimeoutError: It did not finish in time. The engine is of no use any more.
+        """
+        stream = bridge.stream_of(self._device)
+        share: Callable[[], Any] = lambda: self._pipeline.share_outputs(stream)  # noqa: E731
+        finished = False
+        try:
+            images, endings = _within(timeout, share) if timeout else share()
+            taken: Taken = bridge.to_torch(images, stream), bridge.to_array(endings)
+            finished = True
+        except RuntimeError:
+            finished = True
+            raise
+        except TimeoutError:
+            self.abandon()
+            raise
+        finally:
+            self.broken |= not finished
+            self.in_flight -= 1
+        self._pipeline.release_outputs()
+        return taken
+
+    def drain(self) -> None:
+        """Waits for what is in flight and drops it, failures too: nobody asks for it any more."""
+        while self.in_flight and not self.broken:
+            try:
+                self.take()
+            except RuntimeError:
+                continue
+
+    def abandon(self) -> None:
+        """Lets go of the pipeline without waiting for it."""
+        self.broken = True
+        bridge.forget(self._pipeline)
+
+
+class EnginePool:
+    """Engines that wait for their next epoch, so that only the first one pays for building.
+
+    Args:
+        plan: What they run.
+        batch_size: The batch size that the loader declares.
+        threads: Number of DALI's CPU threads.
+    """
+
+    def __init__(self, plan: Plan, batch_size: int, threads: int) -> None:
+        self.plan = plan
+        self._batch_size = batch_size
+        self._threads = threads
+        self._idle: list[Engine] = []
+
+    def lease(self, batch_size: int) -> Engine:
+        """An engine with nothing in flight for batches up to this size; another iterator's if it is done with it."""
+        self._idle = [engine for engine in self._idle if engine.batch_size >= batch_size and not engine.broken]
+        if self._idle:
+            engine = self._idle.pop()
+            engine.drain()
+            if not engine.broken:
+                return engine
+        return Engine(self.plan, max(batch_size, self._batch_size), self._threads)
+
+    def give_back(self, engine: Engine) -> None:
+        """Returns a leased engine; what it has in flight is dropped when it is next leased."""
+        if not engine.broken and not self._idle:
+            self._idle.append(engine)
+
+
+_ENGINES: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+
+def _abandon_all() -> None:
+    for engine in list(_ENGINES):
+        if not engine.broken:
+            engine.abandon()
+
+
+os.register_at_fork(after_in_child=_abandon_all)
+
+
+def _within(timeout: float, call: Callable[[], Any]) -> Any:
+    """The result of ``call``, from a thread that is left behind if it does not return in time."""
+    results: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            results.put((call(), None))
+        except Exception as error:  # noqa: BLE001 - it is raised below, in the thread that asked
+            results.put((None, error))
+
+    threading.Thread(target=run, name="torchdali-wait", daemon=True).start()
+    try:
+        result, error = results.get(timeout=timeout)
+    except queue.Empty:
+        raise TimeoutError from None
+    if error:
+        raise error
+    return result

@@ -1,0 +1,174 @@
+"""A plan as a DALI pipeline. Only this module and ``bridge.py`` import ``nvidia.dali``."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from torchdali.errors import DALIUnavailableError
+from torchdali.plan import Plan
+from torchdali.spec import Fidelity
+from torchdali.transforms.crop import Window
+
+__all__ = ["PATHS", "build", "require_dali", "unavailable_on"]
+
+PATHS = "paths"
+"""The input that takes the batch's paths: ``(N, L)`` bytes, padded with NUL."""
+
+_INSTALL = "pip install 'nvidia-dali-cuda120>=2.4,<3'"
+
+
+def require_dali() -> Any:
+    """The module ``nvidia.dali``, with what torchdali uses of it imported.
+
+    Raises:
+        DALIUnavailableError: It is not installed, does not load, or is too old.
+    """
+    if sys.platform != "linux":
+        raise DALIUnavailableError(
+            f"NVIDIA DALI runs on Linux only, this is {sys.platform}; on Windows use WSL 2 and there {_INSTALL}"
+        )
+    try:
+        dali = importlib.import_module("nvidia.dali")
+        for name in ("fn", "types", "math"):
+            importlib.import_module(f"nvidia.dali.{name}")
+    except ModuleNotFoundError as error:
+        raise DALIUnavailableError(f"NVIDIA DALI is not installed ({error}): {_INSTALL}") from error
+    except (ImportError, OSError, RuntimeError) as error:
+        raise DALIUnavailableError(
+            f"NVIDIA DALI is installed but does not load ({error}). The package must fit the driver and Python: "
+            f"pip uninstall any nvidia-dali-* and {_INSTALL}"
+        ) from error
+    version: str = dali.__version__
+    if tuple(int(part) for part in version.split(".")[:2]) < (2, 4):
+        raise DALIUnavailableError(f"torchdali needs NVIDIA DALI 2.4 or newer, this is {version}: {_INSTALL}")
+    return dali
+
+
+def unavailable_on(device: torch.device) -> str | None:
+    """Why DALI cannot run on this device, or None where it can."""
+    if device.type == "cpu":
+        return None
+    if device.type != "cuda":
+        return f"DALI runs on CUDA devices and the CPU, not on {device.type!r}"
+    if torch.version.cuda is None:
+        return "this torch is built without CUDA; install the CUDA build of torch, or pass device='cpu'"
+    if not torch.cuda.is_available():
+        return "torch sees no CUDA device: install or update the NVIDIA driver, or pass device='cpu'"
+    backend: Any = importlib.import_module("nvidia.dali.backend")
+    try:
+        visible: int = backend.GetCudaVersion() if hasattr(backend, "GetCudaVersion") else 1
+    except RuntimeError as error:
+        visible = 0
+        reason = f" ({error})"
+    else:
+        reason = ""
+    if not visible:
+        return (
+            f"torch sees a CUDA device but DALI does not{reason}: update the NVIDIA driver to one for CUDA 12 or "
+            f"newer, and {_INSTALL}"
+        )
+    return None
+
+
+class _Operators:
+    """What rules build with; see :class:`torchdali.transforms.Ops`."""
+
+    def __init__(self, dali: Any, device: str, fidelity: Fidelity) -> None:
+        self.fn: Any = dali.fn
+        self.types: Any = dali.types
+        self.math: Any = dali.math
+        self.device = device
+        self.fidelity: Fidelity = fidelity
+
+    def when(
+        self,
+        mask: Any,
+        body: Callable[[Any, Mapping[str, Any]], Any],
+        image: Any,
+        params: Mapping[str, Any],
+    ) -> Any:
+        # What DALI's own `if` in a pipeline definition becomes; here conditions come from data, not from source code.
+        split = self.fn._conditional.split  # noqa: SLF001
+        chosen, others = split(image, predicate=mask, _if_stmt=True)
+        of_chosen = {
+            name: split(node, predicate=mask, _if_stmt=True)[0] for name, node in params.items() if node is not mask
+        }
+        return self.fn._conditional.merge(body(chosen, of_chosen), others, predicate=mask)  # noqa: SLF001
+
+
+def build(plan: Plan, batch_size: int, threads: int, device: torch.device) -> Any:
+    """Builds the pipeline of a plan.
+
+    Its inputs are :data:`PATHS` and ``plan.inputs``; its outputs are the images, CHW and dense where all sizes are
+    equal, and the last two bytes of each file.
+
+    Args:
+        plan: What to run.
+        batch_size: The most samples that one run may have.
+        threads: Number of DALI's CPU threads.
+        device: The CPU or a CUDA device.
+
+    Returns:
+        A built ``nvidia.dali.Pipeline``.
+    """
+    dali = require_dali()
+    fn, types = dali.fn, dali.types
+    gpu = device.type == "cuda"
+    pipeline = dali.Pipeline(
+        batch_size=batch_size,
+        num_threads=threads,
+        device_id=device.index if gpu else None,
+        # The window of runs in flight is kept by feed.py: a queue in the pipeline would hold batches that are
+        # finished, and with dynamic execution a run that is scheduled needs no place in it.
+        prefetch_queue_depth=1,
+        # Outputs that own their memory, which is what hands them out without a copy (see bridge.py).
+        exec_dynamic=True,
+    )
+    with pipeline:
+        paths = fn.external_source(name=PATHS, ndim=1, dtype=types.UINT8)
+        nodes = {
+            name: fn.external_source(name=name, ndim=x.ndim, dtype=types.to_dali_type(x.dtype.__name__.rstrip("_")))
+            for name, x in plan.inputs.items()
+        }
+        # Mapping files into memory opens them as if one at a time.
+        encoded = fn.io.file.read(paths, dont_use_mmap=True)
+        ending = fn.slice(
+            encoded,
+            start=encoded.shape(dtype=types.INT32) - 2,
+            shape=[2],
+            axes=[0],
+            out_of_bounds_policy="pad",
+        )
+        ops = _Operators(dali, "gpu" if gpu else "cpu", plan.fidelity)
+        image = _decode(ops, plan, encoded, nodes)
+        for i, rule in enumerate(plan.rules):
+            params = plan.params_of(i, nodes)
+            if i == 0 and plan.decode_window and isinstance(rule, Window):
+                image = rule.lower_window(ops, image, params)
+            else:
+                image = rule.lower(ops, image, params)
+        if not plan.channels_first:
+            image = fn.transpose(image, perm=[2, 0, 1])
+        pipeline.set_outputs(image, ending)
+    pipeline.build()
+    return pipeline
+
+
+def _decode(ops: _Operators, plan: Plan, encoded: Any, nodes: dict[str, Any]) -> Any:
+    how: dict[str, Any] = {
+        "device": "mixed" if ops.device == "gpu" else "cpu",
+        "output_type": ops.types.RGB,
+        "adjust_orientation": False,  # ImageFolder does not look at EXIF
+    }
+    if ops.device == "gpu":
+        # The default leaves a third of the images to CUDA kernels although the JPEG engine alone is faster.
+        how["hw_decoder_load"] = 1.0
+    if plan.decode_window:
+        params = plan.params_of(0, nodes)
+        return ops.fn.decoders.image_slice(encoded, start=params["start"], shape=params["shape"], axes=[0, 1], **how)
+    return ops.fn.decoders.image(encoded, **how)
