@@ -1,0 +1,154 @@
+"""One epoch of a loader: DataLoader's iterator, with DALI behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch.utils import _pytree as pytree  # pyright: ignore[reportPrivateUsage]
+from torch.utils.data import _utils as data_utils  # pyright: ignore[reportPrivateUsage]
+from torch.utils.data.dataloader import _BaseDataLoaderIter  # pyright: ignore[reportPrivateUsage]
+
+from torchdali.engine import EnginePool
+from torchdali.feed import Batch, Feed
+from torchdali.plan import Plan
+from torchdali.rng import Words
+from torchdali.samples import as_kind, check_shapes, run_in_torch, seeded
+from torchdali.sources import FolderSource
+
+__all__ = ["Compiled", "Epoch", "default_collate"]
+
+default_collate = cast("Callable[..., Any]", data_utils.collate.default_collate)
+_pin_memory = cast("Callable[[Any], Any]", data_utils.pin_memory.pin_memory)
+_map_tensors = cast("Callable[..., Any]", pytree.tree_map_only)
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What a loader makes once and keeps until its dataset, transforms or device change.
+
+    Attributes:
+        state: Differs when anything did change.
+        source: The samples.
+        pool: The engines, and the plan that they run.
+        chain: All transforms, in order.
+        threads: Number of DALI's CPU threads.
+        window: Batches in flight.
+    """
+
+    state: object
+    source: FolderSource
+    pool: EnginePool
+    chain: tuple[Any, ...]
+    threads: int
+    window: int
+
+    @property
+    def plan(self) -> Plan:
+        """What is done with the samples."""
+        return self.pool.plan
+
+    @property
+    def device(self) -> torch.device:
+        """Where batches are made."""
+        return self.pool.plan.device
+
+
+class Epoch(_BaseDataLoaderIter):
+    """One epoch's batches.
+
+    The base class takes the sampler's iterator and draws the base seed, in the order and from the generators that
+    DataLoader does, whichever torch is installed.
+
+    Args:
+        loader: The ``DataLoader`` whose arguments hold.
+        compiled: What the loader compiled.
+    """
+
+    _feed: Feed | None = None
+
+    def __init__(self, loader: Any, compiled: Compiled) -> None:
+        super().__init__(loader)
+        self._collate: Callable[[Any], Any] = loader.collate_fn
+        self._compiled = compiled
+        self._ahead = max(compiled.window + 2, (loader.prefetch_factor or 2) * loader.num_workers)
+        self._end: Exception | None = None
+
+    @property
+    def base_seed(self) -> int:
+        """What DataLoader seeds its workers with."""
+        return int(self._base_seed)
+
+    def start(self, key: Words) -> Epoch:
+        """Begins with the epoch's random key. Workers would get their first indices now, so the sampler is asked."""
+        compiled = self._compiled
+        self._feed = Feed(compiled.source, compiled.pool, key, compiled.window, self._timeout)
+        if self._num_workers:
+            self._pull(self._feed)
+        return self
+
+    def _pull(self, feed: Feed) -> None:
+        """Takes indices from the sampler, as far ahead as DataLoader would, in the thread that DataLoader would."""
+        while self._end is None and len(feed) < self._ahead:
+            try:
+                index = cast("Any", self._next_index())
+            except Exception as error:  # noqa: BLE001 - raised in its turn, after the batches before it
+                self._end = error
+            else:
+                feed.push(index if self._auto_collation else [index])
+
+    def _next_data(self) -> Any:
+        feed = self._feed
+        assert feed is not None
+        self._pull(feed)
+        if not len(feed):
+            feed.close()
+            assert self._end is not None
+            raise self._end
+        data = self._batch(feed.pop())
+        return _pin_memory(data) if self._pin_memory and self._compiled.device.type == "cpu" else data
+
+    def _batch(self, batch: Batch) -> Any:
+        source, plan = self._compiled.source, self._compiled.plan
+        stack = self._collate is default_collate
+        if stack and not plan.suffix and source.plain_labels and len(batch.index):
+            self._check_shapes(batch, batch.images)
+            return [batch.images, self._to_device(torch.from_numpy(source.labels(batch.index)))]
+        images, targets = self._samples(batch)
+        if stack:
+            self._check_shapes(batch, images)
+        samples = list(zip(images, targets, strict=True))
+        data = self._collate(samples if self._auto_collation else samples[0])
+        return _map_tensors(torch.Tensor, self._to_device, data)
+
+    def _samples(self, batch: Batch) -> tuple[list[Any], list[Any]]:
+        """Images after the transforms that torch runs, and targets, as the dataset would have given them."""
+        source, plan, device = self._compiled.source, self._compiled.plan, self._compiled.device
+        images = [as_kind(image, plan.spec.kind) for image in batch.images]
+        seeds = batch.draws.at(plan.suffix_step).seeds()
+        if plan.suffix:
+            images = run_in_torch(plan.suffix, images, seeds, device)
+        if source.plain_labels:
+            return images, source.labels(batch.index).tolist()
+        targets: list[Any] = []
+        with seeded(device) as seed:
+            for index, number in zip(batch.index.tolist(), seeds.tolist(), strict=True):
+                seed(number)
+                targets.append(source.target(index))
+        return images, targets
+
+    def _check_shapes(self, batch: Batch, images: Sequence[Any] | torch.Tensor) -> None:
+        if not isinstance(images, torch.Tensor):
+            check_shapes(images, self._compiled.chain, lambda row: self._compiled.source.name(batch.index[row]))
+
+    def _to_device(self, tensor: torch.Tensor) -> torch.Tensor:
+        device = self._compiled.device
+        if device.type == "cpu" or tensor.device.type != "cpu":
+            return tensor
+        return tensor.pin_memory().to(device, non_blocking=True)
+
+    def __del__(self) -> None:
+        if self._feed:
+            self._feed.close()

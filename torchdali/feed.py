@@ -1,0 +1,239 @@
+"""Index batches in, batches of images out, in order: the window of runs in flight, and who failed.
+
+Everything here happens in the thread that iterates. DALI's runs are asynchronous, so keeping the window full takes
+about a millisecond a batch, and there is no thread of ours that could outlive an epoch or hide an exception.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from torchdali.engine import Engine, EnginePool, Taken
+from torchdali.errors import PipelineError, SampleError
+from torchdali.rng import Draws, Words
+from torchdali.sources import FolderSource, Scan
+from torchdali.spec import Inputs, IntArray, Params
+from torchdali.transforms import RowError
+
+__all__ = ["Batch", "Feed"]
+
+_SCAN_THREADS = 16
+
+
+@dataclass
+class Batch:
+    """One batch on its way.
+
+    Attributes:
+        index: ``(N,)`` indices into the dataset, in the sampler's order.
+        draws: The random numbers of its samples.
+        images: What DALI put out: one tensor, or one a sample where shapes differ.
+        params: What was drawn, for each rule of the plan.
+        scan: Its files' headers, being read.
+        inputs: What is fed for it.
+        size: ``(N, 2)`` heights and widths of the images.
+        engine: Where it runs; None where it is empty or failed before.
+        error: What it will raise in its turn.
+        files: Open files in memory that stand in for files that DALI does not read.
+    """
+
+    index: IntArray
+    draws: Draws
+    images: torch.Tensor | Sequence[torch.Tensor] = ()
+    params: list[Params] = field(default_factory=list[Params])
+    scan: Scan | None = None
+    size: IntArray | None = None
+    engine: Engine | None = None
+    error: Exception | None = None
+    inputs: Inputs = field(default_factory=dict[str, npt.NDArray[Any]])
+    files: list[int] = field(default_factory=list[int])
+
+
+class Feed:
+    """The batches of one epoch.
+
+    Args:
+        source: Where the samples are.
+        pool: The engines to run them in.
+        key: The epoch's random key.
+        window: Batches in flight.
+        timeout: Seconds that a batch may take; 0 for ever.
+    """
+
+    def __init__(self, source: FolderSource, pool: EnginePool, key: Words, window: int, timeout: float) -> None:
+        self._source, self._pool, self._key = source, pool, key
+        self._window, self._timeout = window, timeout
+        self._drawn_before = np.zeros(len(source), np.uint32)
+        self._last_row = np.zeros(len(source), np.uint32)
+        self._waiting: deque[Batch] = deque()
+        self._flying: deque[Batch] = deque()
+        self._engines: list[Engine] = []
+        self._threads: ThreadPoolExecutor | None = None
+        self._process = os.getpid()
+
+    def __len__(self) -> int:
+        return len(self._waiting) + len(self._flying)
+
+    def push(self, indices: Sequence[int]) -> None:
+        """Takes the sampler's indices of one batch and starts to work on it as soon as its turn comes."""
+        count = len(self._source)
+        index = np.asarray([operator.index(i) for i in indices], np.int64)
+        outside = (index < -count) | (index >= count)
+        if outside.any():
+            raise IndexError(f"the sampler gave index {int(index[outside][0])} for a dataset of {count} samples")
+        index = np.where(index < 0, index + count, index)
+        batch = Batch(index, Draws(self._key, index, self._occurrences(index)))
+        batch.scan = self._source.scan(index, self._scan_threads)
+        self._waiting.append(batch)
+        self._advance()
+
+    def pop(self) -> Batch:
+        """The next batch.
+
+        Raises:
+            SampleError: A file of it is missing, damaged, truncated or cannot be transformed.
+            PipelineError: DALI failed on it for another reason.
+            RuntimeError: It took longer than the timeout.
+        """
+        if self._process != os.getpid():
+            raise RuntimeError("an iterator cannot be used in a forked process; iterate over the loader anew there")
+        if not self._flying:
+            self._launch(self._waiting.popleft())
+        batch = self._flying.popleft()
+        try:
+            self._land(batch)
+        finally:
+            _close_files(batch)
+            self._advance()
+        return batch
+
+    def close(self) -> None:
+        """Drops what is under way and returns the engines."""
+        for batch in self._flying:
+            _close_files(batch)
+        self._waiting.clear()
+        self._flying.clear()
+        if self._threads:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+            self._threads = None
+        if self._process == os.getpid():
+            while self._engines:
+                self._pool.give_back(self._engines.pop())
+
+    def _occurrences(self, index: IntArray) -> IntArray:
+        """How often each index was drawn before in this epoch, duplicates within the batch counted in order."""
+        rows = np.arange(len(index))
+        before = self._drawn_before[index].astype(np.int64)
+        self._last_row[index] = rows
+        if not np.array_equal(self._last_row[index], rows):
+            order = np.argsort(index, kind="stable")
+            ordered = index[order]
+            before[order] += rows - np.searchsorted(ordered, ordered)
+        self._drawn_before[index] = before + 1
+        return before
+
+    def _scan_threads(self) -> ThreadPoolExecutor:
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(_SCAN_THREADS, thread_name_prefix="torchdali-scan")
+        return self._threads
+
+    def _advance(self) -> None:
+        """Launches what may be launched without waiting."""
+        while self._waiting and len(self._flying) < self._window:
+            scan = self._waiting[0].scan
+            if scan and not scan.done():
+                return
+            self._launch(self._waiting.popleft())
+
+    def _launch(self, batch: Batch) -> None:
+        """Draws a batch's parameters and schedules it. What is wrong with it is kept for its turn."""
+        self._flying.append(batch)
+        try:
+            self._prepare(batch)
+            if len(batch.index):
+                engine = self._engine_for(len(batch.index))
+                engine.submit(self._paths(batch), batch.inputs)
+                batch.engine = engine
+        except (SampleError, TimeoutError) as error:
+            batch.error = error
+
+    def _prepare(self, batch: Batch) -> None:
+        if batch.scan and (error := batch.scan.error(self._timeout or None)):
+            raise error
+        try:
+            batch.inputs, batch.params, batch.size = self._pool.plan.draw(batch.draws, self._source.sizes(batch.index))
+        except RowError as error:
+            index = int(batch.index[error.row])
+            raise SampleError(index, self._source.path(index), str(error)) from error
+
+    def _paths(self, batch: Batch) -> npt.NDArray[np.uint8]:
+        """The batch's paths; files that DALI cannot read are read by PIL and take their place in memory."""
+        paths = self._source.paths(batch.index)
+        for row in self._source.foreign(batch.index).tolist():
+            file = os.memfd_create("torchdali")
+            batch.files.append(file)
+            with os.fdopen(file, "wb", closefd=False) as stream:
+                self._source.load(int(batch.index[row])).save(stream, format="PPM")
+            name = f"/proc/self/fd/{file}".encode()
+            paths[row] = 0
+            paths[row, : len(name)] = np.frombuffer(name, np.uint8)
+        return paths
+
+    def _engine_for(self, batch_size: int) -> Engine:
+        if not self._engines or self._engines[-1].batch_size < batch_size:
+            self._engines.append(self._pool.lease(batch_size))
+        return self._engines[-1]
+
+    def _land(self, batch: Batch) -> None:
+        try:
+            if batch.error:
+                raise batch.error
+            if batch.engine is None:
+                return
+            taken = batch.engine.take(self._timeout)
+        except SampleError:
+            raise
+        except TimeoutError as error:
+            raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds") from error
+        except RuntimeError as error:
+            taken = self._retry(batch, error)
+        batch.images, endings = taken
+        if error := self._source.truncated(batch.index, endings):
+            raise error
+
+    def _retry(self, batch: Batch, failure: RuntimeError) -> Taken:
+        """Finds the sample that made a run fail. One that PIL reads and only DALI does not takes PIL's way."""
+        for index in batch.index.tolist():
+            if error := self._source.examine(index):
+                raise error from failure
+        engine = Engine(self._pool.plan, len(batch.index), 1)
+        for row, index in enumerate(batch.index.tolist()):
+            one = slice(row, row + 1)
+            try:
+                engine.submit(self._source.paths(batch.index[one]), {k: v[one] for k, v in batch.inputs.items()})
+                engine.take()
+            except RuntimeError:
+                self._source.distrust(index)
+        try:
+            engine.submit(self._paths(batch), batch.inputs)
+            return engine.take()
+        except RuntimeError as error:
+            named = ", ".join(f"{i} ({self._source.path(i)})" for i in batch.index[:3].tolist())
+            raise PipelineError(
+                f"DALI failed on a batch of {len(batch.index)} samples, the first of them {named}: {error}"
+            ) from failure
+
+
+def _close_files(batch: Batch) -> None:
+    while batch.files:
+        os.close(batch.files.pop())

@@ -1,0 +1,109 @@
+"""Batches of images as the samples that user code expects: transforms that torch runs, and collate functions."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torchvision import tv_tensors
+from torchvision.transforms.v2 import functional as F
+
+from torchdali.errors import BatchShapeError
+from torchdali.spec import IntArray, Kind
+
+_to_pil_image = cast("Callable[..., Any]", F.to_pil_image)
+
+__all__ = ["as_kind", "check_shapes", "run_in_torch", "seeded"]
+
+
+def as_kind(image: torch.Tensor, kind: Kind) -> Any:
+    """An image (CHW) as the object that torchvision would be holding at this place."""
+    if kind == "pil":
+        return _to_pil_image(image.cpu())
+    return tv_tensors.Image(image) if kind == "image" else image
+
+
+@contextmanager
+def seeded(device: torch.device) -> Generator[Callable[[int], None], None, None]:
+    """Lends the global generators of torch, numpy and Python; gives a function that seeds them for one sample."""
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+    cuda = torch.cuda.default_generators[device.index] if device.type == "cuda" else None
+    cuda_state = cuda.get_state() if cuda else None
+
+    def seed(number: int) -> None:
+        random.seed(number)
+        np.random.seed(number & 0xFFFFFFFF)  # noqa: NPY002
+        torch.default_generator.manual_seed(number)
+        if cuda:
+            cuda.manual_seed(number)
+
+    try:
+        yield seed
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])  # noqa: NPY002
+        torch.set_rng_state(states[2])
+        if cuda and cuda_state is not None:
+            cuda.set_state(cuda_state)
+
+
+def run_in_torch(
+    suffix: Sequence[Callable[[Any], Any]],
+    images: Sequence[Any],
+    seeds: IntArray,
+    device: torch.device,
+) -> list[Any]:
+    """Calls each of the transforms on each image.
+
+    The transforms draw from the global generators; each sample's numbers come from its own seed, and the generators
+    are left as they were.
+
+    Args:
+        suffix: Transforms, in order.
+        images: One object a sample, as torchvision would be holding it.
+        seeds: ``(N,)`` numbers below 2**63.
+        device: Whose generator is seeded beside the CPU's.
+    """
+    done: list[Any] = []
+    with seeded(device) as seed:
+        for image, number in zip(images, seeds.tolist(), strict=True):
+            seed(number)
+            for transform in suffix:
+                image = transform(image)
+            done.append(image)
+    return done
+
+
+def check_shapes(images: Sequence[Any], chain: Sequence[Any], name: Callable[[int], str]) -> None:
+    """Raises where images that are to be stacked differ in shape.
+
+    Args:
+        images: One object a sample.
+        chain: The transforms, for the advice.
+        name: Names the sample of a row.
+
+    Raises:
+        BatchShapeError: Two shapes, their samples, and the transform that would make them equal.
+    """
+    shapes = [tuple(image.shape) for image in images if isinstance(image, torch.Tensor)]
+    if len(shapes) < len(images):
+        return
+    row = next((i for i, shape in enumerate(shapes) if shape != shapes[0]), None)
+    if row is None:
+        return
+    keeps_ratio = [one for one in chain if len(getattr(one, "size", None) or [0, 0]) == 1]
+    if keeps_ratio:
+        size = keeps_ratio[-1].size[0]
+        advice = (
+            f"Resize({size}) keeps each image's aspect ratio: add CenterCrop({size}) or RandomCrop({size}) after it, "
+            f"or make it Resize(({size}, {size}))"
+        )
+    else:
+        advice = "add a transform that gives all images one size, such as RandomResizedCrop(224) or Resize((224, 224))"
+    raise BatchShapeError(
+        f"the images of a batch differ in shape: {shapes[0]} ({name(0)}) and {shapes[row]} ({name(row)}); {advice}"
+    )
