@@ -1,0 +1,1 @@
+"""Benchmarks of torchdali beside the loaders that it replaces; each module says what it measures."""
