@@ -105,19 +105,28 @@ class EnginePool:
         self._batch_size = batch_size
         self._threads = threads
         self._idle: list[Engine] = []
+        # Held here while an epoch has them: the garbage collector may find an epoch and its engine together, and
+        # would then finalise the pipeline before the epoch could give it back.
+        self._leased: set[Engine] = set()
 
     def lease(self, batch_size: int) -> Engine:
         """An engine with nothing in flight for batches up to this size; another iterator's if it is done with it."""
-        self._idle = [engine for engine in self._idle if engine.batch_size >= batch_size and not engine.broken]
-        if self._idle:
+        engine = self._reuse(batch_size) or Engine(self.plan, max(batch_size, self._batch_size), self._threads)
+        self._leased.add(engine)
+        return engine
+
+    def _reuse(self, batch_size: int) -> Engine | None:
+        while self._idle:
             engine = self._idle.pop()
-            engine.drain()
-            if not engine.broken:
-                return engine
-        return Engine(self.plan, max(batch_size, self._batch_size), self._threads)
+            if engine.batch_size >= batch_size:
+                engine.drain()
+                if not engine.broken:
+                    return engine
+        return None
 
     def give_back(self, engine: Engine) -> None:
         """Returns a leased engine; what it has in flight is dropped when it is next leased."""
+        self._leased.discard(engine)
         if not engine.broken and not self._idle:
             self._idle.append(engine)
 

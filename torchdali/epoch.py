@@ -95,7 +95,8 @@ class Epoch(_BaseDataLoaderIter):
             try:
                 index = cast("Any", self._next_index())
             except Exception as error:  # noqa: BLE001 - raised in its turn, after the batches before it
-                self._end = error
+                # The end of the sampler needs no traceback, which would hold this iterator in a cycle.
+                self._end = error.with_traceback(None) if isinstance(error, StopIteration) else error
             else:
                 feed.push(index if self._auto_collation else [index])
 

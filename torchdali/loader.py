@@ -122,7 +122,7 @@ class DALILoader(DataLoader[Any]):
             no_effect.append("pin_memory: batches are on the device")
         rows = {
             "device": f"{plan.device}, fidelity {plan.fidelity}",
-            "source": f"{source.description}; {'labels' if source.plain_labels else 'targets'} do not pass through DALI",
+            "source": f"{source.description}; its targets do not pass through DALI",
             "": str(plan),
             "output": "images as torch leaves them"
             if plan.suffix

@@ -1,0 +1,111 @@
+"""What all tests share: a folder of photographs, datasets on it, devices, and scripts in a process of their own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import v2
+
+PHOTOGRAPHS = ("astronaut", "chelsea", "coffee")
+PER_CLASS = 8
+SMALLEST, LARGEST = 50, 90
+CROP = 24
+
+Numbered = Callable[..., ImageFolder]
+Script = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    skip = pytest.mark.skip(reason="needs a CUDA device: torch.cuda.is_available() is False here")
+    for item in items:
+        if "gpu" in item.keywords:
+            item.add_marker(skip)
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> str:
+    """Where batches are made."""
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """``<class>/<number>.jpg``: crops of photographs, of varied sizes. Not to be changed."""
+    root = tmp_path_factory.mktemp("pictures")
+    rng = np.random.default_rng(0)
+    for name in PHOTOGRAPHS:
+        with (files("skimage") / "data" / f"{name}.png").open("rb") as stream:
+            photograph = Image.open(stream).convert("RGB")
+        (root / name).mkdir()
+        for number in range(PER_CLASS):
+            width, height = rng.integers(SMALLEST, LARGEST, 2, endpoint=True).tolist()
+            left = int(rng.integers(photograph.width - width))
+            top = int(rng.integers(photograph.height - height))
+            crop = photograph.crop((left, top, left + width, top + height))
+            crop.save(root / name / f"{number}.jpg", quality=int(rng.integers(75, 96)))
+    return root
+
+
+@pytest.fixture
+def fresh_pictures(pictures: Path, tmp_path: Path) -> Path:
+    """A copy of the pictures that a test may damage."""
+    return Path(shutil.copytree(pictures, tmp_path / "fresh"))
+
+
+@pytest.fixture(scope="session")
+def exact() -> v2.Compose:
+    """A transform that gives equal shapes and that changes no pixel, so that a picture is known by its pixels."""
+    return v2.Compose([v2.ToImage(), v2.CenterCrop(CROP)])
+
+
+@pytest.fixture(scope="session")
+def numbered(exact: v2.Compose) -> Numbered:
+    """Makes an ImageFolder whose targets are the samples' numbers, counted from ``first``."""
+
+    def make(root: Path, transform: Any = exact, first: int = 0, **options: Any) -> ImageFolder:
+        dataset = ImageFolder(root, transform, **options)
+        dataset.samples = [(path, first + i) for i, (path, _) in enumerate(dataset.samples)]
+        return dataset
+
+    return make
+
+
+@pytest.fixture
+def dataset(pictures: Path, numbered: Numbered) -> ImageFolder:
+    """The pictures, numbered, with the exact transform."""
+    return numbered(pictures)
+
+
+@pytest.fixture
+def run_script(tmp_path: Path) -> Script:
+    """Runs Python code in a process of its own. A value of None takes a variable out of its environment."""
+
+    def run(code: str, *arguments: object, timeout: float = 50, **variables: str | None) -> Any:
+        script = tmp_path / "script.py"
+        script.write_text(textwrap.dedent(code))
+        merged = {**os.environ, **variables}
+        return subprocess.run(
+            [sys.executable, str(script), *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+            env={name: value for name, value in merged.items() if value is not None},
+        )
+
+    return run

@@ -1,0 +1,164 @@
+"""What the documents say is so: the code of README.md runs, and its tables are those of the installed packages."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision import transforms as v1
+from torchvision.transforms import v2
+
+import torchdali
+from torchdali import DALILoader
+from torchdali.transforms import Rule, find_rule, flatten
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+TRANSFORMS = (ROOT / "docs" / "transforms.md").read_text()
+DOCUMENTS = ("README.md", "CHANGELOG.md", "docs/architecture.md", "docs/transforms.md")
+
+ARGUMENTS: dict[str, tuple[Any, ...]] = {
+    "CenterCrop": (8,),
+    "Compose": ([v2.Identity()],),
+    "ConvertImageDtype": (torch.float32,),
+    "Normalize": ([0.5], [0.5]),
+    "Pad": (1,),
+    "RandomApply": ([v2.Identity()],),
+    "RandomCrop": (8,),
+    "RandomResizedCrop": (8,),
+    "Resize": (8,),
+    "ToDtype": (torch.float32,),
+}
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+
+
+def rows(document: str, heading: str) -> Iterator[list[str]]:
+    """The cells of the table whose first column has this heading."""
+    (table,) = re.findall(rf"^\| {heading} \|.*\n\|[-|]+\n((?:\|.*\n)+)", document, re.MULTILINE)
+    for line in table.splitlines():
+        yield [cell.strip() for cell in line.strip("|").split(" |")]
+
+
+def names(document: str, heading: str) -> list[str]:
+    """What stands in backquotes in the first column."""
+    return [name for row in rows(document, heading) for name in re.findall(r"`(\w+)", row[0])]
+
+
+def handled() -> set[type]:
+    """Every class that has a rule."""
+    classes, rules = set[type](), [Rule]
+    while rules:
+        rule = rules.pop()
+        rules += rule.__subclasses__()
+        classes |= set(rule.handles)
+    return classes
+
+
+@pytest.fixture
+def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A working directory with ``data/train``, 24 pictures in 3 classes, on a machine without a GPU."""
+    rng = np.random.default_rng(0)
+    for name, number in itertools.product(("cat", "dog", "owl"), range(8)):
+        file = tmp_path / "data" / "train" / name / f"{number}.jpg"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        height, width = rng.integers(30, 50, 2)
+        Image.fromarray(rng.integers(0, 256, (height, width, 3), np.uint8)).save(file)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+# The README's loader asks for pinned memory, which DataLoader says of too where there is no accelerator.
+@pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true:UserWarning")
+@pytest.mark.usefixtures("in_folder")
+def test_code_of_the_readme(capsys: pytest.CaptureFixture[str]) -> None:
+    code = "\n".join(blocks("python"))
+    for written, run in {"batch_size=256": "batch_size=12", "range(90)": "range(1)"}.items():
+        assert code.count(written) == 1, f"README.md no longer says {written}"
+        code = code.replace(written, run)
+    namespace: dict[str, Any] = {}
+    exec(compile(code, "README.md", "exec"), namespace)
+
+    assert type(namespace["loader"]) is DALILoader
+    assert namespace["images"].shape == (12, 3, 224, 224)
+    assert namespace["labels"].shape == (12,)
+    assert math.isfinite(namespace["loss"].item())
+
+    (shown,) = blocks("text")
+    printed = iter(capsys.readouterr().out.splitlines())
+    for line in shown.splitlines():
+        pattern = ".*".join(map(re.escape, line.split("...")))
+        assert any(re.fullmatch(pattern, one) for one in printed), f"explain() does not print, in this place: {line}"
+
+
+def test_first_block_is_the_one_changed_line() -> None:
+    namespace: dict[str, Any] = {}
+    exec(blocks("python")[0], namespace)
+    assert namespace["DataLoader"] is DALILoader
+    assert len(blocks("python")[0].splitlines()) == 1
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/transforms.md"])
+def test_table_of_transforms(document: str) -> None:
+    listed = names((ROOT / document).read_text(), "Transform")
+    assert len(listed) == len(set(listed))
+    with_rule = {one.__name__ for one in handled()}
+    assert set(listed) - {"Compose"} == with_rule
+
+
+@pytest.mark.filterwarnings("ignore:The transform `ToTensor:UserWarning")
+@pytest.mark.parametrize("name", names(README, "Transform"))
+def test_listed_transform_runs_in_dali(name: str) -> None:
+    found = [getattr(module, name) for module in (v2, v1) if hasattr(module, name)]
+    assert found
+    for one in found:
+        made = one(*ARGUMENTS.get(name, ()))
+        leaves = flatten(made)
+        assert leaves if name == "Compose" else leaves == [made]
+        assert all(find_rule(leaf) for leaf in leaves)
+
+
+def test_table_of_arguments() -> None:
+    listed = {name for row in rows(README, "Argument") for name in re.findall(r"`(\w+)`", row[0])}
+    signature = set(DALILoader.__signature__.parameters)
+    own = {"transform", "device", "seed", "fidelity"}
+    assert listed == signature - own
+    assert all(f"`{name}=" in README for name in own)
+
+
+def test_readme_names_both_commands() -> None:
+    commands = [line for block in blocks("") for line in block.splitlines()]
+    makefile = (ROOT / "Makefile").read_text()
+    for target in ("demo", "test", "bench"):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE)
+        assert f"`make {target}`" in README
+    assert {"make demo", "make test"} <= set(commands)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_links_lead_somewhere(document: str) -> None:
+    text = (ROOT / document).read_text()
+    headings = {
+        re.sub(r"[^\w -]", "", line.lstrip("# ").lower()).replace(" ", "-")
+        for line in text.splitlines()
+        if line.startswith("#")
+    }
+    for target in re.findall(r"\]\(([^)]+)\)", text):
+        if target.startswith("#"):
+            assert target[1:] in headings
+        elif not target.startswith("https://"):
+            assert (ROOT / document).parent.joinpath(target).exists(), target
+
+
+def test_changelog_has_this_version() -> None:
+    assert f"## [{torchdali.__version__}]" in (ROOT / "CHANGELOG.md").read_text()

@@ -1,0 +1,189 @@
+"""What a chain of transforms is compiled to, and what explain() says of it."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+import torch
+from PIL import Image
+from replay import compiled, run
+from torchvision import transforms as v1
+from torchvision import tv_tensors
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional as F
+
+from torchdali import DALILoader, TransformError
+
+FLOAT = v2.ToDtype(torch.float32, scale=True)
+NORMALIZE = v2.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+TRAIN = [v2.ToImage(), v2.RandomResizedCrop(64), v2.RandomHorizontalFlip(), FLOAT, NORMALIZE]
+
+
+def images(pictures, plan, size=8):
+    indices = list(range(len(ImageFolder(pictures))))
+    batches = [indices[i : i + size] for i in range(0, len(indices), size)]
+    return torch.cat([torch.stack(list(batch.images)).cpu() for batch in run(ImageFolder(pictures), plan, batches)])
+
+
+@pytest.mark.parametrize(
+    ("chain", "operators"),
+    [
+        (TRAIN, 2),
+        ([v2.RandomResizedCrop(64), v2.RandomHorizontalFlip(), v1.ToTensor(), NORMALIZE], 2),
+        ([v2.ToImage(), v2.RandomCrop(40), FLOAT], 2),
+        ([v2.RandomResizedCrop(64), v2.ToImage(), FLOAT, NORMALIZE, v2.RandomHorizontalFlip()], 3),
+        ([v2.RandomResizedCrop(64), v2.RandomVerticalFlip(), v2.ToImage(), FLOAT, NORMALIZE], 3),
+    ],
+)
+def test_fusion_changes_nothing_but_the_number_of_operators(chain, operators, pictures, device):
+    fused, plain = compiled(chain, device), compiled(chain, device, fused=False)
+    assert len(fused.rules) == operators < len(plain.rules)
+    assert fused.decode_window
+    bound = 1e-6 if device == "cpu" else 1e-5
+    assert (images(pictures, fused) - images(pictures, plain)).abs().max() <= bound
+
+
+def test_the_sample_decides_its_augmentation_not_the_batch(pictures, device):
+    plan = compiled(TRAIN, device)
+    assert torch.equal(images(pictures, plan, 8), images(pictures, plan, 3))
+
+
+def test_a_sample_drawn_twice_is_augmented_differently(pictures):
+    (batch,) = run(ImageFolder(pictures), compiled(TRAIN), [[4, 4, 2, 4]])
+    assert not torch.equal(batch.images[0], batch.images[1])
+    again, later = run(ImageFolder(pictures), compiled(TRAIN), [[2, 4], [4, 4]])
+    assert torch.equal(again.images[1], batch.images[0])
+    assert torch.equal(later.images[0], batch.images[1])
+    assert torch.equal(later.images[1], batch.images[3])
+
+
+UNRULED = [
+    ([v2.ToImage(), v2.GaussianBlur(3)], "no rule for GaussianBlur"),
+    ([v2.ToImage(), v2.Resize((40, 40), interpolation="bicubic", antialias=False)], "bicubic"),
+    ([v2.Resize((40, 40), interpolation="hamming")], "hamming"),
+    ([v2.ToImage(), FLOAT, v2.ColorJitter(0.4)], "no rule for float32"),
+    ([v2.ToImage(), v2.ToDtype(torch.float64, scale=True)], "float64"),
+    ([v2.ToImage(), NORMALIZE], "float32"),
+    ([v2.RandomApply([v2.GaussianBlur(3)])], "GaussianBlur"),
+    ([v2.ToImage(), v2.RandomApply([v2.Grayscale()])], "some samples"),
+    ([v2.RandomCrop(300, pad_if_needed=True, padding_mode="edge")], "pad_if_needed"),
+    ([lambda image: image], "function"),
+    ([type("Mine", (v2.Resize,), {})((40, 40))], "Mine"),
+]
+
+
+@pytest.mark.parametrize(("chain", "reason"), UNRULED, ids=[reason for _, reason in UNRULED])
+def test_what_has_no_rule_is_left_to_torch_with_the_reason(chain, reason):
+    plan = compiled([*chain, v2.CenterCrop(32)])
+    assert plan.suffix == (chain[-1], *plan.suffix[1:])
+    assert isinstance(plan.suffix[-1], v2.CenterCrop)
+    assert [step.where for step in plan.steps[-2:]] == ["torch", "torch"]
+    assert reason in plan.steps[-2].note
+
+
+def loader(pictures, chain, **options):
+    dataset = ImageFolder(pictures, v2.Compose(chain))
+    return DALILoader(dataset, batch_size=6, device=options.pop("device", "cpu"), seed=1, **options)
+
+
+def test_transforms_in_torch_do_what_torchvision_does(pictures, device):
+    blur = v2.GaussianBlur(5, sigma=1.5)
+    before = loader(pictures, [v2.ToImage(), v2.Resize((60, 70))], device=device)
+    after = loader(pictures, [v2.ToImage(), v2.Resize((60, 70)), blur, FLOAT], device=device)
+    for (images, labels), (blurred, same) in zip(before, after, strict=True):
+        assert torch.equal(labels, same)
+        assert blurred.device == images.device
+        assert torch.equal(blurred, F.to_dtype(F.gaussian_blur(images, [5, 5], [1.5, 1.5]), torch.float32, scale=True))
+
+
+def test_randomness_in_torch_follows_the_sample_and_leaves_the_generators_alone(pictures, device):
+    chain = [v2.ToImage(), v2.Resize((60, 70)), v2.RandomErasing(p=0.5), v2.RandomRotation(20)]
+    torch.manual_seed(3)
+    state = torch.get_rng_state()
+    one = torch.cat([images for images, _ in loader(pictures, chain, device=device)])
+    two = torch.cat([images for images, _ in loader(pictures, chain, device=device, num_workers=2)])
+    dataset = ImageFolder(pictures, v2.Compose(chain))
+    three = torch.cat([images for images, _ in DALILoader(dataset, batch_size=5, seed=1, device=device)])
+    other = torch.cat([images for images, _ in DALILoader(dataset, batch_size=5, seed=2, device=device)])
+    assert torch.equal(one, two)
+    assert torch.equal(one, three)
+    assert not torch.equal(one, other)
+    torch.manual_seed(3)
+    for _ in range(4):  # each epoch draws DataLoader's base seed and nothing else
+        torch.empty((), dtype=torch.int64).random_()
+    drawn = torch.get_rng_state()
+    torch.set_rng_state(state)
+    for _ in range(4):
+        list(loader(pictures, chain, device=device))
+    assert torch.equal(torch.get_rng_state(), drawn)
+
+
+@pytest.mark.parametrize(
+    ("before", "kind"), [([], Image.Image), ([v2.ToImage()], tv_tensors.Image), ([v2.PILToTensor()], torch.Tensor)]
+)
+def test_transforms_in_torch_get_the_objects_that_torchvision_would_give_them(before, kind, pictures):
+    seen = []
+
+    def look(image):
+        seen.append(type(image))
+        return image
+
+    for _ in loader(pictures, [v2.Resize((30, 30)), *before, look, v2.PILToTensor()]):
+        pass
+    assert all(issubclass(one, kind) for one in seen)
+    assert (kind is torch.Tensor) == (set(seen) == {torch.Tensor})
+
+
+def test_errors_of_torchvision_reach_the_user(pictures):
+    with pytest.raises(TypeError, match="float tensor"):
+        next(iter(loader(pictures, [v2.ToImage(), v2.Resize((30, 30)), NORMALIZE])))
+
+
+def test_a_chain_that_ends_in_pil_images_is_refused_as_default_collate_would(pictures):
+    with pytest.raises(TransformError, match="ToImage"):
+        iter(loader(pictures, [v2.Resize((30, 30))]))
+
+
+def explained(loader):
+    out = io.StringIO()
+    loader.explain(out)
+    return out.getvalue()
+
+
+def test_explain_says_what_runs_where_and_what_has_no_effect(pictures, capsys):
+    one = loader(pictures, [*TRAIN, v2.RandomErasing()], num_workers=2, prefetch_factor=3, persistent_workers=True)
+    text = explained(one)
+    for part in (
+        "5  DALI CPU  Normalize",
+        "6  torch     RandomErasing",
+        "no rule for RandomErasing",
+        "draws area and log ratio",
+        "draws flip with probability 0.5",
+        "in 3 classes",
+        "seed 1, epoch",
+        "2 (num_workers)",
+        "3 batches in flight (prefetch_factor)",
+        "persistent_workers",
+        "default_collate",
+    ):
+        assert part in text
+    one.explain()
+    assert capsys.readouterr().out == text
+    assert "float32 (3, 64, 64)" in explained(loader(pictures, TRAIN))
+
+
+@pytest.mark.gpu
+def test_explain_names_the_gpu_and_the_driver_setting(pictures):
+    text = explained(loader(pictures, TRAIN, device="cuda"))
+    assert "DALI GPU  RandomResizedCrop" in text
+    assert "CUDA_DEVICE_MAX_CONNECTIONS=32" in text
+
+
+def test_fast_is_another_way_of_resizing_and_close(pictures, device):
+    exact, fast = (images(pictures, compiled([v2.Resize((50, 60))], device, fidelity=f)) for f in ("exact", "fast"))
+    difference = (exact.int() - fast.int()).abs()
+    assert 0 < difference.max() <= 2
+    with pytest.raises(ValueError, match="fidelity"):
+        loader(pictures, TRAIN, fidelity="exakt")
