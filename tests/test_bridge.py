@@ -57,6 +57,7 @@ def test_batches_may_be_changed_in_place(pictures, device):
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events:UserWarning")
 def test_no_batch_is_copied_on_the_device(pictures):
     one = loader(pictures, "cuda", batch_size=20)
     list(one)

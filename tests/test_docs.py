@@ -40,7 +40,8 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
 
 
 def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+    fenced = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+    return [block for name, block in fenced if name == language]
 
 
 def rows(document: str, heading: str) -> Iterator[list[str]]:

@@ -226,3 +226,27 @@ def test_a_crop_larger_than_its_image_names_the_row():
     with pytest.raises(RowError, match="pad_if_needed=True") as raised:
         rule.draw(Draws(epoch_key(0, 0), index, index * 0), np.array([[60, 60], [49, 60], [10, 10]]))
     assert raised.value.row == 1
+
+
+def test_boxes_are_torchvisions_for_the_same_random_numbers(monkeypatch):
+    """torchvision's own code, run on the numbers that the rule drew: attempts, rounding, positions and fallback."""
+    transform = v2.RandomResizedCrop(32, scale=(0.2, 1.4), ratio=(0.4, 3.0))
+    sizes = np.random.default_rng(2).integers(3, 700, (1500, 2))
+    rule = find_rule(transform)
+    rule.infer(compiled([]).spec)
+    index = np.arange(len(sizes))
+    windows = rule.draw(Draws(epoch_key(3, 1), index, index * 0), sizes)
+    numbers = Draws(epoch_key(3, 1), index, index * 0).uniform(22)
+    stream = iter(())
+    monkeypatch.setattr(torch.Tensor, "uniform_", lambda x, low, high: x.fill_(low + (high - low) * next(stream)))
+    monkeypatch.setattr(torch, "randint", lambda low, high, size: torch.tensor([int(next(place) * high)]))
+    wrong = 0
+    for row, (height, width) in enumerate(sizes.tolist()):
+        stream = iter(np.stack((numbers[row, :10], numbers[row, 10:20]), axis=1).ravel().tolist())
+        place = iter(numbers[row, 20:].tolist())
+        box = transform.make_params([tv_tensors.Image(torch.empty(3, height, width))])
+        wrong += [box["top"], box["left"], box["height"], box["width"]] != [
+            *windows["start"][row].tolist(),
+            *windows["shape"][row].tolist(),
+        ]
+    assert wrong <= 1  # torchvision works in float32, and a half may round the other way

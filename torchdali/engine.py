@@ -6,8 +6,9 @@ import os
 import queue
 import threading
 import weakref
-from collections.abc import Callable
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -34,19 +35,30 @@ class Engine:
 
     def __init__(self, plan: Plan, batch_size: int, threads: int) -> None:
         self.batch_size = batch_size
-        self.in_flight = 0
+        self._files: deque[Sequence[BinaryIO]] = deque()
         self.broken = False
         self._device = plan.device
         self._pipeline: Any = graph.build(plan, batch_size, threads, plan.device)
         _ENGINES.add(self)
 
-    def submit(self, paths: npt.NDArray[np.uint8], inputs: Inputs) -> None:
-        """Schedules a run, without waiting for it."""
+    @property
+    def in_flight(self) -> int:
+        """Runs that were scheduled and not taken."""
+        return len(self._files)
+
+    def submit(self, paths: npt.NDArray[np.uint8], inputs: Inputs, files: Sequence[BinaryIO] = ()) -> None:
+        """Schedules a run, without waiting for it.
+
+        Args:
+            paths: ``(N, L)`` bytes.
+            inputs: What the plan feeds.
+            files: Open files that the run reads; they are closed when it is over.
+        """
         self._pipeline.feed_input(graph.PATHS, paths)
         for name, value in inputs.items():
             self._pipeline.feed_input(name, value)
         self._pipeline.schedule_run()
-        self.in_flight += 1
+        self._files.append(files)
 
     def take(self, timeout: float = 0) -> Taken:
         """The result of the oldest run in flight, ready on torch's current stream.
@@ -73,7 +85,8 @@ class Engine:
             raise
         finally:
             self.broken |= not finished
-            self.in_flight -= 1
+            for file in self._files.popleft():
+                file.close()
         self._pipeline.release_outputs()
         return taken
 
@@ -118,16 +131,19 @@ class EnginePool:
     def _reuse(self, batch_size: int) -> Engine | None:
         while self._idle:
             engine = self._idle.pop()
-            if engine.batch_size >= batch_size:
-                engine.drain()
-                if not engine.broken:
-                    return engine
+            engine.drain()
+            if engine.batch_size >= batch_size and not engine.broken:
+                return engine
         return None
 
     def give_back(self, engine: Engine) -> None:
         """Returns a leased engine; what it has in flight is dropped when it is next leased."""
         self._leased.discard(engine)
-        if not engine.broken and not self._idle:
+        if engine.broken:
+            return
+        if self._idle:
+            engine.drain()
+        else:
             self._idle.append(engine)
 
 

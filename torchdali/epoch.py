@@ -94,11 +94,10 @@ class Epoch(_BaseDataLoaderIter):
         while self._end is None and len(feed) < self._ahead:
             try:
                 index = cast("Any", self._next_index())
+                feed.push(index if self._auto_collation else [index])
             except Exception as error:  # noqa: BLE001 - raised in its turn, after the batches before it
                 # The end of the sampler needs no traceback, which would hold this iterator in a cycle.
                 self._end = error.with_traceback(None) if isinstance(error, StopIteration) else error
-            else:
-                feed.push(index if self._auto_collation else [index])
 
     def _next_data(self) -> Any:
         feed = self._feed

@@ -8,7 +8,7 @@
     ├── TransformError (ValueError)          a chain of transforms that cannot make a batch
     ├── SampleError (RuntimeError)           one sample is missing, damaged or unreadable
     ├── BatchShapeError (RuntimeError)       the images of a batch differ in shape
-    └── PipelineError (RuntimeError)         DALI failed, and no sample could be blamed
+    └── PipelineError (RuntimeError)         DALI failed, and no file is to blame
 
 Each also derives from the built-in type that a script around ``torch.utils.data.DataLoader`` would catch.
 """
@@ -47,7 +47,7 @@ class BatchShapeError(TorchDALIError, RuntimeError):
 
 
 class PipelineError(TorchDALIError, RuntimeError):
-    """DALI failed on a batch although each of its samples passes alone."""
+    """DALI failed on a batch although PIL reads all of its files."""
 
 
 class SampleError(TorchDALIError, RuntimeError):

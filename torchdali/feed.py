@@ -1,7 +1,7 @@
 """Index batches in, batches of images out, in order: the window of runs in flight, and who failed.
 
 Everything here happens in the thread that iterates. DALI's runs are asynchronous, so keeping the window full takes
-about a millisecond a batch, and there is no thread of ours that could outlive an epoch or hide an exception.
+one to two milliseconds a batch, and there is no thread of ours that could outlive an epoch or hide an exception.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,7 @@ from torchdali.transforms import RowError
 __all__ = ["Batch", "Feed"]
 
 _SCAN_THREADS = 16
+_TIMED_OUT = "DataLoader timed out after {} seconds; this epoch cannot go on, a new one can be started"
 
 
 @dataclass
@@ -44,7 +45,6 @@ class Batch:
         size: ``(N, 2)`` heights and widths of the images.
         engine: Where it runs; None where it is empty or failed before.
         error: What it will raise in its turn.
-        files: Open files in memory that stand in for files that DALI does not read.
     """
 
     index: IntArray
@@ -56,7 +56,6 @@ class Batch:
     engine: Engine | None = None
     error: Exception | None = None
     inputs: Inputs = field(default_factory=dict[str, npt.NDArray[Any]])
-    files: list[int] = field(default_factory=list[int])
 
 
 class Feed:
@@ -80,6 +79,7 @@ class Feed:
         self._engines: list[Engine] = []
         self._threads: ThreadPoolExecutor | None = None
         self._process = os.getpid()
+        self._timed_out = False
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._flying)
@@ -107,20 +107,20 @@ class Feed:
         """
         if self._process != os.getpid():
             raise RuntimeError("an iterator cannot be used in a forked process; iterate over the loader anew there")
+        if self._timed_out:
+            raise RuntimeError(_TIMED_OUT.format(self._timeout))
         if not self._flying:
             self._launch(self._waiting.popleft())
         batch = self._flying.popleft()
         try:
             self._land(batch)
         finally:
-            _close_files(batch)
-            self._advance()
+            if not self._timed_out:
+                self._advance()
         return batch
 
     def close(self) -> None:
         """Drops what is under way and returns the engines."""
-        for batch in self._flying:
-            _close_files(batch)
         self._waiting.clear()
         self._flying.clear()
         if self._threads:
@@ -162,7 +162,7 @@ class Feed:
             self._prepare(batch)
             if len(batch.index):
                 engine = self._engine_for(len(batch.index))
-                engine.submit(self._paths(batch), batch.inputs)
+                self._submit(engine, batch, self._source.foreign(batch.index))
                 batch.engine = engine
         except (SampleError, TimeoutError) as error:
             batch.error = error
@@ -176,18 +176,19 @@ class Feed:
             index = int(batch.index[error.row])
             raise SampleError(index, self._source.path(index), str(error)) from error
 
-    def _paths(self, batch: Batch) -> npt.NDArray[np.uint8]:
-        """The batch's paths; files that DALI cannot read are read by PIL and take their place in memory."""
+    def _submit(self, engine: Engine, batch: Batch, by_pil: IntArray) -> None:
+        """Schedules a batch; files of the rows ``by_pil`` are read by PIL, and DALI gets their pixels in memory."""
         paths = self._source.paths(batch.index)
-        for row in self._source.foreign(batch.index).tolist():
-            file = os.memfd_create("torchdali")
-            batch.files.append(file)
-            with os.fdopen(file, "wb", closefd=False) as stream:
-                self._source.load(int(batch.index[row])).save(stream, format="PPM")
-            name = f"/proc/self/fd/{file}".encode()
+        files: list[BinaryIO] = []
+        for row in by_pil.tolist():
+            file = os.fdopen(os.memfd_create("torchdali"), "w+b")
+            files.append(file)
+            self._source.load(int(batch.index[row])).save(file, format="PPM")
+            file.flush()
+            name = f"/proc/self/fd/{file.fileno()}".encode()
             paths[row] = 0
             paths[row, : len(name)] = np.frombuffer(name, np.uint8)
-        return paths
+        engine.submit(paths, batch.inputs, files)
 
     def _engine_for(self, batch_size: int) -> Engine:
         if not self._engines or self._engines[-1].batch_size < batch_size:
@@ -204,7 +205,8 @@ class Feed:
         except SampleError:
             raise
         except TimeoutError as error:
-            raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds") from error
+            self._timed_out = True
+            raise RuntimeError(_TIMED_OUT.format(self._timeout)) from error
         except RuntimeError as error:
             taken = self._retry(batch, error)
         batch.images, endings = taken
@@ -217,23 +219,26 @@ class Feed:
             if error := self._source.examine(index):
                 raise error from failure
         engine = Engine(self._pool.plan, len(batch.index), 1)
-        for row, index in enumerate(batch.index.tolist()):
-            one = slice(row, row + 1)
-            try:
-                engine.submit(self._source.paths(batch.index[one]), {k: v[one] for k, v in batch.inputs.items()})
-                engine.take()
-            except RuntimeError:
-                self._source.distrust(index)
+        refused = [row for row in range(len(batch.index)) if not self._passes_alone(engine, batch, row)]
+        by_pil = np.union1d(self._source.foreign(batch.index), np.array(refused, np.int64))
         try:
-            engine.submit(self._paths(batch), batch.inputs)
-            return engine.take()
+            self._submit(engine, batch, by_pil)
+            taken = engine.take()
         except RuntimeError as error:
-            named = ", ".join(f"{i} ({self._source.path(i)})" for i in batch.index[:3].tolist())
+            blamed = refused or range(len(batch.index))
+            named = "; ".join(self._source.name(int(batch.index[row])) for row in blamed[:3])
             raise PipelineError(
-                f"DALI failed on a batch of {len(batch.index)} samples, the first of them {named}: {error}"
+                f"DALI failed on {len(blamed)} of {len(batch.index)} samples ({named}): {error}"
             ) from failure
+        for row in refused:
+            self._source.distrust(int(batch.index[row]))
+        return taken
 
-
-def _close_files(batch: Batch) -> None:
-    while batch.files:
-        os.close(batch.files.pop())
+    def _passes_alone(self, engine: Engine, batch: Batch, row: int) -> bool:
+        one = slice(row, row + 1)
+        try:
+            engine.submit(self._source.paths(batch.index[one]), {name: x[one] for name, x in batch.inputs.items()})
+            engine.take()
+        except RuntimeError:
+            return False
+        return True

@@ -1,4 +1,4 @@
-"""A plan as a DALI pipeline. Only this module and ``bridge.py`` import ``nvidia.dali``."""
+"""A plan as a DALI pipeline. Only this module imports ``nvidia.dali``."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ def unavailable_on(device: torch.device) -> str | None:
     if device.type != "cuda":
         return f"DALI runs on CUDA devices and the CPU, not on {device.type!r}"
     if torch.version.cuda is None:
-        return "this torch is built without CUDA; install the CUDA build of torch, or pass device='cpu'"
+        return "this torch is built without CUDA; with a GPU, install the CUDA build of torch"
     if not torch.cuda.is_available():
-        return "torch sees no CUDA device: install or update the NVIDIA driver, or pass device='cpu'"
+        return "torch sees no CUDA device; with a GPU, install or update the NVIDIA driver"
     backend: Any = importlib.import_module("nvidia.dali.backend")
     try:
         visible: int = backend.GetCudaVersion() if hasattr(backend, "GetCudaVersion") else 1

@@ -117,11 +117,13 @@ class DALILoader(DataLoader[Any]):
         compiled = self._compile()
         plan, source = compiled.plan, compiled.source
         collate = cast("Any", self.collate_fn)
-        no_effect = ["worker_init_fn, persistent_workers, multiprocessing_context: there are no worker processes"]
+        no_effect = ["worker_init_fn, multiprocessing_context, in_order: there are no worker processes"]
+        if self.persistent_workers:
+            no_effect.append("persistent_workers, but that the base seed stays, as in DataLoader")
         if plan.device.type == "cuda":
             no_effect.append("pin_memory: batches are on the device")
         rows = {
-            "device": f"{plan.device}, fidelity {plan.fidelity}",
+            "device": f"{plan.device}{self._why_cpu(plan.device)}, fidelity {plan.fidelity}",
             "source": f"{source.description}; its targets do not pass through DALI",
             "": str(plan),
             "output": "images as torch leaves them"
@@ -166,6 +168,10 @@ class DALILoader(DataLoader[Any]):
         if str(device) == "cuda":
             return torch.device("cuda", torch.cuda.current_device())
         return device
+
+    def _why_cpu(self, device: torch.device) -> str:
+        reason = graph.unavailable_on(torch.device("cuda")) if device.type == "cpu" and self.device == "auto" else None
+        return f" ({reason})" if reason else ""
 
     def _compile(self) -> Compiled:
         """The source, plan and engines; anew where the dataset, a transform or the device is another one now."""

@@ -120,7 +120,10 @@ class Plan:
             if step.randomness:
                 lines.append(f"{'':>21}draws {step.randomness}")
         operators = [rule.operators for rule in self.rules if rule.operators]
-        lines.append(f"{'operators':<11}{'; '.join(operators) or 'none'}")
+        if self.decode_window:
+            operators[0] = operators[0].removeprefix("slice").removeprefix(", ")
+        operators.insert(0, "decoders.image_slice" if self.decode_window else "decoders.image")
+        lines.append(f"{'operators':<11}{'; '.join(filter(None, operators))}")
         return "\n".join(lines)
 
 

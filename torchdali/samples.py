@@ -95,9 +95,9 @@ def check_shapes(images: Sequence[Any], chain: Sequence[Any], name: Callable[[in
     row = next((i for i, shape in enumerate(shapes) if shape != shapes[0]), None)
     if row is None:
         return
-    keeps_ratio = [one for one in chain if len(getattr(one, "size", None) or [0, 0]) == 1]
-    if keeps_ratio:
-        size = keeps_ratio[-1].size[0]
+    one_side = [size for size in map(_one_side, chain) if size]
+    if one_side:
+        size = one_side[-1]
         advice = (
             f"Resize({size}) keeps each image's aspect ratio: add CenterCrop({size}) or RandomCrop({size}) after it, "
             f"or make it Resize(({size}, {size}))"
@@ -107,3 +107,12 @@ def check_shapes(images: Sequence[Any], chain: Sequence[Any], name: Callable[[in
     raise BatchShapeError(
         f"the images of a batch differ in shape: {shapes[0]} ({name(0)}) and {shapes[row]} ({name(row)}); {advice}"
     )
+
+
+def _one_side(transform: Any) -> int | None:
+    """The size of a transform that is given for one side only."""
+    size: Any = getattr(transform, "size", None)
+    if isinstance(size, (list, tuple)):
+        sides = cast("list[int]", size)
+        return sides[0] if len(sides) == 1 else None
+    return size if isinstance(size, int) else None

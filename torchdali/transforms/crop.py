@@ -112,6 +112,18 @@ class Border:
         left, top, right, bottom = (sides * 4)[:4] if len(sides) < 4 else sides
         return cls(left, top, right, bottom, mode)
 
+    def check(self, size: IntArray) -> None:
+        """Raises RowError where a border that repeats the image is wider than it."""
+        if self.mode not in ("reflect", "symmetric"):
+            return
+        widest = np.maximum(self.before, self.after) + (self.mode == "reflect")
+        short = (size < widest).any(axis=1)
+        if short.any():
+            row = int(np.flatnonzero(short)[0])
+            raise RowError(
+                row, f"padding_mode={self.mode!r} needs a border narrower than the image of {tuple(size[row].tolist())}"
+            )
+
     @property
     def any(self) -> bool:
         """Whether there is any border."""
@@ -194,6 +206,7 @@ class Pad(Window):
         return start, size + self.border.before + self.border.after
 
     def draw(self, draws: Draws, size: IntArray) -> Params:
+        self.border.check(size)
         return super().draw(draws, size) if self.border.mode == "constant" else {}
 
     def resized(self, size: IntArray, params: Params) -> IntArray:
@@ -238,6 +251,7 @@ class RandomCrop(Window):
         return self.border.any and self.border.mode != "constant"
 
     def window(self, draws: Draws, size: IntArray) -> tuple[IntArray, IntArray]:
+        self.border.check(size)
         shape = np.broadcast_to(np.array(self.size, np.int64), size.shape)
         before = np.broadcast_to(self.border.before, size.shape)
         padded = size + self.border.before + self.border.after
