@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,42 @@ PHOTOGRAPHS = ("astronaut", "chelsea", "coffee")
 PER_CLASS = 8
 SMALLEST, LARGEST = 50, 90
 CROP = 24
+PER_BATCH = 3
 
 Numbered = Callable[..., ImageFolder]
 Script = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def in_order(first: int = 0, end: int = len(PHOTOGRAPHS) * PER_CLASS) -> list[list[int]]:
+    """The labels of batches of ``PER_BATCH`` samples, not shuffled."""
+    return [list(range(start, min(start + PER_BATCH, end))) for start in range(first, end, PER_BATCH)]
+
+
+def assert_pairs(batches: Iterable[Any], dataset: ImageFolder, labels: list[list[int]] | None = None) -> None:
+    """Each label of a numbered dataset comes with its own picture, and these are all the labels."""
+    batches = list(batches)
+    if labels is not None:
+        assert [batch[1].tolist() for batch in batches] == labels
+    for images, of_images in batches:
+        assert len(images) == len(of_images)
+        for image, label in zip(images, of_images.tolist(), strict=True):
+            true = dataset[label][0]
+            assert image.shape == true.shape
+            difference = (image.cpu().float() - true.float()).abs()
+            assert difference.max() == 0 if image.device.type == "cpu" else difference.mean() < 5, label
+
+
+def same(ours: Any, theirs: Any) -> bool:
+    """Whether two objects are equal in types and values all through."""
+    if type(ours) is not type(theirs):
+        return False
+    if isinstance(ours, torch.Tensor):
+        return ours.dtype == theirs.dtype and torch.equal(ours, theirs)
+    if isinstance(ours, (list, tuple)):
+        return len(ours) == len(theirs) and all(map(same, ours, theirs))
+    if isinstance(ours, dict):
+        return same(list(ours.items()), list(theirs.items()))
+    return ours == theirs
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -25,8 +25,6 @@ NATIVE = {
     "png": ("PNG", "RGB", {}),
     "grey png": ("PNG", "L", {}),
     "palette": ("PNG", "P", {}),
-    "bmp": ("BMP", "RGB", {}),
-    "ppm": ("PPM", "RGB", {}),
     "webp": ("WEBP", "RGB", {}),
 }
 FOREIGN = {
@@ -35,6 +33,8 @@ FOREIGN = {
     "rgba": ("PNG", "RGBA", {}),
     "16 bit": ("PNG", "I;16", {}),
     "gif": ("GIF", "P", {}),
+    "bmp": ("BMP", "RGB", {}),
+    "ppm": ("PPM", "RGB", {}),
     "tiff": ("TIFF", "RGB", {}),
 }
 

@@ -16,7 +16,6 @@ turn, until it has read.
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import numpy as np
@@ -54,18 +53,3 @@ def to_array(outputs: Any) -> npt.NDArray[Any]:
     """A dense CPU ``TensorList`` as an array."""
     array: npt.NDArray[Any] = np.array(outputs.as_tensor())
     return array
-
-
-def forget(pipeline: Any) -> None:
-    """Lets go of a pipeline that was inherited by a forked child, without running its destructor.
-
-    Its threads exist in the parent only, so that shutting it down here would wait for them for ever.
-    """
-    inner = pipeline._pipe  # noqa: SLF001
-    pipeline._pipe = None  # noqa: SLF001
-    _INHERITED.append(inner)
-    ctypes: Any = importlib.import_module("ctypes")
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(inner))
-
-
-_INHERITED: list[Any] = []

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import queue
 import threading
-import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any, BinaryIO
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -35,30 +35,37 @@ class Engine:
 
     def __init__(self, plan: Plan, batch_size: int, threads: int) -> None:
         self.batch_size = batch_size
-        self._files: deque[Sequence[BinaryIO]] = deque()
-        self.broken = False
+        self._files: deque[ExitStack] = deque()
+        self._broken = False
+        self._process = os.getpid()
         self._device = plan.device
         self._pipeline: Any = graph.build(plan, batch_size, threads, plan.device)
-        _ENGINES.add(self)
+
+    @property
+    def broken(self) -> bool:
+        """Whether it is of no use any more: interrupted, timed out, or inherited by a forked process."""
+        return self._broken or self._process != os.getpid()
 
     @property
     def in_flight(self) -> int:
         """Runs that were scheduled and not taken."""
         return len(self._files)
 
-    def submit(self, paths: npt.NDArray[np.uint8], inputs: Inputs, files: Sequence[BinaryIO] = ()) -> None:
+    def submit(self, paths: npt.NDArray[np.uint8], inputs: Inputs, files: ExitStack | None = None) -> None:
         """Schedules a run, without waiting for it.
 
         Args:
             paths: ``(N, L)`` bytes.
             inputs: What the plan feeds.
-            files: Open files that the run reads; they are closed when it is over.
+            files: Open files that the run reads; they are taken over, and closed when it is done.
         """
+        self._broken = True  # until the end: an interrupt in between leaves inputs that belong to no run
         self._pipeline.feed_input(graph.PATHS, paths)
         for name, value in inputs.items():
             self._pipeline.feed_input(name, value)
         self._pipeline.schedule_run()
-        self._files.append(files)
+        self._files.append(files.pop_all() if files else ExitStack())
+        self._broken = False
 
     def take(self, timeout: float = 0) -> Taken:
         """The result of the oldest run in flight, ready on torch's current stream.
@@ -72,22 +79,21 @@ class Engine:
         """
         stream = bridge.stream_of(self._device)
         share: Callable[[], Any] = lambda: self._pipeline.share_outputs(stream)  # noqa: E731
-        finished = False
+        self._broken = True  # until the end, as above
+        files = self._files.popleft()
         try:
             images, endings = _within(timeout, share) if timeout else share()
             taken: Taken = bridge.to_torch(images, stream), bridge.to_array(endings)
-            finished = True
-        except RuntimeError:
-            finished = True
-            raise
+            self._pipeline.release_outputs()
         except TimeoutError:
-            self.abandon()
+            graph.forget(self._pipeline)
+            raise
+        except RuntimeError:
+            self._broken = False
             raise
         finally:
-            self.broken |= not finished
-            for file in self._files.popleft():
-                file.close()
-        self._pipeline.release_outputs()
+            files.close()
+        self._broken = False
         return taken
 
     def drain(self) -> None:
@@ -98,10 +104,16 @@ class Engine:
             except RuntimeError:
                 continue
 
-    def abandon(self) -> None:
-        """Lets go of the pipeline without waiting for it."""
-        self.broken = True
-        bridge.forget(self._pipeline)
+    def close(self) -> None:
+        """Waits for what is in flight, drops it, and frees the pipeline's threads and memory."""
+        self._broken = True
+        self._pipeline.close()
+        while self._files:
+            self._files.popleft().close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_pipeline"):
+            self.close()
 
 
 class EnginePool:
@@ -131,32 +143,20 @@ class EnginePool:
     def _reuse(self, batch_size: int) -> Engine | None:
         while self._idle:
             engine = self._idle.pop()
-            engine.drain()
+            if engine.batch_size >= batch_size:
+                engine.drain()
             if engine.batch_size >= batch_size and not engine.broken:
                 return engine
+            engine.close()
         return None
 
     def give_back(self, engine: Engine) -> None:
         """Returns a leased engine; what it has in flight is dropped when it is next leased."""
         self._leased.discard(engine)
-        if engine.broken:
-            return
-        if self._idle:
-            engine.drain()
+        if engine.broken or self._idle:
+            engine.close()
         else:
             self._idle.append(engine)
-
-
-_ENGINES: weakref.WeakSet[Engine] = weakref.WeakSet()
-
-
-def _abandon_all() -> None:
-    for engine in list(_ENGINES):
-        if not engine.broken:
-            engine.abandon()
-
-
-os.register_at_fork(after_in_child=_abandon_all)
 
 
 def _within(timeout: float, call: Callable[[], Any]) -> Any:

@@ -65,12 +65,16 @@ class Epoch(_BaseDataLoaderIter):
     Args:
         loader: The ``DataLoader`` whose arguments hold.
         compiled: What the loader compiled.
+        again: Whether persistent workers would go on with the iterator that they have.
     """
 
     _feed: Feed | None = None
 
-    def __init__(self, loader: Any, compiled: Compiled) -> None:
+    def __init__(self, loader: Any, compiled: Compiled, again: bool = False) -> None:
         super().__init__(loader)
+        if loader.num_workers and not again:
+            # As DataLoader's iterator with workers does: it asks the sampler for a second iterator.
+            self._reset(loader, first_iter=True)
         self._collate: Callable[[Any], Any] = loader.collate_fn
         self._compiled = compiled
         self._ahead = max(compiled.window + 2, (loader.prefetch_factor or 2) * loader.num_workers)

@@ -9,10 +9,11 @@ from __future__ import annotations
 import operator
 import os
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +29,8 @@ from torchdali.transforms import RowError
 __all__ = ["Batch", "Feed"]
 
 _SCAN_THREADS = 16
-_TIMED_OUT = "DataLoader timed out after {} seconds; this epoch cannot go on, a new one can be started"
+_ANEW = "this epoch cannot go on, a new one can be started"
+_INTERRUPTED = f"the loader was interrupted; {_ANEW}"
 
 
 @dataclass
@@ -79,13 +81,17 @@ class Feed:
         self._engines: list[Engine] = []
         self._threads: ThreadPoolExecutor | None = None
         self._process = os.getpid()
-        self._timed_out = False
+        self._over = ""
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._flying)
 
     def push(self, indices: Sequence[int]) -> None:
         """Takes the sampler's indices of one batch and starts to work on it as soon as its turn comes."""
+        with self._uninterrupted():
+            self._push(indices)
+
+    def _push(self, indices: Sequence[int]) -> None:
         count = len(self._source)
         index = np.asarray([operator.index(i) for i in indices], np.int64)
         outside = (index < -count) | (index >= count)
@@ -107,17 +113,32 @@ class Feed:
         """
         if self._process != os.getpid():
             raise RuntimeError("an iterator cannot be used in a forked process; iterate over the loader anew there")
-        if self._timed_out:
-            raise RuntimeError(_TIMED_OUT.format(self._timeout))
-        if not self._flying:
-            self._launch(self._waiting.popleft())
-        batch = self._flying.popleft()
+        with self._uninterrupted():
+            if not self._flying:
+                self._launch(self._waiting.popleft())
+            batch = self._flying.popleft()
+            try:
+                self._land(batch)
+            except Exception:
+                if self._over is _INTERRUPTED:
+                    self._advance()
+                raise
+            self._advance()
+            return batch
+
+    @contextmanager
+    def _uninterrupted(self) -> Generator[None, None, None]:
+        """Ends the epoch where a KeyboardInterrupt comes in between: nobody knows what is in flight then."""
+        if self._over:
+            raise RuntimeError(self._over)
+        self._over = _INTERRUPTED
         try:
-            self._land(batch)
-        finally:
-            if not self._timed_out:
-                self._advance()
-        return batch
+            yield
+        except Exception:
+            if self._over is _INTERRUPTED:
+                self._over = ""
+            raise
+        self._over = ""
 
     def close(self) -> None:
         """Drops what is under way and returns the engines."""
@@ -179,16 +200,15 @@ class Feed:
     def _submit(self, engine: Engine, batch: Batch, by_pil: IntArray) -> None:
         """Schedules a batch; files of the rows ``by_pil`` are read by PIL, and DALI gets their pixels in memory."""
         paths = self._source.paths(batch.index)
-        files: list[BinaryIO] = []
-        for row in by_pil.tolist():
-            file = os.fdopen(os.memfd_create("torchdali"), "w+b")
-            files.append(file)
-            self._source.load(int(batch.index[row])).save(file, format="PPM")
-            file.flush()
-            name = f"/proc/self/fd/{file.fileno()}".encode()
-            paths[row] = 0
-            paths[row, : len(name)] = np.frombuffer(name, np.uint8)
-        engine.submit(paths, batch.inputs, files)
+        with ExitStack() as files:
+            for row in by_pil.tolist():
+                file = files.enter_context(os.fdopen(os.memfd_create("torchdali"), "w+b"))
+                self._source.load(int(batch.index[row])).save(file, format="PPM")
+                file.flush()
+                name = f"/proc/self/fd/{file.fileno()}".encode()
+                paths[row] = 0
+                paths[row, : len(name)] = np.frombuffer(name, np.uint8)
+            engine.submit(paths, batch.inputs, files)
 
     def _engine_for(self, batch_size: int) -> Engine:
         if not self._engines or self._engines[-1].batch_size < batch_size:
@@ -205,8 +225,8 @@ class Feed:
         except SampleError:
             raise
         except TimeoutError as error:
-            self._timed_out = True
-            raise RuntimeError(_TIMED_OUT.format(self._timeout)) from error
+            self._over = f"DataLoader timed out after {self._timeout} seconds; {_ANEW}"
+            raise RuntimeError(self._over) from error
         except RuntimeError as error:
             taken = self._retry(batch, error)
         batch.images, endings = taken
@@ -219,8 +239,10 @@ class Feed:
             if error := self._source.examine(index):
                 raise error from failure
         engine = Engine(self._pool.plan, len(batch.index), 1)
-        refused = [row for row in range(len(batch.index)) if not self._passes_alone(engine, batch, row)]
-        by_pil = np.union1d(self._source.foreign(batch.index), np.array(refused, np.int64))
+        foreign = self._source.foreign(batch.index)
+        native = np.setdiff1d(np.arange(len(batch.index)), foreign)
+        refused = [row for row in native.tolist() if not self._passes_alone(engine, batch, row)]
+        by_pil = np.union1d(foreign, np.array(refused, np.int64))
         try:
             self._submit(engine, batch, by_pil)
             taken = engine.take()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import importlib
+import os
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,7 +17,7 @@ from torchdali.plan import Plan
 from torchdali.spec import Fidelity
 from torchdali.transforms.crop import Window
 
-__all__ = ["PATHS", "build", "require_dali", "unavailable_on"]
+__all__ = ["PATHS", "build", "forget", "require_dali", "unavailable_on"]
 
 PATHS = "paths"
 """The input that takes the batch's paths: ``(N, L)`` bytes, padded with NUL."""
@@ -101,6 +104,38 @@ class _Operators:
         return self.fn._conditional.merge(body(chosen, of_chosen), others, predicate=mask)  # noqa: SLF001
 
 
+@functools.cache
+def _pipeline_class(dali: Any) -> Any:
+    class Pipeline(dali.Pipeline):
+        """A pipeline that is shut down only by the process that built it.
+
+        Its threads do not exist in a forked child, which would wait for them for ever: and a child may get to shut a
+        pipeline down at any time, when it collects garbage that it inherited.
+        """
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            self._process = os.getpid()
+            super().__init__(*args, **kwargs)
+
+        def close(self) -> None:
+            """Waits for the runs in flight and frees threads and memory, now and not when garbage is collected."""
+            self._shutdown()
+
+        def _shutdown(self) -> None:
+            if self._process != os.getpid():
+                forget(self)
+            super()._shutdown()
+
+    return Pipeline
+
+
+def forget(pipeline: Any) -> None:
+    """Lets go of a pipeline for good: its threads and memory stay until the process ends."""
+    inner, pipeline._pipe = pipeline._pipe, None  # noqa: SLF001
+    if inner is not None:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(inner))
+
+
 def build(plan: Plan, batch_size: int, threads: int, device: torch.device) -> Any:
     """Builds the pipeline of a plan.
 
@@ -119,7 +154,7 @@ def build(plan: Plan, batch_size: int, threads: int, device: torch.device) -> An
     dali = require_dali()
     fn, types = dali.fn, dali.types
     gpu = device.type == "cuda"
-    pipeline = dali.Pipeline(
+    pipeline = _pipeline_class(dali)(
         batch_size=batch_size,
         num_threads=threads,
         device_id=device.index if gpu else None,

@@ -102,7 +102,7 @@ class DALILoader(DataLoader[Any]):
             # Persistent workers keep the first epoch's base seed, and no other is drawn from the loader's generator.
             twin = copy.copy(self)
             twin.generator = torch.Generator()
-            epoch = Epoch(twin, compiled)
+            epoch = Epoch(twin, compiled, again=True)
         else:
             epoch = Epoch(self, compiled)
             self._base_seed = epoch.base_seed
@@ -178,7 +178,7 @@ class DALILoader(DataLoader[Any]):
         if (state := dataset_state(self.dataset)) != self._source_state:
             self._source, self._source_state = lift(self.dataset), state
         device = self._resolve_device()
-        key = (state, device, id(self.transform), repr(self.transform), self.num_workers, self.fidelity)
+        key = (self._source, device, id(self.transform), repr(self.transform), self.num_workers, self.fidelity)
         if self._compiled and self._compiled.state == key:
             return self._compiled
         chain = tuple(flatten(self._source.transform) + flatten(self.transform))

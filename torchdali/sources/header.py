@@ -19,7 +19,6 @@ _FIRST_READ = 2048
 _BASELINE_TO_PROGRESSIVE = (0xC0, 0xC1, 0xC2)
 _OTHER_FRAMES = frozenset(range(0xC3, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
-_SAME_IN_DALI = {"BMP", "PPM", "WEBP"}
 
 
 class Header(NamedTuple):
@@ -30,7 +29,7 @@ class Header(NamedTuple):
         width: Width in pixels.
         jpeg: Whether it is a JPEG.
         native: Whether DALI decodes it to what ``PIL.Image.convert("RGB")`` gives. CMYK, 16-bit, transparent and
-            animated images are not, and neither are the formats that DALI does not read.
+            animated images are not, and of the formats only JPEG, PNG and WebP are.
     """
 
     height: int
@@ -98,7 +97,7 @@ def _jpeg(file: int, start: bytes) -> Header | None:
 def _by_pil(path: str) -> Header:
     with _open(path) as image:
         native = (
-            image.format in _SAME_IN_DALI
+            image.format == "WEBP"
             and image.mode == "RGB"
             and not getattr(image, "is_animated", False)
             and "transparency" not in image.info

@@ -1,0 +1,336 @@
+"""Epochs may be left, interrupted, timed out and forked: the next one is right, and nothing is left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import nvidia.dali
+import PIL.Image
+import pytest
+from conftest import PER_BATCH, Numbered, Script, assert_pairs, in_order
+from torchvision.datasets import ImageFolder
+
+from torchdali import DALILoader, SampleError
+from torchdali.sources.scan import Scan
+
+pytestmark = pytest.mark.timeout(50)
+
+
+def until_error(iterator: Iterator[Any]) -> list[Any]:
+    """What is left of an epoch that may have come to an early end."""
+    batches: list[Any] = []
+    with contextlib.suppress(RuntimeError):
+        batches.extend(iterator)
+    return batches
+
+
+# Epochs that end early
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_after_a_break_anywhere_the_next_epoch_is_whole(dataset: ImageFolder, workers: int, device: str) -> None:
+    loader = DALILoader(dataset, PER_BATCH, num_workers=workers, device=device)
+    for after in range(9):
+        iterator = iter(loader)
+        assert_pairs((next(iterator) for _ in range(min(after, 8))), dataset, in_order()[:after])
+        if after % 2:
+            del iterator
+        assert_pairs(loader, dataset, in_order())
+
+
+def test_iterators_may_be_interleaved(dataset: ImageFolder, device: str) -> None:
+    loader = DALILoader(dataset, PER_BATCH, device=device)
+    one, other, taken = iter(loader), iter(loader), ([], [])
+    for turn in (0, 1, 1, 1, 0, 0, 1, 0, 0, 0, 1, 1, 1, 0, 0, 1):
+        taken[turn].append(next((one, other)[turn]))
+    for batches in taken:
+        assert_pairs(batches, dataset, in_order())
+    assert_pairs((pair[i] for i, pair in enumerate(zip(loader, loader, strict=True)) for i in (0, 1)), dataset)
+    assert next(one, None) is next(other, None) is None
+
+
+def test_iterator_outlives_its_loader(dataset: ImageFolder, device: str) -> None:
+    loader = DALILoader(dataset, PER_BATCH, device=device)
+    iterator = iter(loader)
+    first = next(iterator)
+    del loader
+    gc.collect()
+    assert_pairs([first, *iterator], dataset, in_order())
+
+
+def test_finished_iterator_stays_finished(dataset: ImageFolder) -> None:
+    iterator = iter(DALILoader(dataset, PER_BATCH, device="cpu"))
+    assert_pairs(iterator, dataset, in_order())
+    for _ in range(3):
+        with pytest.raises(StopIteration):
+            next(iterator)
+
+
+# Interruptions
+
+
+def interrupt(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, call: int, after: bool) -> None:
+    """Raises KeyboardInterrupt once, before or after a call of a method."""
+    method, calls = getattr(owner, name), iter(range(10**6))
+
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        now = next(calls) == call
+        if now and not after:
+            raise KeyboardInterrupt
+        result = method(*args, **kwargs)
+        if now:
+            raise KeyboardInterrupt
+        return result
+
+    monkeypatch.setattr(owner, name, interrupted)
+
+
+@pytest.mark.parametrize("goes_on", [False, True], ids=["next epoch", "same epoch"])
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("call", [0, 4])
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (nvidia.dali.Pipeline, "feed_input"),
+        (nvidia.dali.Pipeline, "schedule_run"),
+        (nvidia.dali.Pipeline, "share_outputs"),
+        (nvidia.dali.Pipeline, "release_outputs"),
+        (Scan, "error"),
+    ],
+    ids=lambda value: getattr(value, "__name__", value),
+)
+def test_interrupt_pairs_no_picture_with_another_label(
+    monkeypatch: pytest.MonkeyPatch,
+    dataset: ImageFolder,
+    owner: type,
+    name: str,
+    call: int,
+    after: bool,
+    goes_on: bool,
+    device: str,
+) -> None:
+    """Neither in the next epoch nor, where somebody goes on with it, in the interrupted one."""
+    loader = DALILoader(dataset, PER_BATCH, device=device)
+    iterator, taken = iter(loader), []
+    interrupt(monkeypatch, owner, name, call, after)
+    with pytest.raises(KeyboardInterrupt):
+        taken.extend(iterator)
+    if goes_on:
+        taken += until_error(iterator)
+    assert_pairs(taken, dataset)
+    del iterator
+    assert_pairs(loader, dataset, in_order())
+
+
+def test_timeout_is_dataloaders_and_the_next_epoch_does_not_hang(
+    monkeypatch: pytest.MonkeyPatch, dataset: ImageFolder, device: str
+) -> None:
+    loader = DALILoader(dataset, PER_BATCH, num_workers=1, timeout=0.5, device=device)
+    go_on, share = threading.Event(), nvidia.dali.Pipeline.share_outputs
+    with monkeypatch.context() as slow:
+        slow.setattr(nvidia.dali.Pipeline, "share_outputs", lambda *args, **kw: (go_on.wait(30), share(*args, **kw))[1])
+        iterator, start = iter(loader), time.monotonic()
+        with pytest.raises(RuntimeError, match=r"timed out after 0\.5 seconds"):
+            next(iterator)
+        assert 0.4 < time.monotonic() - start < 5
+    assert_pairs(loader, dataset, in_order())
+    go_on.set()
+    assert_pairs(until_error(iterator), dataset)
+    del iterator
+    assert_pairs(loader, dataset, in_order())
+
+
+def test_timeout_of_slow_storage(monkeypatch: pytest.MonkeyPatch, dataset: ImageFolder) -> None:
+    go_on = threading.Event()
+    loader = DALILoader(dataset, PER_BATCH, num_workers=1, timeout=0.3, device="cpu")
+    with monkeypatch.context() as slow:
+        slow.setattr(type(loader._source), "_learn", lambda *_: go_on.wait(30))
+        with pytest.raises(RuntimeError, match="timed out"):
+            next(iter(loader))
+        go_on.set()
+    assert_pairs(loader, dataset, in_order())
+
+
+# What is left behind
+
+
+def settled(count: Callable[[], int], wanted: int) -> int:
+    """The count, when it is what is wanted or two seconds later."""
+    end = time.monotonic() + 2
+    while count() > wanted and time.monotonic() < end:
+        time.sleep(0.02)
+    return count()
+
+
+def test_no_thread_outlives_an_epoch(dataset: ImageFolder) -> None:
+    before = threading.active_count()
+    loader = DALILoader(dataset, PER_BATCH, num_workers=2, timeout=20, device="cpu")
+    for stop in (None, 2):
+        iterator = iter(loader)
+        assert_pairs((batch for batch, _ in zip(iterator, range(stop or 99), strict=False)), dataset, in_order()[:stop])
+        del iterator
+        assert settled(threading.active_count, before) == before
+
+
+def test_loader_frees_its_pipeline_at_once(dataset: ImageFolder) -> None:
+    """Its threads and its memory on the device do not wait for the garbage collector."""
+
+    def tasks() -> int:
+        return len(os.listdir("/proc/self/task"))  # noqa: PTH208
+
+    assert_pairs(DALILoader(dataset, PER_BATCH, num_workers=2, device="cpu"), dataset)  # what DALI starts once for ever
+    gc.collect()
+    before = tasks()
+    gc.disable()
+    try:
+        loader = DALILoader(dataset, PER_BATCH, num_workers=2, device="cpu")
+        assert_pairs(loader, dataset, in_order())
+        assert tasks() > before
+        del loader
+        assert settled(tasks, before) == before
+    finally:
+        gc.enable()
+
+
+def test_no_file_stays_open(fresh_pictures: Path, numbered: Numbered) -> None:
+    """Nor stand-ins in memory for files that DALI does not read, after epochs that were left and that failed."""
+    paths = [Path(path) for path, _ in numbered(fresh_pictures).samples]
+    for path in (paths[7], paths[20]):
+        with PIL.Image.open(path) as picture:
+            picture.save(path, "GIF")
+    paths[12].write_bytes(paths[12].read_bytes()[:-200])
+    fresh = numbered(fresh_pictures)
+
+    def run() -> int:
+        loader = DALILoader(fresh, PER_BATCH, num_workers=2, device="cpu")
+        iterator = iter(loader)
+        next(iterator)
+        del iterator
+        with pytest.raises(SampleError):
+            list(loader)
+        del loader
+        gc.collect()
+        return len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+
+    counts = [run() for _ in range(22)]
+    assert max(counts[2:]) <= counts[1]
+
+
+# Forks, and the end of the interpreter
+
+PRELUDE = """
+import faulthandler, gc, os, sys
+from nvidia.dali import Pipeline
+from torch.utils.data import DataLoader
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import v2
+from torchdali import DALILoader
+
+device = sys.argv[2]
+dataset = ImageFolder(sys.argv[1], v2.Compose([v2.ToImage(), v2.CenterCrop(24)]))
+loader = DALILoader(dataset, 3, num_workers=2, device=device)
+iterator = iter(loader)
+
+def fork(child, leave=os._exit):
+    process = os.fork()
+    if not process:
+        faulthandler.dump_traceback_later(10, exit=True)  # which is what a child that hangs ends with
+        child()
+        leave(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0, child.__name__
+"""
+
+SCRIPTS = {
+    "children of a live iterator": """
+next(iterator)
+
+def exits():
+    pass
+
+def drops_what_it_inherited():
+    global iterator, loader
+    del iterator, loader
+    gc.collect()
+
+def makes_a_loader_of_its_own():
+    assert len(list(DALILoader(dataset, 5, device="cpu"))) == 5
+
+def iterates_over_the_same_loader():
+    assert device == "cuda" or len(list(loader)) == 8
+
+def goes_on_with_the_iterator():
+    for _ in range(2):
+        try:
+            next(iterator)
+        except RuntimeError as error:
+            assert "forked" in str(error), error
+        else:
+            raise AssertionError
+
+fork(exits, leave=sys.exit)
+fork(drops_what_it_inherited)
+fork(makes_a_loader_of_its_own)
+fork(iterates_over_the_same_loader)
+fork(goes_on_with_the_iterator)
+assert len(list(DataLoader(dataset, 4, num_workers=2))) == 6
+assert len(list(iterator)) == 7
+""",
+    "children that inherit garbage": """
+def collects():
+    gc.collect()
+
+gc.disable()
+assert len(list(iterator)) == 8
+del loader, iterator
+fork(collects)
+
+gc.set_threshold(1)  # so that it is collected while the process is being forked
+for _ in range(3):
+    loader = DALILoader(dataset, 3, device=device)
+    loader.itself = loader
+    assert len(list(loader)) == 8
+    del loader
+    gc.enable()
+    fork(collects)
+    gc.disable()
+""",
+    "child of an interrupted epoch": """
+share = Pipeline.share_outputs
+
+def interrupted(*args, **kwargs):
+    Pipeline.share_outputs = share
+    raise KeyboardInterrupt
+
+def drops_what_it_inherited():
+    global iterator, loader
+    del iterator, loader
+    gc.collect()
+
+Pipeline.share_outputs = interrupted
+try:
+    next(iterator)
+except KeyboardInterrupt:
+    fork(drops_what_it_inherited)
+assert len(list(loader)) == 8
+""",
+    "exit in the midst of an epoch": """
+try:
+    next(iterator)
+    raise KeyError
+except KeyError as error:
+    kept = error
+""",
+}
+
+
+@pytest.mark.parametrize("code", SCRIPTS.values(), ids=SCRIPTS.keys())
+def test_processes_end_well(pictures: Path, run_script: Script, code: str, device: str) -> None:
+    done = run_script(PRELUDE + code + 'print("done")', pictures, device, PYTHONWARNINGS="ignore::DeprecationWarning")
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", "done\n")
