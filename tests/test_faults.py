@@ -284,6 +284,16 @@ def test_rotation_in_exif_is_not_followed(fresh: ImageFolder, photograph: PIL.Im
     assert next(iter(loader))[0].shape == (3, photograph.height, photograph.width)
 
 
+@pytest.mark.parametrize("size", [(30, 20), (140, 130)], ids=["smaller", "larger"])
+def test_file_that_is_rewritten_between_epochs_is_read_anew(
+    fresh: ImageFolder, photograph: PIL.Image.Image, size: tuple[int, int], device: str
+) -> None:
+    loader = DALILoader(fresh, PER_BATCH, device=device)
+    assert_pairs(loader, fresh, in_order())
+    sample_path(fresh).write_bytes(encoded(photograph.resize(size), "JPEG"))
+    assert_pairs(loader, fresh, in_order())
+
+
 # Batches that cannot be made
 
 

@@ -190,6 +190,14 @@ def test_changed_dataset_is_seen_by_the_next_epoch(
     assert change is append_samples or not same(before, true)
 
 
+def test_changed_targets_may_be_vectors(dataset: ImageFolder) -> None:
+    """Which have no truth value when they are compared."""
+    ours = DALILoader(dataset, 5, device="cpu")
+    for last in (7, 8):
+        dataset.samples = [(path, torch.tensor([0, last])) for path, _ in dataset.samples]
+        assert same(list(ours), list(DataLoader(dataset, 5)))
+
+
 def test_appended_samples_are_loaded(dataset: ImageFolder) -> None:
     ours = DALILoader(dataset, 5, device="cpu")
     list(ours)

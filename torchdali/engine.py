@@ -8,7 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +20,19 @@ from torchdali.spec import Inputs
 
 __all__ = ["Engine", "EnginePool", "Taken"]
 
-Taken = tuple["torch.Tensor | list[torch.Tensor]", npt.NDArray[np.uint8]]
-"""Images, and the last two bytes of each file."""
+
+class Taken(NamedTuple):
+    """The outputs of one run.
+
+    Attributes:
+        images: One tensor, or one a sample where shapes differ.
+        endings: ``(N, 2)`` the last two bytes of each file.
+        lengths: ``(N, 1)`` bytes that were read of each file.
+    """
+
+    images: torch.Tensor | list[torch.Tensor]
+    endings: npt.NDArray[np.uint8]
+    lengths: npt.NDArray[np.int32]
 
 
 class Engine:
@@ -82,8 +93,8 @@ class Engine:
         self._broken = True  # until the end, as above
         files = self._files.popleft()
         try:
-            images, endings = _within(timeout, share) if timeout else share()
-            taken: Taken = bridge.to_torch(images, stream), bridge.to_array(endings)
+            images, endings, lengths = _within(timeout, share) if timeout else share()
+            taken = Taken(bridge.to_torch(images, stream), bridge.to_array(endings), bridge.to_array(lengths))
             self._pipeline.release_outputs()
         except TimeoutError:
             graph.forget(self._pipeline)

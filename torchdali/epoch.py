@@ -100,8 +100,7 @@ class Epoch(_BaseDataLoaderIter):
                 index = cast("Any", self._next_index())
                 feed.push(index if self._auto_collation else [index])
             except Exception as error:  # noqa: BLE001 - raised in its turn, after the batches before it
-                # The end of the sampler needs no traceback, which would hold this iterator in a cycle.
-                self._end = error.with_traceback(None) if isinstance(error, StopIteration) else error
+                self._end = error
 
     def _next_data(self) -> Any:
         feed = self._feed
@@ -109,10 +108,14 @@ class Epoch(_BaseDataLoaderIter):
         self._pull(feed)
         if not len(feed):
             feed.close()
-            assert self._end is not None
-            raise self._end
+            raise self._claim_end()
         data = self._batch(feed.pop())
         return _pin_memory(data) if self._pin_memory and self._compiled.device.type == "cpu" else data
+
+    def _claim_end(self) -> Exception:
+        """What ended the sampler. It is kept no longer, as its traceback holds this iterator in a cycle."""
+        end, self._end = self._end, StopIteration()
+        return StopIteration() if end is None or isinstance(end, StopIteration) else end
 
     def _batch(self, batch: Batch) -> Any:
         source, plan = self._compiled.source, self._compiled.plan

@@ -11,7 +11,7 @@ import os
 from collections import deque
 from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,6 +58,12 @@ class Batch:
     engine: Engine | None = None
     error: Exception | None = None
     inputs: Inputs = field(default_factory=dict[str, npt.NDArray[Any]])
+
+    def claim_error(self) -> Exception:
+        """The error, which is kept no longer: raised, its traceback would hold the batch in a cycle."""
+        error, self.error = self.error, None
+        assert error is not None
+        return error
 
 
 class Feed:
@@ -189,8 +195,8 @@ class Feed:
             batch.error = error
 
     def _prepare(self, batch: Batch) -> None:
-        if batch.scan and (error := batch.scan.error(self._timeout or None)):
-            raise error
+        if batch.scan:
+            batch.scan.wait(self._timeout or None)
         try:
             batch.inputs, batch.params, batch.size = self._pool.plan.draw(batch.draws, self._source.sizes(batch.index))
         except RowError as error:
@@ -202,10 +208,11 @@ class Feed:
         paths = self._source.paths(batch.index)
         with ExitStack() as files:
             for row in by_pil.tolist():
-                file = files.enter_context(os.fdopen(os.memfd_create("torchdali"), "w+b"))
-                self._source.load(int(batch.index[row])).save(file, format="PPM")
-                file.flush()
-                name = f"/proc/self/fd/{file.fileno()}".encode()
+                file = os.memfd_create("torchdali")
+                files.callback(os.close, file)
+                with os.fdopen(file, "wb", closefd=False) as stream:
+                    self._source.load(int(batch.index[row])).save(stream, format="PPM")
+                name = f"/proc/self/fd/{file}".encode()
                 paths[row] = 0
                 paths[row, : len(name)] = np.frombuffer(name, np.uint8)
             engine.submit(paths, batch.inputs, files)
@@ -218,7 +225,7 @@ class Feed:
     def _land(self, batch: Batch) -> None:
         try:
             if batch.error:
-                raise batch.error
+                raise batch.claim_error()
             if batch.engine is None:
                 return
             taken = batch.engine.take(self._timeout)
@@ -227,31 +234,39 @@ class Feed:
         except TimeoutError as error:
             self._over = f"DataLoader timed out after {self._timeout} seconds; {_ANEW}"
             raise RuntimeError(self._over) from error
-        except RuntimeError as error:
-            taken = self._retry(batch, error)
-        batch.images, endings = taken
-        if error := self._source.truncated(batch.index, endings):
-            raise error
+        except RuntimeError:
+            taken = self._again(batch)
+        else:
+            if self._source.changed(batch.index, taken.lengths):
+                taken = self._again(batch)
+        batch.images = taken.images
+        self._source.check_endings(batch.index, taken.endings)
 
-    def _retry(self, batch: Batch, failure: RuntimeError) -> Taken:
-        """Finds the sample that made a run fail. One that PIL reads and only DALI does not takes PIL's way."""
+    def _again(self, batch: Batch) -> Taken:
+        """Runs a batch whose files are not what they were, or that failed, and finds the sample that is to blame.
+
+        A sample that PIL reads and only DALI does not is read by PIL, now and from now on.
+        """
         for index in batch.index.tolist():
-            if error := self._source.examine(index):
-                raise error from failure
+            self._source.load(index)
+        batch.scan = self._source.scan(self._source.forget(batch.index), self._scan_threads)
+        self._prepare(batch)
         engine = Engine(self._pool.plan, len(batch.index), 1)
         foreign = self._source.foreign(batch.index)
+        with suppress(RuntimeError):
+            self._submit(engine, batch, foreign)
+            return engine.take()
         native = np.setdiff1d(np.arange(len(batch.index)), foreign)
         refused = [row for row in native.tolist() if not self._passes_alone(engine, batch, row)]
-        by_pil = np.union1d(foreign, np.array(refused, np.int64))
         try:
-            self._submit(engine, batch, by_pil)
+            self._submit(engine, batch, np.union1d(foreign, np.array(refused, np.int64)))
             taken = engine.take()
         except RuntimeError as error:
-            blamed = refused or range(len(batch.index))
+            blamed = refused or list(range(len(batch.index)))
             named = "; ".join(self._source.name(int(batch.index[row])) for row in blamed[:3])
             raise PipelineError(
                 f"DALI failed on {len(blamed)} of {len(batch.index)} samples ({named}): {error}"
-            ) from failure
+            ) from error
         for row in refused:
             self._source.distrust(int(batch.index[row]))
         return taken

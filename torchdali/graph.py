@@ -140,7 +140,7 @@ def build(plan: Plan, batch_size: int, threads: int, device: torch.device) -> An
     """Builds the pipeline of a plan.
 
     Its inputs are :data:`PATHS` and ``plan.inputs``; its outputs are the images, CHW and dense where all sizes are
-    equal, and the last two bytes of each file.
+    equal, the last two bytes of each file, and its length.
 
     Args:
         plan: What to run.
@@ -172,9 +172,10 @@ def build(plan: Plan, batch_size: int, threads: int, device: torch.device) -> An
         }
         # Mapping files into memory opens them as if one at a time.
         encoded = fn.io.file.read(paths, dont_use_mmap=True)
+        length = encoded.shape(dtype=types.INT32)
         ending = fn.slice(
             encoded,
-            start=encoded.shape(dtype=types.INT32) - 2,
+            start=length - 2,
             shape=[2],
             axes=[0],
             out_of_bounds_policy="pad",
@@ -189,7 +190,7 @@ def build(plan: Plan, batch_size: int, threads: int, device: torch.device) -> An
                 image = rule.lower(ops, image, params)
         if not plan.channels_first:
             image = fn.transpose(image, perm=[2, 0, 1])
-        pipeline.set_outputs(image, ending)
+        pipeline.set_outputs(image, ending, length)
     pipeline.build()
     return pipeline
 

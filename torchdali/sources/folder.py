@@ -58,6 +58,7 @@ class FolderSource:
         self._size = np.zeros((len(encoded), 2), np.int32)
         self._native = np.zeros(len(encoded), np.bool_)
         self._jpeg = np.zeros(len(encoded), np.bool_)
+        self._length = np.zeros(len(encoded), np.int64)
         self._whole = np.zeros(len(encoded), np.bool_)
         integers = all(type(target) is int for target in targets)
         self._labels: IntArray | None = np.array(targets, np.int64) if integers else None
@@ -111,12 +112,21 @@ class FolderSource:
         """``(M,)`` rows of a scanned batch whose files DALI does not decode as PIL does."""
         return np.flatnonzero(~self._native[index])
 
+    def changed(self, index: IntArray, lengths: npt.NDArray[np.int32]) -> bool:
+        """Whether a file of a batch has another length than when its header was read, so that its size may be wrong.
+
+        Args:
+            index: ``(N,)`` the batch.
+            lengths: ``(N, 1)`` bytes that were read of each file; of foreign files it is not looked at.
+        """
+        return bool((self._native[index] & (self._length[index] != lengths[:, 0])).any())
+
     def distrust(self, index: int) -> None:
         """From now on a file that PIL reads and DALI does not."""
         self._native[index] = False
 
-    def truncated(self, index: IntArray, endings: npt.NDArray[np.uint8]) -> SampleError | None:
-        """The first sample of a batch whose JPEG ends before its image does.
+    def check_endings(self, index: IntArray, endings: npt.NDArray[np.uint8]) -> None:
+        """Finds JPEGs that end before their image does.
 
         The JPEG engine fills what is missing with grey and says nothing. A file that ends in an end-of-image marker
         is taken for whole; of the others some have bytes after their image, which PIL reads once to be sure.
@@ -124,22 +134,15 @@ class FolderSource:
         Args:
             index: ``(N,)`` the batch.
             endings: ``(N, 2)`` the last two bytes that were read of each file.
+
+        Raises:
+            SampleError: A file is truncated.
         """
         marked = (endings[:, 0] == 0xFF) & (endings[:, 1] == 0xD9)
         suspects = self._jpeg[index] & self._native[index] & ~self._whole[index] & ~marked
         for i in index[suspects].tolist():
-            if error := self.examine(i):
-                return error
+            self.load(i)
             self._whole[i] = True
-        return None
-
-    def examine(self, index: int) -> SampleError | None:
-        """What is wrong with a file, found by decoding all of it with PIL; None where nothing is."""
-        try:
-            self.load(index)
-        except SampleError as error:
-            return error
-        return None
 
     def load(self, index: int) -> PIL.Image.Image:
         """The image as torchvision's default loader reads it.
@@ -151,10 +154,16 @@ class FolderSource:
         with self._blaming(index, "decoded"), _open(path) as image:
             return image.convert("RGB")
 
+    def forget(self, index: IntArray) -> IntArray:
+        """Makes the files of a batch unknown again; returns the batch."""
+        self._size[index] = 0
+        return index
+
     def _learn(self, index: int) -> None:
         with self._blaming(index, "read as an image"):
             header = read_header(self.path(index))
         self._native[index], self._jpeg[index] = header.native, header.jpeg
+        self._length[index] = header.length
         self._size[index] = header.height, header.width
 
     @contextmanager

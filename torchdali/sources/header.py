@@ -27,6 +27,7 @@ class Header(NamedTuple):
     Attributes:
         height: Height in pixels; EXIF orientation is not looked at, as in ``ImageFolder``.
         width: Width in pixels.
+        length: Of the file, in bytes.
         jpeg: Whether it is a JPEG.
         native: Whether DALI decodes it to what ``PIL.Image.convert("RGB")`` gives. CMYK, 16-bit, transparent and
             animated images are not, and of the formats only JPEG, PNG and WebP are.
@@ -34,6 +35,7 @@ class Header(NamedTuple):
 
     height: int
     width: int
+    length: int
     jpeg: bool
     native: bool
 
@@ -46,25 +48,26 @@ def read_header(path: str) -> Header:
     """
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
+        length = os.fstat(file).st_size
         start = os.pread(file, _FIRST_READ, 0)
         if start.startswith(b"\xff\xd8\xff"):
-            found = _jpeg(file, start)
+            found = _jpeg(file, start, length)
         elif start.startswith(_PNG_SIGNATURE) and start[12:16] == b"IHDR":
-            found = _png(start)
+            found = _png(start, length)
         else:
             found = None
     finally:
         os.close(file)
-    return found or _by_pil(path)
+    return found or _by_pil(path, length)
 
 
-def _png(start: bytes) -> Header | None:
+def _png(start: bytes, length: int) -> Header | None:
     width, height = int.from_bytes(start[16:20], "big"), int.from_bytes(start[20:24], "big")
     depth, colour = start[24], start[25]
-    return Header(height, width, False, True) if depth == 8 and colour in (0, 2, 3) else None
+    return Header(height, width, length, False, True) if depth == 8 and colour in (0, 2, 3) else None
 
 
-def _jpeg(file: int, start: bytes) -> Header | None:
+def _jpeg(file: int, start: bytes, length: int) -> Header | None:
     """Walks from marker to marker (ITU-T T.81, annex B) to the frame header."""
     at, adobe_rgb = 2, False
     window, window_at = start, 0
@@ -86,7 +89,7 @@ def _jpeg(file: int, start: bytes) -> Header | None:
             named_rgb = components == 3 and bytes(window[body + 6 : body + 14 : 3]) == b"RGB"
             native = depth == 8 and components in (1, 3) and not (adobe_rgb or named_rgb)
             # A height of 0 says that the height comes after the pixels, which only a whole decoder follows.
-            return Header(height, width, True, True) if native and height and width else None
+            return Header(height, width, length, True, True) if native and height and width else None
         if marker in _OTHER_FRAMES or marker in (0xD9, 0xDA):
             return None
         if marker == 0xEE and window[body : body + 5] == b"Adobe":
@@ -94,7 +97,7 @@ def _jpeg(file: int, start: bytes) -> Header | None:
         at += 2 + int.from_bytes(window[here + 2 : here + 4], "big")
 
 
-def _by_pil(path: str) -> Header:
+def _by_pil(path: str, length: int) -> Header:
     with _open(path) as image:
         native = (
             image.format == "WEBP"
@@ -102,4 +105,4 @@ def _by_pil(path: str) -> Header:
             and not getattr(image, "is_animated", False)
             and "transparency" not in image.info
         )
-        return Header(image.height, image.width, image.format == "JPEG", native)
+        return Header(image.height, image.width, length, image.format == "JPEG", native)

@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from torchdali.errors import SampleError
-
 __all__ = ["Scan"]
 
 _CHUNK = 16
@@ -18,7 +16,7 @@ class Scan:
 
     Args:
         indices: Samples whose files are to be read; none of them is asked for twice.
-        learn: Reads one file's header; raises SampleError.
+        learn: Reads one file's header; may raise SampleError.
         pool: Gives the threads; not called where there is nothing to read.
     """
 
@@ -27,30 +25,28 @@ class Scan:
     ) -> None:
         self._learn = learn
         chunks = [indices[i : i + _CHUNK] for i in range(0, len(indices), _CHUNK)]
-        self._futures: list[Future[SampleError | None]] = []
+        self._futures: list[Future[None]] = []
         if chunks:
             executor = pool()
             self._futures = [executor.submit(self._read, chunk) for chunk in chunks]
 
-    def _read(self, chunk: Sequence[int]) -> SampleError | None:
+    def _read(self, chunk: Sequence[int]) -> None:
         for index in chunk:
-            try:
-                self._learn(index)
-            except SampleError as error:
-                return error
-        return None
+            self._learn(index)
 
     def done(self) -> bool:
-        """Whether :meth:`error` would return at once."""
+        """Whether :meth:`wait` would return at once."""
         return all(future.done() for future in self._futures)
 
-    def error(self, timeout: float | None = None) -> SampleError | None:
-        """Waits until all headers are read; returns what was wrong with the first bad one.
+    def wait(self, timeout: float | None = None) -> None:
+        """Waits until all headers are read.
 
         Raises:
+            SampleError: One of them cannot be; the others may still be being read.
             TimeoutError: It takes longer than ``timeout`` seconds.
         """
         try:
-            return next(filter(None, (future.result(timeout) for future in self._futures)), None)
+            while self._futures:
+                self._futures.pop(0).result(timeout)
         except futures.TimeoutError as error:  # another class than the built-in one before Python 3.11
             raise TimeoutError(f"headers were not read in {timeout} seconds") from error

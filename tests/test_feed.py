@@ -1,0 +1,46 @@
+"""What the feed knows of files, and what happens when they change."""
+
+from __future__ import annotations
+
+import pytest
+import skimage.data
+import torch
+from PIL import Image
+from replay import compiled
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional as F
+
+from torchdali import DALILoader, SampleError
+from torchdali.engine import EnginePool
+from torchdali.feed import Feed
+from torchdali.rng import epoch_key
+from torchdali.sources import lift
+
+CROPPED = v2.Compose([v2.ToImage(), v2.RandomCrop(40)])
+
+
+def test_a_file_that_is_replaced_by_a_smaller_picture_is_read_anew(fresh_pictures, device):
+    dataset = ImageFolder(fresh_pictures, CROPPED)
+    loader = DALILoader(dataset, batch_size=4, device=device, seed=0)
+    list(loader)
+    path, small = dataset.samples[2][0], Image.fromarray(skimage.data.coffee()).resize((41, 42))
+    small.save(path, "PNG")
+    whole = F.pil_to_tensor(small)
+    windows = [whole[:, top : top + 40, left : left + 40] for top in range(3) for left in range(2)]
+    for _ in range(3):
+        found = next(iter(loader))[0][2].cpu()
+        assert any(torch.equal(found, window) for window in windows)
+    Image.fromarray(skimage.data.coffee()).resize((30, 30)).save(path, "PNG")
+    with pytest.raises(SampleError, match=r"transform 2, RandomCrop.*pad_if_needed") as raised:
+        list(loader)
+    assert raised.value.path == path
+
+
+def test_occurrences_are_counted_within_and_across_batches(pictures):
+    source = lift(ImageFolder(pictures))
+    plan = compiled([v2.ToImage()])
+    feed = Feed(source, EnginePool(plan, 8, 1), epoch_key(0, 0), window=2, timeout=0)
+    counts = [feed._occurrences(index).tolist() for index in torch.tensor([[3, 5, 3, 3], [5, 1, 3, 5]]).numpy()]
+    assert counts == [[0, 0, 1, 2], [1, 0, 3, 2]]
+    feed.close()
