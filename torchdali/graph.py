@@ -8,7 +8,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -62,6 +62,9 @@ def unavailable_on(device: torch.device) -> str | None:
         return "this torch is built without CUDA; with a GPU, install the CUDA build of torch"
     if not torch.cuda.is_available():
         return "torch sees no CUDA device; with a GPU, install or update the NVIDIA driver"
+    index = cast("int | None", device.index)
+    if index is not None and index >= (count := torch.cuda.device_count()):
+        return f"torch sees {count} CUDA devices, {device} is not among them"
     backend: Any = importlib.import_module("nvidia.dali.backend")
     try:
         visible: int = backend.GetCudaVersion() if hasattr(backend, "GetCudaVersion") else 1
