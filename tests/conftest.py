@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import subprocess
@@ -46,6 +47,12 @@ def assert_pairs(batches: Iterable[Any], dataset: ImageFolder, labels: list[list
             assert image.shape == true.shape
             difference = (image.cpu().float() - true.float()).abs()
             assert difference.max() == 0 if image.device.type == "cpu" else difference.mean() < 5, label
+
+
+def encoded(image: Image.Image, kind: str, **options: Any) -> bytes:
+    stream = io.BytesIO()
+    image.save(stream, kind, **options)
+    return stream.getvalue()
 
 
 def same(ours: Any, theirs: Any) -> bool:
@@ -122,6 +129,12 @@ def numbered(exact: v2.Compose) -> Numbered:
 def dataset(pictures: Path, numbered: Numbered) -> ImageFolder:
     """The pictures, numbered, with the exact transform."""
     return numbered(pictures)
+
+
+@pytest.fixture
+def fresh(fresh_pictures: Path, numbered: Numbered) -> ImageFolder:
+    """A numbered dataset whose files may be damaged."""
+    return numbered(fresh_pictures)
 
 
 @pytest.fixture
