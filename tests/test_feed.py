@@ -7,6 +7,7 @@ import skimage.data
 import torch
 from PIL import Image
 from replay import compiled
+from torch.utils.data import DataLoader, RandomSampler
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
@@ -44,3 +45,27 @@ def test_occurrences_are_counted_within_and_across_batches(pictures):
     counts = [feed._occurrences(index).tolist() for index in torch.tensor([[3, 5, 3, 3], [5, 1, 3, 5]]).numpy()]
     assert counts == [[0, 0, 1, 2], [1, 0, 3, 2]]
     feed.close()
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("replacement", [False, True])
+@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("taken", [0, 1, 3])
+def test_an_epoch_left_early_leaves_the_generator_as_dataloader_would(pictures, taken, workers, replacement):
+    dataset = ImageFolder(pictures, CROPPED)
+    dataset.samples = [(path, i) for i, (path, _) in enumerate(dataset.samples)]
+    orders = []
+    for kind in (DataLoader, DALILoader):
+        generator = torch.Generator().manual_seed(7)
+        sampler = RandomSampler(dataset, replacement=replacement, generator=generator)
+        options = {"device": "cpu"} if kind is DALILoader else {}
+        loader = kind(dataset, 5, sampler=sampler, num_workers=workers, generator=generator, **options)
+        order = []
+        for _ in range(3):
+            iterator = iter(loader)
+            order += [next(iterator)[1].tolist() for _ in range(taken)]
+            del iterator
+            order.append(generator.get_state().tolist())
+        order += [labels.tolist() for _, labels in loader]
+        orders.append(order)
+    assert orders[0] == orders[1]

@@ -32,6 +32,7 @@ LAYERS = [
     {"machine", "engine"},
     {"feed"},
     {"samples"},
+    {"readahead"},
     {"epoch"},
     {"loader"},
     {"__init__"},

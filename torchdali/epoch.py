@@ -14,6 +14,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter  # pyright: ignore[r
 from torchdali.engine import EnginePool
 from torchdali.feed import Batch, Feed
 from torchdali.plan import Plan
+from torchdali.readahead import ReadAhead
 from torchdali.rng import Words
 from torchdali.samples import as_kind, check_shapes, run_in_torch, seeded
 from torchdali.sources import FolderSource
@@ -75,6 +76,7 @@ class Epoch(_BaseDataLoaderIter):
         if loader.num_workers and not again:
             # As DataLoader's iterator with workers does: it asks the sampler for a second iterator.
             self._reset(loader, first_iter=True)
+        self._read_ahead = ReadAhead(loader)
         self._collate: Callable[[Any], Any] = loader.collate_fn
         self._compiled = compiled
         self._ahead = max(compiled.window + 2, (loader.prefetch_factor or 2) * loader.num_workers)
@@ -97,8 +99,10 @@ class Epoch(_BaseDataLoaderIter):
         """Takes indices from the sampler, as far ahead as DataLoader would, in the thread that DataLoader would."""
         while self._end is None and len(feed) < self._ahead:
             try:
-                index = cast("Any", self._next_index())
+                index: Any = self._read_ahead.ask(self._next_index)
                 feed.push(index if self._auto_collation else [index])
+            except StopIteration:
+                self._end = StopIteration()  # without a traceback, which would hold this iterator in a cycle
             except Exception as error:  # noqa: BLE001 - raised in its turn, after the batches before it
                 self._end = error
 
@@ -107,15 +111,18 @@ class Epoch(_BaseDataLoaderIter):
         assert feed is not None
         self._pull(feed)
         if not len(feed):
+            self._read_ahead.take()
             feed.close()
             raise self._claim_end()
+        self._read_ahead.take()
         data = self._batch(feed.pop())
         return _pin_memory(data) if self._pin_memory and self._compiled.device.type == "cpu" else data
 
     def _claim_end(self) -> Exception:
-        """What ended the sampler. It is kept no longer, as its traceback holds this iterator in a cycle."""
+        """What ended the sampler. It is kept no longer: raised, its traceback holds this iterator in a cycle."""
         end, self._end = self._end, StopIteration()
-        return StopIteration() if end is None or isinstance(end, StopIteration) else end
+        assert end is not None
+        return end
 
     def _batch(self, batch: Batch) -> Any:
         source, plan = self._compiled.source, self._compiled.plan
@@ -158,4 +165,5 @@ class Epoch(_BaseDataLoaderIter):
 
     def __del__(self) -> None:
         if self._feed:
+            self._read_ahead.leave()
             self._feed.close()
