@@ -38,8 +38,8 @@ class DALILoader(DataLoader[Any]):
     transforms are read. ``num_workers`` above 0 is the number of DALI's threads, 0 lets it be chosen;
     ``prefetch_factor`` is the number of batches in flight; ``timeout`` bounds the wait for a batch, in seconds;
     ``collate_fn`` gets the list of samples, each image on the device. As there are no workers,
-    ``worker_init_fn``, ``persistent_workers`` and ``multiprocessing_context`` have no effect. With CUDA
-    batches come out on the device and ``pin_memory`` has none either.
+    ``worker_init_fn``, ``multiprocessing_context`` and ``in_order`` have no effect, and ``persistent_workers`` only
+    keeps the base seed. With CUDA batches come out on the device and ``pin_memory`` has no effect either.
 
     Args:
         dataset: torchvision's ``ImageFolder`` or ``DatasetFolder`` with the default image loader, also under
@@ -52,7 +52,7 @@ class DALILoader(DataLoader[Any]):
             ``set_epoch``; else counted from 0). With None they follow ``torch.manual_seed`` or ``generator``, as in
             ``DataLoader``.
         fidelity: "exact" stays within the documented bounds of torchvision's tensor kernels; "fast" resizes both
-            ways in one pass, which rounds once less.
+            ways in one pass, which rounds once less and takes less time on the CPU.
         **kwargs: As for ``DataLoader``.
 
     Raises:
