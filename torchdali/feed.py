@@ -44,7 +44,6 @@ class Batch:
         params: What was drawn, for each rule of the plan.
         scan: Its files' headers, being read.
         inputs: What is fed for it.
-        size: ``(N, 2)`` heights and widths of the images.
         engine: Where it runs; None where it is empty or failed before.
         error: What it will raise in its turn.
     """
@@ -54,7 +53,6 @@ class Batch:
     images: torch.Tensor | Sequence[torch.Tensor] = ()
     params: list[Params] = field(default_factory=list[Params])
     scan: Scan | None = None
-    size: IntArray | None = None
     engine: Engine | None = None
     error: Exception | None = None
     inputs: Inputs = field(default_factory=dict[str, npt.NDArray[Any]])
@@ -198,7 +196,7 @@ class Feed:
         if batch.scan:
             batch.scan.wait(self._timeout or None)
         try:
-            batch.inputs, batch.params, batch.size = self._pool.plan.draw(batch.draws, self._source.sizes(batch.index))
+            batch.inputs, batch.params = self._pool.plan.draw(batch.draws, self._source.sizes(batch.index))
         except RowError as error:
             index = int(batch.index[error.row])
             raise SampleError(index, self._source.path(index), str(error)) from error

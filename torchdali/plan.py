@@ -80,7 +80,7 @@ class Plan:
         """The inputs of rule ``number``, under the rule's own names."""
         return {name: inputs[_fed(number, name)] for name in self.rules[number].inputs}
 
-    def draw(self, draws: Draws, size: IntArray) -> tuple[Inputs, list[Params], IntArray]:
+    def draw(self, draws: Draws, size: IntArray) -> tuple[Inputs, list[Params]]:
         """Draws a batch's parameters.
 
         Args:
@@ -88,8 +88,8 @@ class Plan:
             size: ``(N, 2)`` heights and widths of the files.
 
         Returns:
-            What to feed, contiguous and of the declared types; the same by rule, with whatever ``replay``
-            needs besides; and the ``(N, 2)`` sizes that come out.
+            What to feed, contiguous and of the declared types; and the same by rule, with whatever ``replay`` needs
+            besides.
 
         Raises:
             RowError: A sample cannot be transformed; the text names the transform.
@@ -106,7 +106,7 @@ class Plan:
                 inputs[_fed(i, name)] = np.ascontiguousarray(drawn[name], declared.dtype)
             size = rule.resized(size, drawn)
             by_rule.append(drawn)
-        return inputs, by_rule, size
+        return inputs, by_rule
 
     def __str__(self) -> str:
         backend = "DALI GPU" if self.device.type == "cuda" else "DALI CPU"
