@@ -91,21 +91,23 @@ class Engine:
         stream = bridge.stream_of(self._device)
         share: Callable[[], Any] = lambda: self._pipeline.share_outputs(stream)  # noqa: E731
         self._broken = True  # until the end, as above
-        files = self._files.popleft()
         try:
             images, endings, lengths = _within(timeout, share) if timeout else share()
             taken = Taken(bridge.to_torch(images, stream), bridge.to_array(endings), bridge.to_array(lengths))
             self._pipeline.release_outputs()
         except TimeoutError:
             graph.forget(self._pipeline)
+            self._files.clear()  # without closing them: the run may still read them, or others under their numbers
             raise
         except RuntimeError:
-            self._broken = False
+            self._finish_run()
             raise
-        finally:
-            files.close()
-        self._broken = False
+        self._finish_run()
         return taken
+
+    def _finish_run(self) -> None:
+        self._files.popleft().close()
+        self._broken = False
 
     def drain(self) -> None:
         """Waits for what is in flight and drops it, failures too: nobody asks for it any more."""
@@ -156,8 +158,8 @@ class EnginePool:
             engine = self._idle.pop()
             if engine.batch_size >= batch_size:
                 engine.drain()
-            if engine.batch_size >= batch_size and not engine.broken:
-                return engine
+                if not engine.broken:
+                    return engine
             engine.close()
         return None
 

@@ -110,11 +110,10 @@ class Epoch(_BaseDataLoaderIter):
         feed = self._feed
         assert feed is not None
         self._pull(feed)
+        self._read_ahead.take()
         if not len(feed):
-            self._read_ahead.take()
             feed.close()
             raise self._claim_end()
-        self._read_ahead.take()
         data = self._batch(feed.pop())
         return _pin_memory(data) if self._pin_memory and self._compiled.device.type == "cpu" else data
 

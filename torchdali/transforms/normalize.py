@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -36,7 +35,7 @@ class Normalize(Rule):
             raise Unsupported(f"{len(self.mean)} means and {len(self.std)} deviations for {spec.channels} channels")
         if 0.0 in self.std:
             raise Unsupported("a standard deviation is zero")
-        return replace(spec, kind=spec.kind)
+        return spec
 
     def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
         return ops.fn.crop_mirror_normalize(
