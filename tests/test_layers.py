@@ -36,6 +36,7 @@ LAYERS = [
     {"epoch"},
     {"loader"},
     {"__init__"},
+    {"parity"},
     {"demo"},
     {"cli"},
 ]

@@ -80,6 +80,10 @@ class Draws:
         """The numbers of another transform for the same samples."""
         return Draws(self._key, self._index, self._occurrence, step)
 
+    def rows(self, rows: IntArray) -> Draws:
+        """The numbers of some of the samples: what these would get among all."""
+        return Draws(self._key, self._index[rows], self._occurrence[rows], self._step)
+
     def words(self, count: int) -> Words:
         """``(N, count)`` uniform words below 2**32."""
         blocks = -(-count // 4)
@@ -106,6 +110,11 @@ class Draws:
     def chance(self, p: float) -> npt.NDArray[np.bool_]:
         """``(N,)`` coins that are true with probability p: torchvision's ``torch.rand(1) < p``."""
         return self.uniform(1)[:, 0] < p
+
+    def choice(self, weights: npt.NDArray[np.float64]) -> IntArray:
+        """``(N,)`` numbers below ``len(weights)``, each with its weight's probability; the weights sum to 1."""
+        ends = np.cumsum(weights)[:-1]
+        return np.searchsorted(ends, self.uniform(1)[:, 0], side="right").astype(np.int64)
 
     def permutation(self, count: int) -> IntArray:
         """``(N, count)`` permutations of ``range(count)``, each as likely as any other."""

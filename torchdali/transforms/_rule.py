@@ -26,7 +26,7 @@ from torchvision.transforms import v2
 from torchdali.rng import Draws
 from torchdali.spec import Fidelity, IntArray, Params, Sample, Spec
 
-__all__ = ["Input", "Node", "Ops", "RowError", "Rule", "Unsupported", "find_rule", "flatten"]
+__all__ = ["Chain", "Composite", "Input", "Node", "Ops", "RowError", "Rule", "Unsupported", "find_rule", "flatten"]
 
 Node = Any
 """A DALI ``DataNode``: an edge of the graph, that is one value for each sample of the batch."""
@@ -79,7 +79,7 @@ class Ops(Protocol):
         ...
 
 
-_RULES: dict[type, type[Rule]] = {}
+_RULES: dict[type | str, type[Rule]] = {}
 
 
 class Rule(ABC):
@@ -89,14 +89,18 @@ class Rule(ABC):
         transform: The torchvision transform, which is read and never changed.
     """
 
-    handles: ClassVar[tuple[type, ...]] = ()
-    """The classes this rule is for. A subclass of theirs may do anything, so it has no rule."""
+    handles: ClassVar[tuple[type | str, ...]] = ()
+    """The classes this rule is for, those of packages that may be missing by their full name. A subclass of theirs
+    may do anything, so it has no rule."""
 
     randomness: str = ""
     """The random numbers that ``draw`` draws for a sample, in words; empty where there are none."""
 
     operators: str = ""
     """The DALI operators that ``lower`` emits, in words; empty where there is nothing to do."""
+
+    limits: ClassVar[str] = ""
+    """Where the transform runs in torch although it has a rule, in words."""
 
     step: int = 0
     """The transform's position in the chain, which keys its random numbers."""
@@ -169,7 +173,8 @@ class Rule(ABC):
 
 def find_rule(transform: Any) -> Rule | None:
     """A rule for the transform, or None where its class has none."""
-    found = _RULES.get(type(cast("object", transform)))
+    kind = type(cast("object", transform))
+    found = _RULES.get(kind) or _RULES.get(f"{kind.__module__}.{kind.__qualname__}")
     return found(transform) if found else None
 
 
@@ -190,6 +195,11 @@ class Composite(Rule):
     """A rule made of others, whose parameters it passes on under names of their own."""
 
     parts: Sequence[Rule]
+
+    def infer(self, spec: Spec) -> Spec:
+        for part in self.parts:
+            spec = part.infer(spec)
+        return spec
 
     @property
     def inputs(self) -> dict[str, Input]:
@@ -230,3 +240,26 @@ class Composite(Rule):
         """The parameters of part ``i``, under the names it gave them."""
         prefix = f"{i}_"
         return {name[len(prefix) :]: value for name, value in params.items() if name.startswith(prefix)}
+
+
+class Chain(Composite):
+    """Transforms inside another one, one after another.
+
+    Args:
+        transform: The transform that holds them.
+        inner: They.
+    """
+
+    def __init__(self, transform: Any, inner: Sequence[Any]) -> None:
+        super().__init__(transform)
+        found = [find_rule(one) for one in inner]
+        self.parts = [rule for rule in found if rule]
+        self.missing = [type(one).__name__ for one, rule in zip(inner, found, strict=True) if rule is None]
+
+    def infer(self, spec: Spec) -> Spec:
+        if self.missing:
+            raise Unsupported(f"no rule for {', '.join(self.missing)} in it")
+        spec = super().infer(spec)
+        self.operators = ", ".join(filter(None, (part.operators for part in self.parts)))
+        self.randomness = "; ".join(filter(None, (part.randomness for part in self.parts)))
+        return spec

@@ -1,59 +1,150 @@
-"""A chain that is applied to some samples only."""
+"""Chains that are applied to some samples only, or to each sample in an order of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 from torchdali.rng import Draws
 from torchdali.spec import IntArray, Params, Sample, Spec
-from torchdali.transforms._rule import Composite, Input, Node, Ops, Unsupported, find_rule, flatten
+from torchdali.transforms._rule import Chain, Composite, Input, Node, Ops, RowError, Unsupported, flatten
+
+Mask = npt.NDArray[np.bool_]
 
 
-class RandomApply(Composite):
+class Sometimes(Composite):
+    """Chains of which each sample takes some: one after another, each for the samples whose mask is true."""
+
+    stages: Sequence[tuple[str, int]]
+    """The masks in the order in which they come up, each with the number of its chain."""
+
+    def __init__(self, transform: Any, chains: Sequence[Any]) -> None:
+        super().__init__(transform)
+        self.parts = [Chain(transform, flatten(chain)) for chain in chains]
+        self.stages = [(f"chain{i}", i) for i in range(len(chains))]
+
+    @abstractmethod
+    def masks(self, draws: Draws) -> Mapping[str, Mask]:
+        """``(N,)`` booleans for each stage, under its name."""
+
+    @property
+    def always(self) -> bool:
+        """Whether every sample takes one of the chains."""
+        return False
+
+    def infer(self, spec: Spec) -> Spec:
+        outs = [part.infer(spec) for part in self.parts]
+        if not self.always:
+            outs.append(spec)
+        if len({replace(out, size=None) for out in outs}) > 1:
+            raise Unsupported(f"some samples would be {', others '.join(dict.fromkeys(map(str, outs)))}")
+        inner = [part.operators for part in self.parts if part.operators]
+        self.operators = ", ".join(["split", *inner, "merge"])
+        self.randomness = "; ".join([self.drawn, *filter(None, (part.randomness for part in self.parts))])
+        return outs[0] if len(set(outs)) == 1 else replace(outs[0], size=None)
+
+    drawn: str = ""
+    """The random numbers that ``masks`` draws, in words."""
+
+    @property
+    def inputs(self) -> dict[str, Input]:
+        return {**{name: Input(np.bool_) for name, _ in self.stages}, **super().inputs}
+
+    def draw(self, draws: Draws, size: IntArray) -> Params:
+        params: Params = dict(self.masks(draws))
+        for name, i in self.stages:
+            rows = np.flatnonzero(params[name])
+            part = self.parts[i]
+            try:
+                drawn = part.draw(draws.rows(rows).at(part.step), size[rows])
+            except RowError as error:
+                raise RowError(int(rows[error.row]), str(error)) from error
+            size = np.array(size)
+            size[rows] = part.resized(size[rows], drawn)
+            for key, values in drawn.items():
+                whole = params.setdefault(f"{i}_{key}", np.zeros((len(draws), *values.shape[1:]), values.dtype))
+                whole[rows] = values
+        return params
+
+    def resized(self, size: IntArray, params: Params) -> IntArray:
+        size = np.array(size)
+        for name, i in self.stages:
+            rows = np.flatnonzero(params[name])
+            own = {key: values[rows] for key, values in self.of(i, params).items()}
+            size[rows] = self.parts[i].resized(size[rows], own)
+        return size
+
+    def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+        for name, i in self.stages:
+            image = ops.when(params[name], partial(self.parts[i].lower, ops), image, self.of(i, params))
+        return image
+
+    def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
+        for name, i in self.stages:
+            if sample[name]:
+                image = self.parts[i].replay(image, self.of(i, sample))
+        return image
+
+
+class RandomApply(Sometimes):
     """All of a list of transforms with probability p, else none of them."""
 
     handles = (v2.RandomApply, v1.RandomApply)
 
     def __init__(self, transform: Any) -> None:
-        super().__init__(transform)
-        inner = flatten(list(transform.transforms))
-        found = [find_rule(one) for one in inner]
-        self.parts = [rule for rule in found if rule]
-        self._missing = [type(t).__name__ for t, rule in zip(inner, found, strict=True) if rule is None]
+        super().__init__(transform, [list(transform.transforms)])
+        self.drawn = f"apply with probability {transform.p:g}"
 
-    def infer(self, spec: Spec) -> Spec:
-        if self._missing:
-            raise Unsupported(f"no rule for {', '.join(self._missing)} in it")
-        out = spec
-        for part in self.parts:
-            out = part.infer(out)
-        if replace(out, size=spec.size) != spec:
-            raise Unsupported(f"some samples would be {spec}, others {out}")
-        self.operators = ", ".join(["split", *filter(None, (part.operators for part in self.parts)), "merge"])
-        inner = filter(None, (part.randomness for part in self.parts))
-        self.randomness = "; ".join([f"apply with probability {self.transform.p:g}", *inner])
-        return out if out == spec else replace(spec, size=None)
+    def masks(self, draws: Draws) -> Mapping[str, Mask]:
+        return {"chain0": draws.chance(self.transform.p)}
+
+
+class RandomChoice(Sometimes):
+    """One of several transforms."""
+
+    handles = (v2.RandomChoice, v1.RandomChoice)
+    drawn = "which one"
+
+    def __init__(self, transform: Any) -> None:
+        super().__init__(transform, list(transform.transforms))
+        weights = np.ones(len(self.parts)) if transform.p is None else np.asarray(transform.p, np.float64)
+        self.weights = weights / weights.sum()
 
     @property
-    def inputs(self) -> dict[str, Input]:
-        return {"apply": Input(np.bool_), **super().inputs}
+    def always(self) -> bool:
+        return True
 
-    def draw(self, draws: Draws, size: IntArray) -> Params:
-        return {"apply": draws.chance(self.transform.p), **super().draw(draws, size)}
+    def masks(self, draws: Draws) -> Mapping[str, Mask]:
+        choice = draws.choice(self.weights)
+        return {name: choice == i for name, i in self.stages}
 
-    def resized(self, size: IntArray, params: Params) -> IntArray:
-        return np.where(params["apply"][:, None], super().resized(size, params), size)
 
-    def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
-        body = super().lower
-        return ops.when(params["apply"], lambda x, p: body(ops, x, p), image, params)
+class RandomOrder(Sometimes):
+    """All of several transforms, in random order."""
 
-    def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
-        return super().replay(image, sample) if sample["apply"] else image
+    handles = (v2.RandomOrder, v1.RandomOrder)
+    drawn = "order"
+
+    def __init__(self, transform: Any) -> None:
+        super().__init__(transform, list(transform.transforms))
+        count = range(len(self.parts))
+        self.stages = [(f"place{place}_chain{i}", i) for place in count for i in count]
+
+    def infer(self, spec: Spec) -> Spec:
+        # Any of them may come after any other, so all must take what the others make.
+        out = super().infer(spec)
+        return out if out == spec else super().infer(replace(spec, size=None))
+
+    def masks(self, draws: Draws) -> Mapping[str, Mask]:
+        count = len(self.parts)
+        order = draws.permutation(count)
+        return {f"place{place}_chain{i}": order[:, place] == i for place in range(count) for i in range(count)}

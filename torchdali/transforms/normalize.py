@@ -63,11 +63,6 @@ class ScaledNormalize(Composite):
         self.parts = parts
         self.layout = layout
 
-    def infer(self, spec: Spec) -> Spec:
-        for part in self.parts:
-            spec = part.infer(spec)
-        return spec
-
     def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
         normalize = self.parts[-1]
         assert isinstance(normalize, Normalize)

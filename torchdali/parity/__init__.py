@@ -1,0 +1,1 @@
+"""How close torchdali is to torchvision, transform by transform."""
