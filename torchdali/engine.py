@@ -6,7 +6,7 @@ import os
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
@@ -16,21 +16,24 @@ import torch
 
 from torchdali import bridge, graph
 from torchdali.plan import Plan
-from torchdali.spec import Inputs
 
-__all__ = ["Engine", "EnginePool", "Taken"]
+__all__ = ["Engine", "EnginePool", "Taken", "Views"]
+
+Views = list[torch.Tensor | list[torch.Tensor]]
+
+_NOTHING: npt.NDArray[Any] = np.empty((0, 0), np.uint8)
 
 
 class Taken(NamedTuple):
     """The outputs of one run.
 
     Attributes:
-        images: One tensor, or one a sample where shapes differ.
-        endings: ``(N, 2)`` the last two bytes of each file.
-        lengths: ``(N, 1)`` bytes that were read of each file.
+        views: For each view of the plan its images: one tensor, or one a sample where shapes differ.
+        endings: ``(N, 2)`` the last two bytes of each file; empty where pixels were fed.
+        lengths: ``(N, 1)`` bytes that were read of each file; likewise.
     """
 
-    images: torch.Tensor | list[torch.Tensor]
+    views: Views
     endings: npt.NDArray[np.uint8]
     lengths: npt.NDArray[np.int32]
 
@@ -42,15 +45,17 @@ class Engine:
         plan: What it runs.
         batch_size: The most samples that a run may have.
         threads: Number of DALI's CPU threads.
+        resident: Whether pixels are fed from the device's own memory.
     """
 
-    def __init__(self, plan: Plan, batch_size: int, threads: int) -> None:
+    def __init__(self, plan: Plan, batch_size: int, threads: int, resident: bool = False) -> None:
         self.batch_size = batch_size
+        self._views = len(plan.views)
         self._files: deque[ExitStack] = deque()
         self._broken = False
         self._process = os.getpid()
         self._device = plan.device
-        self._pipeline: Any = graph.build(plan, batch_size, threads, plan.device)
+        self._pipeline: Any = graph.build(plan, batch_size, threads, plan.device, resident)
 
     @property
     def broken(self) -> bool:
@@ -62,16 +67,14 @@ class Engine:
         """Runs that were scheduled and not taken."""
         return len(self._files)
 
-    def submit(self, paths: npt.NDArray[np.uint8], inputs: Inputs, files: ExitStack | None = None) -> None:
+    def submit(self, inputs: Mapping[str, Any], files: ExitStack | None = None) -> None:
         """Schedules a run, without waiting for it.
 
         Args:
-            paths: ``(N, L)`` bytes.
-            inputs: What the plan feeds.
+            inputs: What the plan feeds, and the batch itself as ``graph.PATHS`` or ``graph.PIXELS``.
             files: Open files that the run reads; they are taken over, and closed when it is done.
         """
         self._broken = True  # until the end: an interrupt in between leaves inputs that belong to no run
-        self._pipeline.feed_input(graph.PATHS, paths)
         for name, value in inputs.items():
             self._pipeline.feed_input(name, value)
         self._pipeline.schedule_run()
@@ -92,8 +95,10 @@ class Engine:
         share: Callable[[], Any] = lambda: self._pipeline.share_outputs(stream)  # noqa: E731
         self._broken = True  # until the end, as above
         try:
-            images, endings, lengths = _within(timeout, share) if timeout else share()
-            taken = Taken(bridge.to_torch(images, stream), bridge.to_array(endings), bridge.to_array(lengths))
+            outputs = _within(timeout, share) if timeout else share()
+            views: Views = [bridge.to_torch(outputs[i], stream) for i in range(self._views)]
+            about = [bridge.to_array(outputs[i]) for i in range(self._views, len(outputs))]
+            taken = Taken(views, *(about or (_NOTHING, _NOTHING)))
             self._pipeline.release_outputs()
         except TimeoutError:
             graph.forget(self._pipeline)
@@ -136,10 +141,12 @@ class EnginePool:
         plan: What they run.
         batch_size: The batch size that the loader declares.
         threads: Number of DALI's CPU threads.
+        resident: Whether pixels are fed from the device's own memory.
     """
 
-    def __init__(self, plan: Plan, batch_size: int, threads: int) -> None:
+    def __init__(self, plan: Plan, batch_size: int, threads: int, resident: bool = False) -> None:
         self.plan = plan
+        self._resident = resident
         self._batch_size = batch_size
         self._threads = threads
         self._idle: list[Engine] = []
@@ -149,7 +156,9 @@ class EnginePool:
 
     def lease(self, batch_size: int) -> Engine:
         """An engine with nothing in flight for batches up to this size; another iterator's if it is done with it."""
-        engine = self._reuse(batch_size) or Engine(self.plan, max(batch_size, self._batch_size), self._threads)
+        engine = self._reuse(batch_size)
+        if engine is None:
+            engine = Engine(self.plan, max(batch_size, self._batch_size), self._threads, self._resident)
         self._leased.add(engine)
         return engine
 

@@ -11,12 +11,12 @@ from torch.utils import _pytree as pytree  # pyright: ignore[reportPrivateUsage]
 from torch.utils.data import _utils as data_utils  # pyright: ignore[reportPrivateUsage]
 from torch.utils.data.dataloader import _BaseDataLoaderIter  # pyright: ignore[reportPrivateUsage]
 
-from torchdali.engine import EnginePool
+from torchdali.engine import EnginePool, Views
 from torchdali.feed import Batch, Feed
 from torchdali.plan import Plan
 from torchdali.readahead import ReadAhead
 from torchdali.rng import Words
-from torchdali.samples import as_kind, check_shapes, run_in_torch, seeded
+from torchdali.samples import as_kind, check_shapes, run_in_torch, run_on_batch, seeded
 from torchdali.sources import FolderSource
 
 __all__ = ["Compiled", "Epoch", "default_collate"]
@@ -78,6 +78,7 @@ class Epoch(_BaseDataLoaderIter):
             self._reset(loader, first_iter=True)
         self._read_ahead = ReadAhead(loader)
         self._collate: Callable[[Any], Any] = loader.collate_fn
+        self._transform_batch: Callable[..., Any] | None = loader.batch_transform
         self._compiled = compiled
         self._ahead = max(compiled.window + 2, (loader.prefetch_factor or 2) * loader.num_workers)
         self._end: Exception | None = None
@@ -124,22 +125,34 @@ class Epoch(_BaseDataLoaderIter):
         return end
 
     def _batch(self, batch: Batch) -> Any:
+        data = self._collated(batch)
+        if self._transform_batch is None or not len(batch.index):
+            return data
+        with seeded(self._compiled.device) as seed:
+            seed(int(batch.draws.at(self._compiled.plan.suffix_step + 1).seeds()[0]))
+            return self._transform_batch(*data) if isinstance(data, (list, tuple)) else self._transform_batch(data)
+
+    def _collated(self, batch: Batch) -> Any:
         source, plan = self._compiled.source, self._compiled.plan
+        views = [run_on_batch(plan.tail, images) for images in batch.views] if plan.tail else batch.views
         stack = self._collate is default_collate
         if stack and not plan.suffix and source.plain_labels and len(batch.index):
-            self._check_shapes(batch, batch.images)
-            return [batch.images, self._to_device(torch.from_numpy(source.labels(batch.index)))]
-        images, targets = self._samples(batch)
-        if stack:
+            for images in views:
+                self._check_shapes(batch, images)
+            labels = self._to_device(torch.from_numpy(source.labels(batch.index)))
+            return [views[0] if plan.container is None else views, labels]
+        images, targets = self._samples(batch, views)
+        if stack and plan.container is None:
             self._check_shapes(batch, images)
         samples = list(zip(images, targets, strict=True))
         data = self._collate(samples if self._auto_collation else samples[0])
         return _map_tensors(torch.Tensor, self._to_device, data)
 
-    def _samples(self, batch: Batch) -> tuple[list[Any], list[Any]]:
+    def _samples(self, batch: Batch, views: Views) -> tuple[list[Any], list[Any]]:
         """Images after the transforms that torch runs, and targets, as the dataset would have given them."""
         source, plan, device = self._compiled.source, self._compiled.plan, self._compiled.device
-        images = [as_kind(image, plan.spec.kind) for image in batch.images]
+        each = [[as_kind(image, plan.spec.kind) for image in images] for images in views]
+        images = each[0] if plan.container is None else [plan.container(row) for row in zip(*each, strict=True)]
         seeds = batch.draws.at(plan.suffix_step).seeds()
         if plan.suffix:
             images = run_in_torch(plan.suffix, images, seeds, device)

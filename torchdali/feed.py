@@ -19,7 +19,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from torchdali.engine import Engine, EnginePool, Taken
+from torchdali import graph
+from torchdali.engine import Engine, EnginePool, Taken, Views
 from torchdali.errors import PipelineError, SampleError
 from torchdali.rng import Draws, Words
 from torchdali.sources import FolderSource, Scan
@@ -40,7 +41,7 @@ class Batch:
     Attributes:
         index: ``(N,)`` indices into the dataset, in the sampler's order.
         draws: The random numbers of its samples.
-        images: What DALI put out: one tensor, or one a sample where shapes differ.
+        views: What DALI put out: for each view one tensor, or one a sample where shapes differ.
         params: What was drawn, for each rule of the plan.
         scan: Its files' headers, being read.
         inputs: What is fed for it.
@@ -50,12 +51,18 @@ class Batch:
 
     index: IntArray
     draws: Draws
-    images: torch.Tensor | Sequence[torch.Tensor] = ()
+    views: Views = field(default_factory=Views)
     params: list[Params] = field(default_factory=list[Params])
     scan: Scan | None = None
     engine: Engine | None = None
     error: Exception | None = None
     inputs: Inputs = field(default_factory=dict[str, npt.NDArray[Any]])
+
+    @property
+    def images(self) -> torch.Tensor | list[torch.Tensor]:
+        """The images of the only view."""
+        (images,) = self.views or [[]]
+        return images
 
     def claim_error(self) -> Exception:
         """The error, which is kept no longer: raised, its traceback would hold the batch in a cycle."""
@@ -213,7 +220,7 @@ class Feed:
                 name = f"/proc/self/fd/{file}".encode()
                 paths[row] = 0
                 paths[row, : len(name)] = np.frombuffer(name, np.uint8)
-            engine.submit(paths, batch.inputs, files)
+            engine.submit({graph.PATHS: paths, **batch.inputs}, files)
 
     def _engine_for(self, batch_size: int) -> Engine:
         if not self._engines or self._engines[-1].batch_size < batch_size:
@@ -237,7 +244,7 @@ class Feed:
         else:
             if self._source.changed(batch.index, taken.lengths):
                 taken = self._again(batch)
-        batch.images = taken.images
+        batch.views = taken.views
         self._source.check_endings(batch.index, taken.endings)
 
     def _again(self, batch: Batch) -> Taken:
@@ -272,7 +279,8 @@ class Feed:
     def _passes_alone(self, engine: Engine, batch: Batch, row: int) -> bool:
         one = slice(row, row + 1)
         try:
-            engine.submit(self._source.paths(batch.index[one]), {name: x[one] for name, x in batch.inputs.items()})
+            inputs = {name: x[one] for name, x in batch.inputs.items()}
+            engine.submit({graph.PATHS: self._source.paths(batch.index[one]), **inputs})
             engine.take()
         except RuntimeError:
             return False

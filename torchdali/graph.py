@@ -17,10 +17,13 @@ from torchdali.plan import Plan
 from torchdali.spec import Fidelity
 from torchdali.transforms.crop import Window
 
-__all__ = ["PATHS", "build", "forget", "require_dali", "unavailable_on"]
+__all__ = ["PATHS", "PIXELS", "build", "forget", "require_dali", "unavailable_on"]
 
 PATHS = "paths"
 """The input that takes the batch's paths: ``(N, L)`` bytes, padded with NUL."""
+
+PIXELS = "pixels"
+"""The input that takes the batch's images: HWC, one array or tensor a sample or all in one."""
 
 _INSTALL = "pip install 'nvidia-dali-cuda120>=2.4,<3'"
 
@@ -139,17 +142,18 @@ def forget(pipeline: Any) -> None:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(inner))
 
 
-def build(plan: Plan, batch_size: int, threads: int, device: torch.device) -> Any:
+def build(plan: Plan, batch_size: int, threads: int, device: torch.device, resident: bool = False) -> Any:
     """Builds the pipeline of a plan.
 
-    Its inputs are :data:`PATHS` and ``plan.inputs``; its outputs are the images, CHW and dense where all sizes are
-    equal, the last two bytes of each file, and its length.
+    Its inputs are :data:`PATHS` or :data:`PIXELS`, and ``plan.inputs``; its outputs are the images of each view, CHW,
+    then of files the last two bytes of each, and its length.
 
     Args:
         plan: What to run.
         batch_size: The most samples that one run may have.
         threads: Number of DALI's CPU threads.
         device: The CPU or a CUDA device.
+        resident: Whether pixels are fed from the device's own memory.
 
     Returns:
         A built ``nvidia.dali.Pipeline``.
@@ -168,34 +172,48 @@ def build(plan: Plan, batch_size: int, threads: int, device: torch.device) -> An
         exec_dynamic=True,
     )
     with pipeline:
-        paths = fn.external_source(name=PATHS, ndim=1, dtype=types.UINT8)
         nodes = {
             name: fn.external_source(name=name, ndim=x.ndim, dtype=types.to_dali_type(x.dtype.__name__.rstrip("_")))
             for name, x in plan.inputs.items()
         }
-        # Mapping files into memory opens them as if one at a time.
-        encoded = fn.io.file.read(paths, dont_use_mmap=True)
-        length = encoded.shape(dtype=types.INT32)
-        ending = fn.slice(
-            encoded,
-            start=length - 2,
-            shape=[2],
-            axes=[0],
-            out_of_bounds_policy="pad",
-        )
         ops = _Operators(dali, "gpu" if gpu else "cpu", plan.fidelity)
-        image = _decode(ops, plan, encoded, nodes)
-        for i, rule in enumerate(plan.rules):
+        about: list[Any] = []
+        if plan.entry == "pixels":
+            image = fn.external_source(
+                name=PIXELS, ndim=3, layout="HWC", device="gpu" if resident else "cpu", no_copy=resident
+            )
+            if gpu and not resident:
+                image = image.gpu()
+        else:
+            encoded, *about = _read(ops)
+            image = _decode(ops, plan, encoded, nodes)
+        trunk, views = plan.numbered()
+        for i, rule in trunk:
             params = plan.params_of(i, nodes)
             if i == 0 and plan.decode_window and isinstance(rule, Window):
                 image = rule.lower_window(ops, image, params)
             else:
                 image = rule.lower(ops, image, params)
-        if not plan.channels_first:
-            image = fn.transpose(image, perm=[2, 0, 1])
-        pipeline.set_outputs(image, ending, length)
+        outputs: list[Any] = []
+        for view, rules in zip(plan.views, views, strict=True):
+            output = image
+            for i, rule in rules:
+                output = rule.lower(ops, output, plan.params_of(i, nodes))
+            outputs.append(output if view.channels_first else fn.transpose(output, perm=[2, 0, 1]))
+        pipeline.set_outputs(*outputs, *about)
     pipeline.build()
     return pipeline
+
+
+def _read(ops: _Operators) -> tuple[Any, Any, Any]:
+    """The files' bytes, their last two, and their lengths."""
+    fn, types = ops.fn, ops.types
+    paths = fn.external_source(name=PATHS, ndim=1, dtype=types.UINT8)
+    # Mapping files into memory opens them as if one at a time.
+    encoded = fn.io.file.read(paths, dont_use_mmap=True)
+    length = encoded.shape(dtype=types.INT32)
+    ending = fn.slice(encoded, start=length - 2, shape=[2], axes=[0], out_of_bounds_policy="pad")
+    return encoded, ending, length
 
 
 def _decode(ops: _Operators, plan: Plan, encoded: Any, nodes: dict[str, Any]) -> Any:

@@ -6,6 +6,7 @@ import copy
 import inspect
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO, cast
 
@@ -46,6 +47,9 @@ class DALILoader(DataLoader[Any]):
             ``Subset``, ``random_split`` and ``ConcatDataset``; or the path of a folder of class folders.
         *args: As for ``DataLoader``.
         transform: Transforms that follow the dataset's own.
+        batch_transform: Called with the parts of each collated batch, ``batch_transform(images, labels)``, on the
+            device; what it returns is the batch. For ``v2.MixUp`` and ``v2.CutMix``. The random numbers that it draws
+            from torch's global generators follow from the batch's first sample.
         device: Where batches are made: "auto" is torch's current CUDA device where torch and DALI see one, else
             the CPU.
         seed: Key of the random parameters, together with the epoch's number (the sampler's, where it has
@@ -66,6 +70,7 @@ class DALILoader(DataLoader[Any]):
         dataset: Any,
         *args: Any,
         transform: Any = None,
+        batch_transform: Callable[..., Any] | None = None,
         device: str | int | torch.device = "auto",
         seed: int | None = None,
         fidelity: Fidelity = "exact",
@@ -76,6 +81,7 @@ class DALILoader(DataLoader[Any]):
         if fidelity not in ("exact", "fast"):
             raise ValueError(f"fidelity is 'exact' or 'fast', not {fidelity!r}")
         self.transform = transform
+        self.batch_transform = batch_transform
         self.device = device
         self.seed = seed
         self.fidelity: Fidelity = fidelity
@@ -130,6 +136,7 @@ class DALILoader(DataLoader[Any]):
             if plan.suffix
             else f"images {plan.spec}, batch in front, contiguous",
             "collate": f"{getattr(collate, '__name__', repr(collate))}, in this process",
+            **({"batch": f"{self.batch_transform!r}, torch, after collate"} if self.batch_transform else {}),
             "random": "Philox4x32-10 keyed by "
             + (f"seed {self.seed}, epoch" if self.seed is not None else "DataLoader's base seed of the epoch")
             + ", index, occurrence, transform",
@@ -209,7 +216,7 @@ def _signature() -> inspect.Signature:
     """The installed DataLoader's parameters, then torchdali's own."""
     own = inspect.signature(DALILoader.__init__).parameters
     theirs = _DATALOADER.parameters
-    added = [own[name] for name in ("transform", "device", "seed", "fidelity")]
+    added = [own[name] for name in ("transform", "batch_transform", "device", "seed", "fidelity")]
     return inspect.Signature([*(p for name, p in theirs.items() if name != "self"), *added])
 
 

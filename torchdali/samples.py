@@ -15,9 +15,11 @@ from torchvision.transforms.v2 import functional as F
 from torchdali.errors import BatchShapeError
 from torchdali.spec import IntArray, Kind
 
+Images = torch.Tensor | list[torch.Tensor]
+
 _to_pil_image = cast("Callable[..., Any]", F.to_pil_image)
 
-__all__ = ["as_kind", "check_shapes", "run_in_torch", "seeded"]
+__all__ = ["as_kind", "check_shapes", "run_in_torch", "run_on_batch", "seeded"]
 
 
 def as_kind(image: torch.Tensor, kind: Kind) -> Any:
@@ -49,6 +51,24 @@ def seeded(device: torch.device) -> Generator[Callable[[int], None], None, None]
         torch.set_rng_state(states[2])
         if cuda and cuda_state is not None:
             cuda.set_state(cuda_state)
+
+
+def run_on_batch(tail: Sequence[tuple[Kind, Any]], images: Images) -> Images:
+    """Calls transforms that do to a batch what they do to each image.
+
+    Args:
+        tail: The transforms, in order, each with what it expects to be given.
+        images: ``(N, C, H, W)``, or one tensor a sample where shapes differ.
+    """
+    if not isinstance(images, torch.Tensor):
+        return [_one_batch(tail, image) for image in images]
+    return _one_batch(tail, images)
+
+
+def _one_batch(tail: Sequence[tuple[Kind, Any]], images: torch.Tensor) -> torch.Tensor:
+    for kind, transform in tail:
+        images = transform(as_kind(images, kind))
+    return images.as_subclass(torch.Tensor)
 
 
 def run_in_torch(

@@ -26,7 +26,19 @@ from torchvision.transforms import v2
 from torchdali.rng import Draws
 from torchdali.spec import Fidelity, IntArray, Params, Sample, Spec
 
-__all__ = ["Chain", "Composite", "Input", "Node", "Ops", "RowError", "Rule", "Unsupported", "find_rule", "flatten"]
+__all__ = [
+    "Chain",
+    "Composite",
+    "Input",
+    "Node",
+    "Ops",
+    "RowError",
+    "Rule",
+    "Unsupported",
+    "Views",
+    "find_rule",
+    "flatten",
+]
 
 Node = Any
 """A DALI ``DataNode``: an edge of the graph, that is one value for each sample of the batch."""
@@ -122,6 +134,20 @@ class Rule(ABC):
         Raises:
             Unsupported: This transform with these arguments runs in torch.
         """
+
+    def infer_batch(self, spec: Spec) -> Spec | None:
+        """What comes out where torch calls the transform on a whole batch (NCHW), or None.
+
+        It is asked where ``infer`` raised, and may answer where the transform does to a batch what it does to each
+        image.
+        """
+        del spec
+        return None
+
+    def for_torch(self, device: torch.device) -> Any:
+        """The transform for images on ``device``, where torch runs it: itself, unless it holds tensors."""
+        del device
+        return self.transform
 
     @property
     def inputs(self) -> dict[str, Input]:
@@ -263,3 +289,24 @@ class Chain(Composite):
         self.operators = ", ".join(filter(None, (part.operators for part in self.parts)))
         self.randomness = "; ".join(filter(None, (part.randomness for part in self.parts)))
         return spec
+
+
+class Views(Rule):
+    """A transform that makes several images of one.
+
+    Attributes:
+        container: What torchvision holds them in.
+    """
+
+    container: type[list[Any] | tuple[Any, ...]] = list
+
+    @abstractmethod
+    def split(self, spec: Spec) -> list[tuple[Chain, Spec]]:
+        """The chain of each image, and what comes out of it.
+
+        Raises:
+            Unsupported: This transform with these arguments runs in torch.
+        """
+
+    def infer(self, spec: Spec) -> Spec:
+        raise Unsupported(f"{type(self.transform).__name__} makes several images of one")

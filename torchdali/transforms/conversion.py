@@ -30,6 +30,9 @@ class Identity(Rule):
     def infer(self, spec: Spec) -> Spec:
         return spec
 
+    def infer_batch(self, spec: Spec) -> Spec | None:
+        return spec
+
 
 class ToImage(Rule):
     """A name for what is there already: the graph only knows tensors."""
@@ -39,6 +42,9 @@ class ToImage(Rule):
     def infer(self, spec: Spec) -> Spec:
         return replace(spec, kind="image")
 
+    def infer_batch(self, spec: Spec) -> Spec | None:
+        return None if spec.kind == "pil" else self.infer(spec)
+
 
 class ToPureTensor(Rule):
     """As :class:`ToImage`, the other way."""
@@ -47,6 +53,9 @@ class ToPureTensor(Rule):
 
     def infer(self, spec: Spec) -> Spec:
         return replace(spec, kind="tensor") if spec.kind == "image" else spec
+
+    def infer_batch(self, spec: Spec) -> Spec | None:
+        return None if spec.kind == "pil" else self.infer(spec)
 
 
 class PILToTensor(Rule):
@@ -110,6 +119,9 @@ class ToDtype(Rule):
             raise Unsupported(f"no rule for {self.source} to {self.target}")
         self.operators = "arithmetic, cast" if self.scales else "cast"
         return replace(spec, dtype=self.target)
+
+    def infer_batch(self, spec: Spec) -> Spec | None:
+        return None if spec.kind == "pil" else replace(spec, dtype=self._dtype_for(spec) or spec.dtype)
 
     def _dtype_for(self, spec: Spec) -> torch.dtype | None:
         dtype: Any = self.transform.dtype

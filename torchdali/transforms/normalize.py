@@ -37,6 +37,9 @@ class Normalize(Rule):
             raise Unsupported("a standard deviation is zero")
         return spec
 
+    def infer_batch(self, spec: Spec) -> Spec | None:
+        return spec if spec.kind != "pil" and spec.dtype.is_floating_point else None
+
     def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
         return ops.fn.crop_mirror_normalize(
             image, mean=self.mean, std=self.std, dtype=ops.types.FLOAT, output_layout="HWC"
