@@ -34,7 +34,7 @@ LAYERS = [
     {"samples"},
     {"readahead"},
     {"epoch"},
-    {"loader"},
+    {"loader", "compiled"},
     {"__init__"},
     {"parity"},
     {"demo"},

@@ -3,8 +3,11 @@
 ::
 
     from torchdali import DALILoader as DataLoader      # the one changed line
+
+:func:`compile` makes of a transform alone a function from images to a batch.
 """
 
+from torchdali.compiled import CompiledTransform, compile  # noqa: A004
 from torchdali.errors import (
     BatchShapeError,
     DALIUnavailableError,
@@ -19,6 +22,7 @@ from torchdali.machine import set_connections
 
 __all__ = [
     "BatchShapeError",
+    "CompiledTransform",
     "DALILoader",
     "DALIUnavailableError",
     "PipelineError",
@@ -26,6 +30,7 @@ __all__ = [
     "TorchDALIError",
     "TransformError",
     "UnsupportedDatasetError",
+    "compile",
 ]
 
 __version__ = "0.1.0"

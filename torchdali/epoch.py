@@ -16,7 +16,7 @@ from torchdali.feed import Batch, Feed
 from torchdali.plan import Plan
 from torchdali.readahead import ReadAhead
 from torchdali.rng import Words
-from torchdali.samples import as_kind, check_shapes, run_in_torch, run_on_batch, seeded
+from torchdali.samples import as_samples, check_shapes, run_on_batch, seeded
 from torchdali.sources import FolderSource
 
 __all__ = ["Compiled", "Epoch", "default_collate"]
@@ -150,16 +150,13 @@ class Epoch(_BaseDataLoaderIter):
 
     def _samples(self, batch: Batch, views: Views) -> tuple[list[Any], list[Any]]:
         """Images after the transforms that torch runs, and targets, as the dataset would have given them."""
-        source, plan, device = self._compiled.source, self._compiled.plan, self._compiled.device
-        each = [[as_kind(image, plan.spec.kind) for image in images] for images in views]
-        images = each[0] if plan.container is None else [plan.container(row) for row in zip(*each, strict=True)]
-        seeds = batch.draws.at(plan.suffix_step).seeds()
-        if plan.suffix:
-            images = run_in_torch(plan.suffix, images, seeds, device)
+        source = self._compiled.source
+        seeds = batch.draws.at(self._compiled.plan.suffix_step).seeds()
+        images = as_samples(self._compiled.plan, views, seeds)
         if source.plain_labels:
             return images, source.labels(batch.index).tolist()
         targets: list[Any] = []
-        with seeded(device) as seed:
+        with seeded(self._compiled.device) as seed:
             for index, number in zip(batch.index.tolist(), seeds.tolist(), strict=True):
                 seed(number)
                 targets.append(source.target(index))

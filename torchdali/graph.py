@@ -7,9 +7,11 @@ import functools
 import importlib
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from torchdali.errors import DALIUnavailableError
@@ -17,7 +19,7 @@ from torchdali.plan import Plan
 from torchdali.spec import Fidelity
 from torchdali.transforms.crop import Window
 
-__all__ = ["PATHS", "PIXELS", "build", "forget", "require_dali", "unavailable_on"]
+__all__ = ["PATHS", "PIXELS", "build", "decode_files", "forget", "require_dali", "resolve", "unavailable_on"]
 
 PATHS = "paths"
 """The input that takes the batch's paths: ``(N, L)`` bytes, padded with NUL."""
@@ -82,6 +84,15 @@ def unavailable_on(device: torch.device) -> str | None:
             f"newer, and {_INSTALL}"
         )
     return None
+
+
+def resolve(device: str | int | torch.device) -> torch.device:
+    """The device that is meant now: of "auto", torch's current CUDA device where DALI can use one, else the CPU."""
+    if device == "auto":
+        usable = unavailable_on(torch.device("cuda")) is None
+        return torch.device("cuda", torch.cuda.current_device()) if usable else torch.device("cpu")
+    device = torch.device(device)
+    return torch.device("cuda", torch.cuda.current_device()) if str(device) == "cuda" else device
 
 
 class _Operators:
@@ -229,3 +240,40 @@ def _decode(ops: _Operators, plan: Plan, encoded: Any, nodes: dict[str, Any]) ->
         params = plan.params_of(0, nodes)
         return ops.fn.decoders.image_slice(encoded, start=params["start"], shape=params["shape"], axes=[0, 1], **how)
     return ops.fn.decoders.image(encoded, **how)
+
+
+def decode_files(paths: Sequence[str], device: torch.device, **options: Any) -> list[npt.NDArray[np.uint8]]:
+    """Decodes files with DALI's decoder alone, which is what the parity certificate compares.
+
+    Args:
+        paths: The files.
+        device: The CPU or a CUDA device.
+        **options: Of ``fn.decoders.image``.
+
+    Returns:
+        The images, HWC.
+
+    Raises:
+        RuntimeError: DALI does not decode one of them.
+    """
+    dali = require_dali()
+    gpu = device.type == "cuda"
+    pipeline = _pipeline_class(dali)(len(paths), 1, device.index if gpu else None, exec_dynamic=True)
+    with pipeline:
+        encoded = dali.fn.external_source(name="files", ndim=1, dtype=dali.types.UINT8)
+        pipeline.set_outputs(
+            dali.fn.decoders.image(
+                encoded,
+                device="mixed" if gpu else "cpu",
+                output_type=dali.types.RGB,
+                adjust_orientation=False,
+                **options,
+            )
+        )
+    pipeline.build()
+    pipeline.feed_input("files", [np.fromfile(path, np.uint8) for path in paths])
+    (images,) = pipeline.run()
+    images = images.as_cpu()
+    decoded = [np.array(images.at(i)) for i in range(len(paths))]
+    pipeline.close()
+    return decoded

@@ -166,16 +166,6 @@ class DALILoader(DataLoader[Any]):
         batch_sampler = cast("Any", self.batch_sampler)
         return [self.sampler, batch_sampler, getattr(batch_sampler, "sampler", None)]
 
-    def _resolve_device(self) -> torch.device:
-        """The device that batches are made on from now on. Torch's current one may be set after the loader is made."""
-        if self.device == "auto":
-            usable = graph.unavailable_on(torch.device("cuda")) is None
-            return torch.device("cuda", torch.cuda.current_device()) if usable else torch.device("cpu")
-        device = torch.device(self.device)
-        if str(device) == "cuda":
-            return torch.device("cuda", torch.cuda.current_device())
-        return device
-
     def _why_cpu(self, device: torch.device) -> str:
         reason = graph.unavailable_on(torch.device("cuda")) if device.type == "cpu" and self.device == "auto" else None
         return f" ({reason})" if reason else ""
@@ -184,7 +174,7 @@ class DALILoader(DataLoader[Any]):
         """The source, plan and engines; anew where the dataset, a transform or the device is another one now."""
         if (state := dataset_state(self.dataset)) != self._source_state:
             self._source, self._source_state = lift(self.dataset), state
-        device = self._resolve_device()
+        device = graph.resolve(self.device)  # torch's current one may be set after the loader is made
         key = (self._source, device, id(self.transform), repr(self.transform), self.num_workers, self.fidelity)
         if self._compiled and self._compiled.state == key:
             return self._compiled

@@ -13,13 +13,14 @@ from torchvision import tv_tensors
 from torchvision.transforms.v2 import functional as F
 
 from torchdali.errors import BatchShapeError
+from torchdali.plan import Plan
 from torchdali.spec import IntArray, Kind
 
 Images = torch.Tensor | list[torch.Tensor]
 
 _to_pil_image = cast("Callable[..., Any]", F.to_pil_image)
 
-__all__ = ["as_kind", "check_shapes", "run_in_torch", "run_on_batch", "seeded"]
+__all__ = ["Images", "as_samples", "check_shapes", "run_on_batch", "seeded"]
 
 
 def as_kind(image: torch.Tensor, kind: Kind) -> Any:
@@ -69,6 +70,19 @@ def _one_batch(tail: Sequence[tuple[Kind, Any]], images: torch.Tensor) -> torch.
     for kind, transform in tail:
         images = transform(as_kind(images, kind))
     return images.as_subclass(torch.Tensor)
+
+
+def as_samples(plan: Plan, views: Sequence[Images], seeds: IntArray) -> list[Any]:
+    """What torchvision would have made of each sample: images after the last transform, of the type that it has.
+
+    Args:
+        plan: What was run.
+        views: For each view its images, after the plan's tail.
+        seeds: ``(N,)`` numbers below 2**63 for the transforms that torch runs.
+    """
+    each = [[as_kind(image, plan.spec.kind) for image in images] for images in views]
+    images = each[0] if plan.container is None else [plan.container(row) for row in zip(*each, strict=True)]
+    return run_in_torch(plan.suffix, images, seeds, plan.device) if plan.suffix else images
 
 
 def run_in_torch(

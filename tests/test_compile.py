@@ -1,0 +1,199 @@
+"""A transform compiled on its own, on everything that it takes."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional as F
+
+import torchdali
+from torchdali import SampleError
+from torchdali.transforms import MultiView
+
+FLOAT = v2.ToDtype(torch.float32, scale=True)
+EVAL = v2.Compose([v2.ToImage(), v2.CenterCrop(40), FLOAT, v2.Normalize([0.5] * 3, [0.25] * 3)])
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture
+def images(pictures):
+    opened = []
+    for path in sorted(pictures.glob("*/*"))[:6]:
+        with Image.open(path) as image:
+            opened.append(image.convert("RGB"))
+    return opened
+
+
+def png(image, **options):
+    stream = io.BytesIO()
+    image.save(stream, format="PNG", **options)
+    return stream.getvalue()
+
+
+def inputs(kind, images, folder):
+    if kind == "paths":
+        for i, image in enumerate(images):
+            image.save(folder / f"{i}.png")
+        return [folder / f"{i}.png" for i in range(len(images))]
+    make = {
+        "PIL": lambda image: image,
+        "bytes": png,
+        "tensors": F.pil_to_tensor,
+        "images": lambda image: tv_tensors.Image(F.pil_to_tensor(image)),
+    }[kind]
+    return [make(image) for image in images]
+
+
+@pytest.mark.parametrize("kind", ["paths", "PIL", "bytes", "tensors", "images"])
+def test_every_kind_of_image(images, kind, tmp_path, device):
+    ours = torchdali.compile(EVAL, device=device)(inputs(kind, images, tmp_path))
+    theirs = torch.stack([EVAL(image) for image in images])
+    assert type(ours) is torch.Tensor
+    assert ours.device.type == torch.device(device).type
+    assert torch.allclose(ours.cpu(), theirs, atol=1e-6)
+
+
+def test_a_mixture_stays_in_order(images, tmp_path, device):
+    kinds = ["paths", "PIL", "bytes", "tensors", "images", "PIL"]
+    mixed = [inputs(kind, images, tmp_path)[i] for i, kind in enumerate(kinds)]
+    ours = torchdali.compile(EVAL, device=device)(mixed)
+    assert torch.allclose(ours.cpu(), torch.stack([EVAL(image) for image in images]), atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+@pytest.mark.parametrize("place", ["cpu", "device"])
+def test_a_batch(images, dtype, place, device):
+    batch = torch.stack([F.pil_to_tensor(image.resize((60, 50))) for image in images])
+    batch = F.to_dtype(batch, dtype, scale=True)
+    chain = v2.Compose([v2.CenterCrop(32), v2.RandomHorizontalFlip(1)])
+    ours = torchdali.compile(chain, device=device)(batch.to(device) if place == "device" else batch)
+    assert torch.equal(ours.cpu(), chain(batch))
+
+
+def test_a_float_batch_is_normalised(images, device):
+    batch = torch.stack([F.pil_to_tensor(image.resize((60, 50))) for image in images]) / 255
+    normalize = v2.Normalize([0.5, 0.4, 0.3], [0.2, 0.3, 0.4])
+    ours = torchdali.compile(normalize, device=device)(batch)
+    assert torch.allclose(ours.cpu(), normalize(batch), atol=1e-6)
+
+
+def test_each_image_of_a_batch_draws_its_own_numbers(images, device):
+    batch = torch.stack([F.pil_to_tensor(images[0])] * 8)
+    crop = torchdali.compile(v2.RandomCrop(16), device=device)
+    torch.manual_seed(3)
+    first, second = crop(batch), crop(batch)
+    torch.manual_seed(3)
+    again = crop(batch)
+    assert len({one.numpy().tobytes() for one in first.cpu()}) > 1
+    assert not torch.equal(first, second)
+    assert torch.equal(first, again)
+
+
+def test_what_draws_nothing_leaves_the_generator_alone(images):
+    state = torch.get_rng_state()
+    torchdali.compile(EVAL, device="cpu")(images)
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_the_same_numbers_for_files_and_pixels(images, tmp_path, device):
+    crop = torchdali.compile(v2.RandomResizedCrop(24), device=device)
+    results = []
+    for kind in ("paths", "PIL", "bytes"):
+        torch.manual_seed(1)
+        results.append(crop(inputs(kind, images, tmp_path)).float())
+    assert all((one - results[0]).abs().max() <= 2 for one in results)
+
+
+def test_uneven_sizes_come_as_a_list(images, device):
+    ours = torchdali.compile(v2.ToImage(), device=device)(images)
+    assert isinstance(ours, list)
+    assert all(torch.equal(one.cpu(), F.pil_to_tensor(image)) for one, image in zip(ours, images, strict=True))
+
+
+def test_transforms_in_torch(images, device):
+    chain = v2.Compose([v2.ToImage(), v2.CenterCrop(32), v2.Lambda(lambda image: image.float() + 1)])
+    ours = torchdali.compile(chain, device=device)(images)
+    assert torch.equal(ours.cpu(), torch.stack([chain(image) for image in images]))
+
+
+def test_views(images, tmp_path, device):
+    views = MultiView([v2.Compose([v2.CenterCrop(32), v2.ToImage()]), v2.Compose([v2.CenterCrop(20), v2.ToImage()])])
+    mixed = [*images[:3], *inputs("bytes", images[3:], tmp_path)]
+    big, small = torchdali.compile(views, device=device)(mixed)
+    assert torch.equal(big.cpu(), torch.stack([views(image)[0] for image in images]))
+    assert torch.equal(small.cpu(), torch.stack([views(image)[1] for image in images]))
+
+
+def test_conversion_to_bfloat16(images, device):
+    chain = v2.Compose([v2.ToImage(), v2.CenterCrop(32), v2.ToDtype(torch.bfloat16, scale=True)])
+    ours = torchdali.compile(chain, device=device)(images)
+    assert ours.dtype == torch.bfloat16
+    assert torch.allclose(ours.cpu().float(), torch.stack([chain(image) for image in images]).float(), atol=4e-3)
+
+
+def test_grey_and_transparent_images_are_rgb_as_in_image_folder(images, device):
+    both = [images[0].convert("L"), images[0].convert("RGBA"), png(images[0].convert("RGBA"))]
+    ours = torchdali.compile(v2.ToImage(), device=device)(both)
+    assert torch.equal(ours[0].cpu(), F.pil_to_tensor(both[0].convert("RGB")))
+    assert torch.equal(ours[1].cpu(), F.pil_to_tensor(images[0]))
+    assert torch.equal(ours[2].cpu(), F.pil_to_tensor(images[0]))
+
+
+def test_more_images_than_before(images, device):
+    crop = torchdali.compile(EVAL, device=device)
+    for count in (1, 6, 2, 4):
+        assert crop(images[:count]).shape == (count, 3, 40, 40)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ([3], "image 0 is a int"),
+        ("picture.jpg", "put it into a list"),
+        (b"bytes", "put it into a list"),
+        ([torch.zeros(4, 4)], r"\(C, H, W\)"),
+        (torch.zeros(3, 4, 4), "4 axes"),
+        ([np.zeros((4, 4, 3), np.uint8)], "ndarray"),
+        ([torch.zeros(3, 4, 4, dtype=torch.bfloat16)], "bfloat16"),
+    ],
+)
+def test_what_is_no_image(wrong, message):
+    with pytest.raises(TypeError, match=message):
+        torchdali.compile(EVAL, device="cpu")(wrong)
+
+
+def test_no_images():
+    with pytest.raises(ValueError, match="no images"):
+        torchdali.compile(EVAL, device="cpu")([])
+
+
+def test_damaged_bytes_name_their_place(images, device):
+    with pytest.raises(SampleError, match="sample 1") as raised:
+        torchdali.compile(EVAL, device=device)([images[0], b"not an image", images[1]])
+    assert raised.value.index == 1
+
+
+def test_an_image_too_small_names_its_place(images, device):
+    crop = torchdali.compile(v2.RandomCrop(50), device=device)
+    with pytest.raises(SampleError, match=r"sample 1 .*RandomCrop.*pad_if_needed") as raised:
+        crop([images[0].resize((90, 90)), images[0].resize((20, 90))])
+    assert raised.value.index == 1
+    assert crop([images[0].resize((90, 90))]).shape == (1, 3, 50, 50)
+
+
+def test_explain_and_repr(capsys):
+    compiled = torchdali.compile(EVAL, device="cpu")
+    compiled.explain()
+    assert "decoders.image; slice; crop_mirror_normalize" in capsys.readouterr().out
+    assert "CenterCrop" in repr(compiled)
+
+
+def test_an_unknown_device():
+    with pytest.raises(torchdali.DALIUnavailableError, match="mps"):
+        torchdali.compile(EVAL, device="mps")

@@ -1,0 +1,240 @@
+"""A transform on its own: images in, a batch on the device out, with the loader's rules and no dataset."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any, TextIO, cast
+
+import numpy as np
+import PIL.Image
+import torch
+from torchvision import tv_tensors
+
+from torchdali import graph, machine
+from torchdali.engine import EnginePool, Views
+from torchdali.errors import DALIUnavailableError, SampleError
+from torchdali.feed import Feed
+from torchdali.plan import Entry, Plan, compile_plan, fuse
+from torchdali.rng import Draws, Words, epoch_key
+from torchdali.samples import as_samples, run_on_batch
+from torchdali.sources import FolderSource
+from torchdali.spec import Fidelity, IntArray, Spec
+from torchdali.transforms import RowError
+
+__all__ = ["CompiledTransform", "compile"]
+
+_DTYPES = (torch.uint8, torch.float16, torch.float32, torch.float64, torch.int16, torch.int32, torch.int64)
+_TAKEN = "paths, encoded bytes, PIL images and (C, H, W) tensors, or one (N, C, H, W) tensor"
+
+
+def compile(  # noqa: A001 - as in torch.compile
+    transform: Any,
+    *,
+    device: str | int | torch.device = "auto",
+    fidelity: Fidelity = "exact",
+    num_threads: int = 0,
+) -> CompiledTransform:
+    """Compiles a transform to a function from images to a batch.
+
+    Args:
+        transform: A torchvision transform or a chain of them, as for ``DALILoader``.
+        device: Where the batch is made: "auto" is torch's current CUDA device where torch and DALI see one, else the
+            CPU.
+        fidelity: As for ``DALILoader``.
+        num_threads: Number of DALI's CPU threads; 0 takes the cores that the process may use.
+
+    Raises:
+        DALIUnavailableError: DALI is missing or cannot use the device; the text says what to install.
+    """
+    graph.require_dali()
+    if device != "auto" and (reason := graph.unavailable_on(torch.device(device))):
+        raise DALIUnavailableError(f"device={device!r} cannot be used: {reason}")
+    return CompiledTransform(transform, graph.resolve(device), fidelity, num_threads or machine.available_cores())
+
+
+class CompiledTransform:
+    """What :func:`compile` gives; called with images.
+
+    The pipeline for a kind of input is built when that kind first comes, which takes a second or two on a GPU, and
+    anew when more images come at once than ever before.
+    """
+
+    def __init__(self, transform: Any, device: torch.device, fidelity: Fidelity, threads: int) -> None:
+        self.transform = transform
+        self.device = device
+        self._fidelity: Fidelity = fidelity
+        self._threads = threads
+        self._pools: dict[tuple[Spec, Entry, bool], EnginePool] = {}
+
+    def __call__(self, images: torch.Tensor | Sequence[Any]) -> Any:
+        """Transforms images.
+
+        Each image has random parameters of its own, also in a batch that is one tensor. They follow from torch's
+        global generator, from which a call draws one number where anything is random.
+
+        Args:
+            images: A sequence of paths, encoded files as bytes, PIL images and ``(C, H, W)`` tensors, in any mixture;
+                or one ``(N, C, H, W)`` tensor. Files and PIL images are RGB, as ``ImageFolder`` makes them.
+
+        Returns:
+            One tensor, ``(N, C, H, W)`` on :attr:`device`; a list of N tensors where their shapes differ; for a
+            transform that makes several views, a list with one of these for each view. PIL images that a transform
+            ends in come as uint8 tensors. Where a transform that torch runs ends in something else, a list of that.
+
+        Raises:
+            SampleError: A file is missing or damaged, or an image cannot be transformed; ``index`` is its place.
+            TypeError: Something is none of these.
+        """
+        if isinstance(images, (str, bytes, os.PathLike, PIL.Image.Image)) or not isinstance(
+            cast("Any", images), (torch.Tensor, Sequence)
+        ):
+            raise TypeError(f"a sequence is expected ({_TAKEN}), not one {type(images).__name__}: put it into a list")
+        if not len(images):
+            raise ValueError("there are no images")
+        if isinstance(images, torch.Tensor) and images.ndim != 4:
+            raise TypeError(f"a tensor is taken for a batch and has 4 axes (N, C, H, W), not {images.ndim}")
+        groups: dict[tuple[Spec, Entry, bool], list[int]] = {}
+        if isinstance(images, torch.Tensor):
+            groups[self._route(images[0], 0)] = list(range(len(images)))
+        else:
+            for i, image in enumerate(images):
+                groups.setdefault(self._route(image, i), []).append(i)
+        key = self._key([self._pool(route).plan for route in groups])
+        results = [(rows, self._run(route, images, np.array(rows, np.int64), key)) for route, rows in groups.items()]
+        if len(results) == 1:
+            return results[0][1]
+        plan = self._pool(next(iter(groups))).plan
+        return _in_order(results, len(images), plan.container is not None and not plan.suffix)
+
+    def explain(self, file: TextIO | None = None) -> None:
+        """Prints what will run, and where, for files and PIL images.
+
+        Args:
+            file: Where to; standard output by default.
+        """
+        plan = self._plan(Spec(), "files")
+        (file or sys.stdout).write(f"{type(self).__name__} on {self.device}\n{plan}\n")
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.transform!r}, device={str(self.device)!r})"
+
+    def _plan(self, spec: Spec, entry: Entry) -> Plan:
+        return fuse(compile_plan(self.transform, self.device, self._fidelity, spec, entry))
+
+    def _route(self, image: Any, place: int) -> tuple[Spec, Entry, bool]:
+        """What an image is, how it is fed, and whether it is on the device already."""
+        if isinstance(image, (str, os.PathLike, bytes, bytearray, memoryview)):
+            return Spec(), "files", False
+        if isinstance(image, PIL.Image.Image):
+            return Spec(), "pixels", False
+        if not isinstance(image, torch.Tensor):
+            raise TypeError(f"image {place} is a {type(image).__name__}; taken are {_TAKEN}")
+        if image.ndim != 3:
+            raise TypeError(f"image {place} is a tensor of shape {tuple(image.shape)}, not (C, H, W)")
+        if image.dtype not in _DTYPES:
+            raise TypeError(f"image {place} is a tensor of {image.dtype}; DALI takes {', '.join(map(str, _DTYPES))}")
+        kind = "image" if isinstance(image, tv_tensors.Image) else "tensor"
+        resident = self.device.type == "cuda" and image.device == self.device
+        return Spec(kind, image.dtype, image.shape[0]), "pixels", resident
+
+    def _pool(self, route: tuple[Spec, Entry, bool]) -> EnginePool:
+        pool = self._pools.get(route)
+        if pool is None:
+            spec, entry, resident = route
+            pool = EnginePool(self._plan(spec, entry), 1, self._threads, resident)
+            self._pools[route] = pool
+        return pool
+
+    @staticmethod
+    def _key(plans: Sequence[Plan]) -> Words:
+        random = any(step.randomness or step.where == "torch" for plan in plans for step in plan.steps)
+        return epoch_key(int(torch.empty((), dtype=torch.int64).random_()) if random else 0, 0)
+
+    def _run(self, route: tuple[Spec, Entry, bool], images: Any, rows: IntArray, key: Words) -> Any:
+        pool = self._pool(route)
+        draws = Draws(key, rows, np.zeros_like(rows))
+        views = (
+            self._from_files(pool, images, rows, key)
+            if pool.plan.entry == "files"
+            else self._from_pixels(pool, images, rows, draws, route[2])
+        )
+        plan = pool.plan
+        views = [run_on_batch(plan.tail, one) for one in views]
+        if not plan.suffix:
+            return views[0] if plan.container is None else views
+        return _stacked(as_samples(plan, views, draws.at(plan.suffix_step).seeds()))
+
+    def _from_files(self, pool: EnginePool, images: Any, rows: IntArray, key: Words) -> Views:
+        with ExitStack() as files:
+            paths = [""] * len(images)
+            for i in rows.tolist():
+                paths[i] = _path_of(images[i], files)
+            source = FolderSource(paths, [0] * len(paths), np.zeros(len(paths), np.intp), [None], None, "files")
+            feed = Feed(source, pool, key, window=1, timeout=0)
+            try:
+                feed.push(rows.tolist())
+                return feed.pop().views
+            finally:
+                feed.close()
+
+    def _from_pixels(self, pool: EnginePool, images: Any, rows: IntArray, draws: Draws, resident: bool) -> Views:
+        if isinstance(images, torch.Tensor):
+            pixels: Any = images.permute(0, 2, 3, 1).contiguous()
+            size = np.tile(np.array(images.shape[2:], np.int64), (len(rows), 1))
+            pixels = pixels if resident else pixels.cpu().numpy()
+        else:
+            pixels = [_pixels(images[i], resident) for i in rows.tolist()]
+            size = np.array([one.shape[:2] for one in pixels], np.int64)
+        try:
+            inputs, _ = pool.plan.draw(draws, size)
+        except RowError as error:
+            place = int(rows[error.row])
+            raise SampleError(place, f"image {place}", str(error)) from error
+        engine = pool.lease(len(rows))
+        try:
+            engine.submit({graph.PIXELS: pixels, **inputs})
+            return engine.take().views
+        finally:
+            pool.give_back(engine)
+
+
+def _path_of(image: Any, files: ExitStack) -> str:
+    """The path of a file; encoded bytes become a file in memory, which is closed with ``files``."""
+    if isinstance(image, (str, os.PathLike)):
+        return os.fspath(cast("str | os.PathLike[str]", image))
+    file = os.memfd_create("torchdali")
+    files.callback(os.close, file)
+    with os.fdopen(file, "wb", closefd=False) as stream:
+        stream.write(image)
+    return f"/proc/self/fd/{file}"
+
+
+def _pixels(image: Any, resident: bool) -> Any:
+    """One image as DALI takes it: HWC, an array, or a tensor on the device."""
+    if isinstance(image, PIL.Image.Image):
+        return np.array(image.convert("RGB"))
+    pixels = image.permute(1, 2, 0).contiguous()
+    return pixels if resident else pixels.cpu().numpy()
+
+
+def _stacked(samples: list[Any]) -> Any:
+    """One tensor where all samples are tensors of one shape."""
+    first = samples[0]
+    if all(isinstance(one, torch.Tensor) and one.shape == first.shape for one in samples):
+        return torch.stack(samples).as_subclass(torch.Tensor)
+    return samples
+
+
+def _in_order(results: Sequence[tuple[list[int], Any]], count: int, views: bool) -> Any:
+    """The results of several groups as one, each row in its place; views stay apart."""
+    if views:
+        each = [[(rows, result[v]) for rows, result in results] for v in range(len(results[0][1]))]
+        return [_in_order(one, count, False) for one in each]
+    whole: list[Any] = [None] * count
+    for rows, result in results:
+        for row, one in zip(rows, result, strict=True):
+            whole[row] = one
+    return _stacked(whole)
