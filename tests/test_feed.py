@@ -6,7 +6,6 @@ import pytest
 import skimage.data
 import torch
 from PIL import Image
-from replay import compiled
 from torch.utils.data import DataLoader, RandomSampler
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
@@ -15,6 +14,7 @@ from torchvision.transforms.v2 import functional as F
 from torchdali import DALILoader, SampleError
 from torchdali.engine import EnginePool
 from torchdali.feed import Feed
+from torchdali.parity.compare import compiled
 from torchdali.rng import epoch_key
 from torchdali.sources import lift
 

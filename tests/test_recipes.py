@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 import math
 import re
 import subprocess
@@ -11,8 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from scipy import stats
 
-RECIPE = Path(__file__).parents[1] / "recipes" / "imagefolder_classification.py"
+REPOSITORY = Path(__file__).parents[1]
+RECIPE = REPOSITORY / "recipes" / "imagefolder_classification.py"
+SIMCLR = REPOSITORY / "recipes" / "simclr.py"
 COLOURS = {"blue": (40, 60, 200), "green": (50, 180, 60), "red": (200, 50, 40)}
 VAL = 7
 LINE = re.compile(r"^epoch +(\d+)/(\d+)  loss ([\d.]+)  acc +([\d.]+)%  +([\d,]+) images/s$", re.MULTILINE)
@@ -33,9 +38,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def recipe(folder: Path, *options: str, launcher: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
-    """Runs the recipe for four epochs; gives the fields of the lines that it printed."""
-    command = [sys.executable, *launcher, str(RECIPE), str(folder), "--size", "32", "--epochs", "4"]
+def recipe(folder: Path, *options: str, launcher: tuple[str, ...] = (), script: Path = RECIPE) -> list[tuple[str, ...]]:
+    """Runs a recipe for four epochs; gives the fields of the lines that it printed."""
+    command = [sys.executable, *launcher, str(script), str(folder), "--size", "32", "--epochs", "4"]
     settings = ["--lr", "0.02", "--workers", "1", *options]
     done = subprocess.run([*command, *settings], capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 0, done.stderr
@@ -51,6 +56,68 @@ def test_learns(folder: Path, loader: str) -> None:
     losses, accuracies = [float(line[2]) for line in lines], [float(line[3]) for line in lines]
     assert losses[-1] < losses[0]
     assert accuracies[-1] >= 80
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("loader", ["torchdali", "torch"])
+def test_learns_with_more_augmentation(folder: Path, loader: str) -> None:
+    options = ["--auto-augment", "augmix", "--random-erase", "0.25", "--mixup", "0.2", "--cutmix", "1"]
+    lines = recipe(folder, "--loader", loader, "--batch-size", "8", *options)
+    assert len(lines) == 4
+    # Mixed images have no one class, so that the loss falls slowly; whole pictures tell what was learnt.
+    assert max(float(line[3]) for line in lines) >= 60
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("loader", ["torchdali", "torch"])
+def test_learns_without_labels(folder: Path, loader: str) -> None:
+    # Colours are all that there is to learn here, so they are changed little.
+    lines = recipe(folder, "--loader", loader, "--batch-size", "16", "--strength", "0.1", script=SIMCLR)
+    assert [line[:2] for line in lines] == [(str(epoch), "4") for epoch in (1, 2, 3, 4)]
+    losses, accuracies = [float(line[2]) for line in lines], [float(line[3]) for line in lines]
+    assert losses[-1] < losses[0]
+    assert accuracies[-1] >= 80
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_the_model_check_compares_both_loaders(tmp_path: Path) -> None:
+    options = ["--seeds", "2", "--epochs", "1", "--classes", "3", "--images", "8", "--val-images", "5", "--size", "32"]
+    options += ["--batch-size", "8", "--workers", "1", "--jobs", "1", "--root", str(tmp_path / "pieces")]
+    command = [sys.executable, "-m", "benchmarks.agreement", *options, "--out", str(tmp_path), "--name", "trial"]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=230, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report, text = json.loads((tmp_path / "trial.json").read_text()), (tmp_path / "trial.md").read_text()
+    assert {(run["loader"], run["seed"], run["status"]) for run in report["runs"]} == {
+        (loader, seed, "ok") for loader in ("torch", "torchdali") for seed in (0, 1)
+    }
+    assert 0 < report["comparison"]["p"] <= 1
+    assert (report["data"]["classes"], report["data"]["train"], report["data"]["val"]) == (3, 24, 15)
+    assert "| **torchdali** |" in text
+    assert "exact permutation test" in text
+    assert report["machine"]["versions"].keys() >= {"python", "torch", "torchvision"}
+
+
+def test_the_model_check_tells_different_accuracies_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(REPOSITORY)
+    compare = importlib.import_module("benchmarks.agreement").compare
+    low, high = [0.70, 0.71, 0.72, 0.73, 0.74], [0.80, 0.81, 0.82, 0.83, 0.84]
+    assert compare(high, low)["p"] == pytest.approx(2 / 252, abs=1e-4)
+    found = compare(low, [x + 0.001 for x in low])
+    assert found["p"] > 0.5
+    assert found["difference"] == pytest.approx(-0.001)
+    ours, theirs = [0.70, 0.74, 0.78], [0.71, 0.72, 0.79, 0.80]
+    welch = stats.ttest_ind(ours, theirs, equal_var=False)
+    assert (compare(ours, theirs)["t"], compare(ours, theirs)["df"]) == (
+        pytest.approx(welch.statistic, abs=1e-3),
+        pytest.approx(welch.df, abs=0.1),
+    )
+    exact = stats.permutation_test(
+        (ours, theirs), lambda a, b: abs(np.mean(a) - np.mean(b)), vectorized=False, alternative="greater"
+    )
+    assert compare(ours, theirs)["p"] == pytest.approx(exact.pvalue, abs=1e-3)
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
-"""The command line: ``torchdali demo``.
+"""The command line: ``torchdali demo`` and ``torchdali parity``.
 
-Only options and exit codes live here; what a command does is in its own package. click, rich and scikit-image
-are imported when a command line is run, so that this module needs nothing but torchdali's own dependencies.
+Only options and exit codes live here; what a command does is in its own package. click, rich, scikit-image
+and scipy are imported when a command line is run, so that this module needs nothing but torchdali's own dependencies.
 """
 
 from __future__ import annotations
@@ -67,12 +67,58 @@ def commands() -> click.Group:
         if not run(out, epochs=epochs, device=device, seed=seed, console=Console()).same_order:
             sys.exit(1)
 
+    @torchdali.command()
+    @click.option(
+        "--out",
+        type=click.Path(dir_okay=False, path_type=Path),
+        default=Path("docs/parity.md"),
+        show_default=True,
+        help="The document; what was measured goes beside it, as JSON.",
+    )
+    @click.option(
+        "--device",
+        type=click.Choice(["all", "cpu", "cuda"]),
+        default="all",
+        show_default=True,
+        help="Where DALI runs; all that there are, or one of them.",
+    )
+    @click.option(
+        "--only",
+        metavar="REGEX",
+        default="",
+        help='Measure only cases, random parameters and "decoding <format>" in whose names this is found.',
+    )
+    def parity(out: Path, device: str, only: str) -> None:
+        """Compare every rule with torchvision, and write the certificate.
+
+        Runs each case on photographs, replays the drawn numbers through torchvision's functionals, tests the
+        distribution of every random parameter, and compares decoded images with PIL's. Results of a device that is
+        not measured are kept from the run before. Exits with 1 if anything in the document fails: a bound that is
+        exceeded, a case that does not run, or a p-value below 0.001 divided by the number of random parameters.
+        """
+        import re
+
+        import torch
+
+        from torchdali.parity.certify import certify
+
+        cuda = torch.cuda.is_available()
+        if device == "cuda" and not cuda:
+            raise click.BadParameter("torch sees no CUDA device on this machine", param_hint="--device")
+        try:
+            re.compile(only)
+        except re.error as error:
+            raise click.BadParameter(f"not a regular expression: {error}", param_hint="--only") from error
+        devices = (["cpu", "cuda"] if cuda else ["cpu"]) if device == "all" else [device]
+        if certify(out, devices, only, Console()):
+            sys.exit(1)
+
     return torchdali
 
 
 def main() -> None:
     """Runs the command line; the console entry point ``torchdali``."""
-    missing = [name for name in ("click", "rich", "skimage") if importlib.util.find_spec(name) is None]
+    missing = [name for name in ("click", "rich", "scipy", "skimage") if importlib.util.find_spec(name) is None]
     if missing:
         sys.exit(f"torchdali: the command line needs {', '.join(missing)}: pip install 'torchdali[cli]'")
     try:

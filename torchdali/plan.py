@@ -293,7 +293,8 @@ def compile_plan(
         spec: The images that come in; by default PIL images.
         entry: What is fed for a sample.
     """
-    compiler = _Compiler(spec or Spec(), device)
+    spec = replace(spec or Spec(), device="gpu" if device.type == "cuda" else "cpu")
+    compiler = _Compiler(spec, device)
     for position, leaf in enumerate(flatten(transform), start=1):
         compiler.add(position, leaf)
     views = compiler.branches
@@ -339,7 +340,7 @@ def _fused(rules: Sequence[Rule]) -> tuple[Rule, ...]:
     for rule in rules:
         if rule.operators:
             done.append(rule)
-            while len(done) > 1 and (one := done[-1].absorb(done[-2])):
+            while len(done) > 1 and (one := done[-1].absorb(done[-2]) or done[-2].extend(done[-1])):
                 done[-2:] = [one]
     return tuple(done)
 

@@ -23,6 +23,7 @@ _WEYL = np.array([0x9E3779B9, 0xBB67AE85], np.uint64)
 _LOW = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
 _SPLIT_STEP = np.uint64(16)
+_AHEAD = 6
 
 
 def philox(counter: Words, key: Words) -> Words:
@@ -72,6 +73,7 @@ class Draws:
     def __init__(self, key: Words, index: IntArray, occurrence: IntArray, step: int = 0) -> None:
         self._key, self._index, self._occurrence, self._step = key, index, occurrence, step
         self._block = 0
+        self._ready: Words = np.empty((len(index), 0, 4), np.uint64)
 
     def __len__(self) -> int:
         return len(self._index)
@@ -87,6 +89,16 @@ class Draws:
     def words(self, count: int) -> Words:
         """``(N, count)`` uniform words below 2**32."""
         blocks = -(-count // 4)
+        if blocks > self._ready.shape[1]:
+            # A run of Philox costs about the same for one block and for a few, so who asks again is likely to go on.
+            missing = blocks - self._ready.shape[1]
+            made = self._make(missing if not self._block else max(missing, _AHEAD))
+            self._ready = np.concatenate((self._ready, made), axis=1)
+        taken, self._ready = self._ready[:, :blocks], self._ready[:, blocks:]
+        return taken.reshape(len(self), blocks * 4)[:, :count]
+
+    def _make(self, blocks: int) -> Words:
+        """``(N, blocks, 4)`` words: the next blocks."""
         index = self._index.astype(np.uint64)
         counter = np.empty((4, len(index), blocks), np.uint64)
         counter[0] = (index & _LOW)[:, None]
@@ -96,8 +108,7 @@ class Draws:
             self._block, self._block + blocks, dtype=np.uint64
         )
         self._block += blocks
-        words: Words = np.moveaxis(philox(counter, self._key), 0, -1).reshape(len(index), blocks * 4)
-        return words[:, :count]
+        return np.moveaxis(philox(counter, self._key), 0, -1)
 
     def uniform(self, count: int) -> npt.NDArray[np.float64]:
         """``(N, count)`` numbers, uniform in [0, 1), multiples of 2**-32."""

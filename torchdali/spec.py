@@ -36,12 +36,16 @@ class Spec:
         dtype: Element type.
         channels: Number of channels.
         size: ``(height, width)`` where it is the same for every sample, else None.
+        device: Where DALI has it.
+        unit: Whether floating-point values are in [0, 1].
     """
 
     kind: Kind = "pil"
     dtype: torch.dtype = torch.uint8
     channels: int = 3
     size: tuple[int, int] | None = None
+    device: Literal["cpu", "gpu"] = "cpu"
+    unit: bool = True
 
     def __str__(self) -> str:
         height, width = self.size or ("H", "W")

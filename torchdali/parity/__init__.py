@@ -1,1 +1,1 @@
-"""How close torchdali is to torchvision, transform by transform."""
+"""``torchdali parity``: how close torchdali is to torchvision, transform by transform."""

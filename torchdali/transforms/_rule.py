@@ -192,6 +192,11 @@ class Rule(ABC):
         del previous
         return None
 
+    def extend(self, later: Rule) -> Rule | None:
+        """One rule that does what this and then ``later`` do: asked where ``later`` does not absorb this."""
+        del later
+        return None
+
     def channels_first(self) -> Rule | None:
         """A rule that does the same and puts out CHW at no cost, or None."""
         return None

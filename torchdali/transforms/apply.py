@@ -24,6 +24,7 @@ Mask = npt.NDArray[np.bool_]
 class Sometimes(Composite):
     """Chains of which each sample takes some: one after another, each for the samples whose mask is true."""
 
+    limits = "one of its transforms runs in torch; samples would differ in type, dtype or channels"
     stages: Sequence[tuple[str, int]]
     """The masks in the order in which they come up, each with the number of its chain."""
 
@@ -45,12 +46,13 @@ class Sometimes(Composite):
         outs = [part.infer(spec) for part in self.parts]
         if not self.always:
             outs.append(spec)
-        if len({replace(out, size=None) for out in outs}) > 1:
+        if len({replace(out, size=None, unit=True) for out in outs}) > 1:
             raise Unsupported(f"some samples would be {', others '.join(dict.fromkeys(map(str, outs)))}")
         inner = [part.operators for part in self.parts if part.operators]
         self.operators = ", ".join(["split", *inner, "merge"])
         self.randomness = "; ".join([self.drawn, *filter(None, (part.randomness for part in self.parts))])
-        return outs[0] if len(set(outs)) == 1 else replace(outs[0], size=None)
+        size = outs[0].size if len({out.size for out in outs}) == 1 else None
+        return replace(outs[0], size=size, unit=all(out.unit for out in outs))
 
     drawn: str = ""
     """The random numbers that ``masks`` draws, in words."""
@@ -71,8 +73,13 @@ class Sometimes(Composite):
             size = np.array(size)
             size[rows] = part.resized(size[rows], drawn)
             for key, values in drawn.items():
-                whole = params.setdefault(f"{i}_{key}", np.zeros((len(draws), *values.shape[1:]), values.dtype))
-                whole[rows] = values
+                full = f"{i}_{key}"
+                whole = params.get(full, np.zeros((len(draws), *values.shape[1:]), values.dtype))
+                # Where a chain has more than one stage, some may need longer parameters than others.
+                more = [max(b - a, 0) for a, b in zip(whole.shape[1:], values.shape[1:], strict=True)]
+                whole = np.pad(whole, [(0, 0), *((0, x) for x in more)]) if any(more) else whole
+                whole[(rows, *map(slice, values.shape[1:]))] = values
+                params[full] = whole
         return params
 
     def resized(self, size: IntArray, params: Params) -> IntArray:
@@ -142,7 +149,7 @@ class RandomOrder(Sometimes):
     def infer(self, spec: Spec) -> Spec:
         # Any of them may come after any other, so all must take what the others make.
         out = super().infer(spec)
-        return out if out == spec else super().infer(replace(spec, size=None))
+        return out if out == spec else super().infer(replace(spec, size=None, unit=out.unit))
 
     def masks(self, draws: Draws) -> Mapping[str, Mask]:
         count = len(self.parts)

@@ -62,6 +62,7 @@ class PILToTensor(Rule):
     """PIL image to uint8 tensor."""
 
     handles = (v2.PILToTensor, v1.PILToTensor)
+    limits = "v1's on a tensor, which it refuses"
 
     def infer(self, spec: Spec) -> Spec:
         if spec.kind == "pil":
@@ -75,6 +76,7 @@ class ToTensor(Rule):
     """PIL image to float32 in [0, 1]: ``x / 255``."""
 
     handles = (v2.ToTensor, v1.ToTensor)
+    limits = "a tensor, which it refuses; torch's default dtype is not float32"
     operators = "arithmetic"
 
     def infer(self, spec: Spec) -> Spec:
@@ -95,6 +97,10 @@ class ToDtype(Rule):
     """uint8 to float32 or float16, scaled to [0, 1] or not; float32 to float16."""
 
     handles = (v2.ToDtype, v2.ConvertImageDtype, v1.ConvertImageDtype)
+    limits = (
+        "not uint8 to float32 or float16, nor float32 to float16 (batch by batch); dtypes that name neither the "
+        "image's type nor 'others'; v1's on a PIL image"
+    )
 
     def __init__(self, transform: Any) -> None:
         super().__init__(transform)
@@ -118,7 +124,7 @@ class ToDtype(Rule):
         ):
             raise Unsupported(f"no rule for {self.source} to {self.target}")
         self.operators = "arithmetic, cast" if self.scales else "cast"
-        return replace(spec, dtype=self.target)
+        return replace(spec, dtype=self.target, unit=spec.unit and (self.scale or not self.target.is_floating_point))
 
     def infer_batch(self, spec: Spec) -> Spec | None:
         return None if spec.kind == "pil" else replace(spec, dtype=self._dtype_for(spec) or spec.dtype)

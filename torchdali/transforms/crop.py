@@ -53,6 +53,12 @@ class Window(Rule):
         )
         return self.lower_window(ops, window, params)
 
+    def absorb(self, previous: Rule) -> Rule | None:
+        # A window that leaves the one before it would show the image there, and not the border.
+        if isinstance(previous, Window) and previous.operators == "slice" and self.inside:
+            return NestedWindow(previous, self)
+        return None
+
     def lower_window(self, ops: Ops, window: Node, params: Mapping[str, Node]) -> Node:
         """What is done with the window."""
         del ops, params
@@ -67,6 +73,47 @@ class Window(Rule):
         return F.crop(padded, top + padding[1], left + padding[0], height, width)
 
 
+class NestedWindow(Window):
+    """A window on a window, as one window on the image.
+
+    Args:
+        outer: The first, of which nothing but the window is kept.
+        inner: The second, which stays inside the first.
+    """
+
+    def __init__(self, outer: Window, inner: Window) -> None:
+        super().__init__(inner.transform)
+        self.outer, self.inner = outer, inner
+        self.operators, self.inside, self.fill = inner.operators, outer.inside, outer.fill
+
+    def infer(self, spec: Spec) -> Spec:
+        return self.inner.infer(self.outer.infer(spec))
+
+    @property
+    def inputs(self) -> dict[str, Input]:
+        return self.inner.inputs
+
+    def draw(self, draws: Draws, size: IntArray) -> Params:
+        outer = self.outer.draw(draws.at(self.outer.step), size)
+        inner = self.inner.draw(draws.at(self.inner.step), self.outer.resized(size, outer))
+        kept = {f"outer_{name}": value for name, value in outer.items()}
+        return {**kept, **inner, "start": outer["start"] + inner["start"], "inner_start": inner["start"]}
+
+    def resized(self, size: IntArray, params: Params) -> IntArray:
+        return self.inner.resized(params["outer_shape"].astype(np.int64), params)
+
+    def lower_window(self, ops: Ops, window: Node, params: Mapping[str, Node]) -> Node:
+        return self.inner.lower_window(ops, window, params)
+
+    def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
+        outer = {name.removeprefix("outer_"): x for name, x in sample.items() if name.startswith("outer_")}
+        return self.inner.replay(self.outer.replay(image, outer), {**sample, "start": sample["inner_start"]})
+
+    def window(self, draws: Draws, size: IntArray) -> tuple[IntArray, IntArray]:
+        params = self.draw(draws, size)
+        return params["start"].astype(np.int64), params["shape"].astype(np.int64)
+
+
 class CenterCrop(Window):
     """The middle; what is too small gets a black border first."""
 
@@ -79,6 +126,7 @@ class CenterCrop(Window):
         self.size = (int(sides[0]), int(sides[-1]))
 
     def infer(self, spec: Spec) -> Spec:
+        self.inside = spec.size is not None and all(a >= b for a, b in zip(spec.size, self.size, strict=True))
         return replace(spec, size=self.size)
 
     def window(self, draws: Draws, size: IntArray) -> tuple[IntArray, IntArray]:
@@ -181,6 +229,7 @@ class Pad(Window):
     """A border of fixed width."""
 
     handles = (v2.Pad, v1.Pad)
+    limits = "negative padding with a mode other than constant; a fill that fits neither type nor channels"
 
     def __init__(self, transform: Any) -> None:
         super().__init__(transform)
@@ -227,6 +276,7 @@ class RandomCrop(Window):
     """A window of fixed size anywhere in the image, after its padding."""
 
     handles = (v2.RandomCrop, v1.RandomCrop)
+    limits = "pad_if_needed with a mode other than constant; a fill that fits neither type nor channels"
     randomness = "top, left"
 
     def __init__(self, transform: Any) -> None:

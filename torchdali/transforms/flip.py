@@ -12,7 +12,7 @@ from torchvision.transforms.v2 import functional as F
 
 from torchdali.rng import Draws
 from torchdali.spec import IntArray, Params, Sample, Spec
-from torchdali.transforms._rule import Input, Node, Ops, Rule
+from torchdali.transforms._rule import Composite, Input, Node, Ops, Rule
 
 
 class RandomHorizontalFlip(Rule):
@@ -39,6 +39,11 @@ class RandomHorizontalFlip(Rule):
     def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
         return F.horizontal_flip(image) if sample["flip"] else image
 
+    def absorb(self, previous: Rule) -> Rule | None:
+        if isinstance(previous, RandomHorizontalFlip) and previous.axis != self.axis:
+            return Flips([previous, self])
+        return None
+
 
 class RandomVerticalFlip(RandomHorizontalFlip):
     """Top to bottom, with probability p."""
@@ -48,3 +53,17 @@ class RandomVerticalFlip(RandomHorizontalFlip):
 
     def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
         return F.vertical_flip(image) if sample["flip"] else image
+
+
+class Flips(Composite):
+    """A flip along each axis."""
+
+    operators = "flip"
+
+    def __init__(self, parts: list[RandomHorizontalFlip]) -> None:
+        super().__init__(parts[-1].transform)
+        self.parts = parts
+        self.axes = [part.axis for part in parts]
+
+    def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+        return ops.fn.flip(image, **{axis: params[f"{i}_flip"] for i, axis in enumerate(self.axes)})

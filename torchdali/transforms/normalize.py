@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,10 @@ class Normalize(Rule):
     """``(x - mean) / std`` for each channel."""
 
     handles = (v2.Normalize, v1.Normalize)
+    limits = (
+        "a PIL image; not float32 (half types batch by batch); means or deviations that do not fit the channels; a "
+        "deviation of 0"
+    )
     operators = "crop_mirror_normalize"
 
     def __init__(self, transform: Any) -> None:
@@ -35,7 +40,7 @@ class Normalize(Rule):
             raise Unsupported(f"{len(self.mean)} means and {len(self.std)} deviations for {spec.channels} channels")
         if 0.0 in self.std:
             raise Unsupported("a standard deviation is zero")
-        return spec
+        return replace(spec, unit=False)
 
     def infer_batch(self, spec: Spec) -> Spec | None:
         return spec if spec.kind != "pil" and spec.dtype.is_floating_point else None
@@ -49,15 +54,20 @@ class Normalize(Rule):
         return F.normalize(image, self.transform.mean, self.transform.std)
 
     def absorb(self, previous: Rule) -> Rule | None:
-        if type(previous) is ToTensor or (
-            type(previous) is ToDtype and previous.scales and previous.target == torch.float32
+        if isinstance(previous, Arithmetic):
+            return previous.then(self)
+        if isinstance(previous, (ToTensor, Normalize)) or (
+            type(previous) is ToDtype and (previous.source, previous.target) == (torch.uint8, torch.float32)
         ):
-            return ScaledNormalize([previous, self])
+            return Arithmetic([previous, self])
         return None
 
 
-class ScaledNormalize(Composite):
-    """Scaling to [0, 1], normalising, and where they stand beside these the flip and the layout, in one pass."""
+class Arithmetic(Composite):
+    """Changes of type, scaling and normalising in one pass, and where they stand beside these the flip and the layout.
+
+    All of them are ``(x - mean) / std`` for each channel, and so is what they do together.
+    """
 
     operators = "crop_mirror_normalize"
 
@@ -66,23 +76,37 @@ class ScaledNormalize(Composite):
         self.parts = parts
         self.layout = layout
 
+    def then(self, later: Rule) -> Arithmetic:
+        """This, and then another."""
+        return Arithmetic([*self.parts, later])
+
     def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
-        normalize = self.parts[-1]
-        assert isinstance(normalize, Normalize)
         flips = type(self.parts[0]) is RandomHorizontalFlip
+        mean, std = np.zeros(1), np.ones(1)
+        half = False
+        for part in self.parts:
+            if isinstance(part, Normalize):
+                mean, std = mean + std * np.array(part.mean), std * np.array(part.std)
+            elif isinstance(part, ToTensor) or (isinstance(part, ToDtype) and part.scales):
+                std = std * 255
+            half |= isinstance(part, ToDtype) and part.target == torch.float16
         return ops.fn.crop_mirror_normalize(
             image,
             mirror=params["0_flip"] if flips else 0,
-            mean=[255 * x for x in normalize.mean],
-            std=[255 * x for x in normalize.std],
-            dtype=ops.types.FLOAT,
+            mean=mean.tolist(),
+            std=std.tolist(),
+            dtype=ops.types.FLOAT16 if half else ops.types.FLOAT,
             output_layout=self.layout,
         )
 
     def absorb(self, previous: Rule) -> Rule | None:
         if type(previous) is RandomHorizontalFlip and type(self.parts[0]) is not RandomHorizontalFlip:
-            return ScaledNormalize([previous, *self.parts])
+            return Arithmetic([previous, *self.parts])
         return None
 
+    def extend(self, later: Rule) -> Rule | None:
+        to_half = type(later) is ToDtype and (later.source, later.target) == (torch.float32, torch.float16)
+        return self.then(later) if to_half else None
+
     def channels_first(self) -> Rule | None:
-        return ScaledNormalize(list(self.parts), "CHW")
+        return Arithmetic(list(self.parts), "CHW")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from torchvision.transforms.v2 import functional as F
 
 from torchdali.rng import Draws
 from torchdali.spec import IntArray, Params, Sample, Spec
-from torchdali.transforms._rule import Input, Node, Ops, Rule, Unsupported
+from torchdali.transforms._rule import Input, Node, Ops, RowError, Rule, Unsupported
 
 _BY_PILLOW_CONSTANT = {
     0: InterpolationMode.NEAREST,
@@ -24,6 +25,9 @@ _BY_PILLOW_CONSTANT = {
     4: InterpolationMode.BOX,
     5: InterpolationMode.HAMMING,
 }
+_NEAREST = (InterpolationMode.NEAREST, InterpolationMode.NEAREST_EXACT)
+_FILTERS = {InterpolationMode.BILINEAR: 1, InterpolationMode.BICUBIC: 2}
+"""DALI's numbers of the filters: ``DALIInterpType``."""
 
 
 class Resampling:
@@ -35,7 +39,8 @@ class Resampling:
     the region is moved by half a step. A thousandth of a pixel keeps exact halves from falling below.
 
     Args:
-        transform: A transform with ``interpolation`` and ``antialias``.
+        transform: A transform with ``interpolation``, one or a sequence of which each sample takes one, and maybe
+            ``antialias``, which is True where there is none.
         spec: The image that comes in.
         target: Height and width where every image gets the same, which then need not be fed.
 
@@ -45,21 +50,30 @@ class Resampling:
 
     def __init__(self, transform: Any, spec: Spec, target: tuple[int, int] | None) -> None:
         self.target = target
-        mode: Any = transform.interpolation
-        mode = _BY_PILLOW_CONSTANT[mode] if isinstance(mode, int) else InterpolationMode(mode)
-        pil = spec.kind == "pil"
-        if pil and mode is InterpolationMode.NEAREST:
-            mode = InterpolationMode.NEAREST_EXACT
-        self.mode: InterpolationMode = mode
-        self.antialias: bool = pil or bool(transform.antialias)
-        self.nearest = mode in (InterpolationMode.NEAREST, InterpolationMode.NEAREST_EXACT)
+        self.pil = spec.kind == "pil"
+        self.antialias: bool = self.pil or bool(getattr(transform, "antialias", True))
         self.floating = spec.dtype.is_floating_point
-        if mode is InterpolationMode.BICUBIC and not self.antialias:
-            raise Unsupported("DALI's bicubic filter is another one than torch's without antialias")
-        if not self.nearest and mode not in (InterpolationMode.BILINEAR, InterpolationMode.BICUBIC):
-            raise Unsupported(f"no rule for {mode.value} interpolation")
+        modes: Any = transform.interpolation
+        several = isinstance(modes, (tuple, list))
+        self.modes = tuple(self._parse(mode) for mode in cast("Sequence[Any]", modes if several else [modes]))
+        self.mode = self.modes[0]
+        self.nearest = self.mode in _NEAREST
+        # Bicubic filters overshoot, and floats are not clamped.
+        self.unit = spec.unit and not (self.floating and InterpolationMode.BICUBIC in self.modes)
+        if len(self.modes) > 1 and any(mode in _NEAREST for mode in self.modes):
+            raise Unsupported("no rule for nearest among several interpolations")
         if spec.dtype not in (torch.uint8, torch.float32):
             raise Unsupported(f"no rule for {spec.dtype} images")
+
+    def _parse(self, mode: Any) -> InterpolationMode:
+        mode = _BY_PILLOW_CONSTANT[mode] if isinstance(mode, int) else InterpolationMode(mode)
+        if self.pil and mode is InterpolationMode.NEAREST:
+            return InterpolationMode.NEAREST_EXACT
+        if mode is InterpolationMode.BICUBIC and not self.antialias:
+            raise Unsupported("DALI's bicubic filter is another one than torch's without antialias")
+        if mode not in (*_NEAREST, InterpolationMode.BILINEAR, InterpolationMode.BICUBIC):
+            raise Unsupported(f"no rule for {mode.value} interpolation")
+        return mode
 
     @property
     def inputs(self) -> dict[str, Input]:
@@ -67,10 +81,18 @@ class Resampling:
         sides = {} if self.target else {"height": Input(np.float32), "width": Input(np.float32)}
         if self.nearest:
             sides |= {"roi_start": Input(np.float32, 1), "roi_end": Input(np.float32, 1)}
+        if len(self.modes) > 1:
+            sides |= {"mode": Input(np.int32)}
         return sides
 
-    def draw(self, size: IntArray, target: IntArray) -> Params:
-        """Parameters for images of ``size`` resized to ``target``, both ``(N, 2)``."""
+    def draw(self, size: IntArray, target: IntArray, draws: Draws | None = None) -> Params:
+        """Parameters for images of ``size`` resized to ``target``, both ``(N, 2)``.
+
+        Several interpolations need ``draws`` to choose among them.
+        """
+        if (target < 1).any():
+            row = int(np.flatnonzero((target < 1).any(axis=1))[0])
+            raise RowError(row, f"an image of {tuple(size[row].tolist())} would become {tuple(target[row].tolist())}")
         params: Params = {
             "height": target[:, 0].astype(np.float32),
             "width": target[:, 1].astype(np.float32),
@@ -79,6 +101,9 @@ class Resampling:
             shift = 1e-3 - (0.5 * size / target if self.mode is InterpolationMode.NEAREST else 0.0)
             params["roi_start"] = np.broadcast_to(shift, size.shape).astype(np.float32)
             params["roi_end"] = (size + shift).astype(np.float32)
+        if draws is not None and len(self.modes) > 1:
+            choice = draws.choice(np.full(len(self.modes), 1 / len(self.modes)))
+            params["mode"] = np.array([_FILTERS[mode] for mode in self.modes], np.int32)[choice]
         return params
 
     def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
@@ -94,9 +119,10 @@ class Resampling:
                 interp_type=ops.types.INTERP_NN,
                 mode="stretch",
             )
-        cubic = self.mode is InterpolationMode.BICUBIC
         how = {
-            "interp_type": ops.types.INTERP_CUBIC if cubic else ops.types.INTERP_LINEAR,
+            "interp_type": ops.fn.cast(params["mode"], dtype=ops.types.INTERP_TYPE)
+            if len(self.modes) > 1
+            else ops.types.DALIInterpType(_FILTERS[self.mode]),
             "antialias": self.antialias,
             "mode": "stretch",
         }
@@ -108,15 +134,17 @@ class Resampling:
     def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
         """torchvision's tensor kernel."""
         target = [int(sample["height"]), int(sample["width"])]
-        return F.resize(image, target, interpolation=self.mode, antialias=self.antialias)
+        mode = next(mode for mode in self.modes if _FILTERS.get(mode) == sample.get("mode", _FILTERS.get(mode)))
+        return F.resize(image, target, interpolation=mode, antialias=self.antialias)
 
 
-def resized_size(size: IntArray, target: Sequence[int] | None, max_size: int | None) -> IntArray:
+def resized_size(size: IntArray, target: Sequence[int] | Sequence[IntArray] | None, max_size: int | None) -> IntArray:
     """Heights and widths after torchvision's ``Resize``: ``_compute_resized_output_size`` for many at once.
 
     Args:
         size: ``(N, 2)`` heights and widths.
-        target: One number for the shorter side, two for both, or None where ``max_size`` says it all.
+        target: One number for the shorter side (or one for each image), two for both, or None where ``max_size``
+            says it all.
         max_size: The longest that the longer side may get.
     """
     if target is not None and len(target) == 2:
@@ -136,11 +164,41 @@ def resized_size(size: IntArray, target: Sequence[int] | None, max_size: int | N
     return np.stack((np.where(wide, new_short, new_long), np.where(wide, new_long, new_short)), axis=1)
 
 
-class Resize(Rule):
+class Resizing(Rule):
+    """The whole image resized; ``sizes`` says to what."""
+
+    operators = "resize"
+    limits = "not uint8 or float32; bicubic without antialias; lanczos, box, hamming"
+
+    @abstractmethod
+    def sizes(self, draws: Draws, size: IntArray) -> IntArray:
+        """``(N, 2)`` heights and widths of what comes out."""
+
+    def infer(self, spec: Spec) -> Spec:
+        self.resampling = Resampling(self.transform, spec, None)
+        return replace(spec, size=None, unit=self.resampling.unit)
+
+    @property
+    def inputs(self) -> dict[str, Input]:
+        return self.resampling.inputs
+
+    def draw(self, draws: Draws, size: IntArray) -> Params:
+        return self.resampling.draw(size, self.sizes(draws, size), draws)
+
+    def resized(self, size: IntArray, params: Params) -> IntArray:
+        return np.stack((params["height"], params["width"]), axis=1).astype(np.int64)
+
+    def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+        return self.resampling.lower(ops, image, params)
+
+    def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
+        return self.resampling.replay(image, sample)
+
+
+class Resize(Resizing):
     """To a fixed size, or with the shorter or longer side given."""
 
     handles = (v2.Resize, v1.Resize)
-    operators = "resize"
 
     def __init__(self, transform: Any) -> None:
         super().__init__(transform)
@@ -155,6 +213,7 @@ class Resize(Rule):
             raise Unsupported("max_size goes with one side only")
         if self.target and self.max_size is not None and self.max_size <= self.target[0]:
             raise Unsupported("max_size is not greater than size")
+        spec = replace(spec, unit=self.resampling.unit)
         if both:
             return replace(spec, size=both)
         if spec.size is None:
@@ -162,18 +221,5 @@ class Resize(Rule):
         height, width = resized_size(np.array([spec.size]), self.target, self.max_size)[0].tolist()
         return replace(spec, size=(height, width))
 
-    @property
-    def inputs(self) -> dict[str, Input]:
-        return self.resampling.inputs
-
-    def draw(self, draws: Draws, size: IntArray) -> Params:
-        return self.resampling.draw(size, resized_size(size, self.target, self.max_size))
-
-    def resized(self, size: IntArray, params: Params) -> IntArray:
-        return np.stack((params["height"], params["width"]), axis=1).astype(np.int64)
-
-    def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
-        return self.resampling.lower(ops, image, params)
-
-    def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
-        return self.resampling.replay(image, sample)
+    def sizes(self, draws: Draws, size: IntArray) -> IntArray:
+        return resized_size(size, self.target, self.max_size)

@@ -28,17 +28,18 @@ class RandomResizedCrop(Window):
     """
 
     handles = (v2.RandomResizedCrop, v1.RandomResizedCrop)
+    limits = "as Resize"
     operators = "slice, resize"
     randomness = f"area and log ratio ({ATTEMPTS} attempts), top, left"
     inside = True
 
     def __init__(self, transform: Any) -> None:
         super().__init__(transform)
-        self.size = (int(transform.size[0]), int(transform.size[1]))
+        self.size = (int(transform.size[0]), int(transform.size[-1]))
 
     def infer(self, spec: Spec) -> Spec:
         self.resampling = Resampling(self.transform, spec, self.size)
-        return replace(spec, size=self.size)
+        return replace(spec, size=self.size, unit=self.resampling.unit)
 
     @property
     def inputs(self) -> dict[str, Input]:
@@ -73,7 +74,7 @@ class RandomResizedCrop(Window):
     def draw(self, draws: Draws, size: IntArray) -> Params:
         params = super().draw(draws, size)
         target = np.broadcast_to(np.array(self.size, np.int64), size.shape)
-        return {**params, **self.resampling.draw(params["shape"].astype(np.int64), target)}
+        return {**params, **self.resampling.draw(params["shape"].astype(np.int64), target, draws)}
 
     def resized(self, size: IntArray, params: Params) -> IntArray:
         return np.broadcast_to(np.array(self.size, np.int64), size.shape)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,7 @@ class MultiViewRule(Views):
     """A chain for each view."""
 
     handles = (MultiView,)
+    limits = "a transform of a view runs in torch; views differ in type, dtype or channels"
     operators = "those of each view, below"
 
     def split(self, spec: Spec) -> list[tuple[Chain, Spec]]:
@@ -84,7 +86,7 @@ class _Corner(Window):
         self.at_end = np.array([bottom, right])
 
     def infer(self, spec: Spec) -> Spec:
-        return Spec(spec.kind, spec.dtype, spec.channels, self.size)
+        return replace(spec, size=self.size)
 
     def window(self, draws: Draws, size: IntArray) -> tuple[IntArray, IntArray]:
         shape = np.broadcast_to(np.array(self.size, np.int64), size.shape)
@@ -120,6 +122,7 @@ class FiveCrop(Views):
     handles = (v2.FiveCrop, v1.FiveCrop)
     operators = "slice for each view"
     container = tuple
+    limits = "on several views"
 
     def _crops(self) -> list[list[Rule]]:
         size = (int(self.transform.size[0]), int(self.transform.size[1]))

@@ -1,0 +1,44 @@
+"""The photographs that the certificate is made on: crops of those that scikit-image's wheel carries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import skimage.data
+from PIL import Image
+from torchvision.datasets import ImageFolder
+
+__all__ = ["COUNT", "LARGEST", "SMALLEST", "photographs", "write_photographs"]
+
+COUNT = 12
+SMALLEST, LARGEST = 120, 260
+_NAMES = ("astronaut", "coffee", "chelsea", "rocket")
+
+
+def photographs() -> dict[str, npt.NDArray[np.uint8]]:
+    """Four photographs, RGB, of 300 to 640 pixels a side."""
+    data = cast("Any", skimage.data)
+    found: dict[str, Callable[[], npt.NDArray[np.uint8]]] = {name: getattr(data, name) for name in _NAMES}
+    return {name: load() for name, load in found.items()}
+
+
+def write_photographs(root: Path) -> ImageFolder:
+    """Writes twelve crops, no two of one size, and returns the folder as a dataset.
+
+    They are PNGs, which all decoders read alike, so that every difference is the transforms'.
+    """
+    (root / "all").mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    pictures = list(photographs().values())
+    for i in range(COUNT):
+        sides: list[int] = rng.integers(SMALLEST, LARGEST, 2).tolist()
+        height, width = sides
+        picture = pictures[i % len(pictures)]
+        rows, columns, _ = cast("tuple[int, int, int]", picture.shape)
+        top, left = int(rng.integers(0, rows - height)), int(rng.integers(0, columns - width))
+        Image.fromarray(picture[top : top + height, left : left + width]).save(root / "all" / f"{i:02}.png")
+    return ImageFolder(root)

@@ -1,0 +1,91 @@
+"""Filters: blur, and the traces of JPEG compression."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torchvision import transforms as v1
+from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional as F
+
+from torchdali.rng import Draws
+from torchdali.spec import IntArray, Params, Sample, Spec
+from torchdali.transforms._rule import Input, Node, Ops, RowError, Rule, Unsupported
+
+
+class GaussianBlur(Rule):
+    """A Gaussian blur of fixed window and random sigma; the image is mirrored at its edges."""
+
+    handles = (v2.GaussianBlur, v1.GaussianBlur)
+    operators = "gaussian_blur"
+    limits = "not uint8 or float32"
+
+    def infer(self, spec: Spec) -> Spec:
+        if spec.dtype not in (torch.uint8, torch.float32):
+            raise Unsupported(f"no rule for {spec}")
+        width, height = (int(x) for x in self.transform.kernel_size)
+        self.window = [height, width]
+        low, high = self.transform.sigma
+        self.randomness = "sigma" if low < high else ""
+        return spec
+
+    @property
+    def inputs(self) -> dict[str, Input]:
+        return {"sigma": Input(np.float32)}
+
+    def draw(self, draws: Draws, size: IntArray) -> Params:
+        short = (size <= np.array(self.window) // 2).any(axis=1)
+        if short.any():
+            row = int(np.flatnonzero(short)[0])
+            raise RowError(
+                row,
+                f"a window of {self.window[1]} x {self.window[0]} (width x height) needs an image of more than half "
+                f"of that, and this one has {size[row, 1]} x {size[row, 0]}",
+            )
+        # From there down it is one pixel in any window, and DALI's squares would leave float32's range.
+        return {"sigma": np.maximum(draws.between(*self.transform.sigma), 1e-3).astype(np.float32)}
+
+    def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+        return ops.fn.gaussian_blur(image, sigma=params["sigma"], window_size=self.window)
+
+    def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
+        return F.gaussian_blur(image, self.window[::-1], [float(sample["sigma"])] * 2)
+
+
+class JPEG(Rule):
+    """Compressed and decompressed, with random quality."""
+
+    handles = (v2.JPEG,)
+    limits = "not uint8 RGB"
+
+    def infer(self, spec: Spec) -> Spec:
+        if spec.channels != 3 or spec.dtype != torch.uint8:
+            raise Unsupported(f"no rule for {spec}")
+        low, high = self.transform.quality
+        self.randomness = "quality" if low < high else ""
+        self.operators = "jpeg_compression_distortion" + (" on the CPU" if spec.device == "gpu" else "")
+        return spec
+
+    @property
+    def inputs(self) -> dict[str, Input]:
+        return {"quality": Input(np.int32)}
+
+    def draw(self, draws: Draws, size: IntArray) -> Params:
+        low, high = self.transform.quality
+        return {"quality": np.floor(draws.between(low, high + 1)).astype(np.int32)}
+
+    def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+        if ops.device == "gpu" and ops.fidelity == "exact":
+            # On the GPU colours are enlarged without interpolation, as the decoders there do: mean difference .8.
+            image = image.cpu()
+            return ops.fn.jpeg_compression_distortion(image, quality=params["quality"]).gpu()
+        return ops.fn.jpeg_compression_distortion(image, quality=params["quality"])
+
+    def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
+        with warnings.catch_warnings():
+            # torchvision 0.29 is about to give up the coder that its own transform uses.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return F.jpeg(image, int(sample["quality"]))
