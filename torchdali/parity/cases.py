@@ -221,34 +221,47 @@ CASES: dict[str, Case] = {
     ),
     "TrivialAugmentWide": Case([SMALL, v2.TrivialAugmentWide()], 255, 255, 0.1, NEAREST),
     "TrivialAugmentWide bilinear": Case(
-        [SMALL, v2.TrivialAugmentWide(5, interpolation="bilinear", fill=(9, 80, 7))], 1, 1, 0.1
+        [SMALL, v2.TrivialAugmentWide(5, interpolation=v2.InterpolationMode.BILINEAR, fill=(9, 80, 7))], 1, 1, 0.1
     ),
     "TrivialAugmentWide float": Case(
-        [SMALL, v2.ToImage(), FLOAT, v2.TrivialAugmentWide(interpolation="bilinear")], 1.01 / 255, 1.01 / 255, 4e-4
+        [SMALL, v2.ToImage(), FLOAT, v2.TrivialAugmentWide(interpolation=v2.InterpolationMode.BILINEAR)],
+        1.01 / 255,
+        1.01 / 255,
+        4e-4,
     ),
     "TrivialAugmentWide of grey": Case([SMALL, v2.Grayscale(), v2.TrivialAugmentWide()], 255, 255, 0.1, NEAREST),
     "TrivialAugmentWide v1": Case([SMALL, v1.TrivialAugmentWide(), v1.PILToTensor()], 255, 255, 0.1, NEAREST),
     "RandAugment": Case([SMALL, v2.RandAugment()], 255, 255, 0.15, NEAREST),
-    "RandAugment strong": Case([SMALL, v2.RandAugment(5, 14, 15, "bilinear", fill=99)], 255, 255, 0.3, TWICE),
+    "RandAugment strong": Case(
+        [SMALL, v2.RandAugment(5, 14, 15, v2.InterpolationMode.BILINEAR, fill=99)], 255, 255, 0.3, TWICE
+    ),
     "RandAugment nothing": Case([SMALL, v2.RandAugment(0)], *EXACT),
     "RandAugment float": Case(
-        [SMALL, v2.ToImage(), FLOAT, v2.RandAugment(3, interpolation="bilinear")], 1, 1, 1e-3, TWICE
+        [SMALL, v2.ToImage(), FLOAT, v2.RandAugment(3, interpolation=v2.InterpolationMode.BILINEAR)], 1, 1, 1e-3, TWICE
     ),
     "RandAugment v1": Case([SMALL, v1.RandAugment(fill=[3, 4, 5]), v1.PILToTensor()], 255, 255, 0.15, NEAREST),
     "RandAugment in RandomApply": Case(
-        [SMALL, v2.RandomApply([v2.RandAugment(2, interpolation="bilinear")])], 255, 255, 0.15, TWICE
+        [SMALL, v2.RandomApply([v2.RandAugment(2, interpolation=v2.InterpolationMode.BILINEAR)])], 255, 255, 0.15, TWICE
     ),
     "AutoAugment": Case([SMALL, v2.AutoAugment()], 255, 255, 0.3, NEAREST),
     "AutoAugment CIFAR10": Case(
-        [SMALL, v2.AutoAugment(v2.AutoAugmentPolicy.CIFAR10, "bilinear")], 255, 255, 0.1, TWICE
+        [SMALL, v2.AutoAugment(v2.AutoAugmentPolicy.CIFAR10, v2.InterpolationMode.BILINEAR)], 255, 255, 0.1, TWICE
     ),
     "AutoAugment SVHN": Case(
-        [SMALL, v2.ToImage(), v2.AutoAugment(v2.AutoAugmentPolicy.SVHN, "bilinear", fill=128)], 255, 255, 0.3, TWICE
+        [SMALL, v2.ToImage(), v2.AutoAugment(v2.AutoAugmentPolicy.SVHN, v2.InterpolationMode.BILINEAR, fill=128)],
+        255,
+        255,
+        0.3,
+        TWICE,
     ),
     "AutoAugment v1": Case([SMALL, v1.AutoAugment(), v1.PILToTensor()], 255, 255, 0.3, NEAREST),
     "AugMix": Case([SMALL, v2.AugMix()], 255, 255, 0.1, TWICE),
     "AugMix all arguments": Case(
-        [SMALL, v2.ToImage(), v2.AugMix(9, 2, 2, 0.4, False, "nearest", fill=99)], 255, 255, 0.1, NEAREST
+        [SMALL, v2.ToImage(), v2.AugMix(9, 2, 2, 0.4, False, v2.InterpolationMode.NEAREST, fill=99)],
+        255,
+        255,
+        0.1,
+        NEAREST,
     ),
     "AugMix float": Case([SMALL, v2.ToImage(), FLOAT, v2.AugMix(10, 2, alpha=3.0)], 1, 1, 1e-3, TWICE),
     "AugMix v1": Case([SMALL, v1.AugMix(), v1.PILToTensor()], 255, 255, 0.1, TWICE),
