@@ -132,6 +132,11 @@ def _picture(name: str, rng: random.Random) -> bytes:
     return encoded.getvalue()
 
 
+def photographs() -> list[Image.Image]:
+    """Those that are installed, RGB."""
+    return [_photograph(name) for name in PHOTOGRAPHS if _path(name) is not None]
+
+
 @cache
 def _photograph(name: str) -> Image.Image:
     path = _path(name)

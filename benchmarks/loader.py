@@ -165,7 +165,7 @@ def parse(command: list[str]) -> argparse.Namespace:
     parser.add_argument("--name", help="name of the result files [loader-<GPU>]")
     args = parser.parse_args(command)
     args.command = command
-    args.name = args.name or report.default_name()
+    args.name = args.name or report.default_name("loader")
     args.systems = list(SYSTEMS) if args.systems == "all" else args.systems.split(",")
     if unknown := set(args.systems) - set(SYSTEMS):
         parser.error(f"no such system: {', '.join(sorted(unknown))}; there are {', '.join(SYSTEMS)}")

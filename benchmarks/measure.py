@@ -33,7 +33,7 @@ from benchmarks.systems import SYSTEMS, System
 if TYPE_CHECKING:
     import torch
 
-VERSIONED = ("torch", "torchvision", "nvidia.dali", "torchdali", "numpy")
+VERSIONED = ("torch", "torchvision", "nvidia.dali", "torchdali", "numpy", "kornia")
 
 
 def measure(system: System, root: Path, batch_size: int, threads: int, seconds: float, warmup: float) -> dict[str, Any]:
@@ -245,7 +245,7 @@ def _since(start: float) -> float:
     return round(time.perf_counter() - start, 4)
 
 
-def _surroundings() -> dict[str, Any]:
+def surroundings() -> dict[str, Any]:
     """Versions of what was imported, the GPU's name, and the settings of CUDA and DALI in the environment."""
     import torch
 
@@ -273,7 +273,7 @@ def main() -> None:
     args = parser.parse_args()
     os.sched_setaffinity(0, {int(cpu) for cpu in args.cpus.split(",")})
     figures = measure(SYSTEMS[args.system], args.root, args.batch_size, args.threads, args.seconds, args.warmup)
-    args.result.write_text(json.dumps(figures | _surroundings()))
+    args.result.write_text(json.dumps(figures | surroundings()))
 
 
 if __name__ == "__main__":

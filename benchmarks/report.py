@@ -43,9 +43,9 @@ def machine(runs: list[dict[str, Any]], commit: str | None = None) -> dict[str, 
     }
 
 
-def default_name() -> str:
-    """A name for the result files that says which GPU this is."""
-    return "loader-" + re.sub(r"[^a-z0-9]+", "-", (_nvidia_smi("name") or "cpu").lower())
+def default_name(benchmark: str) -> str:
+    """A name for the result files that says which benchmark and which GPU this is."""
+    return f"{benchmark}-" + re.sub(r"[^a-z0-9]+", "-", (_nvidia_smi("name") or "cpu").lower())
 
 
 def _nvidia_smi(field: str) -> str | None:
@@ -75,7 +75,7 @@ def short_table(runs: list[dict[str, Any]]) -> str:
     for system in dict.fromkeys(run["system"] for run in runs):
         by_cores = {run["cores"]: run for run in runs if run["system"] == system}
         rows.append([SYSTEMS[system].title, *(_rate(by_cores.get(count)) for count in cores)])
-    return _markdown(rows)
+    return markdown(rows)
 
 
 def full_table(runs: list[dict[str, Any]]) -> str:
@@ -99,25 +99,32 @@ def full_table(runs: list[dict[str, Any]]) -> str:
         measured = run["status"] == "ok"
         always = {"system", "cores", "threads", "images/s"}
         rows.append([cell(run) if measured or name in always else "" for name, cell in columns.items()])
-    return _markdown(rows)
+    return markdown(rows)
 
 
 def _heading(report: dict[str, Any]) -> str:
     host, data = report["machine"], report["data"]
-    versions = ", ".join(f"{name} {version}" for name, version in host["versions"].items())
-    where = f"{host['gpu']} (driver {host['driver']})" if host["gpu"] else "no GPU"
     return "\n".join(
         [
             f"# Loader only: {host['gpu'] or 'CPU'}",
             "",
-            f"- machine: {where}, {host['cpu']}, {host['cores']} cores, {host['memory_gib']} GiB",
-            f"- software: {versions}; torchdali at commit {host['commit'] or 'unknown'}",
+            *machine_lines(host),
             f"- data: {data['images']} unique JPEGs of {data['mean_bytes'] / 1000:.1f} kB, about 500x375",
             f"- work: batches of {report['batch_size']}, random resized crop to 224, flip, normalize, fp32",
             f"- command: `{report['command']}`",
             f"- date: {report['date']}",
         ]
     )
+
+
+def machine_lines(host: dict[str, Any]) -> list[str]:
+    """What :func:`machine` found, in words."""
+    versions = ", ".join(f"{name} {version}" for name, version in host["versions"].items())
+    where = f"{host['gpu']} (driver {host['driver']})" if host["gpu"] else "no GPU"
+    return [
+        f"- machine: {where}, {host['cpu']}, {host['cores']} cores, {host['memory_gib']} GiB",
+        f"- software: {versions}; torchdali at commit {host['commit'] or 'unknown'}",
+    ]
 
 
 def _rate(run: dict[str, Any] | None) -> str:
@@ -138,7 +145,7 @@ def _gaps(run: dict[str, Any]) -> str:
     return " / ".join(f"{gaps[name]:.1f}" for name in ("median", "p99", "max")) if gaps else "-"
 
 
-def _markdown(rows: list[list[str]]) -> str:
+def markdown(rows: list[list[str]]) -> str:
     """A table whose columns also line up as plain text: the first to the left, the others to the right."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]

@@ -11,6 +11,10 @@ to compare, and with one process for each of four GPUs::
     python recipes/imagefolder_classification.py DATA --loader torch
     torchrun --nproc-per-node 4 recipes/imagefolder_classification.py DATA
 
+With more augmentation, as in torchvision's newer training recipes::
+
+    python recipes/imagefolder_classification.py DATA --auto-augment ta_wide --random-erase 0.1 --mixup 0.2 --cutmix 1
+
 Without a dataset at hand, ``torchdali demo`` writes a small one, ``torchdali-demo/pictures``; for it take
 ``--size 96 --batch-size 32 --lr 0.05 --epochs 5``, which does on a CPU too.
 
@@ -37,6 +41,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+AUTO_AUGMENT = {"ra": v2.RandAugment, "ta_wide": v2.TrivialAugmentWide, "augmix": v2.AugMix, "imagenet": v2.AutoAugment}
 
 
 def main() -> None:
@@ -53,8 +58,11 @@ def main() -> None:
 
     normalize = [v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]
     augment = [v2.ToImage(), v2.RandomResizedCrop(args.size, antialias=True), v2.RandomHorizontalFlip()]
+    if args.auto_augment:
+        augment.append(AUTO_AUGMENT[args.auto_augment]())
+    erase = [v2.RandomErasing(args.random_erase)] if args.random_erase else []
     view = [v2.ToImage(), v2.Resize(args.size * 8 // 7, antialias=True), v2.CenterCrop(args.size)]
-    train_set = ImageFolder(args.data / "train", transform=v2.Compose([*augment, *normalize]))
+    train_set = ImageFolder(args.data / "train", transform=v2.Compose([*augment, *normalize, *erase]))
     val_set = ImageFolder(args.data / "val", transform=v2.Compose([*view, *normalize]))
 
     sampler = DistributedSampler(train_set, world, rank, seed=args.seed)
@@ -70,7 +78,12 @@ def main() -> None:
     if not len(train_loader):
         raise SystemExit(f"{len(sampler)} training images a process are less than --batch-size {args.batch_size}")
 
-    net = models.get_model(args.model, weights=None, num_classes=len(train_set.classes))
+    classes = len(train_set.classes)
+    mixes = [v2.MixUp(alpha=args.mixup, num_classes=classes)] if args.mixup else []
+    mixes += [v2.CutMix(alpha=args.cutmix, num_classes=classes)] if args.cutmix else []
+    mix = v2.RandomChoice(mixes) if mixes else None
+
+    net = models.get_model(args.model, weights=None, num_classes=classes)
     net = net.to(device, memory_format=torch.channels_last)
     ids = [device.index] if device.type == "cuda" else None
     model = DistributedDataParallel(net, device_ids=ids) if world > 1 else net
@@ -88,6 +101,8 @@ def main() -> None:
         for images, labels in train_loader:
             images = images.to(device, memory_format=torch.channels_last, non_blocking=True)
             labels = labels.to(device, non_blocking=True)
+            if mix:
+                images, labels = mix(images, labels)
             with autocast:
                 loss = criterion(model(images), labels)
             optimizer.zero_grad()
@@ -131,6 +146,10 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--batch-size", type=int, default=256, help="images a step, of each process")
     parser.add_argument("--size", type=int, default=224, help="height and width that the network sees")
+    parser.add_argument("--auto-augment", choices=list(AUTO_AUGMENT), help="policy, after the flip")
+    parser.add_argument("--random-erase", type=float, default=0.0, help="probability")
+    parser.add_argument("--mixup", type=float, default=0.0, help="alpha; with --cutmix, one of the two for each batch")
+    parser.add_argument("--cutmix", type=float, default=0.0, help="alpha")
     parser.add_argument("--lr", type=float, default=0.1, help="learning rate at the start")
     parser.add_argument("--label-smoothing", type=float, default=0.1)
     parser.add_argument("--amp", choices=["bf16", "fp16", "none"], default="bf16", help="on CUDA; else float32")
