@@ -116,14 +116,14 @@ def test_places_are_moved_as_torchvision_moves_them():
     rule = find_rule(transform)
     rule.infer(Spec(device="gpu"))
     index = np.arange(60)
-    params = rule.draw(Draws(epoch_key(0, 0), index, index * 0), np.tile([64, 48], (60, 1)))
+    params = rule.draw(Draws(epoch_key(0, 0), index, index * 0), np.tile([40, 120], (60, 1)))
     drawn = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(elastic.F, "elastic", lambda image, displacement, **_: drawn.append(displacement))
         for i in index:
-            rule.replay(torch.empty(3, 64, 48), {key: value[i] for key, value in params.items()})
+            rule.replay(torch.empty(3, 40, 120), {key: value[i] for key, value in params.items()})
     torch.manual_seed(0)
-    image = [tv_tensors.Image(torch.empty(3, 64, 48))]
+    image = [tv_tensors.Image(torch.empty(3, 40, 120))]
     theirs = [transform.make_params(image)["displacement"] for _ in index]
     for axis in (0, 1):
         # Far enough apart that the blur does not connect them.

@@ -123,7 +123,7 @@ def test_two_machines_make_one_document(with_gpu: Path, parity: Callable[..., Re
     done = parity("--only", "^PILToTensor$")
     assert done.exit_code == 1, "what fails in the document fails, whoever measured it"
     assert "CenterCrop on cuda: max 3, bound 0; max inside 2, bound 0; mean 0.0125, bound 0" in done.output
-    assert "decoding JPEG 4:2:0 on cuda: 200 / 0.5, bound 37 / 0.84" in done.output
+    assert "decoding JPEG 4:2:0 on cuda: 200 / 0.5, bound 64 / 1.1" in done.output
     assert "2 failures" in done.output
 
     text = out.read_text()
@@ -282,7 +282,8 @@ def test_every_name_of_torchvision_is_known() -> None:
     unknown = set(public_classes()) - ruled - set(TORCH_ONLY)
     assert not unknown, "give each a rule in torchdali/transforms/, or a reason in torchdali/parity/coverage.py"
     assert not ruled & set(TORCH_ONLY)
-    assert not set(TORCH_ONLY) - set(public_classes()), "torchvision has these no more"
+    gone = set(TORCH_ONLY) - set(public_classes())
+    assert gone <= {"SanitizeKeyPoints"}, "torchvision, which has that one since 0.24, has these no more"
     assert all(TORCH_ONLY.values())
 
 

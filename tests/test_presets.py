@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+import torchvision
 from scipy import stats
 from torch.utils.data import ConcatDataset, DataLoader
 from torchvision import transforms as v1
@@ -58,6 +59,11 @@ RESIZED = Bound(0.04 + ROUNDED, 2.01, 1e-3)
 JITTERED = Bound(0.06 + ROUNDED, 6.01, 5e-4)
 AUGMENTED = Bound(0.3 + 2 * ROUNDED, 8.01, 3e-3)
 UNRESIZED = Bound(0.005, 3.01, 1e-4)
+# Of the 25 pairs of AutoAugment's policy "imagenet", 20 equalize, posterize, solarize or stretch the contrast, which
+# makes many levels of the one by which images differ that torchvision has resized as float32.
+BY_POLICY = {None: RESIZED, **dict.fromkeys(("ra", "ta_wide", "augmix", "imagenet"), AUGMENTED)}
+if FLOATING:
+    BY_POLICY["imagenet"] = AUGMENTED._replace(share=0.01)
 
 
 class Recipe(NamedTuple):
@@ -170,10 +176,13 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
         for version, T in (("v1", v1), ("v2", v2))
     },
     "classification eval bicubic": lambda: Recipe(classification_eval(interpolation=BICUBIC), RESIZED),
+    "classification eval of a model's weights": lambda: Recipe(
+        torchvision.models.EfficientNet_B1_Weights.DEFAULT.transforms(), RESIZED
+    ),
     **{
         f"classification train {policy} {backend}": (
             lambda policy=policy, backend=backend: Recipe(
-                classification_train(policy=policy, backend=backend, erase=0.1), AUGMENTED if policy else RESIZED
+                classification_train(policy=policy, backend=backend, erase=0.1), BY_POLICY[policy]
             )
         )
         for policy in (None, "ra", "ta_wide", "augmix", "imagenet")
@@ -181,7 +190,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     },
     **{
         f"classification train {policy} v1": (
-            lambda policy=policy: Recipe(classification_train(policy=policy, T=v1, erase=0.5), AUGMENTED)
+            lambda policy=policy: Recipe(classification_train(policy=policy, T=v1, erase=0.5), BY_POLICY[policy])
         )
         for policy in ("ra", "ta_wide", "augmix", "imagenet")
     },

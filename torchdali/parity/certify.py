@@ -54,7 +54,7 @@ def certify(out: Path, devices: Sequence[str], only: str = "", console: Console 
         photographs = write_photographs(Path(folder) / "photographs")
         for device in devices:
             of_device = found.on(device, results.machine(device))
-            here = [name for name in cases if device in CASES[name].devices]
+            here = [name for name in cases if device in CASES[name].devices and not CASES[name].refused]
             tick = stage(f"transforms, {TITLES[device]}", len(here))
             for name in here:
                 chain, operators, _ = results.describe(CASES[name])

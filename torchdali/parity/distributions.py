@@ -50,12 +50,14 @@ def level() -> float:
     return LEVEL / max(1, len(DRAWS))
 
 
-def drawn(transform: Any, height: int = HEIGHT, width: int = WIDTH, count: int = MANY) -> Params:
+def drawn(
+    transform: Any, height: int = HEIGHT, width: int = WIDTH, count: int = MANY, dtype: torch.dtype = torch.uint8
+) -> Params:
     """The parameters that a transform's rule draws for images of one size."""
     rule = find_rule(transform)
     if rule is None:
         raise ValueError(f"no rule for {transform}")
-    rule.infer(Spec(kind="image", device="gpu"))
+    rule.infer(Spec("image", dtype, device="gpu"))
     rule.number(0)
     index = np.arange(count)
     draws = Draws(epoch_key(3, 1), index, np.zeros_like(index))
@@ -92,7 +94,7 @@ def _pooled(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 def judge(draw: Draw) -> Tested:
     """Tests one random parameter."""
-    ours = np.asarray(draw.ours(drawn(draw.transform)), np.float64)
+    ours = np.asarray(draw.ours(drawn(draw.transform, dtype=draw.dtype)), np.float64)
     theirs = draw.theirs
     if callable(theirs):
         return p_value(ours, [theirs(params) for params in torchvisions(draw.transform)])

@@ -28,11 +28,13 @@ class Draw:
         ours: The parameter of each sample, ``(N,)``, from what the rule drew.
         theirs: The same from the result of torchvision's ``make_params``, for one sample; or, for what torchvision
             draws outside of it: a coin's probability, or the probabilities of the values 0, 1, 2 and so on.
+        dtype: Of the images.
     """
 
     transform: Any
     ours: Callable[[Params], Any]
     theirs: Callable[[Any], Any] | float | tuple[float, ...]
+    dtype: torch.dtype = torch.uint8
 
 
 def _place(name: str, transform: Any) -> dict[str, Draw]:
@@ -194,7 +196,7 @@ def _noise(transform: Any) -> Draw:
         return torch.randn(1).item()
 
     transform.make_params = notes
-    return Draw(transform, ours, lambda value: value)
+    return Draw(transform, ours, lambda value: value, torch.float32)  # uint8 is refused by torchvision before 0.24
 
 
 JITTER = v2.ColorJitter(0.4, (0.5, 0.9), 0.2, 0.1)

@@ -111,7 +111,7 @@ def _transforms(devices: dict[str, OfDevice]) -> str:
         cells = [name, _code(chain if len(chain) <= 200 else f"{chain[:197]}..."), operators, randomness or "none"]
         for device, one in devices.items():
             of_case = one.cases.get(name)
-            absent = NOT_MEASURED if device in case.devices else "in torch"
+            absent = case.refused or (NOT_MEASURED if device in case.devices else "in torch")
             cells.append(_differences(case, of_case.measured) if of_case else absent)
         bounds = (case.anywhere, case.inside, case.mean)
         rows.append([*cells, " / ".join(map(_number, bounds)), case.why])

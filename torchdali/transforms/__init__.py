@@ -11,6 +11,7 @@ from pkgutil import iter_modules
 
 from torchvision.transforms.v2 import *  # noqa: F403  # pyright: ignore[reportWildcardImportFromLibrary]
 
+from torchdali.transforms._containers import flatten as flatten
 from torchdali.transforms._rule import Input as Input
 from torchdali.transforms._rule import Node as Node
 from torchdali.transforms._rule import Ops as Ops
@@ -19,7 +20,6 @@ from torchdali.transforms._rule import Rule as Rule
 from torchdali.transforms._rule import Unsupported as Unsupported
 from torchdali.transforms._rule import Views as Views
 from torchdali.transforms._rule import find_rule as find_rule
-from torchdali.transforms._rule import flatten as flatten
 from torchdali.transforms.views import MultiView as MultiView
 
 for _module in iter_modules([str(Path(__file__).parent)]):

@@ -19,9 +19,6 @@ from typing import Any, ClassVar, NamedTuple, Protocol, cast
 
 import numpy as np
 import torch
-from torch import nn
-from torchvision import transforms as v1
-from torchvision.transforms import v2
 
 from torchdali.rng import Draws
 from torchdali.spec import Fidelity, IntArray, Params, Sample, Spec
@@ -37,7 +34,6 @@ __all__ = [
     "Unsupported",
     "Views",
     "find_rule",
-    "flatten",
 ]
 
 Node = Any
@@ -207,19 +203,6 @@ def find_rule(transform: Any) -> Rule | None:
     kind = type(cast("object", transform))
     found = _RULES.get(kind) or _RULES.get(f"{kind.__module__}.{kind.__qualname__}")
     return found(transform) if found else None
-
-
-def flatten(transform: Any) -> list[Any]:
-    """The transforms in a chain, in order, without the containers that only call one after another."""
-    if transform is None:
-        return []
-    if type(transform) in (v1.Compose, v2.Compose):
-        inner: list[Any] = list(transform.transforms)
-    elif type(transform) in (nn.Sequential, nn.ModuleList, list):
-        inner = list(transform)
-    else:
-        return [transform]
-    return [leaf for one in inner for leaf in flatten(one)]
 
 
 class Composite(Rule):

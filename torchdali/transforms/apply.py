@@ -16,7 +16,8 @@ from torchvision.transforms import v2
 
 from torchdali.rng import Draws
 from torchdali.spec import IntArray, Params, Sample, Spec
-from torchdali.transforms._rule import Chain, Composite, Input, Node, Ops, RowError, Unsupported, flatten
+from torchdali.transforms._containers import flatten
+from torchdali.transforms._rule import Chain, Composite, Input, Node, Ops, RowError, Unsupported
 
 Mask = npt.NDArray[np.bool_]
 

@@ -32,6 +32,7 @@ __all__ = [
     "settle",
     "three",
     "turn_hue",
+    "turns",
     "weights",
 ]
 
@@ -62,8 +63,9 @@ def bound(spec: Spec) -> float:
 
 def settle(ops: Ops, values: Node, spec: Spec) -> Node:
     """float32 values as an image: clamped, and for uint8 cast as torch casts, towards zero."""
-    values = ops.math.clamp(values, 0.0, bound(spec))
-    return values if spec.dtype.is_floating_point else ops.fn.cast(ops.math.floor(values), dtype=ops.types.UINT8)
+    if spec.dtype.is_floating_point:
+        return ops.math.clamp(values, 0.0, 1.0)
+    return ops.fn.cast(ops.math.floor(values), dtype=ops.types.UINT8)  # which clamps
 
 
 def grey(ops: Ops, image: Node, spec: Spec) -> Node:
@@ -101,15 +103,15 @@ def weights(kind: npt.ArrayLike, factor: npt.NDArray[np.floating[Any]]) -> dict[
 
 def blend(ops: Ops, image: Node, weight: Mapping[str, Node], spec: Spec) -> Node:
     """``image * keep + its grey * grey + its mean grey * mean``, with those of the three weights that there are."""
-    result = image * weight["keep"]
+    shades: list[Node] = []
     if "grey" in weight or "mean" in weight:
         shade = grey(ops, image, spec)
         if "grey" in weight:
-            result = result + shade * weight["grey"]
+            shades.append(shade * weight["grey"])
         if "mean" in weight:
-            mean = ops.fn.reductions.mean(shade, axes=[0, 1, 2], keep_dims=True)
-            result = result + mean * weight["mean"]
-    return settle(ops, result, spec)
+            shades.append(ops.fn.reductions.mean(shade, axes=[0, 1, 2], keep_dims=True) * weight["mean"])
+    result = image * weight["keep"]
+    return settle(ops, result + sum(shades[1:], shades[0]) if shades else result, spec)
 
 
 class Grayscale(Rule):
@@ -143,9 +145,9 @@ class Grayscale(Rule):
 class ColorJitter(Rule):
     """Brightness, contrast, saturation and hue, each by a random factor, in an order of its own for each sample.
 
-    Every place in the order is one blend of the image with its grey (saturation), its mean grey (contrast) and
-    black (brightness), see :func:`blend`; for the samples whose hue comes at this place it changes nothing, and
-    their hue is turned after it.
+    Brightness, contrast and saturation are one operation with three weights, see :func:`blend`, so an order of them is
+    an order of weights. Hue is another one, with as many blends before it as there are and as many after it: in each
+    sample half of them change nothing, which takes less time than to sort the samples at every place.
     """
 
     handles = (v2.ColorJitter, v1.ColorJitter)
@@ -173,11 +175,17 @@ class ColorJitter(Rule):
 
     @property
     def inputs(self) -> dict[str, Input]:
-        places = range(len(self.ranges))
-        names = {f"{name}{i}": Input(np.float32) for i in places for name in self._weights}
-        if HUE in self.ranges:
-            names |= {f"turn{i}": Input(np.bool_) for i in places} | {"hue": Input(np.float32)}
-        return names
+        names = {f"{name}{i}": Input(np.float32) for i in range(self._stages) for name in self._weights}
+        return {**names, "turn": Input(np.float32, 1)} if HUE in self.ranges else names
+
+    @property
+    def _blends(self) -> int:
+        """How many of them are blends."""
+        return len(self.ranges) - (HUE in self.ranges)
+
+    @property
+    def _stages(self) -> int:
+        return self._blends * (2 if HUE in self.ranges else 1)
 
     @property
     def _weights(self) -> list[str]:
@@ -191,24 +199,24 @@ class ColorJitter(Rule):
         factors = np.zeros((len(draws), len(_NAMES)), np.float32)
         for i, (low, high) in self.ranges.items():
             factors[:, i] = draws.between(low, high)
-        params: Params = {"order": order, "factors": factors, "hue": factors[:, HUE]}
-        for place in range(len(self.ranges)):
-            which = order[:, place]
+        params: Params = {"order": order, "factors": factors, "turn": turns(factors[:, HUE])}
+        is_hue = order == HUE
+        before = np.argmax(is_hue, axis=1) if HUE in self.ranges else np.full(len(draws), len(self.ranges))
+        blends = order[~is_hue].reshape(len(draws), self._blends)
+        for stage in range(self._stages):
+            which = blends[:, stage % self._blends]
+            here = (stage % self._blends < before) == (stage < self._blends)
             factor = np.take_along_axis(factors, which[:, None], 1)[:, 0]
-            params |= {f"{name}{place}": values for name, values in weights(which, factor).items()}
-            params[f"turn{place}"] = which == HUE
+            each = weights(np.where(here, which, HUE), factor)
+            params |= {f"{name}{stage}": values for name, values in each.items()}
         return params
 
     def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
-        for place in range(len(self.ranges)):
-            weight = {name: params[f"{name}{place}"] for name in self._weights}
-            if weight:
-                image = blend(ops, image, weight, self.spec)
-            if HUE in self.ranges:
-                turn = {"hue": params["hue"]}
-                image = ops.when(
-                    params[f"turn{place}"], lambda x, p: turn_hue(ops, x, p["hue"], self.spec), image, turn
-                )
+        for stage in range(self._stages + 1):
+            if stage == self._blends and HUE in self.ranges:
+                image = turn_hue(ops, image, params["turn"], self.spec)
+            if stage < self._stages:
+                image = blend(ops, image, {name: params[f"{name}{stage}"] for name in self._weights}, self.spec)
         return image
 
     def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
@@ -217,30 +225,39 @@ class ColorJitter(Rule):
         return image
 
 
-def turn_hue(ops: Ops, image: Node, turn: Node, spec: Spec) -> Node:
-    """Adds ``turn`` (in turns of the colour circle) to the hue of an RGB image.
+def turns(hue: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.float32]:
+    """``(N, 3)`` what :func:`turn_hue` is fed for turns of the colour circle, ``(N,)``."""
+    return ((np.array([5.0, 3.0, 1.0]) - 2.0) / 6.0 + hue.astype(np.float64)[:, None]).astype(np.float32)
 
-    RGB to HSV as torchvision does it; back by the closed form ``v - v * s * max(0, min(k, 4 - k, 1))`` with
-    ``k = (n + 6 * h) mod 6`` and n = 5, 3, 1 for red, green, blue (https://en.wikipedia.org/wiki/HSL_and_HSV).
+
+def turn_hue(ops: Ops, image: Node, turn: Node, spec: Spec) -> Node:
+    """Adds to the hue of an RGB image.
+
+    RGB to hue as torchvision does it, but for one thing: of several equal largest channels it takes the first, and here
+    it is any, because they give the same hue. Back by the closed form ``v - c * max(0, min(k, 4 - k, 1))`` with the
+    largest value v, its distance c from the least, and ``k = (n + 6 * h) mod 6`` for n = 5, 3, 1 and red, green, blue
+    (https://en.wikipedia.org/wiki/HSL_and_HSV); ``min(k, 4 - k)`` is 2 less the distance of k from 2 on a circle of 6.
+
+    Args:
+        ops: What to build with.
+        image: HWC.
+        turn: For each sample what :func:`turns` gives.
+        spec: The image.
     """
     fn, math = ops.fn, ops.math
-    floating = spec.dtype.is_floating_point
-    unit = image if floating else image * np.float32(1 / 255)
-    red, green, blue = (fn.slice(unit, start=[c], shape=[1], axes=[2]) for c in range(3))
-    value = math.max(math.max(red, green), blue)
-    spread = value - math.min(math.min(red, green), blue)
-    flat = fn.cast(spread == 0.0, dtype=ops.types.FLOAT)
-    saturation = spread / (value + flat)
-    at_red = fn.cast(value == red, dtype=ops.types.FLOAT)
-    at_green = fn.cast(value == green, dtype=ops.types.FLOAT) * (1.0 - at_red)
-    at_blue = 1.0 - at_red - at_green
-    offset = at_red * (green - blue) + at_green * (blue - red) + at_blue * (red - green)
-    hue = (offset / (spread + flat) + 2.0 * at_green + 4.0 * at_blue) * np.float32(1 / 6) + turn
-    hue = (hue - math.floor(hue)) * 6.0
-    k = fn.coord_transform(hue, M=[1.0, 1.0, 1.0], T=[5.0, 3.0, 1.0])
-    k = k - math.floor(k * np.float32(1 / 6)) * 6.0
-    turned = value - value * saturation * math.clamp(math.min(k, 4.0 - k), 0.0, 1.0)
-    if floating:
+    lift = np.float32(8 * bound(spec))
+    value = fn.reductions.max(image, axes=[2], keep_dims=True)
+    spread = value - fn.reductions.min(image, axes=[2], keep_dims=True)
+    # Six times the hue, times the spread, as it would be if red, green or blue were the largest.
+    each = fn.coord_transform(image, M=[0.0, 1.0, -1.0, -1.0, 0.0, 1.0, 1.0, -1.0, 0.0])
+    each = each + fn.coord_transform(spread, M=[0.0, 2.0, 4.0])
+    largest = fn.reductions.max(each + (image == value) * lift, axes=[2], keep_dims=True)
+    least = np.float32(1e-30) if spec.dtype.is_floating_point else np.uint8(1)
+    hue = (largest - lift) / math.max(spread, least)
+    place = fn.coord_transform(hue, M=[1 / 6, 1 / 6, 1 / 6], T=turn)
+    away = math.abs(place - fn.cast(place, dtype=ops.types.INT8))  # from the nearest whole turn
+    turned = value - spread * math.clamp(2.0 - away * 6.0, 0.0, 1.0)
+    if spec.dtype.is_floating_point:
         return turned
     # torchvision maps [0, 1] to 0..255 by the factor 256 - 1e-3 and truncation.
-    return fn.cast(math.floor(turned * np.float32(255.999)), dtype=ops.types.UINT8)
+    return settle(ops, turned * np.float32(255.999 / 255), spec)

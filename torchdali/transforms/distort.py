@@ -13,7 +13,7 @@ from torchvision.transforms.v2 import functional as F
 from torchdali.rng import Draws
 from torchdali.spec import IntArray, Params, Sample, Spec
 from torchdali.transforms._rule import Input, Node, Ops, Rule, Unsupported
-from torchdali.transforms.color import blend, check, check_range, turn_hue, weights
+from torchdali.transforms.color import blend, check, check_range, turn_hue, turns, weights
 
 __all__ = ["permute"]
 
@@ -85,10 +85,10 @@ class RandomPhotometricDistort(Rule):
     @property
     def inputs(self) -> dict[str, Input]:
         coins = ["first", "last", "saturate", "turn"][: 4 if self._coloured else 2]
-        factors = ["brightness_keep", "contrast_keep", "contrast_mean", "saturation_keep", "saturation_grey", "hue"]
+        factors = ["brightness_keep", "contrast_keep", "contrast_mean", "saturation_keep", "saturation_grey"]
         fed = {name: Input(np.bool_) for name in coins}
-        fed |= {name: Input(np.float32) for name in factors[: 6 if self._coloured else 3]}
-        return fed | ({"matrix": Input(np.float32, 2)} if self._coloured else {})
+        fed |= {name: Input(np.float32) for name in factors[: 5 if self._coloured else 3]}
+        return fed | ({"hue": Input(np.float32, 1), "matrix": Input(np.float32, 2)} if self._coloured else {})
 
     def draw(self, draws: Draws, size: IntArray) -> Params:
         coins = draws.uniform(6) < [self.transform.p] * 5 + [0.5]
@@ -100,7 +100,7 @@ class RandomPhotometricDistort(Rule):
             "last": coins[:, 1] & ~coins[:, 5],
             "saturate": coins[:, 2],
             "turn": coins[:, 3],
-            "hue": factors["hue"],
+            "hue": turns(factors["hue"]),
             "matrix": permutation_matrices(order),
             "order": order,
             "factors": np.where(coins[:, :4], np.stack([factors[name] for name in self.names], axis=1), np.nan),

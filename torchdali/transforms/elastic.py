@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
+import torchvision
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
@@ -16,6 +17,9 @@ from torchdali.transforms import _noise
 from torchdali.transforms._rule import Input, Node, Ops, RowError, Unsupported
 from torchdali.transforms._warp import blend
 from torchdali.transforms.geometry import Warp
+
+# Before 0.26 torchvision divides moves along the width by the height, and those along the height by the width.
+_CROSSWISE = tuple(int(x) for x in torchvision.__version__.split(".")[:2]) < (0, 26)
 
 
 def window_of(sigma: float) -> int:
@@ -69,7 +73,8 @@ class ElasticTransform(Warp):
         for channel in (0, 1):  # x, y
             side = sides[1 - channel]
             at = fn.slice(ramp, start=[0], shape=side, axes=[0])
-            at = fn.cast(fn.expand_dims(at, axes=[channel]), dtype=ops.types.FLOAT) + self._offset(ops, noise, channel)
+            at = fn.cast(fn.expand_dims(at, axes=[channel]), dtype=ops.types.FLOAT)
+            at = at + self._offset(ops, noise, sides, channel)
             last = fn.cast(side, dtype=ops.types.FLOAT) - np.float32(1)
             # The maps stay in the image, and what its edge lends to the outside is weighted here: remap has no border.
             if self.interpolation == "nearest":
@@ -91,8 +96,8 @@ class ElasticTransform(Warp):
             result = blend(ops, result, inside, self.fill)
         return result if self.floating else fn.cast(result, dtype=ops.types.UINT8)
 
-    def _offset(self, ops: Ops, noise: Node, channel: int) -> Node:
-        """``(H, W)`` pixels by which places move along x (channel 0) or y (1)."""
+    def _offset(self, ops: Ops, noise: Node, sides: Node, channel: int) -> Node:
+        """``(H, W)`` pixels by which places move along x (channel 0) or y (1); ``sides`` are height and width."""
         fn = ops.fn
         offset = fn.squeeze(fn.slice(noise, start=[channel], shape=[1], axes=[2]), axes=[2])
         offset = fn.reinterpret(offset, layout="HW")
@@ -100,14 +105,18 @@ class ElasticTransform(Warp):
             window = window_of(self.sigma[channel])
             offset = fn.gaussian_blur(offset, sigma=self.sigma[::-1], window_size=[window, window])
         # torchvision scales to sides of length 2.
-        return offset * np.float32(self.alpha[channel] / 2)
+        offset = offset * np.float32(self.alpha[channel] / 2)
+        if _CROSSWISE:
+            lengths = fn.cast(sides, dtype=ops.types.FLOAT)
+            offset = offset * (lengths[1 - channel] / lengths[channel])
+        return offset
 
     def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
         height, width = image.shape[-2:]
         words = _noise.replay_words(sample, height, width, 2)
         noise = torch.from_numpy(_noise.unit(words).astype(np.float32)).permute(2, 0, 1) * 2 - 1
         parts: list[torch.Tensor] = []
-        for channel, side in enumerate((width, height)):
+        for channel, side in enumerate((height, width) if _CROSSWISE else (width, height)):
             part = noise[None, channel : channel + 1]
             if max(self.sigma) > 0:
                 part = F.gaussian_blur(part, [window_of(self.sigma[channel])] * 2, self.sigma)

@@ -14,7 +14,8 @@ from torchvision.transforms.v2 import functional as F
 
 from torchdali.rng import Draws
 from torchdali.spec import IntArray, Params, Sample, Spec
-from torchdali.transforms._rule import Chain, RowError, Rule, Unsupported, Views, flatten
+from torchdali.transforms._containers import flatten
+from torchdali.transforms._rule import Chain, RowError, Rule, Unsupported, Views
 from torchdali.transforms.crop import CenterCrop, Window
 from torchdali.transforms.flip import RandomHorizontalFlip, RandomVerticalFlip
 
