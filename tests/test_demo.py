@@ -23,6 +23,7 @@ from torchdali.demo.compare import Run, compare
 from torchdali.demo.pictures import PICTURES, SPLITS, crop_boxes, write_pictures
 from torchdali.demo.report import COLUMNS, show, verdict, write_grid
 from torchdali.demo.train import SIZE, Training
+from torchdali.parity.cases import FLOATING
 
 
 def demo(out: Path, *options: str) -> subprocess.CompletedProcess[str]:
@@ -56,7 +57,8 @@ def test_demo_command(tmp_path: Path) -> None:
     assert cells(done.stdout, "images on") == ["cpu", "cpu"]
     assert cells(done.stdout, "batches in equal order") == ["", "yes"]
     assert int(cells(done.stdout, "largest pixel difference")[1]) <= 3
-    assert float(cells(done.stdout, "mean pixel difference")[1]) < 0.1
+    # Where torchvision resizes as float32, it rounds once, not after each axis.
+    assert float(cells(done.stdout, "mean pixel difference")[1]) < (0.2 if FLOATING else 0.1)
     chance = 100 / len(PICTURES)
     for accuracy in cells(done.stdout, "validation accuracy"):
         assert float(accuracy.rstrip("%")) > 3 * chance

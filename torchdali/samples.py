@@ -81,7 +81,8 @@ def as_samples(plan: Plan, views: Sequence[Images], seeds: IntArray) -> list[Any
         seeds: ``(N,)`` numbers below 2**63 for the transforms that torch runs.
     """
     each = [[as_kind(image, plan.spec.kind) for image in images] for images in views]
-    images = each[0] if plan.container is None else [plan.container(row) for row in zip(*each, strict=True)]
+    rows = zip(*each, strict=True)  # none where the batch is empty, which has no views
+    images = [row[0] if plan.container is None else plan.container(row) for row in rows]
     return run_in_torch(plan.suffix, images, seeds, plan.device) if plan.suffix else images
 
 

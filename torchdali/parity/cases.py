@@ -171,7 +171,7 @@ CASES: dict[str, Case] = {
     "RandomInvert float": Case([v2.ToImage(), FLOAT, v2.RandomInvert()], *EXACT),
     "RandomInvert v1": Case([v1.RandomInvert(), v1.PILToTensor()], *EXACT),
     "RandomPosterize": Case([v2.RandomPosterize(3)], *EXACT),
-    "RandomPosterize to nothing": Case([v2.RandomPosterize(0, 1)], *EXACT),
+    "RandomPosterize to nothing": Case([v2.ToImage(), v2.RandomPosterize(0, 1)], *EXACT),
     "RandomPosterize to all": Case([v2.RandomPosterize(8, 1)], *EXACT),
     "RandomPosterize float": Case([v2.ToImage(), FLOAT, v2.RandomPosterize(3)], *EXACT),
     "RandomPosterize float always": Case([v2.ToImage(), FLOAT, v2.RandomPosterize(5, 1)], *EXACT),
@@ -182,7 +182,7 @@ CASES: dict[str, Case] = {
     "RandomSolarize v1": Case([v1.RandomSolarize(192.0), v1.PILToTensor()], *EXACT),
     "RandomAutocontrast": Case([v2.RandomAutocontrast()], *EXACT),
     "RandomAutocontrast always": Case([SMALL, v2.RandomAutocontrast(1)], *EXACT),
-    "RandomAutocontrast flat": Case([v2.RandomPosterize(0, 0.6), v2.RandomAutocontrast(1)], *EXACT),
+    "RandomAutocontrast flat": Case([v2.ToImage(), v2.RandomPosterize(0, 0.6), v2.RandomAutocontrast(1)], *EXACT),
     "RandomAutocontrast float": Case([SMALL, v2.ToImage(), FLOAT, v2.RandomAutocontrast()], 2e-7, 2e-7, 1e-7),
     "RandomAutocontrast v1": Case([v1.RandomAutocontrast(), v1.PILToTensor()], *EXACT),
     "RandomEqualize": Case([v2.RandomEqualize()], 1, 1, 0.2, STEP),
@@ -190,7 +190,7 @@ CASES: dict[str, Case] = {
     "RandomEqualize small": Case([v2.CenterCrop((32, 31)), v2.RandomEqualize(1)], 1, 1, 0.3, STEP),
     "RandomEqualize tiny": Case([v2.CenterCrop((15, 16)), v2.RandomEqualize(1)], *EXACT),
     "RandomEqualize flat": Case(
-        [v2.RandomPosterize(1), v2.RandomPosterize(0, 0.6), v2.RandomEqualize(1)], 1, 1, 0.3, STEP
+        [v2.ToImage(), v2.RandomPosterize(1), v2.RandomPosterize(0, 0.6), v2.RandomEqualize(1)], 1, 1, 0.3, STEP
     ),
     "RandomEqualize of grey": Case([v2.Grayscale(), v2.RandomEqualize()], 1, 1, 0.2, STEP),
     "RandomEqualize float": Case([v2.ToImage(), FLOAT, v2.RandomEqualize()], 1.01 / 255, 1.01 / 255, 8e-4, STEP),

@@ -11,7 +11,9 @@ import torch
 from torchvision.transforms import v2 as annotated_v2
 
 from torchdali.spec import Params
+from torchdali.transforms._noise import replay_words, unit
 from torchdali.transforms._policy import OPERATIONS
+from torchdali.transforms.elastic import CROSSWISE
 from torchdali.transforms.noise import replay_noise
 
 __all__ = ["DRAWS", "Draw"]
@@ -199,6 +201,12 @@ def _noise(transform: Any) -> Draw:
     return Draw(transform, ours, lambda value: value, torch.float32)  # uint8 is refused by torchvision before 0.24
 
 
+def _displaced(params: Params) -> Any:
+    """How far a pixel moves to the right, in shares of alpha."""
+    rows = ({key: values[i] for key, values in params.items()} for i in range(len(params["noise_start"])))
+    return [2 * unit(replay_words(row, 6, 6, 2))[3, 5, 0] - 1 for row in rows]
+
+
 JITTER = v2.ColorJitter(0.4, (0.5, 0.9), 0.2, 0.1)
 FLIPS = [v2.RandomHorizontalFlip(1), v2.RandomVerticalFlip(1), v2.Identity()]
 
@@ -245,6 +253,11 @@ DRAWS: dict[str, Draw] = {
     **_erasing("RandomErasing", v2.RandomErasing(1)),
     # Many of the ten attempts fail.
     **_erasing("RandomErasing beyond the image", v2.RandomErasing(1, (0.5, 1.0), (4.0, 8.0))),
+    "ElasticTransform: a place, not blurred": Draw(
+        v2.ElasticTransform(1.0, 0.0),
+        _displaced,
+        lambda p: p["displacement"][0, 3, 5, 0].item() * p["displacement"].shape[1 if CROSSWISE else 2],
+    ),
     "GaussianNoise: a value": _noise(v2.GaussianNoise()),
     "RandomApply: apply": Draw(v2.RandomApply([v2.ColorJitter(0.1)], p=0.3), lambda p: p["chain0"], 0.3),
     "RandomVerticalFlip: flip": Draw(v2.RandomVerticalFlip(0.8), lambda p: p["flip"], 0.8),

@@ -33,6 +33,7 @@ __all__ = [
     "Rule",
     "Unsupported",
     "Views",
+    "check_ranges",
     "find_rule",
 ]
 
@@ -196,6 +197,13 @@ class Rule(ABC):
     def channels_first(self) -> Rule | None:
         """A rule that does the same and puts out CHW at no cost, or None."""
         return None
+
+
+def check_ranges(**ranges: Sequence[float] | None) -> None:
+    """Raises Unsupported unless every range is one that torch's ``uniform_`` draws from: (least, most)."""
+    for name, ends in ranges.items():
+        if ends is not None and not ends[0] <= ends[1]:
+            raise Unsupported(f"{name}={tuple(ends)} is no range (least, most)")
 
 
 def find_rule(transform: Any) -> Rule | None:

@@ -124,15 +124,19 @@ class RandomChoice(Sometimes):
 
     def __init__(self, transform: Any) -> None:
         super().__init__(transform, list(transform.transforms))
-        weights = np.ones(len(self.parts)) if transform.p is None else np.asarray(transform.p, np.float64)
-        self.weights = weights / weights.sum()
+        self.weights = np.ones(len(self.parts)) if transform.p is None else np.asarray(transform.p, np.float64)
+
+    def infer(self, spec: Spec) -> Spec:
+        if len(self.weights) != len(self.parts) or not self.weights.sum() > 0 or self.weights.min() < 0:
+            raise Unsupported(f"p={self.transform.p} for {len(self.parts)} transforms")
+        return super().infer(spec)
 
     @property
     def always(self) -> bool:
         return True
 
     def masks(self, draws: Draws) -> Mapping[str, Mask]:
-        choice = draws.choice(self.weights)
+        choice = draws.choice(self.weights / self.weights.sum())
         return {name: choice == i for name, i in self.stages}
 
 

@@ -137,12 +137,13 @@ class AugMix(Policy):
         self.places = [self.choices] * (self.width * self.depth)
 
     def infer(self, spec: Spec) -> Spec:
-        if self.width < 1 or self.transform.alpha <= 0:
-            raise Unsupported(f"mixture_width={self.width}, alpha={self.transform.alpha}")
+        severity: Any = self.transform.severity
+        if self.width < 1 or self.transform.alpha <= 0 or not isinstance(severity, int):
+            raise Unsupported(f"mixture_width={self.width}, alpha={self.transform.alpha}, severity={severity}")
         # torchvision makes a tensor of a PIL image first, which is what v2 then looks up the fill for.
         is_v2 = isinstance(self.transform, v2.AugMix)
-        super().infer(replace(spec, kind="tensor") if is_v2 and spec.kind == "pil" else spec)
-        return spec
+        out = super().infer(replace(spec, kind="tensor") if is_v2 and spec.kind == "pil" else spec)
+        return replace(out, kind=spec.kind)
 
     @property
     def inputs(self) -> dict[str, Input]:

@@ -127,7 +127,10 @@ class ToDtype(Rule):
         return replace(spec, dtype=self.target, unit=spec.unit and (self.scale or not self.target.is_floating_point))
 
     def infer_batch(self, spec: Spec) -> Spec | None:
-        return None if spec.kind == "pil" else replace(spec, dtype=self._dtype_for(spec) or spec.dtype)
+        try:
+            return None if spec.kind == "pil" else replace(spec, dtype=self._dtype_for(spec) or spec.dtype)
+        except Unsupported:
+            return None
 
     def _dtype_for(self, spec: Spec) -> torch.dtype | None:
         dtype: Any = self.transform.dtype

@@ -19,7 +19,7 @@ from torchdali.transforms._warp import blend
 from torchdali.transforms.geometry import Warp
 
 # Before 0.26 torchvision divides moves along the width by the height, and those along the height by the width.
-_CROSSWISE = tuple(int(x) for x in torchvision.__version__.split(".")[:2]) < (0, 26)
+CROSSWISE = tuple(int(x) for x in torchvision.__version__.split(".")[:2]) < (0, 26)
 
 
 def window_of(sigma: float) -> int:
@@ -106,7 +106,7 @@ class ElasticTransform(Warp):
             offset = fn.gaussian_blur(offset, sigma=self.sigma[::-1], window_size=[window, window])
         # torchvision scales to sides of length 2.
         offset = offset * np.float32(self.alpha[channel] / 2)
-        if _CROSSWISE:
+        if CROSSWISE:
             lengths = fn.cast(sides, dtype=ops.types.FLOAT)
             offset = offset * (lengths[1 - channel] / lengths[channel])
         return offset
@@ -116,7 +116,7 @@ class ElasticTransform(Warp):
         words = _noise.replay_words(sample, height, width, 2)
         noise = torch.from_numpy(_noise.unit(words).astype(np.float32)).permute(2, 0, 1) * 2 - 1
         parts: list[torch.Tensor] = []
-        for channel, side in enumerate((height, width) if _CROSSWISE else (width, height)):
+        for channel, side in enumerate((height, width) if CROSSWISE else (width, height)):
             part = noise[None, channel : channel + 1]
             if max(self.sigma) > 0:
                 part = F.gaussian_blur(part, [window_of(self.sigma[channel])] * 2, self.sigma)

@@ -39,6 +39,11 @@ class RandomShortestSize(Resizing):
     handles = (v2.RandomShortestSize,)
     randomness = "length of the shorter side"
 
+    def infer(self, spec: Spec) -> Spec:
+        if not self.transform.min_size:
+            raise Unsupported("there is no min_size to choose")
+        return super().infer(spec)
+
     def sizes(self, draws: Draws, size: IntArray) -> IntArray:
         lengths = np.array(self.transform.min_size, np.float64)
         length = lengths[draws.choice(np.full(len(lengths), 1 / len(lengths)))]

@@ -14,7 +14,7 @@ from torchvision.transforms.v2 import functional as F
 
 from torchdali.rng import Draws
 from torchdali.spec import IntArray, Params, Sample, Spec
-from torchdali.transforms._rule import Input, Node, Ops
+from torchdali.transforms._rule import Input, Node, Ops, Unsupported, check_ranges
 from torchdali.transforms.crop import Window
 from torchdali.transforms.resize import Resampling
 
@@ -38,6 +38,9 @@ class RandomResizedCrop(Window):
         self.size = (int(transform.size[0]), int(transform.size[-1]))
 
     def infer(self, spec: Spec) -> Spec:
+        check_ranges(scale=self.transform.scale, ratio=self.transform.ratio)
+        if self.transform.scale[0] < 0 or self.transform.ratio[0] <= 0:
+            raise Unsupported("a negative area or ratio")
         self.resampling = Resampling(self.transform, spec, self.size)
         return replace(spec, size=self.size, unit=self.resampling.unit)
 

@@ -16,7 +16,7 @@ from torchdali.rng import Draws
 from torchdali.spec import IntArray, Params, Sample, Spec
 from torchdali.transforms._containers import flatten
 from torchdali.transforms._rule import Chain, RowError, Rule, Unsupported, Views
-from torchdali.transforms.crop import CenterCrop, Window
+from torchdali.transforms.crop import CenterCrop, Window, check_size
 from torchdali.transforms.flip import RandomHorizontalFlip, RandomVerticalFlip
 
 __all__ = ["FiveCrop", "MultiView", "TenCrop"]
@@ -87,6 +87,7 @@ class _Corner(Window):
         self.at_end = np.array([bottom, right])
 
     def infer(self, spec: Spec) -> Spec:
+        check_size(self.size)
         return replace(spec, size=self.size)
 
     def window(self, draws: Draws, size: IntArray) -> tuple[IntArray, IntArray]:
