@@ -236,7 +236,7 @@ class _Compiler:
     def _in_dali(self, position: int, leaf: Any) -> None:
         # Every view has a rule of its own, because it may have a size of its own; the number is the same, and so what
         # they draw: torchvision's transforms draw once for all images of a sample.
-        if self.container is not None and not isinstance(leaf, v2.Transform):
+        if self.container is not None and not _takes_several(leaf):
             raise Unsupported("it takes one image, and the sample is several")
         found = [rule for _ in self.branches if (rule := find_rule(leaf))]
         if isinstance(found[0], Views):
@@ -274,6 +274,11 @@ class _Compiler:
     def _in_torch(self, position: int, leaf: Any, note: str) -> None:
         self.suffix.append(_for_torch(leaf, self.device))
         self.steps.append(Step(position, leaf, "torch", note))
+
+
+def _takes_several(transform: Any) -> bool:
+    """Whether torchvision applies it to each of several images, and not only to one."""
+    return isinstance(transform, v2.Transform) and all(map(_takes_several, getattr(transform, "transforms", ())))
 
 
 def _for_torch(leaf: Any, device: torch.device) -> Any:

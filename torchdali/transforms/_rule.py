@@ -203,7 +203,7 @@ def check_ranges(**ranges: Sequence[float] | None) -> None:
     """Raises Unsupported unless every range is one that torch's ``uniform_`` draws from: (least, most)."""
     for name, ends in ranges.items():
         if ends is not None and not ends[0] <= ends[1]:
-            raise Unsupported(f"{name}={tuple(ends)} is no range (least, most)")
+            raise Unsupported(f"{name}={tuple(ends[:2])} is no range (least, most)")
 
 
 def find_rule(transform: Any) -> Rule | None:

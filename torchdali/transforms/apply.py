@@ -18,6 +18,7 @@ from torchdali.rng import Draws
 from torchdali.spec import IntArray, Params, Sample, Spec
 from torchdali.transforms._containers import flatten
 from torchdali.transforms._rule import Chain, Composite, Input, Node, Ops, RowError, Unsupported
+from torchdali.transforms.conversion import TYPES
 
 Mask = npt.NDArray[np.bool_]
 
@@ -48,7 +49,10 @@ class Sometimes(Composite):
         if not self.always:
             outs.append(spec)
         if len({replace(out, size=None, unit=True) for out in outs}) > 1:
-            raise Unsupported(f"some samples would be {', others '.join(dict.fromkeys(map(str, outs)))}")
+            kinds = dict.fromkeys(map(str, outs))
+            if len(kinds) == 1:
+                kinds = dict.fromkeys(TYPES[out.kind].__name__ for out in outs)
+            raise Unsupported(f"some samples would be {', others '.join(kinds)}")
         inner = [part.operators for part in self.parts if part.operators]
         self.operators = ", ".join(["split", *inner, "merge"])
         self.randomness = "; ".join([self.drawn, *filter(None, (part.randomness for part in self.parts))])

@@ -37,6 +37,9 @@ class Window(Rule):
 
     def draw(self, draws: Draws, size: IntArray) -> Params:
         start, shape = self.window(draws, size)
+        if (shape < 1).any():
+            row = int(np.flatnonzero((shape < 1).any(axis=1))[0])
+            raise RowError(row, f"nothing of an image of {tuple(size[row].tolist())} would be left")
         return {"start": start.astype(np.int32), "shape": shape.astype(np.int32)}
 
     def resized(self, size: IntArray, params: Params) -> IntArray:
@@ -114,6 +117,12 @@ class NestedWindow(Window):
         return params["start"].astype(np.int64), params["shape"].astype(np.int64)
 
 
+def check_size(size: tuple[int, int]) -> None:
+    """Raises Unsupported where a crop is of nothing, which DALI has no image for."""
+    if min(size) < 1:
+        raise Unsupported(f"a crop of {size}")
+
+
 class CenterCrop(Window):
     """The middle; what is too small gets a black border first."""
 
@@ -126,6 +135,7 @@ class CenterCrop(Window):
         self.size = (int(sides[0]), int(sides[-1]))
 
     def infer(self, spec: Spec) -> Spec:
+        check_size(self.size)
         self.inside = spec.size is not None and all(a >= b for a, b in zip(spec.size, self.size, strict=True))
         return replace(spec, size=self.size)
 
@@ -209,7 +219,7 @@ def resolve_fill(transform: Any, spec: Spec) -> list[float]:
     """The fill values of a transform for images of this kind, one or one a channel.
 
     Raises:
-        Unsupported: There is none for this kind, or their number does not fit.
+        Unsupported: There is none for this kind, or it does not fit.
     """
     fill: Any = transform.fill
     if isinstance(fill, dict):
@@ -218,11 +228,34 @@ def resolve_fill(transform: Any, spec: Spec) -> list[float]:
         if not keys:
             raise Unsupported(f"its fill names neither {TYPES[spec.kind].__name__} nor 'others'")
         fill = by_type[keys[0]]
+    if isinstance(fill, str):
+        raise Unsupported(f"a fill of {fill!r}")
     values = [0] if fill is None else [fill] if isinstance(fill, (int, float)) else list(fill)
     if len(values) not in (1, spec.channels):
         raise Unsupported(f"{len(values)} fill values for {spec.channels} channels")
+    if spec.dtype == torch.uint8 and not all(0 <= int(x) <= 255 for x in values):
+        raise Unsupported(f"a fill of {fill} for uint8")
     # torch casts the fill to the image's type: towards zero for integers.
     return [float(x) if spec.dtype.is_floating_point else float(int(x)) for x in values]
+
+
+def stays_unit(spec: Spec, fill: Sequence[float] | None) -> bool:
+    """Whether floating-point values are in [0, 1] where some of the image became ``fill``."""
+    return spec.unit and (not spec.dtype.is_floating_point or all(0 <= x <= 1 for x in fill or ()))
+
+
+def check_vector(transform: Any, spec: Spec) -> None:
+    """Raises Unsupported where torchvision refuses to pad tensors with more than one fill value."""
+    fill: Any = transform.fill
+    if isinstance(fill, dict):
+        by_type = cast("dict[Any, Any]", fill)
+        fill = by_type.get(TYPES[spec.kind], by_type.get("others"))
+    if spec.kind == "pil" or not isinstance(fill, (tuple, list)):
+        return
+    if isinstance(transform, (v1.Pad, v1.RandomCrop)):
+        raise Unsupported(f"v1's {type(transform).__name__} fills tensors with one number")
+    if transform.padding_mode != "constant" and len(cast("Sequence[float]", fill)) > 1:
+        raise Unsupported(f"torchvision has one fill value for padding_mode={transform.padding_mode!r}")
 
 
 class Pad(Window):
@@ -237,8 +270,10 @@ class Pad(Window):
         self.operators = "slice" if self.border.mode == "constant" else "slice, flip, cat"
 
     def infer(self, spec: Spec) -> Spec:
+        check_vector(self.transform, spec)
         if self.border.mode == "constant":
             self.fill = resolve_fill(self.transform, spec)
+            spec = replace(spec, unit=stays_unit(spec, self.fill))
         elif min(*self.border.before, *self.border.after) < 0:
             raise Unsupported("negative padding goes with padding_mode='constant' only")
         if spec.size is None:
@@ -289,10 +324,16 @@ class RandomCrop(Window):
         self.border = Border.parse(padding, transform.padding_mode)
 
     def infer(self, spec: Spec) -> Spec:
+        check_vector(self.transform, spec)
         if self.border.mode == "constant":
             self.fill = resolve_fill(self.transform, spec)
+            spec = replace(spec, unit=stays_unit(spec, self.fill))
         elif self.transform.pad_if_needed:
             raise Unsupported(f"pad_if_needed with padding_mode={self.border.mode!r}")
+        check_size(self.size)
+        padding: Any = self.transform.padding
+        if isinstance(padding, (tuple, list)) and len(cast("Sequence[int]", padding)) not in (1, 2, 4):
+            raise Unsupported(f"torchvision refuses padding={padding}")
         self.inside = not self.transform.pad_if_needed and not self.border.any
         return replace(spec, size=self.size)
 

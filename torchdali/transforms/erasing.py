@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,8 @@ from torchvision.transforms.v2 import functional as F
 from torchdali.rng import Draws
 from torchdali.spec import IntArray, Params, Sample, Spec
 from torchdali.transforms import _noise
-from torchdali.transforms._rule import Input, Node, Ops, Rule, Unsupported
+from torchdali.transforms._rule import Input, Node, Ops, Rule, Unsupported, check_ranges
+from torchdali.transforms.crop import stays_unit
 from torchdali.transforms.noise import replay_noise, towards_zero, wrapped
 
 ATTEMPTS = 10
@@ -34,9 +36,9 @@ class RandomErasing(Rule):
             raise Unsupported(f"no rule for {spec}")
         if spec.kind == "pil" and isinstance(self.transform, v1.RandomErasing):
             raise Unsupported("v1's RandomErasing accepts tensors only")
-        ranges = (self.transform.scale, self.transform.ratio)
-        if any(low > high for low, high in ranges) or self.transform.ratio[0] <= 0:
-            raise Unsupported("scale or ratio is no range (min, max) of torch's uniform_")
+        check_ranges(scale=self.transform.scale, ratio=self.transform.ratio)
+        if self.transform.ratio[0] <= 0:
+            raise Unsupported("a ratio that is not positive")
         value: Any = self.transform.value
         if value is None or isinstance(value, str):  # v2 keeps None for "random"
             values = [0.0]
@@ -52,7 +54,7 @@ class RandomErasing(Rule):
         self.operators = "erase, slice, arithmetic" if self.noise else "erase"
         self.randomness = f"erase with probability {self.transform.p:g}, area and log ratio ({ATTEMPTS} attempts)"
         self.randomness += ", top, left" + (", a normal number for every value" if self.noise else "")
-        return spec
+        return replace(spec, unit=stays_unit(spec, [-np.inf] if self.noise else self.fill))
 
     @property
     def inputs(self) -> dict[str, Input]:

@@ -15,7 +15,7 @@ from torchvision.transforms.v2 import functional as F
 
 from torchdali.rng import Draws
 from torchdali.spec import IntArray, Params, Sample, Spec
-from torchdali.transforms._rule import Composite, Input, Node, Ops, Rule, Unsupported
+from torchdali.transforms._rule import Composite, Input, Node, Ops, RowError, Rule, Unsupported, check_ranges
 from torchdali.transforms._warp import (
     affine_matrices,
     perspective_matrices,
@@ -24,6 +24,7 @@ from torchdali.transforms._warp import (
     rotation_matrices,
     warp,
 )
+from torchdali.transforms.crop import stays_unit
 from torchdali.transforms.flip import Flips, RandomHorizontalFlip, RandomVerticalFlip
 
 
@@ -39,7 +40,7 @@ class Warp(Rule):
         self.interpolation = resolve_interpolation(self.transform, spec)
         self.fill = resolve_border(self.transform, spec)
         self.floating = spec.dtype == torch.float32
-        return spec
+        return replace(spec, unit=stays_unit(spec, self.fill))
 
     @property
     def inputs(self) -> dict[str, Input]:
@@ -70,6 +71,7 @@ class RandomRotation(Warp):
     limits = f"{Warp.limits}; v1 with expand, by quarters, on a tensor"
 
     def infer(self, spec: Spec) -> Spec:
+        check_ranges(degrees=self.transform.degrees)
         spec = super().infer(spec)
         if not self.transform.expand:
             return spec
@@ -101,8 +103,11 @@ class RandomAffine(Warp):
     handles = (v2.RandomAffine, v1.RandomAffine)
 
     def infer(self, spec: Spec) -> Spec:
+        transform, shear = self.transform, self.transform.shear
+        check_ranges(degrees=transform.degrees, scale=transform.scale, shear=shear)
+        check_ranges(shear=shear and shear[-2:])
         drawn = {"angle": True, "translation": self.transform.translate, "scale": self.transform.scale}
-        self.randomness = ", ".join(name for name, given in {**drawn, "shear": self.transform.shear}.items() if given)
+        self.randomness = ", ".join(name for name, given in {**drawn, "shear": shear}.items() if given)
         return super().infer(spec)
 
     def draw(self, draws: Draws, size: IntArray) -> Params:
@@ -134,6 +139,8 @@ class RandomPerspective(Warp):
     handles = (v2.RandomPerspective, v1.RandomPerspective)
 
     def infer(self, spec: Spec) -> Spec:
+        if self.transform.distortion_scale < 0:
+            raise Unsupported("distortion_scale is negative")
         self.operators = "warp_perspective" if self.transform.p >= 1 else "split, warp_perspective, merge"
         self.randomness = f"apply with probability {self.transform.p:g}, four corners"
         return super().infer(spec)
@@ -150,6 +157,10 @@ class RandomPerspective(Warp):
         far = np.array([[0, 0], [1, 0], [1, 1], [0, 1]])
         # On the far sides torchvision draws from ``side - bound`` on, upwards.
         corners = inwards + far * (width_height - bound)[:, None]
+        thin = apply & (size < 2).any(axis=1)
+        if thin.any():
+            row = int(np.flatnonzero(thin)[0])
+            raise RowError(row, f"corners of an image of {tuple(size[row].tolist())} fall together")
         matrix = np.where(apply[:, None, None], perspective_matrices(corners, size), np.eye(3))
         return {"warp": apply, "apply": apply, "matrix": matrix, "corners": corners}
 

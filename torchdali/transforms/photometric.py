@@ -236,6 +236,8 @@ class RandomPosterize(Coin):
         bits: Any = self.transform.bits
         if not isinstance(bits, int) or not 0 <= bits <= 8:
             raise Unsupported(f"torchvision's posterize accepts 0 to 8 bits, not {bits}")
+        if spec.kind == "pil" and bits == 0:
+            raise Unsupported("PIL refuses 0 bits")
         if spec.dtype.is_floating_point:
             if isinstance(self.transform, v1.RandomPosterize):
                 raise Unsupported("v1's RandomPosterize accepts uint8 only")
@@ -255,11 +257,13 @@ class RandomSolarize(Coin):
 
     handles = (v2.RandomSolarize, v1.RandomSolarize)
     does = "arithmetic, cast"
-    limits = "not uint8 or float32; a threshold above white, which torchvision refuses"
+    limits = "not uint8 or float32; a threshold below black or above white"
 
     def setting(self, spec: Spec) -> Value:
         if self.transform.threshold > bound(spec):
             raise Unsupported(f"torchvision's solarize accepts thresholds up to {bound(spec):g} here")
+        if self.transform.threshold < 0:
+            raise Unsupported("torch takes a negative threshold modulo 256 for uint8")
         return Value(np.float32, self.transform.threshold, np.inf)
 
     def apply(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:

@@ -66,7 +66,10 @@ class Resampling:
             raise Unsupported(f"no rule for {spec.dtype} images")
 
     def _parse(self, mode: Any) -> InterpolationMode:
-        mode = _BY_PILLOW_CONSTANT[mode] if isinstance(mode, int) else InterpolationMode(mode)
+        try:
+            mode = _BY_PILLOW_CONSTANT[mode] if isinstance(mode, int) else InterpolationMode(mode)
+        except (KeyError, ValueError) as error:
+            raise Unsupported(f"torchvision knows no interpolation {mode!r}") from error
         if self.pil and mode is InterpolationMode.NEAREST:
             return InterpolationMode.NEAREST_EXACT
         if mode is InterpolationMode.BICUBIC and not self.antialias:
@@ -90,8 +93,9 @@ class Resampling:
 
         Several interpolations need ``draws`` to choose among them.
         """
-        if (target < 1).any():
-            row = int(np.flatnonzero((target < 1).any(axis=1))[0])
+        empty = ((target < 1) | (size < 1)).any(axis=1)
+        if empty.any():
+            row = int(np.flatnonzero(empty)[0])
             raise RowError(row, f"an image of {tuple(size[row].tolist())} would become {tuple(target[row].tolist())}")
         params: Params = {
             "height": target[:, 0].astype(np.float32),
