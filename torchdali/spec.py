@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -46,6 +46,11 @@ class Spec:
     size: tuple[int, int] | None = None
     device: Literal["cpu", "gpu"] = "cpu"
     unit: bool = True
+
+    def filled(self, values: Iterable[float]) -> Spec:
+        """The image after some of it became one of these values."""
+        floating = self.dtype.is_floating_point
+        return replace(self, unit=self.unit and (not floating or all(0 <= x <= 1 for x in values)))
 
     def __str__(self) -> str:
         height, width = self.size or ("H", "W")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -22,7 +22,6 @@ from torchdali.rng import Draws
 from torchdali.spec import IntArray, Params, Sample, Spec
 from torchdali.transforms._rule import Composite, Input, Node, Ops, Rule, Unsupported
 from torchdali.transforms.color import BRIGHTNESS, CONTRAST, SATURATION, blend, bound, check, check_range, weights
-from torchdali.transforms.crop import stays_unit
 from torchdali.transforms.geometry import (
     affine_matrices,
     resolve_border,
@@ -138,9 +137,10 @@ class Policy(Rule):
         used = dict.fromkeys(name for names in self.families for name in names)
         words = [word for name in used for word in FAMILIES[name].operators.split(", ") if word]
         self.operators = ", ".join(dict.fromkeys([*words, "arithmetic", "split", "merge"])) if used else ""
-        if not stays_unit(spec, self.fill) and "warp" in used and len(self.places) > 1:
+        filled = spec.filled(self.fill or ())
+        if not filled.unit and "warp" in used and len(self.places) > 1:
             raise Unsupported(f"with a fill of {self.fill}, values may lie outside of [0, 1] before an operation")
-        return replace(spec, unit=stays_unit(spec, self.fill))
+        return filled
 
     @property
     def inputs(self) -> dict[str, Input]:

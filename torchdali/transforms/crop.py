@@ -239,11 +239,6 @@ def resolve_fill(transform: Any, spec: Spec) -> list[float]:
     return [float(x) if spec.dtype.is_floating_point else float(int(x)) for x in values]
 
 
-def stays_unit(spec: Spec, fill: Sequence[float] | None) -> bool:
-    """Whether floating-point values are in [0, 1] where some of the image became ``fill``."""
-    return spec.unit and (not spec.dtype.is_floating_point or all(0 <= x <= 1 for x in fill or ()))
-
-
 def check_vector(transform: Any, spec: Spec) -> None:
     """Raises Unsupported where torchvision refuses to pad tensors with more than one fill value."""
     fill: Any = transform.fill
@@ -273,7 +268,7 @@ class Pad(Window):
         check_vector(self.transform, spec)
         if self.border.mode == "constant":
             self.fill = resolve_fill(self.transform, spec)
-            spec = replace(spec, unit=stays_unit(spec, self.fill))
+            spec = spec.filled(self.fill)
         elif min(*self.border.before, *self.border.after) < 0:
             raise Unsupported("negative padding goes with padding_mode='constant' only")
         if spec.size is None:
@@ -327,7 +322,7 @@ class RandomCrop(Window):
         check_vector(self.transform, spec)
         if self.border.mode == "constant":
             self.fill = resolve_fill(self.transform, spec)
-            spec = replace(spec, unit=stays_unit(spec, self.fill))
+            spec = spec.filled(self.fill)
         elif self.transform.pad_if_needed:
             raise Unsupported(f"pad_if_needed with padding_mode={self.border.mode!r}")
         check_size(self.size)

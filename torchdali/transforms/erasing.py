@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,11 +14,9 @@ from torchvision.transforms.v2 import functional as F
 from torchdali.rng import Draws
 from torchdali.spec import IntArray, Params, Sample, Spec
 from torchdali.transforms import _noise
+from torchdali.transforms._boxes import ATTEMPTS, random_boxes
 from torchdali.transforms._rule import Input, Node, Ops, Rule, Unsupported, check_ranges
-from torchdali.transforms.crop import stays_unit
 from torchdali.transforms.noise import replay_noise, towards_zero, wrapped
-
-ATTEMPTS = 10
 
 
 class RandomErasing(Rule):
@@ -54,7 +51,7 @@ class RandomErasing(Rule):
         self.operators = "erase, slice, arithmetic" if self.noise else "erase"
         self.randomness = f"erase with probability {self.transform.p:g}, area and log ratio ({ATTEMPTS} attempts)"
         self.randomness += ", top, left" + (", a normal number for every value" if self.noise else "")
-        return replace(spec, unit=stays_unit(spec, [-np.inf] if self.noise else self.fill))
+        return spec.filled([-np.inf] if self.noise else self.fill)
 
     @property
     def inputs(self) -> dict[str, Input]:
@@ -64,20 +61,19 @@ class RandomErasing(Rule):
 
     def draw(self, draws: Draws, size: IntArray) -> Params:
         chosen = draws.chance(self.transform.p)
-        low, high = self.transform.scale
-        log_low, log_high = np.log(np.asarray(self.transform.ratio, np.float64))
-        u = draws.uniform(2 * ATTEMPTS + 2)
         height, width = size[:, :1], size[:, 1:]
-        area = height * width * (low + (high - low) * u[:, :ATTEMPTS])
-        ratio = np.exp(log_low + (log_high - log_low) * u[:, ATTEMPTS : 2 * ATTEMPTS])
-        h, w = np.rint(np.sqrt(area * ratio)), np.rint(np.sqrt(area / ratio))
-        fits = (h < height) & (w < width)
-        first = np.argmax(fits, axis=1)[:, None]
-        shape = np.concatenate([np.take_along_axis(x, first, axis=1) for x in (h, w)], axis=1).astype(np.int64)
-        start = np.floor(u[:, -2:] * (size - shape + 1)).astype(np.int64)
-        erase = chosen & fits.any(axis=1) & (shape > 0).all(axis=1)
-        params = {"start": start, "shape": np.where(erase[:, None], shape, 0), "erase": erase}
-        return {**params, **_noise.draw_noise(draws, params["shape"])} if self.noise else params
+        start, shape, found = random_boxes(
+            draws,
+            size,
+            self.transform.scale,
+            self.transform.ratio,
+            tall=True,
+            fits=lambda h, w: (h < height) & (w < width),
+        )
+        erase = chosen & found & (shape > 0).all(axis=1)
+        box: IntArray = np.where(erase[:, None], shape, 0)
+        params: Params = {"start": start, "shape": box, "erase": erase}
+        return {**params, **_noise.draw_noise(draws, box)} if self.noise else params
 
     def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
         if self.noise:

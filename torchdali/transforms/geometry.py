@@ -24,7 +24,6 @@ from torchdali.transforms._warp import (
     rotation_matrices,
     warp,
 )
-from torchdali.transforms.crop import stays_unit
 from torchdali.transforms.flip import Flips, RandomHorizontalFlip, RandomVerticalFlip
 
 
@@ -40,7 +39,7 @@ class Warp(Rule):
         self.interpolation = resolve_interpolation(self.transform, spec)
         self.fill = resolve_border(self.transform, spec)
         self.floating = spec.dtype == torch.float32
-        return replace(spec, unit=stays_unit(spec, self.fill))
+        return spec.filled(self.fill or ())
 
     @property
     def inputs(self) -> dict[str, Input]:

@@ -14,11 +14,10 @@ from torchvision.transforms.v2 import functional as F
 
 from torchdali.rng import Draws
 from torchdali.spec import IntArray, Params, Sample, Spec
+from torchdali.transforms._boxes import ATTEMPTS, random_boxes
 from torchdali.transforms._rule import Input, Node, Ops, Unsupported, check_ranges
 from torchdali.transforms.crop import Window
 from torchdali.transforms.resize import Resampling
-
-ATTEMPTS = 10
 
 
 class RandomResizedCrop(Window):
@@ -49,18 +48,16 @@ class RandomResizedCrop(Window):
         return {**super().inputs, **self.resampling.inputs}
 
     def window(self, draws: Draws, size: IntArray) -> tuple[IntArray, IntArray]:
-        low, high = self.transform.scale
-        log_low, log_high = np.log(np.asarray(self.transform.ratio, np.float64))
-        u = draws.uniform(2 * ATTEMPTS + 2)
         height, width = size[:, :1], size[:, 1:]
-        area = height * width * (low + (high - low) * u[:, :ATTEMPTS])
-        ratio = np.exp(log_low + (log_high - log_low) * u[:, ATTEMPTS : 2 * ATTEMPTS])
-        w, h = np.rint(np.sqrt(area * ratio)), np.rint(np.sqrt(area / ratio))
-        fits = (w > 0) & (w <= width) & (h > 0) & (h <= height)
-        first = np.argmax(fits, axis=1)[:, None]
-        shape = np.concatenate([np.take_along_axis(x, first, axis=1) for x in (h, w)], axis=1).astype(np.int64)
-        start = np.floor(u[:, -2:] * (size - shape + 1)).astype(np.int64)
-        failed = ~fits.any(axis=1)
+        start, shape, found = random_boxes(
+            draws,
+            size,
+            self.transform.scale,
+            self.transform.ratio,
+            tall=False,
+            fits=lambda h, w: (w > 0) & (w <= width) & (h > 0) & (h <= height),
+        )
+        failed = ~found
         if failed.any():
             shape[failed] = self._central(size[failed])
             start[failed] = (size[failed] - shape[failed]) // 2

@@ -9,7 +9,7 @@ from torchvision.transforms import v2
 
 from torchdali.rng import Draws
 from torchdali.spec import IntArray, Spec
-from torchdali.transforms.crop import Window, resolve_fill, stays_unit
+from torchdali.transforms.crop import Window, resolve_fill
 from torchdali.transforms.random_resize import between, fractions, scaled
 
 
@@ -22,7 +22,7 @@ class RandomZoomOut(Window):
     def infer(self, spec: Spec) -> Spec:
         self.fill = resolve_fill(self.transform, spec)
         self.randomness = f"apply with probability {self.transform.p:g}; size of the canvas; top, left"
-        return replace(spec, size=None, unit=stays_unit(spec, self.fill))
+        return replace(spec.filled(self.fill), size=None)
 
     def window(self, draws: Draws, size: IntArray) -> tuple[IntArray, IntArray]:
         low, high = self.transform.side_range
