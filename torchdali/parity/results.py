@@ -119,6 +119,8 @@ def describe(case: Case) -> tuple[str, str, str]:
 def _short(transform: Any) -> str:
     text = " ".join(repr(transform).split())
     text = re.sub(r" at 0x[0-9a-f]+|(?<=\() | (?=\))", "", text)
+    # Before 0.28 torchvision writes the names of filters out.
+    text = re.sub(r"InterpolationMode\.(\w+)", lambda name: name[1].lower().replace("_", "-"), text)
     return re.sub(rf", ({_DEFAULTS})(?=[,)])", "", text)
 
 
