@@ -18,10 +18,10 @@ from torchdali import graph, machine
 from torchdali.engine import EnginePool
 from torchdali.epoch import Compiled, Epoch, default_collate
 from torchdali.errors import DALIUnavailableError, TransformError
-from torchdali.plan import compile_plan, fuse
+from torchdali.plan import Plan, compile_plan, fuse
 from torchdali.rng import epoch_key
 from torchdali.sources import dataset_state, lift
-from torchdali.spec import Fidelity
+from torchdali.spec import Fidelity, Spec
 from torchdali.transforms import flatten
 
 __all__ = ["DALILoader"]
@@ -56,7 +56,8 @@ class DALILoader(DataLoader[Any]):
             ``set_epoch``; else counted from 0). With None they follow ``torch.manual_seed`` or ``generator``, as in
             ``DataLoader``.
         fidelity: "exact" stays within the documented bounds of torchvision's tensor kernels; "fast" resizes both
-            ways in one pass, which rounds once less and takes less time on the CPU.
+            ways in one pass, which rounds once less and takes less time on the CPU, and lets the GPU do what
+            ``v2.JPEG`` does, with another coder than torchvision's.
         **kwargs: As for ``DataLoader``.
 
     Raises:
@@ -132,9 +133,7 @@ class DALILoader(DataLoader[Any]):
             "device": f"{plan.device}{self._why_cpu(plan.device)}, fidelity {plan.fidelity}",
             "source": f"{source.description}; its targets do not pass through DALI",
             "": str(plan),
-            "output": "images as torch leaves them"
-            if plan.suffix
-            else f"images {plan.spec}, batch in front, contiguous",
+            "output": _output(plan),
             "collate": f"{getattr(collate, '__name__', repr(collate))}, in this process",
             **({"batch": f"{self.batch_transform!r}, torch, after collate"} if self.batch_transform else {}),
             "random": "Philox4x32-10 keyed by "
@@ -188,9 +187,7 @@ class DALILoader(DataLoader[Any]):
         if device.type == "cuda":
             machine.warn_of_few_connections()
         size: int = self.batch_size or getattr(cast("Any", self.batch_sampler), "batch_size", None) or 1
-        image = plan.spec.channels * plan.spec.dtype.itemsize
-        height, width = plan.spec.size or (512, 512)
-        fitting = _WINDOW_BYTES // (size * image * height * width)
+        fitting = _WINDOW_BYTES // (size * sum(_bytes(view.spec) for view in plan.views))
         self._compiled = Compiled(
             key,
             self._source,
@@ -200,6 +197,19 @@ class DALILoader(DataLoader[Any]):
             self._window or max(2, min(_WINDOW, fitting)),
         )
         return self._compiled
+
+
+def _output(plan: Plan) -> str:
+    if plan.suffix:
+        return "images as torch leaves them"
+    images = f"images {plan.spec}" if plan.container is None else f"{len(plan.views)} views, each as above"
+    return f"{images}, batch in front, contiguous"
+
+
+def _bytes(spec: Spec) -> int:
+    """The memory of an image; of one whose size is not known, that of a large one."""
+    height, width = spec.size or (512, 512)
+    return spec.channels * height * width * spec.dtype.itemsize
 
 
 def _signature() -> inspect.Signature:

@@ -28,7 +28,7 @@ class Case(NamedTuple):
         anywhere: Bound of the largest difference of a value.
         inside: The same, but for a border of 4 pixels.
         mean: Bound of the mean difference.
-        why: Where a bound is looser than the design's, the reason, in one line.
+        why: Where a bound is looser than what ``design.py`` promises, the reason, in one line.
         devices: Where the chain runs in DALI.
         refused: Why the installed torchvision refuses the chain; empty where it does not.
     """

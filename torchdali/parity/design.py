@@ -1,4 +1,4 @@
-"""The bounds that the design promises, so that a looser one has to say why."""
+"""The bounds that each transform is meant to keep, so that a case with a looser one has to say why."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ DESIGN: dict[str, Bound] = {
     "RandomEqualize": Bound(1, 1, 0.14),
     "RandomAdjustSharpness": Bound(1, 1, 4e-4),
 }
-"""By the name of the class. Of what is not here the design says nothing."""
+"""By the name of the class. Of what is not here nothing is promised beforehand."""
 
 JITTER = {
     "brightness": NOTHING,
@@ -76,13 +76,13 @@ def _bound(transform: Any) -> Bound:
         return NOTHING
     if DESIGN.get(name) is RESIZED and getattr(transform, "antialias", True) is False:
         return Bound(1, 1, 0.17)
-    if name == "RandomErasing" and transform.value in (None, "random"):  # the design's 0 is for given values
+    if name == "RandomErasing" and transform.value in (None, "random"):  # 0 is for given values
         return FREE
     return DESIGN.get(name, FREE)
 
 
 def design_bound(case: Case) -> Bound:
-    """What the design promises for a case, in its values' units: that of the transform it promises least for."""
+    """What is promised for a case, in its values' units: the bound of the transform with the loosest one."""
     found = list(leaves(case.chain))
     names = {type(one).__name__ for one in found}
     containers = {"RandomApply", "RandomChoice", "RandomOrder", "MultiView"}
@@ -100,5 +100,5 @@ def design_bound(case: Case) -> Bound:
 
 
 def looser(case: Case) -> bool:
-    """Whether a bound of a case is looser than the design's."""
+    """Whether a bound of a case is looser than what is promised."""
     return any(own > promised for own, promised in zip(case[1:4], design_bound(case), strict=True))

@@ -42,7 +42,8 @@ not part of the difference.
 - *max*: the largest difference of a value; *inside*: the same without the outermost {BORDER} pixels at each edge;
   *mean*: over all values. In grey levels for uint8, else in the values' own units.
 - *off*: the share of pixels of which a value is off by more than 1; for floating point, by more than 1/255.
-- *bound*: holds on both devices. *why*: what makes it looser than the design's, where it is."""
+- *bound*: holds on both devices. *why*: what makes it looser than what is promised for
+  the transform (`torchdali/parity/design.py`), where it is."""
 
 _ABOUT_DRAWS = f"""\
 ## Random parameters
