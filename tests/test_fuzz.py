@@ -77,10 +77,12 @@ class Maker:
         return self.pick(0, 7, (9, 80, 7))
 
     def interpolation(self):
-        return self.pick("bilinear", "bilinear", "nearest", "nearest-exact", "bicubic", PIL.Image.Resampling.BILINEAR)
+        # Before 0.28 torchvision takes no names as text.
+        modes = [v2.InterpolationMode(x) for x in ("bilinear", "bilinear", "nearest", "nearest-exact", "bicubic")]
+        return self.pick(*modes, PIL.Image.Resampling.BILINEAR)
 
     def warp_interpolation(self):
-        return self.pick("bilinear", "nearest", PIL.Image.Resampling.BILINEAR)
+        return self.pick(*(v2.InterpolationMode(x) for x in ("bilinear", "nearest")), PIL.Image.Resampling.BILINEAR)
 
     def mode_v1(self):
         return self.pick(*(v1.InterpolationMode(x) for x in ("nearest", "bilinear")))
