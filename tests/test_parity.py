@@ -16,7 +16,8 @@ from torchvision.transforms import v2
 
 from torchdali import cli
 from torchdali.parity import results
-from torchdali.parity.cases import CASES, Case
+from torchdali.parity.case import Case
+from torchdali.parity.cases import CASES
 from torchdali.parity.compare import Measured, compiled, exceeded, measure
 from torchdali.parity.coverage import TORCH_ONLY, names, public_classes, rules
 from torchdali.parity.decoding import FORMATS, Decoded, decoders, measure_decoding

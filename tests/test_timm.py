@@ -13,7 +13,8 @@ from PIL import Image
 from scipy import stats
 from torchvision import transforms as v1
 
-from torchdali.parity.cases import BILINEAR, EDGE, EXACT, Case
+from torchdali.parity.case import Case
+from torchdali.parity.cases import BILINEAR, EDGE, EXACT
 from torchdali.parity.compare import compiled, exceeded, measure, run
 from torchdali.parity.distributions import drawn, p_value
 from torchdali.parity.photographs import write_photographs

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from PIL import Image
@@ -12,34 +12,13 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2 as annotated_v2
 from torchvision.transforms.v2 import functional as F
 
+from torchdali.parity.case import Case
 from torchdali.transforms.views import MultiView
 
-__all__ = ["CASES", "Case"]
+__all__ = ["CASES"]
 
 # They take more than their annotations say.
 v1, v2 = cast("Any", annotated_v1), cast("Any", annotated_v2)
-
-
-class Case(NamedTuple):
-    """A chain and its bounds.
-
-    Attributes:
-        chain: The transforms.
-        anywhere: Bound of the largest difference of a value.
-        inside: The same, but for a border of 4 pixels.
-        mean: Bound of the mean difference.
-        why: Where a bound is looser than what ``design.py`` promises, the reason, in one line.
-        devices: Where the chain runs in DALI.
-        refused: Why the installed torchvision refuses the chain; empty where it does not.
-    """
-
-    chain: list[Any]
-    anywhere: float
-    inside: float
-    mean: float
-    why: str = ""
-    devices: tuple[str, ...] = ("cpu", "cuda")
-    refused: str = ""
 
 
 def _refusal(kernel: Callable[..., Any], *args: Any) -> str:

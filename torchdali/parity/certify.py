@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from torchdali.parity import results
-from torchdali.parity.cases import CASES, Case
+from torchdali.parity.case import Case
+from torchdali.parity.cases import CASES
 from torchdali.parity.compare import Measured, measure
 from torchdali.parity.decoding import FORMATS, measure_decoding
 from torchdali.parity.distributions import judge

@@ -11,7 +11,7 @@ from torchvision.transforms.v2 import functional as F
 
 from torchdali.engine import EnginePool
 from torchdali.feed import Batch, Feed
-from torchdali.parity.cases import Case
+from torchdali.parity.case import Case
 from torchdali.plan import Plan, compile_plan, fuse
 from torchdali.rng import epoch_key
 from torchdali.sources import lift

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from torchdali.parity.cases import Case
+from torchdali.parity.case import Case
 from torchdali.transforms import flatten
 
 __all__ = ["Bound", "design_bound", "looser"]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from torchdali.parity.cases import CASES, Case
+from torchdali.parity.case import Case
+from torchdali.parity.cases import CASES
 from torchdali.parity.compare import BORDER, Measured, exceeded
 from torchdali.parity.coverage import TORCH_ONLY, names, rules
 from torchdali.parity.decoding import FORMATS, Decoded, decoders, decoding_bound

@@ -14,7 +14,8 @@ import torch
 import torchvision
 
 from torchdali import __version__, graph
-from torchdali.parity.cases import CASES, Case
+from torchdali.parity.case import Case
+from torchdali.parity.cases import CASES
 from torchdali.parity.compare import Measured, compiled, exceeded
 from torchdali.parity.decoding import FORMATS, Decoded, decoders, decoding_bound
 from torchdali.parity.distributions import Tested, level
