@@ -62,7 +62,7 @@ def torchdali(row: Row, inputs: Inputs, seconds: float) -> Figures:
         feed: Any = pixels.contiguous()
         # the pipeline reads it where it is, so it is kept until the run has been taken
         flying.append(feed if gpu else feed.numpy())
-        engine.submit({graph.PIXELS: flying[-1], **draw()})
+        engine.submit(flying[-1], draw())
 
     def take() -> None:
         engine.take()

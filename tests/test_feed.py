@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import skimage.data
 import torch
@@ -12,11 +13,7 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 from torchdali import DALILoader, SampleError
-from torchdali.engine import EnginePool
-from torchdali.feed import Feed
-from torchdali.parity.compare import compiled
-from torchdali.rng import epoch_key
-from torchdali.sources import lift
+from torchdali.occurrences import DenseOccurrences, Occurrences
 
 CROPPED = v2.Compose([v2.ToImage(), v2.RandomCrop(40)])
 
@@ -38,13 +35,10 @@ def test_a_file_that_is_replaced_by_a_smaller_picture_is_read_anew(fresh_picture
     assert raised.value.path == path
 
 
-def test_occurrences_are_counted_within_and_across_batches(pictures):
-    source = lift(ImageFolder(pictures))
-    plan = compiled([v2.ToImage()])
-    feed = Feed(source, EnginePool(plan, 8, 1), epoch_key(0, 0), window=2, timeout=0)
-    counts = [feed._occurrences(index).tolist() for index in torch.tensor([[3, 5, 3, 3], [5, 1, 3, 5]]).numpy()]
+@pytest.mark.parametrize("occurrences", [Occurrences(), DenseOccurrences(8)], ids=["sparse", "dense"])
+def test_occurrences_are_counted_within_and_across_batches(occurrences):
+    counts = [occurrences.count(index).tolist() for index in np.array([[3, 5, 3, 3], [5, 1, 3, 5]])]
     assert counts == [[0, 0, 1, 2], [1, 0, 3, 2]]
-    feed.close()
 
 
 @pytest.mark.timeout(60)

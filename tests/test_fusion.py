@@ -44,7 +44,7 @@ def both_ways(photographs, chain, device):
     assert not any("flip" in rule.operators for rule in fused)
     batches = in_batches(len(photographs)) * 3
     for one, other in zip(*(run(photographs, plan, batches) for plan in plans), strict=True):
-        for i in range(len(one.index)):
+        for i in range(len(one.rows)):
             yield one.images[i].cpu().double(), other.images[i].cpu().double()
 
 

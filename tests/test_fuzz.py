@@ -16,7 +16,7 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 import torchdali
-from torchdali import SampleError, graph
+from torchdali import SampleError
 from torchdali.engine import Engine
 from torchdali.parity.photographs import photographs
 from torchdali.plan import View, compile_plan, fuse
@@ -299,7 +299,7 @@ def run(plan, images, seed=0):
     inputs, params = plan.draw(Draws(epoch_key(seed, 0), index, index * 0), sizes)
     engine = Engine(plan, len(images), 2)
     try:
-        engine.submit({graph.PIXELS: [image.permute(1, 2, 0).contiguous().numpy() for image in images], **inputs})
+        engine.submit([image.permute(1, 2, 0).contiguous().numpy() for image in images], inputs)
         return [list(view) for view in engine.take(60).views], params
     finally:
         engine.close()

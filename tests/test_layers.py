@@ -23,7 +23,7 @@ pytestmark = pytest.mark.timeout(50)
 LAYERS = [
     {"errors"},
     {"spec"},
-    {"rng"},
+    {"rng", "occurrences"},
     {"transforms"},
     {"sources"},
     {"plan"},

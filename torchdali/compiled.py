@@ -16,7 +16,7 @@ from torchvision import tv_tensors
 from torchdali import graph, machine
 from torchdali.engine import EnginePool, Views
 from torchdali.errors import DALIUnavailableError, SampleError
-from torchdali.feed import Feed
+from torchdali.feed import Batch, Feed
 from torchdali.plan import Entry, Plan, compile_plan, fuse
 from torchdali.rng import Draws, Words, epoch_key
 from torchdali.samples import as_samples, run_on_batch
@@ -157,7 +157,7 @@ class CompiledTransform:
         pool = self._pool(route)
         draws = Draws(key, rows, np.zeros_like(rows))
         views = (
-            self._from_files(pool, images, rows, key)
+            self._from_files(pool, images, rows, draws)
             if pool.plan.entry == "files"
             else self._from_pixels(pool, images, rows, draws, route[2])
         )
@@ -167,15 +167,15 @@ class CompiledTransform:
             return views[0] if plan.container is None else views
         return _stacked(as_samples(plan, views, draws.at(plan.suffix_step).seeds()))
 
-    def _from_files(self, pool: EnginePool, images: Any, rows: IntArray, key: Words) -> Views:
+    def _from_files(self, pool: EnginePool, images: Any, rows: IntArray, draws: Draws) -> Views:
         with ExitStack() as files:
             paths = [""] * len(images)
             for i in rows.tolist():
                 paths[i] = _path_of(images[i], files)
             source = FolderSource(paths, [0] * len(paths), np.zeros(len(paths), np.intp), [None], None, "files")
-            feed = Feed(source, pool, key, window=1, timeout=0)
+            feed = Feed(window=1, timeout=0)
             try:
-                feed.push(rows.tolist())
+                feed.push(Batch(source, pool, rows, draws))
                 return feed.pop().views
             finally:
                 feed.close()
@@ -195,7 +195,7 @@ class CompiledTransform:
             raise SampleError(place, f"image {place}", str(error)) from error
         engine = pool.lease(len(rows))
         try:
-            engine.submit({graph.PIXELS: pixels, **inputs})
+            engine.submit(pixels, inputs)
             return engine.take().views
         finally:
             pool.give_back(engine)

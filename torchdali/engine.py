@@ -22,6 +22,7 @@ __all__ = ["Engine", "EnginePool", "Taken", "Views"]
 Views = list[torch.Tensor | list[torch.Tensor]]
 
 _NOTHING: npt.NDArray[Any] = np.empty((0, 0), np.uint8)
+_LEFT_BEHIND: list[ExitStack] = []
 
 
 class Taken(NamedTuple):
@@ -51,7 +52,9 @@ class Engine:
     def __init__(self, plan: Plan, batch_size: int, threads: int, resident: bool = False) -> None:
         self.batch_size = batch_size
         self._views = len(plan.views)
-        self._files: deque[ExitStack] = deque()
+        self._entry = plan.entry
+        self._held: deque[ExitStack] = deque()
+        self._settling: deque[tuple[torch.cuda.Event | None, ExitStack]] = deque()
         self._broken = False
         self._process = os.getpid()
         self._device = plan.device
@@ -65,20 +68,25 @@ class Engine:
     @property
     def in_flight(self) -> int:
         """Runs that were scheduled and not taken."""
-        return len(self._files)
+        return len(self._held)
 
-    def submit(self, inputs: Mapping[str, Any], files: ExitStack | None = None) -> None:
+    def submit(self, images: Any, inputs: Mapping[str, Any], held: ExitStack | None = None) -> None:
         """Schedules a run, without waiting for it.
 
         Args:
-            inputs: What the plan feeds, and the batch itself as ``graph.PATHS`` or ``graph.PIXELS``.
-            files: Open files that the run reads; they are taken over, and closed when it is done.
+            images: The batch itself, as the plan's ``entry`` says. It is not copied and must not change.
+            inputs: What the plan feeds.
+            held: What the run reads; it is taken over, and closed when the run is done.
         """
+        self._settle()
         self._broken = True  # until the end: an interrupt in between leaves inputs that belong to no run
+        self._pipeline.feed_input(self._entry, images)
         for name, value in inputs.items():
             self._pipeline.feed_input(name, value)
         self._pipeline.schedule_run()
-        self._files.append(files.pop_all() if files else ExitStack())
+        stack = held.pop_all() if held else ExitStack()
+        stack.callback(_done_with, images)
+        self._held.append(stack)
         self._broken = False
 
     def take(self, timeout: float = 0) -> Taken:
@@ -102,17 +110,23 @@ class Engine:
             self._pipeline.release_outputs()
         except TimeoutError:
             graph.forget(self._pipeline)
-            self._files.clear()  # without closing them: the run may still read them, or others under their numbers
+            # Never closed: the run may still read the files, or others under their numbers, and the memory.
+            _LEFT_BEHIND.extend(self._held)
+            self._held.clear()
             raise
         except RuntimeError:
-            self._finish_run()
+            self._held.popleft().close()
+            self._broken = False
             raise
-        self._finish_run()
+        self._settling.append((stream.record_event() if stream else None, self._held.popleft()))
+        self._broken = False
+        self._settle()
         return taken
 
-    def _finish_run(self) -> None:
-        self._files.popleft().close()
-        self._broken = False
+    def _settle(self) -> None:
+        """Gives back what runs have read. On a GPU their copies may still be under way when the outputs are shared."""
+        while self._settling and (self._settling[0][0] is None or self._settling[0][0].query()):
+            self._settling.popleft()[1].close()
 
     def drain(self) -> None:
         """Waits for what is in flight and drops it, failures too: nobody asks for it any more."""
@@ -126,8 +140,13 @@ class Engine:
         """Waits for what is in flight, drops it, and frees the pipeline's threads and memory."""
         self._broken = True
         self._pipeline.close()
-        while self._files:
-            self._files.popleft().close()
+        for event, stack in self._settling:
+            if event:
+                event.synchronize()
+            self._held.append(stack)
+        self._settling.clear()
+        while self._held:
+            self._held.popleft().close()
 
     def __del__(self) -> None:
         if hasattr(self, "_pipeline"):
@@ -158,9 +177,13 @@ class EnginePool:
         """An engine with nothing in flight for batches up to this size; another iterator's if it is done with it."""
         engine = self._reuse(batch_size)
         if engine is None:
-            engine = Engine(self.plan, max(batch_size, self._batch_size), self._threads, self._resident)
+            engine = self.make(max(batch_size, self._batch_size), self._threads)
         self._leased.add(engine)
         return engine
+
+    def make(self, batch_size: int, threads: int) -> Engine:
+        """An engine of one's own."""
+        return Engine(self.plan, batch_size, threads, self._resident)
 
     def _reuse(self, batch_size: int) -> Engine | None:
         while self._idle:
@@ -179,6 +202,10 @@ class EnginePool:
             engine.close()
         else:
             self._idle.append(engine)
+
+
+def _done_with(images: Any) -> None:
+    """Keeps what was fed alive until here."""
 
 
 def _within(timeout: float, call: Callable[[], Any]) -> Any:

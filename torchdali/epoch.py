@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch.utils import _pytree as pytree  # pyright: ignore[reportPrivateUsage]
 from torch.utils.data import _utils as data_utils  # pyright: ignore[reportPrivateUsage]
@@ -13,11 +15,12 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter  # pyright: ignore[r
 
 from torchdali.engine import EnginePool, Views
 from torchdali.feed import Batch, Feed
+from torchdali.occurrences import DenseOccurrences
 from torchdali.plan import Plan
 from torchdali.readahead import ReadAhead
-from torchdali.rng import Words
+from torchdali.rng import Draws, Words
 from torchdali.samples import as_samples, check_shapes, run_on_batch, seeded
-from torchdali.sources import FolderSource
+from torchdali.sources import LiftedSource
 
 __all__ = ["Compiled", "Epoch", "default_collate"]
 
@@ -40,7 +43,7 @@ class Compiled:
     """
 
     state: object
-    source: FolderSource
+    source: LiftedSource
     pool: EnginePool
     chain: tuple[Any, ...]
     threads: int
@@ -90,8 +93,9 @@ class Epoch(_BaseDataLoaderIter):
 
     def start(self, key: Words) -> Epoch:
         """Begins with the epoch's random key. Workers would get their first indices now, so the sampler is asked."""
-        compiled = self._compiled
-        self._feed = Feed(compiled.source, compiled.pool, key, compiled.window, self._timeout)
+        self._key = key
+        self._occurrences = DenseOccurrences(len(self._compiled.source))
+        self._feed = Feed(self._compiled.window, self._timeout)
         if self._num_workers:
             self._pull(self._feed)
         return self
@@ -101,11 +105,21 @@ class Epoch(_BaseDataLoaderIter):
         while self._end is None and len(feed) < self._ahead:
             try:
                 index: Any = self._read_ahead.ask(self._next_index)
-                feed.push(index if self._auto_collation else [index])
+                feed.push(self._batch_of(index if self._auto_collation else [index]))
             except StopIteration:
                 self._end = StopIteration()  # without a traceback, which would hold this iterator in a cycle
             except Exception as error:  # noqa: BLE001 - raised in its turn, after the batches before it
                 self._end = error
+
+    def _batch_of(self, indices: Sequence[int]) -> Batch:
+        source = self._compiled.source
+        count = len(source)
+        index = np.asarray([operator.index(i) for i in indices], np.int64)
+        outside = (index < -count) | (index >= count)
+        if outside.any():
+            raise IndexError(f"the sampler gave index {int(index[outside][0])} for a dataset of {count} samples")
+        index = np.where(index < 0, index + count, index)
+        return Batch(source, self._compiled.pool, index, Draws(self._key, index, self._occurrences.count(index)))
 
     def _next_data(self) -> Any:
         feed = self._feed
@@ -126,7 +140,7 @@ class Epoch(_BaseDataLoaderIter):
 
     def _batch(self, batch: Batch) -> Any:
         data = self._collated(batch)
-        if self._transform_batch is None or not len(batch.index):
+        if self._transform_batch is None or not len(batch.rows):
             return data
         with seeded(self._compiled.device) as seed:
             seed(int(batch.draws.at(self._compiled.plan.suffix_step + 1).seeds()[0]))
@@ -136,10 +150,10 @@ class Epoch(_BaseDataLoaderIter):
         source, plan = self._compiled.source, self._compiled.plan
         views = [run_on_batch(plan.tail, images) for images in batch.views] if plan.tail else batch.views
         stack = self._collate is default_collate
-        if stack and not plan.suffix and source.plain_labels and len(batch.index):
+        if stack and not plan.suffix and source.plain_labels and len(batch.rows):
             for images in views:
                 self._check_shapes(batch, images)
-            labels = self._to_device(torch.from_numpy(source.labels(batch.index)))
+            labels = self._to_device(torch.from_numpy(source.labels(batch.rows)))
             return [views[0] if plan.container is None else views, labels]
         images, targets = self._samples(batch, views)
         if stack and plan.container is None:
@@ -154,17 +168,17 @@ class Epoch(_BaseDataLoaderIter):
         seeds = batch.draws.at(self._compiled.plan.suffix_step).seeds()
         images = as_samples(self._compiled.plan, views, seeds)
         if source.plain_labels:
-            return images, source.labels(batch.index).tolist()
+            return images, source.labels(batch.rows).tolist()
         targets: list[Any] = []
         with seeded(self._compiled.device) as seed:
-            for index, number in zip(batch.index.tolist(), seeds.tolist(), strict=True):
+            for index, number in zip(batch.rows.tolist(), seeds.tolist(), strict=True):
                 seed(number)
                 targets.append(source.target(index))
         return images, targets
 
     def _check_shapes(self, batch: Batch, images: Sequence[Any] | torch.Tensor) -> None:
         if not isinstance(images, torch.Tensor):
-            check_shapes(images, self._compiled.chain, lambda row: self._compiled.source.name(batch.index[row]))
+            check_shapes(images, self._compiled.chain, lambda row: self._compiled.source.name(batch.rows[row]))
 
     def _to_device(self, tensor: torch.Tensor) -> torch.Tensor:
         device = self._compiled.device

@@ -6,10 +6,9 @@ one to two milliseconds a batch, and there is no thread of ours that could outli
 
 from __future__ import annotations
 
-import operator
 import os
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -19,11 +18,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from torchdali import graph
 from torchdali.engine import Engine, EnginePool, Taken, Views
 from torchdali.errors import PipelineError, SampleError
-from torchdali.rng import Draws, Words
-from torchdali.sources import FolderSource, Scan
+from torchdali.rng import Draws
+from torchdali.sources import Scan, Source
 from torchdali.spec import Inputs, IntArray, Params
 from torchdali.transforms import RowError
 
@@ -39,17 +37,21 @@ class Batch:
     """One batch on its way.
 
     Attributes:
-        index: ``(N,)`` indices into the dataset, in the sampler's order.
+        source: What its images come from.
+        pool: The engines to run it in.
+        rows: ``(N,)`` rows of the source.
         draws: The random numbers of its samples.
         views: What DALI put out: for each view one tensor, or one a sample where shapes differ.
         params: What was drawn, for each rule of the plan.
-        scan: Its files' headers, being read.
-        inputs: What is fed for it.
+        scan: What must be known of it before, being read.
+        inputs: The parameters that are fed for it.
         engine: Where it runs; None where it is empty or failed before.
         error: What it will raise in its turn.
     """
 
-    index: IntArray
+    source: Source
+    pool: EnginePool
+    rows: IntArray
     draws: Draws
     views: Views = field(default_factory=Views)
     params: list[Params] = field(default_factory=list[Params])
@@ -75,21 +77,15 @@ class Feed:
     """The batches of one epoch.
 
     Args:
-        source: Where the samples are.
-        pool: The engines to run them in.
-        key: The epoch's random key.
         window: Batches in flight.
         timeout: Seconds that a batch may take; 0 for ever.
     """
 
-    def __init__(self, source: FolderSource, pool: EnginePool, key: Words, window: int, timeout: float) -> None:
-        self._source, self._pool, self._key = source, pool, key
+    def __init__(self, window: int, timeout: float) -> None:
         self._window, self._timeout = window, timeout
-        self._drawn_before = np.zeros(len(source), np.uint32)
-        self._last_row = np.zeros(len(source), np.uint32)
         self._waiting: deque[Batch] = deque()
         self._flying: deque[Batch] = deque()
-        self._engines: list[Engine] = []
+        self._engines: list[tuple[EnginePool, Engine]] = []
         self._threads: ThreadPoolExecutor | None = None
         self._process = os.getpid()
         self._over = ""
@@ -97,22 +93,12 @@ class Feed:
     def __len__(self) -> int:
         return len(self._waiting) + len(self._flying)
 
-    def push(self, indices: Sequence[int]) -> None:
-        """Takes the sampler's indices of one batch and starts to work on it as soon as its turn comes."""
+    def push(self, batch: Batch) -> None:
+        """Takes a batch and starts to work on it as soon as its turn comes."""
         with self._uninterrupted():
-            self._push(indices)
-
-    def _push(self, indices: Sequence[int]) -> None:
-        count = len(self._source)
-        index = np.asarray([operator.index(i) for i in indices], np.int64)
-        outside = (index < -count) | (index >= count)
-        if outside.any():
-            raise IndexError(f"the sampler gave index {int(index[outside][0])} for a dataset of {count} samples")
-        index = np.where(index < 0, index + count, index)
-        batch = Batch(index, Draws(self._key, index, self._occurrences(index)))
-        batch.scan = self._source.scan(index, self._scan_threads)
-        self._waiting.append(batch)
-        self._advance()
+            batch.scan = batch.source.scan(batch.rows, self._scan_threads)
+            self._waiting.append(batch)
+            self._advance()
 
     def pop(self) -> Batch:
         """The next batch.
@@ -160,19 +146,8 @@ class Feed:
             self._threads = None
         if self._process == os.getpid():
             while self._engines:
-                self._pool.give_back(self._engines.pop())
-
-    def _occurrences(self, index: IntArray) -> IntArray:
-        """How often each index was drawn before in this epoch, duplicates within the batch counted in order."""
-        rows = np.arange(len(index))
-        before = self._drawn_before[index].astype(np.int64)
-        self._last_row[index] = rows
-        if not np.array_equal(self._last_row[index], rows):
-            order = np.argsort(index, kind="stable")
-            ordered = index[order]
-            before[order] += rows - np.searchsorted(ordered, ordered)
-        self._drawn_before[index] = before + 1
-        return before
+                pool, engine = self._engines.pop()
+                pool.give_back(engine)
 
     def _scan_threads(self) -> ThreadPoolExecutor:
         if self._threads is None:
@@ -192,9 +167,9 @@ class Feed:
         self._flying.append(batch)
         try:
             self._prepare(batch)
-            if len(batch.index):
-                engine = self._engine_for(len(batch.index))
-                self._submit(engine, batch, self._source.foreign(batch.index))
+            if len(batch.rows):
+                engine = self._engine_for(batch)
+                self._submit(engine, batch, batch.source.foreign(batch.rows))
                 batch.engine = engine
         except (SampleError, TimeoutError) as error:
             batch.error = error
@@ -203,31 +178,25 @@ class Feed:
         if batch.scan:
             batch.scan.wait(self._timeout or None)
         try:
-            batch.inputs, batch.params = self._pool.plan.draw(batch.draws, self._source.sizes(batch.index))
+            batch.inputs, batch.params = batch.pool.plan.draw(batch.draws, batch.source.sizes(batch.rows))
         except RowError as error:
-            index = int(batch.index[error.row])
-            raise SampleError(index, self._source.path(index), str(error)) from error
+            raise batch.source.error(int(batch.rows[error.row]), str(error)) from error
 
     def _submit(self, engine: Engine, batch: Batch, by_pil: IntArray) -> None:
-        """Schedules a batch; files of the rows ``by_pil`` are read by PIL, and DALI gets their pixels in memory."""
-        paths = self._source.paths(batch.index)
-        with ExitStack() as files:
-            for row in by_pil.tolist():
-                file = os.memfd_create("torchdali")
-                files.callback(os.close, file)
-                with os.fdopen(file, "wb", closefd=False) as stream:
-                    self._source.load(int(batch.index[row])).save(stream, format="PPM")
-                name = f"/proc/self/fd/{file}".encode()
-                paths[row] = 0
-                paths[row, : len(name)] = np.frombuffer(name, np.uint8)
-            engine.submit({graph.PATHS: paths, **batch.inputs}, files)
+        """Schedules a batch; files at the places ``by_pil`` are read by PIL, and DALI gets their pixels in memory."""
+        with ExitStack() as held:
+            engine.submit(batch.source.images(batch.rows, by_pil, held), batch.inputs, held)
 
-    def _engine_for(self, batch_size: int) -> Engine:
-        if not self._engines or self._engines[-1].batch_size < batch_size:
-            self._engines.append(self._pool.lease(batch_size))
-        return self._engines[-1]
+    def _engine_for(self, batch: Batch) -> Engine:
+        for pool, engine in reversed(self._engines):
+            if pool is batch.pool and engine.batch_size >= len(batch.rows):
+                return engine
+        engine = batch.pool.lease(len(batch.rows))
+        self._engines.append((batch.pool, engine))
+        return engine
 
     def _land(self, batch: Batch) -> None:
+        source = batch.source
         try:
             if batch.error:
                 raise batch.claim_error()
@@ -242,45 +211,45 @@ class Feed:
         except RuntimeError:
             taken = self._again(batch)
         else:
-            if self._source.changed(batch.index, taken.lengths):
+            if source.changed(batch.rows, taken.lengths):
                 taken = self._again(batch)
         batch.views = taken.views
-        self._source.check_endings(batch.index, taken.endings)
+        source.check_endings(batch.rows, taken.endings)
 
     def _again(self, batch: Batch) -> Taken:
         """Runs a batch whose files are not what they were, or that failed, and finds the sample that is to blame.
 
         A sample that PIL reads and only DALI does not is read by PIL, now and from now on.
         """
-        for index in batch.index.tolist():
-            self._source.load(index)
-        batch.scan = self._source.scan(self._source.forget(batch.index), self._scan_threads)
+        source, rows = batch.source, batch.rows
+        for row in rows.tolist():
+            source.check(row)
+        batch.scan = source.scan(source.forget(rows), self._scan_threads)
         self._prepare(batch)
-        engine = Engine(self._pool.plan, len(batch.index), 1)
-        foreign = self._source.foreign(batch.index)
+        engine = batch.pool.make(len(rows), threads=1)
+        foreign = source.foreign(rows)
         with suppress(RuntimeError):
             self._submit(engine, batch, foreign)
             return engine.take()
-        native = np.setdiff1d(np.arange(len(batch.index)), foreign)
-        refused = [row for row in native.tolist() if not self._passes_alone(engine, batch, row)]
+        native = np.setdiff1d(np.arange(len(rows)), foreign)
+        refused = [place for place in native.tolist() if not self._passes_alone(engine, batch, place)]
         try:
             self._submit(engine, batch, np.union1d(foreign, np.array(refused, np.int64)))
             taken = engine.take()
         except RuntimeError as error:
-            blamed = refused or list(range(len(batch.index)))
-            named = "; ".join(self._source.name(int(batch.index[row])) for row in blamed[:3])
-            raise PipelineError(
-                f"DALI failed on {len(blamed)} of {len(batch.index)} samples ({named}): {error}"
-            ) from error
-        for row in refused:
-            self._source.distrust(int(batch.index[row]))
+            blamed = refused or list(range(len(rows)))
+            named = "; ".join(source.name(int(rows[place])) for place in blamed[:3])
+            raise PipelineError(f"DALI failed on {len(blamed)} of {len(rows)} samples ({named}): {error}") from error
+        for place in refused:
+            source.distrust(int(rows[place]))
         return taken
 
-    def _passes_alone(self, engine: Engine, batch: Batch, row: int) -> bool:
-        one = slice(row, row + 1)
+    def _passes_alone(self, engine: Engine, batch: Batch, place: int) -> bool:
+        one = slice(place, place + 1)
+        alone = Batch(batch.source, batch.pool, batch.rows[one], batch.draws)
+        alone.inputs = {name: x[one] for name, x in batch.inputs.items()}
         try:
-            inputs = {name: x[one] for name, x in batch.inputs.items()}
-            engine.submit({graph.PATHS: self._source.paths(batch.index[one]), **inputs})
+            self._submit(engine, alone, np.empty(0, np.int64))
             engine.take()
         except RuntimeError:
             return False

@@ -19,13 +19,7 @@ from torchdali.plan import Plan
 from torchdali.spec import Fidelity
 from torchdali.transforms.crop import Window
 
-__all__ = ["PATHS", "PIXELS", "build", "decode_files", "forget", "require_dali", "resolve", "unavailable_on"]
-
-PATHS = "paths"
-"""The input that takes the batch's paths: ``(N, L)`` bytes, padded with NUL."""
-
-PIXELS = "pixels"
-"""The input that takes the batch's images: HWC, one array or tensor a sample or all in one."""
+__all__ = ["build", "decode_files", "forget", "require_dali", "resolve", "unavailable_on"]
 
 _INSTALL = "pip install 'nvidia-dali-cuda120>=2.4,<3'"
 
@@ -156,8 +150,9 @@ def forget(pipeline: Any) -> None:
 def build(plan: Plan, batch_size: int, threads: int, device: torch.device, resident: bool = False) -> Any:
     """Builds the pipeline of a plan.
 
-    Its inputs are :data:`PATHS` or :data:`PIXELS`, and ``plan.inputs``; its outputs are the images of each view, CHW,
-    then of files the last two bytes of each, and its length.
+    Its inputs are one that is called as the plan's ``entry``, which takes the batch, and ``plan.inputs``. It does not
+    copy what the first of them is fed. Its outputs are the images of each view, CHW, then of files the last two bytes
+    of each, and its length.
 
     Args:
         plan: What to run.
@@ -188,16 +183,7 @@ def build(plan: Plan, batch_size: int, threads: int, device: torch.device, resid
             for name, x in plan.inputs.items()
         }
         ops = _Operators(dali, "gpu" if gpu else "cpu", plan.fidelity)
-        about: list[Any] = []
-        if plan.entry == "pixels":
-            image = fn.external_source(
-                name=PIXELS, ndim=3, layout="HWC", device="gpu" if resident else "cpu", no_copy=resident
-            )
-            if gpu and not resident:
-                image = image.gpu()
-        else:
-            encoded, *about = _read(ops)
-            image = _decode(ops, plan, encoded, nodes)
+        image, *about = _enter(ops, plan, nodes, resident)
         trunk, views = plan.numbered()
         for i, rule in trunk:
             params = plan.params_of(i, nodes)
@@ -216,15 +202,22 @@ def build(plan: Plan, batch_size: int, threads: int, device: torch.device, resid
     return pipeline
 
 
-def _read(ops: _Operators) -> tuple[Any, Any, Any]:
-    """The files' bytes, their last two, and their lengths."""
+def _enter(ops: _Operators, plan: Plan, nodes: dict[str, Any], resident: bool) -> tuple[Any, ...]:
+    """The images, and of files their last two bytes and their lengths."""
     fn, types = ops.fn, ops.types
-    paths = fn.external_source(name=PATHS, ndim=1, dtype=types.UINT8)
+    if plan.entry == "pixels":
+        image = fn.external_source(
+            name=plan.entry, ndim=3, layout="HWC", device="gpu" if resident else "cpu", no_copy=True
+        )
+        return (image.gpu() if ops.device == "gpu" and not resident else image,)
+    given = fn.external_source(name=plan.entry, ndim=1, dtype=types.UINT8, no_copy=True)
+    if plan.entry == "encoded":
+        return (_decode(ops, plan, given, nodes),)
     # Mapping files into memory opens them as if one at a time.
-    encoded = fn.io.file.read(paths, dont_use_mmap=True)
+    encoded = fn.io.file.read(given, dont_use_mmap=True)
     length = encoded.shape(dtype=types.INT32)
     ending = fn.slice(encoded, start=length - 2, shape=[2], axes=[0], out_of_bounds_policy="pad")
-    return encoded, ending, length
+    return _decode(ops, plan, encoded, nodes), ending, length
 
 
 def _decode(ops: _Operators, plan: Plan, encoded: Any, nodes: dict[str, Any]) -> Any:

@@ -21,8 +21,12 @@ from torchdali.transforms.crop import Window
 
 __all__ = ["Entry", "Plan", "Step", "View", "compile_plan", "fuse"]
 
-Entry = Literal["files", "pixels"]
-"""What is fed for a sample: the path of an encoded file, or an image."""
+Entry = Literal["files", "encoded", "pixels"]
+"""What is fed for the samples of a batch, and the name of the graph's input that takes it.
+
+"files": their paths, one ``(N, L)`` array of bytes, padded with NUL. "encoded": the files themselves, one array of
+bytes for each. "pixels": images, HWC, one array or tensor for each or all in one.
+"""
 
 
 @dataclass(frozen=True)
@@ -163,7 +167,7 @@ class Plan:
         backend = "DALI GPU" if self.device.type == "cuda" else "DALI CPU"
         where = {"nothing": "-", "DALI": backend, "torch": "torch"}
         lines: list[str] = []
-        if self.entry == "files":
+        if self.entry != "pixels":
             decode = "the window of the first crop alone" if self.decode_window else "whole images"
             lines.append(f"{'decode':<11}{backend:<10}{decode}")
         for step in self.steps:
@@ -173,7 +177,7 @@ class Plan:
             if step.randomness:
                 lines.append(f"{'':>21}draws {step.randomness}")
         operators = list(self._operators(self.rules))
-        if self.entry == "files":
+        if self.entry != "pixels":
             operators.insert(0, "decoders.image_slice" if self.decode_window else "decoders.image")
         lines.append(f"{'operators':<11}{'; '.join(filter(None, operators))}")
         if self.container is not None:
@@ -336,7 +340,7 @@ def fuse(plan: Plan) -> Plan:
         views = tuple(
             replace(view, rules=own, channels_first=done) for view, (own, done) in zip(views, branches, strict=True)
         )
-    window = plan.entry == "files" and bool(rules) and isinstance(rules[0], Window) and rules[0].inside
+    window = plan.entry != "pixels" and bool(rules) and isinstance(rules[0], Window) and rules[0].inside
     return replace(plan, rules=rules, views=views, decode_window=window)
 
 

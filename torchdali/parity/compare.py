@@ -6,14 +6,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torchvision.transforms.v2 import functional as F
 
 from torchdali.engine import EnginePool
 from torchdali.feed import Batch, Feed
+from torchdali.occurrences import DenseOccurrences
 from torchdali.parity.case import Case
 from torchdali.plan import Plan, compile_plan, fuse
-from torchdali.rng import epoch_key
+from torchdali.rng import Draws, epoch_key
 from torchdali.sources import lift
 from torchdali.spec import Fidelity
 
@@ -62,10 +64,12 @@ def compiled(
 
 def run(dataset: Any, plan: Plan, batches: Sequence[Sequence[int]], seed: int = 0) -> Iterator[Batch]:
     """Batches of a dataset, through the loader's own feed."""
-    feed = Feed(lift(dataset), EnginePool(plan, max(map(len, batches)), 2), epoch_key(seed, 0), window=3, timeout=0)
+    source, pool, key = lift(dataset), EnginePool(plan, max(map(len, batches)), 2), epoch_key(seed, 0)
+    feed, occurrences = Feed(window=3, timeout=0), DenseOccurrences(len(source))
     try:
         for indices in batches:
-            feed.push(indices)
+            index = np.asarray(indices, np.int64)
+            feed.push(Batch(source, pool, index, Draws(key, index, occurrences.count(index))))
         for _ in batches:
             yield feed.pop()
     finally:
@@ -86,10 +90,10 @@ def pairs(dataset: Any, chain: Sequence[Any], device: str | torch.device = "cpu"
     plan = compiled(chain, device)
     if plan.suffix or plan.tail:
         raise ValueError(f"a part of the chain runs in torch:\n{plan}")
-    source = lift(dataset)
+    source: Any = lift(dataset)
     trunk, views = plan.numbered()
     for batch in run(dataset, plan, in_batches(len(source))):
-        for row, index in enumerate(batch.index.tolist()):
+        for row, index in enumerate(batch.rows.tolist()):
             image = _replayed(F.pil_to_tensor(source.load(index)), trunk, batch, row)
             for made, rules in zip(batch.views, views, strict=True):
                 yield Pair(made[row].cpu(), _replayed(image, rules, batch, row))

@@ -1,8 +1,19 @@
-"""What a dataset gives to the graph: for now the paths of an image folder."""
+"""What a dataset gives to the graph: the files of an image folder, arrays in memory, or what workers packed."""
 
 from torchdali.sources.folder import FolderSource
-from torchdali.sources.header import Header, read_header
+from torchdali.sources.header import Header, header_of, read_header
 from torchdali.sources.lift import dataset_state, lift
 from torchdali.sources.scan import Scan
+from torchdali.sources.source import LiftedSource, Source
 
-__all__ = ["FolderSource", "Header", "Scan", "dataset_state", "lift", "read_header"]
+__all__ = [
+    "FolderSource",
+    "Header",
+    "LiftedSource",
+    "Scan",
+    "Source",
+    "dataset_state",
+    "header_of",
+    "lift",
+    "read_header",
+]

@@ -6,16 +6,17 @@ every image before it is decoded. Files of any other kind are opened by PIL, whi
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import PIL.Image
 
-__all__ = ["Header", "read_header"]
+__all__ = ["Header", "header_of", "read_header"]
 
 _open: Callable[..., Any] = PIL.Image.open
-_FIRST_READ = 2048
+_READ = 2048
 _BASELINE_TO_PROGRESSIVE = (0xC0, 0xC1, 0xC2)
 _OTHER_FRAMES = frozenset(range(0xC3, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
@@ -49,16 +50,30 @@ def read_header(path: str) -> Header:
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         length = os.fstat(file).st_size
-        start = os.pread(file, _FIRST_READ, 0)
-        if start.startswith(b"\xff\xd8\xff"):
-            found = _jpeg(file, start, length)
-        elif start.startswith(_PNG_SIGNATURE) and start[12:16] == b"IHDR":
-            found = _png(start, length)
-        else:
-            found = None
+        found = _own(lambda at: os.pread(file, _READ, at), length)
     finally:
         os.close(file)
     return found or _by_pil(path, length)
+
+
+def header_of(encoded: memoryview) -> Header:
+    """Reads the header of an image file that is in memory.
+
+    Raises:
+        OSError: PIL does not know it.
+    """
+    found = _own(lambda at: bytes(encoded[at : at + _READ]), len(encoded))
+    return found or _by_pil(io.BytesIO(encoded), len(encoded))
+
+
+def _own(read: Callable[[int], bytes], length: int) -> Header | None:
+    """What can be told without PIL; ``read`` gives the next bytes from a place in the file."""
+    start = read(0)
+    if start.startswith(b"\xff\xd8\xff"):
+        return _jpeg(read, start, length)
+    if start.startswith(_PNG_SIGNATURE) and start[12:16] == b"IHDR":
+        return _png(start, length)
+    return None
 
 
 def _png(start: bytes, length: int) -> Header | None:
@@ -67,13 +82,13 @@ def _png(start: bytes, length: int) -> Header | None:
     return Header(height, width, length, False, True) if depth == 8 and colour in (0, 2, 3) else None
 
 
-def _jpeg(file: int, start: bytes, length: int) -> Header | None:
+def _jpeg(read: Callable[[int], bytes], start: bytes, length: int) -> Header | None:
     """Walks from marker to marker (ITU-T T.81, annex B) to the frame header."""
     at, adobe_rgb = 2, False
     window, window_at = start, 0
     while True:
         if at + 20 > window_at + len(window):
-            window, window_at = os.pread(file, _FIRST_READ, at), at
+            window, window_at = read(at), at
         here = at - window_at
         if here + 4 > len(window) or window[here] != 0xFF:
             return None
@@ -97,8 +112,8 @@ def _jpeg(file: int, start: bytes, length: int) -> Header | None:
         at += 2 + int.from_bytes(window[here + 2 : here + 4], "big")
 
 
-def _by_pil(path: str, length: int) -> Header:
-    with _open(path) as image:
+def _by_pil(file: str | io.BytesIO, length: int) -> Header:
+    with _open(file) as image:
         native = (
             image.format == "WEBP"
             and image.mode == "RGB"

@@ -1,0 +1,117 @@
+"""What the feed asks of samples, wherever they come from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from torchdali.errors import SampleError
+from torchdali.sources.scan import Scan
+from torchdali.spec import IntArray
+
+__all__ = ["LiftedSource", "Source"]
+
+_NONE: IntArray = np.empty(0, np.int64)
+
+
+class Source:
+    """Images that a graph is fed with, by their row. What this class answers holds where nothing can go wrong."""
+
+    def name(self, row: int) -> str:
+        """A sample as messages name it."""
+        raise NotImplementedError
+
+    def error(self, row: int, reason: str) -> SampleError:
+        """What is raised where a sample is at fault."""
+        raise NotImplementedError
+
+    def sizes(self, rows: IntArray) -> IntArray:
+        """``(N, 2)`` heights and widths of a batch that was scanned."""
+        raise NotImplementedError
+
+    def images(self, rows: IntArray, by_pil: IntArray, held: ExitStack) -> Any:
+        """What the graph is fed for the images of a batch, in the form that the plan's ``entry`` says.
+
+        Args:
+            rows: ``(N,)`` the batch.
+            by_pil: ``(M,)`` places in it whose files PIL is to read.
+            held: Takes what must be given back when the run is done.
+        """
+        raise NotImplementedError
+
+    def scan(self, rows: IntArray, pool: Callable[[], ThreadPoolExecutor]) -> Scan:
+        """Learns what must be known before parameters are drawn, in the threads of ``pool()``."""
+        return Scan([], self.check, pool)
+
+    def foreign(self, rows: IntArray) -> IntArray:
+        """``(M,)`` places in a scanned batch whose files DALI does not decode as PIL does."""
+        return _NONE
+
+    def changed(self, rows: IntArray, lengths: npt.NDArray[np.int32]) -> bool:
+        """Whether what was fed is not what was scanned; ``lengths`` are those of the files that were read."""
+        return False
+
+    def check_endings(self, rows: IntArray, endings: npt.NDArray[np.uint8]) -> None:
+        """Raises SampleError where a file, whose last bytes are in ``endings``, is cut off."""
+
+    def check(self, row: int) -> None:
+        """Raises SampleError where a sample is damaged, after its batch failed."""
+
+    def forget(self, rows: IntArray) -> IntArray:
+        """Makes the samples of a batch unknown again; returns the batch."""
+        return rows
+
+    def distrust(self, row: int) -> None:
+        """From now on DALI does not decode this sample as PIL does."""
+
+
+class LiftedSource(Source):
+    """All samples of a dataset that is never asked for one: images by row, and their targets.
+
+    Args:
+        targets: One a sample: integers, or anything else that ``default_collate`` takes.
+        target_transforms: For each sample the index of its target transform in ``functions``.
+        functions: The target transforms; None where there is none.
+        transform: The dataset's transform.
+        description: What this is, for ``explain()``.
+    """
+
+    def __init__(
+        self,
+        targets: Sequence[Any],
+        target_transforms: npt.NDArray[np.intp],
+        functions: Sequence[Callable[[Any], Any] | None],
+        transform: Any,
+        description: str,
+    ) -> None:
+        integers = all(type(target) is int for target in targets)
+        self._labels: IntArray | None = np.array(targets, np.int64) if integers else None
+        self._targets = targets
+        self._target_transforms = target_transforms
+        self._functions = functions
+        self.transform = transform
+        self.description = description
+
+    def __len__(self) -> int:
+        return len(self._targets)
+
+    @property
+    def plain_labels(self) -> bool:
+        """Whether targets are integers that nothing transforms."""
+        return self._labels is not None and not any(self._functions)
+
+    def labels(self, rows: IntArray) -> IntArray:
+        """``(N,)`` labels, where :attr:`plain_labels` holds."""
+        assert self._labels is not None
+        return self._labels[rows]
+
+    def target(self, row: int) -> Any:
+        """The target of one sample, transformed."""
+        function = self._functions[int(self._target_transforms[row])]
+        target: Any = self._targets[row]
+        return function(target) if function else target
