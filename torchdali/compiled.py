@@ -17,8 +17,10 @@ from torchdali import graph, machine
 from torchdali.engine import EnginePool, Views
 from torchdali.errors import DALIUnavailableError, SampleError
 from torchdali.feed import Batch, Feed
-from torchdali.plan import Entry, Plan, compile_plan, fuse
+from torchdali.packing import PIXEL_DTYPES
+from torchdali.plan import Plan
 from torchdali.rng import Draws, Words, epoch_key
+from torchdali.routes import Route, Routes
 from torchdali.samples import as_samples, run_on_batch
 from torchdali.sources import FolderSource
 from torchdali.spec import Fidelity, IntArray, Spec
@@ -26,7 +28,6 @@ from torchdali.transforms import RowError
 
 __all__ = ["CompiledTransform", "compile"]
 
-_DTYPES = (torch.uint8, torch.float16, torch.float32, torch.float64, torch.int16, torch.int32, torch.int64)
 _TAKEN = "paths, encoded bytes, PIL images and (C, H, W) tensors, or one (N, C, H, W) tensor"
 
 
@@ -65,9 +66,7 @@ class CompiledTransform:
     def __init__(self, transform: Any, device: torch.device, fidelity: Fidelity, threads: int) -> None:
         self.transform = transform
         self.device = device
-        self._fidelity: Fidelity = fidelity
-        self._threads = threads
-        self._pools: dict[tuple[Spec, Entry, bool], EnginePool] = {}
+        self._routes = Routes(transform, device, fidelity, 1, threads)
 
     def __call__(self, images: torch.Tensor | Sequence[Any]) -> Any:
         """Transforms images.
@@ -96,17 +95,17 @@ class CompiledTransform:
             raise ValueError("there are no images")
         if isinstance(images, torch.Tensor) and images.ndim != 4:
             raise TypeError(f"a tensor is taken for a batch and has 4 axes (N, C, H, W), not {images.ndim}")
-        groups: dict[tuple[Spec, Entry, bool], list[int]] = {}
+        groups: dict[Route, list[int]] = {}
         if isinstance(images, torch.Tensor):
             groups[self._route(images[0], 0)] = list(range(len(images)))
         else:
             for i, image in enumerate(images):
                 groups.setdefault(self._route(image, i), []).append(i)
-        key = self._key([self._pool(route).plan for route in groups])
+        key = self._key([self._routes.pool(route).plan for route in groups])
         results = [(rows, self._run(route, images, np.array(rows, np.int64), key)) for route, rows in groups.items()]
         if len(results) == 1:
             return results[0][1]
-        plan = self._pool(next(iter(groups))).plan
+        plan = self._routes.pool(next(iter(groups))).plan
         return _in_order(results, len(images), plan.container is not None and not plan.suffix)
 
     def explain(self, file: TextIO | None = None) -> None:
@@ -115,16 +114,13 @@ class CompiledTransform:
         Args:
             file: Where to; standard output by default.
         """
-        plan = self._plan(Spec(), "files")
+        plan = self._routes.plan(Spec(), "files")
         (file or sys.stdout).write(f"{type(self).__name__} on {self.device}\n{plan}\n")
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.transform!r}, device={str(self.device)!r})"
 
-    def _plan(self, spec: Spec, entry: Entry) -> Plan:
-        return fuse(compile_plan(self.transform, self.device, self._fidelity, spec, entry))
-
-    def _route(self, image: Any, place: int) -> tuple[Spec, Entry, bool]:
+    def _route(self, image: Any, place: int) -> Route:
         """What an image is, how it is fed, and whether it is on the device already."""
         if isinstance(image, (str, os.PathLike, bytes, bytearray, memoryview)):
             return Spec(), "files", False
@@ -134,27 +130,21 @@ class CompiledTransform:
             raise TypeError(f"image {place} is a {type(image).__name__}; taken are {_TAKEN}")
         if image.ndim != 3:
             raise TypeError(f"image {place} is a tensor of shape {tuple(image.shape)}, not (C, H, W)")
-        if image.dtype not in _DTYPES:
-            raise TypeError(f"image {place} is a tensor of {image.dtype}; DALI takes {', '.join(map(str, _DTYPES))}")
+        if image.dtype not in PIXEL_DTYPES:
+            raise TypeError(
+                f"image {place} is a tensor of {image.dtype}; DALI takes {', '.join(map(str, PIXEL_DTYPES))}"
+            )
         kind = "image" if isinstance(image, tv_tensors.Image) else "tensor"
         resident = self.device.type == "cuda" and image.device == self.device
         return Spec(kind, image.dtype, image.shape[0]), "pixels", resident
 
-    def _pool(self, route: tuple[Spec, Entry, bool]) -> EnginePool:
-        pool = self._pools.get(route)
-        if pool is None:
-            spec, entry, resident = route
-            pool = EnginePool(self._plan(spec, entry), 1, self._threads, resident)
-            self._pools[route] = pool
-        return pool
-
     @staticmethod
     def _key(plans: Sequence[Plan]) -> Words:
-        random = any(step.randomness or step.where == "torch" for plan in plans for step in plan.steps)
+        random = any(plan.random for plan in plans)
         return epoch_key(int(torch.empty((), dtype=torch.int64).random_()) if random else 0, 0)
 
-    def _run(self, route: tuple[Spec, Entry, bool], images: Any, rows: IntArray, key: Words) -> Any:
-        pool = self._pool(route)
+    def _run(self, route: Route, images: Any, rows: IntArray, key: Words) -> Any:
+        pool = self._routes.pool(route)
         draws = Draws(key, rows, np.zeros_like(rows))
         views = (
             self._from_files(pool, images, rows, draws)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -18,15 +19,43 @@ from torchdali.feed import Batch, Feed
 from torchdali.occurrences import DenseOccurrences
 from torchdali.plan import Plan
 from torchdali.readahead import ReadAhead
-from torchdali.rng import Draws, Words
-from torchdali.samples import as_samples, check_shapes, run_on_batch, seeded
+from torchdali.rng import Draws, Words, epoch_key
+from torchdali.samples import as_samples, call_on_batch, check_shapes, run_on_batch, seeded
 from torchdali.sources import LiftedSource
 
-__all__ = ["Compiled", "Epoch", "default_collate"]
+__all__ = ["Compiled", "Epoch", "EpochKeys", "default_collate"]
 
 default_collate = cast("Callable[..., Any]", data_utils.collate.default_collate)
 _pin_memory = cast("Callable[[Any], Any]", data_utils.pin_memory.pin_memory)
 _map_tensors = cast("Callable[..., Any]", pytree.tree_map_only)
+
+
+class EpochKeys:
+    """The random keys of a loader's epochs.
+
+    Args:
+        seed: The user's; None takes DataLoader's base seed.
+    """
+
+    def __init__(self, seed: int | None) -> None:
+        self._seed = seed
+        self._epochs = 0
+
+    def next(self, base_seed: int, loader: Any) -> Words:
+        """The key of the next epoch.
+
+        Args:
+            base_seed: What DataLoader seeds the epoch's workers with.
+            loader: Whose samplers may know the number of the epoch.
+        """
+        number, self._epochs = self._epochs, self._epochs + 1
+        if self._seed is None:
+            return epoch_key(base_seed, number if loader.persistent_workers else 0)
+        samplers: list[Any] = [loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)]
+        for sampler in samplers:
+            if hasattr(sampler, "set_epoch") and hasattr(sampler, "epoch"):
+                return epoch_key(self._seed, int(sampler.epoch))
+        return epoch_key(self._seed, number)
 
 
 @dataclass(frozen=True)
@@ -142,9 +171,9 @@ class Epoch(_BaseDataLoaderIter):
         data = self._collated(batch)
         if self._transform_batch is None or not len(batch.rows):
             return data
-        with seeded(self._compiled.device) as seed:
-            seed(int(batch.draws.at(self._compiled.plan.suffix_step + 1).seeds()[0]))
-            return self._transform_batch(*data) if isinstance(data, (list, tuple)) else self._transform_batch(data)
+        compiled = self._compiled
+        number = int(batch.draws.at(compiled.plan.suffix_step + 1).seeds()[0])
+        return call_on_batch(self._transform_batch, data, number, compiled.device)
 
     def _collated(self, batch: Batch) -> Any:
         source, plan = self._compiled.source, self._compiled.plan
@@ -153,14 +182,15 @@ class Epoch(_BaseDataLoaderIter):
         if stack and not plan.suffix and source.plain_labels and len(batch.rows):
             for images in views:
                 self._check_shapes(batch, images)
-            labels = self._to_device(torch.from_numpy(source.labels(batch.rows)))
+            labels = to_device(torch.from_numpy(source.labels(batch.rows)), self._compiled.device)
             return [views[0] if plan.container is None else views, labels]
         images, targets = self._samples(batch, views)
         if stack and plan.container is None:
             self._check_shapes(batch, images)
         samples = list(zip(images, targets, strict=True))
         data = self._collate(samples if self._auto_collation else samples[0])
-        return _map_tensors(torch.Tensor, self._to_device, data)
+        device = self._compiled.device
+        return _map_tensors(torch.Tensor, partial(to_device, device=device), data)
 
     def _samples(self, batch: Batch, views: Views) -> tuple[list[Any], list[Any]]:
         """Images after the transforms that torch runs, and targets, as the dataset would have given them."""
@@ -180,13 +210,14 @@ class Epoch(_BaseDataLoaderIter):
         if not isinstance(images, torch.Tensor):
             check_shapes(images, self._compiled.chain, lambda row: self._compiled.source.name(batch.rows[row]))
 
-    def _to_device(self, tensor: torch.Tensor) -> torch.Tensor:
-        device = self._compiled.device
-        if device.type == "cpu" or tensor.device.type != "cpu":
-            return tensor
-        return tensor.pin_memory().to(device, non_blocking=True)
-
     def __del__(self) -> None:
         if self._feed:
             self._read_ahead.leave()
             self._feed.close()
+
+
+def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A small tensor on the device, on the current stream."""
+    if device.type == "cpu" or tensor.device.type != "cpu":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)

@@ -20,16 +20,26 @@ import torch
 
 from torchdali.engine import Engine, EnginePool, Taken, Views
 from torchdali.errors import PipelineError, SampleError
+from torchdali.plan import Plan
 from torchdali.rng import Draws
 from torchdali.sources import Scan, Source
 from torchdali.spec import Inputs, IntArray, Params
 from torchdali.transforms import RowError
 
-__all__ = ["Batch", "Feed"]
+__all__ = ["WINDOW", "Batch", "Feed", "fitting_window"]
 
+WINDOW = 6
+"""Batches in flight by default, where they fit."""
+
+_WINDOW_BYTES = 2**30
 _SCAN_THREADS = 16
 _ANEW = "this epoch cannot go on, a new one can be started"
 _INTERRUPTED = f"the loader was interrupted; {_ANEW}"
+
+
+def fitting_window(plan: Plan, batch_size: int) -> int:
+    """How many batches are in flight by default: as many as fit 1 GiB, at least 2 and at most :data:`WINDOW`."""
+    return max(2, min(WINDOW, _WINDOW_BYTES // (batch_size * plan.sample_bytes)))
 
 
 @dataclass

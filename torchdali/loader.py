@@ -14,21 +14,24 @@ import torch
 from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
 
-from torchdali import graph, machine
+from torchdali import explain, graph, machine
 from torchdali.engine import EnginePool
-from torchdali.epoch import Compiled, Epoch, default_collate
-from torchdali.errors import DALIUnavailableError, TransformError
-from torchdali.plan import Plan, compile_plan, fuse
-from torchdali.rng import epoch_key
-from torchdali.sources import dataset_state, lift
-from torchdali.spec import Fidelity, Spec
+from torchdali.epoch import Compiled, Epoch, EpochKeys, default_collate
+from torchdali.errors import DALIUnavailableError, TransformError, UnsupportedDatasetError
+from torchdali.feed import WINDOW, fitting_window
+from torchdali.plan import compile_plan, fuse
+from torchdali.proxy import ParallelProxyEpoch, Proxy, SerialProxyEpoch
+from torchdali.routes import Routes
+from torchdali.sources import LiftedSource, dataset_state, lift
+from torchdali.spec import Fidelity
 from torchdali.transforms import flatten
 
 __all__ = ["DALILoader"]
 
+_RESIDENT_BYTES = 2**30
+"""Pixels that are already in memory are kept on the GPU where they take no more than this."""
+
 _DATALOADER = inspect.signature(cast("Any", DataLoader).__init__)
-_WINDOW = 6
-_WINDOW_BYTES = 2**30
 
 
 class DALILoader(DataLoader[Any]):
@@ -86,9 +89,11 @@ class DALILoader(DataLoader[Any]):
         self.device = device
         self.seed = seed
         self.fidelity: Fidelity = fidelity
-        self._epochs = 0
+        self._keys = EpochKeys(seed)
         self._base_seed: int | None = None
         self._compiled: Compiled | None = None
+        self._proxy: Proxy | None = None
+        self._source, self._source_state, self._not_lifted = self._lift(dataset)
         super().__init__(dataset, *args, **kwargs)
         # With workers DataLoader turns None into 2, which here would be a choice of the user's.
         given = _DATALOADER.bind(self, dataset, *args, **kwargs).arguments
@@ -96,14 +101,26 @@ class DALILoader(DataLoader[Any]):
         graph.require_dali()
         if device != "auto" and (reason := graph.unavailable_on(torch.device(device))):
             raise DALIUnavailableError(f"device={device!r} cannot be used: {reason}")
-        self._source_state = dataset_state(dataset)
-        self._source = lift(dataset)
+
+    @staticmethod
+    def _lift(dataset: Any) -> tuple[LiftedSource | None, object, str]:
+        """The samples where they need not be asked for, what tells a changed dataset, and else why they must be."""
+        try:
+            return lift(dataset), dataset_state(dataset), ""
+        except UnsupportedDatasetError as error:
+            return None, id(dataset), str(error)
 
     def check_worker_number_rationality(self) -> None:
-        """Nothing: there are no worker processes, whose number ``DataLoader`` warns of here."""
+        """Warns of more workers than cores, as in ``DataLoader``, where there are workers."""
+        if self._source is None:
+            super().check_worker_number_rationality()
 
-    def __iter__(self) -> Epoch:
+    def __iter__(self) -> Any:
         """A fresh epoch, whatever became of the ones before."""
+        if self._source is None:
+            if self._iterator is not None and getattr(self._iterator, "proxy", None) is not self._proxy_now():
+                self._iterator = None  # persistent workers of another transform or device
+            return super().__iter__()
         compiled = self._compile()
         if self.persistent_workers and self._base_seed is not None:
             # Persistent workers keep the first epoch's base seed, and no other is drawn from the loader's generator.
@@ -113,7 +130,35 @@ class DALILoader(DataLoader[Any]):
         else:
             epoch = Epoch(self, compiled)
             self._base_seed = epoch.base_seed
-        return epoch.start(epoch_key(*self._next_key(self._base_seed)))
+        return epoch.start(self._keys.next(self._base_seed, self))
+
+    def _get_iterator(self) -> Any:
+        proxy = self._proxy_now()
+        if proxy is None:
+            return super()._get_iterator()
+        if self.num_workers == 0:
+            return SerialProxyEpoch(self, proxy, self._keys)
+        self.check_worker_number_rationality()
+        return ParallelProxyEpoch(self, proxy, self._keys)
+
+    def _proxy_now(self) -> Proxy | None:
+        """What is done with a batch that the dataset gave; None where DataLoader itself does all there is to do."""
+        device = graph.resolve(self.device)
+        if self.transform is None and self.batch_transform is None and device.type == "cpu":
+            return None
+        key = (device, id(self.transform), repr(self.transform), self.fidelity)
+        if self._proxy is None or self._proxy.state != key:
+            routes = None
+            if self.transform is not None:
+                threads = machine.available_cores()
+                routes = Routes(self.transform, device, self.fidelity, self._declared_batch_size(), threads)
+            if device.type == "cuda":
+                machine.warn_of_few_connections()
+            self._proxy = Proxy(key, routes, device, WINDOW)
+        return self._proxy
+
+    def _declared_batch_size(self) -> int:
+        return self.batch_size or getattr(cast("Any", self.batch_sampler), "batch_size", None) or 1
 
     def explain(self, file: TextIO | None = None) -> None:
         """Prints what the loader will do: source, transforms and what runs them, random numbers, output, settings.
@@ -121,49 +166,16 @@ class DALILoader(DataLoader[Any]):
         Args:
             file: Where to; standard output by default.
         """
-        compiled = self._compile()
-        plan, source = compiled.plan, compiled.source
-        collate = cast("Any", self.collate_fn)
-        no_effect = ["worker_init_fn, multiprocessing_context, in_order: there are no worker processes"]
-        if self.persistent_workers:
-            no_effect.append("persistent_workers, but that the base seed stays, as in DataLoader")
-        if plan.device.type == "cuda":
-            no_effect.append("pin_memory: batches are on the device")
-        rows = {
-            "device": f"{plan.device}{self._why_cpu(plan.device)}, fidelity {plan.fidelity}",
-            "source": f"{source.description}; its targets do not pass through DALI",
-            "": str(plan),
-            "output": _output(plan),
-            "collate": f"{getattr(collate, '__name__', repr(collate))}, in this process",
-            **({"batch": f"{self.batch_transform!r}, torch, after collate"} if self.batch_transform else {}),
-            "random": "Philox4x32-10 keyed by "
-            + (f"seed {self.seed}, epoch" if self.seed is not None else "DataLoader's base seed of the epoch")
-            + ", index, occurrence, transform",
-            "threads": f"{compiled.threads} ("
-            + ("num_workers)" if self.num_workers else "chosen: the cores that this process may use)"),
-            "window": f"{compiled.window} batches in flight ("
-            + ("prefetch_factor)" if self._window else f"chosen: {_WINDOW}, or what fits 1 GiB)"),
-            "timeout": f"{self.timeout} s a batch" if self.timeout else "none",
-            "no effect": "; ".join(no_effect),
-        }
-        if plan.device.type == "cuda":
-            rows["driver"] = machine.connections()
-        text = "\n".join(f"{label:<11}{row}" if label else row for label, row in rows.items())
+        if self._source is not None:
+            rows = explain.lifted(self, self._compile(), self._window)
+        else:
+            proxy = self._proxy_now()
+            rows = explain.proxied(self, proxy, self._not_lifted)
+        device = graph.resolve(self.device)
+        head = {"device": f"{device}{self._why_cpu(device)}, fidelity {self.fidelity}"}
+        tail = {"driver": machine.connections()} if device.type == "cuda" else {}
+        text = "\n".join(f"{label:<11}{row}" if label else row for label, row in (head | rows | tail).items())
         (file or sys.stdout).write(f"{type(self).__name__}\n{text}\n")
-
-    def _next_key(self, base_seed: int) -> tuple[int, int]:
-        """Seed and number of the next epoch."""
-        number, self._epochs = self._epochs, self._epochs + 1
-        if self.seed is None:
-            return base_seed, number if self.persistent_workers else 0
-        for sampler in self._samplers():
-            if hasattr(sampler, "set_epoch") and hasattr(sampler, "epoch"):
-                return self.seed, int(sampler.epoch)
-        return self.seed, number
-
-    def _samplers(self) -> list[Any]:
-        batch_sampler = cast("Any", self.batch_sampler)
-        return [self.sampler, batch_sampler, getattr(batch_sampler, "sampler", None)]
 
     def _why_cpu(self, device: torch.device) -> str:
         reason = graph.unavailable_on(torch.device("cuda")) if device.type == "cpu" and self.device == "auto" else None
@@ -171,14 +183,16 @@ class DALILoader(DataLoader[Any]):
 
     def _compile(self) -> Compiled:
         """The source, plan and engines; anew where the dataset, a transform or the device is another one now."""
-        if (state := dataset_state(self.dataset)) != self._source_state:
-            self._source, self._source_state = lift(self.dataset), state
+        assert self._source is not None
+        if dataset_state(self.dataset) != self._source_state:
+            self._source, self._source_state = lift(self.dataset), dataset_state(self.dataset)
         device = graph.resolve(self.device)  # torch's current one may be set after the loader is made
         key = (self._source, device, id(self.transform), repr(self.transform), self.num_workers, self.fidelity)
         if self._compiled and self._compiled.state == key:
             return self._compiled
-        chain = tuple(flatten(self._source.transform) + flatten(self.transform))
-        plan = fuse(compile_plan(list(chain), device, self.fidelity))
+        source = self._source.on(device, _RESIDENT_BYTES)
+        chain = tuple(flatten(source.transform) + flatten(self.transform))
+        plan = fuse(compile_plan(list(chain), device, self.fidelity, source.spec, source.entry))
         if self.collate_fn is default_collate and not plan.suffix and plan.spec.kind == "pil":
             raise TransformError(
                 "the transforms end in PIL images, which default_collate does not take; add v2.ToImage() or "
@@ -186,30 +200,16 @@ class DALILoader(DataLoader[Any]):
             )
         if device.type == "cuda":
             machine.warn_of_few_connections()
-        size: int = self.batch_size or getattr(cast("Any", self.batch_sampler), "batch_size", None) or 1
-        fitting = _WINDOW_BYTES // (size * sum(_bytes(view.spec) for view in plan.views))
+        size = self._declared_batch_size()
         self._compiled = Compiled(
             key,
-            self._source,
-            EnginePool(plan, size, threads := self.num_workers or machine.available_cores()),
+            source,
+            EnginePool(plan, size, threads := self.num_workers or machine.available_cores(), source.resident),
             chain,
             threads,
-            self._window or max(2, min(_WINDOW, fitting)),
+            self._window or fitting_window(plan, size),
         )
         return self._compiled
-
-
-def _output(plan: Plan) -> str:
-    if plan.suffix:
-        return "images as torch leaves them"
-    images = f"images {plan.spec}" if plan.container is None else f"{len(plan.views)} views, each as above"
-    return f"{images}, batch in front, contiguous"
-
-
-def _bytes(spec: Spec) -> int:
-    """The memory of an image; of one whose size is not known, that of a large one."""
-    height, width = spec.size or (512, 512)
-    return spec.channels * height * width * spec.dtype.itemsize
 
 
 def _signature() -> inspect.Signature:

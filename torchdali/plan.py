@@ -15,18 +15,11 @@ import torch
 from torchvision.transforms import v2
 
 from torchdali.rng import Draws
-from torchdali.spec import Fidelity, Inputs, IntArray, Kind, Params, Spec
+from torchdali.spec import Entry, Fidelity, Inputs, IntArray, Kind, Params, Spec
 from torchdali.transforms import Input, RowError, Rule, Unsupported, Views, find_rule, flatten
 from torchdali.transforms.crop import Window
 
-__all__ = ["Entry", "Plan", "Step", "View", "compile_plan", "fuse"]
-
-Entry = Literal["files", "encoded", "pixels"]
-"""What is fed for the samples of a batch, and the name of the graph's input that takes it.
-
-"files": their paths, one ``(N, L)`` array of bytes, padded with NUL. "encoded": the files themselves, one array of
-bytes for each. "pixels": images, HWC, one array or tensor for each or all in one.
-"""
+__all__ = ["Plan", "Step", "View", "compile_plan", "fuse"]
 
 
 @dataclass(frozen=True)
@@ -110,6 +103,18 @@ class Plan:
     def inputs(self) -> dict[str, Input]:
         """What must be fed for every sample, by the name of the graph's input."""
         return {_fed(i, name): x for i, rule in enumerate(self.all_rules) for name, x in rule.inputs.items()}
+
+    @property
+    def random(self) -> bool:
+        """Whether anything may be drawn at random, in DALI or in torch."""
+        return any(step.randomness or step.where == "torch" for step in self.steps)
+
+    @property
+    def sample_bytes(self) -> int:
+        """The memory of what a sample becomes; where its size is not known, of a large one."""
+        sizes = [view.spec.size or (512, 512) for view in self.views]
+        each = zip(self.views, sizes, strict=True)
+        return sum(view.spec.channels * height * width * view.spec.dtype.itemsize for view, (height, width) in each)
 
     def params_of(self, number: int, inputs: dict[str, Any]) -> dict[str, Any]:
         """The inputs of rule ``number`` of :attr:`all_rules`, under the rule's own names."""

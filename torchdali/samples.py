@@ -20,7 +20,7 @@ Images = torch.Tensor | list[torch.Tensor]
 
 _to_pil_image = cast("Callable[..., Any]", F.to_pil_image)
 
-__all__ = ["Images", "as_samples", "check_shapes", "run_on_batch", "seeded"]
+__all__ = ["Images", "as_samples", "call_on_batch", "check_shapes", "run_on_batch", "seeded"]
 
 
 def as_kind(image: torch.Tensor, kind: Kind) -> Any:
@@ -111,6 +111,20 @@ def run_in_torch(
                 image = transform(image)
             done.append(image)
     return done
+
+
+def call_on_batch(transform: Callable[..., Any], data: Any, number: int, device: torch.device) -> Any:
+    """What a transform of whole batches makes of one; the global generators are seeded, and put back after it.
+
+    Args:
+        transform: Called with the parts of the batch.
+        data: The batch.
+        number: The seed, below 2**63.
+        device: Whose generator is seeded beside the CPU's.
+    """
+    with seeded(device) as seed:
+        seed(number)
+        return transform(*cast("Any", data)) if isinstance(data, (list, tuple)) else transform(data)
 
 
 def check_shapes(images: Sequence[Any], chain: Sequence[Any], name: Callable[[int], str]) -> None:

@@ -10,12 +10,19 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["Fidelity", "Inputs", "IntArray", "Kind", "Params", "Sample", "Spec"]
+__all__ = ["Entry", "Fidelity", "Inputs", "IntArray", "Kind", "Params", "Sample", "Spec"]
 
 Kind = Literal["pil", "image", "tensor"]
 """What torchvision would be holding: a PIL image, a ``tv_tensors.Image``, a plain tensor."""
 
 Fidelity = Literal["exact", "fast"]
+
+Entry = Literal["files", "encoded", "pixels"]
+"""What is fed for the samples of a batch, and the name of the graph's input that takes it.
+
+"files": their paths, one ``(N, L)`` array of bytes, padded with NUL. "encoded": the files themselves, one array of
+bytes for each. "pixels": images, HWC, one array or tensor for each or all in one.
+"""
 
 IntArray = npt.NDArray[np.int64]
 Params = dict[str, npt.NDArray[Any]]

@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from torchdali.errors import SampleError
 from torchdali.sources.scan import Scan
-from torchdali.spec import IntArray
+from torchdali.spec import Entry, IntArray, Spec
 
 __all__ = ["LiftedSource", "Source"]
 
@@ -79,7 +80,16 @@ class LiftedSource(Source):
         functions: The target transforms; None where there is none.
         transform: The dataset's transform.
         description: What this is, for ``explain()``.
+
+    Attributes:
+        entry: What the graph is fed.
+        spec: The images that come into the chain of transforms.
+        resident: Whether what is fed lies on the GPU.
     """
+
+    entry: Entry = "files"
+    spec: Spec = Spec()
+    resident: bool = False
 
     def __init__(
         self,
@@ -99,6 +109,15 @@ class LiftedSource(Source):
 
     def __len__(self) -> int:
         return len(self._targets)
+
+    def on(self, device: torch.device, budget: int) -> LiftedSource:
+        """The source that is to be used on a device: itself, or one whose images were copied there.
+
+        Args:
+            device: Where DALI will run; a CUDA device has its index.
+            budget: Bytes of the device's memory that a copy may take.
+        """
+        return self
 
     @property
     def plain_labels(self) -> bool:

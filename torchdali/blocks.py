@@ -1,0 +1,156 @@
+"""Memory that a worker process fills and the main process reads: one block a batch, used again and again.
+
+A block is an anonymous file in memory (``memfd_create``). The main process opens it through ``/proc``, maps it once
+and knows it again when it comes back. There is nothing in ``/dev/shm``, whose size containers limit, and nothing to
+clean up: the kernel frees a block when both processes have let go of it, however they end.
+
+The first byte of a block says whose it is. The worker sets it before it sends the block, the main process clears it
+when it has read the contents.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import mmap
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["BlockRing", "Mapping", "ReceivedBlock", "SentBlock", "aligned"]
+
+_ALIGNMENT = 64
+_HEADER = _ALIGNMENT
+_PAGE = mmap.PAGESIZE
+_FREE, _IN_USE = 0, 1
+_GROWTH = 1.25
+
+_serial = itertools.count()
+
+
+def aligned(length: int) -> int:
+    """The next place at which an array may begin."""
+    return -(-length // _ALIGNMENT) * _ALIGNMENT
+
+
+class _Block:
+    """A block as the worker that made it has it."""
+
+    def __init__(self) -> None:
+        self.file = os.memfd_create("torchdali", os.MFD_CLOEXEC)
+        self.key = (os.getpid(), next(_serial))
+        self.capacity = 0
+        self._memory: Any = None
+
+    @property
+    def free(self) -> bool:
+        return not self.capacity or self._memory[0] == _FREE
+
+    def take(self, length: int) -> npt.NDArray[np.uint8]:
+        """The memory, at least ``length`` bytes, which is the main process's from now on."""
+        if self.capacity < _HEADER + length:
+            self._grow(_HEADER + length)
+        self._memory[0] = _IN_USE
+        return self._memory[_HEADER:]
+
+    def _grow(self, needed: int) -> None:
+        capacity = -(-int(needed * _GROWTH) // _PAGE) * _PAGE
+        try:
+            # Reserved at once: a write to a page that cannot be had would end the process with a bus error.
+            os.posix_fallocate(self.file, 0, capacity)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
+                raise
+            raise MemoryError(
+                f"a batch needs {needed / 2**20:,.0f} MiB of shared memory, of which there is not enough "
+                f"({os.strerror(error.errno)}): raise the memory limit of the machine or container, or use a smaller "
+                "batch_size, fewer num_workers or a smaller prefetch_factor; a dataset that gives encoded files "
+                "(bytes, or pathlib.Path) needs a fraction of the memory"
+            ) from error
+        self._memory = np.frombuffer(mmap.mmap(self.file, capacity), np.uint8)
+        self.capacity = capacity
+
+    def __del__(self) -> None:
+        os.close(self.file)
+
+
+class BlockRing:
+    """The blocks of one worker: as many as are on their way or being read, and no more."""
+
+    def __init__(self) -> None:
+        self._blocks: list[_Block] = []
+
+    def take(self, length: int) -> tuple[npt.NDArray[np.uint8], SentBlock]:
+        """Memory for ``length`` bytes, and what is to be sent of it.
+
+        Raises:
+            MemoryError: There is not enough; the text says how much is needed, and what to do.
+        """
+        idle = [block for block in self._blocks if block.free]
+        block = max(idle, key=lambda block: block.capacity, default=None)
+        if block is None:
+            block = _Block()
+            self._blocks.append(block)
+        memory = block.take(length)
+        return memory, SentBlock(block.file, block.key, block.capacity)
+
+
+class Mapping:
+    """A block as the main process has it, mapped for as long as somebody holds this."""
+
+    def __init__(self, file: int, key: tuple[int, int], capacity: int) -> None:
+        path = f"/proc/{key[0]}/fd/{file}"
+        try:
+            own = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except OSError as error:
+            raise RuntimeError(
+                f"the shared memory of DataLoader worker (pid {key[0]}) cannot be opened ({error}); either it has "
+                "ended, or this process may not look into its own children under /proc"
+            ) from error
+        try:
+            self.capacity = capacity
+            self.memory: Any = np.frombuffer(mmap.mmap(own, capacity), np.uint8)
+        finally:
+            os.close(own)
+
+
+_mappings: weakref.WeakValueDictionary[tuple[int, int], Mapping] = weakref.WeakValueDictionary()
+_lock = threading.Lock()
+
+
+class ReceivedBlock:
+    """One filling of a block. When it is dropped, the worker may fill the block again."""
+
+    def __init__(self, mapping: Mapping) -> None:
+        self.mapping = mapping
+
+    @property
+    def contents(self) -> npt.NDArray[np.uint8]:
+        """All bytes after the header. They may be read while this object lives."""
+        return self.mapping.memory[_HEADER:]
+
+    def __del__(self) -> None:
+        self.mapping.memory[0] = _FREE
+
+
+def _receive(file: int, key: tuple[int, int], capacity: int) -> ReceivedBlock:
+    with _lock:  # batches are unpickled by torch's pin-memory thread too
+        mapping = _mappings.get(key)
+        if mapping is None or mapping.capacity != capacity:
+            mapping = _mappings[key] = Mapping(file, key, capacity)
+    return ReceivedBlock(mapping)
+
+
+class SentBlock:
+    """What a worker sends of a block; unpickled, it is a :class:`ReceivedBlock`."""
+
+    def __init__(self, file: int, key: tuple[int, int], capacity: int) -> None:
+        self._about = file, key, capacity
+
+    def __reduce__(self) -> tuple[Callable[..., ReceivedBlock], tuple[Any, ...]]:
+        return _receive, self._about

@@ -1,0 +1,357 @@
+"""An epoch of a dataset that is asked for samples: DataLoader's own iterators, with DALI behind them.
+
+The classes derive from torch's, so workers are started, fed, watched, reset and shut down by torch's code. They differ
+in two places: workers pack images instead of collating them, and a batch that comes from them is run through DALI
+before it is handed out.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import operator
+import warnings
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch.utils.data import _utils as data_utils  # pyright: ignore[reportPrivateUsage]
+from torch.utils.data.dataloader import (
+    _BaseDataLoaderIter,  # pyright: ignore[reportPrivateUsage]
+    _DatasetKind,  # pyright: ignore[reportPrivateUsage]
+    _MultiProcessingDataLoaderIter,  # pyright: ignore[reportPrivateUsage]
+    _SingleProcessDataLoaderIter,  # pyright: ignore[reportPrivateUsage]
+)
+from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
+
+from torchdali.epoch import EpochKeys
+from torchdali.errors import SampleError, TransformError
+from torchdali.feed import Batch, Feed
+from torchdali.occurrences import Occurrences
+from torchdali.packing import Packed, Packer, listed
+from torchdali.readahead import ReadAhead
+from torchdali.received import ReceivedImages
+from torchdali.rejoin import rejoined
+from torchdali.rng import Draws
+from torchdali.routes import Routes
+from torchdali.samples import call_on_batch
+from torchdali.spec import IntArray
+from torchdali.tracing import Traced, WorkerStart
+from torchdali.transfer import Transfer
+
+__all__ = ["ParallelProxyEpoch", "Proxy", "SerialProxyEpoch", "stacks"]
+
+_pin_memory = cast("Callable[[Any], Any]", data_utils.pin_memory.pin_memory)
+_own_collate = cast("tuple[Any, ...]", (data_utils.collate.default_collate, data_utils.collate.default_convert))
+
+_ANEW = "this epoch cannot go on, a new one can be started"
+_INTERRUPTED = f"the loader was interrupted; {_ANEW}"
+_STREAM = 2**40
+"""Samples that one worker's stream may have."""
+_BATCH_STEP = 2**16 - 1
+"""The position that keys the random numbers of ``batch_transform``: after every chain."""
+
+
+@dataclass
+class Proxy:
+    """What a loader makes once and keeps until its transform or device change.
+
+    Attributes:
+        state: Differs when anything did change.
+        routes: The engines; None where there is no transform.
+        device: Where batches are made.
+        window: Batches in flight, where there are workers.
+        places: Where the images are in the samples, once a batch has shown it.
+        warned: Whether it was said that there is no image.
+    """
+
+    state: object
+    routes: Routes | None
+    device: torch.device
+    window: int
+    places: tuple[str, ...] | None = None
+    warned: bool = False
+
+
+@dataclass
+class _Delivery:
+    """A batch that came from the dataset.
+
+    Attributes:
+        packed: What came.
+        index: ``(N,)`` what its samples' random numbers are keyed by.
+        occurrence: ``(N,)`` how often each was drawn before in this epoch.
+        runs: Its images in DALI, a run for each kind.
+    """
+
+    packed: Packed
+    index: IntArray
+    occurrence: IntArray
+    runs: list[Batch] = field(default_factory=list[Batch])
+
+
+class _ProxyEpoch(_BaseDataLoaderIter):
+    """What both of torch's iterators are given. It comes before them in the order of inheritance.
+
+    Args:
+        loader: The loader.
+        proxy: What the loader made.
+        keys: Counts the epochs.
+    """
+
+    _feed: Feed | None = None
+    _received: deque[tuple[Any, Any]]
+    _sent: dict[int, Any]
+
+    def __init__(self, loader: Any, proxy: Proxy, keys: EpochKeys) -> None:
+        self.proxy = proxy
+        self._keys = keys
+        self._user_collate: Callable[[Any], Any] = loader.collate_fn
+        self._stacks = stacks(loader.collate_fn)
+        self._transform_batch: Callable[..., Any] | None = loader.batch_transform
+        self._pins: bool = loader.pin_memory and proxy.device.type == "cpu" and torch.cuda.is_available()
+        self._transfer = Transfer(proxy.device)
+        self._pending: deque[_Delivery | Exception] = deque()
+        super().__init__(self._twin(loader))
+        if not self._num_workers:
+            self._begin(loader)
+
+    def _twin(self, loader: Any) -> Any:
+        """The loader as torch's iterator is to see it."""
+        twin = copy.copy(loader)
+        images = self.proxy.routes is not None
+        twin.collate_fn = Packer(loader.collate_fn, loader._auto_collation, self._stacks, images)  # noqa: SLF001
+        # Without images the batch itself crosses to the device, and torch has a thread that pins it.
+        twin.pin_memory = self.proxy.device.type == "cuda" and not images
+        if isinstance(loader.dataset, (IterDataPipe, MapDataPipe)) or loader._dataset_kind != _DatasetKind.Map:  # noqa: SLF001
+            return twin
+        vars(twin)["dataset"] = Traced(loader.dataset)  # DataLoader refuses a change of its dataset; this is a copy
+        if loader.num_workers:
+            twin.worker_init_fn = WorkerStart(loader.worker_init_fn)
+        return twin
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        self._begin(loader)
+        super()._reset(loader, first_iter)
+        self._received.clear()
+
+    def _begin(self, loader: Any) -> None:
+        """Begins an epoch."""
+        self._leave()
+        self._key = self._keys.next(int(self._base_seed), loader)
+        self._feed = Feed(self.proxy.window * 64, self._timeout)
+        self._read_ahead = ReadAhead(loader)
+        self._occurrences = Occurrences()
+        self._streamed: dict[int, int] = {}
+        self._sent = {}
+        self._received = deque()
+        self._over, self._ended = "", False
+
+    def _leave(self) -> None:
+        self._pending.clear()
+        if self._feed:
+            self._read_ahead.leave()
+            self._feed.close()
+            self._feed = None
+
+    def _next_index(self) -> Any:
+        index = self._read_ahead.ask(super()._next_index)
+        self._sent[self._task()] = index
+        return index
+
+    def _task(self) -> int:
+        """The number of the batch that the sampler is being asked for."""
+        return 0
+
+    def _next_data(self) -> Any:
+        if self._over:
+            raise RuntimeError(self._over)
+        self._over = _INTERRUPTED  # until the end: nobody knows what was lost where a KeyboardInterrupt comes between
+        try:
+            data = self._deliver()
+        except Exception:
+            self._over = ""
+            raise
+        self._over = ""
+        return data
+
+    def _deliver(self) -> Any:
+        self._fill()
+        if not self._pending:
+            self._leave()
+            raise StopIteration
+        self._read_ahead.take()
+        delivery = self._pending.popleft()
+        try:
+            if isinstance(delivery, Exception):
+                raise delivery
+            return self._finished(delivery)
+        finally:
+            del delivery  # raised, its traceback would hold this iterator in a cycle
+
+    def _fill(self) -> None:
+        """Takes what the dataset has ready, as far as the window reaches; waits only where nothing is on its way."""
+        window = self.proxy.window if self._num_workers and self.proxy.routes else 1
+        while not self._ended and len(self._pending) < window and (not self._pending or self._arrived()):
+            try:
+                packed = cast("Packed", super()._next_data())
+                self._pending.append(self._admitted(packed))
+            except StopIteration:
+                self._ended = True
+            except Exception as error:  # noqa: BLE001 - raised in its turn, after the batches before it
+                self._pending.append(error)
+
+    def _arrived(self) -> bool:
+        """Whether the next batch can be taken without waiting."""
+        return False
+
+    def _admitted(self, packed: Packed) -> _Delivery:
+        """Starts to work on a batch."""
+        indices = self._sent.pop(packed.task, None)
+        indices = indices if self._auto_collation else [indices]
+        delivery = _Delivery(packed, *self._identify(packed, indices))
+        fault = self._blaming(delivery, indices)
+        for sample, (named, reason) in packed.reasons.items():
+            raise fault(sample, named, reason)
+        self._check_places(packed)
+        for group in packed.groups:
+            assert self.proxy.routes is not None
+            assert self._feed is not None
+            pool = self.proxy.routes.pool((group.spec, group.entry, False))
+            source = ReceivedImages(packed, group, fault)
+            draws = Draws(self._key, delivery.index[group.sample], delivery.occurrence[group.sample])
+            check_sizes(group.sample, group.size, pool.plan.random, source)
+            batch = Batch(source, pool, np.arange(len(group.sample)), draws)
+            self._feed.push(batch)
+            delivery.runs.append(batch)
+        return delivery
+
+    def _identify(self, packed: Packed, indices: Any) -> tuple[IntArray, IntArray]:
+        """What keys the random numbers of a batch's samples: index and occurrence, or the place in a stream."""
+        if self._dataset_kind == _DatasetKind.Iterable:
+            first = self._streamed.get(packed.worker, 0)
+            self._streamed[packed.worker] = first + packed.count
+            places = np.arange(first, first + packed.count, dtype=np.int64)
+            return packed.worker * _STREAM + places, np.zeros_like(places)
+        keys = np.array([key_of(index) for index in indices], np.int64)
+        return keys, self._occurrences.count(keys.tolist())
+
+    def _blaming(self, delivery: _Delivery, indices: Any) -> Callable[[int, str, str], SampleError]:
+        iterable = self._dataset_kind == _DatasetKind.Iterable
+        places: Sequence[Any] = (delivery.index % _STREAM).tolist() if iterable else list(indices)
+        whose = f", worker {delivery.packed.worker}" if iterable and self._num_workers else ""
+        return lambda sample, named, reason: SampleError(places[sample], named + whose, reason)
+
+    def _check_places(self, packed: Packed) -> None:
+        """Raises where a batch has its images in other places than the ones before it, which hides a damaged sample."""
+        proxy = self.proxy
+        if proxy.routes is None or not self._stacks or not packed.count:
+            return
+        if packed.groups and proxy.places is None:
+            proxy.places = packed.places
+        if proxy.places is not None and proxy.places != packed.places:
+            raise TransformError(
+                f"the samples of a batch have their images at {listed(packed.places)}, those of the batches before it "
+                f"at {listed(proxy.places)}{'; they are ' + packed.outline if packed.outline else ''}"
+            )
+        if proxy.places is None and not proxy.warned:
+            proxy.warned = True
+            warnings.warn(
+                f"transform= has nothing to do: no image was found in a sample, which is {packed.outline}. Taken for "
+                "images are PIL images, tv_tensors.Image, and else the first array (H, W, C), tensor (C, H, W), "
+                "encoded file or pathlib.Path",
+                stacklevel=2,
+            )
+
+    def _finished(self, delivery: _Delivery) -> Any:
+        """The batch as the user gets it."""
+        packed, proxy = delivery.packed, self.proxy
+        data = packed.rest
+        if packed.groups:
+            self._land(delivery)
+            collate = None if self._stacks else self._user_collate
+            assert proxy.routes is not None
+            data = rejoined(packed, delivery.runs, self._auto_collation, collate, proxy.routes.chain)
+        data = self._transfer(data)
+        if self._transform_batch is not None and packed.count:
+            draws = Draws(self._key, delivery.index, delivery.occurrence, _BATCH_STEP)
+            data = call_on_batch(self._transform_batch, data, int(draws.seeds()[0]), proxy.device)
+        return _pin_memory(data) if self._pins else data
+
+    def _land(self, delivery: _Delivery) -> None:
+        """Takes all runs of a batch, so that the next one's come next, and raises what the first failing one raised."""
+        assert self._feed is not None
+        failure: Exception | None = None
+        for _ in delivery.runs:
+            try:
+                self._feed.pop()
+            except Exception as error:  # noqa: BLE001 - raised below
+                failure = failure or error
+        if failure:
+            try:
+                raise failure
+            finally:
+                del failure
+
+    def __del__(self) -> None:
+        self._leave()
+        parent = getattr(super(), "__del__", None)
+        if parent:
+            parent()
+
+
+class SerialProxyEpoch(_ProxyEpoch, _SingleProcessDataLoaderIter):
+    """Asks the dataset for samples in this process, when a batch is asked for."""
+
+
+class ParallelProxyEpoch(_ProxyEpoch, _MultiProcessingDataLoaderIter):
+    """Asks the dataset for samples in worker processes, ahead of time."""
+
+    def _task(self) -> int:
+        return self._send_idx
+
+    def _get_data(self) -> Any:
+        task, data = cast("tuple[Any, Any]", self._received.popleft() if self._received else super()._get_data())
+        if isinstance(data, Packed):
+            data.task = task
+        return task, data
+
+    def _arrived(self) -> bool:
+        while not self._data_queue.empty():
+            self._received.append(cast("Any", super()._get_data()))
+        if not self._in_order:
+            return bool(self._received)
+        known = cast("dict[int, tuple[Any, ...]]", self._task_info).get(self._rcvd_idx, ())
+        return len(known) == 2 or any(task == self._rcvd_idx for task, _ in self._received)
+
+
+def stacks(collate_fn: Any) -> bool:
+    """Whether a ``collate_fn`` is one of DataLoader's own, which need no image to do their work."""
+    return collate_fn in _own_collate
+
+
+def key_of(index: Any) -> int:
+    """What an index into a map-style dataset adds to the key of a sample's random numbers."""
+    try:
+        return operator.index(index)
+    except TypeError:
+        digest = hashlib.blake2b(repr(index).encode(), digest_size=7).digest()
+        return int.from_bytes(digest, "little")
+
+
+def check_sizes(sample: IntArray, size: IntArray, random: bool, source: ReceivedImages) -> None:
+    """Raises where the images of one sample differ in size and are to be given the same random parameters."""
+    first = np.zeros((int(sample.max(initial=-1)) + 1, 2), np.int64)
+    first[sample[::-1]] = size[::-1]
+    differing = np.flatnonzero((first[sample] != size).any(1))
+    if random and len(differing):
+        row = int(differing[0])
+        one, other = first[sample[row]].tolist(), size[row].tolist()
+        raise source.error(
+            row,
+            f"its images differ in size, {one[0]}x{one[1]} and {other[0]}x{other[1]}, and a random transform draws "
+            "once for all images of a sample; bring them to one size in the dataset",
+        )

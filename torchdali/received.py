@@ -1,0 +1,96 @@
+"""Images that were packed where the dataset is asked for samples, as a source for the feed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from torchdali.blocks import ReceivedBlock
+from torchdali.errors import SampleError
+from torchdali.packing import Packed, PackedImages, ppm
+from torchdali.sources import UNREADABLE, Source
+from torchdali.spec import IntArray
+
+__all__ = ["ReceivedImages"]
+
+
+class ReceivedImages(Source):
+    """Images of one kind, of one batch.
+
+    Args:
+        packed: The batch.
+        group: The images.
+        fault: Makes the error that blames a sample of the batch.
+    """
+
+    def __init__(self, packed: Packed, group: PackedImages, fault: Callable[[int, str, str], SampleError]) -> None:
+        self._packed, self._group, self._fault = packed, group, fault
+        self._entry = group.entry
+
+    def name(self, row: int) -> str:
+        """A sample as messages name it."""
+        return f"sample {self.error(row, '').index}"
+
+    def error(self, row: int, reason: str) -> SampleError:
+        """Blames the sample that an image is of."""
+        place = self._packed.places[int(self._group.slot[row])] if self._packed.places else ""
+        return self._fault(int(self._group.sample[row]), place or "its image", reason)
+
+    def sizes(self, rows: IntArray) -> IntArray:
+        """``(N, 2)`` heights and widths."""
+        return self._group.size[rows]
+
+    def images(self, rows: IntArray, by_pil: IntArray, held: ExitStack) -> Any:
+        """Views of the block, which stays the main process's until the run is done; one array where it is dense."""
+        held.callback(_keep, self._packed.block)
+        if (whole := self._dense(rows)) is not None:
+            return whole
+        images: list[npt.NDArray[Any]] = [self._image(row) for row in rows.tolist()]
+        if self._entry == "encoded":
+            for place in by_pil.tolist():
+                images[place] = ppm(self._image(int(rows[place])))
+        return images
+
+    def check(self, row: int) -> None:
+        """Raises SampleError where PIL does not read an encoded file."""
+        if self._entry == "encoded":
+            try:
+                ppm(self._image(row))
+            except UNREADABLE as error:
+                raise self.error(row, f"it cannot be decoded ({error})") from error
+
+    def _image(self, row: int) -> npt.NDArray[Any]:
+        group = self._group
+        if group.arrays:
+            return group.arrays[row]
+        start = int(group.start[row])
+        data = self._bytes(start, start + int(group.length[row]))
+        return data if self._entry == "encoded" else self._shaped(data, tuple(group.size[row].tolist()))
+
+    def _dense(self, rows: IntArray) -> npt.NDArray[Any] | None:
+        group = self._group
+        count = len(group.size)
+        if self._entry == "encoded" or group.arrays or len(rows) != count:
+            return None
+        end = group.start + group.length
+        if not (np.array_equal(end[:-1], group.start[1:]) and (group.size == group.size[0]).all()):
+            return None
+        data = self._bytes(int(group.start[0]), int(end[-1]))
+        return self._shaped(data, (count, *group.size[0].tolist()))
+
+    def _bytes(self, start: int, end: int) -> npt.NDArray[np.uint8]:
+        block = self._packed.block
+        assert isinstance(block, ReceivedBlock)
+        return block.contents[start:end]
+
+    def _shaped(self, data: npt.NDArray[np.uint8], shape: tuple[int, ...]) -> npt.NDArray[Any]:
+        spec = self._group.spec
+        return data.view(str(spec.dtype).removeprefix("torch.")).reshape(*shape, spec.channels)
+
+
+def _keep(block: Any) -> None:
+    """Holds a block until here."""

@@ -1,0 +1,218 @@
+"""Samples of any structure: the images in them, and everything else around the places where they were.
+
+A structure is what ``default_collate`` walks through: mappings, sequences and named tuples, nested; dataclasses too.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, MutableSequence, Sequence
+from pathlib import PurePath
+from typing import Any, cast
+
+import numpy as np
+import PIL.Image
+import torch
+from torch.utils.data import _utils as data_utils  # pyright: ignore[reportPrivateUsage]
+from torchvision import tv_tensors
+
+__all__ = ["Slot", "collate", "images_of", "is_encoded", "replaced", "with_slots"]
+
+MAX_CHANNELS = 4
+"""Of plain arrays and tensors that are taken for images."""
+
+_MAGIC = (
+    b"\xff\xd8\xff",  # JPEG
+    b"\x89PNG\r\n\x1a\n",
+    b"GIF8",
+    b"BM",
+    b"II*\x00",  # TIFF
+    b"MM\x00*",
+    b"\x00\x00\x00\x0cjP  ",  # JPEG 2000
+    *(b"P%d" % kind for kind in range(1, 7)),  # portable anymaps
+)
+
+_collate = cast("Callable[..., Any]", data_utils.collate.collate)
+
+
+class Slot:
+    """Stands where an image was.
+
+    Attributes:
+        number: Which of the sample's images.
+    """
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __repr__(self) -> str:
+        return f"<image {self.number}>"
+
+
+def _children(node: Any) -> Iterator[tuple[str, Any]]:
+    """The parts of a structure, with what is written behind it to get them."""
+    if isinstance(node, Mapping):
+        mapping = cast("Mapping[Any, Any]", node)
+        yield from ((f"[{key!r}]", mapping[key]) for key in mapping)
+    elif isinstance(node, tuple) and hasattr(cast("Any", node), "_fields"):
+        yield from zip((f".{name}" for name in cast("Any", node)._fields), cast("Any", node), strict=True)
+    elif _is_sequence(node):
+        yield from ((f"[{i}]", child) for i, child in enumerate(cast("Sequence[Any]", node)))
+    elif _is_dataclass(node):
+        instance: Any = cast("Any", node)
+        yield from ((f".{field.name}", getattr(instance, field.name)) for field in dataclasses.fields(instance))
+
+
+def _is_sequence(node: Any) -> bool:
+    return isinstance(node, Sequence) and not isinstance(node, (str, bytes, bytearray, memoryview, range))
+
+
+def _is_dataclass(node: Any) -> bool:
+    return dataclasses.is_dataclass(node) and not isinstance(node, type)
+
+
+def replaced(node: Any, change: Callable[[Any], Any], whole: Callable[[Any], bool] | None = None) -> Any:
+    """A structure with other leaves; it is not touched itself, and where no leaf changes it comes back as it is.
+
+    Args:
+        node: The structure.
+        change: Gives the new leaf for an old one.
+        whole: Whether something with parts is a leaf all the same.
+    """
+    parts = [] if whole and whole(node) else list(_children(node))
+    if not parts:
+        return change(node)
+    done = [replaced(child, change, whole) for _, child in parts]
+    if all(new is old for new, (_, old) in zip(done, parts, strict=True)):
+        return node
+    return _rebuilt(node, done)
+
+
+def _rebuilt(node: Any, parts: Sequence[Any]) -> Any:
+    """A structure of the same type, as ``default_collate`` would make it, of other parts."""
+    kind: Any = type(cast("object", node))
+    if isinstance(node, Mapping):
+        entries = dict(zip(cast("Mapping[Any, Any]", node), parts, strict=True))
+        try:
+            if isinstance(node, MutableMapping):
+                twin: Any = copy.copy(cast("Any", node))
+                twin.update(entries)
+                return twin
+            return kind(entries)
+        except TypeError:
+            return entries
+    if _is_dataclass(node):
+        twin = copy.copy(node)
+        for field, part in zip(dataclasses.fields(node), parts, strict=True):
+            object.__setattr__(twin, field.name, part)  # a frozen one too
+        return twin
+    if isinstance(node, tuple):
+        return kind(*parts) if hasattr(cast("Any", node), "_fields") else tuple(parts)
+    try:
+        if isinstance(node, MutableSequence):
+            twin = copy.copy(cast("Any", node))
+            twin[:] = parts
+            return twin
+        return kind(parts)
+    except TypeError:
+        return list(parts)
+
+
+def leaves(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """All leaves of a structure with their places, as they would be written in Python."""
+    parts = list(_children(node))
+    if not parts:
+        yield path, node
+    for step, child in parts:
+        yield from leaves(child, path + step)
+
+
+def is_encoded(leaf: Any) -> bool:
+    """Whether bytes, or an array of bytes, begin as an image file does."""
+    if isinstance(leaf, (bytes, bytearray, memoryview)):
+        start = bytes(cast("bytes", leaf)[:12])
+    elif isinstance(leaf, (np.ndarray, torch.Tensor)):
+        array: Any = cast("Any", leaf)
+        if array.ndim != 1 or array.dtype not in (np.uint8, torch.uint8):
+            return False
+        start = bytes(array[:12].tolist())
+    else:
+        return False
+    return start.startswith(_MAGIC) or (start[:4] == b"RIFF" and start[8:12] == b"WEBP")
+
+
+def _surely(leaf: Any) -> bool:
+    return isinstance(leaf, (PIL.Image.Image, tv_tensors.Image))
+
+
+def _likely(leaf: Any) -> bool:
+    if isinstance(leaf, PurePath) or is_encoded(leaf):
+        return True
+    if isinstance(leaf, np.ndarray):
+        array: Any = cast("Any", leaf)
+        return array.ndim == 3 and 0 < array.shape[2] <= MAX_CHANNELS and array.dtype.kind in "uif"
+    if isinstance(leaf, torch.Tensor) and not isinstance(leaf, tv_tensors.TVTensor):
+        return leaf.ndim == 3 and 0 < leaf.shape[0] <= MAX_CHANNELS and not leaf.is_complex()
+    return False
+
+
+def images_of(sample: Any) -> list[tuple[str, Any]]:
+    """The images of a sample, with their places.
+
+    As in torchvision's v2 transforms these are all PIL images and ``tv_tensors.Image``; where there is none, the first
+    plain tensor, which here must look like an image: three axes (C, H, W) with up to 4 channels. So are taken an array
+    (H, W, C), an encoded file (bytes, or one axis of uint8) and a ``pathlib`` path.
+    """
+    everything = list(leaves(sample))
+    sure = [(path, leaf) for path, leaf in everything if _surely(leaf)]
+    return sure or [(path, leaf) for path, leaf in everything if _likely(leaf)][:1]
+
+
+def with_slots(sample: Any, images: Sequence[tuple[str, Any]]) -> Any:
+    """A sample with a :class:`Slot` in the place of each of its images; the sample itself is not touched."""
+    places = {path: Slot(number) for number, (path, _) in enumerate(images)}
+
+    def walk(node: Any, path: str) -> Any:
+        if path in places:
+            return places[path]
+        parts = list(_children(node))
+        done = [walk(child, path + step) for step, child in parts]
+        if all(new is old for new, (_, old) in zip(done, parts, strict=True)):
+            return node
+        return _rebuilt(node, done)
+
+    return walk(sample, "")
+
+
+def _collate_slots(batch: Sequence[Any], *, collate_fn_map: Any) -> Slot:  # noqa: ARG001 - torch passes it
+    first = batch[0]
+    if not all(isinstance(one, Slot) and one.number == first.number for one in batch):
+        raise TypeError("the samples of a batch have their images in different places")
+    return first
+
+
+def _collate_dataclasses(batch: Sequence[Any], *, collate_fn_map: Any) -> Any:
+    columns = zip(*([part for _, part in _children(one)] for one in batch), strict=True)
+    return _rebuilt(batch[0], [_collate(list(column), collate_fn_map=collate_fn_map) for column in columns])
+
+
+class _AnyDataclass(type):
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return _is_dataclass(instance)
+
+
+class _Dataclass(metaclass=_AnyDataclass):
+    """What every dataclass is an instance of."""
+
+
+def collate(samples: Sequence[Any]) -> Any:
+    """``default_collate``, which here takes dataclasses too, and makes one :class:`Slot` of a batch of them."""
+    how: dict[Any, Any] = {
+        Slot: _collate_slots,
+        **data_utils.collate.default_collate_fn_map,
+        _Dataclass: _collate_dataclasses,
+    }
+    return _collate(samples, collate_fn_map=how)

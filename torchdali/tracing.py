@@ -1,0 +1,67 @@
+"""Exceptions of a dataset that say which sample was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+from torch.utils.data import get_worker_info
+
+__all__ = ["Traced", "WorkerStart"]
+
+
+class Traced:
+    """A map-style dataset whose exceptions carry a note of the index, from Python 3.11 on.
+
+    Args:
+        dataset: The dataset.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __getitem__(self, index: Any) -> Any:
+        try:
+            return self.dataset[index]
+        except Exception as error:
+            _note(error, f"while the dataset was asked for sample {index!r}")
+            raise
+
+    @property
+    def __getitems__(self) -> Callable[[Any], Any] | None:
+        """The dataset's way to give a whole batch; None where it has none, as the fetcher understands it."""
+        return self._getitems if getattr(self.dataset, "__getitems__", None) else None
+
+    def _getitems(self, indices: Any) -> Any:
+        try:
+            return self.dataset.__getitems__(indices)
+        except Exception as error:
+            _note(error, f"while the dataset was asked for samples {indices!r}")
+            raise
+
+    def __repr__(self) -> str:
+        return repr(self.dataset)
+
+
+def _note(error: Exception, text: str) -> None:
+    if hasattr(error, "add_note"):
+        cast("Any", error).add_note(text)
+
+
+class WorkerStart:
+    """A ``worker_init_fn`` that shows the user's dataset to ``get_worker_info()``, and then calls the user's.
+
+    Args:
+        worker_init_fn: The user's, if any.
+    """
+
+    def __init__(self, worker_init_fn: Callable[[int], Any] | None) -> None:
+        self._init = worker_init_fn
+
+    def __call__(self, worker_id: int) -> None:
+        """Runs in each worker, before it asks for samples."""
+        info: Any = get_worker_info()
+        # WorkerInfo refuses to be changed, for good reasons that do not hold here: nobody has seen it yet.
+        object.__setattr__(info, "dataset", info.dataset.dataset)
+        if self._init is not None:
+            self._init(worker_id)

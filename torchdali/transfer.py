@@ -1,0 +1,55 @@
+"""Batches from the host's memory to the device, beside the work that is queued there."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+
+from torchdali.structure import replaced
+
+__all__ = ["Transfer"]
+
+
+class Transfer:
+    """Copies the tensors of a structure to a device.
+
+    The copies go from pinned memory and on a stream of their own, so that they do not wait for kernels that were
+    queued before; torch's current stream waits for them.
+
+    Args:
+        device: Where to; nothing is done for the CPU.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream: torch.cuda.Stream | None = None
+
+    def __call__(self, data: Any) -> Any:
+        """The structure with its tensors, and whatever else has a method ``to``, on the device."""
+        if self._device.type != "cuda":
+            return data
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(self._device)
+        current = torch.cuda.current_stream(self._device)
+        moved: list[torch.Tensor] = []
+
+        def move(leaf: Any) -> Any:
+            if isinstance(leaf, torch.Tensor):
+                if leaf.device.type != "cpu":
+                    return leaf
+                pinned = leaf if leaf.is_pinned() else leaf.pin_memory()
+                moved.append(pinned.to(self._device, non_blocking=True))
+                return moved[-1]
+            return leaf.to(self._device) if _movable(leaf) else leaf
+
+        with torch.cuda.stream(self._stream):
+            data = replaced(data, move, whole=_movable)
+        current.wait_stream(self._stream)
+        for tensor in moved:
+            tensor.record_stream(current)
+        return data
+
+
+def _movable(node: Any) -> bool:
+    return callable(getattr(cast("object", node), "to", None)) and not isinstance(node, type)
