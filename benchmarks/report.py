@@ -74,7 +74,7 @@ def short_table(runs: list[dict[str, Any]]) -> str:
     rows = [["images/s", *(f"{count} core{'s' * (count > 1)}" for count in cores)]]
     for system in dict.fromkeys(run["system"] for run in runs):
         by_cores = {run["cores"]: run for run in runs if run["system"] == system}
-        rows.append([SYSTEMS[system].title, *(_rate(by_cores.get(count)) for count in cores)])
+        rows.append([SYSTEMS[system].title, *(rate(by_cores.get(count)) for count in cores)])
     return markdown(rows)
 
 
@@ -84,14 +84,14 @@ def full_table(runs: list[dict[str, Any]]) -> str:
         "system": lambda run: SYSTEMS[run["system"]].title,
         "cores": lambda run: str(run["cores"]),
         "threads": lambda run: str(run["threads"]) if run["threads"] else "",
-        "images/s": _rate,
-        "first batch, s": lambda run: _number(run, "first_batch_s", 2),
-        "second epoch's, s": lambda run: _number(run, "second_epoch_first_batch_s", 3),
-        "gap p50 / p99 / max, ms": _gaps,
-        "CPU-s per 1,000": lambda run: _number(run, "cpu_s_per_1000_images", 2),
-        "busy cores": lambda run: _number(run, "busy_cores", 1),
-        "GPU MiB": lambda run: _number(run, "gpu_peak_mib", 0),
-        "host MiB (PSS)": lambda run: f"{_number(run, 'rss_peak_mib', 0)} ({_number(run, 'pss_mib', 0)})",
+        "images/s": rate,
+        "first batch, s": lambda run: number(run, "first_batch_s", 2),
+        "second epoch's, s": lambda run: number(run, "second_epoch_first_batch_s", 3),
+        "gap p50 / p99 / max, ms": gaps,
+        "CPU-s per 1,000": lambda run: number(run, "cpu_s_per_1000_images", 2),
+        "busy cores": lambda run: number(run, "busy_cores", 1),
+        "GPU MiB": lambda run: number(run, "gpu_peak_mib", 0),
+        "host MiB (PSS)": lambda run: f"{number(run, 'rss_peak_mib', 0)} ({number(run, 'pss_mib', 0)})",
         "imports, s": lambda run: f"{sum(run['import_s'].values()):.1f}",
     }
     rows = [list(columns)]
@@ -127,7 +127,8 @@ def machine_lines(host: dict[str, Any]) -> list[str]:
     ]
 
 
-def _rate(run: dict[str, Any] | None) -> str:
+def rate(run: dict[str, Any] | None) -> str:
+    """Images per second, or what became of a run that has none."""
     if run is None:
         return "-"
     if run["status"] != "ok":
@@ -135,14 +136,16 @@ def _rate(run: dict[str, Any] | None) -> str:
     return f"{run['images_per_s']:,.0f}" + (" (cut)" if run["ended_mid_epoch"] else "")
 
 
-def _number(run: dict[str, Any], key: str, digits: int) -> str:
+def number(run: dict[str, Any], key: str, digits: int) -> str:
+    """The figure `key`, or a dash."""
     value = run.get(key)
     return "-" if value is None else f"{value:,.{digits}f}"
 
 
-def _gaps(run: dict[str, Any]) -> str:
-    gaps = run["gap_ms"]
-    return " / ".join(f"{gaps[name]:.1f}" for name in ("median", "p99", "max")) if gaps else "-"
+def gaps(run: dict[str, Any]) -> str:
+    """Milliseconds between batches: median, 99th percentile and longest."""
+    summary = run["gap_ms"]
+    return " / ".join(f"{summary[name]:.1f}" for name in ("median", "p99", "max")) if summary else "-"
 
 
 def markdown(rows: list[list[str]]) -> str:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
 SIZE = 224
+RANGES = {"random_area": [0.08, 1.0], "random_aspect_ratio": [3 / 4, 4 / 3]}
 
 Epoch = Callable[[], Iterator[Any]]
 
@@ -50,7 +51,7 @@ def torchdali(root: Path, batch_size: int, threads: int) -> Epoch:  # noqa: ARG0
 
     from torchdali import DALILoader as DataLoader
 
-    dataset = ImageFolder(root, transform=_transforms())
+    dataset = ImageFolder(root, transform=transforms())
     loader = DataLoader(dataset, batch_size=batch_size, shuffle=True, drop_last=True)
     return lambda: iter(loader)
 
@@ -59,14 +60,14 @@ def dataloader_v2(root: Path, batch_size: int, threads: int) -> Epoch:
     """DataLoader as the fastest plain PyTorch: torchvision's decoder and v2 transforms on tensors."""
     from torchvision.datasets import ImageFolder
 
-    return _dataloader(ImageFolder(root, _transforms(), loader=_decode), batch_size, threads)
+    return dataloader(ImageFolder(root, transforms(), loader=_decode), batch_size, threads)
 
 
 def dataloader_pil(root: Path, batch_size: int, threads: int) -> Epoch:
     """DataLoader as most scripts write it: ImageFolder's own PIL loader, one worker a core."""
     from torchvision.datasets import ImageFolder
 
-    return _dataloader(ImageFolder(root, _transforms()), batch_size, threads)
+    return dataloader(ImageFolder(root, transforms()), batch_size, threads)
 
 
 def dali_documented(root: Path, batch_size: int, threads: int) -> Epoch:
@@ -75,19 +76,19 @@ def dali_documented(root: Path, batch_size: int, threads: int) -> Epoch:
     Only the crop's ranges differ from the example (0.1 to 1 and 0.8 to 1.25): they are RandomResizedCrop's.
     """
     biggest_of_imagenet = {"preallocate_width_hint": 5980, "preallocate_height_hint": 6430}
-    return _dali(root, batch_size, threads, 2, biggest_of_imagenet if _has_gpu() else {})
+    return _dali(root, batch_size, threads, 2, biggest_of_imagenet if has_gpu() else {})
 
 
 def dali_tuned(root: Path, batch_size: int, threads: int) -> Epoch:
     """DALI by hand, tuned: all JPEGs to the card's engine, eight batches in flight, the best thread count."""
-    return _dali(root, batch_size, threads, 8, {"hw_decoder_load": 1.0} if _has_gpu() else {})
+    return _dali(root, batch_size, threads, 8, {"hw_decoder_load": 1.0} if has_gpu() else {})
 
 
 def dali_decode_only(root: Path, batch_size: int, threads: int) -> Epoch:
     """Decode and crop, nothing else, tuned: what the JPEG engine can give at most."""
     from nvidia.dali import fn, pipeline_def
 
-    gpu = _has_gpu()
+    gpu = has_gpu()
 
     @pipeline_def(**_pipeline_options(batch_size, threads, 8))
     def pipeline() -> Any:
@@ -100,41 +101,53 @@ def dali_decode_only(root: Path, batch_size: int, threads: int) -> Epoch:
 
 
 def _dali(root: Path, batch_size: int, threads: int, depth: int, decoder: dict[str, Any]) -> Epoch:
-    from nvidia.dali import fn, pipeline_def, types
+    from nvidia.dali import fn, pipeline_def
 
-    gpu = _has_gpu()
+    gpu = has_gpu()
 
     @pipeline_def(**_pipeline_options(batch_size, threads, depth))
     def pipeline() -> Any:
         files, labels = fn.readers.file(file_root=str(root), random_shuffle=True, pad_last_batch=True, name="Reader")
-        images = fn.decoders.image_random_crop(
-            files,
-            device="mixed" if gpu else "cpu",
-            output_type=types.DALIImageType.RGB,
-            random_area=[0.08, 1.0],
-            random_aspect_ratio=[3 / 4, 4 / 3],
-            **decoder,
-        )
-        images = fn.resize(images, resize_x=SIZE, resize_y=SIZE)
-        images = fn.crop_mirror_normalize(
-            images,
-            dtype=types.DALIDataType.FLOAT,
-            output_layout="CHW",
-            crop=(SIZE, SIZE),
-            mean=[255 * value for value in MEAN],
-            std=[255 * value for value in STD],
-            mirror=fn.random.coin_flip(probability=0.5),
-        )
+        images = fn.resize(decoded_crop(files, decoder), resize_x=SIZE, resize_y=SIZE)
+        images = mirrored_normalized(images)
         return images, labels.gpu() if gpu else labels
 
     return _dali_epochs(pipeline())
+
+
+def decoded_crop(files: Any, decoder: dict[str, Any]) -> Any:
+    """DALI's operator for encoded files, with the ranges of RandomResizedCrop."""
+    from nvidia.dali import fn, types
+
+    return fn.decoders.image_random_crop(
+        files,
+        device="mixed" if has_gpu() else "cpu",
+        output_type=types.DALIImageType.RGB,
+        **RANGES,
+        **decoder,
+    )
+
+
+def mirrored_normalized(images: Any) -> Any:
+    """DALI's operator for what follows the resized crop."""
+    from nvidia.dali import fn, types
+
+    return fn.crop_mirror_normalize(
+        images,
+        dtype=types.DALIDataType.FLOAT,
+        output_layout="CHW",
+        crop=(SIZE, SIZE),
+        mean=[255 * value for value in MEAN],
+        std=[255 * value for value in STD],
+        mirror=fn.random.coin_flip(probability=0.5),
+    )
 
 
 def _pipeline_options(batch_size: int, threads: int, depth: int) -> dict[str, Any]:
     return {
         "batch_size": batch_size,
         "num_threads": threads,
-        "device_id": 0 if _has_gpu() else None,
+        "device_id": 0 if has_gpu() else None,
         "prefetch_queue_depth": depth,
         "seed": 12,
     }
@@ -155,10 +168,11 @@ def _dali_epochs(pipeline: Any) -> Epoch:
     return epoch
 
 
-def _dataloader(dataset: Any, batch_size: int, threads: int) -> Epoch:
+def dataloader(dataset: Any, batch_size: int, threads: int, persistent: bool = True) -> Epoch:
+    """DataLoader with `threads` workers, its batches moved to the GPU."""
     import torch
 
-    device = torch.device("cuda" if _has_gpu() else "cpu")
+    device = torch.device("cuda" if has_gpu() else "cpu")
     loader: torch.utils.data.DataLoader[Any] = torch.utils.data.DataLoader(
         dataset,
         batch_size=batch_size,
@@ -166,7 +180,7 @@ def _dataloader(dataset: Any, batch_size: int, threads: int) -> Epoch:
         drop_last=True,
         num_workers=threads,
         pin_memory=device.type == "cuda",
-        persistent_workers=True,
+        persistent_workers=persistent,
     )
 
     def epoch() -> Iterator[Any]:
@@ -176,7 +190,8 @@ def _dataloader(dataset: Any, batch_size: int, threads: int) -> Epoch:
     return epoch
 
 
-def _transforms() -> Any:
+def transforms() -> Any:
+    """What all do, in torchvision's words."""
     import torch
     from torchvision.transforms import v2
 
@@ -198,7 +213,8 @@ def _decode(path: str) -> "torch.Tensor":
     return decode_image(read_file(path), mode=ImageReadMode.RGB)
 
 
-def _has_gpu() -> bool:
+def has_gpu() -> bool:
+    """Whether torch sees one."""
     import torch
 
     return torch.cuda.is_available()

@@ -129,19 +129,36 @@ def test_readme_names_both_commands() -> None:
     assert {"make demo", "make test"} <= set(commands)
 
 
+def test_code_of_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (code,) = re.findall(
+        r"^```python\n(.*?)^```$", (ROOT / "docs" / "datasets.md").read_text(), re.MULTILINE | re.DOTALL
+    )
+    monkeypatch.chdir(tmp_path)
+    files = [path for path, _ in write_photographs(tmp_path).samples]
+    lines = [f"{path},{40 + i},p{i}" for i, path in enumerate(files)]
+    Path("scans.csv").write_text("\n".join(["file,age,patient", *lines]))
+    # Without worker processes, which could not import what is defined here.
+    namespace: dict[str, Any] = {}
+    exec(compile(code.replace("num_workers=8", 'device="cpu"'), "docs/datasets.md", "exec"), namespace)
+    batch = namespace["batch"]
+    assert batch["scan"].shape == (len(files), 3, 224, 224)
+    assert batch["scan"].dtype == torch.float32
+    assert sorted(batch["age"].tolist()) == [40 + i for i in range(len(files))]
+
+
+def anchors(path: Path) -> set[str]:
+    lines = [line for line in path.read_text().splitlines() if line.startswith("#")]
+    return {re.sub(r"[^\w -]", "", line.lstrip("# ").lower()).replace(" ", "-") for line in lines}
+
+
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_links_lead_somewhere(document: str) -> None:
-    text = (ROOT / document).read_text()
-    headings = {
-        re.sub(r"[^\w -]", "", line.lstrip("# ").lower()).replace(" ", "-")
-        for line in text.splitlines()
-        if line.startswith("#")
-    }
-    for target in re.findall(r"\]\(([^)]+)\)", text):
-        if target.startswith("#"):
-            assert target[1:] in headings
-        elif not target.startswith("https://"):
-            assert (ROOT / document).parent.joinpath(target).exists(), target
+    for target in re.findall(r"\]\(([^)]+)\)", (ROOT / document).read_text()):
+        if not target.startswith("https://"):
+            name, _, anchor = target.partition("#")
+            path = (ROOT / document).parent / name if name else ROOT / document
+            assert path.exists(), target
+            assert not anchor or anchor in anchors(path), target
 
 
 def test_changelog_has_this_version() -> None:

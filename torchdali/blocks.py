@@ -113,7 +113,7 @@ class Mapping:
                 "ended, or this process may not look into its own children under /proc"
             ) from error
         try:
-            self.capacity = capacity
+            self.key, self.capacity = key, capacity
             self.memory: Any = np.frombuffer(mmap.mmap(own, capacity), np.uint8)
         finally:
             os.close(own)
@@ -128,6 +128,7 @@ class ReceivedBlock:
 
     def __init__(self, mapping: Mapping) -> None:
         self.mapping = mapping
+        self._process = os.getpid()
 
     @property
     def contents(self) -> npt.NDArray[np.uint8]:
@@ -135,7 +136,8 @@ class ReceivedBlock:
         return self.mapping.memory[_HEADER:]
 
     def __del__(self) -> None:
-        self.mapping.memory[0] = _FREE
+        if self._process == os.getpid():  # a forked child drops what its parent still reads
+            self.mapping.memory[0] = _FREE
 
 
 def _receive(file: int, key: tuple[int, int], capacity: int) -> ReceivedBlock:

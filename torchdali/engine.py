@@ -17,7 +17,7 @@ import torch
 from torchdali import bridge, graph
 from torchdali.plan import Plan
 
-__all__ = ["Engine", "EnginePool", "Taken", "Views"]
+__all__ = ["Engine", "EnginePool", "Taken", "Views", "died"]
 
 Views = list[torch.Tensor | list[torch.Tensor]]
 
@@ -101,7 +101,7 @@ class Engine:
         """
         stream = bridge.stream_of(self._device)
         share: Callable[[], Any] = lambda: self._pipeline.share_outputs(stream)  # noqa: E731
-        self._broken = True  # until the end, as above
+        broken, self._broken = self._broken, True  # until the end, as above
         try:
             outputs = _within(timeout, share) if timeout else share()
             views: Views = [bridge.to_torch(outputs[i], stream) for i in range(self._views)]
@@ -114,12 +114,13 @@ class Engine:
             _LEFT_BEHIND.extend(self._held)
             self._held.clear()
             raise
-        except RuntimeError:
-            self._held.popleft().close()
-            self._broken = False
+        except RuntimeError as error:
+            if not died(error):
+                self._held.popleft().close()
+                self._broken = broken
             raise
         self._settling.append((stream.record_event() if stream else None, self._held.popleft()))
-        self._broken = False
+        self._broken = broken
         self._settle()
         return taken
 
@@ -133,8 +134,9 @@ class Engine:
         while self.in_flight and not self.broken:
             try:
                 self.take()
-            except RuntimeError:
-                continue
+            except RuntimeError as error:
+                if died(error):
+                    raise
 
     def close(self) -> None:
         """Waits for what is in flight, drops it, and frees the pipeline's threads and memory."""
@@ -202,6 +204,11 @@ class EnginePool:
             engine.close()
         else:
             self._idle.append(engine)
+
+
+def died(error: Exception) -> bool:
+    """Whether a worker process did. torch raises it from a signal's handler, at any point as a KeyboardInterrupt."""
+    return isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker (pid ")
 
 
 def _done_with(images: Any) -> None:

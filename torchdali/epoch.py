@@ -211,7 +211,7 @@ class Epoch(_BaseDataLoaderIter):
             check_shapes(images, self._compiled.chain, lambda row: self._compiled.source.name(batch.rows[row]))
 
     def __del__(self) -> None:
-        if self._feed:
+        if self._feed is not None:
             self._read_ahead.leave()
             self._feed.close()
 

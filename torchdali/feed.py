@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from torchdali.engine import Engine, EnginePool, Taken, Views
+from torchdali.engine import Engine, EnginePool, Taken, Views, died
 from torchdali.errors import PipelineError, SampleError
 from torchdali.plan import Plan
 from torchdali.rng import Draws
@@ -126,8 +126,8 @@ class Feed:
             batch = self._flying.popleft()
             try:
                 self._land(batch)
-            except Exception:
-                if self._over is _INTERRUPTED:
+            except Exception as error:
+                if self._over is _INTERRUPTED and not died(error):
                     self._advance()
                 raise
             self._advance()
@@ -135,20 +135,25 @@ class Feed:
 
     @contextmanager
     def _uninterrupted(self) -> Generator[None, None, None]:
-        """Ends the epoch where a KeyboardInterrupt comes in between: nobody knows what is in flight then."""
+        """Ends the epoch where a KeyboardInterrupt comes in between: nobody knows what is in flight then.
+
+        So may the death of a worker process.
+        """
         if self._over:
             raise RuntimeError(self._over)
         self._over = _INTERRUPTED
         try:
             yield
-        except Exception:
-            if self._over is _INTERRUPTED:
+        except Exception as error:
+            if self._over is _INTERRUPTED and not died(error):
                 self._over = ""
             raise
         self._over = ""
 
     def close(self) -> None:
         """Drops what is under way and returns the engines."""
+        for batch in self._flying:
+            batch.error = None  # its traceback holds the batch
         self._waiting.clear()
         self._flying.clear()
         if self._threads:
@@ -181,7 +186,9 @@ class Feed:
                 engine = self._engine_for(batch)
                 self._submit(engine, batch, batch.source.foreign(batch.rows))
                 batch.engine = engine
-        except (SampleError, TimeoutError) as error:
+        except Exception as error:
+            if died(error):
+                raise
             batch.error = error
 
     def _prepare(self, batch: Batch) -> None:
@@ -199,7 +206,7 @@ class Feed:
 
     def _engine_for(self, batch: Batch) -> Engine:
         for pool, engine in reversed(self._engines):
-            if pool is batch.pool and engine.batch_size >= len(batch.rows):
+            if pool is batch.pool and engine.batch_size >= len(batch.rows) and not engine.broken:
                 return engine
         engine = batch.pool.lease(len(batch.rows))
         self._engines.append((batch.pool, engine))
@@ -218,7 +225,9 @@ class Feed:
         except TimeoutError as error:
             self._over = f"DataLoader timed out after {self._timeout} seconds; {_ANEW}"
             raise RuntimeError(self._over) from error
-        except RuntimeError:
+        except RuntimeError as error:
+            if died(error):
+                raise
             taken = self._again(batch)
         else:
             if source.changed(batch.rows, taken.lengths):

@@ -38,18 +38,24 @@ class DALILoader(DataLoader[Any]):
     """A ``torch.utils.data.DataLoader`` whose images are decoded and transformed by NVIDIA DALI.
 
     It takes the arguments of ``DataLoader`` and yields the batches that ``DataLoader`` would: in the same order, of
-    the same structure, with tensors on ``device``. The dataset is not asked for samples: its files, targets and
-    transforms are read. ``num_workers`` above 0 is the number of DALI's threads, 0 lets it be chosen;
-    ``prefetch_factor`` is the number of batches in flight; ``timeout`` bounds the wait for a batch, in seconds;
-    ``collate_fn`` gets the list of samples, each image on the device. As there are no workers,
+    the same structure, with tensors on ``device``.
+
+    Image folders and torchvision's datasets in memory are *read*: their files or arrays, targets and transforms are
+    taken, and no sample is asked for. ``num_workers`` above 0 is then the number of DALI's threads, 0 lets it be
+    chosen; ``prefetch_factor`` is the number of batches in flight; ``timeout`` bounds the wait for a batch, in
+    seconds; ``collate_fn`` gets the list of samples, each image on the device. As there are no workers,
     ``worker_init_fn``, ``multiprocessing_context`` and ``in_order`` have no effect, and ``persistent_workers`` only
     keeps the base seed. With CUDA batches come out on the device and ``pin_memory`` has no effect either.
 
+    Every other dataset is *asked* for samples, exactly as ``DataLoader`` does it, and ``transform`` runs in DALI on the
+    images of the samples. Without ``transform`` nothing does, and batches are ``DataLoader``'s, on ``device``.
+
     Args:
-        dataset: torchvision's ``ImageFolder`` or ``DatasetFolder`` with the default image loader, also under
-            ``Subset``, ``random_split`` and ``ConcatDataset``; or the path of a folder of class folders.
+        dataset: Any dataset; or the path of a folder of class folders.
         *args: As for ``DataLoader``.
-        transform: Transforms that follow the dataset's own.
+        transform: Transforms that follow the dataset's own, and run in DALI. Of a sample that the dataset was asked
+            for, they are given every PIL image and ``tv_tensors.Image``, else the first array (H, W, C), tensor
+            (C, H, W), encoded file or ``pathlib`` path.
         batch_transform: Called with the parts of each collated batch, ``batch_transform(images, labels)``, on the
             device; what it returns is the batch. For ``v2.MixUp`` and ``v2.CutMix``. The random numbers that it draws
             from torch's global generators follow from the batch's first sample.
@@ -64,7 +70,6 @@ class DALILoader(DataLoader[Any]):
         **kwargs: As for ``DataLoader``.
 
     Raises:
-        UnsupportedDatasetError: The dataset is none of those.
         DALIUnavailableError: DALI is missing or cannot use the device; the text says what to install.
         ValueError: An argument is none that exists.
     """

@@ -208,7 +208,7 @@ def _common_places(
 ) -> tuple[tuple[str, ...], dict[int, tuple[str, str]]]:
     """Where most samples have their images, and what is wrong with those that have not."""
     each = [tuple(path for path, _ in images) for images in found]
-    ((most, _),) = Counter(each).most_common(1)
+    ((most, _),) = Counter(filter(None, each)).most_common(1)
     wrong: dict[int, tuple[str, str]] = {}
     for number, places in enumerate(each):
         if places != most:
@@ -216,7 +216,7 @@ def _common_places(
             reason = (
                 f"{has}, in other samples of the batch they are at {listed(most)}; it is {outline(samples[number])}"
             )
-            wrong[number] = ("", reason)
+            wrong[number] = (listed(most), reason)
             break
     return most, wrong
 
@@ -302,8 +302,8 @@ def _pil_array(image: PIL.Image.Image) -> npt.NDArray[Any]:
     """HWC, with the channels of the image's mode, as in torchvision's ``pil_to_tensor``."""
     try:
         array = np.asarray(image)
-    except UNREADABLE as error:
-        raise RefusedError(f"it cannot be decoded ({error})") from error
+    except (*UNREADABLE, AttributeError, AssertionError) as error:  # the last two where its file was closed unread
+        raise RefusedError(f"it cannot be decoded ({error or 'its file is closed'})") from error
     if array.dtype == np.bool_:
         array = array.astype(np.uint8) * 255
     elif array.dtype.kind in "ui" and array.dtype != np.uint8:
@@ -316,14 +316,15 @@ def _unread(image: Any) -> _Bytes | None:
     plain = type(image).__name__ == "JpegImageFile" and image.mode == "RGB"
     if not plain or not image.tile or getattr(image, "fp", None) is None or image.decoderconfig:
         return None
-    at = image.fp.tell()
     try:
-        image.fp.seek(0)
-        return np.frombuffer(image.fp.read(), np.uint8)
-    except (OSError, ValueError):
+        at = image.fp.tell()
+        try:
+            image.fp.seek(0)
+            return np.frombuffer(image.fp.read(), np.uint8)
+        finally:
+            image.fp.seek(at)
+    except (OSError, ValueError):  # closed, for one; reading the pixels says what is the matter
         return None
-    finally:
-        image.fp.seek(at)
 
 
 def _encoded(data: _Bytes) -> _Image:

@@ -10,10 +10,13 @@ from __future__ import annotations
 import copy
 import hashlib
 import operator
+import os
+import signal
 import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from multiprocessing import connection
 from typing import Any, cast
 
 import numpy as np
@@ -27,6 +30,8 @@ from torch.utils.data.dataloader import (
 )
 from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
 
+from torchdali.blocks import Mapping, ReceivedBlock
+from torchdali.engine import died
 from torchdali.epoch import EpochKeys
 from torchdali.errors import SampleError, TransformError
 from torchdali.feed import Batch, Feed
@@ -49,6 +54,8 @@ _own_collate = cast("tuple[Any, ...]", (data_utils.collate.default_collate, data
 
 _ANEW = "this epoch cannot go on, a new one can be started"
 _INTERRUPTED = f"the loader was interrupted; {_ANEW}"
+_FORKED = "an iterator cannot be used in a forked process; iterate over the loader anew there"
+_HOLDING_US = (__name__, "torchdali.readahead", "torch.utils.data.dataloader")
 _STREAM = 2**40
 """Samples that one worker's stream may have."""
 _BATCH_STEP = 2**16 - 1
@@ -107,6 +114,7 @@ class _ProxyEpoch(_BaseDataLoaderIter):
     _sent: dict[int, Any]
 
     def __init__(self, loader: Any, proxy: Proxy, keys: EpochKeys) -> None:
+        self._process = os.getpid()
         self.proxy = proxy
         self._keys = keys
         self._user_collate: Callable[[Any], Any] = loader.collate_fn
@@ -115,6 +123,7 @@ class _ProxyEpoch(_BaseDataLoaderIter):
         self._pins: bool = loader.pin_memory and proxy.device.type == "cpu" and torch.cuda.is_available()
         self._transfer = Transfer(proxy.device)
         self._pending: deque[_Delivery | Exception] = deque()
+        self._mappings: dict[tuple[int, int], Mapping] = {}
         super().__init__(self._twin(loader))
         if not self._num_workers:
             self._begin(loader)
@@ -134,9 +143,16 @@ class _ProxyEpoch(_BaseDataLoaderIter):
         return twin
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        if not first_iter and (self._over or self._process != os.getpid()):
+            # Persistent workers may have ended, what they sent may have been read in part, or they are not ours.
+            self._end_workers()
+            type(self).__init__(self, loader, self.proxy, self._keys)
+            return
         self._begin(loader)
+        self._over = _INTERRUPTED  # until all workers are at the new epoch
         super()._reset(loader, first_iter)
         self._received.clear()
+        self._over = ""
 
     def _begin(self, loader: Any) -> None:
         """Begins an epoch."""
@@ -152,7 +168,7 @@ class _ProxyEpoch(_BaseDataLoaderIter):
 
     def _leave(self) -> None:
         self._pending.clear()
-        if self._feed:
+        if self._feed is not None:
             self._read_ahead.leave()
             self._feed.close()
             self._feed = None
@@ -167,23 +183,26 @@ class _ProxyEpoch(_BaseDataLoaderIter):
         return 0
 
     def _next_data(self) -> Any:
+        if self._process != os.getpid():
+            raise RuntimeError(_FORKED)
         if self._over:
             raise RuntimeError(self._over)
         self._over = _INTERRUPTED  # until the end: nobody knows what was lost where a KeyboardInterrupt comes between
         try:
             data = self._deliver()
-        except Exception:
-            self._over = ""
+        except Exception as error:
+            if not died(error):
+                self._over = ""
             raise
         self._over = ""
         return data
 
     def _deliver(self) -> Any:
         self._fill()
+        self._read_ahead.take()
         if not self._pending:
             self._leave()
             raise StopIteration
-        self._read_ahead.take()
         delivery = self._pending.popleft()
         try:
             if isinstance(delivery, Exception):
@@ -201,8 +220,10 @@ class _ProxyEpoch(_BaseDataLoaderIter):
                 self._pending.append(self._admitted(packed))
             except StopIteration:
                 self._ended = True
-            except Exception as error:  # noqa: BLE001 - raised in its turn, after the batches before it
-                self._pending.append(error)
+            except Exception as error:
+                if died(error):
+                    raise
+                self._pending.append(_letting_go(error))  # raised in its turn, after the batches before it
 
     def _arrived(self) -> bool:
         """Whether the next batch can be taken without waiting."""
@@ -216,17 +237,18 @@ class _ProxyEpoch(_BaseDataLoaderIter):
         fault = self._blaming(delivery, indices)
         for sample, (named, reason) in packed.reasons.items():
             raise fault(sample, named, reason)
-        self._check_places(packed)
+        self._check_places(packed, fault)
         for group in packed.groups:
             assert self.proxy.routes is not None
-            assert self._feed is not None
             pool = self.proxy.routes.pool((group.spec, group.entry, False))
             source = ReceivedImages(packed, group, fault)
             draws = Draws(self._key, delivery.index[group.sample], delivery.occurrence[group.sample])
-            check_sizes(group.sample, group.size, pool.plan.random, source)
-            batch = Batch(source, pool, np.arange(len(group.sample)), draws)
-            self._feed.push(batch)
-            delivery.runs.append(batch)
+            delivery.runs.append(Batch(source, pool, np.arange(len(group.sample)), draws))
+        if any(run.pool.plan.random for run in delivery.runs):
+            check_sizes(packed, fault)
+        for run in delivery.runs:  # not before all is known to be well: what is pushed is popped, run by run
+            assert self._feed is not None
+            self._feed.push(run)
         return delivery
 
     def _identify(self, packed: Packed, indices: Any) -> tuple[IntArray, IntArray]:
@@ -245,17 +267,20 @@ class _ProxyEpoch(_BaseDataLoaderIter):
         whose = f", worker {delivery.packed.worker}" if iterable and self._num_workers else ""
         return lambda sample, named, reason: SampleError(places[sample], named + whose, reason)
 
-    def _check_places(self, packed: Packed) -> None:
+    def _check_places(self, packed: Packed, fault: Callable[[int, str, str], SampleError]) -> None:
         """Raises where a batch has its images in other places than the ones before it, which hides a damaged sample."""
         proxy = self.proxy
         if proxy.routes is None or not self._stacks or not packed.count:
             return
         if packed.groups and proxy.places is None:
             proxy.places = packed.places
+        if proxy.places is not None and not packed.places:
+            reason = f"no image was found in it, in the batches before it was at {listed(proxy.places)}"
+            raise fault(0, listed(proxy.places), f"{reason}; it is {packed.outline}")
         if proxy.places is not None and proxy.places != packed.places:
             raise TransformError(
                 f"the samples of a batch have their images at {listed(packed.places)}, those of the batches before it "
-                f"at {listed(proxy.places)}{'; they are ' + packed.outline if packed.outline else ''}"
+                f"at {listed(proxy.places)}"
             )
         if proxy.places is None and not proxy.warned:
             proxy.warned = True
@@ -296,11 +321,19 @@ class _ProxyEpoch(_BaseDataLoaderIter):
             finally:
                 del failure
 
+    def _end_workers(self) -> None:
+        """Ends the workers; those that a forked process inherited are its parent's, and only forgotten."""
+        if self._process == os.getpid():
+            end = getattr(super(), "__del__", None)
+            if end:
+                end()
+        elif getattr(self, "_worker_pids_set", False):
+            data_utils.signal_handling._remove_worker_pids(id(self))  # noqa: SLF001
+            self._worker_pids_set = False
+
     def __del__(self) -> None:
         self._leave()
-        parent = getattr(super(), "__del__", None)
-        if parent:
-            parent()
+        self._end_workers()
 
 
 class SerialProxyEpoch(_ProxyEpoch, _SingleProcessDataLoaderIter):
@@ -314,14 +347,33 @@ class ParallelProxyEpoch(_ProxyEpoch, _MultiProcessingDataLoaderIter):
         return self._send_idx
 
     def _get_data(self) -> Any:
-        task, data = cast("tuple[Any, Any]", self._received.popleft() if self._received else super()._get_data())
+        return self._received.popleft() if self._received else self._receive()
+
+    def _receive(self) -> tuple[Any, Any]:
+        try:
+            task, data = cast("tuple[Any, Any]", super()._get_data())
+        except Exception as error:
+            self._name_the_dead(error)
+            raise
         if isinstance(data, Packed):
             data.task = task
+            if isinstance(data.block, ReceivedBlock):  # it comes back, and is not to be mapped again then
+                self._mappings[data.block.mapping.key] = data.block.mapping
         return task, data
+
+    def _name_the_dead(self, error: Exception) -> None:
+        """Raises what torch's handler of signals would have, had it not come in the midst of something."""
+        workers = cast("list[Any]", self._workers)
+        if isinstance(error, (OSError, EOFError)):  # from a connection to one that is just ending
+            connection.wait([worker.sentinel for worker in workers if worker.exitcode is None], timeout=1)
+        for worker in workers:
+            if code := worker.exitcode:
+                how = f"is killed by signal: {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+                raise RuntimeError(f"DataLoader worker (pid {worker.pid}) {how}") from error
 
     def _arrived(self) -> bool:
         while not self._data_queue.empty():
-            self._received.append(cast("Any", super()._get_data()))
+            self._received.append(self._receive())
         if not self._in_order:
             return bool(self._received)
         known = cast("dict[int, tuple[Any, ...]]", self._task_info).get(self._rcvd_idx, ())
@@ -342,16 +394,28 @@ def key_of(index: Any) -> int:
         return int.from_bytes(digest, "little")
 
 
-def check_sizes(sample: IntArray, size: IntArray, random: bool, source: ReceivedImages) -> None:
-    """Raises where the images of one sample differ in size and are to be given the same random parameters."""
-    first = np.zeros((int(sample.max(initial=-1)) + 1, 2), np.int64)
+def check_sizes(packed: Packed, fault: Callable[[int, str, str], SampleError]) -> None:
+    """Raises where the images of one sample differ in size, which are to be given the same random parameters."""
+    sample, slot, size = (
+        np.concatenate([getattr(group, name) for group in packed.groups]) for name in ("sample", "slot", "size")
+    )
+    first = np.zeros((packed.count, 2), np.int64)
     first[sample[::-1]] = size[::-1]
     differing = np.flatnonzero((first[sample] != size).any(1))
-    if random and len(differing):
+    if len(differing):
         row = int(differing[0])
         one, other = first[sample[row]].tolist(), size[row].tolist()
-        raise source.error(
-            row,
+        raise fault(
+            int(sample[row]),
+            packed.places[int(slot[row])] if packed.places else "its images",
             f"its images differ in size, {one[0]}x{one[1]} and {other[0]}x{other[1]}, and a random transform draws "
             "once for all images of a sample; bring them to one size in the dataset",
         )
+
+
+def _letting_go(error: Exception) -> Exception:
+    """The error without the outermost frames, which hold the iterator that holds the error, and its workers."""
+    trace = error.__traceback__
+    while trace and trace.tb_frame.f_globals.get("__name__") in _HOLDING_US:
+        trace = trace.tb_next
+    return error.with_traceback(trace)
