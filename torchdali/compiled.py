@@ -22,7 +22,7 @@ from torchdali.plan import Plan
 from torchdali.rng import Draws, Words, epoch_key
 from torchdali.routes import Route, Routes
 from torchdali.samples import as_samples, run_on_batch
-from torchdali.sources import FolderSource
+from torchdali.sources import FileSource
 from torchdali.spec import Fidelity, IntArray, Spec
 from torchdali.transforms import RowError
 
@@ -162,7 +162,7 @@ class CompiledTransform:
             paths = [""] * len(images)
             for i in rows.tolist():
                 paths[i] = _path_of(images[i], files)
-            source = FolderSource(paths, [0] * len(paths), np.zeros(len(paths), np.intp), [None], None, "files")
+            source = FileSource(paths)
             feed = Feed(window=1, timeout=0)
             try:
                 feed.push(Batch(source, pool, rows, draws))

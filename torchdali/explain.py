@@ -102,7 +102,7 @@ def _images(loader: Any, proxy: Proxy) -> tuple[str, Sequence[Plan]]:
     if not found:
         return f"none in dataset[0], which is {outline(sample)}: {_RULE}", []
     try:
-        routes = list(dict.fromkeys(prepared(leaf).route for _, leaf in found))
+        routes = list(dict.fromkeys(prepared(leaf, proxy.routes.converts).route for _, leaf in found))
     except RefusedError as error:
         return f"at {listed([place for place, _ in found])}, of which one cannot be taken: {error}", []
     kinds = [f"{spec} ({entry})" for spec, entry in routes]

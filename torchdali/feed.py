@@ -24,6 +24,7 @@ from torchdali.plan import Plan
 from torchdali.rng import Draws
 from torchdali.sources import Scan, Source
 from torchdali.spec import Inputs, IntArray, Params
+from torchdali.tracing import put_by
 from torchdali.transforms import RowError
 
 __all__ = ["WINDOW", "Batch", "Feed", "fitting_window"]
@@ -152,8 +153,6 @@ class Feed:
 
     def close(self) -> None:
         """Drops what is under way and returns the engines."""
-        for batch in self._flying:
-            batch.error = None  # its traceback holds the batch
         self._waiting.clear()
         self._flying.clear()
         if self._threads:
@@ -189,7 +188,7 @@ class Feed:
         except Exception as error:
             if died(error):
                 raise
-            batch.error = error
+            batch.error = put_by(error)
 
     def _prepare(self, batch: Batch) -> None:
         if batch.scan:

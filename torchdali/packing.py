@@ -7,10 +7,11 @@ number and knows no CUDA.
 from __future__ import annotations
 
 import io
+import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -23,14 +24,20 @@ from torchvision import tv_tensors
 
 from torchdali.blocks import BlockRing, ReceivedBlock, SentBlock, aligned
 from torchdali.errors import TransformError
-from torchdali.sources import UNREADABLE, header_of
+from torchdali.sources import UNREADABLE, Header, header_of, read_header
 from torchdali.spec import Entry, IntArray, Spec
 from torchdali.structure import collate, images_of, leaves, with_slots
 
 __all__ = ["PIXEL_DTYPES", "Packed", "PackedImages", "Packer", "RefusedError", "listed", "outline", "ppm", "prepared"]
 
-PIXEL_DTYPES = (torch.uint8, torch.float16, torch.float32, torch.float64, torch.int16, torch.int32, torch.int64)
+PIXEL_DTYPES = (
+    *(torch.uint8, torch.float16, torch.float32, torch.float64),
+    *(torch.int16, torch.uint16, torch.int32, torch.int64),
+)
 """Of images that DALI is fed."""
+_TENSOR_LIKE = ("L", "LA", "RGB", "RGBA", "I")
+"""Modes of PIL images that can be made of tensors again, so that transforms see what torchvision shows them."""
+_CONVERT = "of which transforms for PIL images make something else than transforms for tensors: begin with v2.ToImage()"
 
 _open: Callable[..., Any] = PIL.Image.open
 _pin_memory = cast("Callable[..., Any]", data_utils.pin_memory.pin_memory)
@@ -43,12 +50,14 @@ class _Image(NamedTuple):
     Attributes:
         route: What it is, and how it is fed.
         size: Height and width.
-        data: Bytes of a file, or HWC.
+        data: Bytes of a file, or of its path, or HWC.
+        header: Of the file that a path leads to.
     """
 
     route: tuple[Spec, Entry]
     size: tuple[int, int]
     data: npt.NDArray[Any]
+    header: Header | None = None
 
 
 class RefusedError(Exception):
@@ -67,6 +76,7 @@ class PackedImages:
         size: ``(N, 2)`` heights and widths.
         start: ``(N,)`` where each begins in the block; without a block, nothing.
         length: ``(N,)`` bytes of each.
+        headers: Of the files, where paths are packed.
         arrays: Where there is no block, the images themselves.
     """
 
@@ -77,6 +87,7 @@ class PackedImages:
     size: IntArray
     start: IntArray
     length: IntArray
+    headers: list[Header]
     arrays: list[npt.NDArray[Any]] = field(default_factory=list[npt.NDArray[Any]])
 
 
@@ -120,10 +131,14 @@ class Packer:
         batched: Whether samples come in lists.
         stacks: Whether ``collate_fn`` is one of DataLoader's own, which need no image to do their work.
         images: Whether images are taken out; else ``collate_fn`` does all there is to do.
+        converts: Whether the transforms begin with the conversion of PIL images to tensors.
     """
 
-    def __init__(self, collate_fn: Callable[[Any], Any], batched: bool, stacks: bool, images: bool) -> None:
+    def __init__(
+        self, collate_fn: Callable[[Any], Any], batched: bool, stacks: bool, images: bool, converts: bool = True
+    ) -> None:
         self._collate, self._batched, self._stacks, self._images = collate_fn, batched, stacks, images
+        self._converts = converts
         self._ring: BlockRing | None = None
 
     def __call__(self, data: Any) -> Packed:
@@ -156,7 +171,7 @@ class Packer:
                 if slot < len(images):
                     leaf = images[slot][1]
                     try:
-                        image = prepared(leaf)
+                        image = prepared(leaf, self._converts)
                     except RefusedError as reason:
                         named = str(leaf) if isinstance(leaf, PurePath) else images[slot][0] or "the sample itself"
                         packed.reasons.setdefault(sample, (named, str(reason)))
@@ -199,6 +214,7 @@ def _laid_out(
         np.array([image.size for _, _, image in members], np.int64),
         start,
         length,
+        [image.header for _, _, image in members if image.header],
     )
     return group, aligned(at + int(step.sum()))
 
@@ -249,26 +265,29 @@ def _refuse_annotations(sample: Any) -> None:
             )
 
 
-def prepared(leaf: Any) -> _Image:
+def prepared(leaf: Any, converts: bool = True) -> _Image:
     """An image as it will be packed.
+
+    Args:
+        leaf: The image.
+        converts: Whether the transforms begin with the conversion of PIL images to tensors.
 
     Raises:
         RefusedError: Why it cannot be.
     """
     if isinstance(leaf, PIL.Image.Image):
+        if not converts and leaf.mode not in _TENSOR_LIKE:
+            raise RefusedError(f"it is a PIL image of mode {leaf.mode!r}, {_CONVERT}, or convert it in the dataset")
         unread = _unread(leaf)
         return _encoded(unread) if unread is not None else _pixels("pil", _pil_array(leaf))
     if isinstance(leaf, PurePath):
-        try:
-            return _encoded(np.fromfile(Path(leaf), np.uint8))
-        except FileNotFoundError:
-            raise RefusedError("there is no such file") from None
-        except OSError as error:
-            raise RefusedError(f"it cannot be read ({error})") from error
+        return _file(leaf)
     if isinstance(leaf, (bytes, bytearray, memoryview)):
         return _encoded(np.frombuffer(cast("bytes", leaf), np.uint8))
     if isinstance(leaf, np.ndarray):
         array: npt.NDArray[Any] = cast("Any", leaf)
+        if not converts and array.dtype != np.uint8:
+            raise RefusedError(f"it is an array of {array.dtype}, {_CONVERT}")
         return _encoded(np.ascontiguousarray(array)) if array.ndim == 1 else _pixels("pil", array)
     tensor: torch.Tensor = leaf.detach()
     if tensor.ndim == 1:
@@ -281,11 +300,27 @@ def prepared(leaf: Any) -> _Image:
     return _pixels(kind, tensor.as_subclass(torch.Tensor).permute(1, 2, 0).cpu().numpy())
 
 
+def _file(path: PurePath) -> _Image:
+    """A file that DALI decodes as PIL does, by its path; any other is decoded here, by PIL."""
+    name = os.path.abspath(path)  # noqa: PTH100 - resolve() would follow links
+    try:
+        header = read_header(name)
+    except FileNotFoundError:
+        raise RefusedError("there is no such file") from None
+    except UNREADABLE as error:
+        raise RefusedError(f"it cannot be read as an image ({error})") from error
+    if not header.native:
+        return _encoded(np.fromfile(name, np.uint8))
+    data = np.frombuffer(os.fsencode(name), np.uint8)
+    return _Image((Spec(), "files"), (header.height, header.width), data, header)
+
+
 def _refused_dtype(dtype: Any) -> RefusedError:
     return RefusedError(f"it is of {dtype}; DALI takes {', '.join(map(str, PIXEL_DTYPES))}")
 
 
 def _pixels(kind: Any, array: npt.NDArray[Any]) -> _Image:
+    array = np.asarray(array, array.dtype.newbyteorder("="))
     try:
         dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
     except TypeError:
@@ -306,8 +341,6 @@ def _pil_array(image: PIL.Image.Image) -> npt.NDArray[Any]:
         raise RefusedError(f"it cannot be decoded ({error or 'its file is closed'})") from error
     if array.dtype == np.bool_:
         array = array.astype(np.uint8) * 255
-    elif array.dtype.kind in "ui" and array.dtype != np.uint8:
-        array = array.astype(np.int32)
     return array[..., None] if array.ndim == 2 else array
 
 

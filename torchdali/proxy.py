@@ -38,24 +38,24 @@ from torchdali.feed import Batch, Feed
 from torchdali.occurrences import Occurrences
 from torchdali.packing import Packed, Packer, listed
 from torchdali.readahead import ReadAhead
-from torchdali.received import ReceivedImages
+from torchdali.received import source_of
 from torchdali.rejoin import rejoined
 from torchdali.rng import Draws
 from torchdali.routes import Routes
 from torchdali.samples import call_on_batch
 from torchdali.spec import IntArray
-from torchdali.tracing import Traced, WorkerStart
+from torchdali.tracing import Traced, WorkerStart, put_by
 from torchdali.transfer import Transfer
 
 __all__ = ["ParallelProxyEpoch", "Proxy", "SerialProxyEpoch", "stacks"]
 
 _pin_memory = cast("Callable[[Any], Any]", data_utils.pin_memory.pin_memory)
+_forget_pids = cast("Callable[[int], None]", vars(data_utils.signal_handling)["_remove_worker_pids"])
 _own_collate = cast("tuple[Any, ...]", (data_utils.collate.default_collate, data_utils.collate.default_convert))
 
 _ANEW = "this epoch cannot go on, a new one can be started"
 _INTERRUPTED = f"the loader was interrupted; {_ANEW}"
 _FORKED = "an iterator cannot be used in a forked process; iterate over the loader anew there"
-_HOLDING_US = (__name__, "torchdali.readahead", "torch.utils.data.dataloader")
 _STREAM = 2**40
 """Samples that one worker's stream may have."""
 _BATCH_STEP = 2**16 - 1
@@ -131,8 +131,9 @@ class _ProxyEpoch(_BaseDataLoaderIter):
     def _twin(self, loader: Any) -> Any:
         """The loader as torch's iterator is to see it."""
         twin = copy.copy(loader)
-        images = self.proxy.routes is not None
-        twin.collate_fn = Packer(loader.collate_fn, loader._auto_collation, self._stacks, images)  # noqa: SLF001
+        routes = self.proxy.routes
+        images, converts = routes is not None, routes is None or routes.converts
+        twin.collate_fn = Packer(loader.collate_fn, loader._auto_collation, self._stacks, images, converts)  # noqa: SLF001
         # Without images the batch itself crosses to the device, and torch has a thread that pins it.
         twin.pin_memory = self.proxy.device.type == "cuda" and not images
         if isinstance(loader.dataset, (IterDataPipe, MapDataPipe)) or loader._dataset_kind != _DatasetKind.Map:  # noqa: SLF001
@@ -223,7 +224,9 @@ class _ProxyEpoch(_BaseDataLoaderIter):
             except Exception as error:
                 if died(error):
                     raise
-                self._pending.append(_letting_go(error))  # raised in its turn, after the batches before it
+                self._pending.append(
+                    put_by(error) if self._pending else error
+                )  # raised in its turn, after the batches before it
 
     def _arrived(self) -> bool:
         """Whether the next batch can be taken without waiting."""
@@ -241,7 +244,7 @@ class _ProxyEpoch(_BaseDataLoaderIter):
         for group in packed.groups:
             assert self.proxy.routes is not None
             pool = self.proxy.routes.pool((group.spec, group.entry, False))
-            source = ReceivedImages(packed, group, fault)
+            source = source_of(packed, group, fault)
             draws = Draws(self._key, delivery.index[group.sample], delivery.occurrence[group.sample])
             delivery.runs.append(Batch(source, pool, np.arange(len(group.sample)), draws))
         if any(run.pool.plan.random for run in delivery.runs):
@@ -275,7 +278,7 @@ class _ProxyEpoch(_BaseDataLoaderIter):
         if packed.groups and proxy.places is None:
             proxy.places = packed.places
         if proxy.places is not None and not packed.places:
-            reason = f"no image was found in it, in the batches before it was at {listed(proxy.places)}"
+            reason = f"no image was found in it, in the batches before they were at {listed(proxy.places)}"
             raise fault(0, listed(proxy.places), f"{reason}; it is {packed.outline}")
         if proxy.places is not None and proxy.places != packed.places:
             raise TransformError(
@@ -325,10 +328,10 @@ class _ProxyEpoch(_BaseDataLoaderIter):
         """Ends the workers; those that a forked process inherited are its parent's, and only forgotten."""
         if self._process == os.getpid():
             end = getattr(super(), "__del__", None)
-            if end:
+            if end and hasattr(self, "_workers"):
                 end()
         elif getattr(self, "_worker_pids_set", False):
-            data_utils.signal_handling._remove_worker_pids(id(self))  # noqa: SLF001
+            _forget_pids(id(self))
             self._worker_pids_set = False
 
     def __del__(self) -> None:
@@ -411,11 +414,3 @@ def check_sizes(packed: Packed, fault: Callable[[int, str, str], SampleError]) -
             f"its images differ in size, {one[0]}x{one[1]} and {other[0]}x{other[1]}, and a random transform draws "
             "once for all images of a sample; bring them to one size in the dataset",
         )
-
-
-def _letting_go(error: Exception) -> Exception:
-    """The error without the outermost frames, which hold the iterator that holds the error, and its workers."""
-    trace = error.__traceback__
-    while trace and trace.tb_frame.f_globals.get("__name__") in _HOLDING_US:
-        trace = trace.tb_next
-    return error.with_traceback(trace)

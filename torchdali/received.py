@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -12,10 +13,10 @@ import numpy.typing as npt
 from torchdali.blocks import ReceivedBlock
 from torchdali.errors import SampleError
 from torchdali.packing import Packed, PackedImages, ppm
-from torchdali.sources import UNREADABLE, Source
+from torchdali.sources import UNREADABLE, FileSource, Source
 from torchdali.spec import IntArray
 
-__all__ = ["ReceivedImages"]
+__all__ = ["source_of"]
 
 
 class ReceivedImages(Source):
@@ -49,32 +50,33 @@ class ReceivedImages(Source):
         held.callback(_keep, self._packed.block)
         if (whole := self._dense(rows)) is not None:
             return whole
-        images: list[npt.NDArray[Any]] = [self._image(row) for row in rows.tolist()]
+        images: list[npt.NDArray[Any]] = [self.image(row) for row in rows.tolist()]
         if self._entry == "encoded":
             for place in by_pil.tolist():
-                images[place] = ppm(self._image(int(rows[place])))
+                images[place] = ppm(self.image(int(rows[place])))
         return images
 
     def check(self, row: int) -> None:
         """Raises SampleError where PIL does not read an encoded file."""
         if self._entry == "encoded":
             try:
-                ppm(self._image(row))
+                ppm(self.image(row))
             except UNREADABLE as error:
                 raise self.error(row, f"it cannot be decoded ({error})") from error
 
-    def _image(self, row: int) -> npt.NDArray[Any]:
+    def image(self, row: int) -> npt.NDArray[Any]:
+        """One image as it was packed: HWC, or the bytes of a file or a path."""
         group = self._group
         if group.arrays:
             return group.arrays[row]
         start = int(group.start[row])
         data = self._bytes(start, start + int(group.length[row]))
-        return data if self._entry == "encoded" else self._shaped(data, tuple(group.size[row].tolist()))
+        return data if self._entry != "pixels" else self._shaped(data, tuple(group.size[row].tolist()))
 
     def _dense(self, rows: IntArray) -> npt.NDArray[Any] | None:
         group = self._group
         count = len(group.size)
-        if self._entry == "encoded" or group.arrays or len(rows) != count:
+        if self._entry != "pixels" or group.arrays or len(rows) != count:
             return None
         end = group.start + group.length
         if not (np.array_equal(end[:-1], group.start[1:]) and (group.size == group.size[0]).all()):
@@ -90,6 +92,37 @@ class ReceivedImages(Source):
     def _shaped(self, data: npt.NDArray[np.uint8], shape: tuple[int, ...]) -> npt.NDArray[Any]:
         spec = self._group.spec
         return data.view(str(spec.dtype).removeprefix("torch.")).reshape(*shape, spec.channels)
+
+
+class ReceivedFiles(FileSource):
+    """Files whose paths and headers were packed.
+
+    Args:
+        packed: The batch.
+        group: The paths.
+        fault: Makes the error that blames a sample of the batch.
+    """
+
+    def __init__(self, packed: Packed, group: PackedImages, fault: Callable[[int, str, str], SampleError]) -> None:
+        paths = ReceivedImages(packed, group, fault)
+        super().__init__([os.fsdecode(paths.image(row).tobytes()) for row in range(len(group.size))])
+        self._sample, self._fault = group.sample, fault
+        for row, header in enumerate(group.headers):
+            self.learn(row, header)
+
+    def name(self, row: int) -> str:
+        """A sample as messages name it."""
+        return f"sample {self.error(row, '').index}, {self.path(row)}"
+
+    def error(self, row: int, reason: str) -> SampleError:
+        """Blames the sample whose file it is."""
+        return self._fault(int(self._sample[row]), self.path(row), reason)
+
+
+def source_of(packed: Packed, group: PackedImages, fault: Callable[[int, str, str], SampleError]) -> Source:
+    """The images of one kind, of one batch, for the feed."""
+    kind = ReceivedFiles if group.entry == "files" else ReceivedImages
+    return kind(packed, group, fault)
 
 
 def _keep(block: Any) -> None:

@@ -10,9 +10,12 @@ import torch
 from torchdali.engine import EnginePool
 from torchdali.plan import Plan, compile_plan, fuse
 from torchdali.spec import Entry, Fidelity, Spec
-from torchdali.transforms import flatten
+from torchdali.transforms import find_rule, flatten
+from torchdali.transforms.conversion import Identity, PILToTensor, ToImage, ToTensor
 
 __all__ = ["Route", "Routes"]
+
+_CONVERSIONS = (ToImage, PILToTensor, ToTensor)
 
 Route = tuple[Spec, Entry, bool]
 """What images are, how they are fed, and whether they are on the device already."""
@@ -38,6 +41,12 @@ class Routes:
 
     def __iter__(self) -> Iterator[Route]:
         return iter(self._pools)
+
+    @property
+    def converts(self) -> bool:
+        """Whether the transforms begin with the conversion of PIL images to tensors."""
+        rules = map(find_rule, self.chain)
+        return isinstance(next((rule for rule in rules if not isinstance(rule, Identity)), None), _CONVERSIONS)
 
     def plan(self, spec: Spec, entry: Entry) -> Plan:
         """What is done with images of one kind."""

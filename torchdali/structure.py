@@ -33,6 +33,9 @@ _MAGIC = (
     *(b"P%d" % kind for kind in range(1, 7)),  # portable anymaps
 )
 
+# Asked first, because to ask an abstract base class takes longer.
+_NEVER_PARTS = (str, bytes, int, float, np.ndarray, np.generic, torch.Tensor, PIL.Image.Image, PurePath)
+
 _collate = cast("Callable[..., Any]", data_utils.collate.collate)
 
 
@@ -52,18 +55,21 @@ class Slot:
         return f"<image {self.number}>"
 
 
-def _children(node: Any) -> Iterator[tuple[str, Any]]:
+def _children(node: Any) -> Sequence[tuple[str, Any]]:
     """The parts of a structure, with what is written behind it to get them."""
+    if isinstance(node, _NEVER_PARTS):
+        return ()
     if isinstance(node, Mapping):
         mapping = cast("Mapping[Any, Any]", node)
-        yield from ((f"[{key!r}]", mapping[key]) for key in mapping)
-    elif isinstance(node, tuple) and hasattr(cast("Any", node), "_fields"):
-        yield from zip((f".{name}" for name in cast("Any", node)._fields), cast("Any", node), strict=True)
-    elif _is_sequence(node):
-        yield from ((f"[{i}]", child) for i, child in enumerate(cast("Sequence[Any]", node)))
-    elif _is_dataclass(node):
+        return [(f"[{key!r}]", mapping[key]) for key in mapping]
+    if isinstance(node, tuple) and hasattr(cast("Any", node), "_fields"):
+        return [(f".{name}", part) for name, part in zip(cast("Any", node)._fields, cast("Any", node), strict=True)]
+    if _is_sequence(node):
+        return [(f"[{i}]", child) for i, child in enumerate(cast("Sequence[Any]", node))]
+    if _is_dataclass(node):
         instance: Any = cast("Any", node)
-        yield from ((f".{field.name}", getattr(instance, field.name)) for field in dataclasses.fields(instance))
+        return [(f".{field.name}", getattr(instance, field.name)) for field in dataclasses.fields(instance)]
+    return ()
 
 
 def _is_sequence(node: Any) -> bool:
@@ -82,7 +88,7 @@ def replaced(node: Any, change: Callable[[Any], Any], whole: Callable[[Any], boo
         change: Gives the new leaf for an old one.
         whole: Whether something with parts is a leaf all the same.
     """
-    parts = [] if whole and whole(node) else list(_children(node))
+    parts: Sequence[tuple[str, Any]] = () if whole and whole(node) else _children(node)
     if not parts:
         return change(node)
     done = [replaced(child, change, whole) for _, child in parts]
@@ -123,7 +129,7 @@ def _rebuilt(node: Any, parts: Sequence[Any]) -> Any:
 
 def leaves(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """All leaves of a structure with their places, as they would be written in Python."""
-    parts = list(_children(node))
+    parts = _children(node)
     if not parts:
         yield path, node
     for step, child in parts:
@@ -178,7 +184,7 @@ def with_slots(sample: Any, images: Sequence[tuple[str, Any]]) -> Any:
     def walk(node: Any, path: str) -> Any:
         if path in places:
             return places[path]
-        parts = list(_children(node))
+        parts = _children(node)
         done = [walk(child, path + step) for step, child in parts]
         if all(new is old for new, (_, old) in zip(done, parts, strict=True)):
             return node

@@ -1,13 +1,19 @@
-"""Exceptions of a dataset that say which sample was asked for."""
+"""Exceptions that say which sample was asked for, and exceptions that wait for their turn."""
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 from typing import Any, cast
 
 from torch.utils.data import get_worker_info
 
-__all__ = ["Traced", "WorkerStart"]
+from torchdali.errors import TorchDALIError
+
+__all__ = ["Traced", "WorkerStart", "put_by"]
+
+_OURS = ("torchdali.", "torch.utils.data.dataloader", "torch._utils")
+"""Modules whose frames are of no interest to users."""
 
 
 class Traced:
@@ -46,6 +52,26 @@ class Traced:
 def _note(error: Exception, text: str) -> None:
     if hasattr(error, "add_note"):
         cast("Any", error).add_note(text)
+
+
+def put_by(error: Exception) -> Exception:
+    """An exception to be raised later, without its tracebacks; what users want to know of them becomes a note.
+
+    The frames of a traceback hold the iterator. Holding the exception it would hold itself, and its workers, in a
+    cycle.
+    """
+    trace = error.__traceback__
+    while trace and trace.tb_frame.f_globals.get("__name__", "").startswith(_OURS):
+        trace = trace.tb_next
+    if trace and not isinstance(error, TorchDALIError):
+        _note(error, "".join(["raised ahead of its turn:\n", *traceback.format_tb(trace)]).rstrip())
+    chain: list[BaseException | None] = [error]
+    while chain:
+        one = chain.pop()
+        if one is not None and (one is error or one.__traceback__):
+            chain += one.__cause__, one.__context__
+            one.__traceback__ = None
+    return error
 
 
 class WorkerStart:

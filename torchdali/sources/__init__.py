@@ -1,6 +1,6 @@
 """What a dataset gives to the graph: the files of an image folder, arrays in memory, or what workers packed."""
 
-from torchdali.sources.folder import UNREADABLE, FolderSource
+from torchdali.sources.folder import UNREADABLE, FileSource, FolderSource
 from torchdali.sources.header import Header, header_of, read_header
 from torchdali.sources.lift import dataset_state, lift
 from torchdali.sources.scan import Scan
@@ -8,6 +8,7 @@ from torchdali.sources.source import LiftedSource, Source
 
 __all__ = [
     "UNREADABLE",
+    "FileSource",
     "FolderSource",
     "Header",
     "LiftedSource",

@@ -13,12 +13,12 @@ import numpy.typing as npt
 import PIL.Image
 
 from torchdali.errors import SampleError
-from torchdali.sources.header import read_header
+from torchdali.sources.header import Header, read_header
 from torchdali.sources.scan import Scan
-from torchdali.sources.source import LiftedSource
+from torchdali.sources.source import LiftedSource, Source
 from torchdali.spec import IntArray
 
-__all__ = ["FolderSource"]
+__all__ = ["UNREADABLE", "FileSource", "FolderSource"]
 
 UNREADABLE = (OSError, ValueError, SyntaxError, PIL.Image.DecompressionBombError)
 """What PIL raises on files that are no image or a damaged one."""
@@ -27,19 +27,17 @@ _open: Callable[..., Any] = PIL.Image.open
 _SHORTEST_ROW = 32  # room for the path of a file descriptor
 
 
-class FolderSource(LiftedSource):
-    """Samples that are (file, target) pairs.
+class FileSource(Source):
+    """Files, by their number.
 
     All paths lie in one matrix of bytes, padded with NUL, so that a batch's paths are one gather and one dense
     input of the graph. A file's header is read when its index first comes up; sizes are kept from then on.
 
     Args:
         paths: The files.
-        *about: As for :class:`LiftedSource`.
     """
 
-    def __init__(self, paths: Sequence[str], *about: Any) -> None:
-        super().__init__(*about)
+    def __init__(self, paths: Sequence[str]) -> None:
         encoded = [os.fsencode(path) for path in paths]
         length = max(map(len, encoded), default=0) + 1
         length = max(length, _SHORTEST_ROW)
@@ -50,6 +48,12 @@ class FolderSource(LiftedSource):
         self._jpeg = np.zeros(len(encoded), np.bool_)
         self._length = np.zeros(len(encoded), np.int64)
         self._whole = np.zeros(len(encoded), np.bool_)
+
+    def learn(self, row: int, header: Header) -> None:
+        """Takes what a file's header says."""
+        self._native[row], self._jpeg[row] = header.native, header.jpeg
+        self._length[row] = header.length
+        self._size[row] = header.height, header.width
 
     def path(self, row: int) -> str:
         """The file of a sample."""
@@ -139,9 +143,7 @@ class FolderSource(LiftedSource):
     def _learn(self, row: int) -> None:
         with self._blaming(row, "read as an image"):
             header = read_header(self.path(row))
-        self._native[row], self._jpeg[row] = header.native, header.jpeg
-        self._length[row] = header.length
-        self._size[row] = header.height, header.width
+        self.learn(row, header)
 
     @contextmanager
     def _blaming(self, row: int, what: str) -> Generator[None, None, None]:
@@ -151,3 +153,16 @@ class FolderSource(LiftedSource):
             raise self.error(row, "there is no such file") from error
         except UNREADABLE as error:
             raise self.error(row, f"it cannot be {what} ({error})") from error
+
+
+class FolderSource(FileSource, LiftedSource):
+    """Samples that are (file, target) pairs.
+
+    Args:
+        paths: The files.
+        *about: As for :class:`LiftedSource`.
+    """
+
+    def __init__(self, paths: Sequence[str], *about: Any) -> None:
+        FileSource.__init__(self, paths)
+        LiftedSource.__init__(self, *about)
