@@ -197,3 +197,14 @@ def test_explain_and_repr(capsys):
 def test_an_unknown_device():
     with pytest.raises(torchdali.DALIUnavailableError, match="mps"):
         torchdali.compile(EVAL, device="mps")
+
+
+@pytest.mark.gpu
+def test_waits_for_images_that_are_still_being_written(images):
+    compiled = torchdali.compile(v2.ToImage(), device="cuda")
+    tensors = torch.stack([F.pil_to_tensor(image)[:, :50, :50] for image in images]).cuda()
+    compiled(tensors)
+    for _ in range(5):
+        torch.cuda.synchronize()
+        torch.cuda._sleep(30_000_000)
+        assert torch.equal(compiled(tensors.clone()), tensors)

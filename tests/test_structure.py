@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 from conftest import CROP, Numbered, same
-from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset, TensorDataset, random_split
+from torch.utils.data import ConcatDataset, DataLoader, Subset, random_split
 from torchvision import transforms as v1
 from torchvision import tv_tensors
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
-from torchdali import DALILoader, UnsupportedDatasetError
+from torchdali import DALILoader
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -204,46 +204,3 @@ def test_appended_samples_are_loaded(dataset: ImageFolder) -> None:
     append_samples(dataset)
     assert len(ours) == 5
     assert list(ours)[-1][1].tolist() == [20, 21, 22, 23, 99]
-
-
-class Overriding(ImageFolder):
-    def __getitem__(self, index: int) -> Any:
-        return super().__getitem__(index)
-
-
-class OverridingSubset(Subset[Any]):
-    def __getitems__(self, indices: list[int]) -> Any:
-        return super().__getitems__(indices)
-
-
-class Stream(IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(3))
-
-
-def load_grey(path: str) -> Any:
-    raise AssertionError("never called")
-
-
-REJECTED: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "__getitem__": (Overriding, "Overriding overrides how samples are fetched"),
-    "__getitems__": (lambda p: OverridingSubset(ImageFolder(p), [0]), "OverridingSubset"),
-    "loader": (lambda p: ImageFolder(p, loader=load_grey), "loader of its own, load_grey"),
-    "iterable": (lambda p: Stream(), "Stream is an IterableDataset"),
-    "tensors": (lambda p: TensorDataset(torch.ones(3)), "TensorDataset is not an image folder"),
-    "list": (lambda p: [1, 2], "list is not an image folder"),
-    "inside": (lambda p: ConcatDataset([ImageFolder(p), Subset(Overriding(p), [0])]), "Overriding"),
-    "transforms": (
-        lambda p: ConcatDataset([ImageFolder(p, v2.CenterCrop(3)), ImageFolder(p, v2.CenterCrop(4))]),
-        "different transforms",
-    ),
-}
-
-
-@pytest.mark.parametrize(("make", "text"), REJECTED.values(), ids=REJECTED.keys())
-def test_other_datasets_are_rejected(pictures: Path, make: Any, text: str) -> None:
-    with pytest.raises(UnsupportedDatasetError, match=text) as caught:
-        DALILoader(make(pictures), device="cpu")
-    assert isinstance(caught.value, TypeError)
-    if text != "different transforms":
-        assert "keep torch.utils.data.DataLoader" in str(caught.value)

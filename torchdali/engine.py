@@ -74,7 +74,8 @@ class Engine:
         """Schedules a run, without waiting for it.
 
         Args:
-            images: The batch itself, as the plan's ``entry`` says. It is not copied and must not change.
+            images: The batch itself, as the plan's ``entry`` says. On the host it is not copied, and must
+                not change.
             inputs: What the plan feeds.
             held: What the run reads; it is taken over, and closed when the run is done.
         """

@@ -35,7 +35,7 @@ class DALIUnavailableError(TorchDALIError, ImportError):
 
 
 class UnsupportedDatasetError(TorchDALIError, TypeError):
-    """The dataset is not an image folder that can be read without calling its ``__getitem__``."""
+    """The dataset cannot be read without calling its ``__getitem__``; a loader asks it for samples then."""
 
 
 class TransformError(TorchDALIError, ValueError):

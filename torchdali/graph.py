@@ -150,9 +150,9 @@ def forget(pipeline: Any) -> None:
 def build(plan: Plan, batch_size: int, threads: int, device: torch.device, resident: bool = False) -> Any:
     """Builds the pipeline of a plan.
 
-    Its inputs are one that is called as the plan's ``entry``, which takes the batch, and ``plan.inputs``. It does not
-    copy what the first of them is fed. Its outputs are the images of each view, CHW, then of files the last two bytes
-    of each, and its length.
+    Its inputs are one that is called as the plan's ``entry``, which takes the batch, and ``plan.inputs``. What the first
+    of them is fed from the host's memory is not copied. Its outputs are the images of each view, CHW, then of files the
+    last two bytes of each, and its length.
 
     Args:
         plan: What to run.
@@ -206,8 +206,9 @@ def _enter(ops: _Operators, plan: Plan, nodes: dict[str, Any], resident: bool) -
     """The images, and of files their last two bytes and their lengths."""
     fn, types = ops.fn, ops.types
     if plan.entry == "pixels":
+        # From the device's memory a copy it is: without one DALI does not wait for the stream that writes it.
         image = fn.external_source(
-            name=plan.entry, ndim=3, layout="HWC", device="gpu" if resident else "cpu", no_copy=True
+            name=plan.entry, ndim=3, layout="HWC", device="gpu" if resident else "cpu", no_copy=not resident
         )
         return (image.gpu() if ops.device == "gpu" and not resident else image,)
     given = fn.external_source(name=plan.entry, ndim=1, dtype=types.UINT8, no_copy=True)

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import Any, TextIO, TypeVar, cast
 
 import torch
 from torch.utils.data import DataLoader
@@ -31,10 +31,12 @@ __all__ = ["DALILoader"]
 _RESIDENT_BYTES = 2**30
 """Pixels that are already in memory are kept on the GPU where they take no more than this."""
 
+_T = TypeVar("_T", covariant=True)
+
 _DATALOADER = inspect.signature(cast("Any", DataLoader).__init__)
 
 
-class DALILoader(DataLoader[Any]):
+class DALILoader(DataLoader[_T]):
     """A ``torch.utils.data.DataLoader`` whose images are decoded and transformed by NVIDIA DALI.
 
     It takes the arguments of ``DataLoader`` and yields the batches that ``DataLoader`` would: in the same order, of
@@ -115,6 +117,11 @@ class DALILoader(DataLoader[Any]):
         except UnsupportedDatasetError as error:
             return None, id(dataset), str(error)
 
+    def _lift_again(self) -> None:
+        """Looks at a dataset anew that was changed since."""
+        if self._source is not None and dataset_state(self.dataset) != self._source_state:
+            self._source, self._source_state, self._not_lifted = self._lift(self.dataset)
+
     def check_worker_number_rationality(self) -> None:
         """Warns of more workers than cores, as in ``DataLoader``, where there are workers."""
         if self._source is None:
@@ -122,6 +129,7 @@ class DALILoader(DataLoader[Any]):
 
     def __iter__(self) -> Any:
         """A fresh epoch, whatever became of the ones before."""
+        self._lift_again()
         if self._source is None:
             if self._iterator is not None and getattr(self._iterator, "proxy", None) is not self._proxy_now():
                 self._iterator = None  # persistent workers of another transform or device
@@ -171,6 +179,7 @@ class DALILoader(DataLoader[Any]):
         Args:
             file: Where to; standard output by default.
         """
+        self._lift_again()
         if self._source is not None:
             rows = explain.lifted(self, self._compile(), self._window)
         else:
@@ -189,8 +198,6 @@ class DALILoader(DataLoader[Any]):
     def _compile(self) -> Compiled:
         """The source, plan and engines; anew where the dataset, a transform or the device is another one now."""
         assert self._source is not None
-        if dataset_state(self.dataset) != self._source_state:
-            self._source, self._source_state = lift(self.dataset), dataset_state(self.dataset)
         device = graph.resolve(self.device)  # torch's current one may be set after the loader is made
         key = (self._source, device, id(self.transform), repr(self.transform), self.num_workers, self.fidelity)
         if self._compiled and self._compiled.state == key:
@@ -219,7 +226,7 @@ class DALILoader(DataLoader[Any]):
 
 def _signature() -> inspect.Signature:
     """The installed DataLoader's parameters, then torchdali's own."""
-    own = inspect.signature(DALILoader.__init__).parameters
+    own = inspect.signature(cast("Any", DALILoader).__init__).parameters
     theirs = _DATALOADER.parameters
     added = [own[name] for name in ("transform", "batch_transform", "device", "seed", "fidelity")]
     return inspect.Signature([*(p for name, p in theirs.items() if name != "self"), *added])

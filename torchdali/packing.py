@@ -320,7 +320,7 @@ def _refused_dtype(dtype: Any) -> RefusedError:
 
 
 def _pixels(kind: Any, array: npt.NDArray[Any]) -> _Image:
-    array = np.asarray(array, array.dtype.newbyteorder("="))
+    array = np.asarray(array, cast("Any", array.dtype).newbyteorder("="))
     try:
         dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
     except TypeError:
@@ -338,7 +338,7 @@ def _pil_array(image: PIL.Image.Image) -> npt.NDArray[Any]:
     try:
         array = np.asarray(image)
     except (*UNREADABLE, AttributeError, AssertionError) as error:  # the last two where its file was closed unread
-        raise RefusedError(f"it cannot be decoded ({error or 'its file is closed'})") from error
+        raise RefusedError(f"it cannot be decoded ({str(error) or 'its file is closed'})") from error
     if array.dtype == np.bool_:
         array = array.astype(np.uint8) * 255
     return array[..., None] if array.ndim == 2 else array

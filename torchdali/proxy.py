@@ -224,9 +224,8 @@ class _ProxyEpoch(_BaseDataLoaderIter):
             except Exception as error:
                 if died(error):
                     raise
-                self._pending.append(
-                    put_by(error) if self._pending else error
-                )  # raised in its turn, after the batches before it
+                # Raised in its turn, after the batches before it.
+                self._pending.append(put_by(error) if self._num_workers else error)
 
     def _arrived(self) -> bool:
         """Whether the next batch can be taken without waiting."""

@@ -57,6 +57,8 @@ def _note(error: Exception, text: str) -> None:
 def put_by(error: Exception) -> Exception:
     """An exception to be raised later, without its tracebacks; what users want to know of them becomes a note.
 
+    Before Python 3.11, which has no notes, it keeps them instead.
+
     The frames of a traceback hold the iterator. Holding the exception it would hold itself, and its workers, in a
     cycle.
     """
@@ -64,11 +66,13 @@ def put_by(error: Exception) -> Exception:
     while trace and trace.tb_frame.f_globals.get("__name__", "").startswith(_OURS):
         trace = trace.tb_next
     if trace and not isinstance(error, TorchDALIError):
+        if not hasattr(error, "add_note"):
+            return error
         _note(error, "".join(["raised ahead of its turn:\n", *traceback.format_tb(trace)]).rstrip())
     chain: list[BaseException | None] = [error]
     while chain:
         one = chain.pop()
-        if one is not None and (one is error or one.__traceback__):
+        if one and one.__traceback__:
             chain += one.__cause__, one.__context__
             one.__traceback__ = None
     return error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from rich.console import Console
@@ -46,7 +47,8 @@ def run(
     if dali is None:
         from torchdali import DALILoader
 
-        dali = DALILoader if device == "auto" else partial(DALILoader, device=device)
+        loader = DALILoader if device == "auto" else partial(cast("Any", DALILoader), device=device)
+        dali = cast("LoaderClass", loader)
     where = "cuda" if torch.cuda.is_available() else "cpu"
     target = torch.device(where if device == "auto" else device)
     workers = min(8, len(os.sched_getaffinity(0)))
