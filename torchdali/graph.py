@@ -150,9 +150,9 @@ def forget(pipeline: Any) -> None:
 def build(plan: Plan, batch_size: int, threads: int, device: torch.device, resident: bool = False) -> Any:
     """Builds the pipeline of a plan.
 
-    Its inputs are one that is called as the plan's ``entry``, which takes the batch, and ``plan.inputs``. What the first
-    of them is fed from the host's memory is not copied. Its outputs are the images of each view, CHW, then of files the
-    last two bytes of each, and its length.
+    Its inputs are one that is called as the plan's ``entry``, which takes the batch, and ``plan.inputs``. What the
+    first of them is fed from the host's memory is not copied. Its outputs are the images of each view, CHW, then of
+    files the last two bytes of each, and its length.
 
     Args:
         plan: What to run.

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TextIO, TypeVar, cast
 
 import torch
+from torch import distributed
 from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
 
@@ -169,6 +170,22 @@ class DALILoader(DataLoader[_T]):
                 machine.warn_of_few_connections()
             self._proxy = Proxy(key, routes, device, WINDOW)
         return self._proxy
+
+    @property
+    def _is_accelerate_prepared(self) -> bool:
+        """Asked by Hugging Face Accelerate: whether its ``prepare`` may leave the loader as it is.
+
+        For one process it may: batches are on the device. For several it makes a plain ``DataLoader`` of the
+        attributes, with each process's share of the sampler.
+        """
+        if not (distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1):
+            return True
+        if self.transform is not None or self.batch_transform is not None:
+            raise TransformError(
+                "Accelerate would make a plain DataLoader of this loader, without its transform= and batch_transform=; "
+                "give it a DistributedSampler and do not pass it to prepare()"
+            )
+        return False
 
     def _declared_batch_size(self) -> int:
         return self.batch_size or getattr(cast("Any", self.batch_sampler), "batch_size", None) or 1

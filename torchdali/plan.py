@@ -248,6 +248,10 @@ class _Compiler:
         if self.container is not None and not _takes_several(leaf):
             raise Unsupported("it takes one image, and the sample is several")
         found = [rule for _ in self.branches if (rule := find_rule(leaf))]
+        if found[0].operators and any(
+            spec.dtype == torch.float16 and spec.device == "cpu" for _, spec in self.branches
+        ):
+            raise Unsupported("few of DALI's operators take float16 on the CPU")
         if isinstance(found[0], Views):
             if self.container is not None:
                 raise Unsupported("the sample is several images already")

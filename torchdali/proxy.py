@@ -71,7 +71,8 @@ class Proxy:
         routes: The engines; None where there is no transform.
         device: Where batches are made.
         window: Batches in flight, where there are workers.
-        places: Where the images are in the samples, once a batch has shown it.
+        places: Where the images are in the samples, once a batch has shown it and if they all have them there.
+        found: Whether there was an image.
         warned: Whether it was said that there is no image.
     """
 
@@ -79,7 +80,8 @@ class Proxy:
     routes: Routes | None
     device: torch.device
     window: int
-    places: tuple[str, ...] | None = None
+    places: tuple[str, ...] = ()
+    found: bool = False
     warned: bool = False
 
 
@@ -272,25 +274,26 @@ class _ProxyEpoch(_BaseDataLoaderIter):
     def _check_places(self, packed: Packed, fault: Callable[[int, str, str], SampleError]) -> None:
         """Raises where a batch has its images in other places than the ones before it, which hides a damaged sample."""
         proxy = self.proxy
-        if proxy.routes is None or not self._stacks or not packed.count:
+        if proxy.routes is None or not packed.count:
             return
-        if packed.groups and proxy.places is None:
-            proxy.places = packed.places
-        if proxy.places is not None and not packed.places:
-            reason = f"no image was found in it, in the batches before they were at {listed(proxy.places)}"
-            raise fault(0, listed(proxy.places), f"{reason}; it is {packed.outline}")
-        if proxy.places is not None and proxy.places != packed.places:
-            raise TransformError(
-                f"the samples of a batch have their images at {listed(packed.places)}, those of the batches before it "
-                f"at {listed(proxy.places)}"
-            )
-        if proxy.places is None and not proxy.warned:
+        if packed.groups:
+            proxy.found = True
+            proxy.places = proxy.places or packed.places
+        elif not proxy.found and not proxy.warned:
             proxy.warned = True
             warnings.warn(
                 f"transform= has nothing to do: no image was found in a sample, which is {packed.outline}. Taken for "
                 "images are PIL images, tv_tensors.Image, and else the first array (H, W, C), tensor (C, H, W), "
                 "encoded file or pathlib.Path",
                 stacklevel=2,
+            )
+        if proxy.places and not packed.places:
+            reason = f"no image was found in it, in the batches before they were at {listed(proxy.places)}"
+            raise fault(0, listed(proxy.places), f"{reason}; it is {packed.outline}")
+        if proxy.places != packed.places:
+            raise TransformError(
+                f"the samples of a batch have their images at {listed(packed.places)}, those of the batches before it "
+                f"at {listed(proxy.places)}"
             )
 
     def _finished(self, delivery: _Delivery) -> Any:

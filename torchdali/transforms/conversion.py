@@ -73,10 +73,10 @@ class PILToTensor(Rule):
 
 
 class ToTensor(Rule):
-    """PIL image to float32 in [0, 1]: ``x / 255``."""
+    """PIL image to float32 in [0, 1]: ``x / 255``; images of more than 8 bits stay as they are."""
 
     handles = (v2.ToTensor, v1.ToTensor)
-    limits = "a tensor, which it refuses; torch's default dtype is not float32"
+    limits = "a tensor, which it refuses; torch's default dtype is not float32; 16-bit unsigned integers"
     operators = "arithmetic"
 
     def infer(self, spec: Spec) -> Spec:
@@ -84,13 +84,18 @@ class ToTensor(Rule):
             raise Unsupported("ToTensor accepts PIL images only")
         if torch.get_default_dtype() != torch.float32:
             raise Unsupported("torch's default dtype is not float32")
+        if spec.dtype == torch.uint16:
+            raise Unsupported("of a PIL image it makes int16 and of an array uint16")
+        if spec.dtype != torch.uint8:
+            self.operators = ""
+            return replace(spec, kind="tensor")
         return replace(spec, kind="tensor", dtype=torch.float32)
 
     def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
-        return image / np.float32(255)
+        return image / np.float32(255) if self.operators else image
 
     def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
-        return image.to(torch.float32).div(255)
+        return image.to(torch.float32).div(255) if self.operators else image
 
 
 class ToDtype(Rule):
