@@ -253,6 +253,6 @@ def test_samples_without_image_are_collated_with_one_warning(workers: int, devic
     loader = DALILoader(dataset, 2, transform=EXACT, num_workers=workers, device=device)
     with pytest.warns(UserWarning, match="no image was found in a sample, which is \\[0\\] Tensor") as caught:
         batches = list(loader)
-    assert len(caught) == 1
+    assert len([one for one in caught if "no image" in str(one.message)]) == 1
     assert_near(batches, list(DataLoader(dataset, 2)))
     assert_near(list(loader), list(DataLoader(dataset, 2)))

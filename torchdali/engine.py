@@ -198,6 +198,13 @@ class EnginePool:
             engine.close()
         return None
 
+    def close(self) -> None:
+        """Frees the threads and memory of all engines; those that somebody has are of no use any more."""
+        for engine in (*self._idle, *self._leased):
+            engine.close()
+        self._idle.clear()
+        self._leased.clear()
+
     def give_back(self, engine: Engine) -> None:
         """Returns a leased engine; what it has in flight is dropped when it is next leased."""
         self._leased.discard(engine)

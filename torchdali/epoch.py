@@ -23,9 +23,10 @@ from torchdali.rng import Draws, Words, epoch_key
 from torchdali.samples import as_samples, call_on_batch, check_shapes, run_on_batch, seeded
 from torchdali.sources import LiftedSource
 
-__all__ = ["Compiled", "Epoch", "EpochKeys", "default_collate"]
+__all__ = ["CLOSED", "Compiled", "Epoch", "EpochKeys", "default_collate"]
 
 default_collate = cast("Callable[..., Any]", data_utils.collate.default_collate)
+CLOSED = "the loader was closed; iterate over it anew"
 _pin_memory = cast("Callable[[Any], Any]", data_utils.pin_memory.pin_memory)
 _map_tensors = cast("Callable[..., Any]", pytree.tree_map_only)
 
@@ -209,6 +210,13 @@ class Epoch(_BaseDataLoaderIter):
     def _check_shapes(self, batch: Batch, images: Sequence[Any] | torch.Tensor) -> None:
         if not isinstance(images, torch.Tensor):
             check_shapes(images, self._compiled.chain, lambda row: self._compiled.source.name(batch.rows[row]))
+
+    def close(self) -> None:
+        """Ends the epoch before its end."""
+        if self._feed is not None:
+            self._read_ahead.leave()
+            self._feed.end(CLOSED)
+            self._end = RuntimeError(CLOSED)
 
     def __del__(self) -> None:
         if self._feed is not None:

@@ -151,6 +151,11 @@ class Feed:
             raise
         self._over = ""
 
+    def end(self, why: str) -> None:
+        """Closes, and says why to whoever asks for a batch all the same."""
+        self.close()
+        self._over = why
+
     def close(self) -> None:
         """Drops what is under way and returns the engines."""
         self._waiting.clear()

@@ -19,7 +19,7 @@ from torchdali.plan import Plan
 from torchdali.spec import Fidelity
 from torchdali.transforms.crop import Window
 
-__all__ = ["build", "decode_files", "forget", "require_dali", "resolve", "unavailable_on"]
+__all__ = ["build", "decode_files", "forget", "release_memory", "require_dali", "resolve", "unavailable_on"]
 
 _INSTALL = "pip install 'nvidia-dali-cuda120>=2.4,<3'"
 
@@ -145,6 +145,12 @@ def forget(pipeline: Any) -> None:
     inner, pipeline._pipe = pipeline._pipe, None  # noqa: SLF001
     if inner is not None:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(inner))
+
+
+def release_memory() -> None:
+    """Gives the memory that DALI's pools keep for later, on the host and on GPUs, back to the system."""
+    require_dali()
+    importlib.import_module("nvidia.dali.backend").ReleaseUnusedMemory()
 
 
 def build(plan: Plan, batch_size: int, threads: int, device: torch.device, resident: bool = False) -> Any:

@@ -6,6 +6,7 @@ import copy
 import inspect
 import os
 import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO, TypeVar, cast
@@ -98,6 +99,7 @@ class DALILoader(DataLoader[_T]):
         self.seed = seed
         self.fidelity: Fidelity = fidelity
         self._keys = EpochKeys(seed)
+        self._live: weakref.WeakSet[Epoch | SerialProxyEpoch | ParallelProxyEpoch] = weakref.WeakSet()
         self._base_seed: int | None = None
         self._compiled: Compiled | None = None
         self._proxy: Proxy | None = None
@@ -144,16 +146,19 @@ class DALILoader(DataLoader[_T]):
         else:
             epoch = Epoch(self, compiled)
             self._base_seed = epoch.base_seed
+        self._live.add(epoch)
         return epoch.start(self._keys.next(self._base_seed, self))
 
     def _get_iterator(self) -> Any:
         proxy = self._proxy_now()
         if proxy is None:
             return super()._get_iterator()
-        if self.num_workers == 0:
-            return SerialProxyEpoch(self, proxy, self._keys)
-        self.check_worker_number_rationality()
-        return ParallelProxyEpoch(self, proxy, self._keys)
+        kind = ParallelProxyEpoch if self.num_workers else SerialProxyEpoch
+        if self.num_workers:
+            self.check_worker_number_rationality()
+        epoch = kind(self, proxy, self._keys)
+        self._live.add(epoch)
+        return epoch
 
     def _proxy_now(self) -> Proxy | None:
         """What is done with a batch that the dataset gave; None where DataLoader itself does all there is to do."""
@@ -189,6 +194,36 @@ class DALILoader(DataLoader[_T]):
 
     def _declared_batch_size(self) -> int:
         return self.batch_size or getattr(cast("Any", self.batch_sampler), "batch_size", None) or 1
+
+    def close(self) -> None:
+        """Frees what the loader has: threads, worker processes, and memory on the host and on the GPU.
+
+        Epochs under way end. Batches that were handed out stay valid and keep their memory. The loader may be used
+        again, and then builds its pipelines anew. Leaving a ``with`` block closes, too.
+        """
+        for epoch in list(self._live):
+            epoch.close()
+        self._iterator = None
+        if self._compiled:
+            self._compiled.pool.close()
+        if self._proxy and self._proxy.routes:
+            self._proxy.routes.close()
+        self._compiled = self._proxy = None
+        graph.release_memory()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy, pickled or not, is a loader of its own that has built nothing yet."""
+        return {**self.__dict__, "_iterator": None, "_compiled": None, "_proxy": None, "_live": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._live = weakref.WeakSet()
+
+    def __enter__(self) -> DALILoader[_T]:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
 
     def explain(self, file: TextIO | None = None) -> None:
         """Prints what the loader will do: source, transforms and what runs them, random numbers, output, settings.

@@ -32,7 +32,7 @@ from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
 
 from torchdali.blocks import Mapping, ReceivedBlock
 from torchdali.engine import died
-from torchdali.epoch import EpochKeys
+from torchdali.epoch import CLOSED, EpochKeys
 from torchdali.errors import SampleError, TransformError
 from torchdali.feed import Batch, Feed
 from torchdali.occurrences import Occurrences
@@ -325,6 +325,12 @@ class _ProxyEpoch(_BaseDataLoaderIter):
                 raise failure
             finally:
                 del failure
+
+    def close(self) -> None:
+        """Ends the epoch before its end, and the workers."""
+        self._leave()
+        self._end_workers()
+        self._over = CLOSED
 
     def _end_workers(self) -> None:
         """Ends the workers; those that a forked process inherited are its parent's, and only forgotten."""

@@ -48,6 +48,12 @@ class Routes:
         rules = map(find_rule, self.chain)
         return isinstance(next((rule for rule in rules if not isinstance(rule, Identity)), None), _CONVERSIONS)
 
+    def close(self) -> None:
+        """Frees the engines."""
+        for pool in self._pools.values():
+            pool.close()
+        self._pools.clear()
+
     def plan(self, spec: Spec, entry: Entry) -> Plan:
         """What is done with images of one kind."""
         return fuse(compile_plan(self.transform, self.device, self._fidelity, spec, entry))

@@ -1,0 +1,117 @@
+"""A loader that is closed gives back what it had, and can be used again; a copy of a loader is one of its own."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import pickle
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import PER_BATCH, assert_pairs, in_order
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import v2
+
+from torchdali import DALILoader
+
+pytestmark = [
+    pytest.mark.timeout(60),
+    pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),
+]
+
+KINDS = [
+    pytest.param(False, {}, id="read"),
+    pytest.param(True, {}, id="asked"),
+    pytest.param(True, {"num_workers": 1}, id="asked by a worker"),
+    pytest.param(True, {"num_workers": 1, "persistent_workers": True}, id="asked by a worker that stays"),
+]
+
+
+class Asked:
+    """The samples of a folder, with paths for images."""
+
+    def __init__(self, folder: ImageFolder) -> None:
+        self.samples = [(Path(path), target) for path, target in folder.samples]
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.samples[index]
+
+
+def make(dataset: ImageFolder, asked: bool, options: dict[str, Any], device: str) -> DALILoader[Any]:
+    if asked:
+        options = {**options, "transform": dataset.transform}
+    return DALILoader(Asked(dataset) if asked else dataset, PER_BATCH, device=device, **options)
+
+
+def open_ones() -> list[int]:
+    """Threads of the process, those that Python knows, and file descriptors."""
+    count = [len(list(Path("/proc/self", kind).iterdir())) for kind in ("task", "fd")]
+    return [threading.active_count(), *count]
+
+
+@pytest.mark.parametrize(("asked", "options"), KINDS)
+def test_closing_ends_epochs_and_the_loader_can_be_used_again(
+    dataset: ImageFolder, asked: bool, options: dict[str, Any], device: str
+) -> None:
+    with make(dataset, asked, options, device) as loader:
+        kept = next(iter(loader))
+        content = kept[0].clone()
+        under_way = iter(loader)
+        next(under_way)
+        loader.close()
+        with pytest.raises(RuntimeError, match="the loader was closed"):
+            next(under_way)
+        assert_pairs(loader, dataset, in_order())
+    loader.close()
+    assert torch.equal(kept[0], content)
+    assert not multiprocessing.active_children()
+    assert_pairs(loader, dataset, in_order())
+    loader.close()
+
+
+@pytest.mark.parametrize(("asked", "options"), KINDS)
+def test_closing_ends_threads_and_files(dataset: ImageFolder, asked: bool, options: dict[str, Any]) -> None:
+    with make(dataset, asked, options, "cpu") as loader:  # what DALI and torch start once for a process
+        list(loader)
+    gc.collect()
+    before = open_ones()
+    for _ in range(3):
+        with make(dataset, asked, options, "cpu") as loader:
+            next(iter(loader))
+    gc.collect()
+    after = open_ones()
+    assert all(now <= then for now, then in zip(after, before, strict=True)), (before, after)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("asked", "options"), KINDS)
+def test_closing_gives_the_memory_of_the_gpu_back(dataset: ImageFolder, asked: bool, options: dict[str, Any]) -> None:
+    dataset.transform = v2.Compose([v2.ToImage(), v2.Resize((1024, 1024))])
+    used = []
+    for _ in range(3):
+        with make(dataset, asked, options, "cuda") as loader:
+            list(loader)
+        torch.cuda.synchronize()
+        used.append(torch.cuda.mem_get_info()[1] - torch.cuda.mem_get_info()[0])
+    assert used[2] <= used[0]
+    with make(dataset, asked, options, "cuda") as loader:
+        batches = list(loader)
+        torch.cuda.synchronize()
+        assert torch.cuda.mem_get_info()[1] - torch.cuda.mem_get_info()[0] > used[0]
+        assert len(batches) == len(in_order())
+
+
+@pytest.mark.parametrize(("asked", "options"), KINDS)
+def test_a_used_loader_can_be_pickled(dataset: ImageFolder, asked: bool, options: dict[str, Any]) -> None:
+    loader = make(dataset, asked, options, "cpu")
+    list(loader)
+    copied = pickle.loads(pickle.dumps(loader))
+    assert type(copied) is DALILoader
+    assert_pairs(copied, dataset, in_order())
+    assert_pairs(loader, dataset, in_order())
