@@ -47,8 +47,8 @@ def measure(system: System, root: Path, batch_size: int, threads: int, seconds: 
         seconds: how long to measure; a last epoch is finished unless it would take as long again.
         warmup: where to cut the first epoch of a slow system.
     """
-    import_s = {name: _timed_import(name) for name in system.imports}
-    gpu = _Gpu()
+    import_s = {name: timed_import(name) for name in system.imports}
+    gpu = Gpu()
     figures: dict[str, Any] = {"import_s": import_s, "cuda_init_s": gpu.initialised_s}
 
     start = time.perf_counter()
@@ -72,7 +72,7 @@ def measure(system: System, root: Path, batch_size: int, threads: int, seconds: 
     figures |= process.memory()
     figures["gpu_peak_mib"] = gpu.peak_mib
     figures["allowed_cores"] = process.allowed_cores()
-    figures["batch"] = _describe(batch, batch_size, system.normalized)
+    figures["batch"] = describe(batch, batch_size, system.normalized)
     return figures
 
 
@@ -87,7 +87,7 @@ def _warm_up(batches: Iterator[Any], until: float) -> tuple[int, bool]:
 
 
 def _measure_epochs(
-    epoch: Any, gpu: "_Gpu", batch_size: int, batches_of_epoch: int | None, seconds: float
+    epoch: Any, gpu: "Gpu", batch_size: int, batches_of_epoch: int | None, seconds: float
 ) -> tuple[dict[str, Any], Any]:
     """Throughput, gaps and CPU time over epochs, from the second on; and the last batch.
 
@@ -125,8 +125,8 @@ def _measure_epochs(
         "ended_mid_epoch": cut,
         "second_epoch_first_batch_s": None if batches_of_epoch is None else round(epoch_starts[0], 4),
         "epoch_start_median_s": round(statistics.median(epoch_starts), 4),
-        "gap_ms": _summary([gap for mark in marks for gap in mark.gaps()]),
-        "host_gap_ms": _summary([gap for mark in marks for gap in mark.host_gaps()]),
+        "gap_ms": summary([gap for mark in marks for gap in mark.gaps()]),
+        "host_gap_ms": summary([gap for mark in marks for gap in mark.host_gaps()]),
         "cpu_s_per_1000_images": round(cpu / taken / batch_size * 1000, 3),
         "busy_cores": round(cpu / elapsed, 2),
     }
@@ -138,7 +138,7 @@ def _left(elapsed: float, done: int, total: int | None) -> float:
     return float("inf") if total is None else elapsed / done * (total - done)
 
 
-class _Gpu:
+class Gpu:
     """The GPU, or nothing where there is none: waiting for it, its memory."""
 
     def __init__(self) -> None:
@@ -180,7 +180,7 @@ class _Gpu:
 class _Marks:
     """When the batches of one epoch came, by the host's clock and by the GPU's."""
 
-    def __init__(self, gpu: _Gpu) -> None:
+    def __init__(self, gpu: Gpu) -> None:
         self.host: list[float] = []
         self._events: list[torch.cuda.Event] = []
         self._gpu = gpu
@@ -202,7 +202,8 @@ class _Marks:
         return [before.elapsed_time(after) for before, after in pairs]
 
 
-def _summary(gaps: list[float]) -> dict[str, float] | None:
+def summary(gaps: list[float]) -> dict[str, float] | None:
+    """The median, the 99th percentile and the largest; None of nothing."""
     if not gaps:
         return None
     ordered = sorted(gaps)
@@ -211,15 +212,16 @@ def _summary(gaps: list[float]) -> dict[str, float] | None:
     return {name: round(value, 3) for name, value in figures.items()}
 
 
-def _describe(batch: Any, batch_size: int, normalized: bool) -> dict[str, Any]:
+def describe(batch: Any, batch_size: int, normalized: bool, dtype: "torch.dtype | None" = None) -> dict[str, Any]:
     """What a batch looks like, after checking that this system did the work that all are compared by."""
     import torch
 
     images, labels = batch
+    dtype = dtype or (torch.float32 if normalized else torch.uint8)
     expected = (batch_size, 3, 224, 224) if normalized else (batch_size, 224, 224, 3)
     if tuple(images.shape) != expected or tuple(labels.shape) != (batch_size,):
         raise RuntimeError(f"images of {tuple(images.shape)} and labels of {tuple(labels.shape)}")
-    if images.dtype != (torch.float32 if normalized else torch.uint8):
+    if images.dtype != dtype:
         raise RuntimeError(f"images of {images.dtype}")
     if torch.cuda.is_available() and not (images.is_cuda and labels.is_cuda):
         raise RuntimeError(f"images on {images.device}, labels on {labels.device}")
@@ -235,7 +237,8 @@ def _describe(batch: Any, batch_size: int, normalized: bool) -> dict[str, Any]:
     }
 
 
-def _timed_import(name: str) -> float:
+def timed_import(name: str) -> float:
+    """Imports a module: the seconds that it took."""
     start = time.perf_counter()
     importlib.import_module(name)
     return _since(start)

@@ -15,14 +15,9 @@ and what `--limit` leaves no time for is reported as skipped.
 """
 
 import argparse
-import contextlib
-import json
-import multiprocessing
 import os
 import shlex
-import signal
 import sys
-import tempfile
 import time
 import traceback
 from dataclasses import dataclass
@@ -30,11 +25,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from benchmarks import data, proxy_report, report
+from benchmarks import children, data, proxy_report, report
 from benchmarks.proxy_datasets import ARRAYS, SOURCES, make_arrays
 from benchmarks.proxy_systems import SYSTEMS
 
-_REPOSITORY = Path(__file__).resolve().parent.parent
 _PRELOADED = ["torch", "torchvision.transforms.v2", "torchvision.datasets", "benchmarks.measure"]
 _QUICK = ["--images", "96", "--batch-size", "16", "--cores", "2", "--lengths", "96", "--seconds", "0.3"]
 
@@ -91,7 +85,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "seconds": args.seconds,
         "runs": [],
     }
-    context = _context(args.preload)
+    context = children.start_context(_PRELOADED if args.preload else ())
     whole["started_by"] = context.get_start_method()
     for case in cases(args, root):
         entry: dict[str, Any] = {**case.label(), "status": "skipped"}
@@ -105,76 +99,12 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     return whole
 
 
-def _context(preload: bool) -> Any:
-    """How processes are started: forked from one that has the imports, or each by itself where that harms CUDA."""
-    if preload:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(_PRELOADED)
-        trial = context.Process(target=_use_cuda)
-        trial.start()
-        trial.join(60)
-        if trial.exitcode == 0:
-            return context
-        trial.kill()
-        print("CUDA does not start in a forked process: each imports for itself", flush=True)
-    return multiprocessing.get_context("spawn")
-
-
-def _use_cuda() -> None:
-    import torch
-
-    if torch.cuda.is_available():
-        torch.zeros(1, device="cuda").item()
-    elif torch.cuda.device_count():
-        raise RuntimeError("there is a GPU, and CUDA does not start")
-
-
 def _in_a_process(context: Any, case: Case, timeout: float) -> dict[str, Any]:
-    """The case's figures and status 'ok', or status 'timeout' or 'failed' and what it wrote last.
-
-    A process that wrote its figures and then did not end cleanly is 'ok', and `exit` says how it ended.
-    """
-    started = time.perf_counter()
-    with tempfile.TemporaryDirectory() as folder:
-        result, said = Path(folder) / "result.json", Path(folder) / "said"
-        child = context.Process(target=measure_case, args=(case, result, said, multiprocessing.get_start_method()))
-        child.start()
-        child.join(timeout)
-        ended = "timeout" if child.is_alive() else str(child.exitcode)
-        with contextlib.suppress(ProcessLookupError):  # it and its workers have ended, as they should
-            os.killpg(child.pid, signal.SIGKILL)
-        child.kill()
-        child.join()
-        figures: dict[str, Any] = {"exit": ended, "process_s": round(time.perf_counter() - started, 1)}
-        if result.exists():
-            return {"status": "ok", **figures, **json.loads(result.read_text())}
-        text = said.read_text(errors="replace") if said.exists() else ""
-        text = text.replace(f"{_REPOSITORY}{os.sep}", "")
-        return {"status": "timeout" if ended == "timeout" else "failed", **figures, "stderr": text[-3000:]}
+    return children.measured(context, measure_case, case, timeout)
 
 
-def measure_case(case: Case, result: Path, said: Path, start_method: str) -> None:
+def measure_case(case: Case, result: Path) -> None:
     """Measures one case in this process, which is one of its own, and writes the figures to `result` as JSON."""
-    multiprocessing.set_start_method(start_method, force=True)  # not that by which this process was started
-    os.setsid()  # so that a time-out also ends the workers
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: case.cores])
-    with said.open("w") as file:
-        os.dup2(file.fileno(), sys.stdout.fileno())
-        os.dup2(file.fileno(), sys.stderr.fileno())
-    code = 0
-    try:
-        _measure_case(case, result)
-    except Exception:  # noqa: BLE001 - whatever it is, it is what is reported
-        traceback.print_exc()
-        code = 1
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-    if code or not SYSTEMS[case.system].exits:
-        os._exit(code)  # the thread of DALI's server would not let the process end
-
-
-def _measure_case(case: Case, result: Path) -> None:
     import torch
 
     from benchmarks import measure
@@ -185,7 +115,7 @@ def _measure_case(case: Case, result: Path) -> None:
         system.system(case.source, case.length), case.root, case.batch_size, case.workers, case.seconds, case.warmup
     )
     figures |= measure.surroundings()
-    _write(figures, result)
+    children.write(figures, result)
     if case.new_workers:
         # an epoch of one batch for each worker, because the first batches are what is timed
         length = min(case.length, max(case.workers, 1) * case.batch_size)
@@ -194,7 +124,9 @@ def _measure_case(case: Case, result: Path) -> None:
             figures["new_workers_first_batch_s"] = _second_start(build(case.root, case.batch_size, case.workers))
         except Exception:  # noqa: BLE001 - the figures before are good
             figures["new_workers_error"] = traceback.format_exc()[-3000:]
-        _write(figures, result)
+        children.write(figures, result)
+    if not system.exits:
+        children.leave(0)  # the thread of DALI's server would not let the process end
 
 
 def _second_start(epoch: Any) -> float:
@@ -210,13 +142,6 @@ def _second_start(epoch: Any) -> float:
                     torch.cuda.current_stream().synchronize()
                 first = time.perf_counter() - start
     return round(first, 4)
-
-
-def _write(figures: dict[str, Any], result: Path) -> None:
-    """All or nothing, because the process may be ended at any time."""
-    unfinished = result.with_suffix(".unfinished")
-    unfinished.write_text(json.dumps(figures))
-    unfinished.rename(result)
 
 
 def _line(entry: dict[str, Any]) -> str:

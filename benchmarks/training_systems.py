@@ -1,0 +1,250 @@
+"""What trains, from what, and with which lever: the models, systems and levers of the training benchmark.
+
+The systems are those of `benchmarks.systems`, told about threads as the loader benchmark found best; *synthetic* is
+one batch that lies on the GPU, handed out again and again.
+
+Modules are imported where they are used, as in `benchmarks.systems`.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks import systems
+from benchmarks.systems import SIZE, Epoch
+
+if TYPE_CHECKING:
+    import torch
+
+CLASSES = 1000
+QUEUES = 32
+"""Hardware queues that torchdali asks the driver for; where nobody asks there are 8."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One line of the full table, and how to measure it.
+
+    Attributes:
+        model: what trains, a name in :data:`MODELS`.
+        system: where batches come from, a name in :data:`SYSTEMS`.
+        lever: what is changed, a name in :data:`LEVERS`; empty where nothing is.
+        cores: how many cores the process may use.
+        queues: what ``CUDA_DEVICE_MAX_CONNECTIONS`` is set to before the process starts; None where it is not set.
+        root: the folder of class folders.
+        batch_size: images in a batch.
+        length: batches in an epoch.
+        seconds: how long to measure, rounded to whole epochs.
+        warmup: steps before that.
+        patience: seconds after which the warm-up ends, however slow the last steps were.
+        cudnn_benchmark: whether cuDNN tries its kernels and takes the fastest.
+    """
+
+    model: str
+    system: str
+    lever: str
+    cores: int
+    queues: int | None
+    root: Path
+    batch_size: int
+    length: int
+    seconds: float
+    warmup: int
+    patience: float
+    cudnn_benchmark: bool
+
+    def label(self) -> dict[str, Any]:
+        """What it is, for the report."""
+        return {name: getattr(self, name) for name in ("model", "system", "lever", "cores", "queues")}
+
+
+# Models
+
+
+@dataclass(frozen=True)
+class Model:
+    """What trains.
+
+    Attributes:
+        title: what the tables call it.
+        make: makes it, on the CPU.
+        compiled: whether it goes through ``torch.compile``.
+    """
+
+    title: str
+    make: Callable[[], "torch.nn.Module"]
+    compiled: bool = False
+
+
+def _resnet(name: str) -> "torch.nn.Module":
+    import torchvision.models
+
+    return torchvision.models.get_model(name, weights=None, num_classes=CLASSES)
+
+
+def _tiny() -> "torch.nn.Module":
+    """For trials of the harness where there is no GPU."""
+    from torch import nn
+
+    pooled = nn.Sequential(nn.Conv2d(3, 8, 16, 16), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    return nn.Sequential(pooled, nn.Linear(8, CLASSES))
+
+
+MODELS = {
+    "resnet18": Model("ResNet-18", lambda: _resnet("resnet18")),
+    "resnet50": Model("ResNet-50", lambda: _resnet("resnet50")),
+    "resnet18_compiled": Model("ResNet-18, torch.compile", lambda: _resnet("resnet18"), compiled=True),
+    "tiny": Model("tiny", _tiny),
+    "tiny_compiled": Model("tiny, torch.compile", _tiny, compiled=True),
+}
+
+
+# Levers
+
+
+@dataclass(frozen=True)
+class Lever:
+    """One thing that is done otherwise than by default.
+
+    Attributes:
+        title: what the tables call it.
+        options: arguments of the loader.
+        queues: what ``CUDA_DEVICE_MAX_CONNECTIONS`` is set to before; None where it is not set.
+        half: whether the images come as float16.
+        high_priority: whether the training runs on a stream of high priority.
+        ahead: whether each batch is asked for before the step on the one before it is launched.
+        system: what it is tried with.
+    """
+
+    title: str
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    queues: int | None = None
+    half: bool = False
+    high_priority: bool = False
+    ahead: bool = False
+    system: str = "torchdali"
+
+
+LEVERS = {
+    "again": Lever("defaults, again"),
+    **{f"window_{n}": Lever(f"window {n}", {"num_workers": 16, "prefetch_factor": n}) for n in (2, 4, 8)},
+    **{f"threads_{n}": Lever(f"{n} threads", {"num_workers": n}) for n in (4, 8, 16)},
+    **{f"queues_{n}": Lever(f"{n} queues", queues=n) for n in (8, 16, 32, 64)},
+    "high_priority": Lever("training on a stream of high priority", high_priority=True),
+    "half": Lever("float16 images", half=True),
+    "ahead": Lever("each batch asked for one step ahead", ahead=True),
+    "tuned_queues": Lever(f"for comparison: DALI tuned by hand, {QUEUES} queues", queues=QUEUES, system="dali_tuned"),
+    "once_more": Lever("defaults, once more"),
+}
+_NONE = Lever("none")
+
+
+def lever_of(case: Case) -> Lever:
+    """What is changed, or a lever that changes nothing."""
+    return LEVERS[case.lever] if case.lever else _NONE
+
+
+# Systems
+
+
+@dataclass(frozen=True)
+class Loader:
+    """Where batches come from.
+
+    Attributes:
+        title: what the tables call it.
+        imports: the modules to import before CUDA is initialised.
+        build: a case to a function that starts one epoch.
+        for_compiled: whether it is measured beside a compiled model.
+        every_core_count: whether it is measured for every number of cores, or for the largest only.
+        short: whether half the time will do.
+    """
+
+    title: str
+    imports: tuple[str, ...]
+    build: Callable[[Case], Epoch]
+    for_compiled: bool = False
+    every_core_count: bool = True
+    short: bool = False
+
+
+def synthetic(case: Case) -> Epoch:
+    """The same batch again and again, already as the model wants it: what the step can reach at most."""
+    import torch
+
+    device = torch.device("cuda" if systems.has_gpu() else "cpu")
+    images = torch.randn(case.batch_size, 3, SIZE, SIZE, device=device).to(memory_format=torch.channels_last)
+    labels = torch.randint(CLASSES, (case.batch_size,), device=device)
+
+    def epoch() -> Iterator[Any]:
+        for _ in range(case.length):
+            yield [images, labels]
+
+    return epoch
+
+
+def torchdali(case: Case) -> Epoch:
+    """A training script after the one changed import, and what the lever changes."""
+    from torchvision.datasets import ImageFolder
+
+    from torchdali import DALILoader as DataLoader
+
+    lever = lever_of(case)
+    if not (lever.options or lever.half):
+        return systems.torchdali(case.root, case.batch_size, case.cores)
+    dataset = ImageFolder(case.root, transform=_half() if lever.half else systems.transforms())
+    loader = DataLoader(dataset, batch_size=case.batch_size, shuffle=True, drop_last=True, **lever.options)
+    return lambda: iter(loader)
+
+
+def _half() -> Any:
+    import torch
+    from torchvision.transforms import v2
+
+    return v2.Compose([*systems.transforms().transforms, v2.ToDtype(torch.float16, scale=True)])
+
+
+def one_ahead(batches: Iterable[Any]) -> Iterator[Any]:
+    """The same batches, each handed out when the next one was asked for."""
+    rest = iter(batches)
+    try:
+        present = next(rest)
+    except StopIteration:
+        return
+    for following in rest:
+        yield present
+        present = following
+    yield present
+
+
+def epochs_of(case: Case) -> Epoch:
+    """What starts one epoch, with the lever."""
+    epoch = SYSTEMS[case.system].build(case)
+    return (lambda: one_ahead(epoch())) if lever_of(case).ahead else epoch
+
+
+_TORCH = ("torch", "torchvision.transforms.v2", "torchvision.datasets")
+_DALI = ("torch", "nvidia.dali", "nvidia.dali.plugin.pytorch")
+
+SYSTEMS = {
+    "synthetic": Loader("one batch on the GPU", ("torch",), synthetic, for_compiled=True, short=True),
+    "torchdali": Loader("**torchdali**, defaults", ("torchdali", *_TORCH, "nvidia.dali"), torchdali, for_compiled=True),
+    "dali_tuned": Loader(
+        "DALI tuned by hand",
+        _DALI,
+        # half the cores were the best number of threads on 16 and on 4 cores in the loader benchmark
+        lambda case: systems.dali_tuned(case.root, case.batch_size, max(1, case.cores // 2)),
+        for_compiled=True,
+    ),
+    "dali_documented": Loader(
+        "DALI as documented", _DALI, lambda case: systems.dali_documented(case.root, case.batch_size, case.cores)
+    ),
+    "dataloader_v2": Loader(
+        "DataLoader, torchvision v2 on tensors",
+        _TORCH,
+        lambda case: systems.dataloader_v2(case.root, case.batch_size, case.cores),
+        every_core_count=False,
+        short=True,
+    ),
+}
