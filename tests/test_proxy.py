@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import same
-from proxied import EXACT, RANDOM, AtOnce, Named, Pictures, Stream, difference, prepare
+from proxied import EXACT, RANDOM, AtOnce, Named, Pictures, Stream, decoded, difference, prepare
 from test_order import ARGUMENTS, WORKERS
 from torch.utils.data import (
     DataLoader,
@@ -254,3 +254,33 @@ def test_epochs_differ_and_follow_the_sampler(files: list[Path]) -> None:
         seen.append([batch["image"] for batch in loader])
     assert same(seen[0], seen[2])
     assert not same(seen[0], seen[1])
+
+
+class InBulk:
+    """Gives batches for whatever it is asked for: slices, and each sample twice."""
+
+    def __init__(self, files: list[Path]) -> None:
+        self.files = files
+
+    def __getitems__(self, asked: Any) -> list[Any]:
+        asked = range(len(self.files))[asked] if isinstance(asked, slice) else [i for i in asked for _ in range(2)]
+        return [(self.files[i % COUNT], torch.tensor(i % COUNT)) for i in asked]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("batches", [[slice(0, 4), slice(4, 7)], [[0, 1], [2]], [[2**70, 3], [-1, 2**63]]])
+def test_indices_may_be_anything(files: list[Path], batches: Any, workers: int) -> None:
+    dataset: Any = InBulk(files)
+    theirs = list(DataLoader(dataset, batch_sampler=batches, collate_fn=unchanged))
+    loader = DALILoader(dataset, batch_sampler=batches, transform=EXACT, num_workers=workers, device="cpu")
+    for (images, labels), samples in zip(loader, theirs, strict=True):
+        assert labels.tolist() == [label for _, label in samples]
+        true = [EXACT(decoded(path.read_bytes())) for path, _ in samples]
+        assert all(map(torch.equal, images, true))
+
+
+def test_batches_of_indices_may_be_read_once(files: list[Path]) -> None:
+    dataset: Any = [(file, i) for i, file in enumerate(files)]
+    once: Any = [map(int, "012"), map(int, "34")]
+    loader = DALILoader(dataset, batch_sampler=once, transform=EXACT, device="cpu")
+    assert [labels.tolist() for _, labels in loader] == [[0, 1, 2], [3, 4]]

@@ -18,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 import PIL.Image
 import torch
-from torch.utils.data import _utils as data_utils  # pyright: ignore[reportPrivateUsage]
 from torch.utils.data import get_worker_info
 from torchvision import tv_tensors
 
@@ -26,7 +25,7 @@ from torchdali.blocks import BlockRing, ReceivedBlock, SentBlock, aligned
 from torchdali.errors import TransformError
 from torchdali.sources import UNREADABLE, Header, header_of, read_header
 from torchdali.spec import Entry, IntArray, Spec
-from torchdali.structure import collate, images_of, leaves, with_slots
+from torchdali.structure import collate, images_of, leaves, replaced, with_slots
 
 __all__ = ["PIXEL_DTYPES", "Packed", "PackedImages", "Packer", "RefusedError", "listed", "outline", "ppm", "prepared"]
 
@@ -40,7 +39,6 @@ _TENSOR_LIKE = ("L", "LA", "RGB", "RGBA", "I")
 _CONVERT = "of which transforms for PIL images make something else than transforms for tensors: begin with v2.ToImage()"
 
 _open: Callable[..., Any] = PIL.Image.open
-_pin_memory = cast("Callable[..., Any]", data_utils.pin_memory.pin_memory)
 _Bytes = npt.NDArray[np.uint8]
 
 
@@ -119,8 +117,19 @@ class Packed:
 
     def pin_memory(self) -> Packed:
         """Called by DataLoader, in a thread of its own where there are workers."""
-        self.rest = _pin_memory(self.rest)
+        self.rest = replaced(self.rest, _pinned, whole=_can_be_pinned)
         return self
+
+
+def _can_be_pinned(node: Any) -> bool:
+    return callable(getattr(cast("object", node), "pin_memory", None))
+
+
+def _pinned(leaf: Any) -> Any:
+    """What DataLoader does to a leaf; but a tensor that is on a device stays there, as the user may not have asked."""
+    if isinstance(leaf, torch.Tensor) and (leaf.device.type != "cpu" or leaf.layout != torch.strided):
+        return leaf
+    return leaf.pin_memory() if _can_be_pinned(leaf) else leaf
 
 
 class Packer:

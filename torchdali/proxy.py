@@ -14,7 +14,7 @@ import os
 import signal
 import warnings
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import connection
 from typing import Any, cast
@@ -178,6 +178,8 @@ class _ProxyEpoch(_BaseDataLoaderIter):
 
     def _next_index(self) -> Any:
         index = self._read_ahead.ask(super()._next_index)
+        if isinstance(index, Iterator):  # the fetcher uses it up
+            index = list(cast("Iterator[Any]", index))
         self._sent[self._task()] = index
         return index
 
@@ -221,7 +223,8 @@ class _ProxyEpoch(_BaseDataLoaderIter):
             try:
                 packed = cast("Packed", super()._next_data())
                 self._pending.append(self._admitted(packed))
-            except StopIteration:
+            except StopIteration as end:
+                end.__traceback__ = None  # a dataset's, from a worker, would hold itself in a cycle, and this iterator
                 self._ended = True
             except Exception as error:
                 if died(error):
@@ -235,8 +238,7 @@ class _ProxyEpoch(_BaseDataLoaderIter):
 
     def _admitted(self, packed: Packed) -> _Delivery:
         """Starts to work on a batch."""
-        indices = self._sent.pop(packed.task, None)
-        indices = indices if self._auto_collation else [indices]
+        indices = self._indices(packed)
         delivery = _Delivery(packed, *self._identify(packed, indices))
         fault = self._blaming(delivery, indices)
         for sample, (named, reason) in packed.reasons.items():
@@ -255,7 +257,15 @@ class _ProxyEpoch(_BaseDataLoaderIter):
             self._feed.push(run)
         return delivery
 
-    def _identify(self, packed: Packed, indices: Any) -> tuple[IntArray, IntArray]:
+    def _indices(self, packed: Packed) -> Sequence[Any]:
+        """What the samples of a batch are known by: the sampler's indices, where there is one for each of them."""
+        sent = self._sent.pop(packed.task, None)
+        if not self._auto_collation:
+            return [sent]
+        indices: list[Any] = list(cast("Iterable[Any]", sent)) if isinstance(sent, Iterable) else []
+        return indices if len(indices) == packed.count else [(sent, i) for i in range(packed.count)]
+
+    def _identify(self, packed: Packed, indices: Sequence[Any]) -> tuple[IntArray, IntArray]:
         """What keys the random numbers of a batch's samples: index and occurrence, or the place in a stream."""
         if self._dataset_kind == _DatasetKind.Iterable:
             first = self._streamed.get(packed.worker, 0)
@@ -265,9 +275,9 @@ class _ProxyEpoch(_BaseDataLoaderIter):
         keys = np.array([key_of(index) for index in indices], np.int64)
         return keys, self._occurrences.count(keys.tolist())
 
-    def _blaming(self, delivery: _Delivery, indices: Any) -> Callable[[int, str, str], SampleError]:
+    def _blaming(self, delivery: _Delivery, indices: Sequence[Any]) -> Callable[[int, str, str], SampleError]:
         iterable = self._dataset_kind == _DatasetKind.Iterable
-        places: Sequence[Any] = (delivery.index % _STREAM).tolist() if iterable else list(indices)
+        places: Sequence[Any] = (delivery.index % _STREAM).tolist() if iterable else indices
         whose = f", worker {delivery.packed.worker}" if iterable and self._num_workers else ""
         return lambda sample, named, reason: SampleError(places[sample], named + whose, reason)
 
@@ -399,10 +409,12 @@ def stacks(collate_fn: Any) -> bool:
 def key_of(index: Any) -> int:
     """What an index into a map-style dataset adds to the key of a sample's random numbers."""
     try:
-        return operator.index(index)
+        number = operator.index(index)
     except TypeError:
-        digest = hashlib.blake2b(repr(index).encode(), digest_size=7).digest()
-        return int.from_bytes(digest, "little")
+        number = 2**63
+    if -(2**63) <= number < 2**63:
+        return number
+    return int.from_bytes(hashlib.blake2b(repr(index).encode(), digest_size=7).digest(), "little")
 
 
 def check_sizes(packed: Packed, fault: Callable[[int, str, str], SampleError]) -> None:

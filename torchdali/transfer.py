@@ -38,8 +38,9 @@ class Transfer:
             if isinstance(leaf, torch.Tensor):
                 if leaf.device.type != "cpu":
                     return leaf
-                pinned = leaf if leaf.is_pinned() else leaf.pin_memory()
-                moved.append(pinned.to(self._device, non_blocking=True))
+                if leaf.layout == torch.strided and not leaf.is_pinned():
+                    leaf = leaf.pin_memory()
+                moved.append(leaf.to(self._device, non_blocking=True))
                 return moved[-1]
             return leaf.to(self._device) if _movable(leaf) else leaf
 
@@ -47,7 +48,8 @@ class Transfer:
             data = replaced(data, move, whole=_movable)
         current.wait_stream(self._stream)
         for tensor in moved:
-            tensor.record_stream(current)
+            if tensor.layout == torch.strided:
+                tensor.record_stream(current)
         return data
 
 
