@@ -27,6 +27,8 @@ check: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks.loader
+	$(BIN)/python -m benchmarks.proxy
+	$(BIN)/python -m benchmarks.training
 
 clean:
 	rm -rf $(VENV)
