@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -46,6 +47,18 @@ class Truth:
     def __getitem__(self, index: int) -> Any:
         image = crop(index)
         return self.transform(image) if self.transform else torch.from_numpy(image.copy()), index
+
+
+def raised(kind: Any, iterator: Any) -> Any:
+    """What comes instead of a batch, with its traceback in words: as it is, it would keep the iterator."""
+    try:
+        next(iterator)
+    except kind as error:
+        error.text = "".join(traceback.format_exception(error))
+        traceback.clear_frames(error.__traceback__)
+        error.__cause__ = error.__context__ = None
+        return error.with_traceback(None)
+    raise AssertionError(f"no {kind.__name__}")
 
 
 def as_list(*parts: Any) -> list[Any]:

@@ -1,0 +1,397 @@
+"""Blocks of shared memory: filled by workers, read here, used again, and gone when nobody holds them."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import gc
+import multiprocessing
+import os
+import pickle
+import resource
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from skimage import data as photographs
+from torch.utils.data import DataLoader, Dataset
+from torchvision.transforms import v2
+
+from torchdali import DALILoader, blocks
+from torchdali.blocks import BlockRing, ReceivedBlock, SentBlock, aligned
+
+pytestmark = pytest.mark.timeout(60)
+
+PHOTOGRAPH = photographs.astronaut()
+
+
+def sent(block: SentBlock) -> ReceivedBlock:
+    return pickle.loads(pickle.dumps(block))
+
+
+def filled(ring: BlockRing, number: int, length: int = 1000) -> ReceivedBlock:
+    memory, block = ring.take(length)
+    memory[:length] = number
+    return sent(block)
+
+
+def holds(block: ReceivedBlock, number: int, length: int = 1000) -> bool:
+    return bool((block.contents[:length] == number).all())
+
+
+def open_blocks() -> int:
+    """The blocks that this process has a file of; a mapping keeps one open, too."""
+    blocks: set[int] = set()
+    for file in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # the one that lists them is closed by now
+            if "memfd:torchdali" in str(file.readlink()):
+                blocks.add(file.stat().st_ino)
+    return len(blocks)
+
+
+def mapped_blocks() -> int:
+    """The blocks that are mapped into this process."""
+    return Path("/proc/self/maps").read_text().count("memfd:torchdali")
+
+
+# One ring
+
+
+@pytest.mark.parametrize("length", [1, 63, 64, 65, 4095, 10**6])
+def test_what_is_written_is_read(length: int) -> None:
+    ring, content = BlockRing(), np.random.default_rng(0).integers(256, size=length, dtype=np.uint8)
+    memory, block = ring.take(length)
+    memory[:length] = content
+    received = sent(block)
+    assert np.array_equal(received.contents[:length], content)
+    assert received.contents.ctypes.data % 64 == 0
+    assert aligned(length) % 64 == 0 <= aligned(length) - length < 64
+
+
+def test_a_block_is_used_again_only_when_it_was_read() -> None:
+    before, ring = open_blocks(), BlockRing()
+    first, second = filled(ring, 1), filled(ring, 2)
+    assert (holds(first, 1), holds(second, 2), open_blocks() - before) == (True, True, 2)
+    view = first.contents
+    del first
+    third = filled(ring, 3)
+    assert (holds(second, 2), holds(third, 3), open_blocks() - before) == (True, True, 2)
+    assert (view[:1000] == 3).all()
+    fourth = filled(ring, 4)
+    assert (holds(second, 2), holds(third, 3), holds(fourth, 4), open_blocks() - before) == (True, True, True, 3)
+    del ring
+    assert (holds(second, 2), open_blocks() - before) == (True, 3)  # which are mapped here
+    del second, third, fourth, view
+    assert open_blocks() == before
+
+
+def test_a_block_that_was_not_sent_is_not_lent_again() -> None:
+    ring = BlockRing()
+    ring.take(10)
+    ring.take(10)
+    assert len(ring._blocks) == 2
+
+
+def test_growing_batches_grow_one_block() -> None:
+    before, ring = open_blocks(), BlockRing()
+    for number, length in enumerate([10, 5000, 100, 10**5, 3 * 10**6, 7]):
+        received = filled(ring, number, length)
+        kept = received.mapping
+        assert holds(received, number, length)
+        del received
+    assert (open_blocks() - before, len(kept.memory)) == (1, kept.capacity)
+
+
+def test_nothing_stays_mapped() -> None:
+    before, ring = mapped_blocks(), BlockRing()
+    received = [filled(ring, number) for number in range(3)]
+    assert mapped_blocks() == before + 6
+    del ring
+    assert (holds(received[2], 2), mapped_blocks()) == (True, before + 3)
+    del received
+    assert mapped_blocks() == before
+
+
+def test_a_forked_child_frees_nothing_that_its_parent_reads() -> None:
+    ring = BlockRing()
+    received = filled(ring, 1)
+    process = os.fork()
+    if not process:
+        del received
+        os._exit(0)
+    os.waitpid(process, 0)
+    filled(ring, 2)
+    assert holds(received, 1)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.ENOMEM, errno.EFBIG])
+def test_too_little_memory_is_said_with_what_helps(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    ring = BlockRing()
+
+    def refuse(*_: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as scarce:
+        scarce.setattr(os, "posix_fallocate", refuse)
+        with pytest.raises(MemoryError, match=r"needs 50 MiB of shared memory.*batch_size.*prefetch_factor"):
+            ring.take(50 * 2**20)
+    assert holds(filled(ring, 7), 7)
+    assert len(ring._blocks) == 1
+
+
+def test_other_failures_are_not_called_too_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.EPERM, "sealed")
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    with pytest.raises(PermissionError, match="sealed"):
+        BlockRing().take(10)
+
+
+def fill_and_wait(results: Any) -> None:
+    ring = BlockRing()
+    memory, block = ring.take(1000)
+    memory[:1000] = 5
+    results.send(block)
+    time.sleep(60)
+
+
+@pytest.mark.parametrize("read", ["before", "after"])
+def test_a_block_outlives_its_worker(read: str) -> None:
+    here, there = multiprocessing.Pipe()
+    worker = multiprocessing.get_context("fork").Process(target=fill_and_wait, args=(there,), daemon=True)
+    worker.start()
+    pickled = here.recv_bytes()
+    received = pickle.loads(pickled) if read == "before" else None
+    os.kill(worker.pid or 0, signal.SIGKILL)
+    worker.join()
+    if received:
+        assert holds(received, 5)
+    else:
+        with pytest.raises(RuntimeError, match=rf"pid {worker.pid}\) cannot be opened.*has ended"):
+            pickle.loads(pickled)
+
+
+# Under a loader
+
+
+class Photographs(Dataset[Any]):
+    """Crops of a photograph, each with its number and the blocks that its worker has."""
+
+    def __init__(self, count: int = 24, sizes: tuple[int, ...] = (24,)) -> None:
+        self.count, self.sizes = count, sizes
+
+    def __len__(self) -> int:
+        return self.count
+
+    def image(self, index: int) -> Any:
+        size = self.sizes[index % len(self.sizes)]
+        top, left = 31 * index % (512 - size), 53 * index % (512 - size)
+        return PHOTOGRAPH[top : top + size, left : left + size]
+
+    def __getitem__(self, index: int) -> Any:
+        return self.image(index), index, open_blocks()
+
+
+def of_right_images(batch: Any, dataset: Photographs, transform: Any) -> bool:
+    images, numbers, *_ = batch
+    truth = [transform(dataset.image(number)) for number in numbers.tolist()]
+    return all(torch.equal(image, true) for image, true in zip(images, truth, strict=True))
+
+
+@pytest.mark.parametrize("take", [1, 7])
+def test_workers_use_their_blocks_again(take: int) -> None:
+    dataset, transform = Photographs(600), v2.Compose([v2.ToImage(), v2.CenterCrop(16)])
+    loader = DALILoader(dataset, 3, num_workers=2, transform=transform, device="cpu")
+    here, most, late = open_blocks(), 0, []
+    for batch in loader:
+        late.append(batch)
+        if len(late) == take:
+            assert all(of_right_images(batch, dataset, transform) for batch in late)
+            late.clear()
+        most = max(most, int(batch[2].max()) - here)
+    assert 1 <= most <= 9  # six in the window, two on their way, one being filled
+
+
+def test_blocks_are_mapped_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+
+    class Counted(blocks.Mapping):
+        def __init__(self, *args: Any) -> None:
+            made.append(args)
+            super().__init__(*args)
+
+    monkeypatch.setattr(blocks, "Mapping", Counted)
+    transform = v2.Compose([v2.ToImage(), v2.CenterCrop(16)])
+    loader = DALILoader(Photographs(300), 3, num_workers=1, transform=transform, device="cpu")
+    assert len(list(loader)) == 100
+    assert 1 <= len(made) == len({(file, key) for file, key, _ in made}) <= 9
+
+
+IDENTITIES: dict[str, Any] = {
+    "ToImage": v2.ToImage(),
+    "Identity": v2.Compose([v2.ToImage(), v2.Identity()]),
+    "flip that never comes": v2.Compose([v2.ToImage(), v2.RandomHorizontalFlip(0.0)]),
+    "crop of all": v2.Compose([v2.ToImage(), v2.CenterCrop(24)]),
+    "of floats": v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32), v2.Normalize([0.0], [1.0])]),
+}
+
+
+class Thin(Photographs):
+    """Whose images have one channel, and one column, so that every order of their axes is the same in memory."""
+
+    def image(self, index: int) -> Any:
+        return super().image(index)[:, :1, :1]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", [Photographs, Thin])
+@pytest.mark.parametrize("name", ["ToImage", "Identity", "flip that never comes", "of floats"])
+def test_batches_that_are_kept_do_not_change(name: str, kind: type[Photographs], workers: int) -> None:
+    """Also where no transform has any reason to copy an image out of its block."""
+    dataset, transform = kind(120), IDENTITIES[name]
+    kept = list(DALILoader(dataset, 3, num_workers=workers, transform=transform, device="cpu"))
+    assert len(kept) == 40
+    assert all(of_right_images(batch, dataset, transform) for batch in kept)
+
+
+class Reusing(Dataset[Any]):
+    """Gives the same array again and again, with other contents."""
+
+    def __init__(self) -> None:
+        self.buffer = np.empty((24, 24, 3), np.uint8)
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> Any:
+        self.buffer[:] = Photographs().image(index)
+        return self.buffer, index
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("batch_size", [None, 1])
+@pytest.mark.parametrize("name", ["ToImage", "crop of all"])
+def test_a_dataset_may_reuse_its_array(name: str, batch_size: int | None, workers: int) -> None:
+    kept = list(DALILoader(Reusing(), batch_size, num_workers=workers, transform=IDENTITIES[name], device="cpu"))
+    theirs = list(DataLoader(Reusing(), batch_size, collate_fn=None if batch_size else lambda x: (x[0].copy(), x[1])))
+    assert len(kept) == len(theirs) == 40
+    for (image, index), (true, number) in zip(kept, theirs, strict=True):
+        assert int(index) == int(number)
+        assert torch.equal(image.reshape(3, 24, 24), torch.as_tensor(true).reshape(24, 24, 3).permute(2, 0, 1))
+
+
+def limit_files(worker: int) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**18, 2**18))
+
+
+def test_a_worker_without_memory_says_so_in_its_turn() -> None:
+    """As where the kernel refuses memory, which is not as easily had in a test as a limit of a file's size."""
+    dataset, transform = Photographs(24, sizes=(24,) * 9 + (400,) + (24,) * 14), v2.Resize((16, 16))
+    loader = DALILoader(
+        dataset,
+        3,
+        num_workers=2,
+        transform=v2.Compose([v2.ToImage(), transform]),
+        worker_init_fn=limit_files,
+        device="cpu",
+    )
+    iterator, numbers = iter(loader), []
+    for _ in range(3):
+        numbers += next(iterator)[1].tolist()
+    with pytest.raises(MemoryError, match=r"a batch needs \d MiB of shared memory.*fewer num_workers"):
+        next(iterator)
+    numbers += [number for batch in iterator for number in batch[1].tolist()]
+    assert numbers == [*range(9), *range(12, 24)]
+
+
+@pytest.mark.parametrize("start", ["spawn", "forkserver"])
+def test_workers_that_inherit_nothing(start: str) -> None:
+    dataset, transform = Photographs(12), IDENTITIES["crop of all"]
+    loader = DALILoader(dataset, 3, num_workers=1, transform=transform, multiprocessing_context=start, device="cpu")
+    kept = list(loader)
+    assert [batch[1].tolist() for batch in kept] == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]]
+    assert all(of_right_images(batch, dataset, transform) for batch in kept)
+
+
+# What is left behind
+
+
+def left() -> dict[str, int]:
+    return {
+        "threads": threading.active_count(),
+        "processes": len(multiprocessing.active_children()),
+        "files": len(os.listdir("/proc/self/fd")),  # noqa: PTH208
+        "blocks": open_blocks(),
+        "mapped": mapped_blocks(),
+    }
+
+
+def settled(count: Callable[[], Any], wanted: Any) -> Any:
+    """The count, when it is what is wanted or two seconds later."""
+    end = time.monotonic() + 2
+    while count() != wanted and time.monotonic() < end:
+        time.sleep(0.02)
+    return count()
+
+
+class Failing(Photographs):
+    def __getitem__(self, index: int) -> Any:
+        if index % 8 == 5:
+            raise OSError("mine")
+        return super().__getitem__(index)
+
+
+def use(number: int, loader: Any) -> None:
+    """Epochs that are whole, left early, left before they began, and that fail."""
+    iterator = iter(loader)
+    for _ in range([99, 3, 0, 1][number % 4]):
+        try:
+            if next(iterator, None) is None:
+                break
+        except OSError:
+            continue
+
+
+@pytest.mark.parametrize("workers", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}])
+@pytest.mark.parametrize("kind", [Photographs, Failing])
+def test_nothing_is_left_of_fifty_loaders(kind: type[Photographs], workers: dict[str, Any]) -> None:
+    transform = IDENTITIES["crop of all"]
+
+    def run(loaders: int) -> None:
+        for number in range(loaders):
+            use(number, DALILoader(kind(), 3, transform=transform, device="cpu", **workers))
+
+    run(2)  # what torch, DALI and multiprocessing make once
+    gc.collect()
+    before = left()
+    gc.disable()
+    try:
+        run(50 if kind is Photographs and len(workers) < 2 else 9)
+        assert settled(left, before) == before
+    finally:
+        gc.enable()
+
+
+def test_workers_of_an_epoch_that_is_left_with_an_error_ahead_are_ended() -> None:
+    """The error waits for its turn, and its traceback must not keep the iterator."""
+    gc.collect()
+    gc.disable()
+    try:
+        before = left()
+        loader = DALILoader(Failing(), 1, num_workers=2, transform=IDENTITIES["crop of all"], device="cpu")
+        iterator = iter(loader)
+        next(iterator)
+        while not any(isinstance(one, OSError) for one in iterator._pending):
+            time.sleep(0.2)
+            next(iterator)
+        del iterator, loader
+        assert settled(left, before)["processes"] == before["processes"]
+    finally:
+        gc.enable()
