@@ -36,7 +36,7 @@ LAYERS = [
     {"received"},
     {"samples"},
     {"readahead"},
-    {"epoch", "rejoin"},
+    {"epoch", "rejoin", "admission"},
     {"proxy"},
     {"explain"},
     {"loader", "compiled"},

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
+from torchdali.admission import Proxy, stacks
 from torchdali.epoch import Compiled
 from torchdali.feed import WINDOW
 from torchdali.packing import RefusedError, listed, outline, prepared
 from torchdali.plan import Plan
-from torchdali.proxy import Proxy, stacks
 from torchdali.samples import seeded
 from torchdali.structure import images_of
 

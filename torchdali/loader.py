@@ -17,12 +17,13 @@ from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
 
 from torchdali import explain, graph, machine
+from torchdali.admission import Proxy
 from torchdali.engine import EnginePool
 from torchdali.epoch import Compiled, Epoch, EpochKeys, default_collate
 from torchdali.errors import DALIUnavailableError, TransformError, UnsupportedDatasetError
 from torchdali.feed import WINDOW, fitting_window
 from torchdali.plan import compile_plan, fuse
-from torchdali.proxy import ParallelProxyEpoch, Proxy, SerialProxyEpoch
+from torchdali.proxy import ParallelProxyEpoch, SerialProxyEpoch
 from torchdali.routes import Routes
 from torchdali.sources import LiftedSource, dataset_state, lift
 from torchdali.spec import Fidelity

@@ -8,11 +8,8 @@ before it is handed out.
 from __future__ import annotations
 
 import copy
-import hashlib
-import operator
 import os
 import signal
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -30,28 +27,27 @@ from torch.utils.data.dataloader import (
 )
 from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
 
+from torchdali.admission import Fault, Proxy, check_sizes, key_of, stacks
 from torchdali.blocks import Mapping, ReceivedBlock
 from torchdali.engine import died
 from torchdali.epoch import CLOSED, EpochKeys
-from torchdali.errors import SampleError, TransformError
+from torchdali.errors import SampleError
 from torchdali.feed import Batch, Feed
 from torchdali.occurrences import Occurrences
-from torchdali.packing import Packed, Packer, listed
+from torchdali.packing import Packed, Packer
 from torchdali.readahead import ReadAhead
 from torchdali.received import source_of
 from torchdali.rejoin import rejoined
 from torchdali.rng import Draws
-from torchdali.routes import Routes
 from torchdali.samples import call_on_batch
 from torchdali.spec import IntArray
 from torchdali.tracing import Traced, WorkerStart, put_by
 from torchdali.transfer import Transfer
 
-__all__ = ["ParallelProxyEpoch", "Proxy", "SerialProxyEpoch", "stacks"]
+__all__ = ["ParallelProxyEpoch", "SerialProxyEpoch"]
 
 _pin_memory = cast("Callable[[Any], Any]", data_utils.pin_memory.pin_memory)
 _forget_pids = cast("Callable[[int], None]", vars(data_utils.signal_handling)["_remove_worker_pids"])
-_own_collate = cast("tuple[Any, ...]", (data_utils.collate.default_collate, data_utils.collate.default_convert))
 
 _ANEW = "this epoch cannot go on, a new one can be started"
 _INTERRUPTED = f"the loader was interrupted; {_ANEW}"
@@ -60,29 +56,6 @@ _STREAM = 2**40
 """Samples that one worker's stream may have."""
 _BATCH_STEP = 2**16 - 1
 """The position that keys the random numbers of ``batch_transform``: after every chain."""
-
-
-@dataclass
-class Proxy:
-    """What a loader makes once and keeps until its transform or device change.
-
-    Attributes:
-        state: Differs when anything did change.
-        routes: The engines; None where there is no transform.
-        device: Where batches are made.
-        window: Batches in flight, where there are workers.
-        places: Where the images are in the samples, once a batch has shown it and if they all have them there.
-        found: Whether there was an image.
-        warned: Whether it was said that there is no image.
-    """
-
-    state: object
-    routes: Routes | None
-    device: torch.device
-    window: int
-    places: tuple[str, ...] = ()
-    found: bool = False
-    warned: bool = False
 
 
 @dataclass
@@ -243,7 +216,7 @@ class _ProxyEpoch(_BaseDataLoaderIter):
         fault = self._blaming(delivery, indices)
         for sample, (named, reason) in packed.reasons.items():
             raise fault(sample, named, reason)
-        self._check_places(packed, fault)
+        self.proxy.check_places(packed, fault)
         for group in packed.groups:
             assert self.proxy.routes is not None
             pool = self.proxy.routes.pool((group.spec, group.entry, False))
@@ -275,36 +248,11 @@ class _ProxyEpoch(_BaseDataLoaderIter):
         keys = np.array([key_of(index) for index in indices], np.int64)
         return keys, self._occurrences.count(keys.tolist())
 
-    def _blaming(self, delivery: _Delivery, indices: Sequence[Any]) -> Callable[[int, str, str], SampleError]:
+    def _blaming(self, delivery: _Delivery, indices: Sequence[Any]) -> Fault:
         iterable = self._dataset_kind == _DatasetKind.Iterable
         places: Sequence[Any] = (delivery.index % _STREAM).tolist() if iterable else indices
         whose = f", worker {delivery.packed.worker}" if iterable and self._num_workers else ""
         return lambda sample, named, reason: SampleError(places[sample], named + whose, reason)
-
-    def _check_places(self, packed: Packed, fault: Callable[[int, str, str], SampleError]) -> None:
-        """Raises where a batch has its images in other places than the ones before it, which hides a damaged sample."""
-        proxy = self.proxy
-        if proxy.routes is None or not packed.count:
-            return
-        if packed.groups:
-            proxy.found = True
-            proxy.places = proxy.places or packed.places
-        elif not proxy.found and not proxy.warned:
-            proxy.warned = True
-            warnings.warn(
-                f"transform= has nothing to do: no image was found in a sample, which is {packed.outline}. Taken for "
-                "images are PIL images, tv_tensors.Image, and else the first array (H, W, C), tensor (C, H, W), "
-                "encoded file or pathlib.Path",
-                stacklevel=2,
-            )
-        if proxy.places and not packed.places:
-            reason = f"no image was found in it, in the batches before they were at {listed(proxy.places)}"
-            raise fault(0, listed(proxy.places), f"{reason}; it is {packed.outline}")
-        if proxy.places != packed.places:
-            raise TransformError(
-                f"the samples of a batch have their images at {listed(packed.places)}, those of the batches before it "
-                f"at {listed(proxy.places)}"
-            )
 
     def _finished(self, delivery: _Delivery) -> Any:
         """The batch as the user gets it."""
@@ -399,38 +347,3 @@ class ParallelProxyEpoch(_ProxyEpoch, _MultiProcessingDataLoaderIter):
             return bool(self._received)
         known = cast("dict[int, tuple[Any, ...]]", self._task_info).get(self._rcvd_idx, ())
         return len(known) == 2 or any(task == self._rcvd_idx for task, _ in self._received)
-
-
-def stacks(collate_fn: Any) -> bool:
-    """Whether a ``collate_fn`` is one of DataLoader's own, which need no image to do their work."""
-    return collate_fn in _own_collate
-
-
-def key_of(index: Any) -> int:
-    """What an index into a map-style dataset adds to the key of a sample's random numbers."""
-    try:
-        number = operator.index(index)
-    except TypeError:
-        number = 2**63
-    if -(2**63) <= number < 2**63:
-        return number
-    return int.from_bytes(hashlib.blake2b(repr(index).encode(), digest_size=7).digest(), "little")
-
-
-def check_sizes(packed: Packed, fault: Callable[[int, str, str], SampleError]) -> None:
-    """Raises where the images of one sample differ in size, which are to be given the same random parameters."""
-    sample, slot, size = (
-        np.concatenate([getattr(group, name) for group in packed.groups]) for name in ("sample", "slot", "size")
-    )
-    first = np.zeros((packed.count, 2), np.int64)
-    first[sample[::-1]] = size[::-1]
-    differing = np.flatnonzero((first[sample] != size).any(1))
-    if len(differing):
-        row = int(differing[0])
-        one, other = first[sample[row]].tolist(), size[row].tolist()
-        raise fault(
-            int(sample[row]),
-            packed.places[int(slot[row])] if packed.places else "its images",
-            f"its images differ in size, {one[0]}x{one[1]} and {other[0]}x{other[1]}, and a random transform draws "
-            "once for all images of a sample; bring them to one size in the dataset",
-        )

@@ -1,0 +1,107 @@
+"""What is known of a batch that a dataset gave, and what may be wrong with it, before DALI sees it."""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch.utils.data import _utils as data_utils  # pyright: ignore[reportPrivateUsage]
+
+from torchdali.errors import SampleError, TransformError
+from torchdali.packing import Packed, listed
+from torchdali.routes import Routes
+
+__all__ = ["Fault", "Proxy", "check_sizes", "key_of", "stacks"]
+
+Fault = Callable[[int, str, str], SampleError]
+"""Makes the error that blames a sample: its number in the batch, what is at fault, and why."""
+
+_own_collate = cast("tuple[Any, ...]", (data_utils.collate.default_collate, data_utils.collate.default_convert))
+
+
+@dataclass
+class Proxy:
+    """What a loader makes once and keeps until its transform or device change.
+
+    Attributes:
+        state: Differs when anything did change.
+        routes: The engines; None where there is no transform.
+        device: Where batches are made.
+        window: Batches in flight, where there are workers.
+        places: Where the images are in the samples, once a batch has shown it and if they all have them there.
+        found: Whether there was an image.
+        warned: Whether it was said that there is no image.
+    """
+
+    state: object
+    routes: Routes | None
+    device: torch.device
+    window: int
+    places: tuple[str, ...] = ()
+    found: bool = False
+    warned: bool = False
+
+    def check_places(self, packed: Packed, fault: Fault) -> None:
+        """Raises where a batch has its images in other places than the ones before it, which hides a damaged sample."""
+        if self.routes is None or not packed.count:
+            return
+        if packed.groups:
+            self.found = True
+            self.places = self.places or packed.places
+        elif not self.found and not self.warned:
+            self.warned = True
+            warnings.warn(
+                f"transform= has nothing to do: no image was found in a sample, which is {packed.outline}. Taken for "
+                "images are PIL images, tv_tensors.Image, and else the first array (H, W, C), tensor (C, H, W), "
+                "encoded file or pathlib.Path",
+                stacklevel=2,
+            )
+        if self.places and not packed.places:
+            reason = f"no image was found in it, in the batches before they were at {listed(self.places)}"
+            raise fault(0, listed(self.places), f"{reason}; it is {packed.outline}")
+        if self.places != packed.places:
+            raise TransformError(
+                f"the samples of a batch have their images at {listed(packed.places)}, those of the batches before it "
+                f"at {listed(self.places)}"
+            )
+
+
+def stacks(collate_fn: Any) -> bool:
+    """Whether a ``collate_fn`` is one of DataLoader's own, which need no image to do their work."""
+    return collate_fn in _own_collate
+
+
+def key_of(index: Any) -> int:
+    """What an index into a map-style dataset adds to the key of a sample's random numbers."""
+    try:
+        number = operator.index(index)
+    except TypeError:
+        number = 2**63
+    if -(2**63) <= number < 2**63:
+        return number
+    return int.from_bytes(hashlib.blake2b(repr(index).encode(), digest_size=7).digest(), "little")
+
+
+def check_sizes(packed: Packed, fault: Fault) -> None:
+    """Raises where the images of one sample differ in size, which are to be given the same random parameters."""
+    sample, slot, size = (
+        np.concatenate([getattr(group, name) for group in packed.groups]) for name in ("sample", "slot", "size")
+    )
+    first = np.zeros((packed.count, 2), np.int64)
+    first[sample[::-1]] = size[::-1]
+    differing = np.flatnonzero((first[sample] != size).any(1))
+    if len(differing):
+        row = int(differing[0])
+        one, other = first[sample[row]].tolist(), size[row].tolist()
+        raise fault(
+            int(sample[row]),
+            packed.places[int(slot[row])] if packed.places else "its images",
+            f"its images differ in size, {one[0]}x{one[1]} and {other[0]}x{other[1]}, and a random transform draws "
+            "once for all images of a sample; bring them to one size in the dataset",
+        )
