@@ -153,7 +153,9 @@ class Packer:
     def __call__(self, data: Any) -> Packed:
         """Packs a list of samples, or one sample."""
         info = get_worker_info()
-        samples: list[Any] = list(data) if self._batched else [data]
+        samples: list[Any] = [data]
+        if self._batched:  # what a dataset's __getitems__ gives may be no list, and is the collate_fn's affair then
+            samples = list(cast("Sequence[Any]", data)) if isinstance(data, Sequence) else []
         found = [images_of(sample) for sample in samples] if self._images else []
         if not any(found):
             first = outline(samples[0]) if self._images and samples else ""
