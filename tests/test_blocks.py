@@ -344,7 +344,7 @@ def settled(count: Callable[[], Any], wanted: Any) -> Any:
 class Failing(Photographs):
     def __getitem__(self, index: int) -> Any:
         if index % 8 == 5:
-            raise OSError("mine")
+            raise OSError("mine") if index < 20 else StopIteration
         return super().__getitem__(index)
 
 
