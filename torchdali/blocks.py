@@ -11,7 +11,6 @@ when it has read the contents.
 from __future__ import annotations
 
 import errno
-import itertools
 import mmap
 import os
 import threading
@@ -30,8 +29,6 @@ _PAGE = mmap.PAGESIZE
 _FREE, _IN_USE = 0, 1
 _GROWTH = 1.25
 
-_serial = itertools.count()
-
 
 def aligned(length: int) -> int:
     """The next place at which an array may begin."""
@@ -43,7 +40,8 @@ class _Block:
 
     def __init__(self) -> None:
         self.file = os.memfd_create("torchdali", os.MFD_CLOEXEC)
-        self.key = (os.getpid(), next(_serial))
+        # A process that ended may have had the same number; a file that is still mapped keeps its inode's.
+        self.key = (os.getpid(), os.fstat(self.file).st_ino)
         self.capacity = 0
         self._memory: Any = None
 
