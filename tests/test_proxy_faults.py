@@ -180,6 +180,11 @@ def closed(image: Any) -> Any:
         return opened
 
 
+def closed_below(image: Any) -> Any:
+    with io.BytesIO(as_bytes(image, "JPEG")) as stream:
+        return PIL.Image.open(stream)
+
+
 DAMAGES: dict[str, Callable[[Any], Any]] = {
     "truncated JPEG": lambda image: as_bytes(image, "JPEG", 0.7),
     "JPEG without its last bytes": lambda image: as_bytes(image, "JPEG", 0.98),
@@ -189,6 +194,7 @@ DAMAGES: dict[str, Callable[[Any], Any]] = {
     "no image": lambda image: b"Not Found",
     "no bytes": lambda image: b"",
     "closed": closed,
+    "closed below it": closed_below,
     "lazy": lambda image: PIL.Image.open(io.BytesIO(as_bytes(image, "PNG", 0.6))),
     "no such file": lambda image: Path("/nonexistent/7.jpg"),
     "directory": lambda image: Path("/proc"),
@@ -273,6 +279,19 @@ def test_what_cannot_be_drawn_is_named(workers: Any, pushed_before: bool, device
                 labels.append(label.tolist())
                 assert all(len(column) == 3 for column in (images if pushed_before else [images]))
         assert labels == [*in_order()[:OF_BAD], *in_order()[OF_BAD + 1 :]]
+
+
+class Nested(Crops):
+    """A dataset that has a loader of its own."""
+
+    def __getitem__(self, index: int) -> Any:
+        return next(iter(DALILoader(Crops(), 2, sampler=[index, 5], transform=EXACT, device="cpu")))
+
+
+def test_a_loader_in_a_worker_is_no_worker() -> None:
+    for start in ("fork", "spawn"):
+        batches = list(DataLoader(Nested(count=2), None, num_workers=1, multiprocessing_context=start))
+        assert_pairs(batches, Truth(), [[0, 5], [1, 5]])
 
 
 def test_unequal_shapes_name_two_samples(device: str) -> None:

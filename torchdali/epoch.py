@@ -22,6 +22,7 @@ from torchdali.readahead import ReadAhead
 from torchdali.rng import Draws, Words, epoch_key
 from torchdali.samples import as_samples, call_on_batch, check_shapes, run_on_batch, seeded
 from torchdali.sources import LiftedSource
+from torchdali.tracing import put_by
 
 __all__ = ["CLOSED", "Compiled", "Epoch", "EpochKeys", "default_collate"]
 
@@ -139,7 +140,7 @@ class Epoch(_BaseDataLoaderIter):
             except StopIteration:
                 self._end = StopIteration()  # without a traceback, which would hold this iterator in a cycle
             except Exception as error:  # noqa: BLE001 - raised in its turn, after the batches before it
-                self._end = error
+                self._end = put_by(error)
 
     def _batch_of(self, indices: Sequence[int]) -> Batch:
         source = self._compiled.source

@@ -148,11 +148,13 @@ class Packer:
     ) -> None:
         self._collate, self._batched, self._stacks, self._images = collate_fn, batched, stacks, images
         self._converts = converts
+        self._process = os.getpid()
         self._ring: BlockRing | None = None
 
     def __call__(self, data: Any) -> Packed:
         """Packs a list of samples, or one sample."""
-        info = get_worker_info()
+        # A dataset may have a loader of its own, without workers but in one: it is no worker of that loader.
+        info = get_worker_info() if self._process != os.getpid() else None
         samples: list[Any] = [data]
         if self._batched:  # what a dataset's __getitems__ gives may be no list, and is the collate_fn's affair then
             samples = list(cast("Sequence[Any]", data)) if isinstance(data, Sequence) else []
