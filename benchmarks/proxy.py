@@ -150,12 +150,7 @@ def _line(entry: dict[str, Any]) -> str:
     if entry["status"] != "ok":
         return f"{line}  {entry['status']}\n{entry.get('stderr', '')}".rstrip()
     line += f"{entry['images_per_s']:>10,.0f} images/s, first batch {entry['first_batch_s']:.2f} s"
-    line += f", {entry['busy_cores']:.1f} cores busy, {entry['process_s']:.0f} s in all"
-    if entry["exit"] != "0":
-        line += f" [did not end cleanly: {entry['exit']}]"
-    if entry["allowed_cores"] > entry["cores"]:
-        line += f" [broke out: its threads may use {entry['allowed_cores']} cores]"
-    return line
+    return line + report.ending(entry)
 
 
 def parse(command: list[str]) -> argparse.Namespace:

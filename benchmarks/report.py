@@ -168,3 +168,13 @@ def _output(*command: str) -> str | None:
         return None
     done = subprocess.run(command, cwd=_REPOSITORY, capture_output=True, text=True, timeout=30, check=False)
     return done.stdout.partition("\n")[0].strip() or None if done.returncode == 0 else None
+
+
+def ending(entry: dict[str, Any]) -> str:
+    """How a case ended, for the line that is printed of it then."""
+    line = f", {entry['busy_cores']:.1f} cores busy, {entry['process_s']:.0f} s in all"
+    if entry["exit"] != "0":
+        line += f" [did not end cleanly: {entry['exit']}]"
+    if entry["allowed_cores"] > entry["cores"]:
+        line += f" [broke out: its threads may use {entry['allowed_cores']} cores]"
+    return line
