@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import os
 import signal
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -134,7 +135,7 @@ class _ProxyEpoch(_BaseDataLoaderIter):
         """Begins an epoch."""
         self._leave()
         self._key = self._keys.next(int(self._base_seed), loader)
-        self._feed = Feed(self.proxy.window * 64, self._timeout)
+        self._feed = Feed(sys.maxsize, self._timeout)  # the window is of batches, and kept by _fill
         self._read_ahead = ReadAhead(loader)
         self._occurrences = Occurrences()
         self._streamed: dict[int, int] = {}
