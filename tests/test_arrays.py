@@ -23,6 +23,7 @@ from torchdali.plan import compile_plan, fuse
 from torchdali.rng import Draws, epoch_key
 from torchdali.sources import lift
 from torchdali.sources.arrays import Arrays, ArraySource
+from torchdali.tuning import Threads
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -238,7 +239,7 @@ def test_graph_waits_for_the_images_and_they_for_it(make: Make) -> None:
     """The batch is gathered on torch's stream, which is behind here, and read on DALI's; memory is used again."""
     source = lift(make("STL10", v2.ToImage())).on(CUDA, 2**30)
     plan = fuse(compile_plan(source.transform, CUDA, "exact", source.spec, source.entry))
-    engine = EnginePool(plan, 8, 2, source.resident).lease(8)
+    engine = EnginePool(plan, 8, Threads(2, CUDA, plan.entry), source.resident).lease(8)
     batches = [(np.arange(8) + i) % COUNT for i in range(30)]
     pending: list[Any] = []
     for rows in batches:

@@ -42,7 +42,7 @@ class Proxy:
     state: object
     routes: Routes | None
     device: torch.device
-    window: int
+    window: int = 6
     places: tuple[str, ...] = ()
     found: bool = False
     warned: bool = False

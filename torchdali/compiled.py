@@ -13,7 +13,7 @@ import PIL.Image
 import torch
 from torchvision import tv_tensors
 
-from torchdali import graph, machine
+from torchdali import graph
 from torchdali.engine import EnginePool, Views
 from torchdali.errors import DALIUnavailableError, SampleError
 from torchdali.feed import Batch, Feed
@@ -25,6 +25,7 @@ from torchdali.samples import as_samples, run_on_batch
 from torchdali.sources import FileSource
 from torchdali.spec import Fidelity, IntArray, Spec
 from torchdali.transforms import RowError
+from torchdali.tuning import Window
 
 __all__ = ["CompiledTransform", "compile"]
 
@@ -45,7 +46,7 @@ def compile(  # noqa: A001 - as in torch.compile
         device: Where the batch is made: "auto" is torch's current CUDA device where torch and DALI see one, else the
             CPU.
         fidelity: As for ``DALILoader``.
-        num_threads: Number of DALI's CPU threads; 0 takes the cores that the process may use.
+        num_threads: Number of DALI's CPU threads; 0 lets it be chosen.
 
     Raises:
         DALIUnavailableError: DALI is missing or cannot use the device; the text says what to install.
@@ -53,7 +54,7 @@ def compile(  # noqa: A001 - as in torch.compile
     graph.require_dali()
     if device != "auto" and (reason := graph.unavailable_on(torch.device(device))):
         raise DALIUnavailableError(f"device={device!r} cannot be used: {reason}")
-    return CompiledTransform(transform, graph.resolve(device), fidelity, num_threads or machine.available_cores())
+    return CompiledTransform(transform, graph.resolve(device), fidelity, num_threads)
 
 
 class CompiledTransform:
@@ -163,7 +164,7 @@ class CompiledTransform:
             for i in rows.tolist():
                 paths[i] = _path_of(images[i], files)
             source = FileSource(paths)
-            feed = Feed(window=1, timeout=0)
+            feed = Feed(Window(1), timeout=0)
             try:
                 feed.push(Batch(source, pool, rows, draws))
                 return feed.pop().views

@@ -16,6 +16,7 @@ import torch
 
 from torchdali import bridge, graph
 from torchdali.plan import Plan
+from torchdali.tuning import Threads
 
 __all__ = ["Engine", "EnginePool", "Taken", "Views", "died"]
 
@@ -50,7 +51,7 @@ class Engine:
     """
 
     def __init__(self, plan: Plan, batch_size: int, threads: int, resident: bool = False) -> None:
-        self.batch_size = batch_size
+        self.batch_size, self.threads = batch_size, threads
         self._views = len(plan.views)
         self._entry = plan.entry
         self._held: deque[ExitStack] = deque()
@@ -162,11 +163,11 @@ class EnginePool:
     Args:
         plan: What they run.
         batch_size: The batch size that the loader declares.
-        threads: Number of DALI's CPU threads.
+        threads: Says how many CPU threads an engine gets.
         resident: Whether pixels are fed from the device's own memory.
     """
 
-    def __init__(self, plan: Plan, batch_size: int, threads: int, resident: bool = False) -> None:
+    def __init__(self, plan: Plan, batch_size: int, threads: Threads, resident: bool = False) -> None:
         self.plan = plan
         self._resident = resident
         self._batch_size = batch_size
@@ -176,11 +177,17 @@ class EnginePool:
         # would then finalise the pipeline before the epoch could give it back.
         self._leased: set[Engine] = set()
 
-    def lease(self, batch_size: int) -> Engine:
-        """An engine with nothing in flight for batches up to this size; another iterator's if it is done with it."""
-        engine = self._reuse(batch_size)
+    def lease(self, batch_size: int, beside: float = 0.0) -> Engine:
+        """An engine with nothing in flight for batches up to this size; another iterator's if it is done with it.
+
+        Args:
+            batch_size: The most samples that a run will have.
+            beside: The share of the images, as far as is known, that are not for a JPEG engine.
+        """
+        threads = self._threads.number(beside)
+        engine = self._reuse(batch_size, threads)
         if engine is None:
-            engine = self.make(max(batch_size, self._batch_size), self._threads)
+            engine = self.make(max(batch_size, self._batch_size), threads)
         self._leased.add(engine)
         return engine
 
@@ -188,10 +195,10 @@ class EnginePool:
         """An engine of one's own."""
         return Engine(self.plan, batch_size, threads, self._resident)
 
-    def _reuse(self, batch_size: int) -> Engine | None:
+    def _reuse(self, batch_size: int, threads: int) -> Engine | None:
         while self._idle:
             engine = self._idle.pop()
-            if engine.batch_size >= batch_size:
+            if engine.batch_size >= batch_size and engine.threads >= threads:
                 engine.drain()
                 if not engine.broken:
                     return engine

@@ -9,11 +9,11 @@ import torch
 
 from torchdali.admission import Proxy, stacks
 from torchdali.epoch import Compiled
-from torchdali.feed import WINDOW
 from torchdali.packing import RefusedError, listed, outline, prepared
 from torchdali.plan import Plan
 from torchdali.samples import seeded
 from torchdali.structure import images_of
+from torchdali.tuning import Threads
 
 __all__ = ["lifted", "proxied"]
 
@@ -40,10 +40,9 @@ def lifted(loader: Any, compiled: Compiled, window: int | None) -> Rows:
         "collate": f"{_named(loader.collate_fn)}, in this process",
         **_batch_transform(loader),
         "random": _random(loader, "index, occurrence, transform"),
-        "threads": f"{compiled.threads} ("
-        + ("num_workers)" if loader.num_workers else "chosen: the cores that this process may use)"),
+        "threads": _threads(compiled.threads, source.beside_engine()),
         "window": f"{compiled.window} batches in flight ("
-        + ("prefetch_factor)" if window else f"chosen: {WINDOW}, or what fits 1 GiB)"),
+        + ("prefetch_factor)" if window else "chosen: grows while batches are late now and then, within 1 GiB)"),
         **_timeout(loader),
         "no effect": "; ".join(no_effect),
     }
@@ -78,10 +77,14 @@ def proxied(loader: Any, proxy: Proxy | None, not_lifted: str) -> Rows:
         "output": "; ".join(dict.fromkeys(map(_output, plans))) or "images as the transforms leave them",
         **_batch_transform(loader),
         "random": _random(loader, keyed) + "; the dataset's own numbers as in DataLoader",
-        "threads": f"{proxy.routes.threads} of DALI (chosen: the cores that this process may use)",
+        "threads": "; ".join(dict.fromkeys(_threads(proxy.routes.threads(plan.entry)) for plan in plans)),
         "window": ahead,
         **_timeout(loader),
     }
+
+
+def _threads(threads: Threads, beside: float = 0.0) -> str:
+    return f"{threads.number(beside)} of DALI ({threads.why(beside)})"
 
 
 def _images(loader: Any, proxy: Proxy) -> tuple[str, Sequence[Plan]]:

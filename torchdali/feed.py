@@ -7,6 +7,7 @@ one to two milliseconds a batch, and there is no thread of ours that could outli
 from __future__ import annotations
 
 import os
+import time
 from collections import deque
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,27 +21,18 @@ import torch
 
 from torchdali.engine import Engine, EnginePool, Taken, Views, died
 from torchdali.errors import PipelineError, SampleError
-from torchdali.plan import Plan
 from torchdali.rng import Draws
 from torchdali.sources import Scan, Source
 from torchdali.spec import Inputs, IntArray, Params
 from torchdali.tracing import put_by
 from torchdali.transforms import RowError
+from torchdali.tuning import Window
 
-__all__ = ["WINDOW", "Batch", "Feed", "fitting_window"]
+__all__ = ["Batch", "Feed"]
 
-WINDOW = 6
-"""Batches in flight by default, where they fit."""
-
-_WINDOW_BYTES = 2**30
 _SCAN_THREADS = 16
 _ANEW = "this epoch cannot go on, a new one can be started"
 _INTERRUPTED = f"the loader was interrupted; {_ANEW}"
-
-
-def fitting_window(plan: Plan, batch_size: int) -> int:
-    """How many batches are in flight by default: as many as fit 1 GiB, at least 2 and at most :data:`WINDOW`."""
-    return max(2, min(WINDOW, _WINDOW_BYTES // (batch_size * plan.sample_bytes)))
 
 
 @dataclass
@@ -92,8 +84,9 @@ class Feed:
         timeout: Seconds that a batch may take; 0 for ever.
     """
 
-    def __init__(self, window: int, timeout: float) -> None:
+    def __init__(self, window: Window, timeout: float) -> None:
         self._window, self._timeout = window, timeout
+        self._popped = 0
         self._waiting: deque[Batch] = deque()
         self._flying: deque[Batch] = deque()
         self._engines: list[tuple[EnginePool, Engine]] = []
@@ -125,12 +118,16 @@ class Feed:
             if not self._flying:
                 self._launch(self._waiting.popleft())
             batch = self._flying.popleft()
+            asked = time.perf_counter()
             try:
                 self._land(batch)
             except Exception as error:
                 if self._over is _INTERRUPTED and not died(error):
                     self._advance()
                 raise
+            self._popped += 1
+            if self._popped > self._window.size:  # the first ones of an epoch cannot be ready
+                self._window.took(time.perf_counter() - asked)
             self._advance()
             return batch
 
@@ -175,7 +172,7 @@ class Feed:
 
     def _advance(self) -> None:
         """Launches what may be launched without waiting."""
-        while self._waiting and len(self._flying) < self._window:
+        while self._waiting and len(self._flying) < self._window.size:
             scan = self._waiting[0].scan
             if scan and not scan.done():
                 return
@@ -212,7 +209,7 @@ class Feed:
         for pool, engine in reversed(self._engines):
             if pool is batch.pool and engine.batch_size >= len(batch.rows) and not engine.broken:
                 return engine
-        engine = batch.pool.lease(len(batch.rows))
+        engine = batch.pool.lease(len(batch.rows), batch.source.beside_engine())
         self._engines.append((batch.pool, engine))
         return engine
 

@@ -8,6 +8,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -19,9 +20,21 @@ from torchdali.plan import Plan
 from torchdali.spec import Fidelity
 from torchdali.transforms.crop import Window
 
-__all__ = ["build", "decode_files", "forget", "release_memory", "require_dali", "resolve", "unavailable_on"]
+__all__ = [
+    "build",
+    "decode_files",
+    "forget",
+    "has_jpeg_engine",
+    "release_memory",
+    "require_dali",
+    "resolve",
+    "unavailable_on",
+]
 
 _INSTALL = "pip install 'nvidia-dali-cuda120>=2.4,<3'"
+_WITH_ENGINE = {(8, 0), (9, 0), (10, 0)}
+"""Compute capabilities all of whose cards have JPEG engines: A100 and A30, H100 and H200, B200."""
+_FIRST_WITH_ENGINE = (8, 0)
 
 
 def require_dali() -> Any:
@@ -153,6 +166,30 @@ def release_memory() -> None:
     importlib.import_module("nvidia.dali.backend").ReleaseUnusedMemory()
 
 
+@functools.cache
+def has_jpeg_engine(device: torch.device) -> bool:
+    """Whether a card decodes JPEGs in hardware. Where its kind does not tell, nvJPEG is asked: half a second."""
+    capability = torch.cuda.get_device_capability(device)
+    if capability in _WITH_ENGINE or capability < _FIRST_WITH_ENGINE:
+        return capability in _WITH_ENGINE
+    with torch.cuda.device(device):
+        return _nvjpeg_finds_engine()
+
+
+def _nvjpeg_finds_engine() -> bool:
+    try:
+        folder = Path(next(iter(importlib.import_module("nvidia.nvjpeg").__path__))) / "lib"
+        nvjpeg = ctypes.CDLL(str(next(folder.glob("libnvjpeg.so*"))))
+        handle = ctypes.c_void_p()
+        hardware = 3  # NVJPEG_BACKEND_HARDWARE; where there is none, creating fails
+        if nvjpeg.nvjpegCreateEx(hardware, None, None, 0, ctypes.byref(handle)):
+            return False
+        nvjpeg.nvjpegDestroy(handle)
+    except (ImportError, OSError, AttributeError, StopIteration):
+        return False
+    return True
+
+
 def build(plan: Plan, batch_size: int, threads: int, device: torch.device, resident: bool = False) -> Any:
     """Builds the pipeline of a plan.
 
@@ -234,8 +271,11 @@ def _decode(ops: _Operators, plan: Plan, encoded: Any, nodes: dict[str, Any]) ->
         "adjust_orientation": False,  # ImageFolder does not look at EXIF
     }
     if ops.device == "gpu":
-        # The default leaves a third of the images to CUDA kernels although the JPEG engine alone is faster.
+        # The default leaves a third of the images to CUDA kernels although the JPEG engine alone is faster, and says
+        # which by their place in the batch, although their pixels differ.
         how["hw_decoder_load"] = 1.0
+        # Each process of a host would tie its threads to the same cores.
+        how["affine"] = False
     if plan.decode_window:
         params = plan.params_of(0, nodes)
         return ops.fn.decoders.image_slice(encoded, start=params["start"], shape=params["shape"], axes=[0, 1], **how)

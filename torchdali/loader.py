@@ -21,13 +21,13 @@ from torchdali.admission import Proxy
 from torchdali.engine import EnginePool
 from torchdali.epoch import Compiled, Epoch, EpochKeys, default_collate
 from torchdali.errors import DALIUnavailableError, TransformError, UnsupportedDatasetError
-from torchdali.feed import WINDOW, fitting_window
 from torchdali.plan import compile_plan, fuse
 from torchdali.proxy import ParallelProxyEpoch, SerialProxyEpoch
 from torchdali.routes import Routes
 from torchdali.sources import LiftedSource, dataset_state, lift
 from torchdali.spec import Fidelity
 from torchdali.transforms import flatten
+from torchdali.tuning import Threads, Window
 
 __all__ = ["DALILoader"]
 
@@ -170,11 +170,10 @@ class DALILoader(DataLoader[_T]):
         if self._proxy is None or self._proxy.state != key:
             routes = None
             if self.transform is not None:
-                threads = machine.available_cores()
-                routes = Routes(self.transform, device, self.fidelity, self._declared_batch_size(), threads)
+                routes = Routes(self.transform, device, self.fidelity, self._declared_batch_size(), 0)
             if device.type == "cuda":
                 machine.warn_of_few_connections()
-            self._proxy = Proxy(key, routes, device, WINDOW)
+            self._proxy = Proxy(key, routes, device)
         return self._proxy
 
     @property
@@ -269,10 +268,10 @@ class DALILoader(DataLoader[_T]):
         self._compiled = Compiled(
             key,
             source,
-            EnginePool(plan, size, threads := self.num_workers or machine.available_cores(), source.resident),
+            EnginePool(plan, size, threads := Threads(self.num_workers, device, plan.entry), source.resident),
             chain,
             threads,
-            self._window or fitting_window(plan, size),
+            Window(self._window) if self._window else Window.fitting(plan, size, machine.memory_for_batches(device)),
         )
         return self._compiled
 

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from pathlib import Path
 
 import torch
 
-__all__ = ["available_cores", "connections", "set_connections", "warn_of_few_connections"]
+__all__ = [
+    "available_cores",
+    "connections",
+    "memory_for_batches",
+    "set_connections",
+    "warn_of_few_connections",
+]
 
 _VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
 _CONNECTIONS = "32"
 _state = {"source": "not set", "warned": ""}
+_OF_FREE_MEMORY = 8
 
 
 def set_connections() -> None:
@@ -46,6 +54,13 @@ def warn_of_few_connections() -> None:
         "H200 that made loading 1.2 times as fast.",
         stacklevel=2,
     )
+
+
+def memory_for_batches(device: torch.device) -> int:
+    """Bytes that batches in flight may take: an eighth of what a card has free now; what there is for the CPU."""
+    if device.type != "cuda":
+        return sys.maxsize
+    return torch.cuda.mem_get_info(device)[0] // _OF_FREE_MEMORY
 
 
 def available_cores() -> int:

@@ -12,6 +12,7 @@ from torchdali.plan import Plan, compile_plan, fuse
 from torchdali.spec import Entry, Fidelity, Spec
 from torchdali.transforms import find_rule, flatten
 from torchdali.transforms.conversion import Identity, PILToTensor, ToImage, ToTensor
+from torchdali.tuning import Threads
 
 __all__ = ["Route", "Routes"]
 
@@ -29,11 +30,11 @@ class Routes:
         device: Where DALI runs.
         fidelity: "exact" or "fast".
         batch_size: The batch size to build for; larger batches build anew.
-        threads: Number of DALI's CPU threads.
+        threads: Number of DALI's CPU threads; 0 lets it be chosen.
     """
 
     def __init__(self, transform: Any, device: torch.device, fidelity: Fidelity, batch_size: int, threads: int) -> None:
-        self.transform, self.device, self.threads = transform, device, threads
+        self.transform, self.device, self._threads = transform, device, threads
         self.chain: tuple[Any, ...] = tuple(flatten(transform))
         self._fidelity: Fidelity = fidelity
         self._batch_size = batch_size
@@ -58,11 +59,15 @@ class Routes:
         """What is done with images of one kind."""
         return fuse(compile_plan(self.transform, self.device, self._fidelity, spec, entry))
 
+    def threads(self, entry: Entry) -> Threads:
+        """DALI's CPU threads, for images that are fed in this way."""
+        return Threads(self._threads, self.device, entry)
+
     def pool(self, route: Route) -> EnginePool:
         """The engines for images of one kind."""
         pool = self._pools.get(route)
         if pool is None:
             spec, entry, resident = route
-            pool = EnginePool(self.plan(spec, entry), self._batch_size, self.threads, resident)
+            pool = EnginePool(self.plan(spec, entry), self._batch_size, self.threads(entry), resident)
             self._pools[route] = pool
         return pool

@@ -18,6 +18,7 @@ from torchdali.plan import Plan, compile_plan, fuse
 from torchdali.rng import Draws, epoch_key
 from torchdali.sources import lift
 from torchdali.spec import Fidelity
+from torchdali.tuning import Threads, Window
 
 __all__ = ["BORDER", "Measured", "Pair", "compiled", "exceeded", "measure", "pairs", "run"]
 
@@ -64,8 +65,9 @@ def compiled(
 
 def run(dataset: Any, plan: Plan, batches: Sequence[Sequence[int]], seed: int = 0) -> Iterator[Batch]:
     """Batches of a dataset, through the loader's own feed."""
-    source, pool, key = lift(dataset), EnginePool(plan, max(map(len, batches)), 2), epoch_key(seed, 0)
-    feed, occurrences = Feed(window=3, timeout=0), DenseOccurrences(len(source))
+    source, key = lift(dataset), epoch_key(seed, 0)
+    pool = EnginePool(plan, max(map(len, batches)), Threads(2, plan.device, plan.entry))
+    feed, occurrences = Feed(Window(3), timeout=0), DenseOccurrences(len(source))
     try:
         for indices in batches:
             index = np.asarray(indices, np.int64)

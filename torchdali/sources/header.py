@@ -17,7 +17,8 @@ __all__ = ["Header", "header_of", "read_header"]
 
 _open: Callable[..., Any] = PIL.Image.open
 _READ = 2048
-_BASELINE_TO_PROGRESSIVE = (0xC0, 0xC1, 0xC2)
+_BASELINE = 0xC0
+_BASELINE_TO_PROGRESSIVE = (_BASELINE, 0xC1, 0xC2)
 _OTHER_FRAMES = frozenset(range(0xC3, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
@@ -32,6 +33,7 @@ class Header(NamedTuple):
         jpeg: Whether it is a JPEG.
         native: Whether DALI decodes it to what ``PIL.Image.convert("RGB")`` gives. CMYK, 16-bit, transparent and
             animated images are not, and of the formats only JPEG, PNG and WebP are.
+        baseline: Whether it is a baseline JPEG, which is what JPEG engines decode.
     """
 
     height: int
@@ -39,6 +41,7 @@ class Header(NamedTuple):
     length: int
     jpeg: bool
     native: bool
+    baseline: bool = False
 
 
 def read_header(path: str) -> Header:
@@ -104,7 +107,9 @@ def _jpeg(read: Callable[[int], bytes], start: bytes, length: int) -> Header | N
             named_rgb = components == 3 and bytes(window[body + 6 : body + 14 : 3]) == b"RGB"
             native = depth == 8 and components in (1, 3) and not (adobe_rgb or named_rgb)
             # A height of 0 says that the height comes after the pixels, which only a whole decoder follows.
-            return Header(height, width, length, True, True) if native and height and width else None
+            return (
+                Header(height, width, length, True, True, marker == _BASELINE) if native and height and width else None
+            )
         if marker in _OTHER_FRAMES or marker in (0xD9, 0xDA):
             return None
         if marker == 0xEE and window[body : body + 5] == b"Adobe":

@@ -49,6 +49,10 @@ class Source:
         """Learns what must be known before parameters are drawn, in the threads of ``pool()``."""
         return Scan([], self.check, pool)
 
+    def beside_engine(self) -> float:
+        """The share of the images, as far as is known, that are not for a card's JPEG engine."""
+        return 0.0
+
     def foreign(self, rows: IntArray) -> IntArray:
         """``(M,)`` places in a scanned batch whose files DALI does not decode as PIL does."""
         return _NONE

@@ -1,0 +1,145 @@
+"""What the loader chooses by itself, and that it is never seen in a batch."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import v2
+
+from torchdali import DALILoader, graph, machine
+from torchdali.tuning import Threads, Window, fitting_window
+
+CUDA = torch.device("cuda", 0)
+CHAIN = v2.Compose([v2.ToImage(), v2.RandomResizedCrop(32), v2.ToDtype(torch.float32, scale=True)])
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A machine of 16 cores whose card has an engine or not."""
+
+    def use(engine: bool) -> None:
+        monkeypatch.setattr(machine, "available_cores", lambda: 16)
+        monkeypatch.setattr(graph, "has_jpeg_engine", lambda _device: engine)
+
+    return use
+
+
+def test_threads_are_few_beside_a_jpeg_engine_and_more_where_it_has_nothing_to_do(card: Any) -> None:
+    card(True)
+    threads = Threads(0, CUDA, "files")
+    assert [threads.number(beside) for beside in (0.0, 0.05, 0.1, 0.2, 1.0)] == [4, 4, 6, 12, 16]
+    assert "JPEG engine busy" in threads.why(0.0)
+    assert "20% of the files seen are not for the card's JPEG engine" in threads.why(0.2)
+    assert Threads(0, CUDA, "pixels").number() == 4
+    assert Threads(9, CUDA, "files").number(1.0) == 9
+
+
+def test_without_an_engine_and_on_the_cpu_all_cores_decode(card: Any) -> None:
+    card(False)
+    threads = Threads(0, CUDA, "files")
+    assert threads.number() == 16
+    assert "no JPEG engine" in threads.why()
+    assert Threads(0, torch.device("cpu"), "pixels").number() == 16
+
+
+@pytest.mark.parametrize(
+    ("capability", "asked", "engine"),
+    [((7, 5), None, False), ((8, 0), None, True), ((9, 0), None, True), ((8, 9), True, True), ((8, 6), False, False)],
+)
+def test_nvjpeg_is_asked_only_where_the_kind_of_card_does_not_tell(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], asked: bool | None, engine: bool
+) -> None:
+    def ask() -> bool:
+        assert asked is not None
+        return asked
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
+    monkeypatch.setattr(torch.cuda, "device", lambda _device: __import__("contextlib").nullcontext())
+    monkeypatch.setattr(graph, "_nvjpeg_finds_engine", ask)
+    assert graph.has_jpeg_engine.__wrapped__(CUDA) is engine
+
+
+@pytest.mark.gpu
+def test_nvjpeg_says_of_this_card_what_its_kind_does() -> None:
+    if (torch.cuda.get_device_capability(0)) not in graph._WITH_ENGINE:
+        pytest.skip("a card whose kind does not tell")
+    assert graph._nvjpeg_finds_engine()
+
+
+@pytest.mark.parametrize(
+    ("late", "size"),
+    [
+        ([False] * 200, 3),
+        ([True] * 200, 3),
+        (([True] + [False] * 7) * 4, 4),
+        (([True] + [False] * 7) * 40, 6),
+        (([True] + [False] * 31) * 6, 3),
+    ],
+    ids=["never late", "always late", "now and then", "now and then, for long", "hardly ever"],
+)
+def test_a_window_grows_while_batches_are_late_now_and_then(late: list[bool], size: int) -> None:
+    window = Window(3, 6)
+    for one in late:
+        window.took(0.005 if one else 0.0001)
+    assert window.size == size
+
+
+def test_a_window_that_was_asked_for_does_not_grow() -> None:
+    window = Window(2)
+    for i in range(100):
+        window.took(i % 4)
+    assert (window.size, window.most) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("sample", "memory", "most"),
+    [(602_112, 2**40, 6), (3 * 2**20, 2**40, 2), (602_112, 2**29, 3), (602_112, 2**10, 2), (100, 2**40, 6)],
+)
+def test_the_window_fits_the_memory(sample: int, memory: int, most: int) -> None:
+    plan: Any = SimpleNamespace(sample_bytes=sample)
+    assert fitting_window(plan, 256, memory) == most
+    window = Window.fitting(plan, 256, memory)
+    assert (window.size, window.most) == (min(3, most), most)
+
+
+def test_batches_do_not_depend_on_threads_or_window(
+    pictures: Any, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = ImageFolder(pictures, CHAIN)
+    chosen = DALILoader(dataset, 4, shuffle=True, seed=5, device=device, generator=torch.Generator().manual_seed(1))
+    monkeypatch.setattr("torchdali.tuning._LATE", -1.0)
+    monkeypatch.setattr("torchdali.tuning._NOW_AND_THEN", range(1, 100))
+    monkeypatch.setattr("torchdali.tuning._HISTORY", 1)
+    epochs = [list(chosen) for _ in range(4)]
+    assert chosen._compiled is not None
+    assert chosen._compiled.window.size > 3
+    for threads, window in ((1, 2), (3, 5)):
+        pinned = DALILoader(
+            dataset,
+            4,
+            shuffle=True,
+            seed=5,
+            device=device,
+            generator=torch.Generator().manual_seed(1),
+            num_workers=threads,
+            prefetch_factor=window,
+        )
+        for epoch in epochs:
+            for (images, labels), (others, theirs) in zip(epoch, pinned, strict=True):
+                assert torch.equal(images, others)
+                assert torch.equal(labels, theirs)
+
+
+def test_explain_says_what_was_chosen_and_why(pictures: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    dataset = ImageFolder(pictures, CHAIN)
+    DALILoader(dataset, 4, device="cpu").explain()
+    DALILoader(dataset, 4, device="cpu", num_workers=1, prefetch_factor=4).explain()
+    chosen, pinned = capsys.readouterr().out.split("DALILoader\n")[1:]
+    assert f"{machine.available_cores()} of DALI (chosen: the" in chosen
+    assert "3, growing to 6 at most batches in flight" in chosen
+    assert "1 of DALI (num_workers)" in pinned
+    assert "4 batches in flight (prefetch_factor)" in pinned
