@@ -130,11 +130,11 @@ def test_readme_names_both_commands() -> None:
 
 
 def test_code_of_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (code,) = re.findall(
+    code, of_index = re.findall(
         r"^```python\n(.*?)^```$", (ROOT / "docs" / "datasets.md").read_text(), re.MULTILINE | re.DOTALL
     )
     monkeypatch.chdir(tmp_path)
-    files = [path for path, _ in write_photographs(tmp_path).samples]
+    files = [path for path, _ in write_photographs(tmp_path / "data" / "train").samples]
     lines = [f"{path},{40 + i},p{i}" for i, path in enumerate(files)]
     Path("scans.csv").write_text("\n".join(["file,age,patient", *lines]))
     # Without worker processes, which could not import what is defined here.
@@ -144,6 +144,11 @@ def test_code_of_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert batch["scan"].shape == (len(files), 3, 224, 224)
     assert batch["scan"].dtype == torch.float32
     assert sorted(batch["age"].tolist()) == [40 + i for i in range(len(files))]
+
+    Path("list.csv").write_text("\n".join(["path,label", *(f"{path},{i % 3}" for i, path in enumerate(files))]))
+    exec(compile(of_index, "docs/datasets.md", "exec"), namespace)
+    assert len(namespace["dataset"]) == len(namespace["ImageIndex"]("listed.npz")) == len(files)
+    assert len(next(iter(namespace["loader"]))[0]) == len(files)
 
 
 def anchors(path: Path) -> set[str]:

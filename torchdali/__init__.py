@@ -19,12 +19,14 @@ from torchdali.errors import (
 )
 from torchdali.loader import DALILoader
 from torchdali.machine import set_connections
+from torchdali.sources import ImageIndex
 
 __all__ = [
     "BatchShapeError",
     "CompiledTransform",
     "DALILoader",
     "DALIUnavailableError",
+    "ImageIndex",
     "PipelineError",
     "SampleError",
     "TorchDALIError",

@@ -28,24 +28,29 @@ class Occurrences:
 
 
 class DenseOccurrences:
-    """The same for indices from 0 to ``size`` - 1, faster and with 8 bytes each.
+    """The same for indices from 0 to ``size`` - 1, faster and with a byte for each.
 
     Args:
         size: Number of indices.
     """
 
+    _MANY = 255
+
     def __init__(self, size: int) -> None:
-        self._drawn_before = np.zeros(size, np.uint32)
-        self._last_row = np.zeros(size, np.uint32)
+        self._drawn_before = np.zeros(size, np.uint8)
+        self._more: Counter[int] = Counter()  # of those that came up 255 times
 
     def count(self, index: IntArray) -> IntArray:
         """``(N,)`` how often each index was drawn before, duplicates within the batch counted in order."""
-        rows = np.arange(len(index))
         before = self._drawn_before[index].astype(np.int64)
-        self._last_row[index] = rows
-        if not np.array_equal(self._last_row[index], rows):
-            order = np.argsort(index, kind="stable")
-            ordered = index[order]
-            before[order] += rows - np.searchsorted(ordered, ordered)
-        self._drawn_before[index] = before + 1
+        for place in np.flatnonzero(before == self._MANY).tolist():
+            before[place] += self._more[int(index[place])]
+        order = np.argsort(index, kind="stable")
+        ordered = index[order]
+        if (ordered[1:] == ordered[:-1]).any():
+            before[order] += np.arange(len(index)) - np.searchsorted(ordered, ordered)
+        # Of an index that is drawn more than once the last one counts.
+        self._drawn_before[index] = np.minimum(before + 1, self._MANY)
+        for place in np.flatnonzero(before >= self._MANY).tolist():
+            self._more[int(index[place])] = int(before[place]) + 1 - self._MANY
         return before

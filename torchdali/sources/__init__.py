@@ -2,6 +2,7 @@
 
 from torchdali.sources.folder import UNREADABLE, FileSource, FolderSource
 from torchdali.sources.header import Header, header_of, read_header
+from torchdali.sources.index import ImageIndex
 from torchdali.sources.lift import dataset_state, lift
 from torchdali.sources.scan import Scan
 from torchdali.sources.source import LiftedSource, Source
@@ -11,6 +12,7 @@ __all__ = [
     "FileSource",
     "FolderSource",
     "Header",
+    "ImageIndex",
     "LiftedSource",
     "Scan",
     "Source",

@@ -13,7 +13,9 @@ import numpy.typing as npt
 import PIL.Image
 
 from torchdali.errors import SampleError
+from torchdali.sources.facts import Columns, Facts
 from torchdali.sources.header import Header, read_header
+from torchdali.sources.paths import Paths, table_of
 from torchdali.sources.scan import Scan
 from torchdali.sources.source import LiftedSource, Source
 from torchdali.spec import IntArray
@@ -24,40 +26,30 @@ UNREADABLE = (OSError, ValueError, SyntaxError, PIL.Image.DecompressionBombError
 """What PIL raises on files that are no image or a damaged one."""
 
 _open: Callable[..., Any] = PIL.Image.open
-_SHORTEST_ROW = 32  # room for the path of a file descriptor
 
 
 class FileSource(Source):
     """Files, by their number.
 
-    All paths lie in one matrix of bytes, padded with NUL, so that a batch's paths are one gather and one dense
-    input of the graph. A file's header is read when its index first comes up; sizes are kept from then on.
+    A batch's paths are one gather and one dense input of the graph. A file's header is read when its index first comes
+    up, and kept from then on.
 
     Args:
         paths: The files.
+        facts: What is known of them; nothing by default.
     """
 
-    def __init__(self, paths: Sequence[str]) -> None:
-        encoded = [os.fsencode(path) for path in paths]
-        length = max(map(len, encoded), default=0) + 1
-        length = max(length, _SHORTEST_ROW)
-        rows = b"".join(path.ljust(length, b"\0") for path in encoded)
-        self._matrix: npt.NDArray[np.uint8] = np.frombuffer(rows, np.uint8).reshape(len(encoded), length)
-        self._size = np.zeros((len(encoded), 2), np.int32)
-        self._native = np.zeros(len(encoded), np.bool_)
-        self._jpeg = np.zeros(len(encoded), np.bool_)
-        self._length = np.zeros(len(encoded), np.int64)
-        self._whole = np.zeros(len(encoded), np.bool_)
+    def __init__(self, paths: Sequence[str] | Paths, facts: Facts | None = None) -> None:
+        self._paths = paths if isinstance(paths, Paths) else Paths([table_of(paths)])
+        self._facts = facts or Facts(Columns.unknown(len(self._paths)))
 
     def learn(self, row: int, header: Header) -> None:
         """Takes what a file's header says."""
-        self._native[row], self._jpeg[row] = header.native, header.jpeg
-        self._length[row] = header.length
-        self._size[row] = header.height, header.width
+        self._facts.learn(row, header)
 
     def path(self, row: int) -> str:
         """The file of a sample."""
-        return os.fsdecode(self._matrix[row].tobytes().rstrip(b"\0"))
+        return self._paths[row]
 
     def name(self, row: int) -> str:
         return f"sample {row}, {self.path(row)}"
@@ -66,19 +58,23 @@ class FileSource(Source):
         return SampleError(row, self.path(row), reason)
 
     def sizes(self, rows: IntArray) -> IntArray:
-        return self._size[rows].astype(np.int64)
+        return self._facts.sizes(rows)
 
     def images(self, rows: IntArray, by_pil: IntArray, held: ExitStack) -> npt.NDArray[np.uint8]:
         """``(N, L)`` bytes: the paths of a batch, padded with NUL.
 
         Where PIL is to read a file, it is the path of a file in memory that has its pixels.
         """
-        paths = self._matrix[rows]
+        paths = self._paths.gather(rows)
         for place in by_pil.tolist():
+            image = self.load(int(rows[place]))
+            if [image.height, image.width] != self.sizes(rows[place : place + 1])[0].tolist():
+                # The batch is then run again, with headers read anew.
+                raise RuntimeError(f"{self.path(int(rows[place]))} changed since its header was read")
             file = os.memfd_create("torchdali")
             held.callback(os.close, file)
             with os.fdopen(file, "wb", closefd=False) as stream:
-                self.load(int(rows[place])).save(stream, format="PPM")
+                image.save(stream, format="PPM")
             name = f"/proc/self/fd/{file}".encode()
             paths[place] = 0
             paths[place, : len(name)] = np.frombuffer(name, np.uint8)
@@ -86,11 +82,10 @@ class FileSource(Source):
 
     def scan(self, rows: IntArray, pool: Callable[[], ThreadPoolExecutor]) -> Scan:
         """Reads the headers of those files that are not known yet, in the threads of ``pool()``."""
-        unknown = np.unique(rows[self._size[rows, 0] == 0])
-        return Scan(unknown.tolist(), self._learn, pool)
+        return Scan(self._facts.unknown(rows).tolist(), self.read, pool)
 
     def foreign(self, rows: IntArray) -> IntArray:
-        return np.flatnonzero(~self._native[rows])
+        return np.flatnonzero(~self._facts.native(rows))
 
     def changed(self, rows: IntArray, lengths: npt.NDArray[np.int32]) -> bool:
         """Whether a file of a batch has another length than when its header was read, so that its size may be wrong.
@@ -99,10 +94,11 @@ class FileSource(Source):
             rows: ``(N,)`` the batch.
             lengths: ``(N, 1)`` bytes that were read of each file; of foreign files it is not looked at.
         """
-        return bool((self._native[rows] & (self._length[rows] != lengths[:, 0])).any())
+        other = self._facts.of_other_length(rows, np.ascontiguousarray(lengths[:, 0]))
+        return bool((self._facts.native(rows) & other).any())
 
     def distrust(self, row: int) -> None:
-        self._native[row] = False
+        self._facts.distrust(row)
 
     def check_endings(self, rows: IntArray, endings: npt.NDArray[np.uint8]) -> None:
         """Finds JPEGs that end before their image does.
@@ -118,10 +114,10 @@ class FileSource(Source):
             SampleError: A file is truncated.
         """
         marked = (endings[:, 0] == 0xFF) & (endings[:, 1] == 0xD9)
-        suspects = self._jpeg[rows] & self._native[rows] & ~self._whole[rows] & ~marked
+        suspects = self._facts.may_be_cut(rows) & ~marked
         for row in rows[suspects].tolist():
             self.load(row)
-            self._whole[row] = True
+            self._facts.whole(row)
 
     def check(self, row: int) -> None:
         self.load(row)
@@ -137,10 +133,15 @@ class FileSource(Source):
             return image.convert("RGB")
 
     def forget(self, rows: IntArray) -> IntArray:
-        self._size[rows] = 0
+        self._facts.forget(rows)
         return rows
 
-    def _learn(self, row: int) -> None:
+    def read(self, row: int) -> None:
+        """Reads a file's header.
+
+        Raises:
+            SampleError: The file is missing or no image.
+        """
         with self._blaming(row, "read as an image"):
             header = read_header(self.path(row))
         self.learn(row, header)
@@ -160,9 +161,10 @@ class FolderSource(FileSource, LiftedSource):
 
     Args:
         paths: The files.
+        facts: What is known of them.
         *about: As for :class:`LiftedSource`.
     """
 
-    def __init__(self, paths: Sequence[str], *about: Any) -> None:
-        FileSource.__init__(self, paths)
+    def __init__(self, paths: Paths, facts: Facts, *about: Any) -> None:
+        FileSource.__init__(self, paths, facts)
         LiftedSource.__init__(self, *about)

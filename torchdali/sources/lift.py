@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import operator
 from collections.abc import Iterable, Sequence
+from itertools import chain, pairwise
 from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 import torchvision
 from torch.utils.data import ConcatDataset, IterableDataset, Subset
 from torchvision.datasets import DatasetFolder
@@ -14,15 +17,21 @@ from torchvision.datasets.folder import default_loader, pil_loader
 
 from torchdali.errors import UnsupportedDatasetError
 from torchdali.sources.arrays import Arrays, ArraySource, as_array, family, targets_of
+from torchdali.sources.facts import Columns, Facts
 from torchdali.sources.folder import FolderSource
+from torchdali.sources.index import ImageIndex
+from torchdali.sources.paths import Paths, read_samples
 from torchdali.sources.source import LiftedSource
 from torchdali.spec import IntArray
 from torchdali.transforms import find_rule, flatten
 
 __all__ = ["dataset_state", "lift"]
 
+_Places = range | IntArray
+"""Places of samples; a range where they are consecutive, which then take no memory."""
+
 _HINT = (
-    "torchvision's ImageFolder and DatasetFolder with the default image loader, CIFAR10, CIFAR100, MNIST, "
+    "torchvision's ImageFolder and DatasetFolder with the default image loader, ImageIndex, CIFAR10, CIFAR100, MNIST, "
     "FashionMNIST, KMNIST, EMNIST, QMNIST, SVHN and STL10 are read without being asked for samples, "
     "also under Subset, random_split and ConcatDataset"
 )
@@ -32,8 +41,8 @@ def lift(dataset: Any) -> LiftedSource:
     """Reads the files or arrays, targets and transforms of a dataset.
 
     Args:
-        dataset: A ``DatasetFolder`` or ``ImageFolder``, one of torchvision's datasets in memory, or ``Subset`` and
-            ``ConcatDataset`` of such, nested.
+        dataset: A ``DatasetFolder``, ``ImageFolder`` or ``ImageIndex``, one of torchvision's datasets in memory, or
+            ``Subset`` and ``ConcatDataset`` of such, nested.
 
     Raises:
         UnsupportedDatasetError: It is another dataset, or one whose samples are not simply files that torchvision's
@@ -53,26 +62,59 @@ def lift(dataset: Any) -> LiftedSource:
 
 def _lift(dataset: Any) -> LiftedSource:
     leaves: list[Any] = []
-    leaf, row = _resolve(dataset, leaves)
-    folders = sum(isinstance(one, DatasetFolder) for one in leaves)
-    if 0 < folders < len(leaves):
+    ends: list[int] = []
+    places = _resolve(dataset, leaves, ends)
+    in_files = sum(isinstance(one, (DatasetFolder, ImageIndex)) for one in leaves)
+    if 0 < in_files < len(leaves):
         raise UnsupportedDatasetError(f"ConcatDataset has image folders and datasets in memory. {_HINT}.")
     _check_same_transform(leaves)
     functions = [one.target_transform for one in leaves]
     transform = leaves[0].transform
-    if not folders:
+    if not in_files:
+        places = _array(places)
+        leaf = np.searchsorted(ends, places, "right")
+        row = places - np.array([0, *ends])[leaf]
         return ArraySource([Arrays(one) for one in leaves], leaf, row, functions, transform, _outline(dataset))
-    samples: list[Any] = [one.samples for one in leaves]
-    chosen: list[tuple[str, Any]] = [samples[i][j] for i, j in zip(leaf.tolist(), row.tolist(), strict=True)]
+    which = None
+    if len(leaves) > 1 and any(functions):
+        which = np.searchsorted(ends, _array(places), "right").astype(np.min_scalar_type(len(leaves)))
     classes = len({name for one in leaves for name in one.classes})
-    return FolderSource(
-        [path for path, _ in chosen],
-        [target for _, target in chosen],
-        leaf,
-        functions,
-        transform,
-        f"{len(chosen):,} files in {classes:,} classes ({_outline(dataset)})",
-    )
+    where = f" in {classes:,} classes" if classes else ""
+    about = f"{len(places):,} files{where} ({_outline(dataset)})"
+    return _Lifted(dataset, *_files(leaves, ends[-1], places), which, functions, transform, about)
+
+
+class _Lifted(FolderSource):
+    """A source that another process makes anew: what was mapped into memory would be copied otherwise."""
+
+    def __init__(self, dataset: Any, *about: Any) -> None:
+        super().__init__(*about)
+        self._dataset = dataset
+
+    def __reduce__(self) -> Any:
+        return _lift, (self._dataset,)
+
+
+def _files(leaves: list[Any], count: int, places: _Places) -> tuple[Paths, Facts, Any]:
+    """Paths, facts and targets of the samples, whose places in all leaves together are given."""
+    whole = isinstance(places, range) and len(places) == count
+    if not any(isinstance(one, ImageIndex) for one in leaves):
+        everything: Any = leaves[0].samples if len(leaves) == 1 else [*chain(*(one.samples for one in leaves))]
+        table, targets = read_samples(everything if whole else (everything[i] for i in _array(places).tolist()))
+        return Paths([table]), Facts(Columns.unknown(len(table))), targets
+    # What an index has stays where it is: the samples are known by their place in it.
+    read = [(one.paths, one.targets) if isinstance(one, ImageIndex) else read_samples(one.samples) for one in leaves]
+    known = [one.headers() if isinstance(one, ImageIndex) else Columns.unknown(len(one)) for one in leaves]
+    columns = known[0] if len(known) == 1 else Columns(*map(np.concatenate, zip(*known, strict=True)))
+    files: npt.NDArray[Any] | None = None if whole else _array(places).astype(np.min_scalar_type(count))
+    given = [targets for _, targets in read]
+    if all(isinstance(targets, np.ndarray) for targets in given):
+        labels: Any = given[0] if len(given) == 1 else np.concatenate(given)
+        targets = labels if files is None else labels[files]
+    else:
+        mixed: list[Any] = [*chain(*(one.tolist() if isinstance(one, np.ndarray) else one for one in given))]
+        targets = mixed if files is None else [mixed[i] for i in files.tolist()]
+    return Paths([table for table, _ in read], files), Facts(columns, files), targets
 
 
 class _Objects:
@@ -100,7 +142,7 @@ def dataset_state(dataset: Any) -> object:
 
 def _state(dataset: Any) -> object:
     if _is_plain(dataset, Subset):
-        return [operator.index(i) for i in dataset.indices], _state(dataset.dataset)
+        return _digest(_indices(dataset.indices)), _state(dataset.dataset)
     if _is_plain(dataset, ConcatDataset):
         return list(dataset.cumulative_sizes), [_state(one) for one in dataset.datasets]
     base = _base(dataset)
@@ -110,6 +152,8 @@ def _state(dataset: Any) -> object:
     text = repr(dataset.transform)
     if base is DatasetFolder:
         return _Objects(dataset.samples), _Objects([*about, dataset.loader]), text, _image_backend()
+    if base is ImageIndex:
+        return _Objects([*about, dataset]), text
     # Images are read where they are; targets were copied.
     about += [dataset.data, getattr(dataset, "compat", None)]
     return _Objects(about), text, _content(targets_of(dataset))
@@ -118,35 +162,58 @@ def _state(dataset: Any) -> object:
 def _content(targets: Any) -> object:
     array: Any = as_array(targets)
     if array is not None and not array.dtype.hasobject:
-        return array.dtype.str, array.shape, array.tobytes()
+        return _digest(array)
     several = array is not None or isinstance(cast("object", targets), (list, tuple))
     return _Objects(targets if several else [targets])
 
 
-def _resolve(dataset: Any, leaves: list[Any]) -> tuple[IntArray, IntArray]:
-    """For each sample the number of its folder or dataset in memory in ``leaves``, and its row there."""
+def _digest(array: npt.NDArray[Any]) -> object:
+    """Equal for equal arrays, and small."""
+    content = cast("Any", np.ascontiguousarray(array).view(np.uint8))
+    return str(array.dtype), array.shape, hashlib.blake2b(content).digest()
+
+
+def _indices(indices: Any) -> IntArray:
+    """What a ``Subset`` was given."""
+    array = as_array(indices)
+    if array is not None and array.dtype.kind in "iu" and array.ndim == 1:
+        return array.astype(np.int64)
+    return np.fromiter(map(operator.index, indices), np.int64)
+
+
+def _resolve(dataset: Any, leaves: list[Any], ends: list[int]) -> _Places:
+    """For each sample its place in all of ``leaves`` together; ``ends`` are the places at which each of them ends."""
     if _is_plain(dataset, Subset):
-        leaf, row = _resolve(dataset.dataset, leaves)
-        chosen = np.fromiter(map(operator.index, dataset.indices), np.int64)
-        return leaf[chosen], row[chosen]
+        return _array(_resolve(dataset.dataset, leaves, ends))[_indices(dataset.indices)]
     if _is_plain(dataset, ConcatDataset):
-        parts = [_resolve(one, leaves) for one in dataset.datasets]
+        parts = [_resolve(one, leaves, ends) for one in dataset.datasets]
         counts = np.diff(dataset.cumulative_sizes, prepend=0).tolist()  # which are as old as the ConcatDataset
-        if any(count > len(leaf) for count, (leaf, _) in zip(counts, parts, strict=True)):
+        if any(count > len(part) for count, part in zip(counts, parts, strict=True)):
             raise UnsupportedDatasetError("a dataset under ConcatDataset is shorter than when it was concatenated")
-        cut = [(leaf[:count], row[:count]) for count, (leaf, row) in zip(counts, parts, strict=True)]
-        return np.concatenate([leaf for leaf, _ in cut]), np.concatenate([row for _, row in cut])
+        return _concatenated([part[:count] for count, part in zip(counts, parts, strict=True)])
     count = _checked(dataset)
     known = [i for i, one in enumerate(leaves) if one is dataset]
     if not known:
         leaves.append(dataset)
-    number = known[0] if known else len(leaves) - 1
-    return np.full(count, number, np.int64), np.arange(count, dtype=np.int64)
+        ends.append(count + (ends[-1] if ends else 0))
+    end = ends[known[0] if known else -1]
+    return range(end - count, end)
+
+
+def _concatenated(parts: Sequence[_Places]) -> _Places:
+    ranges = [part for part in parts if isinstance(part, range)]
+    if len(ranges) == len(parts) and all(a.stop == b.start for a, b in pairwise(ranges)):
+        return range(ranges[0].start, ranges[-1].stop)
+    return np.concatenate([_array(part) for part in parts])
+
+
+def _array(places: _Places) -> IntArray:
+    return np.arange(places.start, places.stop) if isinstance(places, range) else places
 
 
 def _base(dataset: Any) -> type[Any] | None:
     """The class whose ``__getitem__`` a dataset has, if it has not its own."""
-    bases: tuple[type[Any], ...] = (Subset, ConcatDataset, DatasetFolder)
+    bases: tuple[type[Any], ...] = (Subset, ConcatDataset, DatasetFolder, ImageIndex)
     return next((base for base in bases if isinstance(dataset, base)), None) or family(dataset)
 
 
@@ -177,7 +244,8 @@ def _checked(dataset: Any) -> int:
         if loader is not pil_loader and (loader is not default_loader or _image_backend() != "PIL"):
             called = getattr(loader, "__name__", repr(loader))
             raise UnsupportedDatasetError(f"{name} opens its files with a loader of its own, {called}. {_HINT}.")
-    count = len(dataset.samples if base is DatasetFolder else dataset.data)
+    images = dataset.samples if base is DatasetFolder else dataset.paths if base is ImageIndex else dataset.data
+    count = len(images)
     if len(dataset) != count:
         raise UnsupportedDatasetError(f"{name} has {count} images and says that it has {len(dataset)}. {_HINT}.")
     return count

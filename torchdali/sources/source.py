@@ -79,8 +79,9 @@ class LiftedSource(Source):
     """All samples of a dataset that is never asked for one: images by row, and their targets.
 
     Args:
-        targets: One a sample: integers, or anything else that ``default_collate`` takes.
-        target_transforms: For each sample the index of its target transform in ``functions``.
+        targets: One a sample: an array of integers, or a list of what ``default_collate`` takes.
+        target_transforms: For each sample the index of its target transform in ``functions``; None where all of them
+            have the first.
         functions: The target transforms; None where there is none.
         transform: The dataset's transform.
         description: What this is, for ``explain()``.
@@ -97,14 +98,15 @@ class LiftedSource(Source):
 
     def __init__(
         self,
-        targets: Sequence[Any],
-        target_transforms: npt.NDArray[np.intp],
+        targets: Sequence[Any] | npt.NDArray[np.integer[Any]],
+        target_transforms: npt.NDArray[Any] | None,
         functions: Sequence[Callable[[Any], Any] | None],
         transform: Any,
         description: str,
     ) -> None:
-        integers = all(type(target) is int for target in targets)
-        self._labels: IntArray | None = np.array(targets, np.int64) if integers else None
+        if not isinstance(targets, np.ndarray) and all(type(target) is int for target in targets):
+            targets = np.array(targets, np.int64)
+        self._labels = targets if isinstance(targets, np.ndarray) else None
         self._targets = targets
         self._target_transforms = target_transforms
         self._functions = functions
@@ -131,10 +133,10 @@ class LiftedSource(Source):
     def labels(self, rows: IntArray) -> IntArray:
         """``(N,)`` labels, where :attr:`plain_labels` holds."""
         assert self._labels is not None
-        return self._labels[rows]
+        return self._labels[rows].astype(np.int64)
 
     def target(self, row: int) -> Any:
         """The target of one sample, transformed."""
-        function = self._functions[int(self._target_transforms[row])]
-        target: Any = self._targets[row]
+        function = self._functions[0 if self._target_transforms is None else int(self._target_transforms[row])]
+        target: Any = self._targets[row] if self._labels is None else int(self._labels[row])
         return function(target) if function else target

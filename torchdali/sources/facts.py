@@ -1,0 +1,116 @@
+"""What is known of image files so far, in nine bytes each."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from torchdali.sources.header import Header
+from torchdali.spec import IntArray
+
+__all__ = ["Columns", "Facts"]
+
+_NATIVE, _JPEG, _WHOLE = 1, 2, 4
+_LARGE = 0xFFFF  # a side that is this long or longer, which no JPEG's is, is kept apart
+
+
+class Columns(NamedTuple):
+    """Facts of files, each array with the files in front.
+
+    Attributes:
+        sizes: ``(N, 2)`` uint16: height and width; 0 where the header was not read.
+        lengths: ``(N,)`` uint32: bytes of the file, modulo 2**32.
+        flags: ``(N,)`` uint8: 1 where DALI decodes the file as PIL does, 2 where it is a JPEG, 4 where PIL found it
+            whole although it does not end in an end-of-image marker.
+    """
+
+    sizes: npt.NDArray[np.uint16]
+    lengths: npt.NDArray[np.uint32]
+    flags: npt.NDArray[np.uint8]
+
+    @staticmethod
+    def unknown(count: int) -> Columns:
+        """Nothing is known; the system gives memory as facts are learnt."""
+        return Columns(np.zeros((count, 2), np.uint16), np.zeros(count, np.uint32), np.zeros(count, np.uint8))
+
+
+class Facts:
+    """What headers said, by sample.
+
+    Several threads may learn at once, each of another sample.
+
+    Args:
+        columns: What is known already; it is written to.
+        files: ``(N,)`` for each sample the number of its file; None where sample and file have the same number.
+    """
+
+    def __init__(self, columns: Columns, files: npt.NDArray[Any] | None = None) -> None:
+        self._columns = columns
+        self._sizes, self._lengths, self._flags = columns
+        self._files = files
+        self._large: dict[int, tuple[int, int]] = {}
+
+    @property
+    def columns(self) -> Columns:
+        """What is known; sizes of which a side is longer than 65,534 pixels are not in it."""
+        sizes = np.array(self._sizes)
+        sizes[sizes[:, 0] == _LARGE] = 0
+        return self._columns._replace(sizes=sizes)
+
+    def learn(self, row: int, header: Header) -> None:
+        """Takes what a file's header says."""
+        file = self._one(row)
+        self._flags[file] = _NATIVE * header.native | _JPEG * header.jpeg
+        self._lengths[file] = header.length & 0xFFFFFFFF
+        if max(header.height, header.width) < _LARGE:
+            self._sizes[file] = header.height, header.width
+        else:
+            self._large[file] = header.height, header.width
+            self._sizes[file] = _LARGE
+
+    def unknown(self, rows: IntArray) -> IntArray:
+        """Those rows whose headers were not read yet, each once."""
+        return np.unique(rows[self._sizes[self._of(rows), 0] == 0])
+
+    def sizes(self, rows: IntArray) -> IntArray:
+        """``(N, 2)`` heights and widths."""
+        files = self._of(rows)
+        sizes = self._sizes[files].astype(np.int64)
+        if self._large:
+            for place in np.flatnonzero(sizes[:, 0] == _LARGE).tolist():
+                sizes[place] = self._large[int(files[place])]
+        return sizes
+
+    def native(self, rows: IntArray) -> npt.NDArray[np.bool_]:
+        """``(N,)`` whether DALI decodes the files as PIL does."""
+        flags: Any = self._flags[self._of(rows)]
+        return flags & _NATIVE != 0
+
+    def of_other_length(self, rows: IntArray, lengths: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
+        """``(N,)`` whether files are not as long as they were; ``(N,)`` lengths, those above 2**31 wrapped around."""
+        return self._lengths[self._of(rows)] != lengths.view(np.uint32)
+
+    def may_be_cut(self, rows: IntArray) -> npt.NDArray[np.bool_]:
+        """``(N,)`` whether files are JPEGs for DALI that PIL did not read to their end."""
+        flags: Any = self._flags[self._of(rows)]
+        return (flags & (_NATIVE | _JPEG | _WHOLE)) == (_NATIVE | _JPEG)
+
+    def whole(self, row: int) -> None:
+        """PIL read the file to its end."""
+        self._flags[self._one(row)] |= _WHOLE
+
+    def distrust(self, row: int) -> None:
+        """From now on DALI does not decode the file as PIL does."""
+        self._flags[self._one(row)] &= 0xFF ^ _NATIVE
+
+    def forget(self, rows: IntArray) -> None:
+        """Makes files unknown again."""
+        self._sizes[self._of(rows)] = 0
+
+    def _of(self, rows: IntArray) -> npt.NDArray[Any]:
+        return rows if self._files is None else self._files[rows]
+
+    def _one(self, row: int) -> int:
+        return row if self._files is None else int(self._files[row])

@@ -1,0 +1,203 @@
+"""A dataset whose paths and labels lie in one file, which all processes of a machine map into memory."""
+
+from __future__ import annotations
+
+import os
+import struct
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from itertools import chain
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import numpy as np
+import numpy.typing as npt
+from torch.utils.data import Dataset
+from torchvision.datasets.folder import IMG_EXTENSIONS, find_classes, make_dataset, pil_loader
+
+from torchdali.errors import SampleError
+from torchdali.sources.facts import Columns, Facts
+from torchdali.sources.folder import FileSource
+from torchdali.sources.paths import Paths, Table, read_samples
+
+__all__ = ["ImageIndex"]
+
+_Name = str | os.PathLike[str]
+
+_HEADERS = {"sizes": np.uint16, "lengths": np.uint32, "flags": np.uint8}
+_SCAN_THREADS = 16
+_SCAN_AT_ONCE = 256
+
+
+class ImageIndex(Dataset[Any]):
+    """Image files and their labels, as ``ImageFolder`` has them, from a file that :meth:`write` made.
+
+    ``ImageFolder`` keeps a list, which for ten million files takes 2 GB in each process. An index is mapped into
+    memory: it opens in milliseconds, however long it is, and all processes of a machine share one copy. ``DataLoader``
+    takes it as it takes an ``ImageFolder``; ``DALILoader`` reads it without copying it.
+
+    The file is what ``numpy.savez(file, paths=..., labels=..., classes=...)`` writes: ``paths`` of a type ``S``,
+    ``labels`` integers, ``classes`` names, which may be left out. Who replaces it should rename another file to its
+    name, as :meth:`write` does: processes that have it open go on with the old one.
+
+    Args:
+        file: The index.
+        transform: Called with each image, as in ``ImageFolder``.
+        target_transform: Called with each label.
+
+    Attributes:
+        paths: ``(N,)`` the files, as bytes (:func:`os.fsdecode` makes a string of one). Not to be written to.
+        targets: ``(N,)`` the labels. Not to be written to.
+        classes: The names of the classes, by label; empty where the index has none.
+        class_to_idx: The labels, by name.
+
+    Raises:
+        ValueError: The file is no index; or a compressed one, which cannot be mapped.
+        OSError: It cannot be read.
+    """
+
+    def __init__(
+        self,
+        file: _Name,
+        transform: Callable[[Any], Any] | None = None,
+        target_transform: Callable[[Any], Any] | None = None,
+    ) -> None:
+        self.file = Path(file)
+        self.transform = transform
+        self.target_transform = target_transform
+        self._open()
+
+    def _open(self) -> None:
+        arrays = _mapped(self.file, "r")
+        self.paths: Table = arrays.get("paths", np.empty(0))
+        self.targets: npt.NDArray[np.integer[Any]] = arrays.get("labels", np.empty(0))
+        classes = arrays.get("classes", np.empty(0, np.str_))
+        if self.paths.dtype.kind != "S" or self.paths.ndim != 1:
+            raise ValueError(f"{self.file} is no index: it has no array 'paths' of one axis and of a type S")
+        if self.targets.dtype.kind not in "iu" or self.targets.shape != self.paths.shape:
+            raise ValueError(f"{self.file} is no index: it has no array 'labels' of {len(self.paths)} integers")
+        self.classes: list[str] = [str(name) for name in classes]
+        self.class_to_idx = {name: label for label, name in enumerate(self.classes)}
+        self.has_headers = all(name in arrays and len(arrays[name]) == len(self.paths) for name in _HEADERS)
+
+    def headers(self) -> Columns:
+        """What is known of the files. It may be written to: what is, is copied, page by page, and the file stays."""
+        if not self.has_headers:
+            return Columns.unknown(len(self))
+        arrays = _mapped(self.file, "c")
+        return Columns(*(arrays[name] for name in _HEADERS))
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        """The image, opened as ``ImageFolder`` does it, and the label, each through its transform."""
+        image: Any = pil_loader(os.fsdecode(self.paths[index]))
+        target: Any = int(self.targets[index])
+        return (
+            self.transform(image) if self.transform else image,
+            self.target_transform(target) if self.target_transform else target,
+        )
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self.file)!r}, {len(self):,} files)"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Another process maps the file for itself."""
+        return {name: value for name, value in self.__dict__.items() if name not in ("paths", "targets")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._open()
+
+    @staticmethod
+    def write(
+        file: _Name,
+        samples: _Name | Iterable[tuple[_Name, int]],
+        classes: Sequence[str] | None = None,
+        headers: bool = False,
+    ) -> None:
+        """Writes an index, all of it or nothing.
+
+        Args:
+            file: Where to.
+            samples: Pairs of a file and its label, in the order of the dataset; or a folder of class folders, which is
+                read as ``ImageFolder`` reads it.
+            classes: The names of the labels, where ``samples`` is no folder.
+            headers: Whether to read the header of each file, about 30 us each, and keep what it says. No epoch need
+                read it then, and processes share what otherwise takes nine bytes a file in each of them. A file that
+                cannot be read raises in its turn, as ever, and one whose length has changed is read anew.
+
+        Raises:
+            TypeError: A label is no int.
+        """
+        if isinstance(samples, (str, os.PathLike)):
+            classes, samples = _folder(os.fspath(samples))
+        paths, labels = read_samples(samples)
+        if not isinstance(labels, np.ndarray):
+            row = next(row for row, label in enumerate(labels) if type(label) is not int)
+            raise TypeError(f"the label of {os.fsdecode(paths[row])} is no int: {labels[row]!r}")
+        arrays: dict[str, npt.NDArray[Any]] = {
+            "paths": paths,
+            "labels": labels,
+            "classes": np.array(classes or [], np.str_),
+        }
+        if headers:
+            arrays |= zip(_HEADERS, _read_headers(paths), strict=True)
+        unfinished = Path(f"{os.fspath(file)}.unfinished")
+        with unfinished.open("wb") as stream:
+            np.savez(stream, **cast("Any", arrays))
+        unfinished.replace(file)
+
+
+def _folder(folder: str) -> tuple[list[str], Iterator[tuple[str, int]]]:
+    classes, labels = find_classes(folder)
+    # One class after another, because a list of them all is what an index avoids.
+    parts = (make_dataset(folder, {name: labels[name]}, IMG_EXTENSIONS) for name in classes)
+    return classes, chain.from_iterable(parts)
+
+
+def _read_headers(paths: Table) -> Columns:
+    facts = Facts(Columns.unknown(len(paths)))
+    source = FileSource(Paths([paths]), facts)
+
+    def read(start: int) -> None:
+        for row in range(start, min(start + _SCAN_AT_ONCE, len(paths))):
+            with suppress(SampleError):  # stays unknown, and is raised when its sample is asked for
+                source.read(row)
+
+    with ThreadPoolExecutor(_SCAN_THREADS) as pool:
+        for _ in pool.map(read, range(0, len(paths), _SCAN_AT_ONCE)):
+            pass
+    return facts.columns
+
+
+def _mapped(file: Path, mode: Literal["r", "c"]) -> dict[str, npt.NDArray[Any]]:
+    """The arrays of an uncompressed ``.npz``, mapped into memory, which ``numpy.load`` only does with a ``.npy``."""
+    arrays: dict[str, npt.NDArray[Any]] = {}
+    try:
+        with zipfile.ZipFile(file) as archive, file.open("rb") as stream:
+            for entry in archive.infolist():
+                if entry.compress_type != zipfile.ZIP_STORED:
+                    raise ValueError(f"{file} is compressed, so it cannot be mapped; write it with numpy.savez")
+                stream.seek(entry.header_offset)
+                name, extra = struct.unpack("<26xHH", stream.read(30))
+                stream.seek(name + extra, os.SEEK_CUR)
+                arrays[entry.filename.removesuffix(".npy")] = _map_array(stream, file, mode)
+    except zipfile.BadZipFile as error:
+        raise ValueError(f"{file} is no index, which is a file that ImageIndex.write or numpy.savez made") from error
+    return arrays
+
+
+def _map_array(stream: Any, file: Path, mode: Literal["r", "c"]) -> npt.NDArray[Any]:
+    version = np.lib.format.read_magic(stream)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, fortran, dtype = read(stream)
+    if dtype.hasobject or fortran:
+        raise ValueError(f"{file} is no index: it has an array of Python objects, or in Fortran's order")
+    if 0 in shape or not dtype.itemsize:
+        return np.empty(shape, dtype)
+    # As a plain array, which keeps the mapping: what is gathered from it is not of another class.
+    return np.asarray(np.memmap(file, dtype, mode, stream.tell(), shape))
