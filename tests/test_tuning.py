@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
+import skimage.data
 import torch
+from PIL import Image
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
@@ -132,6 +135,32 @@ def test_batches_do_not_depend_on_threads_or_window(
             for (images, labels), (others, theirs) in zip(epoch, pinned, strict=True):
                 assert torch.equal(images, others)
                 assert torch.equal(labels, theirs)
+
+
+@pytest.mark.parametrize("asked", [False, True], ids=["folder", "bytes"])
+def test_files_that_are_not_for_an_engine_are_counted(
+    tmp_path: Path, asked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leased: list[float] = []
+    number = Threads.number
+    monkeypatch.setattr(Threads, "number", lambda self, beside=0.0: leased.append(beside) or number(self, beside))
+    photograph = Image.fromarray(skimage.data.astronaut()).resize((60, 50))
+    (tmp_path / "a").mkdir()
+    for i in range(5):
+        photograph.save(tmp_path / "a" / f"{i}.jpg")
+    photograph.save(tmp_path / "a" / "5.jpg", progressive=True)
+    photograph.save(tmp_path / "a" / "6.png")
+    photograph.convert("CMYK").save(tmp_path / "a" / "7.jpg")
+    folder = ImageFolder(tmp_path, CHAIN)
+    if asked:
+        encoded = [(Path(path).read_bytes(), label) for path, label in folder.samples]
+        list(DALILoader(cast("Any", encoded), 8, transform=CHAIN, device="cpu"))
+        assert leased == [3 / 8]
+    else:
+        loader = DALILoader(folder, 4, device="cpu")
+        list(loader)
+        list(loader)
+        assert leased == [3 / 8, 3 / 8]
 
 
 def test_explain_says_what_was_chosen_and_why(pictures: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from torchdali.blocks import ReceivedBlock
 from torchdali.errors import SampleError
 from torchdali.packing import Packed, PackedImages, ppm
-from torchdali.sources import UNREADABLE, FileSource, Source
+from torchdali.sources import UNREADABLE, FileSource, Source, header_of
 from torchdali.spec import IntArray
 
 __all__ = ["source_of"]
@@ -55,6 +55,12 @@ class ReceivedImages(Source):
             for place in by_pil.tolist():
                 images[place] = ppm(self.image(int(rows[place])))
         return images
+
+    def beside_engine(self) -> float:
+        """Of encoded files, the share that is no baseline JPEG."""
+        if self._entry != "encoded" or not len(self._group.size):
+            return 0.0
+        return float(np.mean([not header_of(self.image(row).data).baseline for row in range(len(self._group.size))]))
 
     def check(self, row: int) -> None:
         """Raises SampleError where PIL does not read an encoded file."""

@@ -12,7 +12,7 @@ from torchdali.spec import IntArray
 
 __all__ = ["Columns", "Facts"]
 
-_NATIVE, _JPEG, _WHOLE = 1, 2, 4
+_NATIVE, _JPEG, _WHOLE, _BASELINE = 1, 2, 4, 8
 _LARGE = 0xFFFF  # a side that is this long or longer, which no JPEG's is, is kept apart
 
 
@@ -23,7 +23,7 @@ class Columns(NamedTuple):
         sizes: ``(N, 2)`` uint16: height and width; 0 where the header was not read.
         lengths: ``(N,)`` uint32: bytes of the file, modulo 2**32.
         flags: ``(N,)`` uint8: 1 where DALI decodes the file as PIL does, 2 where it is a JPEG, 4 where PIL found it
-            whole although it does not end in an end-of-image marker.
+            whole although it does not end in an end-of-image marker, 8 where it is a baseline JPEG.
     """
 
     sizes: npt.NDArray[np.uint16]
@@ -62,7 +62,7 @@ class Facts:
     def learn(self, row: int, header: Header) -> None:
         """Takes what a file's header says."""
         file = self._one(row)
-        self._flags[file] = _NATIVE * header.native | _JPEG * header.jpeg
+        self._flags[file] = _NATIVE * header.native | _JPEG * header.jpeg | _BASELINE * header.baseline
         self._lengths[file] = header.length & 0xFFFFFFFF
         if max(header.height, header.width) < _LARGE:
             self._sizes[file] = header.height, header.width
@@ -87,6 +87,14 @@ class Facts:
         """``(N,)`` whether DALI decodes the files as PIL does."""
         flags: Any = self._flags[self._of(rows)]
         return flags & _NATIVE != 0
+
+    def beside_engine(self) -> float:
+        """The share of the known files that are not for a card's JPEG engine."""
+        flags: Any = self._flags[self._sizes[:, 0] != 0]
+        if not len(flags):
+            return 0.0
+        wanted = _NATIVE | _BASELINE
+        return int(np.count_nonzero((flags & wanted) != wanted)) / len(flags)
 
     def of_other_length(self, rows: IntArray, lengths: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
         """``(N,)`` whether files are not as long as they were; ``(N,)`` lengths, those above 2**31 wrapped around."""

@@ -84,6 +84,9 @@ class FileSource(Source):
         """Reads the headers of those files that are not known yet, in the threads of ``pool()``."""
         return Scan(self._facts.unknown(rows).tolist(), self.read, pool)
 
+    def beside_engine(self) -> float:
+        return self._facts.beside_engine()
+
     def foreign(self, rows: IntArray) -> IntArray:
         return np.flatnonzero(~self._facts.native(rows))
 
