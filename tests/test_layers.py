@@ -34,6 +34,7 @@ LAYERS = [
     {"tuning"},
     {"engine"},
     {"feed", "routes"},
+    {"cache"},
     {"received"},
     {"samples"},
     {"readahead"},

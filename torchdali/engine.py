@@ -212,6 +212,13 @@ class EnginePool:
         self._idle.clear()
         self._leased.clear()
 
+    def close_idle(self) -> bool:
+        """Frees the threads and memory of the engines that nobody has; whether there were any."""
+        closed = bool(self._idle)
+        while self._idle:
+            self._idle.pop().close()
+        return closed
+
     def give_back(self, engine: Engine) -> None:
         """Returns a leased engine; what it has in flight is dropped when it is next leased."""
         self._leased.discard(engine)

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree  # pyright: ignore[reportPrivateUsage]
 from torch.utils.data import _utils as data_utils  # pyright: ignore[reportPrivateUsage]
 from torch.utils.data.dataloader import _BaseDataLoaderIter  # pyright: ignore[reportPrivateUsage]
 
+from torchdali.cache import Cache
 from torchdali.engine import EnginePool, Views
 from torchdali.feed import Batch, Feed
 from torchdali.occurrences import DenseOccurrences
@@ -72,6 +73,7 @@ class Compiled:
         chain: All transforms, in order.
         threads: Number of DALI's CPU threads.
         window: Batches in flight.
+        cache: What is kept of the files; None without one.
     """
 
     state: object
@@ -80,6 +82,7 @@ class Compiled:
     chain: tuple[Any, ...]
     threads: Threads
     window: Window
+    cache: Cache | None = None
 
     @property
     def plan(self) -> Plan:
@@ -90,6 +93,10 @@ class Compiled:
     def device(self) -> torch.device:
         """Where batches are made."""
         return self.pool.plan.device
+
+    def feed(self, timeout: float, sampler: Any) -> Feed:
+        """The batches of one epoch, whose samples come from ``sampler``."""
+        return self.cache.feed(self.window, timeout, sampler) if self.cache else Feed(self.window, timeout)
 
 
 class Epoch(_BaseDataLoaderIter):
@@ -117,6 +124,7 @@ class Epoch(_BaseDataLoaderIter):
         self._compiled = compiled
         self._ahead = max(compiled.window.most + 2, (loader.prefetch_factor or 2) * loader.num_workers)
         self._end: Exception | None = None
+        self._sampler: Any = loader.sampler
 
     @property
     def base_seed(self) -> int:
@@ -127,7 +135,7 @@ class Epoch(_BaseDataLoaderIter):
         """Begins with the epoch's random key. Workers would get their first indices now, so the sampler is asked."""
         self._key = key
         self._occurrences = DenseOccurrences(len(self._compiled.source))
-        self._feed = Feed(self._compiled.window, self._timeout)
+        self._feed = self._compiled.feed(self._timeout, self._sampler)
         if self._num_workers:
             self._pull(self._feed)
         return self

@@ -40,6 +40,7 @@ def lifted(loader: Any, compiled: Compiled, window: int | None) -> Rows:
         "collate": f"{_named(loader.collate_fn)}, in this process",
         **_batch_transform(loader),
         "random": _random(loader, "index, occurrence, transform"),
+        **({"cache": compiled.cache.describe()} if compiled.cache else {}),
         "threads": _threads(compiled.threads, source.beside_engine()),
         "window": f"{compiled.window} batches in flight ("
         + ("prefetch_factor)" if window else "chosen: grows while batches are late now and then, within 1 GiB)"),

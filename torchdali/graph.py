@@ -248,11 +248,10 @@ def build(plan: Plan, batch_size: int, threads: int, device: torch.device, resid
 def _enter(ops: _Operators, plan: Plan, nodes: dict[str, Any], resident: bool) -> tuple[Any, ...]:
     """The images, and of files their last two bytes and their lengths."""
     fn, types = ops.fn, ops.types
-    if plan.entry == "pixels":
+    if plan.entry in ("pixels", "packed"):
+        shaped: dict[str, Any] = {"ndim": 3, "layout": "HWC"} if plan.entry == "pixels" else {"ndim": 1}
         # From the device's memory a copy it is: without one DALI does not wait for the stream that writes it.
-        image = fn.external_source(
-            name=plan.entry, ndim=3, layout="HWC", device="gpu" if resident else "cpu", no_copy=not resident
-        )
+        image = fn.external_source(name=plan.entry, device="gpu" if resident else "cpu", no_copy=not resident, **shaped)
         return (image.gpu() if ops.device == "gpu" and not resident else image,)
     given = fn.external_source(name=plan.entry, ndim=1, dtype=types.UINT8, no_copy=True)
     if plan.entry == "encoded":

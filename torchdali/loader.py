@@ -9,7 +9,7 @@ import sys
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TextIO, TypeVar, cast
+from typing import Any, Literal, TextIO, TypeVar, cast
 
 import torch
 from torch import distributed
@@ -18,13 +18,14 @@ from torchvision.datasets import ImageFolder
 
 from torchdali import explain, graph, machine
 from torchdali.admission import Proxy
+from torchdali.cache import Cache, cached, check_arguments
 from torchdali.engine import EnginePool
 from torchdali.epoch import Compiled, Epoch, EpochKeys, default_collate
 from torchdali.errors import DALIUnavailableError, TransformError, UnsupportedDatasetError
 from torchdali.plan import compile_plan, fuse
 from torchdali.proxy import ParallelProxyEpoch, SerialProxyEpoch
 from torchdali.routes import Routes
-from torchdali.sources import LiftedSource, dataset_state, lift
+from torchdali.sources import FolderSource, LiftedSource, dataset_state, lift
 from torchdali.spec import Fidelity
 from torchdali.transforms import flatten
 from torchdali.tuning import Threads, Window
@@ -72,11 +73,17 @@ class DALILoader(DataLoader[_T]):
         fidelity: "exact" stays within the documented bounds of torchvision's tensor kernels; "fast" resizes both
             ways in one pass, which rounds once less and takes less time on the CPU, and lets the GPU do what
             ``v2.JPEG`` does, with another coder than torchvision's.
+        cache: What is kept of an image folder's files from the first epoch on: "host" keeps the files in host memory,
+            for storage that is slow; "device" keeps decoded images in the memory of ``device``, after the ``Resize``
+            and ``CenterCrop`` that the transforms begin with. Batches are the same with it and without. A file that has
+            another length or time of modification than before is read anew.
+        cache_bytes: The most that the cache may take, beside the memory of the batches; what does not fit is read and
+            decoded in every epoch. With None it is half of what is free when the first epoch begins.
         **kwargs: As for ``DataLoader``.
 
     Raises:
         DALIUnavailableError: DALI is missing or cannot use the device; the text says what to install.
-        ValueError: An argument is none that exists.
+        ValueError: An argument is none that exists; or there is a cache, and the dataset no image folder.
     """
 
     def __init__(
@@ -88,12 +95,18 @@ class DALILoader(DataLoader[_T]):
         device: str | int | torch.device = "auto",
         seed: int | None = None,
         fidelity: Fidelity = "exact",
+        cache: Literal["host", "device"] | None = None,
+        cache_bytes: int | None = None,
         **kwargs: Any,
     ) -> None:
         if isinstance(dataset, (str, os.PathLike)):
             dataset = ImageFolder(Path(cast("str | os.PathLike[str]", dataset)))
         if fidelity not in ("exact", "fast"):
             raise ValueError(f"fidelity is 'exact' or 'fast', not {fidelity!r}")
+        check_arguments(cache, cache_bytes)
+        self.cache: Literal["host", "device"] | None = cache
+        self.cache_bytes = cache_bytes
+        self._cache: Cache | None = None
         self.transform = transform
         self.batch_transform = batch_transform
         self.device = device
@@ -105,6 +118,7 @@ class DALILoader(DataLoader[_T]):
         self._compiled: Compiled | None = None
         self._proxy: Proxy | None = None
         self._source, self._source_state, self._not_lifted = self._lift(dataset)
+        self._check_cache()
         super().__init__(dataset, *args, **kwargs)
         # With workers DataLoader turns None into 2, which here would be a choice of the user's.
         given = _DATALOADER.bind(self, dataset, *args, **kwargs).arguments
@@ -125,6 +139,16 @@ class DALILoader(DataLoader[_T]):
         """Looks at a dataset anew that was changed since."""
         if self._source is not None and dataset_state(self.dataset) != self._source_state:
             self._source, self._source_state, self._not_lifted = self._lift(self.dataset)
+            self._check_cache()
+
+    def _check_cache(self) -> None:
+        """Raises ValueError where there are no files that could be kept."""
+        if self.cache and not isinstance(self._source, FolderSource):
+            why = self._not_lifted or "its images are in memory already"
+            raise ValueError(
+                f"cache={self.cache!r} keeps files by their path, size and time of modification, which only image "
+                f"folders tell: {why}"
+            )
 
     def check_worker_number_rationality(self) -> None:
         """Warns of more workers than cores, as in ``DataLoader``, where there are workers."""
@@ -208,12 +232,14 @@ class DALILoader(DataLoader[_T]):
             self._compiled.pool.close()
         if self._proxy and self._proxy.routes:
             self._proxy.routes.close()
-        self._compiled = self._proxy = None
+        if self._cache:
+            self._cache.close()
+        self._compiled = self._proxy = self._cache = None
         graph.release_memory()
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy, pickled or not, is a loader of its own that has built nothing yet."""
-        return {**self.__dict__, "_iterator": None, "_compiled": None, "_proxy": None, "_live": None}
+        return {**self.__dict__, "_iterator": None, "_compiled": None, "_proxy": None, "_cache": None, "_live": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -256,7 +282,7 @@ class DALILoader(DataLoader[_T]):
             return self._compiled
         source = self._source.on(device, _RESIDENT_BYTES)
         chain = tuple(flatten(source.transform) + flatten(self.transform))
-        plan = fuse(compile_plan(list(chain), device, self.fidelity, source.spec, source.entry))
+        plan = compile_plan(list(chain), device, self.fidelity, source.spec, source.entry)
         if self.collate_fn is default_collate and not plan.suffix and plan.spec.kind == "pil":
             raise TransformError(
                 "the transforms end in PIL images, which default_collate does not take; add v2.ToImage() or "
@@ -265,14 +291,18 @@ class DALILoader(DataLoader[_T]):
         if device.type == "cuda":
             machine.warn_of_few_connections()
         size = self._declared_batch_size()
-        self._compiled = Compiled(
-            key,
-            source,
-            EnginePool(plan, size, threads := Threads(self.num_workers, device, plan.entry), source.resident),
-            chain,
-            threads,
-            Window(self._window) if self._window else Window.fitting(plan, size, machine.memory_for_batches(device)),
-        )
+        resident = source.resident
+        if self.cache and isinstance(source, FolderSource):
+            kept = (self.cache, self.cache_bytes, self._cache)
+            self._cache, plan = cached(*kept, source, plan, chain, size, self.num_workers)
+            resident = plan.entry == "packed" and device.type == "cuda"
+        else:
+            plan = fuse(plan)
+        threads = Threads(self.num_workers, device, plan.entry)
+        free = machine.memory_for_batches(device)
+        window = Window(self._window) if self._window else Window.fitting(plan, size, free)
+        pool = EnginePool(plan, size, threads, resident)
+        self._compiled = Compiled(key, source, pool, chain, threads, window, self._cache)
         return self._compiled
 
 
@@ -280,7 +310,9 @@ def _signature() -> inspect.Signature:
     """The installed DataLoader's parameters, then torchdali's own."""
     own = inspect.signature(cast("Any", DALILoader).__init__).parameters
     theirs = _DATALOADER.parameters
-    added = [own[name] for name in ("transform", "batch_transform", "device", "seed", "fidelity")]
+    added = [
+        own[name] for name in ("transform", "batch_transform", "device", "seed", "fidelity", "cache", "cache_bytes")
+    ]
     return inspect.Signature([*(p for name, p in theirs.items() if name != "self"), *added])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import warnings
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 
 __all__ = [
     "available_cores",
+    "available_memory",
     "connections",
     "memory_for_batches",
     "set_connections",
@@ -81,3 +83,26 @@ def _cgroup_quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
         return int(quota) / int(period) if quota.strip() not in ("max", "-1") else None
     except (OSError, ValueError):
         return None
+
+
+def available_memory() -> int:
+    """Bytes of host memory that this process could still take: of the system, and of its control group."""
+    system = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    free = [int(system[1]) * 1024] if system else []
+    return max(0, min([*free, *_cgroup_memory()], default=0))
+
+
+def _cgroup_memory(root: Path = Path("/sys/fs/cgroup")) -> list[int]:
+    """What the control group's limit leaves, versions 2 and 1, files that can be dropped not counted; or nothing."""
+    for limit, usage, folder, inactive in (
+        ("memory.max", "memory.current", root, "inactive_file"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", root / "memory", "total_inactive_file"),
+    ):
+        try:
+            most, used = (folder / limit).read_text().strip(), int((folder / usage).read_text())
+            cached = re.search(rf"^{inactive} (\d+)", (folder / "memory.stat").read_text(), re.MULTILINE)
+            if most != "max":
+                return [int(most) - used + (int(cached[1]) if cached else 0)]
+        except (OSError, ValueError):
+            continue
+    return []

@@ -105,6 +105,11 @@ class Plan:
         return {_fed(i, name): x for i, rule in enumerate(self.all_rules) for name, x in rule.inputs.items()}
 
     @property
+    def decodes(self) -> bool:
+        """Whether what is fed are files or their contents."""
+        return self.entry in ("files", "encoded")
+
+    @property
     def random(self) -> bool:
         """Whether anything may be drawn at random, in DALI or in torch."""
         return any(step.randomness or step.where == "torch" for step in self.steps)
@@ -174,23 +179,29 @@ class Plan:
         lines: list[str] = []
         if self.entry != "pixels":
             decode = "the window of the first crop alone" if self.decode_window else "whole images"
-            lines.append(f"{'decode':<11}{backend:<10}{decode}")
+            kept = ", into the cache" if self.entry == "packed" else ""
+            lines.append(f"{'decode':<11}{backend:<10}{decode}{kept}")
         for step in self.steps:
             lines.append(f"{step.position:>9}  {where[step.where]:<10}{step.name}")
             if step.where == "torch":
                 lines.append(f"{'':>21}{step.note}")
             if step.randomness:
                 lines.append(f"{'':>21}draws {step.randomness}")
-        operators = list(self._operators(self.rules))
-        if self.entry != "pixels":
-            operators.insert(0, "decoders.image_slice" if self.decode_window else "decoders.image")
-        lines.append(f"{'operators':<11}{'; '.join(filter(None, operators))}")
+        lines.append(f"{'operators':<11}{self.trunk}")
         if self.container is not None:
             lines += [
                 f"{f'view {i}':<11}{view.spec}: {'; '.join(self._operators(view.rules)) or 'nothing more'}"
                 for i, view in enumerate(self.views, start=1)
             ]
         return "\n".join(lines)
+
+    @property
+    def trunk(self) -> str:
+        """The operators before samples become several views."""
+        operators = list(self._operators(self.rules))
+        if self.decodes:
+            operators.insert(0, "decoders.image_slice" if self.decode_window else "decoders.image")
+        return "; ".join(operators)
 
     def _operators(self, rules: Sequence[Rule]) -> Iterator[str]:
         first = next(iter(self.all_rules), None)
@@ -349,7 +360,7 @@ def fuse(plan: Plan) -> Plan:
         views = tuple(
             replace(view, rules=own, channels_first=done) for view, (own, done) in zip(views, branches, strict=True)
         )
-    window = plan.entry != "pixels" and bool(rules) and isinstance(rules[0], Window) and rules[0].inside
+    window = plan.decodes and bool(rules) and isinstance(rules[0], Window) and rules[0].inside
     return replace(plan, rules=rules, views=views, decode_window=window)
 
 

@@ -17,11 +17,12 @@ Kind = Literal["pil", "image", "tensor"]
 
 Fidelity = Literal["exact", "fast"]
 
-Entry = Literal["files", "encoded", "pixels"]
+Entry = Literal["files", "encoded", "pixels", "packed"]
 """What is fed for the samples of a batch, and the name of the graph's input that takes it.
 
 "files": their paths, one ``(N, L)`` array of bytes, padded with NUL. "encoded": the files themselves, one array of
-bytes for each. "pixels": images, HWC, one array or tensor for each or all in one.
+bytes for each. "pixels": images, HWC, one array or tensor for each or all in one. "packed": images of any size as
+bytes, one ``(N, L)`` array or tensor, each row an image and then anything.
 """
 
 IntArray = npt.NDArray[np.int64]

@@ -46,7 +46,7 @@ class Threads:
     def __init__(self, asked: int, device: torch.device, entry: Entry) -> None:
         self._asked = asked
         self._cores = machine.available_cores()
-        self._decodes = entry != "pixels"
+        self._decodes = entry in ("files", "encoded")
         self._gpu = device.type == "cuda"
         self._engine = self._gpu and self._decodes and graph.has_jpeg_engine(device)
 

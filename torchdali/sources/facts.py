@@ -51,6 +51,7 @@ class Facts:
         self._sizes, self._lengths, self._flags = columns
         self._files = files
         self._large: dict[int, tuple[int, int]] = {}
+        self._modified: IntArray | None = None
 
     @property
     def columns(self) -> Columns:
@@ -64,6 +65,8 @@ class Facts:
         file = self._one(row)
         self._flags[file] = _NATIVE * header.native | _JPEG * header.jpeg | _BASELINE * header.baseline
         self._lengths[file] = header.length & 0xFFFFFFFF
+        if self._modified is not None:
+            self._modified[file] = header.modified
         if max(header.height, header.width) < _LARGE:
             self._sizes[file] = header.height, header.width
         else:
@@ -104,6 +107,18 @@ class Facts:
         """``(N,)`` whether files are JPEGs for DALI that PIL did not read to their end."""
         flags: Any = self._flags[self._of(rows)]
         return (flags & (_NATIVE | _JPEG | _WHOLE)) == (_NATIVE | _JPEG)
+
+    def keep_modified(self) -> None:
+        """From now on :meth:`stamps` are known; what was learnt before must be learnt again, and takes 8 bytes more."""
+        if self._modified is None:
+            self._modified = np.zeros(len(self._lengths), np.int64)
+            self._sizes[:] = 0
+
+    def stamps(self, rows: IntArray) -> IntArray:
+        """``(N, 2)`` lengths, modulo 2**32, and when files were last modified, in nanoseconds."""
+        assert self._modified is not None
+        files = self._of(rows)
+        return np.stack((self._lengths[files].astype(np.int64), self._modified[files]), axis=1)
 
     def whole(self, row: int) -> None:
         """PIL read the file to its end."""

@@ -51,6 +51,27 @@ class FileSource(Source):
         """The file of a sample."""
         return self._paths[row]
 
+    def paths(self, rows: IntArray) -> list[bytes]:
+        """The files of samples, as the system takes them."""
+        paths = self._paths.gather(rows)
+        chosen: npt.NDArray[np.bytes_] = paths.view(f"S{paths.shape[1]}")
+        return chosen[:, 0].tolist()  # without the padding
+
+    def keep_modified(self) -> None:
+        """From now on :meth:`stamps` are known of all files whose headers are."""
+        self._facts.keep_modified()
+
+    def stamps(self, rows: IntArray) -> IntArray:
+        """``(N, 2)`` lengths and times of modification that the files had when their headers were read."""
+        return self._facts.stamps(rows)
+
+    def learn_from(self, other: FileSource) -> bool:
+        """Takes over what is known of the same files, and what will be; False where the files are others."""
+        if not self._paths.same(other._paths):
+            return False
+        self._facts = other._facts
+        return True
+
     def name(self, row: int) -> str:
         return f"sample {row}, {self.path(row)}"
 
@@ -132,7 +153,7 @@ class FileSource(Source):
             SampleError: The file is missing, truncated or no image.
         """
         path = self.path(row)
-        with self._blaming(row, "decoded"), _open(path) as image:
+        with self.blaming(row, "decoded"), _open(path) as image:
             return image.convert("RGB")
 
     def forget(self, rows: IntArray) -> IntArray:
@@ -145,12 +166,13 @@ class FileSource(Source):
         Raises:
             SampleError: The file is missing or no image.
         """
-        with self._blaming(row, "read as an image"):
+        with self.blaming(row, "read as an image"):
             header = read_header(self.path(row))
         self.learn(row, header)
 
     @contextmanager
-    def _blaming(self, row: int, what: str) -> Generator[None, None, None]:
+    def blaming(self, row: int, what: str) -> Generator[None, None, None]:
+        """Makes a SampleError of what reading a file raises; ``what`` it cannot be then."""
         try:
             yield
         except FileNotFoundError as error:

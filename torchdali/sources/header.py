@@ -34,6 +34,7 @@ class Header(NamedTuple):
         native: Whether DALI decodes it to what ``PIL.Image.convert("RGB")`` gives. CMYK, 16-bit, transparent and
             animated images are not, and of the formats only JPEG, PNG and WebP are.
         baseline: Whether it is a baseline JPEG, which is what JPEG engines decode.
+        modified: When the file was last, in nanoseconds; 0 of what is no file.
     """
 
     height: int
@@ -42,6 +43,7 @@ class Header(NamedTuple):
     jpeg: bool
     native: bool
     baseline: bool = False
+    modified: int = 0
 
 
 def read_header(path: str) -> Header:
@@ -52,11 +54,11 @@ def read_header(path: str) -> Header:
     """
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        length = os.fstat(file).st_size
-        found = _own(lambda at: os.pread(file, _READ, at), length)
+        about = os.fstat(file)
+        found = _own(lambda at: os.pread(file, _READ, at), about.st_size)
     finally:
         os.close(file)
-    return found or _by_pil(path, length)
+    return (found or _by_pil(path, about.st_size))._replace(modified=about.st_mtime_ns)
 
 
 def header_of(encoded: memoryview) -> Header:

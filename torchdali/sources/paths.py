@@ -45,6 +45,17 @@ class Paths:
     def __getitem__(self, row: int) -> str:
         return os.fsdecode(self.gather(np.array([row]))[0].tobytes().rstrip(b"\0"))
 
+    def same(self, other: Paths) -> bool:
+        """Whether samples and files are the same, in the same tables."""
+        if self is other:
+            return True
+        tables = zip(self._rows, other._rows, strict=False)
+        if len(self._rows) != len(other._rows) or not all(np.array_equal(*both) for both in tables):
+            return False
+        if self._files is None or other._files is None:
+            return self._files is other._files
+        return np.array_equal(self._files, other._files)
+
     def gather(self, rows: IntArray) -> npt.NDArray[np.uint8]:
         """``(N, L)`` the paths of some samples, padded with at least one NUL."""
         files = rows if self._files is None else self._files[rows]

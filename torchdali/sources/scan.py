@@ -18,13 +18,18 @@ class Scan:
         indices: Samples whose files are to be read; none of them is asked for twice.
         learn: Reads one file's header; may raise SampleError.
         pool: Gives the threads; not called where there is nothing to read.
+        chunk: How many one thread reads at a time.
     """
 
     def __init__(
-        self, indices: Sequence[int], learn: Callable[[int], None], pool: Callable[[], ThreadPoolExecutor]
+        self,
+        indices: Sequence[int],
+        learn: Callable[[int], None],
+        pool: Callable[[], ThreadPoolExecutor],
+        chunk: int = _CHUNK,
     ) -> None:
         self._learn = learn
-        chunks = [indices[i : i + _CHUNK] for i in range(0, len(indices), _CHUNK)]
+        chunks = [indices[i : i + chunk] for i in range(0, len(indices), chunk)]
         self._futures: list[Future[None]] = []
         if chunks:
             executor = pool()

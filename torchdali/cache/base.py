@@ -1,0 +1,134 @@
+"""Memory for what was read or decoded before: what all caches have in common, and how much they may take."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from torchdali import machine
+from torchdali.errors import SampleError
+from torchdali.feed import Feed
+from torchdali.sources import FolderSource, Scan, Source
+from torchdali.spec import IntArray
+from torchdali.tuning import Window
+
+__all__ = ["Cache", "FileBatch", "Kind", "check_arguments", "share_of_free"]
+
+Kind = Literal["host", "device"]
+
+_SHARE = 2
+
+
+class Cache(ABC):
+    """What a loader keeps of its files from one epoch to the next.
+
+    Args:
+        files: The files.
+        state: What the kept depends on; another state needs another cache.
+        budget: Bytes that it may take; None takes half of what is free when the first epoch begins.
+    """
+
+    def __init__(self, files: FolderSource, state: object, budget: int | None) -> None:
+        files.keep_modified()
+        self.files, self.state, self._given = files, state, budget
+
+    def serves(self, files: FolderSource, state: object) -> bool:
+        """Whether it can go on with these files, because they are the same."""
+        if state != self.state or not files.learn_from(self.files):
+            return False
+        self.files = files
+        return True
+
+    @abstractmethod
+    def feed(self, window: Window, timeout: float, sampler: Any) -> Feed:
+        """The batches of one epoch, whose samples come from ``sampler``."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Frees all memory."""
+
+    @abstractmethod
+    def describe(self) -> str:
+        """What is kept, and how much of it, for ``explain()``."""
+
+    def _described(self, kept: int, used: int, held: int, budget: int | None) -> str:
+        """How much is kept: samples, bytes of them, bytes taken for them, and the most that may be."""
+        how = "cache_bytes" if self._given is not None else "chosen: half of what was free when the first epoch began"
+        text = f"{kept:,} of {len(self.files):,} samples, {mib(used)}"
+        if held > used:
+            text += f" in {mib(held)}"
+        if budget is None:
+            return f"{text}; at most half of what is free when the first epoch begins"
+        return f"{text} of at most {mib(budget)} ({how})"
+
+
+class FileBatch(Source):
+    """Files of one batch: of all but what a cache does itself, the files know best."""
+
+    def __init__(self, files: FolderSource) -> None:
+        self.files = files
+
+    def name(self, row: int) -> str:
+        return self.files.name(row)
+
+    def error(self, row: int, reason: str) -> SampleError:
+        return self.files.error(row, reason)
+
+    def sizes(self, rows: IntArray) -> IntArray:
+        return self.files.sizes(rows)
+
+    def images(self, rows: IntArray, by_pil: IntArray, held: ExitStack) -> Any:
+        return self.files.images(rows, by_pil, held)
+
+    def scan(self, rows: IntArray, pool: Callable[[], ThreadPoolExecutor]) -> Scan:
+        return self.files.scan(rows, pool)
+
+    def beside_engine(self) -> float:
+        return self.files.beside_engine()
+
+    def foreign(self, rows: IntArray) -> IntArray:
+        return self.files.foreign(rows)
+
+    def changed(self, rows: IntArray, lengths: npt.NDArray[np.int32]) -> bool:
+        return self.files.changed(rows, lengths)
+
+    def check_endings(self, rows: IntArray, endings: npt.NDArray[np.uint8]) -> None:
+        self.files.check_endings(rows, endings)
+
+    def check(self, row: int) -> None:
+        self.files.check(row)
+
+    def forget(self, rows: IntArray) -> IntArray:
+        return self.files.forget(rows)
+
+    def distrust(self, row: int) -> None:
+        self.files.distrust(row)
+
+
+def check_arguments(kind: object, budget: object) -> None:
+    """Raises ValueError unless ``cache`` and ``cache_bytes`` are such as :class:`torchdali.DALILoader` takes."""
+    if kind not in (None, "host", "device"):
+        raise ValueError(f"cache is None, 'host' or 'device', not {kind!r}")
+    if budget is None:
+        return
+    if kind is None:
+        raise ValueError("cache_bytes goes with cache='host' or cache='device'")
+    if not isinstance(budget, int) or isinstance(budget, bool) or budget < 1:
+        raise ValueError(f"cache_bytes is a number of bytes above 0, not {budget!r}")
+
+
+def share_of_free(device: torch.device) -> int:
+    """Bytes that a cache may take by default: half of what is free now."""
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else machine.available_memory()
+    return free // _SHARE
+
+
+def mib(count: int) -> str:
+    return f"{count / 2**20:,.1f} MiB"

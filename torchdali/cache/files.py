@@ -1,0 +1,197 @@
+"""``cache="host"``: encoded files, kept in memory."""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from torchdali.cache.base import Cache, FileBatch, share_of_free
+from torchdali.feed import Batch, Feed
+from torchdali.packing import ppm
+from torchdali.sources import FolderSource, Scan, header_of
+from torchdali.spec import IntArray
+from torchdali.tuning import Window
+
+__all__ = ["FileCache"]
+
+_UNKNOWN = -1
+_BLOCK = 2**26
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class FileCache(Cache):
+    """The bytes of files, in blocks of memory. What is read is fed from memory, whether it is kept or not.
+
+    Args:
+        files: As for :class:`Cache`.
+        state: As for :class:`Cache`.
+        budget: As for :class:`Cache`.
+    """
+
+    def __init__(self, files: FolderSource, state: object, budget: int | None) -> None:
+        super().__init__(files, state, budget)
+        self._lock = Lock()
+        self._budget: int | None = None
+        self._place = np.full(len(files), _UNKNOWN, np.int64)
+        self._stamp = np.zeros((len(files), 2), np.int64)
+        self._blocks: list[Bytes] = []
+        self._bases: list[int] = []
+        self._filled = 0  # of the last block
+        self._used = 0
+
+    def feed(self, window: Window, timeout: float, sampler: Any) -> Feed:
+        if self._budget is None:
+            self._budget = share_of_free(torch.device("cpu")) if self._given is None else self._given
+        return FileFeed(self, window, timeout)
+
+    def read(self, row: int) -> Bytes:
+        """The bytes of a file, from memory where it is the one that was kept.
+
+        Raises:
+            SampleError: It is missing, no image, or truncated.
+        """
+        files = self.files
+        if (place := int(self._place[row])) >= 0:
+            stamp = self._stamp[row]
+            with files.blaming(row, "read as an image"):
+                now = os.stat(files.path(row))  # noqa: PTH116 - a Path takes longer to make than this takes
+            if now.st_size == stamp[0] and now.st_mtime_ns == stamp[1]:
+                return self._view(place, now.st_size)
+            self._place[row] = _UNKNOWN
+        with files.blaming(row, "read as an image"):
+            data, modified = _read(files.path(row))
+            header = header_of(data.data)
+        files.learn(row, header._replace(modified=modified))
+        files.check_endings(np.array([row]), np.pad(data, (2, 0))[None, -2:])
+        self._keep(row, data, modified)
+        return data
+
+    def _view(self, place: int, length: int) -> Bytes:
+        number = bisect_right(self._bases, place) - 1
+        start = place - self._bases[number]
+        return self._blocks[number][start : start + length]
+
+    def _keep(self, row: int, data: Bytes, modified: int) -> None:
+        length = len(data)
+        with self._lock:
+            if not self._has_room(length):
+                return
+            start, self._filled = self._filled, self._filled + length
+            self._used += length
+            block, base = self._blocks[-1], self._bases[-1]
+        block[start : start + length] = data
+        with self._lock:
+            self._stamp[row] = length, modified
+            self._place[row] = base + start
+
+    def _has_room(self, length: int) -> bool:
+        if self._blocks and self._filled + length <= len(self._blocks[-1]):
+            return True
+        held = self._held
+        size = min(max(_BLOCK, length), (self._budget or 0) - held)
+        if size < length:
+            return False
+        try:
+            self._blocks.append(np.empty(size, np.uint8))
+        except MemoryError:
+            self._budget = held
+            return False
+        self._bases.append(held)
+        self._filled = 0
+        return True
+
+    @property
+    def _held(self) -> int:
+        return sum(map(len, self._blocks))
+
+    def forget(self, rows: IntArray) -> None:
+        """Reads files anew when they are asked for next."""
+        self._place[rows] = _UNKNOWN
+        self.files.forget(rows)
+
+    def close(self) -> None:
+        with self._lock:
+            self._place[:] = _UNKNOWN
+            self._blocks, self._bases, self._filled, self._used, self._budget = [], [], 0, 0, 0
+
+    def describe(self) -> str:
+        kept = int((self._place != _UNKNOWN).sum())
+        budget = self._given if self._budget is None else self._budget
+        return f"encoded files, in host memory: {self._described(kept, self._used, self._held, budget)}"
+
+
+class FileFeed(Feed):
+    """A feed whose files are read before, in its threads.
+
+    Args:
+        cache: Reads them.
+        window: Batches in flight.
+        timeout: Seconds that a batch may take; 0 for ever.
+    """
+
+    def __init__(self, cache: FileCache, window: Window, timeout: float) -> None:
+        super().__init__(window, timeout)
+        self._cache = cache
+
+    def push(self, batch: Batch) -> None:
+        batch.source = KeptFiles(self._cache)
+        super().push(batch)
+
+
+class KeptFiles(FileBatch):
+    """The files of one batch, in memory."""
+
+    def __init__(self, cache: FileCache) -> None:
+        super().__init__(cache.files)
+        self._cache = cache
+        self._data: dict[int, Bytes] = {}
+
+    def scan(self, rows: IntArray, pool: Callable[[], ThreadPoolExecutor]) -> Scan:
+        """Reads all files that are not kept, and looks whether the others are what they were."""
+        return Scan(np.unique(rows).tolist(), self._read, pool)
+
+    def _read(self, row: int) -> None:
+        self._data[row] = self._cache.read(row)
+
+    def images(self, rows: IntArray, by_pil: IntArray, held: ExitStack) -> list[Bytes]:
+        """The bytes of each file; where PIL is to read it, of another one with its pixels."""
+        images: list[Bytes] = [self._data[row] for row in rows.tolist()]
+        for place in by_pil.tolist():
+            row = int(rows[place])
+            with self.files.blaming(row, "decoded"):
+                images[place] = ppm(self._data[row])
+        return images
+
+    def changed(self, rows: IntArray, lengths: npt.NDArray[np.int32]) -> bool:
+        return False
+
+    def check_endings(self, rows: IntArray, endings: npt.NDArray[np.uint8]) -> None:
+        pass
+
+    def forget(self, rows: IntArray) -> IntArray:
+        self._cache.forget(rows)
+        return rows
+
+
+def _read(path: str) -> tuple[Bytes, int]:
+    """A file's bytes, and when it was modified last, as of before."""
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        about = os.fstat(file)
+        data: Bytes = np.empty(about.st_size, np.uint8)
+        filled = 0
+        while filled < len(data) and (count := os.readv(file, [data[filled:].data])):
+            filled += count
+    finally:
+        os.close(file)
+    return data[:filled], about.st_mtime_ns
