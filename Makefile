@@ -26,9 +26,7 @@ check: $(READY)
 	$(BIN)/pyright
 
 bench: $(READY)
-	$(BIN)/python -m benchmarks.loader
-	$(BIN)/python -m benchmarks.proxy
-	$(BIN)/python -m benchmarks.training
+	$(BIN)/python -m benchmarks decode loader training startup proxy
 
 clean:
 	rm -rf $(VENV)

@@ -307,7 +307,7 @@ def parse(command: list[str]) -> argparse.Namespace:
     args.command = command
     args.workers = args.workers or max(1, cores // args.jobs)
     args.root = args.root or data.default_root(args.images).with_name("torchdali-agreement")
-    args.name = args.name or report.default_name().replace("loader-", "agreement-")
+    args.name = args.name or report.default_name("agreement")
     return args
 
 

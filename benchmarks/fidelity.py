@@ -14,8 +14,9 @@ import torchvision
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
-from benchmarks import data, process
+from benchmarks import data
 from torchdali import DALILoader
+from torchdali.bench import process
 
 IMAGES = 512
 ROUNDS = 8

@@ -149,7 +149,7 @@ def _rank(root: Path, kind: str, barrier: Any, result: Path) -> None:
 
 
 def _measure(root: Path, kind: str, barrier: Any) -> dict[str, Any]:
-    from benchmarks.measure import surroundings
+    from benchmarks.batches import surroundings
     from benchmarks.systems import transforms
     from torchdali import DALILoader, ImageIndex, graph
 

@@ -1,36 +1,29 @@
-"""Proxy mode: datasets that are no image folder, run by worker processes, on 16 and 4 cores.
-
-    python -m benchmarks.proxy
-    python -m benchmarks.proxy --quick
-    python -m benchmarks.proxy --cores 16 --systems torchdali,nvidia --sources bytes --seconds 10 --name trial
+"""Datasets that are no image folder, run by worker processes.
 
 The same samples (`benchmarks.proxy_datasets`) through torchdali, through DALI's own proxy and through DataLoader
 with torchvision, and as the yardstick the same pictures as an image folder, which torchdali reads without workers.
 Each system gets a worker for each core; DALI's proxy is also tried with half as many, and the short table has the
 better. Workers stay between epochs; with the most cores the start of a second epoch with new workers is measured
-too. Every case runs in a process of its own that may use only those cores, under a time limit, so one that hangs or
-fails is reported and the others go on. These processes are forked from one that has imported torch and torchvision,
-which saves most of the time; `--no-preload` lets each import for itself. The likely best worker counts come first,
-and what `--limit` leaves no time for is reported as skipped.
+too. The likely best worker counts come first, and what `--limit` leaves no time for is reported as skipped.
 """
 
-import argparse
-import os
-import shlex
-import sys
 import time
 import traceback
+from argparse import Namespace
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from functools import partial
+from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
 
-from benchmarks import children, data, proxy_report, report
-from benchmarks.proxy_datasets import ARRAYS, SOURCES, make_arrays
+from benchmarks import proxy_report, report
+from benchmarks.batches import describe, imported, set_queues, surroundings
+from benchmarks.proxy_datasets import SOURCES, make_arrays
 from benchmarks.proxy_systems import SYSTEMS
-
-_PRELOADED = ["torch", "torchvision.transforms.v2", "torchvision.datasets", "benchmarks.measure"]
-_QUICK = ["--images", "96", "--batch-size", "16", "--cores", "2", "--lengths", "96", "--seconds", "0.3"]
+from benchmarks.regime import Regime, Run
+from benchmarks.systems import SIZE, Job
+from torchdali.bench import children, loading
+from torchdali.bench.gauges import Gpu
 
 
 @dataclass(frozen=True)
@@ -54,8 +47,9 @@ class Case:
         return {name: getattr(self, name) for name in names}
 
 
-def cases(args: argparse.Namespace, root: Path) -> list[Case]:
+def cases(args: Namespace, root: Path) -> list[Case]:
     """All of them, those first that are measured in any case."""
+    make_arrays(root)
     found: list[tuple[int, Case]] = []
     for cores, length in zip(args.cores, args.lengths, strict=True):
         for name in args.systems:
@@ -70,58 +64,29 @@ def cases(args: argparse.Namespace, root: Path) -> list[Case]:
     return [case for _, case in sorted(found, key=lambda pair: pair[0])]
 
 
-def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Measures all cases and writes the results after each; the whole report."""
-    started = time.perf_counter()
-    root = (args.root or data.default_root(args.images)).resolve()
-    pictures = data.make(root, args.images)
-    pictures["arrays"] = make_arrays(root, args.arrays)
-    print(f"data: {pictures['images']} pictures of {pictures['mean_bytes'] / 1000:.1f} kB in {root}", flush=True)
-    whole: dict[str, Any] = {
-        "command": shlex.join(["python", "-m", "benchmarks.proxy", *args.command]),
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "data": pictures,
-        "batch_size": args.batch_size,
-        "seconds": args.seconds,
-        "runs": [],
-    }
-    context = children.start_context(_PRELOADED if args.preload else ())
-    whole["started_by"] = context.get_start_method()
-    for case in cases(args, root):
-        entry: dict[str, Any] = {**case.label(), "status": "skipped"}
-        if not args.limit or time.perf_counter() - started < args.limit:
-            entry |= _in_a_process(context, case, args.timeout)
-        whole["runs"].append(entry)
-        print(_line(entry), flush=True)
-        whole |= {"machine": report.machine(whole["runs"], args.commit)}
-        whole["total_seconds"] = round(time.perf_counter() - started, 1)
-        proxy_report.write(whole, args.out, args.name)
-    return whole
-
-
-def _in_a_process(context: Any, case: Case, timeout: float) -> dict[str, Any]:
-    return children.measured(context, measure_case, case, timeout)
+def _measure(context: BaseContext, case: Case, args: Namespace) -> Run:
+    return children.measured(context, measure_case, case, args.timeout)
 
 
 def measure_case(case: Case, result: Path) -> None:
     """Measures one case in this process, which is one of its own, and writes the figures to `result` as JSON."""
     import torch
 
-    from benchmarks import measure
-
-    torch.set_num_threads(case.cores)  # it was imported before the process had given up the other cores
     system = SYSTEMS[case.system]
-    figures = measure.measure(
-        system.system(case.source, case.length), case.root, case.batch_size, case.workers, case.seconds, case.warmup
-    )
-    figures |= measure.surroundings()
+    of_source = system.system(case.source, case.length)
+    set_queues(of_source.imports)
+    torch.set_num_threads(case.cores)  # it was imported before the process had given up the other cores
+    import_s, gpu = imported(of_source), Gpu()
+    job = Job(case.root, case.batch_size, case.workers)
+    figures, batch = loading.measure(partial(of_source.build, job), gpu, case.batch_size, case.seconds, case.warmup)
+    figures |= {"import_s": import_s, "batch": describe(batch, case.batch_size, SIZE), **surroundings()}
     children.write(figures, result)
     if case.new_workers:
         # an epoch of one batch for each worker, because the first batches are what is timed
         length = min(case.length, max(case.workers, 1) * case.batch_size)
         build = system.system(case.source, length, persistent=False).build
         try:
-            figures["new_workers_first_batch_s"] = _second_start(build(case.root, case.batch_size, case.workers))
+            figures["new_workers_first_batch_s"] = _second_start(build(job))
         except Exception:  # noqa: BLE001 - the figures before are good
             figures["new_workers_error"] = traceback.format_exc()[-3000:]
         children.write(figures, result)
@@ -144,7 +109,7 @@ def _second_start(epoch: Any) -> float:
     return round(first, 4)
 
 
-def _line(entry: dict[str, Any]) -> str:
+def _line(entry: Run) -> str:
     """One case in one line, as it ends."""
     line = f"{entry['cores']:>3} cores  {entry['system']:<10}{entry['source']:<8}{entry['workers']:>3} workers"
     if entry["status"] != "ok":
@@ -153,57 +118,27 @@ def _line(entry: dict[str, Any]) -> str:
     return line + report.ending(entry)
 
 
-def parse(command: list[str]) -> argparse.Namespace:
-    """The options, with core counts that this machine does not have left out."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.proxy",
-        description="Measures datasets that run in worker processes.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    parser.add_argument("--quick", action="store_true", help=f"a trial: {shlex.join(_QUICK)}")
-    parser.add_argument("--images", type=int, default=8192, help="number of pictures to make")
-    parser.add_argument("--arrays", type=int, default=ARRAYS, help="how many of them are arrays in memory")
-    parser.add_argument("--root", type=Path, help="where they are or will be [in /dev/shm]")
-    parser.add_argument("--cores", default="16,4", help="numbers of cores, separated by commas")
-    parser.add_argument("--lengths", default="8192,4096", help="samples in an epoch, for each number of cores")
-    parser.add_argument("--systems", default=",".join(SYSTEMS), help=f"some of {', '.join(SYSTEMS)}")
-    parser.add_argument("--sources", default=",".join(SOURCES), help=f"some of {', '.join(SOURCES)}")
-    parser.add_argument("--seconds", type=float, default=2.5, help="time of one measurement")
-    parser.add_argument("--warmup", type=float, default=15.0, help="where to cut a slow first epoch, seconds")
-    parser.add_argument("--timeout", type=float, default=45.0, help="limit of one process, seconds")
-    parser.add_argument("--limit", type=float, default=330.0, help="seconds after which what is left is skipped")
-    parser.add_argument("--no-preload", dest="preload", action="store_false", help="each process imports torch")
-    parser.add_argument("--batch-size", type=int, default=256)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
-    parser.add_argument("--commit", help="torchdali's commit, where git cannot tell it")
-    parser.add_argument("--name", help="name of the result files [proxy-<GPU>]")
-    args = parser.parse_args([*_QUICK, *command] if "--quick" in command else command)
-    args.command = command
-    args.name = args.name or report.default_name("proxy") + ("-quick" if args.quick else "")
-    args.systems, args.sources = args.systems.split(","), args.sources.split(",")
-    for wanted, known in ((args.systems, SYSTEMS), (args.sources, SOURCES)):
-        if unknown := set(wanted) - set(known):
-            parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(known)}")
-    here = len(os.sched_getaffinity(0))
-    cores, lengths = ([int(part) for part in text.split(",")] for text in (args.cores, args.lengths))
-    if len(cores) > len(lengths):
-        parser.error(f"--cores {args.cores} has more numbers than --lengths {args.lengths}")
-    pairs = [pair for pair in zip(cores, lengths, strict=False) if pair[0] <= here]
-    if len(pairs) != len(cores):
-        print(f"this process has {here} cores: measuring with {[pair[0] for pair in pairs]} of {cores}", flush=True)
-    if not pairs:
-        parser.error(f"--cores: this process has only {here}")
-    args.cores, args.lengths = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-    if min(args.lengths) < args.batch_size:
-        parser.error(f"--lengths {min(args.lengths)} is less than one batch of {args.batch_size}")
-    return args
-
-
-def main() -> None:
-    """Runs the benchmark and prints its tables, the short one last."""
-    whole = run(parse(sys.argv[1:]))
-    print(f"\n{proxy_report.full_table(whole['runs'])}\n\n{proxy_report.short_table(whole['runs'])}")
-
-
-if __name__ == "__main__":
-    main()
+REGIME = Regime(
+    name="proxy",
+    title="Datasets in worker processes",
+    systems=tuple(SYSTEMS),
+    defaults={
+        "cores": "16,4",
+        "lengths": "8192,4096",
+        "sources": ",".join(SOURCES),
+        "seconds": 2.5,
+        "warmup": 15.0,
+        "timeout": 45.0,
+    },
+    quick={"images": 96, "batch_size": 16, "cores": "2,1", "lengths": "96,96", "seconds": 0.3},
+    preloaded=("torch", "torchvision.transforms.v2", "torchvision.datasets", "benchmarks.proxy"),
+    cases=cases,
+    measure=_measure,
+    label=Case.label,
+    line=_line,
+    said=proxy_report.said,
+    tables=proxy_report.tables,
+    legend=proxy_report.LEGEND,
+    bars=proxy_report.bars,
+    share=0.6,
+)

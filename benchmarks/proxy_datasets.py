@@ -21,7 +21,7 @@ _SEED = 0
 
 def files(root: Path) -> list[Path]:
     """The pictures under `root`, classes mixed, in the same order every time."""
-    found = sorted(root.glob("*/*.jpg"))
+    found = sorted(root.glob("*/*.*"))
     order = np.random.default_rng(_SEED).permutation(len(found))
     return [found[place] for place in order]
 

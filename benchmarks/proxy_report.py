@@ -1,11 +1,11 @@
 """The tables of `benchmarks.proxy`."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 from benchmarks import report
+from benchmarks.proxy_datasets import ARRAYS
 from benchmarks.proxy_systems import SYSTEMS
+from benchmarks.regime import Bars, Run
 
 _SOURCES = {
     "bytes": "encoded bytes",
@@ -14,7 +14,7 @@ _SOURCES = {
     "paths": "paths",
     "folder": "image folder, lifted",
 }
-_LEGEND = """\
+LEGEND = """\
 Each line is a process of its own that may use only those cores, and workers that stay between epochs. *First
 batch* is construction and the first batch, with CUDA initialised and modules imported. Images/s and gaps are from
 the second epoch on, starts of epochs included; *cut* means that it was stopped before an epoch's end. *Second
@@ -23,14 +23,9 @@ after an epoch of one batch for each worker. CPU time includes the workers. DALI
 of workers, and the short table has the better. GPU memory leaves out the CUDA context."""
 
 
-def write(whole: dict[str, Any], out: Path, name: str) -> None:
-    """Writes ``<name>.json`` and ``<name>.md`` into `out`."""
-    out.mkdir(parents=True, exist_ok=True)
-    (out / f"{name}.json").write_text(json.dumps(whole, indent=1) + "\n")
-    sections = [_heading(whole), short_table(whole["runs"]), full_table(whole["runs"]), _LEGEND]
-    if failures := _failures(whole["runs"]):
-        sections.append(failures)
-    (out / f"{name}.md").write_text("\n\n".join(sections) + "\n")
+def tables(runs: list[Run]) -> list[str]:
+    """Images per second with ratios, every figure, and why some could not be measured."""
+    return list(filter(None, [short_table(runs), full_table(runs), failures(runs)]))
 
 
 def short_table(runs: list[dict[str, Any]]) -> str:
@@ -49,7 +44,7 @@ def short_table(runs: list[dict[str, Any]]) -> str:
                 best["torchdali"] = _best(of_line, "lifted")
             cells = [_rate(best[name]) for name in names]
             ratios = [_ratio(best.get("torchdali"), best[name]) for name in others]
-            rows.append([f"{title}, {cores} cores", *cells, *ratios])
+            rows.append([f"{title}, {report.cores(cores)}", *cells, *ratios])
     return report.markdown(rows)
 
 
@@ -94,31 +89,36 @@ def _ratio(ours: dict[str, Any] | None, theirs: dict[str, Any] | None) -> str:
     return f"{rates[0] / rates[1]:.2f}x" if all(rates) else "-"
 
 
-def _heading(whole: dict[str, Any]) -> str:
-    host, data = whole["machine"], whole["data"]
+def said(whole: dict[str, Any]) -> list[str]:
+    """Lines of the heading."""
     lengths = {run["cores"]: run["length"] for run in whole["runs"]}
-    return "\n".join(
-        [
-            f"# Datasets in worker processes: {host['gpu'] or 'CPU'}",
-            "",
-            *report.machine_lines(host),
-            f"- data: {data['images']} unique JPEGs of {data['mean_bytes'] / 1000:.1f} kB, about 500x375",
-            f"- arrays: {data['arrays']} of them, decoded to 500x375 in one memory-mapped file, over and over",
-            "- epochs: " + ", ".join(f"{length} samples on {cores} cores" for cores, length in lengths.items()),
-            f"- work: batches of {whole['batch_size']}, random resized crop to 224, flip, normalize, fp32",
-            f"- command: `{whole['command']}`, {whole['total_seconds']:.0f} s",
-            f"- date: {whole['date']}",
-        ]
-    )
+    arrays = min(ARRAYS, whole["data"]["images"])
+    return [
+        f"- arrays: {arrays} of them, decoded to 500x375 in one memory-mapped file, over and over",
+        "- epochs: " + ", ".join(f"{length} samples on {cores} cores" for cores, length in lengths.items()),
+        f"- work: batches of {whole['batch_size']}, random resized crop to 224, flip, normalize, fp32",
+    ]
 
 
-def _failures(runs: list[dict[str, Any]]) -> str:
-    """What those said that failed, a line each."""
-    lines: list[str] = []
+def failures(runs: list[Run]) -> str:
+    """What those said that failed, a line each; also where new workers failed alone."""
+    lines = report.failures(runs, lambda run: f"{run['system']}, {_SOURCES[run['source']]}, {run['workers']} workers")
     for run in runs:
-        said = run.get("stderr") or run.get("new_workers_error")
-        if said or run["status"] in ("failed", "timeout"):
-            what = f"{run['system']}, {_SOURCES[run['source']]}, {run['cores']} cores, {run['workers']} workers"
-            last = (said or "nothing").strip().splitlines()[-1][:300]
-            lines.append(f"- {what}: {'new workers' if run['status'] == 'ok' else run['status']}: `{last}`")
-    return "\n".join(["What failed:", "", *lines]) if lines else ""
+        if said := run.get("new_workers_error"):
+            what = f"{run['system']}, {_SOURCES[run['source']]}, {run['workers']} workers, {report.cores(run['cores'])}"
+            last = said.strip().splitlines()[-1][:300]
+            lines = f"{lines or 'What was not measured:'}\n- {what}: new workers: `{last}`"
+    return lines
+
+
+def bars(runs: list[Run]) -> Bars | None:
+    """Images per second of the better number of workers, on the most cores."""
+    most = max((run["cores"] for run in runs), default=0)
+    runs = [run for run in runs if run["cores"] == most and run["status"] == "ok"]
+    sources = [source for source in _SOURCES if any(run["source"] == source for run in runs)]
+    groups: list[tuple[str, list[float | None]]] = []
+    for name in dict.fromkeys(run["system"] for run in runs):
+        best = [_best([run for run in runs if run["source"] == source], name) for source in sources]
+        groups.append((report.plain(SYSTEMS[name].title), [run and run["images_per_s"] for run in best]))
+    names = [_SOURCES[source] for source in sources]
+    return Bars("Datasets in worker processes", f"images/s, {most} cores", names, groups) if groups else None

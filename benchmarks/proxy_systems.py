@@ -15,7 +15,10 @@ from benchmarks.proxy_datasets import Pictures, files
 from benchmarks.systems import (
     RANGES,
     SIZE,
+    TORCH,
+    TORCHDALI,
     Epoch,
+    Job,
     System,
     dataloader,
     decoded_crop,
@@ -48,10 +51,10 @@ class Proxy:
     exits: bool = True
 
     def system(self, source: str, length: int, persistent: bool = True) -> System:
-        """It with one kind of image, as `benchmarks.measure` takes it."""
+        """It with one kind of image, as the loader regime's are."""
 
-        def build(root: Path, batch_size: int, threads: int) -> Epoch:
-            return self.build(root, batch_size, threads, source, length, persistent)
+        def build(job: Job) -> Epoch:
+            return self.build(job.root, job.batch_size, job.threads, source, length, persistent)
 
         return System(self.title, self.imports, build)
 
@@ -160,27 +163,26 @@ def _decode(encoded: bytes) -> Any:
     return decode_jpeg(torch.frombuffer(bytearray(encoded), dtype=torch.uint8), mode=ImageReadMode.RGB)
 
 
-_TORCH = ("torch", "torchvision.transforms.v2", "torchvision.datasets")
 _PROXY = "nvidia.dali.plugin.pytorch.experimental.proxy"
 
 SYSTEMS = {
     "torchdali": Proxy(
         "**torchdali**",
-        (*_TORCH, "torchdali", "nvidia.dali"),
+        TORCHDALI,
         torchdali,
         ("bytes", "pil", "arrays", "paths"),
         lambda cores: (cores,),
     ),
     "lifted": Proxy(
         "**torchdali**, lifted",
-        (*_TORCH, "torchdali", "nvidia.dali"),
+        TORCHDALI,
         lifted,
         ("folder",),
         lambda _: (0,),
     ),
     "nvidia": Proxy(
         "DALI's proxy",
-        (*_TORCH, "nvidia.dali", _PROXY),
+        (*TORCH, "nvidia.dali", _PROXY),
         nvidia,
         ("bytes", "pil", "arrays", "paths"),
         lambda cores: (max(1, cores // 2), cores) if cores > 1 else (1,),
@@ -188,7 +190,7 @@ SYSTEMS = {
     ),
     "torch_v2": Proxy(
         "DataLoader, torchvision v2",
-        _TORCH,
+        TORCH,
         torch_v2,
         ("bytes", "pil", "arrays"),
         lambda cores: (cores,),

@@ -1,4 +1,4 @@
-"""Writes a measurement as JSON and as Markdown tables, and says on which machine it was taken."""
+"""What all results share: the machine, the heading, tables, and the files that they are written to."""
 
 import json
 import os
@@ -6,23 +6,19 @@ import platform
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import process
-from benchmarks.systems import SYSTEMS
+from benchmarks import picture
+from benchmarks.data import KINDS
+from benchmarks.regime import Regime, Run
+from torchdali.bench import process
 
 _REPOSITORY = Path(__file__).resolve().parent.parent
-_LEGEND = """\
-Each line is a fresh process that may use only those cores. *First batch* is construction and the first
-batch, with CUDA initialised and modules imported. Images/s and gaps are from the second epoch on; *cut* means
-that it was stopped before an epoch's end. CPU time and memory include child processes. Host memory is the sum
-of every process's peak, which counts shared pages several times (PSS, at the end, counts them once). GPU
-memory leaves out the CUDA context. Threads are what the system was told; where there is no number, it chose
-by itself."""
 
 
-def machine(runs: list[dict[str, Any]], commit: str | None = None) -> dict[str, Any]:
+def machine(runs: list[Run], commit: str | None = None) -> dict[str, Any]:
     """The machine and the software: what this process can see, and what the measured ones said.
 
     `commit` is torchdali's where git cannot tell it.
@@ -60,61 +56,45 @@ def _commit() -> str | None:
     return head
 
 
-def write(report: dict[str, Any], out: Path, name: str) -> None:
-    """Writes ``<name>.json`` and ``<name>.md`` into `out`."""
+def write(regime: Regime, whole: dict[str, Any], out: Path, name: str) -> None:
+    """Writes ``<name>.json``, ``<name>.md`` and, where matplotlib is installed, ``<name>.svg`` into `out`."""
     out.mkdir(parents=True, exist_ok=True)
-    (out / f"{name}.json").write_text(json.dumps(report, indent=1) + "\n")
-    sections = [_heading(report), short_table(report["runs"]), full_table(report["runs"]), _LEGEND]
+    (out / f"{name}.json").write_text(json.dumps(whole, indent=1) + "\n")
+    runs = whole["runs"]
+    title = f"{regime.title}: {whole['machine']['gpu'] or 'CPU'}"
+    bars = regime.bars(runs)
+    drawn = bars is not None and picture.draw(bars, title, out / f"{name}.svg")
+    shown = [f"![{regime.title}]({name}.svg)"] if drawn else []
+    short, *others = regime.tables(runs)
+    sections = ["\n".join(heading(title, whole, regime.said(whole))), short, *shown, *others, regime.legend]
     (out / f"{name}.md").write_text("\n\n".join(sections) + "\n")
 
 
-def short_table(runs: list[dict[str, Any]]) -> str:
-    """Images per second: a line a system, a column a number of cores."""
-    cores = sorted({run["cores"] for run in runs}, reverse=True)
-    rows = [["images/s", *(f"{count} core{'s' * (count > 1)}" for count in cores)]]
-    for system in dict.fromkeys(run["system"] for run in runs):
-        by_cores = {run["cores"]: run for run in runs if run["system"] == system}
-        rows.append([SYSTEMS[system].title, *(rate(by_cores.get(count)) for count in cores)])
-    return markdown(rows)
+def heading(title: str, whole: dict[str, Any], said: list[str]) -> list[str]:
+    """What was measured, on what, with which command; `said` are the regime's own lines."""
+    data = whole["data"]
+    kilobytes = data["mean_bytes"] / 1000
+    return [
+        f"# {title}",
+        "",
+        *machine_lines(whole["machine"]),
+        f"- data: {data['images']} unique {KINDS[data['kind']].title}, {kilobytes:.1f} kB each, {_cache(whole)}",
+        *said,
+        f"- command: `{whole['command']}`, {whole['total_seconds']:.0f} s for this table",
+        f"- date: {whole['date']}",
+    ]
 
 
-def full_table(runs: list[dict[str, Any]]) -> str:
-    """Every figure: a line a run."""
-    columns = {
-        "system": lambda run: SYSTEMS[run["system"]].title,
-        "cores": lambda run: str(run["cores"]),
-        "threads": lambda run: str(run["threads"]) if run["threads"] else "",
-        "images/s": rate,
-        "first batch, s": lambda run: number(run, "first_batch_s", 2),
-        "second epoch's, s": lambda run: number(run, "second_epoch_first_batch_s", 3),
-        "gap p50 / p99 / max, ms": gaps,
-        "CPU-s per 1,000": lambda run: number(run, "cpu_s_per_1000_images", 2),
-        "busy cores": lambda run: number(run, "busy_cores", 1),
-        "GPU MiB": lambda run: number(run, "gpu_peak_mib", 0),
-        "host MiB (PSS)": lambda run: f"{number(run, 'rss_peak_mib', 0)} ({number(run, 'pss_mib', 0)})",
-        "imports, s": lambda run: f"{sum(run['import_s'].values()):.1f}",
-    }
-    rows = [list(columns)]
-    for run in runs:
-        measured = run["status"] == "ok"
-        always = {"system", "cores", "threads", "images/s"}
-        rows.append([cell(run) if measured or name in always else "" for name, cell in columns.items()])
-    return markdown(rows)
-
-
-def _heading(report: dict[str, Any]) -> str:
-    host, data = report["machine"], report["data"]
-    return "\n".join(
-        [
-            f"# Loader only: {host['gpu'] or 'CPU'}",
-            "",
-            *machine_lines(host),
-            f"- data: {data['images']} unique JPEGs of {data['mean_bytes'] / 1000:.1f} kB, about 500x375",
-            f"- work: batches of {report['batch_size']}, random resized crop to 224, flip, normalize, fp32",
-            f"- command: `{report['command']}`",
-            f"- date: {report['date']}",
-        ]
-    )
+def _cache(whole: dict[str, Any]) -> str:
+    where = f"on {whole['file_system']}"
+    if whole["cache"] == "warm":
+        return f"{where}, in the page cache"
+    shares = [run["cached_share"] for run in whole["runs"] if run.get("cached_share") is not None]
+    if not shares:
+        left = "whether they were is not known here"
+    else:
+        left = f"{max(shares):.0%} of it was still there at most"
+    return f"{where}, dropped from the page cache before each epoch ({left})"
 
 
 def machine_lines(host: dict[str, Any]) -> list[str]:
@@ -127,7 +107,7 @@ def machine_lines(host: dict[str, Any]) -> list[str]:
     ]
 
 
-def rate(run: dict[str, Any] | None) -> str:
+def rate(run: Run | None) -> str:
     """Images per second, or what became of a run that has none."""
     if run is None:
         return "-"
@@ -136,16 +116,41 @@ def rate(run: dict[str, Any] | None) -> str:
     return f"{run['images_per_s']:,.0f}" + (" (cut)" if run["ended_mid_epoch"] else "")
 
 
-def number(run: dict[str, Any], key: str, digits: int) -> str:
+def cores(count: int) -> str:
+    """'1 core', '4 cores'."""
+    return f"{count} core{'s' * (count > 1)}"
+
+
+def number(run: Run, key: str, digits: int) -> str:
     """The figure `key`, or a dash."""
     value = run.get(key)
     return "-" if value is None else f"{value:,.{digits}f}"
 
 
-def gaps(run: dict[str, Any]) -> str:
+def gaps(run: Run, key: str = "gap_ms") -> str:
     """Milliseconds between batches: median, 99th percentile and longest."""
-    summary = run["gap_ms"]
+    summary = run[key]
     return " / ".join(f"{summary[name]:.1f}" for name in ("median", "p99", "max")) if summary else "-"
+
+
+def host_memory(run: Run) -> str:
+    """MiB of all processes: the sum of their peaks, and what they share counted once."""
+    return f"{number(run, 'rss_peak_mib', 0)} ({number(run, 'pss_mib', 0)})"
+
+
+def plain(title: str) -> str:
+    """A title without Markdown."""
+    return title.replace("*", "")
+
+
+def table(columns: dict[str, Callable[[Run], str]], runs: list[Run], always: int) -> str:
+    """A line a run; of one that was not measured the first `always` columns alone."""
+    rows = [list(columns)]
+    for run in runs:
+        shown = columns.values() if run["status"] == "ok" else list(columns.values())[:always]
+        cells = [cell(run) for cell in shown]
+        rows.append(cells + [""] * (len(columns) - len(cells)))
+    return markdown(rows)
 
 
 def markdown(rows: list[list[str]]) -> str:
@@ -162,6 +167,18 @@ def markdown(rows: list[list[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def failures(runs: list[Run], named: Callable[[Run], str]) -> str:
+    """What those said that were not measured, a line each; empty where all were."""
+    lines: list[str] = []
+    for run in runs:
+        if run["status"] in ("failed", "timeout"):
+            last = (run.get("stderr") or "nothing").strip().splitlines()[-1][:300]
+            lines.append(f"- {named(run)}, {cores(run['cores'])}: {run['status']}: `{last}`")
+        elif "reason" in run:
+            lines.append(f"- {named(run)}, {cores(run['cores'])}: {run['reason']}")
+    return "\n".join(["What was not measured:", "", *lines]) if lines else ""
+
+
 def _output(*command: str) -> str | None:
     """The first line that a program prints; None where it is missing or fails."""
     if not shutil.which(command[0]):
@@ -170,11 +187,11 @@ def _output(*command: str) -> str | None:
     return done.stdout.partition("\n")[0].strip() or None if done.returncode == 0 else None
 
 
-def ending(entry: dict[str, Any]) -> str:
+def ending(run: Run) -> str:
     """How a case ended, for the line that is printed of it then."""
-    line = f", {entry['busy_cores']:.1f} cores busy, {entry['process_s']:.0f} s in all"
-    if entry["exit"] != "0":
-        line += f" [did not end cleanly: {entry['exit']}]"
-    if entry["allowed_cores"] > entry["cores"]:
-        line += f" [broke out: its threads may use {entry['allowed_cores']} cores]"
+    line = f", {run['busy_cores']:.1f} cores busy, {run['process_s']:.0f} s in all"
+    if run["exit"] != "0":
+        line += f" [did not end cleanly: {run['exit']}]"
+    if run["allowed_cores"] > run["cores"]:
+        line += f" [broke out: its threads may use {run['allowed_cores']} cores]"
     return line

@@ -1,17 +1,23 @@
-"""The systems under measurement: one function each, the same work from the same folder of JPEGs.
+"""The systems under measurement: one function each, the same work from the same folder of pictures.
 
-A system is built with `(root, batch_size, threads)` and gives back a function that starts one epoch. An epoch
-is an iterator of `[images, labels]` on the GPU: images float32 (N, 3, 224, 224), after a random resized crop,
-a flip and ImageNet's normalization; labels (N,). All shuffle and drop the last incomplete batch. Without a
-GPU the same systems run on the CPU, so that the harness can be tried anywhere; such numbers mean nothing.
+A system is built for a `Job` and gives back a function that starts one epoch. An epoch is an iterator of
+`[images, labels]` on the GPU: images float32 (N, 3, 224, 224), after a random resized crop, a flip and ImageNet's
+normalization; labels (N,). Of the set ``small`` they are (N, 3, 32, 32), after a random crop with a padding of 4.
+All shuffle and drop the last incomplete batch. Where decoding alone is measured, images are uint8, cropped at the
+centre. Without a GPU the same systems run on the CPU, so that the harness can be tried anywhere; such numbers mean
+nothing.
 
-Modules are imported where they are used, so that a measured process loads only what its system needs.
+Modules are imported where they are used, so that a measured process loads only what its system needs. The tables of
+systems are in `benchmarks.regimes`.
 """
 
+import importlib.util
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+
+from benchmarks.data import KINDS
 
 if TYPE_CHECKING:
     import torch
@@ -19,9 +25,36 @@ if TYPE_CHECKING:
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
 SIZE = 224
+SMALL = 32
+PADDING = 4
 RANGES = {"random_area": [0.08, 1.0], "random_aspect_ratio": [3 / 4, 4 / 3]}
 
 Epoch = Callable[[], Iterator[Any]]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a system is to do.
+
+    Attributes:
+        root: the folder of class folders.
+        batch_size: images in a batch.
+        threads: what it is told about threads or workers.
+        data: which set the pictures are of, a name in `benchmarks.data.KINDS`.
+    """
+
+    root: Path
+    batch_size: int
+    threads: int
+    data: str = "imagenet"
+
+    @property
+    def size(self) -> int:
+        """The side of the squares that a batch is made of."""
+        return KINDS[self.data].size
+
+
+Build = Callable[[Job], Epoch]
 
 
 @dataclass(frozen=True)
@@ -31,88 +64,143 @@ class System:
     Attributes:
         title: what the tables call it.
         imports: the modules to import before the clock starts, each timed by itself, in this order.
-        build: `(root, batch_size, threads)` to a function that starts one epoch.
-        normalized: whether the images are normalized floats (the decode limit gives uint8, channels last).
-        threads: one for each core, the best of a few that are tried, or whatever it chooses by itself.
-        every_core_count: whether it is measured for every number of cores, or for the largest only.
+        build: a job to a function that starts one epoch.
+        output: normalized floats, or what a decoder gives, channels last or first.
+        threads: one for each core, half as many, the best of a few that are tried, or whatever it chooses by itself.
+        cores: whether it is measured for every number of cores, for the largest, 4 and 1, or for the largest only.
+        package: what must be installed beside torchdali's own dependencies; empty where nothing is.
+        needs_cuda: whether it is measured on a GPU only.
+        data: the sets that it can read.
+        exits: whether its process ends by itself when the work is done.
     """
 
     title: str
     imports: tuple[str, ...]
-    build: Callable[[Path, int, int], Epoch]
-    normalized: bool = True
-    threads: Literal["a core", "tried", "its own"] = "a core"
-    every_core_count: bool = True
+    build: Build
+    output: Literal["floats", "uint8 last", "uint8 first"] = "floats"
+    threads: Literal["a core", "half", "tried", "its own"] = "a core"
+    cores: Literal["all", "some", "most"] = "some"
+    package: str = ""
+    needs_cuda: bool = False
+    data: tuple[str, ...] = tuple(KINDS)
+    exits: bool = True
+
+    def cannot(self, data: str) -> str:
+        """Why it cannot be measured here with these pictures; empty where it can."""
+        if data not in self.data:
+            return f"it does not read {KINDS[data].title}"
+        if self.package and importlib.util.find_spec(self.package.partition(".")[0]) is None:
+            return f"not installed: No module named {self.package.partition('.')[0]!r}"
+        return "" if not self.needs_cuda or has_gpu() else "it needs a CUDA device"
 
 
-def torchdali(root: Path, batch_size: int, threads: int) -> Epoch:  # noqa: ARG001 - defaults only is the point
+def torchdali(job: Job) -> Epoch:
     """A training script after the one changed import: no option of torchdali's own."""
+    return _torchdali(job, transforms(job.data))
+
+
+def torchdali_decode(job: Job) -> Epoch:
+    """The same with no more transforms than a batch needs."""
+    return _torchdali(job, decoded(job.data))
+
+
+def _torchdali(job: Job, transform: Any) -> Epoch:
     from torchvision.datasets import ImageFolder
 
     from torchdali import DALILoader as DataLoader
 
-    dataset = ImageFolder(root, transform=transforms())
-    loader = DataLoader(dataset, batch_size=batch_size, shuffle=True, drop_last=True)
+    dataset = ImageFolder(job.root, transform=transform)
+    loader = DataLoader(dataset, batch_size=job.batch_size, shuffle=True, drop_last=True)
     return lambda: iter(loader)
 
 
-def dataloader_v2(root: Path, batch_size: int, threads: int) -> Epoch:
+def dataloader_v2(job: Job) -> Epoch:
     """DataLoader as the fastest plain PyTorch: torchvision's decoder and v2 transforms on tensors."""
     from torchvision.datasets import ImageFolder
 
-    return dataloader(ImageFolder(root, transforms(), loader=_decode), batch_size, threads)
+    return dataloader(ImageFolder(job.root, transforms(job.data), loader=decode), job.batch_size, job.threads)
 
 
-def dataloader_pil(root: Path, batch_size: int, threads: int) -> Epoch:
+def dataloader_decode(job: Job) -> Epoch:
+    """The same with no more transforms than a batch needs."""
+    from torchvision.datasets import ImageFolder
+
+    return dataloader(ImageFolder(job.root, decoded(job.data), loader=decode), job.batch_size, job.threads)
+
+
+def dataloader_pil(job: Job) -> Epoch:
     """DataLoader as most scripts write it: ImageFolder's own PIL loader, one worker a core."""
     from torchvision.datasets import ImageFolder
 
-    return dataloader(ImageFolder(root, transforms()), batch_size, threads)
+    return dataloader(ImageFolder(job.root, transforms(job.data)), job.batch_size, job.threads)
 
 
-def dali_documented(root: Path, batch_size: int, threads: int) -> Epoch:
+def dali_documented(job: Job) -> Epoch:
     """DALI by hand, as its ImageNet example for PyTorch writes it: same operators, hints and defaults.
 
     Only the crop's ranges differ from the example (0.1 to 1 and 0.8 to 1.25): they are RandomResizedCrop's.
     """
     biggest_of_imagenet = {"preallocate_width_hint": 5980, "preallocate_height_hint": 6430}
-    return _dali(root, batch_size, threads, 2, biggest_of_imagenet if has_gpu() else {})
+    return _dali(job, 2, biggest_of_imagenet if has_gpu() and job.data != "small" else {})
 
 
-def dali_tuned(root: Path, batch_size: int, threads: int) -> Epoch:
+def dali_tuned(job: Job) -> Epoch:
     """DALI by hand, tuned: all JPEGs to the card's engine, eight batches in flight, the best thread count."""
-    return _dali(root, batch_size, threads, 8, {"hw_decoder_load": 1.0} if has_gpu() else {})
+    return _dali(job, 8, {"hw_decoder_load": 1.0} if has_gpu() else {})
 
 
-def dali_decode_only(root: Path, batch_size: int, threads: int) -> Epoch:
+def dali_decode_only(job: Job) -> Epoch:
     """Decode and crop, nothing else, tuned: what the JPEG engine can give at most."""
     from nvidia.dali import fn, pipeline_def
 
     gpu = has_gpu()
 
-    @pipeline_def(**_pipeline_options(batch_size, threads, 8))
+    @pipeline_def(**_pipeline_options(job, 8))
     def pipeline() -> Any:
-        files, labels = fn.readers.file(file_root=str(root), random_shuffle=True, name="Reader")
-        options = {"device": "mixed", "hw_decoder_load": 1.0} if gpu else {"device": "cpu"}
-        images = fn.crop(fn.decoders.image(files, **options), crop=(SIZE, SIZE))
+        files, labels = fn.readers.file(file_root=str(job.root), random_shuffle=True, name="Reader")
+        images = fn.crop(decoded_whole(files, {"hw_decoder_load": 1.0} if gpu else {}), crop=(job.size, job.size))
         return images, labels.gpu() if gpu else labels
 
     return _dali_epochs(pipeline())
 
 
-def _dali(root: Path, batch_size: int, threads: int, depth: int, decoder: dict[str, Any]) -> Epoch:
+def _dali(job: Job, depth: int, decoder: dict[str, Any]) -> Epoch:
     from nvidia.dali import fn, pipeline_def
 
     gpu = has_gpu()
 
-    @pipeline_def(**_pipeline_options(batch_size, threads, depth))
+    @pipeline_def(**_pipeline_options(job, depth))
     def pipeline() -> Any:
-        files, labels = fn.readers.file(file_root=str(root), random_shuffle=True, pad_last_batch=True, name="Reader")
-        images = fn.resize(decoded_crop(files, decoder), resize_x=SIZE, resize_y=SIZE)
-        images = mirrored_normalized(images)
+        files, labels = fn.readers.file(
+            file_root=str(job.root), random_shuffle=True, pad_last_batch=True, name="Reader"
+        )
+        if job.data == "small":
+            images = padded_crop(decoded_whole(files, decoder))
+        else:
+            images = fn.resize(decoded_crop(files, decoder), resize_x=job.size, resize_y=job.size)
+        images = mirrored_normalized(images, job.size)
         return images, labels.gpu() if gpu else labels
 
     return _dali_epochs(pipeline())
+
+
+def decoded_whole(files: Any, decoder: dict[str, Any]) -> Any:
+    """DALI's operator for encoded files."""
+    from nvidia.dali import fn, types
+
+    device = "mixed" if has_gpu() else "cpu"
+    return fn.decoders.image(files, device=device, output_type=types.DALIImageType.RGB, **decoder)
+
+
+def padded_crop(images: Any) -> Any:
+    """RandomCrop(32, padding=4) in DALI's operators: a window that may leave the image, where it is black."""
+    from nvidia.dali import fn, types
+
+    places = [float(place) for place in range(-PADDING, PADDING + 1)]
+    start = fn.cast(fn.random.uniform(values=places, shape=[2]), dtype=types.DALIDataType.INT32)
+    return fn.slice(
+        images, start=start, shape=[SMALL, SMALL], axis_names="HW", out_of_bounds_policy="pad", fill_values=[0, 0, 0]
+    )
 
 
 def decoded_crop(files: Any, decoder: dict[str, Any]) -> Any:
@@ -128,7 +216,7 @@ def decoded_crop(files: Any, decoder: dict[str, Any]) -> Any:
     )
 
 
-def mirrored_normalized(images: Any) -> Any:
+def mirrored_normalized(images: Any, size: int = SIZE) -> Any:
     """DALI's operator for what follows the resized crop."""
     from nvidia.dali import fn, types
 
@@ -136,17 +224,17 @@ def mirrored_normalized(images: Any) -> Any:
         images,
         dtype=types.DALIDataType.FLOAT,
         output_layout="CHW",
-        crop=(SIZE, SIZE),
+        crop=(size, size),
         mean=[255 * value for value in MEAN],
         std=[255 * value for value in STD],
         mirror=fn.random.coin_flip(probability=0.5),
     )
 
 
-def _pipeline_options(batch_size: int, threads: int, depth: int) -> dict[str, Any]:
+def _pipeline_options(job: Job, depth: int) -> dict[str, Any]:
     return {
-        "batch_size": batch_size,
-        "num_threads": threads,
+        "batch_size": job.batch_size,
+        "num_threads": job.threads,
         "device_id": 0 if has_gpu() else None,
         "prefetch_queue_depth": depth,
         "seed": 12,
@@ -190,15 +278,16 @@ def dataloader(dataset: Any, batch_size: int, threads: int, persistent: bool = T
     return epoch
 
 
-def transforms() -> Any:
+def transforms(data: str = "imagenet") -> Any:
     """What all do, in torchvision's words."""
     import torch
     from torchvision.transforms import v2
 
+    crop = v2.RandomCrop(SMALL, padding=PADDING) if data == "small" else v2.RandomResizedCrop(SIZE, antialias=True)
     return v2.Compose(
         [
             v2.ToImage(),
-            v2.RandomResizedCrop(SIZE, antialias=True),
+            crop,
             v2.RandomHorizontalFlip(),
             v2.ToDtype(torch.float32, scale=True),
             v2.Normalize(MEAN, STD),
@@ -206,7 +295,14 @@ def transforms() -> Any:
     )
 
 
-def _decode(path: str) -> "torch.Tensor":
+def decoded(data: str = "imagenet") -> Any:
+    """No more than a batch needs: images of one size."""
+    from torchvision.transforms import v2
+
+    return v2.Compose([v2.ToImage(), v2.CenterCrop(KINDS[data].size)])
+
+
+def decode(path: str) -> "torch.Tensor":
     """A loader for ImageFolder that gives a uint8 tensor; a function, so that workers can pickle it."""
     from torchvision.io import ImageReadMode, decode_image, read_file
 
@@ -220,15 +316,6 @@ def has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
-_TORCH = ("torch", "torchvision.transforms.v2", "torchvision.datasets")
-_DALI = ("torch", "nvidia.dali", "nvidia.dali.plugin.pytorch")
-
-SYSTEMS = {
-    "torchdali": System("**torchdali**, defaults", (*_TORCH, "torchdali", "nvidia.dali"), torchdali, threads="its own"),
-    "dali_documented": System("DALI as documented", _DALI, dali_documented),
-    "dali_tuned": System("DALI tuned by hand", _DALI, dali_tuned, threads="tried"),
-    "dali_decode_only": System("DALI, decode and crop only", _DALI, dali_decode_only, normalized=False),
-    "dataloader_v2": System("DataLoader, torchvision v2 on tensors", _TORCH, dataloader_v2),
-    "dataloader_pil": System("DataLoader, PIL", _TORCH, dataloader_pil, every_core_count=False),
-}
-DEFAULT_SYSTEMS = ("torchdali", "dali_documented", "dali_tuned", "dataloader_v2", "dataloader_pil")
+TORCH = ("torch", "torchvision.transforms.v2", "torchvision.datasets")
+DALI = ("torch", "nvidia.dali", "nvidia.dali.plugin.pytorch")
+TORCHDALI = (*TORCH, "torchdali", "nvidia.dali")

@@ -1,13 +1,12 @@
 """The tables of `benchmarks.training`, and the shares of the ceiling."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 from benchmarks import report
+from benchmarks.regime import Bars, Run
 from benchmarks.training_systems import LEVERS, MODELS, SYSTEMS
 
-_LEGEND = """\
+LEGEND = """\
 Each line is a process of its own that may use only those cores. *Share* is of the ceiling: the same step on one batch
 that lies on the GPU, channels last already, with 8 or 32 hardware queues, whichever was faster. For all others the
 conversion to channels last is part of the step; *to channels last* is what it takes alone. Images/s are by the host's
@@ -20,14 +19,10 @@ many threads as cores, which was best in the loader benchmark; DALI as documente
 workers has DataLoader."""
 
 
-def write(whole: dict[str, Any], out: Path, name: str) -> None:
-    """Writes ``<name>.json`` and ``<name>.md`` into `out`."""
-    out.mkdir(parents=True, exist_ok=True)
-    (out / f"{name}.json").write_text(json.dumps(whole, indent=1) + "\n")
-    runs = whole["runs"]
-    tables = [short_table(runs), lever_table(runs), full_table(runs)]
-    sections = [_heading(whole), *filter(None, tables), _LEGEND, *filter(None, [_failures(runs)])]
-    (out / f"{name}.md").write_text("\n\n".join(sections) + "\n")
+def tables(runs: list[Run]) -> list[str]:
+    """Rates and shares, levers, every figure, and why some could not be measured."""
+    failures = report.failures(runs, lambda run: f"{plain_title(run)}, {MODELS[run['model']].title}")
+    return list(filter(None, [short_table(runs), lever_table(runs), full_table(runs), failures]))
 
 
 def add_shares(runs: list[dict[str, Any]]) -> None:
@@ -55,7 +50,7 @@ def title(run: dict[str, Any]) -> str:
 
 def plain_title(run: dict[str, Any]) -> str:
     """The same without Markdown."""
-    return title(run).replace("*", "")
+    return report.plain(title(run))
 
 
 def rate(run: dict[str, Any] | None) -> str:
@@ -67,7 +62,7 @@ def short_table(runs: list[dict[str, Any]]) -> str:
     """Images per second and shares: a line a system, a column a model and a number of cores."""
     runs = [run for run in runs if not run["lever"]]
     columns = list(dict.fromkeys((run["model"], run["cores"]) for run in runs))
-    rows = [["images/s, share", *(f"{MODELS[model].title}, {cores} cores" for model, cores in columns)]]
+    rows = [["images/s, share", *(f"{MODELS[model].title}, {report.cores(cores)}" for model, cores in columns)]]
     for name in dict.fromkeys(title(run) for run in runs):
         of_line = {(run["model"], run["cores"]): run for run in runs if title(run) == name}
         rows.append([name, *(rate(of_line.get(column)) for column in columns)])
@@ -84,13 +79,13 @@ def lever_table(runs: list[dict[str, Any]]) -> str:
     plain = [run for run in of_model if run["system"] == "torchdali" and run["lever"] in ("", "again", "once_more")]
     rates = [run["images_per_s"] for run in plain if run["status"] == "ok"]
     columns = {
-        f"**torchdali**, {MODELS[model].title}, {cores} cores": title,
+        f"**torchdali**, {MODELS[model].title}, {report.cores(cores)}": title,
         "images/s, share": rate,
         "of defaults": lambda run: f"{run['images_per_s'] / (sum(rates) / len(rates)):.3f}" if rates else "-",
         "queues": lambda run: run["environment"].get("CUDA_DEVICE_MAX_CONNECTIONS", "8"),
         **_TIMES,
     }
-    return _table(columns, [run for run in plain if not run["lever"]] + levers, 2)
+    return report.table(columns, [run for run in plain if not run["lever"]] + levers, 2)
 
 
 def full_table(runs: list[dict[str, Any]]) -> str:
@@ -104,21 +99,7 @@ def full_table(runs: list[dict[str, Any]]) -> str:
         "to channels last, ms": lambda run: report.number(run, "to_channels_last_ms", 2),
         "first step, s": lambda run: report.number(run, "first_step_s", 1),
     }
-    return _table(columns, [run for run in runs if not run["lever"]], 4)
-
-
-def _table(columns: dict[str, Any], runs: list[dict[str, Any]], always: int) -> str:
-    """A line a run; of one without figures, the first `always` columns."""
-    rows = [list(columns)]
-    for run in runs:
-        measured = run["status"] == "ok"
-        rows.append([cell(run) if measured or place < always else "" for place, cell in enumerate(columns.values())])
-    return report.markdown(rows)
-
-
-def _spread(run: dict[str, Any], key: str) -> str:
-    summary = run[key]
-    return " / ".join(f"{summary[name]:.1f}" for name in ("median", "p99", "max")) if summary else "-"
+    return report.table(columns, [run for run in runs if not run["lever"]], 4)
 
 
 def _memory(run: dict[str, Any]) -> str:
@@ -130,42 +111,39 @@ def _median(run: dict[str, Any], key: str) -> str:
 
 
 _TIMES = {
-    "step to step p50 / p99 / max, ms": lambda run: _spread(run, "gap_ms"),
+    "step to step p50 / p99 / max, ms": lambda run: report.gaps(run, "gap_ms"),
     "step, ms": lambda run: _median(run, "step_ms"),
     "waiting": lambda run: f"{run['waiting_share']:.1%}",
-    "wait p50 / p99 / max, ms": lambda run: _spread(run, "wait_ms"),
+    "wait p50 / p99 / max, ms": lambda run: report.gaps(run, "wait_ms"),
     "epoch start, ms": lambda run: _median(run, "epoch_start_wait_ms"),
-    "in loader p50 / p99 / max, ms": lambda run: _spread(run, "host_in_loader_ms"),
+    "in loader p50 / p99 / max, ms": lambda run: report.gaps(run, "host_in_loader_ms"),
     "busy cores": lambda run: report.number(run, "busy_cores", 1),
+    "CPU-s per 1,000": lambda run: report.number(run, "cpu_s_per_1000_images", 2),
     "GPU MiB (torch's)": _memory,
+    "host MiB (PSS)": report.host_memory,
 }
 
 
-def _heading(whole: dict[str, Any]) -> str:
-    host, data = whole["machine"], whole["data"]
-    length = data["images"] // whole["batch_size"]
-    kernels = "the fastest of cuDNN's kernels" if whole["cudnn_benchmark"] else "cuDNN's own choice of kernels"
-    return "\n".join(
-        [
-            f"# Beside a training step: {host['gpu'] or 'CPU'}",
-            "",
-            *report.machine_lines(host),
-            f"- data: {data['images']} unique JPEGs of {data['mean_bytes'] / 1000:.1f} kB, about 500x375",
-            f"- images: batches of {whole['batch_size']}, random resized crop to 224, flip, normalize, fp32",
-            f"- epochs: {length} batches",
-            f"- step: bfloat16 autocast, channels last, cross entropy, SGD with momentum, {kernels}",
-            f"- command: `{whole['command']}`, {whole['total_seconds']:.0f} s",
-            f"- date: {whole['date']}",
-        ]
-    )
+def said(whole: dict[str, Any]) -> list[str]:
+    """Lines of the heading."""
+    data, options = whole["data"], whole["options"]
+    kernels = "the fastest of cuDNN's kernels" if options["cudnn_benchmark"] else "cuDNN's own choice of kernels"
+    crop = "random crop to 32 with a padding of 4" if data["kind"] == "small" else "random resized crop to 224"
+    return [
+        f"- images: batches of {whole['batch_size']}, {crop}, flip, normalize, fp32",
+        f"- epochs: {data['images'] // whole['batch_size']} batches",
+        f"- step: bfloat16 autocast, channels last, cross entropy, SGD with momentum, {kernels}",
+    ]
 
 
-def _failures(runs: list[dict[str, Any]]) -> str:
-    """What those said that failed, a line each."""
-    lines: list[str] = []
-    for run in runs:
-        if run["status"] in ("failed", "timeout"):
-            what = f"{plain_title(run)}, {MODELS[run['model']].title}, {run['cores']} cores"
-            last = (run.get("stderr") or "nothing").strip().splitlines()[-1][:300]
-            lines.append(f"- {what}: {run['status']}: `{last}`")
-    return "\n".join(["What failed:", "", *lines]) if lines else ""
+def bars(runs: list[Run]) -> Bars | None:
+    """Shares of the ceiling."""
+    runs = [run for run in runs if "share" in run and not run["lever"] and run["system"] != "synthetic"]
+    columns = list(dict.fromkeys((run["model"], run["cores"]) for run in runs))
+    groups: list[tuple[str, list[float | None]]] = []
+    for name in dict.fromkeys(title(run) for run in runs):
+        of_line = {(run["model"], run["cores"]): 100 * run["share"] for run in runs if title(run) == name}
+        groups.append((report.plain(name), [of_line.get(column) for column in columns]))
+    names = [f"{MODELS[model].title}, {report.cores(cores)}" for model, cores in columns]
+    unit = "% of the images/s that the step makes with one batch on the GPU"
+    return Bars("Beside a training step", unit, names, groups, 100.0) if groups else None

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import systems
-from benchmarks.systems import SIZE, Epoch
+from benchmarks.loader_systems import LOADER
+from benchmarks.systems import TORCHDALI, Epoch, Job
+from torchdali.bench.training import one_batch
 
 if TYPE_CHECKING:
     import torch
@@ -39,6 +41,7 @@ class Case:
         warmup: steps before that.
         patience: seconds after which the warm-up ends, however slow the last steps were.
         cudnn_benchmark: whether cuDNN tries its kernels and takes the fastest.
+        data: which set the pictures are of.
     """
 
     model: str
@@ -53,6 +56,11 @@ class Case:
     warmup: int
     patience: float
     cudnn_benchmark: bool
+    data: str = "imagenet"
+
+    def job(self, threads: int) -> Job:
+        """What a system is to do, told about so many threads or workers."""
+        return Job(self.root, self.batch_size, threads, self.data)
 
     def label(self) -> dict[str, Any]:
         """What it is, for the report."""
@@ -159,6 +167,8 @@ class Loader:
         for_compiled: whether it is measured beside a compiled model.
         every_core_count: whether it is measured for every number of cores, or for the largest only.
         short: whether half the time will do.
+        cannot: why it cannot be measured here with a set of pictures; empty where it can.
+        exits: whether its process ends by itself when the work is done.
     """
 
     title: str
@@ -167,21 +177,17 @@ class Loader:
     for_compiled: bool = False
     every_core_count: bool = True
     short: bool = False
+    cannot: Callable[[str], str] = lambda _: ""
+    exits: bool = True
 
 
 def synthetic(case: Case) -> Epoch:
     """The same batch again and again, already as the model wants it: what the step can reach at most."""
     import torch
 
-    device = torch.device("cuda" if systems.has_gpu() else "cpu")
-    images = torch.randn(case.batch_size, 3, SIZE, SIZE, device=device).to(memory_format=torch.channels_last)
-    labels = torch.randint(CLASSES, (case.batch_size,), device=device)
-
-    def epoch() -> Iterator[Any]:
-        for _ in range(case.length):
-            yield [images, labels]
-
-    return epoch
+    device, size = torch.device("cuda" if systems.has_gpu() else "cpu"), case.job(0).size
+    images = torch.randn(case.batch_size, 3, size, size, device=device)
+    return one_batch(images, torch.randint(CLASSES, (case.batch_size,), device=device), case.length)
 
 
 def torchdali(case: Case) -> Epoch:
@@ -192,17 +198,17 @@ def torchdali(case: Case) -> Epoch:
 
     lever = lever_of(case)
     if not (lever.options or lever.half):
-        return systems.torchdali(case.root, case.batch_size, case.cores)
-    dataset = ImageFolder(case.root, transform=_half() if lever.half else systems.transforms())
+        return systems.torchdali(case.job(case.cores))
+    dataset = ImageFolder(case.root, transform=_half(case.data) if lever.half else systems.transforms(case.data))
     loader = DataLoader(dataset, batch_size=case.batch_size, shuffle=True, drop_last=True, **lever.options)
     return lambda: iter(loader)
 
 
-def _half() -> Any:
+def _half(data: str) -> Any:
     import torch
     from torchvision.transforms import v2
 
-    return v2.Compose([*systems.transforms().transforms, v2.ToDtype(torch.float16, scale=True)])
+    return v2.Compose([*systems.transforms(data).transforms, v2.ToDtype(torch.float16, scale=True)])
 
 
 def one_ahead(batches: Iterable[Any]) -> Iterator[Any]:
@@ -224,27 +230,38 @@ def epochs_of(case: Case) -> Epoch:
     return (lambda: one_ahead(epoch())) if lever_of(case).ahead else epoch
 
 
-_TORCH = ("torch", "torchvision.transforms.v2", "torchvision.datasets")
-_DALI = ("torch", "nvidia.dali", "nvidia.dali.plugin.pytorch")
+def _of_loader(name: str, every_core_count: bool = True, for_compiled: bool = False, short: bool = False) -> Loader:
+    """A system of the loader regime.
+
+    Where threads were tried there, half the cores were the best number on 16 and on 4 of them.
+    """
+    system = LOADER[name]
+    half = system.threads in ("half", "tried")
+
+    def build(case: Case) -> Epoch:
+        return system.build(case.job(max(1, case.cores // 2) if half else case.cores))
+
+    return Loader(
+        system.title,
+        system.imports,
+        build,
+        for_compiled,
+        every_core_count,
+        short,
+        cannot=system.cannot,
+        exits=system.exits,
+    )
+
 
 SYSTEMS = {
     "synthetic": Loader("one batch on the GPU", ("torch",), synthetic, for_compiled=True, short=True),
-    "torchdali": Loader("**torchdali**, defaults", ("torchdali", *_TORCH, "nvidia.dali"), torchdali, for_compiled=True),
-    "dali_tuned": Loader(
-        "DALI tuned by hand",
-        _DALI,
-        # half the cores were the best number of threads on 16 and on 4 cores in the loader benchmark
-        lambda case: systems.dali_tuned(case.root, case.batch_size, max(1, case.cores // 2)),
-        for_compiled=True,
-    ),
-    "dali_documented": Loader(
-        "DALI as documented", _DALI, lambda case: systems.dali_documented(case.root, case.batch_size, case.cores)
-    ),
-    "dataloader_v2": Loader(
-        "DataLoader, torchvision v2 on tensors",
-        _TORCH,
-        lambda case: systems.dataloader_v2(case.root, case.batch_size, case.cores),
-        every_core_count=False,
-        short=True,
-    ),
+    "torchdali": Loader(LOADER["torchdali"].title, TORCHDALI, torchdali, for_compiled=True),
+    "dali_tuned": _of_loader("dali_tuned", for_compiled=True),
+    "dali_documented": _of_loader("dali_documented"),
+    **{
+        name: _of_loader(name, every_core_count=False, short=True)
+        for name in LOADER
+        if name not in ("torchdali", "dali_tuned", "dali_documented")
+    },
 }
+DEFAULT = ("synthetic", "torchdali", "dali_tuned", "dali_documented", "dali_proxy", "dataloader_v2")

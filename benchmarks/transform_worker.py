@@ -95,7 +95,7 @@ def _serve(connection: "Connection", sizes: list[tuple[int, int]], count: int, d
     import torch
 
     import torchdali  # noqa: F401 - before CUDA is started, because it asks the driver for more queues
-    from benchmarks import measure
+    from benchmarks.batches import surroundings
 
     gpu = device == "cuda"
     inputs = {size: Inputs(size, count, device) for size in sizes}
@@ -107,7 +107,7 @@ def _serve(connection: "Connection", sizes: list[tuple[int, int]], count: int, d
         except EOFError:
             return
         if request is None:
-            connection.send(measure.surroundings())
+            connection.send(surroundings())
             continue
         system, row, size, seconds = request
         try:

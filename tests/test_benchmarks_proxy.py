@@ -14,6 +14,7 @@ from PIL import Image
 from benchmarks import data, proxy, proxy_report
 from benchmarks.proxy_datasets import Pictures, files, make_arrays
 from benchmarks.proxy_systems import SYSTEMS
+from torchdali.bench import children
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -32,13 +33,13 @@ def pictures(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_every_system_with_every_kind_of_image(tmp_path):
-    command = [sys.executable, "-m", "benchmarks.proxy", "--quick", "--seconds", "0.1", "--cores", "1"]
+    command = [sys.executable, "-m", "benchmarks", "proxy", "--quick", "--seconds", "0.1", "--cores", "1"]
     command += ["--images", "32", "--lengths", "32", "--batch-size", "8"]
     command += ["--root", str(tmp_path / "pictures"), "--out", str(tmp_path), "--name", "trial"]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    report = json.loads((tmp_path / "trial.json").read_text())
-    table = (tmp_path / "trial.md").read_text()
+    report = json.loads((tmp_path / "proxy-trial.json").read_text())
+    table = (tmp_path / "proxy-trial.md").read_text()
 
     wanted = {(name, source) for name, system in SYSTEMS.items() for source in system.sources}
     assert {(run["system"], run["source"]) for run in report["runs"]} == wanted
@@ -50,8 +51,8 @@ def test_every_system_with_every_kind_of_image(tmp_path):
         assert run["batch"]["shape"] == [8, 3, 224, 224]
         assert abs(run["batch"]["mean"]) < 1.5
         assert run["new_workers_first_batch_s"] > 0
-    assert report["data"]["arrays"] == 32
-    assert "What failed" not in table
+    assert "- arrays: 32 of them" in table
+    assert "What was not measured" not in table
     assert table.count("x |") == 7, "ratios to DALI's proxy for four kinds, to DataLoader for three"
 
 
@@ -60,15 +61,15 @@ def test_a_case_that_fails_or_hangs_is_reported(tmp_path):
     # its thread does not end by itself; no pictures, which a worker notices
     case = proxy.Case("nvidia", "bytes", 1, 1, 16, False, tmp_path / "missing", 8, 0.1, 1.0)
 
-    failed = proxy._in_a_process(context, case, 50)
-    hung = proxy._in_a_process(context, case, 0.01)
+    failed = children.measured(context, proxy.measure_case, case, 50)
+    hung = children.measured(context, proxy.measure_case, case, 0.01)
 
     assert (failed["status"], failed["exit"]) == ("failed", "1")
     assert failed["stderr"].rstrip().splitlines()[-1].startswith("ZeroDivisionError"), failed["stderr"]
     assert (hung["status"], hung["exit"]) == ("timeout", "timeout")
     lines = [{**case.label(), **run} for run in (failed, hung)]
     assert proxy_report.full_table(lines).count("failed |") == 1
-    assert "1 cores, 1 workers: timeout: `" in proxy_report._failures(lines)
+    assert "1 workers, 1 core: timeout: `" in proxy_report.failures(lines)
 
 
 def test_all_kinds_are_the_same_pictures_with_the_same_labels(pictures):

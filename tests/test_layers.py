@@ -44,7 +44,7 @@ LAYERS = [
     {"loader", "compiled"},
     {"__init__"},
     {"parity"},
-    {"demo"},
+    {"bench", "demo"},
     {"cli"},
 ]
 """From the bottom up. A module imports from layers below its own; a package's modules also import each other."""

@@ -4,9 +4,13 @@ Counting only this process would flatter every loader that works in child proces
 children to end would count their start and their end too. So the whole tree is read while it lives.
 """
 
+from __future__ import annotations
+
 import os
 import resource
 from pathlib import Path
+
+__all__ = ["allowed_cores", "cpu_model", "cpu_seconds", "machine_memory_gib", "memory"]
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _MIB = 1024 * 1024

@@ -1,0 +1,155 @@
+"""The command line of all regimes.
+
+An option that is not given has the regime's own default, and one that a regime does not have is refused, unless
+another of the regimes has it.
+"""
+
+import argparse
+import copy
+import os
+import shlex
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import proxy, training
+from benchmarks.data import KINDS
+from benchmarks.regime import Regime
+from benchmarks.regimes import DEFAULT, REGIMES
+
+_OWN = ("cores", "seconds", "warmup", "timeout", "tune", "models", "levers", "cudnn_benchmark", "sources", "lengths")
+
+
+def parse(command: Sequence[str]) -> Namespace:
+    """The options as they were given, checked; `regimes` and `data` are lists."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description="Measures torchdali and others in one run. Defaults that differ between regimes: "
+        + "; ".join(f"{name}: {_told(REGIMES[name])}" for name in REGIMES),
+    )
+    parser.add_argument(
+        "regimes", nargs="*", metavar="REGIME", help=f"some of {', '.join(REGIMES)} [{' '.join(DEFAULT)}]"
+    )
+    parser.add_argument(
+        "--data", default="imagenet", help=f"some of {', '.join(KINDS)}, separated by commas [imagenet]"
+    )
+    parser.add_argument("--cache", choices=("warm", "cold"), default="warm", help="drop the files from the page cache?")
+    parser.add_argument("--systems", help="some of a regime's systems, separated by commas [all]")
+    parser.add_argument("--cores", help="numbers of cores, separated by commas")
+    parser.add_argument("--seconds", type=float, help="time of one measurement")
+    parser.add_argument("--limit", type=float, help="seconds in all, after which what is left is skipped")
+    parser.add_argument("--timeout", type=float, help="limit of one process, seconds; more for compiled models")
+    parser.add_argument("--warmup", type=float, help="where to cut a slow first epoch or warm-up, seconds")
+    parser.add_argument("--images", type=int, help="number of pictures to make, and in an epoch")
+    parser.add_argument("--batch-size", type=int, help="images in a batch")
+    parser.add_argument("--root", type=Path, help="where the pictures are or will be [in /dev/shm; cold: in /tmp]")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"), help="where the results go")
+    parser.add_argument("--name", help="of the results, after the regime's [the GPU's]")
+    parser.add_argument("--commit", help="torchdali's commit, where git cannot tell it")
+    parser.add_argument("--quick", action="store_true", help="a trial with few pictures")
+    parser.add_argument("--no-preload", dest="preload", action="store_false", help="each process imports torch")
+    parser.add_argument("--no-tune", dest="tune", action="store_false", default=None, help="do not try thread counts")
+    parser.add_argument("--models", help=f"training: some of {', '.join(training.MODELS)}")
+    levers = ",".join(training.LEVERS)
+    parser.add_argument("--levers", nargs="?", const=levers, help=f"training: all levers, or some of {levers}")
+    parser.add_argument("--cudnn-benchmark", action="store_true", default=None, help="training: let cuDNN try kernels")
+    parser.add_argument("--sources", help=f"proxy: some of {', '.join(proxy.SOURCES)}")
+    parser.add_argument("--lengths", help="proxy: samples in an epoch, for each number of cores")
+    args = parser.parse_args(command)
+    places = {str(place): name for name, place in (("OUT", args.out), ("ROOT", args.root)) if place}
+    shown = [places.get(word, word) if Path(word).is_absolute() else word for word in command]
+    args.command = shlex.join(["python", "-m", "benchmarks", *shown])
+    args.regimes = args.regimes or list(DEFAULT)
+    args.data = args.data.split(",")
+    _check(parser, "regime", args.regimes, REGIMES)
+    _check(parser, "data", args.data, KINDS)
+    regimes = [REGIMES[name] for name in args.regimes]
+    if args.systems == "all":
+        args.systems = None
+    if args.systems:
+        args.systems = args.systems.split(",")
+        _check(parser, "system", args.systems, {name for regime in regimes for name in regime.systems})
+    for option in _OWN:
+        if getattr(args, option) is not None and not any(option in regime.defaults for regime in regimes):
+            parser.error(f"--{option.replace('_', '-')} means nothing to {' or '.join(args.regimes)}")
+    if args.cache == "cold" and (warm := [regime.name for regime in regimes if not regime.cold]):
+        parser.error(f"--cache cold means nothing to {' or '.join(warm)}")
+    if args.root and len(args.data) > 1:
+        parser.error("--root holds one set of pictures, and --data names several")
+    for regime in regimes:
+        for kind in args.data:
+            try:
+                settings(regime, args, kind)
+            except ValueError as error:
+                parser.error(str(error))
+    return args
+
+
+def settings(regime: Regime, given: Namespace, kind: str) -> Namespace:
+    """The options for one regime with one set of pictures, none of them open.
+
+    Raises:
+        ValueError: they contradict each other, or the machine has too few cores.
+    """
+    args = copy.copy(given)
+    args.data = kind
+    own = {"images": KINDS[kind].images, "batch_size": KINDS[kind].batch_size, **regime.defaults}
+    own |= regime.quick if given.quick else {}
+    for option, value in own.items():
+        if getattr(given, option) is None:
+            setattr(args, option, value)
+    wanted = given.systems or list(regime.defaults.get("systems", regime.systems))
+    args.systems = [name for name in wanted if name in regime.systems]
+    for option in ("models", "levers", "sources"):
+        if isinstance(getattr(args, option), str):
+            setattr(args, option, [part for part in getattr(args, option).split(",") if part])
+    for option, known in (("models", training.MODELS), ("levers", training.LEVERS), ("sources", proxy.SOURCES)):
+        if unknown := set(getattr(args, option) or ()) - set(known):
+            raise ValueError(f"--{option}: unknown: {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+    args.cores = _cores(args.cores)
+    if args.images < args.batch_size:
+        raise ValueError(f"--images {args.images} is less than one batch of {args.batch_size}")
+    if "lengths" in regime.defaults:
+        args.lengths = _lengths(args)
+    return args
+
+
+def _cores(text: str) -> list[int]:
+    """The numbers of cores that this process has, the largest first."""
+    here = len(os.sched_getaffinity(0))
+    try:
+        wanted = {int(count) for count in text.split(",")}
+    except ValueError:
+        raise ValueError(f"--cores {text} are not numbers, separated by commas") from None
+    found = sorted((count for count in wanted if 0 < count <= here), reverse=True)
+    if not found:
+        raise ValueError(f"--cores {text}: this process has only {here}")
+    return found
+
+
+def _lengths(args: Namespace) -> list[int]:
+    lengths = [int(part) for part in args.lengths.split(",")]
+    if len(lengths) < len(args.cores):
+        raise ValueError(f"--lengths {args.lengths} has fewer numbers than there are numbers of cores: {args.cores}")
+    if min(lengths) < args.batch_size:
+        raise ValueError(f"--lengths {args.lengths} has less than one batch of {args.batch_size}")
+    return lengths[: len(args.cores)]
+
+
+def name_of(regime: Regime, args: Namespace, gpu: str) -> str:
+    """The name of the result files: regime, machine, and what is not as usual."""
+    kind = [] if args.data == "imagenet" else [args.data]
+    cold = ["cold"] if args.cache == "cold" else []
+    quick = ["quick"] if args.quick and not args.name else []
+    return "-".join([regime.name, args.name or gpu, *kind, *cold, *quick])
+
+
+def _check(parser: argparse.ArgumentParser, what: str, wanted: Sequence[str], known: Any) -> None:
+    if unknown := [name for name in wanted if name not in known]:
+        parser.error(f"no such {what}: {', '.join(unknown)}; there are {', '.join(sorted(known))}")
+
+
+def _told(regime: Regime) -> str:
+    shown = {option: value for option, value in regime.defaults.items() if option in ("cores", "seconds", "timeout")}
+    return ", ".join(f"{option} {value}" for option, value in shown.items())

@@ -1,0 +1,1 @@
+"""``torchdali bench``, and what it shares with the repository's benchmarks."""
