@@ -28,7 +28,8 @@ from typing import Any
 
 from PIL import Image
 
-from benchmarks import children, data, process, report
+from benchmarks import data, report
+from torchdali.bench import children, process
 
 _SHORT_SIDE = 256
 _PRELOADED = ("torch", "torchvision.transforms.v2", "torchvision.datasets", "torchdali", "nvidia.dali.fn")
@@ -91,8 +92,10 @@ def measure(case: Case, result: Path) -> None:
     import torch
     from torchvision.datasets import ImageFolder
 
-    from benchmarks.measure import Gpu, describe, surroundings
+    from benchmarks.batches import describe, surroundings
+    from benchmarks.systems import SIZE
     from torchdali import DALILoader
+    from torchdali.bench.gauges import Gpu
 
     gpu = Gpu()
     kind = KINDS[case.name]
@@ -132,7 +135,7 @@ def measure(case: Case, result: Path) -> None:
         "busy_cores": round(cpu / elapsed, 2),
         "gpu_peak_mib": gpu.peak_mib,
         "cache": cache.describe() if cache else None,
-        "batch": describe(batch, case.batch_size, normalized=True),
+        "batch": describe(batch, case.batch_size, SIZE),
         **process.memory(),
     }
     if case.profile:
