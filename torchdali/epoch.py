@@ -154,7 +154,7 @@ class Epoch(_BaseDataLoaderIter):
     def _batch_of(self, indices: Sequence[int]) -> Batch:
         source = self._compiled.source
         count = len(source)
-        index = np.asarray([operator.index(i) for i in indices], np.int64)
+        index = np.fromiter(map(operator.index, indices), np.int64, len(indices))
         outside = (index < -count) | (index >= count)
         if outside.any():
             raise IndexError(f"the sampler gave index {int(index[outside][0])} for a dataset of {count} samples")

@@ -30,7 +30,7 @@ from torchdali.tuning import Threads, Window
 __all__ = ["ImageCache"]
 
 UNKNOWN = -1
-_LOOKS = 64  # files that a thread looks at in a row: about 100 us
+_LOOKS = 128  # files that a thread looks at in a row
 Images = torch.Tensor | list[torch.Tensor]
 
 
