@@ -15,6 +15,7 @@ from torch.utils.data import _utils as data_utils  # pyright: ignore[reportPriva
 from torch.utils.data.dataloader import _BaseDataLoaderIter  # pyright: ignore[reportPrivateUsage]
 
 from torchdali.cache import Cache
+from torchdali.clock import Clock
 from torchdali.engine import EnginePool, Views
 from torchdali.feed import Batch, Feed
 from torchdali.occurrences import DenseOccurrences
@@ -94,9 +95,11 @@ class Compiled:
         """Where batches are made."""
         return self.pool.plan.device
 
-    def feed(self, timeout: float, sampler: Any) -> Feed:
+    def feed(self, timeout: float, sampler: Any, clock: Clock) -> Feed:
         """The batches of one epoch, whose samples come from ``sampler``."""
-        return self.cache.feed(self.window, timeout, sampler) if self.cache else Feed(self.window, timeout)
+        if self.cache:
+            return self.cache.feed(self.window, timeout, sampler, clock)
+        return Feed(self.window, timeout, clock)
 
 
 class Epoch(_BaseDataLoaderIter):
@@ -109,11 +112,16 @@ class Epoch(_BaseDataLoaderIter):
         loader: The ``DataLoader`` whose arguments hold.
         compiled: What the loader compiled.
         again: Whether persistent workers would go on with the iterator that they have.
+
+    Attributes:
+        clock: Where the time goes.
     """
 
     _feed: Feed | None = None
 
     def __init__(self, loader: Any, compiled: Compiled, again: bool = False) -> None:
+        self.clock = Clock(compiled.device)
+        self.clock.entry, self.clock.steps = compiled.plan.entry, compiled.plan.steps
         super().__init__(loader)
         if loader.num_workers and not again:
             # As DataLoader's iterator with workers does: it asks the sampler for a second iterator.
@@ -135,7 +143,7 @@ class Epoch(_BaseDataLoaderIter):
         """Begins with the epoch's random key. Workers would get their first indices now, so the sampler is asked."""
         self._key = key
         self._occurrences = DenseOccurrences(len(self._compiled.source))
-        self._feed = self._compiled.feed(self._timeout, self._sampler)
+        self._feed = self._compiled.feed(self._timeout, self._sampler, self.clock)
         if self._num_workers:
             self._pull(self._feed)
         return self
@@ -164,13 +172,19 @@ class Epoch(_BaseDataLoaderIter):
     def _next_data(self) -> Any:
         feed = self._feed
         assert feed is not None
+        self.clock.enter()
         self._pull(feed)
         self._read_ahead.take()
         if not len(feed):
             feed.close()
+            self.clock.end()
             raise self._claim_end()
-        data = self._batch(feed.pop())
-        return _pin_memory(data) if self._pin_memory and self._compiled.device.type == "cpu" else data
+        batch = feed.pop()
+        self.clock.lap("feed")
+        data = self._batch(batch)
+        data = _pin_memory(data) if self._pin_memory and self._compiled.device.type == "cpu" else data
+        self.clock.leave(len(batch.rows))
+        return data
 
     def _claim_end(self) -> Exception:
         """What ended the sampler. It is kept no longer: raised, its traceback holds this iterator in a cycle."""
@@ -184,11 +198,16 @@ class Epoch(_BaseDataLoaderIter):
             return data
         compiled = self._compiled
         number = int(batch.draws.at(compiled.plan.suffix_step + 1).seeds()[0])
-        return call_on_batch(self._transform_batch, data, number, compiled.device)
+        self.clock.lap("collate")
+        data = call_on_batch(self._transform_batch, data, number, compiled.device)
+        self.clock.lap("batch_transform")
+        return data
 
     def _collated(self, batch: Batch) -> Any:
         source, plan = self._compiled.source, self._compiled.plan
         views = [run_on_batch(plan.tail, images) for images in batch.views] if plan.tail else batch.views
+        if plan.tail:
+            self.clock.lap("torch")
         stack = self._collate is default_collate
         if stack and not plan.suffix and source.plain_labels and len(batch.rows):
             for images in views:
@@ -208,6 +227,7 @@ class Epoch(_BaseDataLoaderIter):
         source = self._compiled.source
         seeds = batch.draws.at(self._compiled.plan.suffix_step).seeds()
         images = as_samples(self._compiled.plan, views, seeds)
+        self.clock.lap("torch" if self._compiled.plan.suffix else "collate")
         if source.plain_labels:
             return images, source.labels(batch.rows).tolist()
         targets: list[Any] = []

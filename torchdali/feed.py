@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from torchdali.clock import Clock
 from torchdali.engine import Engine, EnginePool, Taken, Views, died
 from torchdali.errors import PipelineError, SampleError
 from torchdali.rng import Draws
@@ -82,10 +83,12 @@ class Feed:
     Args:
         window: Batches in flight.
         timeout: Seconds that a batch may take; 0 for ever.
+        clock: The epoch's, if it has one.
     """
 
-    def __init__(self, window: Window, timeout: float) -> None:
+    def __init__(self, window: Window, timeout: float, clock: Clock | None = None) -> None:
         self._window, self._timeout = window, timeout
+        self._clock = clock or Clock(torch.device("cpu"))
         self._popped = 0
         self._waiting: deque[Batch] = deque()
         self._flying: deque[Batch] = deque()
@@ -194,7 +197,9 @@ class Feed:
 
     def _prepare(self, batch: Batch) -> None:
         if batch.scan:
+            self._clock.lap("feed")
             batch.scan.wait(self._timeout or None)
+            self._clock.lap("headers")
         try:
             batch.inputs, batch.params = batch.pool.plan.draw(batch.draws, batch.source.sizes(batch.rows))
         except RowError as error:
@@ -220,7 +225,9 @@ class Feed:
                 raise batch.claim_error()
             if batch.engine is None:
                 return
+            self._clock.lap("feed")
             taken = batch.engine.take(self._timeout)
+            self._clock.lap("DALI")
         except SampleError:
             raise
         except TimeoutError as error:

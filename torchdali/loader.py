@@ -19,16 +19,20 @@ from torchvision.datasets import ImageFolder
 from torchdali import explain, graph, machine
 from torchdali.admission import Proxy
 from torchdali.cache import Cache, cached, check_arguments
+from torchdali.clock import Clock
 from torchdali.engine import EnginePool
 from torchdali.epoch import Compiled, Epoch, EpochKeys, default_collate
 from torchdali.errors import DALIUnavailableError, TransformError, UnsupportedDatasetError
 from torchdali.plan import compile_plan, fuse
+from torchdali.probe import probe_of
 from torchdali.proxy import ParallelProxyEpoch, SerialProxyEpoch
 from torchdali.routes import Routes
 from torchdali.sources import FolderSource, LiftedSource, dataset_state, lift
 from torchdali.spec import Fidelity
+from torchdali.stats import Probe, Stats
 from torchdali.transforms import flatten
 from torchdali.tuning import Threads, Window
+from torchdali.verdict import UNMEASURED, judged
 
 __all__ = ["DALILoader"]
 
@@ -117,6 +121,8 @@ class DALILoader(DataLoader[_T]):
         self._base_seed: int | None = None
         self._compiled: Compiled | None = None
         self._proxy: Proxy | None = None
+        self._clock: Clock | None = None
+        self._probed: tuple[object, Probe | None] | None = None
         self._source, self._source_state, self._not_lifted = self._lift(dataset)
         self._check_cache()
         super().__init__(dataset, *args, **kwargs)
@@ -161,7 +167,9 @@ class DALILoader(DataLoader[_T]):
         if self._source is None:
             if self._iterator is not None and getattr(self._iterator, "proxy", None) is not self._proxy_now():
                 self._iterator = None  # persistent workers of another transform or device
-            return super().__iter__()
+            iterator = super().__iter__()
+            self._clock = getattr(iterator, "clock", None)  # torch's own iterators have none
+            return iterator
         compiled = self._compile()
         if self.persistent_workers and self._base_seed is not None:
             # Persistent workers keep the first epoch's base seed, and no other is drawn from the loader's generator.
@@ -172,6 +180,7 @@ class DALILoader(DataLoader[_T]):
             epoch = Epoch(self, compiled)
             self._base_seed = epoch.base_seed
         self._live.add(epoch)
+        self._clock = epoch.clock
         return epoch.start(self._keys.next(self._base_seed, self))
 
     def _get_iterator(self) -> Any:
@@ -239,7 +248,8 @@ class DALILoader(DataLoader[_T]):
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy, pickled or not, is a loader of its own that has built nothing yet."""
-        return {**self.__dict__, "_iterator": None, "_compiled": None, "_proxy": None, "_cache": None, "_live": None}
+        built = ("_iterator", "_compiled", "_proxy", "_cache", "_live", "_clock", "_probed")
+        return {**self.__dict__, **dict.fromkeys(built)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -268,6 +278,43 @@ class DALILoader(DataLoader[_T]):
         tail = {"driver": machine.connections()} if device.type == "cuda" else {}
         text = "\n".join(f"{label:<11}{row}" if label else row for label, row in (head | rows | tail).items())
         (file or sys.stdout).write(f"{type(self).__name__}\n{text}\n")
+
+    def stats(self, probe: bool = False) -> Stats:
+        """What the time of the current or latest epoch was spent on, and what is the limit; ``print`` shows a table.
+
+        It may be asked for at any time, by the thread that iterates, and never waits for the GPU.
+
+        Args:
+            probe: Whether to measure first what the loader can do alone, on some batches of a few seconds: reading,
+                decoding and transforming each, and all of it. Later calls show that too. It needs memory for a
+                pipeline more, and calls the transforms, ``collate_fn`` and ``batch_transform``; the order of samples,
+                random numbers and the epoch under way are what they were.
+
+        Raises:
+            UnsupportedDatasetError: ``probe`` is true, and samples would have to be asked for.
+            ValueError: ``probe`` is true, and there is a cache.
+        """
+        if probe:
+            self._lift_again()
+            if self._source is None:
+                raise UnsupportedDatasetError(f"a dataset that is asked for samples is not probed: {self._not_lifted}")
+            if self.cache:
+                raise ValueError(
+                    "a loader with a cache is not probed, because what it can do changes as the cache fills"
+                )
+            compiled, seen = self._compile(), self._clock
+            mean = round(seen.images / seen.batches) if seen and seen.batches else 1
+            self._probed = compiled.state, probe_of(self, compiled, max(mean, self._declared_batch_size()))
+            if seen:
+                seen.skip()
+        if self._source is None:
+            if self._clock is None and self._proxy_now() is None:
+                return UNMEASURED
+            return judged(self._clock, None, self.num_workers)
+        state, probed = self._probed or (None, None)
+        outdated = self._compiled is not None and self._compiled.state != state
+        steps = self._compiled.plan.steps if self._compiled else ()
+        return judged(self._clock, None if outdated else probed, None, steps)
 
     def _why_cpu(self, device: torch.device) -> str:
         reason = graph.unavailable_on(torch.device("cuda")) if device.type == "cpu" and self.device == "auto" else None

@@ -115,6 +115,11 @@ class Plan:
         return any(step.randomness or step.where == "torch" for step in self.steps)
 
     @property
+    def in_torch(self) -> bool:
+        """Whether torch runs anything."""
+        return bool(self.tail or self.suffix)
+
+    @property
     def sample_bytes(self) -> int:
         """The memory of what a sample becomes; where its size is not known, of a large one."""
         sizes = [view.spec.size or (512, 512) for view in self.views]

@@ -30,6 +30,7 @@ from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
 
 from torchdali.admission import Fault, Proxy, check_sizes, key_of, stacks
 from torchdali.blocks import Mapping, ReceivedBlock
+from torchdali.clock import Clock
 from torchdali.engine import died
 from torchdali.epoch import CLOSED, EpochKeys
 from torchdali.errors import SampleError
@@ -84,6 +85,9 @@ class _ProxyEpoch(_BaseDataLoaderIter):
         loader: The loader.
         proxy: What the loader made.
         keys: Counts the epochs.
+
+    Attributes:
+        clock: Where the time goes.
     """
 
     _feed: Feed | None = None
@@ -92,6 +96,7 @@ class _ProxyEpoch(_BaseDataLoaderIter):
 
     def __init__(self, loader: Any, proxy: Proxy, keys: EpochKeys) -> None:
         self._process = os.getpid()
+        self.clock = Clock(proxy.device)
         self.proxy = proxy
         self._keys = keys
         self._user_collate: Callable[[Any], Any] = loader.collate_fn
@@ -126,6 +131,8 @@ class _ProxyEpoch(_BaseDataLoaderIter):
             self._end_workers()
             type(self).__init__(self, loader, self.proxy, self._keys)
             return
+        if not first_iter:
+            self.clock = Clock(self.proxy.device)
         self._begin(loader)
         self._over = _INTERRUPTED  # until all workers are at the new epoch
         super()._reset(loader, first_iter)
@@ -136,7 +143,8 @@ class _ProxyEpoch(_BaseDataLoaderIter):
         """Begins an epoch."""
         self._leave()
         self._key = self._keys.next(int(self._base_seed), loader)
-        self._feed = Feed(Window(sys.maxsize), self._timeout)  # the window is of batches, and kept by _fill
+        # The window is of batches, and kept by _fill.
+        self._feed = Feed(Window(sys.maxsize), self._timeout, self.clock)
         self._read_ahead = ReadAhead(loader)
         self._occurrences = Occurrences()
         self._streamed: dict[int, int] = {}
@@ -178,9 +186,11 @@ class _ProxyEpoch(_BaseDataLoaderIter):
         return data
 
     def _deliver(self) -> Any:
+        self.clock.enter(starved=bool(self._num_workers) and not self._pending)
         self._fill()
         self._read_ahead.take()
         if not self._pending:
+            self.clock.end()
             self._leave()
             raise StopIteration
         delivery = self._pending.popleft()
@@ -197,7 +207,9 @@ class _ProxyEpoch(_BaseDataLoaderIter):
         while not self._ended and len(self._pending) < window and (not self._pending or self._arrived()):
             try:
                 packed = cast("Packed", super()._next_data())
+                self.clock.lap("dataset")
                 self._pending.append(self._admitted(packed))
+                self.clock.lap("feed")
             except StopIteration as end:
                 end.__traceback__ = None  # a dataset's, from a worker, would hold itself in a cycle, and this iterator
                 self._ended = True
@@ -223,6 +235,7 @@ class _ProxyEpoch(_BaseDataLoaderIter):
             assert self.proxy.routes is not None
             pool = self.proxy.routes.pool((group.spec, group.entry, False))
             source = source_of(packed, group, fault)
+            self.clock.entry, self.clock.steps = group.entry, pool.plan.steps
             draws = Draws(self._key, delivery.index[group.sample], delivery.occurrence[group.sample])
             delivery.runs.append(Batch(source, pool, np.arange(len(group.sample)), draws))
         if any(run.pool.plan.random for run in delivery.runs):
@@ -265,11 +278,16 @@ class _ProxyEpoch(_BaseDataLoaderIter):
             collate = None if self._stacks else self._user_collate
             assert proxy.routes is not None
             data = rejoined(packed, delivery.runs, self._auto_collation, collate, proxy.routes.chain)
+            self.clock.lap("torch" if any(run.pool.plan.in_torch for run in delivery.runs) else "collate")
         data = self._transfer(data)
         if self._transform_batch is not None and packed.count:
             draws = Draws(self._key, delivery.index, delivery.occurrence, _BATCH_STEP)
+            self.clock.lap("collate")
             data = call_on_batch(self._transform_batch, data, int(draws.seeds()[0]), proxy.device)
-        return _pin_memory(data) if self._pins else data
+            self.clock.lap("batch_transform")
+        data = _pin_memory(data) if self._pins else data
+        self.clock.leave(packed.count)
+        return data
 
     def _land(self, delivery: _Delivery) -> None:
         """Takes all runs of a batch, so that the next one's come next, and raises what the first failing one raised."""

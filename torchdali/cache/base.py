@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 
 from torchdali import machine
+from torchdali.clock import Clock
 from torchdali.errors import SampleError
 from torchdali.feed import Feed
 from torchdali.sources import FolderSource, Scan, Source
@@ -47,7 +48,7 @@ class Cache(ABC):
         return True
 
     @abstractmethod
-    def feed(self, window: Window, timeout: float, sampler: Any) -> Feed:
+    def feed(self, window: Window, timeout: float, sampler: Any, clock: Clock) -> Feed:
         """The batches of one epoch, whose samples come from ``sampler``."""
 
     @abstractmethod

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 
 from torchdali.cache.base import Cache, FileBatch, share_of_free
+from torchdali.clock import Clock
 from torchdali.feed import Batch, Feed
 from torchdali.packing import ppm
 from torchdali.sources import FolderSource, Scan, header_of
@@ -49,10 +50,10 @@ class FileCache(Cache):
         self._filled = 0  # of the last block
         self._used = 0
 
-    def feed(self, window: Window, timeout: float, sampler: Any) -> Feed:
+    def feed(self, window: Window, timeout: float, sampler: Any, clock: Clock) -> Feed:
         if self._budget is None:
             self._budget = share_of_free(torch.device("cpu")) if self._given is None else self._given
-        return FileFeed(self, window, timeout)
+        return FileFeed(self, window, timeout, clock)
 
     def read(self, row: int) -> Bytes:
         """The bytes of a file, from memory where it is the one that was kept.
@@ -137,10 +138,11 @@ class FileFeed(Feed):
         cache: Reads them.
         window: Batches in flight.
         timeout: Seconds that a batch may take; 0 for ever.
+        clock: The epoch's.
     """
 
-    def __init__(self, cache: FileCache, window: Window, timeout: float) -> None:
-        super().__init__(window, timeout)
+    def __init__(self, cache: FileCache, window: Window, timeout: float, clock: Clock) -> None:
+        super().__init__(window, timeout, clock)
         self._cache = cache
 
     def push(self, batch: Batch) -> None:

@@ -17,6 +17,7 @@ from torchdali import graph
 from torchdali.cache.base import Cache, FileBatch, share_of_free
 from torchdali.cache.cut import ALIGNMENT
 from torchdali.cache.store import WORD, Store
+from torchdali.clock import Clock
 from torchdali.engine import EnginePool
 from torchdali.errors import SampleError
 from torchdali.feed import Batch, Feed
@@ -67,13 +68,13 @@ class ImageCache(Cache):
         self._size = np.zeros((count, 2), np.int32)
         self._stamp = np.zeros((count, 2), np.int64)
 
-    def feed(self, window: Window, timeout: float, sampler: Any) -> Feed:
+    def feed(self, window: Window, timeout: float, sampler: Any, clock: Clock) -> Feed:
         with self.lock:
             if self._store is None:
                 device = self.pool.plan.device
                 budget = share_of_free(device) if self._given is None else self._given
                 self._store = Store(device, budget, _length(sampler, len(self.files)))
-        return ImageFeed(self, self._store, window, timeout)
+        return ImageFeed(self, self._store, window, timeout, clock)
 
     def found(self, rows: IntArray) -> tuple[IntArray, IntArray, IntArray]:
         """Where images are kept, below 0 where they are not; their sizes, and the stamps of their files then."""
@@ -151,10 +152,11 @@ class ImageFeed(Feed):
         store: Where.
         window: Batches in flight.
         timeout: Seconds that a batch may take; 0 for ever.
+        clock: The epoch's.
     """
 
-    def __init__(self, cache: ImageCache, store: Store, window: Window, timeout: float) -> None:
-        super().__init__(window, timeout)
+    def __init__(self, cache: ImageCache, store: Store, window: Window, timeout: float, clock: Clock) -> None:
+        super().__init__(window, timeout, clock)
         self.cache, self.store = cache, store
         self._decoding = Feed(Window(window.most), timeout)
         self._asked: deque[ImageBatch] = deque()

@@ -1,0 +1,625 @@
+"""loader.stats(): what an epoch's time was spent on, and which limit it names."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import pickle
+import random
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+import torch
+from conftest import CROP, PER_BATCH, Numbered, assert_pairs, in_order, same
+from in_memory import MAKERS, on_host
+from torch.utils.data import Dataset, default_collate
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import v2
+
+from torchdali import DALILoader, SampleError, UnsupportedDatasetError, probe, verdict
+from torchdali.clock import Clock
+from torchdali.engine import Engine
+from torchdali.sources import folder
+from torchdali.stats import HOST, Limit, Probe, Stats
+
+pytestmark = pytest.mark.timeout(60)
+
+NAP = 0.04
+COUNT = 24
+
+
+def nap(value: Any) -> Any:
+    """Much slower than all else that is done in these tests."""
+    time.sleep(NAP)
+    return value
+
+
+def epochs(loader: Any, count: int = 2, between: float = 0) -> None:
+    """Iterates; the first epoch of a loader also builds its pipeline."""
+    for _ in range(count):
+        for _ in loader:
+            time.sleep(between)
+
+
+def with_transform(dataset: ImageFolder, *transforms: Any) -> ImageFolder:
+    """What follows the dataset's own, in its chain."""
+    dataset.transform = v2.Compose([*dataset.transform.transforms, *transforms])
+    return dataset
+
+
+class Asked(Dataset[Any]):
+    """Is asked for samples, and takes its time.
+
+    Args:
+        files: Photographs.
+        seconds: For each of them.
+    """
+
+    def __init__(self, files: list[Path], seconds: float = 0) -> None:
+        self.files, self.seconds = files, seconds
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> tuple[Path, int]:
+        time.sleep(self.seconds)
+        return self.files[index], index
+
+
+@pytest.fixture
+def photographs(pictures: Path) -> list[Path]:
+    return sorted(pictures.rglob("*.jpg"))
+
+
+# Which limit is named
+
+
+def test_the_model(dataset: ImageFolder) -> None:
+    loader = DALILoader(dataset, PER_BATCH, device="cpu")
+    epochs(loader, between=2 * NAP)
+    stats = loader.stats()
+    assert (stats.limit, stats.possible) == ("model", None)
+    assert stats.verdict.startswith(f"your model is the limit: it takes {stats.taken:,.0f} images/s")
+    assert stats.waited_share < 0.5 < 1 - stats.waited_batches
+    assert stats.consumer >= stats.timed * 2 * NAP
+    assert stats.taken is not None
+    assert 0 < stats.taken < PER_BATCH / (2 * NAP)
+
+
+SLOW: dict[str, tuple[Limit, str, Callable[[ImageFolder], dict[str, Any]]]] = {
+    "a transform": (
+        "torch",
+        "in torch, sample by sample, are the limit: Lambda at position 3 and 1 more take",
+        lambda dataset: {"dataset": with_transform(dataset, v2.Lambda(nap), v2.RandomHorizontalFlip())},
+    ),
+    "target_transform": (
+        "collate",
+        "targets and collate_fn",
+        lambda dataset: vars(dataset).update(target_transform=nap) or {"dataset": dataset},
+    ),
+    "collate_fn": (
+        "collate",
+        "targets and collate_fn",
+        lambda dataset: {"dataset": dataset, "collate_fn": lambda samples: nap(default_collate(samples))},
+    ),
+    "batch_transform": (
+        "batch_transform",
+        "batch_transform is the limit",
+        lambda dataset: {"dataset": dataset, "batch_transform": lambda *batch: nap(batch)},
+    ),
+}
+
+
+@pytest.mark.parametrize(("limit", "text", "make"), SLOW.values(), ids=SLOW.keys())
+def test_what_users_write_in_this_process(
+    dataset: ImageFolder, limit: Limit, text: str, make: Any, device: str
+) -> None:
+    loader = DALILoader(**make(dataset), batch_size=PER_BATCH, device=device)
+    epochs(loader)
+    if device == "cuda":
+        torch.cuda.synchronize()
+    stats = loader.stats()
+    (part,) = (part for part, of_part in HOST.items() if of_part == limit)
+    assert stats.limit == limit
+    assert text in stats.verdict
+    assert stats.parts[part] >= stats.timed * NAP
+    assert stats.waited_share > 0.5
+    assert stats.possible is not None
+    assert 0 < stats.possible < PER_BATCH / NAP
+
+
+def test_transforms_for_whole_batches(dataset: ImageFolder) -> None:
+    matrix, mean = torch.eye(3 * CROP * CROP), torch.zeros(3 * CROP * CROP)
+    chain = with_transform(dataset, v2.ToDtype(torch.float32), v2.LinearTransformation(matrix, mean))
+    loader = DALILoader(chain, PER_BATCH, device="cpu")
+    epochs(loader)
+    case = dataclasses.replace(loader.stats(), limit="torch")
+    clock = loader._clock
+    assert clock is not None
+    assert "torch" in case.parts
+    assert "on whole batches, are the limit: LinearTransformation at position 4 take" in verdict._sentence(
+        case, clock, None
+    )
+
+
+def test_headers_that_come_slowly(dataset: ImageFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = folder.read_header
+    monkeypatch.setattr(folder, "read_header", lambda path: nap(nap(nap(read(path)))))
+    loader = DALILoader(dataset, 1, device="cpu")
+    epochs(loader, 1)
+    stats = loader.stats()
+    assert (stats.limit, stats.waited_share > 0.5) == ("storage", True)
+    assert "reading the headers of files" in stats.verdict
+    assert stats.parts["headers"] > stats.waited / 2
+
+
+def slow_engine(monkeypatch: pytest.MonkeyPatch, where: Callable[[Engine], bool] = lambda _: True) -> None:
+    take = Engine.take
+
+    def late(self: Engine, timeout: float = 0) -> Any:
+        return nap(take(self, timeout)) if where(self) else take(self, timeout)
+
+    monkeypatch.setattr(Engine, "take", late)
+
+
+def test_dali(dataset: ImageFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow_engine(monkeypatch)
+    loader = DALILoader(dataset, PER_BATCH, device="cpu")
+    epochs(loader)
+    stats = loader.stats()
+    assert (stats.limit, stats.possible) == ("pipeline", stats.taken)
+    assert "reading, decoding and transforming in DALI is the limit; stats(probe=True)" in stats.verdict
+    assert stats.parts["DALI"] >= stats.timed * NAP
+
+
+def test_dali_that_is_fed_pixels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow_engine(monkeypatch)
+    dataset = MAKERS["CIFAR10"](tmp_path, monkeypatch, transform=v2.Compose([v2.ToImage(), v2.Resize(40)]))
+    loader = DALILoader(dataset, PER_BATCH, device="cpu")
+    epochs(loader)
+    assert (loader.stats().limit, "DALI, whose only work is" in loader.stats().verdict) == ("transforms", True)
+
+
+def test_the_start(dataset: ImageFolder) -> None:
+    loader = DALILoader(dataset, PER_BATCH, transform=v2.Identity(), device="cpu")
+    iterator = iter(loader)
+    clock = loader._clock
+    assert clock is not None
+    clock._began -= 60
+    list(iterator)
+    stats = loader.stats()
+    assert stats.limit == "start"
+    assert stats.verdict.startswith("the start is the limit: 60.")
+    assert stats.start is not None
+    assert 60 < stats.start < stats.elapsed
+    assert stats.waited < 30, "the start is kept apart"
+
+
+# Datasets that are asked for samples
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_datasets_own_work(photographs: list[Path], exact: Any, workers: int, persistent: bool, device: str) -> None:
+    options: dict[str, Any] = {"persistent_workers": persistent} if workers else {}
+    loader = DALILoader(
+        Asked(photographs[:12], 2 * NAP), 2, transform=exact, num_workers=workers, device=device, **options
+    )
+    stats = Stats()
+    for _ in range(1 + persistent):
+        for _ in loader:
+            stats = loader.stats()  # not when it is over, since workers take long to start
+    where = f"in {workers} workers is" if workers else "in this process (num_workers=0) is"
+    assert (stats.limit, stats.batches, stats.images) == ("dataset", 6, 12)
+    assert f"the dataset's own __getitem__ {where} the limit" in stats.verdict
+    assert stats.waited_share > 0.5
+    assert stats.possible is not None
+
+
+def test_dali_behind_a_dataset(photographs: list[Path], exact: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow_engine(monkeypatch)
+    loader = DALILoader(Asked(photographs), 2, transform=exact, num_workers=2, device="cpu", persistent_workers=True)
+    epochs(loader)
+    stats = loader.stats()
+    assert stats.limit == "pipeline"
+    assert "in DALI is the limit; the training loop" in stats.verdict, "there is nothing to probe"
+
+
+def test_what_is_waited_for_dali_is_the_datasets_fault_where_dali_was_idle() -> None:
+    clock = Clock(torch.device("cpu"))
+    for starved in (True, True, False):
+        clock.enter(starved)
+        clock.lap("feed")
+        clock.lap("DALI")
+        clock.leave(1)
+    assert set(clock.parts) == {"feed", "dataset", "DALI", "collate"}
+
+
+def test_a_model_for_which_nothing_runs_in_dali(photographs: list[Path]) -> None:
+    loader = DALILoader(
+        Asked(photographs), 2, batch_transform=lambda *batch: batch, collate_fn=lambda samples: [1], device="cpu"
+    )
+    epochs(loader, between=NAP)
+    assert loader.stats().limit == "model"
+    assert "without transform= nothing runs in DALI" in loader.stats().verdict
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_torchs_own_iterator_is_not_measured(photographs: list[Path], workers: int) -> None:
+    loader = DALILoader(Asked(photographs), 2, collate_fn=list, num_workers=workers, device="cpu")
+    assert loader.stats().limit == "not measured"
+    epochs(loader, 1)
+    assert (loader.stats(), loader.stats().batches) == (verdict.UNMEASURED, 0)
+    assert "nothing is measured" in str(loader.stats())
+
+
+# At any time
+
+
+def test_before_the_first_batch(dataset: ImageFolder, photographs: list[Path], exact: Any) -> None:
+    for loader in (
+        DALILoader(dataset, device="cpu"),
+        DALILoader(Asked(photographs), transform=exact, device="cpu"),
+    ):
+        assert loader.stats() == Stats()
+        iterator = iter(loader)
+        assert (loader.stats().limit, loader.stats().verdict) == ("nothing yet", "no batch was handed out yet")
+        next(iterator)
+        stats = loader.stats()
+        assert (stats.batches, stats.timed, stats.taken, stats.limit) == (1, 0, None, "nothing yet")
+        assert "nothing can be said before the second" in stats.verdict
+
+
+def test_between_batches_after_a_break_and_in_the_next_epoch(dataset: ImageFolder) -> None:
+    loader = DALILoader(dataset, PER_BATCH, device="cpu")
+    for number, _ in enumerate(loader, start=1):
+        stats = loader.stats()
+        assert (stats.batches, stats.images, stats.timed, stats.over) == (number, 3 * number, number - 1, False)
+        if number == 4:
+            break
+    assert loader.stats().batches == 4
+    time.sleep(10 * NAP)
+    assert loader.stats() == stats, "nobody iterates"
+    assert "so far" in str(stats)
+    epochs(loader, 1)
+    assert (loader.stats().batches, loader.stats().images, loader.stats().over) == (8, COUNT, True)
+    loader.close()
+    assert loader.stats().batches == 8
+
+
+def test_nothing_to_load(dataset: ImageFolder) -> None:
+    loader = DALILoader(dataset, sampler=[], device="cpu")
+    epochs(loader, 1)
+    assert loader.stats() == Stats()
+    dataset.samples = []
+    empty = DALILoader(dataset, device="cpu")
+    epochs(empty, 1)
+    assert empty.stats(probe=True) == Stats()
+
+
+def test_a_batch_that_fails_is_not_counted(fresh: ImageFolder) -> None:
+    Path(fresh.samples[4][0]).unlink()
+    loader = DALILoader(fresh, PER_BATCH, device="cpu")
+    iterator = iter(loader)
+    next(iterator)
+    with pytest.raises(SampleError):
+        next(iterator)
+    time.sleep(10 * NAP)
+    assert len(list(iterator)) == 6
+    stats = loader.stats()
+    assert (stats.batches, stats.timed) == (7, 5), "the time after an error is nobody's"
+    assert stats.consumer < 10 * NAP
+
+
+def test_the_latest_of_two_epochs(dataset: ImageFolder) -> None:
+    loader = DALILoader(dataset, PER_BATCH, device="cpu")
+    first, second = iter(loader), iter(loader)
+    next(second)
+    assert_pairs(first, dataset, in_order())
+    assert loader.stats().batches == 1
+
+
+def test_copies_begin_anew(dataset: ImageFolder) -> None:
+    loader = DALILoader(dataset, PER_BATCH, device="cpu")
+    epochs(loader, 1)
+    for twin in (copy.copy(loader), pickle.loads(pickle.dumps(loader))):
+        assert twin.stats() == Stats()
+    assert loader.stats().batches == 8
+
+
+def test_what_is_given_cannot_be_changed_and_prints_a_table(dataset: ImageFolder) -> None:
+    loader = DALILoader(dataset, PER_BATCH, device="cpu")
+    epochs(loader)
+    stats = loader.stats()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        stats.batches = 1  # pyright: ignore[reportAttributeAccessIssue]
+    rows = [line[:11].strip() for line in repr(stats).splitlines()]
+    assert rows[:4] == ["batches", "start", "taken", "waited"]
+    assert rows[-1] == "verdict"
+    assert str(stats).endswith(stats.verdict)
+    assert max(map(len, str(stats).splitlines()[:-1])) <= 120
+    assert sum(stats.parts.values()) == pytest.approx(stats.waited), "what is done in next() is what is waited for"
+    assert 0 <= stats.waited_p50 <= stats.waited_p99 <= stats.waited_max <= stats.waited
+
+
+# On a GPU
+
+
+class Event:
+    """A CUDA event whose time is told, and that is passed once the GPU is there."""
+
+    now, reached = 0.0, 0.0
+    made = 0
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+        Event.made += 1
+
+    def record(self, stream: Any) -> None:
+        self.at = Event.now
+
+    def query(self) -> bool:
+        return self.at <= Event.reached
+
+    def elapsed_time(self, other: Event) -> float:
+        assert other.query(), "CUDA raises there"
+        return 1e3 * (other.at - self.at)
+
+
+def test_the_gpus_own_time_is_read_when_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+    Event.now = Event.reached = Event.made = 0
+    clock = Clock(torch.device("cuda", 0))
+
+    def batch(consumer: float, waited: float) -> None:
+        Event.now += consumer
+        clock.enter()
+        Event.now += waited
+        clock.leave(10)
+
+    batch(0, 5)
+    for _ in range(20):
+        batch(3, 1)
+    assert clock.timed.batches == 0, "the GPU is not there yet"
+    Event.reached = Event.now - 0.5
+    batch(3, 1)
+    assert (clock.timed.batches, clock.timed.waited, clock.timed.consumer) == (19, 19, 57)
+    Event.reached = Event.now
+    clock.read()
+    assert (clock.timed.batches, clock.timed.images, clock.timed.waited) == (21, 210, 21)
+    made = Event.made
+    for _ in range(100):
+        batch(3, 1)
+        Event.reached = Event.now
+    assert Event.made <= made + 2, "events are used again"
+    clock.skip()
+    batch(1000, 1)
+    clock.read()
+    assert clock.timed.longest == 1
+    assert clock.timed.consumer < 1000
+    clock.end()
+    assert clock.start is not None
+    clock.start = clock.elapsed = 99.0
+    stats = verdict.judged(clock, None, None)
+    assert (stats.limit, stats.waited_share) == ("pipeline", 0.25), "the GPU is at work long after the host's epoch"
+
+
+@pytest.mark.gpu
+def test_a_model_on_the_gpu_is_the_limit_although_the_host_waits_for_nothing(dataset: ImageFolder) -> None:
+    loader = DALILoader(dataset, PER_BATCH, device="cuda")
+    for _ in range(2):
+        for _ in loader:
+            torch.cuda._sleep(100_000_000)  # cycles: about 50 ms that the host does not wait
+    torch.cuda.synchronize()
+    stats = loader.stats()
+    assert (stats.limit, stats.timed) == ("model", 7)
+    assert stats.consumer > stats.waited
+    epochs(loader, 3)
+    torch.cuda.synchronize()
+    stats = loader.stats()
+    assert stats.timed == 7
+    assert stats.waited > stats.consumer
+
+
+# The probe
+
+
+def probed(read: float | None, decode: float | None, transforms: float, parts: Any, overlapping: bool = True) -> Probe:
+    together = max(read or 0, decode or 0, transforms, sum(parts.values()))
+    return Probe(100, read, decode, transforms, together, parts, overlapping)
+
+
+@pytest.mark.parametrize(
+    ("case", "limit", "sentence"),
+    [
+        (probed(0.031, 0.02, 0.01, {}), "storage", "storage is the limit: reading takes 31.0 of 31.0 ms a batch"),
+        (probed(0.001, 0.02, 0.01, {}), "decoding", "decoding is the limit: it takes 20.0 of 20.0 ms a batch"),
+        (probed(0.001, 0.002, 0.25, {"feed": 0.2}), "transforms", "transforms in DALI are the limit: they take 250 of"),
+        (probed(None, None, 0.001, {"feed": 0.002}), "host", "drawing parameters and feeding DALI takes 2.00 of 2.00"),
+        (probed(0.01, 0.02, 0.03, {"torch": 0.04}), "torch", "transforms that run in torch"),
+        (probed(0.01, 0.02, 0.03, {"torch": 0.04}, False), "transforms", "they take 30.0 of 40.0 ms"),
+        (probed(0.01, 0.02, 0.03, {"DALI": 0.04}), "transforms", "they take 30.0 of 40.0 ms"),
+    ],
+)
+def test_the_limit_of_the_loader_alone(case: Probe, limit: Limit, sentence: str) -> None:
+    stats = verdict.judged(None, case, None)
+    assert (stats.limit, stats.possible) == (limit, case.rate)
+    assert sentence in stats.verdict
+    assert stats.verdict.endswith(f"; {case.rate:,.0f} images/s are possible")
+    assert "together" in str(stats)
+
+
+PROBED: dict[str, list[Any]] = {
+    "a window": [v2.RandomResizedCrop(CROP), v2.RandomHorizontalFlip(), v2.ToDtype(torch.float32, scale=True)],
+    "a window in a window": [v2.CenterCrop(CROP + 4), v2.RandomCrop(CROP)],
+    "a window that is padded": [v2.RandomCrop(CROP, padding=4)],
+    "whole images": [v2.Resize((CROP, CROP)), v2.ColorJitter(0.3)],
+    "nothing": [],
+    "views": [v2.Resize((CROP, CROP)), v2.FiveCrop(10)],
+    "a chain that some take": [v2.RandomApply([v2.GaussianBlur(3)]), v2.Resize((CROP, CROP))],
+    "in torch": [v2.Resize((CROP, CROP)), v2.Lambda(torch.clone)],
+}
+
+
+@pytest.mark.parametrize("chain", PROBED.values(), ids=PROBED.keys())
+def test_every_plan_can_be_probed(pictures: Path, numbered: Numbered, chain: list[Any], device: str) -> None:
+    size = 1 if not chain else PER_BATCH
+    loader = DALILoader(numbered(pictures, v2.Compose([v2.ToImage(), *chain])), size, device=device)
+    stats = loader.stats(probe=True)
+    case = stats.probe
+    assert case is not None
+    assert None not in (case.read, case.decode)
+    assert min(case.read or 0, case.decode or 0, case.transforms, case.together) > 0
+    assert (stats.possible, stats.batches) == (size / case.together, 0)
+    epochs(loader)
+    assert loader.stats().probe is case
+    loader.transform = v2.RandomVerticalFlip(1.0)
+    epochs(loader, 1)
+    assert loader.stats().probe is None, "of another plan"
+
+
+def test_arrays_are_neither_read_nor_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    dataset = MAKERS["CIFAR10"](tmp_path, monkeypatch, transform=v2.Compose([v2.ToImage(), v2.RandomCrop(24)]))
+    case = DALILoader(dataset, None, device=device).stats(probe=True).probe
+    assert case is not None
+    assert (case.read, case.decode, case.images) == (None, None, 1)
+    assert case.transforms > 0
+
+
+def test_the_probe_finds_what_is_slow_in_torch(dataset: ImageFolder) -> None:
+    loader = DALILoader(with_transform(dataset, v2.Lambda(nap)), PER_BATCH, device="cpu")
+    stats = loader.stats(probe=True)
+    assert stats.limit == "torch"
+    assert "Lambda at position 3 take" in stats.verdict
+    assert stats.possible is not None
+    assert stats.possible < PER_BATCH / NAP
+
+
+@pytest.mark.parametrize(
+    ("limit", "slow"),
+    [("storage", lambda engine: not engine._views), ("decoding", lambda engine: engine._entry == "encoded")],
+)
+def test_the_probe_finds_what_is_slow_in_dali(
+    dataset: ImageFolder, monkeypatch: pytest.MonkeyPatch, limit: Limit, slow: Callable[[Engine], bool]
+) -> None:
+    slow_engine(monkeypatch, lambda engine: slow(engine) or engine._entry == "files")
+    loader = DALILoader(dataset, PER_BATCH, device="cpu")
+    epochs(loader)
+    assert loader.stats().limit == "pipeline"
+    monkeypatch.undo()
+    slow_engine(monkeypatch, slow)
+    assert loader.stats(probe=True).limit == limit
+
+
+def test_the_model_is_told_what_it_leaves_unused(dataset: ImageFolder) -> None:
+    loader = DALILoader(dataset, PER_BATCH, device="cpu")
+    for _ in range(2):
+        for number, _ in enumerate(loader):
+            if number == 3:
+                loader.stats(probe=True)
+            time.sleep(2 * NAP)
+    stats = loader.stats()
+    assert (stats.limit, stats.timed) == ("model", 6), "the probe's own time is nobody's"
+    assert stats.verdict.startswith(f"your model is the limit: {stats.taken:,.0f} of {stats.possible:,.0f} images/s")
+
+
+class Counting:
+    """A sampler that is asked no more often for a probe.
+
+    Args:
+        seed: Of its generator.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.generator = torch.Generator().manual_seed(seed)
+        self.begun = 0
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __iter__(self) -> Iterator[int]:
+        self.begun += 1
+        yield from torch.randperm(COUNT, generator=self.generator).tolist()
+
+
+def global_states() -> list[Any]:
+    name, *numbers = np.random.get_state()  # noqa: NPY002
+    return [random.getstate(), name, [np.asarray(x).tolist() for x in numbers], torch.get_rng_state()]
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_probe_changes_nothing(
+    pictures: Path, numbered: Numbered, seed: int | None, workers: int, device: str
+) -> None:
+    chain = [v2.ToImage(), v2.RandomResizedCrop(CROP), v2.Lambda(lambda image: image + torch.rand(1).item())]
+
+    def batches(probes: Iterable[int]) -> tuple[list[Any], int]:
+        torch.manual_seed(1)
+        sampler = Counting(2)
+        loader = DALILoader(
+            numbered(pictures, v2.Compose(chain)),
+            PER_BATCH,
+            sampler=sampler,
+            seed=seed,
+            num_workers=workers,
+            generator=torch.Generator().manual_seed(5),
+            collate_fn=lambda samples: [*default_collate(samples), torch.rand(2)],
+            batch_transform=lambda images, labels, noise: (images * torch.rand(1).item(), labels, noise),
+            device=device,
+        )
+        seen: list[Any] = []
+        for epoch in range(3):
+            if -epoch in probes:
+                loader.stats(probe=True)
+            for number, batch in enumerate(loader):
+                seen.append(batch)
+                if 10 * epoch + number in probes:
+                    before = global_states()
+                    loader.stats(probe=True)
+                    assert same(global_states(), before)
+                if epoch == 1 and number == 4:
+                    break
+        return on_host(seen), sampler.begun
+
+    assert same(batches([0, -1, 3, 12, 14, -2]), batches([]))
+
+
+def test_a_dataset_that_is_asked_is_not_probed(photographs: list[Path], exact: Any) -> None:
+    loader = DALILoader(Asked(photographs), transform=exact, device="cpu")
+    with pytest.raises(UnsupportedDatasetError, match="asked for samples is not probed"):
+        loader.stats(probe=True)
+    assert loader.stats() == Stats()
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"no image")])
+def test_a_probe_names_a_damaged_file(fresh: ImageFolder, damage: Callable[[Path], object]) -> None:
+    for path, _ in fresh.samples:
+        damage(Path(path))
+    with pytest.raises(SampleError):
+        DALILoader(fresh, PER_BATCH, device="cpu").stats(probe=True)
+
+
+def test_batches_of_a_probe_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = probe._chosen(10_000, 16, 6)
+    assert len(set(np.concatenate([*first, *second]).tolist())) == 32 * len(first)
+    assert {len(batch) for batch in probe._chosen(1, 16, 6)[1]} == {16}
+
+
+def test_the_documents_show_what_is_printed(dataset: ImageFolder) -> None:
+    text = (Path(__file__).parents[1] / "docs" / "performance.md").read_text()
+    (shown,) = re.findall(r"```text\n(.*?)```", text, re.DOTALL)
+    loader = DALILoader(dataset, PER_BATCH, device="cpu")
+    epochs(loader)
+    printed = str(loader.stats(probe=True))
+    assert [line[:11] for line in printed.splitlines()] == [line[:11] for line in shown.splitlines()]
+    table = text[text.index("| `limit` |") :].split("\n\n")[0]
+    assert set(re.findall(r"`([a-z_ ]+)`", re.sub(r"(?m)^(\| [^|]+\|).*$", r"\1", table))) - {"limit"} == set(
+        get_args(Limit)
+    )
