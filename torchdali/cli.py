@@ -1,4 +1,4 @@
-"""The command line: ``torchdali demo`` and ``torchdali parity``.
+"""The command line: ``torchdali demo``, ``torchdali bench`` and ``torchdali parity``.
 
 Only options and exit codes live here; what a command does is in its own package. click, rich, scikit-image
 and scipy are imported when a command line is run, so that this module needs nothing but torchdali's own dependencies.
@@ -111,6 +111,55 @@ def commands() -> click.Group:
             raise click.BadParameter(f"not a regular expression: {error}", param_hint="--only") from error
         devices = (["cpu", "cuda"] if cuda else ["cpu"]) if device == "all" else [device]
         if certify(out, devices, only, Console()):
+            sys.exit(1)
+
+    @torchdali.command()
+    @click.argument("folder", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
+    @click.option("--train", metavar="MODEL", help="Measure beside a training step too: torchvision's name of a model.")
+    @click.option("--transform", metavar="FILE:NAME", help="Your transform.  [default: ImageNet's for training]")
+    @click.option("--batch-size", type=click.IntRange(min=1), help="Images in a batch.  [default: 256, or fewer]")
+    @click.option("--cores", type=click.IntRange(min=1), help="How many to use.  [default: all]")
+    @click.option(
+        "--seconds", type=click.FloatRange(min=0.1), default=5.0, show_default=True, help="Time of one measurement."
+    )
+    @click.option(
+        "--json", "out", type=click.Path(dir_okay=False, path_type=Path), help="Where to write all figures as JSON."
+    )
+    def bench(
+        folder: Path,
+        train: str | None,
+        transform: str | None,
+        batch_size: int | None,
+        cores: int | None,
+        seconds: float,
+        out: Path | None,
+    ) -> None:
+        """Measure DALILoader and DataLoader on your own pictures.
+
+        DIR is a folder of class folders, or of images. Says what the limit is, and whether torchdali would help.
+        Exits with 0 when that could be said, with 1 when a loader that it takes could not be measured, and with 2
+        when an option is wrong.
+        """
+        from torchvision.models import list_models
+
+        from torchdali.bench.command import bench as measured
+
+        if train and train not in list_models():
+            raise click.BadParameter(f"torchvision has no model {train!r}", param_hint="--train")
+        try:
+            decided = measured(
+                folder,
+                cores=cores,
+                batch_size=batch_size,
+                seconds=seconds,
+                transform=transform,
+                train=train,
+                out=out,
+                console=Console(),
+            )
+        except ValueError as error:
+            raise click.UsageError(str(error)) from error
+        if decided is None:
             sys.exit(1)
 
     return torchdali

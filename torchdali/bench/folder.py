@@ -1,0 +1,87 @@
+"""What is measured: a folder of the user's own pictures, and their own transform."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torchvision.datasets import ImageFolder
+from torchvision.datasets.folder import IMG_EXTENSIONS
+from torchvision.io import ImageReadMode, decode_image
+from torchvision.transforms import v2
+
+__all__ = ["ONE_CLASS", "as_tensor", "class_folders", "dataset", "loaded", "standard"]
+
+ONE_CLASS = "pictures"
+"""The name of the class where a folder has none."""
+
+
+def class_folders(folder: Path) -> tuple[bool, int]:
+    """Whether there are pictures in folders under this one, and how many lie in it itself."""
+    entries = list(os.scandir(folder))
+    here = sum(entry.is_file() and _is_picture(entry.name) for entry in entries)
+    below = (names for entry in entries if entry.is_dir() for _, _, names in os.walk(entry.path, followlinks=True))
+    return any(_is_picture(name) for names in below for name in names), here
+
+
+def _is_picture(name: str) -> bool:
+    return name.lower().endswith(IMG_EXTENSIONS)
+
+
+def dataset(root: Path, transform: Callable[[Any], Any], tensors: bool = False) -> ImageFolder:
+    """The pictures as training scripts have them.
+
+    Args:
+        root: the folder of class folders.
+        transform: of the images.
+        tensors: whether images are decoded by torchvision, to uint8 tensors (C, H, W), and not by PIL.
+    """
+    if tensors:
+        return ImageFolder(root, transform, loader=as_tensor, allow_empty=True)
+    return ImageFolder(root, transform, allow_empty=True)
+
+
+def as_tensor(path: str) -> torch.Tensor:
+    """Decodes a file to a uint8 tensor (3, H, W)."""
+    return decode_image(path, mode=ImageReadMode.RGB)
+
+
+def standard() -> v2.Compose:
+    """What is measured where nothing is said: the training transform of ImageNet."""
+    return v2.Compose(
+        [
+            v2.ToImage(),
+            v2.RandomResizedCrop(224, antialias=True),
+            v2.RandomHorizontalFlip(),
+            v2.ToDtype(torch.float32, scale=True),
+            v2.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+        ]
+    )
+
+
+def loaded(named: str | None) -> Callable[[Any], Any]:
+    """The transform that ``FILE:NAME`` names; the standard one for None.
+
+    Raises:
+        ValueError: there is no such file or name, or it cannot be called.
+    """
+    if named is None:
+        return standard()
+    file, colon, name = named.rpartition(":")
+    path = Path(file).resolve()
+    if not colon or not path.is_file():
+        raise ValueError(f"{named!r} is not FILE:NAME with a file that exists")
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))  # as for a script, so that worker processes find the module too
+    module = importlib.import_module(path.stem)
+    if Path(module.__file__ or "").resolve() != path:
+        raise ValueError(f"another module is called {path.stem!r}: rename {path.name}")
+    transform = getattr(module, name, None)
+    if not callable(transform):
+        raise ValueError(f"{path.name} has no transform {name!r}")  # noqa: TRY004 - what is wrong is an option
+    return cast("Callable[[Any], Any]", transform)
