@@ -1,6 +1,7 @@
 """What a process holds, which a leak makes more of: memory of the host and of its GPU, threads, open files."""
 
 import gc
+import os
 import statistics
 import threading
 from collections.abc import Sequence
@@ -9,24 +10,33 @@ from typing import Any
 
 
 def host() -> dict[str, float]:
-    """Of this process: memory in MiB, threads, and file descriptors.
+    """Of this process: memory in MiB, with that of its workers, threads, file descriptors, and workers.
 
-    `pss_mib` counts each page that several processes share as a share; `anonymous_mib` is what is its own and in no
-    file, `file_mib` its share of files that are mapped.
+    `pss_mib` counts each page that several processes share as a share, so it changes when others come and go that have
+    the same libraries; `anonymous_mib`, what is in no file, does not.
     """
     gc.collect()
-    kilobytes = {
-        line.split()[0].rstrip(":"): int(line.split()[1])
-        for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]
-    }
+    pids = _with_workers(os.getpid())
+    sums = {"Pss": 0, "Pss_Anon": 0}
+    for pid in pids:
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]:
+            name, _, rest = line.partition(":")
+            if name in sums:
+                sums[name] += int(rest.split()[0])
     return {
-        "pss_mib": round(kilobytes["Pss"] / 1024, 1),
-        "anonymous_mib": round(kilobytes["Pss_Anon"] / 1024, 1),
-        "file_mib": round((kilobytes["Pss_File"] + kilobytes["Pss_Shmem"]) / 1024, 1),
+        "pss_mib": round(sums["Pss"] / 1024, 1),
+        "anonymous_mib": round(sums["Pss_Anon"] / 1024, 1),
         "threads": _entries("/proc/self/task"),
         "python_threads": threading.active_count(),
         "files": _entries("/proc/self/fd") - 1,  # that of the listing
+        "workers": len(pids) - 1,
     }
+
+
+def _with_workers(pid: int) -> list[int]:
+    """A process and its children, and theirs."""
+    children = [child for path in Path(f"/proc/{pid}/task").glob("*/children") for child in path.read_text().split()]
+    return [pid, *(one for child in children for one in _with_workers(int(child)))]
 
 
 def _entries(folder: str) -> int:
