@@ -28,8 +28,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from benchmarks import children, data, held, report
-from benchmarks.systems import SYSTEMS
+from benchmarks import data, held, report
+from benchmarks.loader_systems import LOADER
+from benchmarks.systems import Job
+from torchdali.bench import children
 
 CASES = ("peak", "close", "constant")
 _WORKERS = 2
@@ -104,7 +106,7 @@ def work(case: Case, result: Path) -> None:
     """Measures a case in a process of its own."""
     import torch
 
-    from benchmarks.measure import surroundings
+    from benchmarks.batches import surroundings
 
     if torch.cuda.is_available():
         torch.zeros(1, device="cuda")
@@ -119,7 +121,7 @@ def peak(case: Case) -> dict[str, Any]:
     import torch
 
     used = _Used()
-    epoch = SYSTEMS[case.of].build(case.root, case.batch_size, case.threads or case.cores)
+    epoch = LOADER[case.of].build(Job(case.root, case.batch_size, case.threads or case.cores))
     until = time.perf_counter() + case.seconds
     most, images, start = 0.0, 0, 0.0
     while not start or time.perf_counter() < until:

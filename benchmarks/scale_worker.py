@@ -11,7 +11,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from benchmarks import held, process
+from benchmarks import held
+from torchdali.bench import process
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
@@ -20,7 +21,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     from torch import distributed
     from torchvision.datasets import ImageFolder
 
-    from benchmarks.measure import surroundings
+    from benchmarks.batches import surroundings
     from benchmarks.systems import transforms
     from torchdali import DALILoader
 

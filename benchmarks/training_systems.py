@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks import systems
 from benchmarks.loader_systems import LOADER
 from benchmarks.systems import TORCHDALI, Epoch, Job
+from benchmarks.training_stages import STAGES, stage
 from torchdali.bench.training import one_batch
 
 if TYPE_CHECKING:
@@ -183,11 +184,23 @@ class Loader:
 
 def synthetic(case: Case) -> Epoch:
     """The same batch again and again, already as the model wants it: what the step can reach at most."""
+    return one_batch(*_any_batch(case), case.length)
+
+
+def _any_batch(case: Case) -> tuple["torch.Tensor", "torch.Tensor"]:
     import torch
 
     device, size = torch.device("cuda" if systems.has_gpu() else "cpu"), case.job(0).size
     images = torch.randn(case.batch_size, 3, size, size, device=device)
-    return one_batch(images, torch.randint(CLASSES, (case.batch_size,), device=device), case.length)
+    return images, torch.randint(CLASSES, (case.batch_size,), device=device)
+
+
+def _stage(name: str, title: str) -> Loader:
+    def build(case: Case) -> Epoch:
+        (step,) = one_batch(*_any_batch(case), 1)()
+        return stage(name, case.root, case.batch_size, step)
+
+    return Loader(title, TORCHDALI, build, every_core_count=False)
 
 
 def torchdali(case: Case) -> Epoch:
@@ -264,4 +277,5 @@ SYSTEMS = {
         if name not in ("torchdali", "dali_tuned", "dali_documented")
     },
 }
+SYSTEMS |= {name: _stage(name, title) for name, title in STAGES.items()}
 DEFAULT = ("synthetic", "torchdali", "dali_tuned", "dali_documented", "dali_proxy", "dataloader_v2")
