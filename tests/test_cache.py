@@ -255,6 +255,17 @@ def test_explain_says_what_is_kept(dataset: ImageFolder, device: str) -> None:
 # What it costs, and how it ends
 
 
+def test_decoder_is_given_back_when_all_images_are_kept(dataset: ImageFolder, device: str) -> None:
+    loader = loader_of(dataset, device, "device")
+    decoders: list[int] = []
+    for _ in range(3):
+        list(loader)
+        assert loader._compiled is not None
+        cache: Any = loader._compiled.cache
+        decoders.append(len(cache.pool._idle))
+    assert decoders == [1, 0, 0]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_close_frees_the_memory(dataset: ImageFolder, kind: str, device: str) -> None:
     before = torch.cuda.memory_allocated() if device == "cuda" else 0

@@ -115,7 +115,7 @@ def test_code_of_adding_a_transform(tmp_path: Path) -> None:
 def test_table_of_arguments() -> None:
     listed = {name for row in rows(README, "Argument") for name in re.findall(r"`(\w+)`", row[0])}
     signature = set(DALILoader.__signature__.parameters)
-    own = {"transform", "batch_transform", "device", "seed", "fidelity"}
+    own = {"transform", "batch_transform", "device", "seed", "fidelity", "cache", "cache_bytes"}
     assert listed == signature - own
     assert all(f"`{name}=" in README for name in own)
 
@@ -149,6 +149,13 @@ def test_code_of_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     exec(compile(of_index, "docs/datasets.md", "exec"), namespace)
     assert len(namespace["dataset"]) == len(namespace["ImageIndex"]("listed.npz")) == len(files)
     assert len(next(iter(namespace["loader"]))[0]) == len(files)
+
+
+@pytest.mark.usefixtures("in_folder")
+def test_code_of_caches(capsys: pytest.CaptureFixture[str]) -> None:
+    (code,) = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs" / "caches.md").read_text(), re.MULTILINE | re.DOTALL)
+    exec(compile(code, "docs/caches.md", "exec"), {})
+    assert "after ToImage, Resize, on cpu" in capsys.readouterr().out
 
 
 def anchors(path: Path) -> set[str]:

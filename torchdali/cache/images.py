@@ -172,7 +172,7 @@ class ImageFeed(Feed):
         self._asked.clear()
         self._awaited.clear()
         self._decoding.close()
-        if self._looked_up and not self._decoded:
+        if self._looked_up and not self._decoded and self._process == os.getpid():
             self.cache.rest()
 
     def ask(self, images: ImageBatch) -> None:
