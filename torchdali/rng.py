@@ -9,6 +9,8 @@ that must be kept. Neither torch's nor numpy's nor Python's global generator is 
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import numpy.typing as npt
 
@@ -18,9 +20,12 @@ __all__ = ["Draws", "epoch_key", "philox"]
 
 Words = npt.NDArray[np.uint64]
 
-_MULTIPLIER = np.array([0xD2511F53, 0xCD9E8D57], np.uint64)
+_MULTIPLIER = np.array([[0xD2511F53], [0xCD9E8D57]], np.uint64)
 _WEYL = np.array([0x9E3779B9, 0xBB67AE85], np.uint64)
+_ROUNDS = np.arange(10, dtype=np.uint64)[:, None]
 _LOW = np.uint64(0xFFFFFFFF)
+# Where the halves of 64-bit words are among 32-bit ones.
+_LOWER, _HIGH = (slice(i, None, 2) for i in ((0, 1) if sys.byteorder == "little" else (1, 0)))
 _HALF = np.uint64(32)
 _SPLIT_STEP = np.uint64(16)
 _AHEAD = 6
@@ -36,15 +41,16 @@ def philox(counter: Words, key: Words) -> Words:
     Returns:
         ``(4, ...)`` words below 2**32, uniformly distributed.
     """
-    column = (slice(None), *[None] * (counter.ndim - 1))
-    multiplier = _MULTIPLIER[column]
+    keys = ((key + _ROUNDS * _WEYL) & _LOW).astype(np.uint32)
     # The two halves of a round are alike, so words 0 and 2 are worked on together, and words 1 and 3.
-    even, odd = counter[0::2], counter[1::2]
-    for _ in range(10):
-        product = even * multiplier
-        even, odd = (product >> _HALF)[::-1] ^ odd ^ key[column], (product & _LOW)[::-1]
-        key = (key + _WEYL) & _LOW
-    return np.stack((even[0], odd[0], even[1], odd[1]))
+    words = counter.reshape(4, -1).astype(np.uint32)
+    even, odd = words[0::2], words[1::2]
+    for i in range(10):
+        halves = (even * _MULTIPLIER).view(np.uint32)
+        even = halves[::-1, _HIGH] ^ odd
+        even ^= keys[i, :, None]
+        odd = halves[::-1, _LOWER]
+    return np.stack((even[0], odd[0], even[1], odd[1])).astype(np.uint64).reshape(counter.shape)
 
 
 def _halves(value: int) -> tuple[int, int]:
