@@ -14,7 +14,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from torchdali import DALILoader, graph, machine
-from torchdali.tuning import Threads, Window, fitting_window
+from torchdali.tuning import Threads, fitting_window
 
 CUDA = torch.device("cuda", 0)
 CHAIN = v2.Compose([v2.ToImage(), v2.RandomResizedCrop(32), v2.ToDtype(torch.float32, scale=True)])
@@ -74,52 +74,18 @@ def test_nvjpeg_says_of_this_card_what_its_kind_does() -> None:
 
 
 @pytest.mark.parametrize(
-    ("late", "size"),
-    [
-        ([False] * 200, 3),
-        ([True] * 200, 3),
-        (([True] + [False] * 7) * 4, 4),
-        (([True] + [False] * 7) * 40, 6),
-        (([True] + [False] * 31) * 6, 3),
-    ],
-    ids=["never late", "always late", "now and then", "now and then, for long", "hardly ever"],
-)
-def test_a_window_grows_while_batches_are_late_now_and_then(late: list[bool], size: int) -> None:
-    window = Window(3, 6)
-    for one in late:
-        window.took(0.005 if one else 0.0001)
-    assert window.size == size
-
-
-def test_a_window_that_was_asked_for_does_not_grow() -> None:
-    window = Window(2)
-    for i in range(100):
-        window.took(i % 4)
-    assert (window.size, window.most) == (2, 2)
-
-
-@pytest.mark.parametrize(
     ("sample", "memory", "most"),
     [(602_112, 2**40, 6), (3 * 2**20, 2**40, 2), (602_112, 2**29, 3), (602_112, 2**10, 2), (100, 2**40, 6)],
 )
 def test_the_window_fits_the_memory(sample: int, memory: int, most: int) -> None:
     plan: Any = SimpleNamespace(sample_bytes=sample)
     assert fitting_window(plan, 256, memory) == most
-    window = Window.fitting(plan, 256, memory)
-    assert (window.size, window.most) == (min(3, most), most)
 
 
-def test_batches_do_not_depend_on_threads_or_window(
-    pictures: Any, device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_batches_do_not_depend_on_threads_or_window(pictures: Any, device: str) -> None:
     dataset = ImageFolder(pictures, CHAIN)
     chosen = DALILoader(dataset, 4, shuffle=True, seed=5, device=device, generator=torch.Generator().manual_seed(1))
-    monkeypatch.setattr("torchdali.tuning._LATE", -1.0)
-    monkeypatch.setattr("torchdali.tuning._NOW_AND_THEN", range(1, 100))
-    monkeypatch.setattr("torchdali.tuning._HISTORY", 1)
-    epochs = [list(chosen) for _ in range(4)]
-    assert chosen._compiled is not None
-    assert chosen._compiled.window.size > 3
+    epochs = [list(chosen) for _ in range(2)]
     for threads, window in ((1, 2), (3, 5)):
         pinned = DALILoader(
             dataset,
@@ -169,6 +135,6 @@ def test_explain_says_what_was_chosen_and_why(pictures: Any, capsys: pytest.Capt
     DALILoader(dataset, 4, device="cpu", num_workers=1, prefetch_factor=4).explain()
     chosen, pinned = capsys.readouterr().out.split("DALILoader\n")[1:]
     assert f"{machine.available_cores()} of DALI (chosen: the" in chosen
-    assert "3, growing to 6 at most batches in flight" in chosen
+    assert "6 batches in flight (chosen" in chosen
     assert "1 of DALI (num_workers)" in pinned
     assert "4 batches in flight (prefetch_factor)" in pinned

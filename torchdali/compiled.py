@@ -25,7 +25,6 @@ from torchdali.samples import as_samples, run_on_batch
 from torchdali.sources import FileSource
 from torchdali.spec import Fidelity, IntArray, Spec
 from torchdali.transforms import RowError
-from torchdali.tuning import Window
 
 __all__ = ["CompiledTransform", "compile"]
 
@@ -164,7 +163,7 @@ class CompiledTransform:
             for i in rows.tolist():
                 paths[i] = _path_of(images[i], files)
             source = FileSource(paths)
-            feed = Feed(Window(1), timeout=0)
+            feed = Feed(window=1, timeout=0)
             try:
                 feed.push(Batch(source, pool, rows, draws))
                 return feed.pop().views

@@ -25,7 +25,7 @@ from torchdali.rng import Draws, Words, epoch_key
 from torchdali.samples import as_samples, call_on_batch, check_shapes, run_on_batch, seeded
 from torchdali.sources import LiftedSource
 from torchdali.tracing import put_by
-from torchdali.tuning import Threads, Window
+from torchdali.tuning import Threads
 
 __all__ = ["CLOSED", "Compiled", "Epoch", "EpochKeys", "default_collate"]
 
@@ -82,7 +82,7 @@ class Compiled:
     pool: EnginePool
     chain: tuple[Any, ...]
     threads: Threads
-    window: Window
+    window: int
     cache: Cache | None = None
 
     @property
@@ -130,7 +130,7 @@ class Epoch(_BaseDataLoaderIter):
         self._collate: Callable[[Any], Any] = loader.collate_fn
         self._transform_batch: Callable[..., Any] | None = loader.batch_transform
         self._compiled = compiled
-        self._ahead = max(compiled.window.most + 2, (loader.prefetch_factor or 2) * loader.num_workers)
+        self._ahead = max(compiled.window + 2, (loader.prefetch_factor or 2) * loader.num_workers)
         self._end: Exception | None = None
         self._sampler: Any = loader.sampler
 

@@ -43,7 +43,7 @@ def lifted(loader: Any, compiled: Compiled, window: int | None) -> Rows:
         **({"cache": compiled.cache.describe()} if compiled.cache else {}),
         "threads": _threads(compiled.threads, source.beside_engine()),
         "window": f"{compiled.window} batches in flight ("
-        + ("prefetch_factor)" if window else "chosen: grows while batches are late now and then, within 1 GiB)"),
+        + ("prefetch_factor)" if window else "chosen: 6, or what fits 1 GiB and an eighth of the free memory)"),
         **_timeout(loader),
         "no effect": "; ".join(no_effect),
     }

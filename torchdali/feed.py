@@ -7,7 +7,6 @@ one to two milliseconds a batch, and there is no thread of ours that could outli
 from __future__ import annotations
 
 import os
-import time
 from collections import deque
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +26,6 @@ from torchdali.sources import Scan, Source
 from torchdali.spec import Inputs, IntArray, Params
 from torchdali.tracing import put_by
 from torchdali.transforms import RowError
-from torchdali.tuning import Window
 
 __all__ = ["Batch", "Feed"]
 
@@ -86,10 +84,9 @@ class Feed:
         clock: The epoch's, if it has one.
     """
 
-    def __init__(self, window: Window, timeout: float, clock: Clock | None = None) -> None:
+    def __init__(self, window: int, timeout: float, clock: Clock | None = None) -> None:
         self._window, self._timeout = window, timeout
         self._clock = clock or Clock(torch.device("cpu"))
-        self._popped = 0
         self._waiting: deque[Batch] = deque()
         self._flying: deque[Batch] = deque()
         self._engines: list[tuple[EnginePool, Engine]] = []
@@ -121,16 +118,12 @@ class Feed:
             if not self._flying:
                 self._launch(self._waiting.popleft())
             batch = self._flying.popleft()
-            asked = time.perf_counter()
             try:
                 self._land(batch)
             except Exception as error:
                 if self._over is _INTERRUPTED and not died(error):
                     self._advance()
                 raise
-            self._popped += 1
-            if self._popped > self._window.size:  # the first ones of an epoch cannot be ready
-                self._window.took(time.perf_counter() - asked)
             self._advance()
             return batch
 
@@ -175,7 +168,7 @@ class Feed:
 
     def _advance(self) -> None:
         """Launches what may be launched without waiting."""
-        while self._waiting and len(self._flying) < self._window.size:
+        while self._waiting and len(self._flying) < self._window:
             scan = self._waiting[0].scan
             if scan and not scan.done():
                 return

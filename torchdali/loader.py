@@ -31,7 +31,7 @@ from torchdali.sources import FolderSource, LiftedSource, dataset_state, lift
 from torchdali.spec import Fidelity
 from torchdali.stats import Probe, Stats
 from torchdali.transforms import flatten
-from torchdali.tuning import Threads, Window
+from torchdali.tuning import Threads, fitting_window
 from torchdali.verdict import UNMEASURED, judged
 
 __all__ = ["DALILoader"]
@@ -347,7 +347,7 @@ class DALILoader(DataLoader[_T]):
             plan = fuse(plan)
         threads = Threads(self.num_workers, device, plan.entry)
         free = machine.memory_for_batches(device)
-        window = Window(self._window) if self._window else Window.fitting(plan, size, free)
+        window = self._window or fitting_window(plan, size, free)
         pool = EnginePool(plan, size, threads, resident)
         self._compiled = Compiled(key, source, pool, chain, threads, window, self._cache)
         return self._compiled

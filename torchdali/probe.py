@@ -111,7 +111,7 @@ def probe_of(loader: Any, compiled: Compiled, size: int) -> Probe | None:
     if not count:
         return None
     with seeded(compiled.device):
-        return _Probing(loader, compiled, size, _chosen(count, size, compiled.window.size)).run()
+        return _Probing(loader, compiled, size, _chosen(count, size, compiled.window)).run()
 
 
 def _chosen(count: int, size: int, window: int) -> list[list[IntArray]]:
@@ -144,14 +144,14 @@ class _Probing:
                 decode, images = self._decode(decoding(plan), images, inputs)
             after = transforming(plan)
             resident = source.resident or (plan.entry == "files" and plan.device.type == "cuda")
-            transforms, _ = self._alone(after, itertools.repeat(images), inputs, self.compiled.window.size, resident)
+            transforms, _ = self._alone(after, itertools.repeat(images), inputs, self.compiled.window, resident)
         together, parts = self._together()
         overlapping = plan.device.type == "cuda"
         return Probe(self.size, read, decode, transforms, together, parts, overlapping)
 
     def _read(self, plan: Plan) -> float:
         source = self.compiled.source
-        asked: deque[IntArray] = deque(maxlen=self.compiled.window.size + 1)
+        asked: deque[IntArray] = deque(maxlen=self.compiled.window + 1)
 
         def paths() -> Iterator[Any]:
             with ExitStack() as held:
@@ -160,7 +160,7 @@ class _Probing:
                     yield source.images(rows, _NONE, held)
 
         try:
-            return self._alone(plan, paths(), {}, self.compiled.window.size)[0]
+            return self._alone(plan, paths(), {}, self.compiled.window)[0]
         except RuntimeError:
             for row in np.concatenate(asked).tolist():
                 source.check(row)
@@ -171,7 +171,7 @@ class _Probing:
         files = [np.fromfile(row.tobytes().rstrip(b"\0"), np.uint8) for row in paths]
         source, rows = self.compiled.source, self.rows[0][0]
         whole = 3 * int(source.sizes(rows).prod(1).sum())
-        window = max(2, min(self.compiled.window.size, _IN_FLIGHT_BYTES // max(whole, 1)))
+        window = max(2, min(self.compiled.window, _IN_FLIGHT_BYTES // max(whole, 1)))
         try:
             seconds, images = self._alone(plan, itertools.repeat(files), inputs, window)
         except RuntimeError:
@@ -212,7 +212,7 @@ class _Probing:
         pool = EnginePool(compiled.plan, self.size, compiled.threads, compiled.source.resident)
         epoch = Epoch(twin, replace(compiled, pool=pool)).start(epoch_key(0, 0))
         try:
-            seconds = self._paced(lambda: next(epoch), compiled.window.size + 1)
+            seconds = self._paced(lambda: next(epoch), compiled.window + 1)
         finally:
             epoch.close()
             pool.close()

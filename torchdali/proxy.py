@@ -45,7 +45,6 @@ from torchdali.samples import call_on_batch
 from torchdali.spec import IntArray
 from torchdali.tracing import Traced, WorkerStart, put_by
 from torchdali.transfer import Transfer
-from torchdali.tuning import Window
 
 __all__ = ["ParallelProxyEpoch", "SerialProxyEpoch"]
 
@@ -144,7 +143,7 @@ class _ProxyEpoch(_BaseDataLoaderIter):
         self._leave()
         self._key = self._keys.next(int(self._base_seed), loader)
         # The window is of batches, and kept by _fill.
-        self._feed = Feed(Window(sys.maxsize), self._timeout, self.clock)
+        self._feed = Feed(sys.maxsize, self._timeout, self.clock)
         self._read_ahead = ReadAhead(loader)
         self._occurrences = Occurrences()
         self._streamed: dict[int, int] = {}

@@ -7,7 +7,6 @@ because the engine's pixels are not quite those of the CUDA decoder: all baselin
 from __future__ import annotations
 
 import math
-from collections import deque
 
 import torch
 
@@ -15,7 +14,7 @@ from torchdali import graph, machine
 from torchdali.plan import Plan
 from torchdali.spec import Entry
 
-__all__ = ["Threads", "Window", "fitting_window"]
+__all__ = ["Threads", "fitting_window"]
 
 _FEW = 4
 """Threads that keep a JPEG engine busy.
@@ -27,11 +26,8 @@ On one H200 with 16 cores 4 threads made 27,300 images/s and 16 made 27,700; a R
 _MORE = 56
 """Threads that decode as fast as the JPEG engine what is not for it: 2.1 ms an image on a core, 37 us in the engine."""
 
-_FIRST, _MOST = 3, 6
+_WINDOW = 6
 _WINDOW_BYTES = 2**30
-_HISTORY = 32
-_NOW_AND_THEN = range(4, 25)
-_LATE = 1e-3
 
 
 class Threads:
@@ -78,39 +74,6 @@ class Threads:
         return f"chosen: {beside:.0%} of the files seen are not for the card's JPEG engine; of {cores}"
 
 
-class Window:
-    """How many batches are in flight: a fixed number, or one that grows while batches are late now and then.
-
-    A loader that is always waited for, or never, gains nothing from a deeper window.
-
-    Args:
-        size: To begin with.
-        most: The most that it may become; ``size`` by default.
-    """
-
-    def __init__(self, size: int, most: int | None = None) -> None:
-        self.size = size
-        self.most = most or size
-        self._late: deque[bool] = deque(maxlen=_HISTORY)
-
-    @classmethod
-    def fitting(cls, plan: Plan, batch_size: int, memory: int) -> Window:
-        """One that is chosen, and may grow as far as ``memory`` bytes of outputs allow."""
-        most = fitting_window(plan, batch_size, memory)
-        return cls(min(_FIRST, most), most)
-
-    def took(self, seconds: float) -> None:
-        """A batch that should have been ready was waited for this long."""
-        if self.size < self.most:
-            self._late.append(seconds > _LATE)
-            if len(self._late) == _HISTORY and sum(self._late) in _NOW_AND_THEN:
-                self.size += 1
-                self._late.clear()
-
-    def __str__(self) -> str:
-        return f"{self.size}" if self.size == self.most else f"{self.size}, growing to {self.most} at most"
-
-
 def fitting_window(plan: Plan, batch_size: int, memory: int) -> int:
-    """The most batches in flight that are of use: as many as fit ``memory`` bytes and 1 GiB, at least 2, at most 6."""
-    return max(2, min(_MOST, min(memory, _WINDOW_BYTES) // (batch_size * plan.sample_bytes)))
+    """How many batches are in flight: as many as fit ``memory`` bytes and 1 GiB, at least 2 and at most 6."""
+    return max(2, min(_WINDOW, min(memory, _WINDOW_BYTES) // (batch_size * plan.sample_bytes)))

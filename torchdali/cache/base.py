@@ -18,7 +18,6 @@ from torchdali.errors import SampleError
 from torchdali.feed import Feed
 from torchdali.sources import FolderSource, Scan, Source
 from torchdali.spec import IntArray
-from torchdali.tuning import Window
 
 __all__ = ["Cache", "FileBatch", "Kind", "check_arguments", "share_of_free"]
 
@@ -48,7 +47,7 @@ class Cache(ABC):
         return True
 
     @abstractmethod
-    def feed(self, window: Window, timeout: float, sampler: Any, clock: Clock) -> Feed:
+    def feed(self, window: int, timeout: float, sampler: Any, clock: Clock) -> Feed:
         """The batches of one epoch, whose samples come from ``sampler``."""
 
     @abstractmethod

@@ -20,7 +20,6 @@ from torchdali.feed import Batch, Feed
 from torchdali.packing import ppm
 from torchdali.sources import FolderSource, Scan, header_of
 from torchdali.spec import IntArray
-from torchdali.tuning import Window
 
 __all__ = ["FileCache"]
 
@@ -50,7 +49,7 @@ class FileCache(Cache):
         self._filled = 0  # of the last block
         self._used = 0
 
-    def feed(self, window: Window, timeout: float, sampler: Any, clock: Clock) -> Feed:
+    def feed(self, window: int, timeout: float, sampler: Any, clock: Clock) -> Feed:
         if self._budget is None:
             self._budget = share_of_free(torch.device("cpu")) if self._given is None else self._given
         return FileFeed(self, window, timeout, clock)
@@ -141,7 +140,7 @@ class FileFeed(Feed):
         clock: The epoch's.
     """
 
-    def __init__(self, cache: FileCache, window: Window, timeout: float, clock: Clock) -> None:
+    def __init__(self, cache: FileCache, window: int, timeout: float, clock: Clock) -> None:
         super().__init__(window, timeout, clock)
         self._cache = cache
 

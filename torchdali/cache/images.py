@@ -26,7 +26,7 @@ from torchdali.rng import Draws
 from torchdali.sources import FolderSource, Scan, Source
 from torchdali.spec import IntArray
 from torchdali.tracing import put_by
-from torchdali.tuning import Threads, Window
+from torchdali.tuning import Threads
 
 __all__ = ["ImageCache"]
 
@@ -68,7 +68,7 @@ class ImageCache(Cache):
         self._size = np.zeros((count, 2), np.int32)
         self._stamp = np.zeros((count, 2), np.int64)
 
-    def feed(self, window: Window, timeout: float, sampler: Any, clock: Clock) -> Feed:
+    def feed(self, window: int, timeout: float, sampler: Any, clock: Clock) -> Feed:
         with self.lock:
             if self._store is None:
                 device = self.pool.plan.device
@@ -155,10 +155,10 @@ class ImageFeed(Feed):
         clock: The epoch's.
     """
 
-    def __init__(self, cache: ImageCache, store: Store, window: Window, timeout: float, clock: Clock) -> None:
+    def __init__(self, cache: ImageCache, store: Store, window: int, timeout: float, clock: Clock) -> None:
         super().__init__(window, timeout, clock)
         self.cache, self.store = cache, store
-        self._decoding = Feed(Window(window.most), timeout)
+        self._decoding = Feed(window, timeout)
         self._asked: deque[ImageBatch] = deque()
         self._awaited: deque[ImageBatch] = deque()
         self._looked_up = self._decoded = False
@@ -190,7 +190,7 @@ class ImageFeed(Feed):
         while self._asked and self._asked[0].checked.done():
             self._decode()
         # With that many runs behind it, the oldest is likely to be done.
-        while len(self._decoding) > self._window.size:
+        while len(self._decoding) > self._window:
             self._take()
         super()._advance()
 

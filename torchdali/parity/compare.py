@@ -18,7 +18,7 @@ from torchdali.plan import Plan, compile_plan, fuse
 from torchdali.rng import Draws, epoch_key
 from torchdali.sources import lift
 from torchdali.spec import Fidelity
-from torchdali.tuning import Threads, Window
+from torchdali.tuning import Threads
 
 __all__ = ["BORDER", "Measured", "Pair", "compiled", "exceeded", "measure", "pairs", "run"]
 
@@ -67,7 +67,7 @@ def run(dataset: Any, plan: Plan, batches: Sequence[Sequence[int]], seed: int = 
     """Batches of a dataset, through the loader's own feed."""
     source, key = lift(dataset), epoch_key(seed, 0)
     pool = EnginePool(plan, max(map(len, batches)), Threads(2, plan.device, plan.entry))
-    feed, occurrences = Feed(Window(3), timeout=0), DenseOccurrences(len(source))
+    feed, occurrences = Feed(window=3, timeout=0), DenseOccurrences(len(source))
     try:
         for indices in batches:
             index = np.asarray(indices, np.int64)
