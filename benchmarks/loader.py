@@ -50,6 +50,7 @@ class Case:
 
 
 def _cases(regime: str, args: Namespace, root: Path) -> list[Case]:
+    """All of them, those first that are measured for every number of cores."""
     found: list[Case] = []
     most, some = max(args.cores), {max(args.cores), 4, 1}
     for cores in args.cores:
@@ -61,7 +62,8 @@ def _cases(regime: str, args: Namespace, root: Path) -> list[Case]:
             tried = _candidates(cores) if system.threads == "tried" and args.tune else ()
             job = Job(root, args.batch_size, threads, args.data)
             found.append(Case(regime, name, cores, job, args.seconds, args.warmup, args.cache == "cold", tried))
-    return found
+    ranks = ("all", "some", "most")
+    return sorted(found, key=lambda case: ranks.index(SYSTEMS[regime][case.system].cores))
 
 
 def _candidates(cores: int) -> tuple[int, ...]:

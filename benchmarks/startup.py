@@ -68,7 +68,8 @@ def _measure(context: BaseContext, case: Case, args: Namespace) -> Run:  # noqa:
         still_cached = {"cached_share": page_cache.cached_share(files)}
     environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
     command = [sys.executable, "-m", "benchmarks.startup_worker", json.dumps(told)]
-    _read_libraries()
+    if not args.quick:
+        _read_libraries()
     return {**still_cached, **children.measured_command(command, _REPOSITORY, environment, args.timeout)}
 
 

@@ -97,7 +97,7 @@ def test_every_figure_is_written(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_start_up_is_measured_in_fresh_interpreters(tmp_path):
-    bench(tmp_path, "startup", "--systems", "torchdali,dali_tuned", "--cache", "cold")
+    bench(tmp_path, "startup", "--quick", "--systems", "torchdali,dali_tuned", "--cache", "cold")
 
     report = json.loads((tmp_path / "startup-trial-cold.json").read_text())
     assert [run["system"] for run in report["runs"]] == ["torchdali", "dali_tuned"]
@@ -124,7 +124,7 @@ def test_a_hanging_system_is_reported_and_the_next_one_runs(tmp_path):
 
 
 def test_what_there_is_no_time_for_is_skipped(tmp_path):
-    bench(tmp_path, "loader", "--systems", "dali_documented,dataloader_pil", "--limit", "0.001")
+    bench(tmp_path, "loader", "--systems", "dali_documented,dataloader_pil", "--limit", "0.001", "--no-preload")
 
     report = json.loads((tmp_path / "loader-trial.json").read_text())
     assert [run["status"] for run in report["runs"]] == ["skipped", "skipped"]
@@ -167,6 +167,9 @@ def test_each_regime_has_its_own_defaults(monkeypatch):
     assert {count for name, count in cores if name == "torchdali"} == {16, 8, 4, 2, 1}
     assert {count for name, count in cores if name == "dataloader_v2"} == {16, 4, 1}
     assert {count for name, count in cores if name == "dataloader_pil"} == {16}
+    first = REGIMES["loader"].cases(of["loader", "imagenet"], Path("root"))[:10]
+    both = [(name, count) for count in (16, 8, 4, 2, 1) for name in ("torchdali", "dali_tuned")]
+    assert [(case.system, case.cores) for case in first] == both, "the others follow, should there be time"
 
 
 def test_cold_means_not_in_the_page_cache(tmp_path):
