@@ -1,0 +1,154 @@
+"""Epochs leave nothing behind, however they end: no object, thread, file or worker process."""
+
+from __future__ import annotations
+
+import gc
+import io
+import itertools
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import PER_BATCH
+from torch.multiprocessing import reductions
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import v2
+
+from torchdali import DALILoader, ImageIndex, SampleError
+
+pytestmark = [
+    pytest.mark.timeout(100),
+    pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),
+]
+
+WARM, MORE = 3, 12
+
+
+class Asked:
+    """The samples of a folder, with paths for images."""
+
+    def __init__(self, folder: ImageFolder) -> None:
+        self.samples = [(Path(path), target) for path, target in folder.samples]
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.samples[index]
+
+
+def whole(loader: Any) -> None:
+    for _ in loader:
+        pass
+
+
+def broken_off(loader: Any) -> None:
+    for _ in itertools.islice(loader, 2):
+        pass
+
+
+def two_at_once(loader: Any) -> None:
+    for _ in zip(loader, itertools.islice(loader, 3), strict=False):
+        pass
+
+
+def failing(loader: Any) -> None:
+    iterator = iter(loader)
+    while True:
+        try:
+            next(iterator)
+        except SampleError:
+            pass
+        except StopIteration:
+            return
+
+
+def explained(loader: Any) -> None:
+    loader.explain(io.StringIO())
+
+
+def renewed(loader: Any) -> None:
+    loader.dataset.transform = v2.Compose([v2.ToImage(), v2.CenterCrop(20)])
+    broken_off(loader)
+
+
+def closed(loader: Any) -> None:
+    with loader:
+        broken_off(loader)
+
+
+def read(dataset: ImageFolder, tmp_path: Path, **options: Any) -> Any:
+    return DALILoader(dataset, PER_BATCH, **options)
+
+
+def indexed(dataset: ImageFolder, tmp_path: Path, **options: Any) -> Any:
+    ImageIndex.write(tmp_path / "a.npz", dataset.samples, headers=True)
+    return DALILoader(ImageIndex(tmp_path / "a.npz", dataset.transform), PER_BATCH, **options)
+
+
+def asked(dataset: ImageFolder, tmp_path: Path, **options: Any) -> Any:
+    return DALILoader(Asked(dataset), PER_BATCH, transform=dataset.transform, **options)
+
+
+STAY = {"num_workers": 1, "persistent_workers": True}
+CASES = {
+    "read": (read, {}, whole),
+    "read, broken off": (read, {}, broken_off),
+    "read, two at once": (read, {}, two_at_once),
+    "read, failing": (read, {}, failing),
+    "read, own collate": (read, {"collate_fn": lambda samples: samples}, whole),
+    "read, explained": (read, {}, explained),
+    "read, renewed": (read, {}, renewed),
+    "read, closed": (read, {}, closed),
+    "index": (indexed, {}, whole),
+    "index, closed": (indexed, {}, closed),
+    "asked": (asked, {}, whole),
+    "asked, broken off": (asked, {}, broken_off),
+    "asked, failing": (asked, {}, failing),
+    "asked by a worker": (asked, {"num_workers": 1}, broken_off),
+    "asked by a worker that stays": (asked, STAY, whole),
+    "asked by a worker that stays, broken off": (asked, STAY, broken_off),
+    "asked by a worker that stays, failing": (asked, STAY, failing),
+}
+
+
+def counts() -> dict[str, int]:
+    """What there is in this process, after collecting garbage."""
+    reductions.shared_cache.free_dead_references()  # torch does so when there are more than 128
+    for _ in range(2):
+        gc.collect()
+    objects = gc.get_objects()
+    tensors = sum(issubclass(type(one), torch.Tensor) for one in objects)
+    found = {"objects": len(objects), "tensors": tensors, "python threads": threading.active_count()}
+    del objects
+    for kind in ("task", "fd"):
+        found[kind] = len(list(Path("/proc/self", kind).iterdir()))
+    found["maps"] = len(Path("/proc/self/maps").read_text().splitlines())
+    children = [path.read_text().split() for path in Path("/proc/self/task").glob("*/children")]
+    return {**found, "processes": sum(map(len, children)), "blocks": sys.getallocatedblocks()}
+
+
+@pytest.mark.parametrize(("make", "options", "epoch"), CASES.values(), ids=CASES.keys())
+def test_epochs_leave_nothing_behind(
+    fresh: ImageFolder, tmp_path: Path, make: Any, options: dict[str, Any], epoch: Callable[[Any], None]
+) -> None:
+    if epoch is failing:
+        Path(fresh.samples[4][0]).write_bytes(Path(fresh.samples[4][0]).read_bytes()[:-200])
+        Path(fresh.samples[10][0]).write_text("no picture")
+    loader = make(fresh, tmp_path, device="cpu", **options)
+    before, after = {}, {}
+    for found, epochs in ((before, WARM), (after, MORE)):
+        for _ in range(epochs):
+            epoch(loader)
+        failing(loader)  # to its end, so that as much is under way as before: nothing
+        found |= counts()
+    grown = {name: after[name] - before[name] for name in before}
+    # Of each less than one for an epoch. A worker makes another block of memory, which is a file, when it likes to;
+    # and some blocks of Python's memory are caches of its interpreter.
+    by_worker = 4 if options and make is asked else 0
+    allowed = {"objects": MORE - 1, "fd": by_worker, "maps": MORE - 1, "blocks": 20 * MORE}
+    assert all(more <= allowed.get(name, 0) for name, more in grown.items()), str(grown)
