@@ -183,6 +183,20 @@ def test_transform_that_changes_between_epochs(fresh: ImageFolder, kind: str, de
     assert same(kept, black) is (kind == "device"), "images that were resized are others than whole ones"
 
 
+def test_cache_that_is_changed_between_epochs(dataset: ImageFolder, device: str) -> None:
+    ours, theirs = loader_of(dataset, device), loader_of(dataset, device)
+    rows: list[str] = []
+    for kind in (None, "device", "host", None):
+        ours.cache = kind
+        assert same(list(ours), list(theirs))
+        rows.append(said(ours))
+    assert [row[11:].partition(",")[0] for row in rows] == ["", "decoded images", "encoded files", ""]
+    assert ours._cache is None
+    ours.cache = "disk"  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(ValueError, match="not 'disk'"):
+        iter(ours)
+
+
 # What is kept
 
 

@@ -107,7 +107,6 @@ class DALILoader(DataLoader[_T]):
             dataset = ImageFolder(Path(cast("str | os.PathLike[str]", dataset)))
         if fidelity not in ("exact", "fast"):
             raise ValueError(f"fidelity is 'exact' or 'fast', not {fidelity!r}")
-        check_arguments(cache, cache_bytes)
         self.cache: Literal["host", "device"] | None = cache
         self.cache_bytes = cache_bytes
         self._cache: Cache | None = None
@@ -145,16 +144,22 @@ class DALILoader(DataLoader[_T]):
         """Looks at a dataset anew that was changed since."""
         if self._source is not None and dataset_state(self.dataset) != self._source_state:
             self._source, self._source_state, self._not_lifted = self._lift(self.dataset)
-            self._check_cache()
+        self._check_cache()
 
     def _check_cache(self) -> None:
-        """Raises ValueError where there are no files that could be kept."""
+        """Raises ValueError where there is no such cache, or there are no files that could be kept."""
+        check_arguments(self.cache, self.cache_bytes)
         if self.cache and not isinstance(self._source, FolderSource):
             why = self._not_lifted or "its images are in memory already"
             raise ValueError(
                 f"cache={self.cache!r} keeps files by their path, size and time of modification, which only image "
                 f"folders tell: {why}"
             )
+
+    def _free_cache(self) -> None:
+        if self._cache:
+            self._cache.close()
+        self._cache = None
 
     def check_worker_number_rationality(self) -> None:
         """Warns of more workers than cores, as in ``DataLoader``, where there are workers."""
@@ -241,9 +246,8 @@ class DALILoader(DataLoader[_T]):
             self._compiled.pool.close()
         if self._proxy and self._proxy.routes:
             self._proxy.routes.close()
-        if self._cache:
-            self._cache.close()
-        self._compiled = self._proxy = self._cache = None
+        self._free_cache()
+        self._compiled = self._proxy = None
         graph.release_memory()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -325,6 +329,7 @@ class DALILoader(DataLoader[_T]):
         assert self._source is not None
         device = graph.resolve(self.device)  # torch's current one may be set after the loader is made
         key = (self._source, device, id(self.transform), repr(self.transform), self.num_workers, self.fidelity)
+        key = (*key, self.cache, self.cache_bytes)
         if self._compiled and self._compiled.state == key:
             return self._compiled
         source = self._source.on(device, _RESIDENT_BYTES)
@@ -345,6 +350,7 @@ class DALILoader(DataLoader[_T]):
             resident = plan.entry == "packed" and device.type == "cuda"
         else:
             plan = fuse(plan)
+            self._free_cache()
         threads = Threads(self.num_workers, device, plan.entry)
         free = machine.memory_for_batches(device)
         window = self._window or fitting_window(plan, size, free)
