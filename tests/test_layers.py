@@ -32,7 +32,7 @@ LAYERS = [
     {"graph"},
     {"bridge"},
     {"tuning"},
-    {"clock", "engine"},
+    {"clock", "engine", "heads"},
     {"feed", "routes"},
     {"cache"},
     {"received"},

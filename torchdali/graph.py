@@ -17,11 +17,14 @@ import torch
 
 from torchdali.errors import DALIUnavailableError
 from torchdali.plan import Plan
+from torchdali.sources import HEAD
 from torchdali.spec import Fidelity
 from torchdali.transforms.crop import Window
 
 __all__ = [
+    "HEADS_OF",
     "build",
+    "build_heads",
     "decode_files",
     "forget",
     "has_jpeg_engine",
@@ -32,6 +35,7 @@ __all__ = [
 ]
 
 _INSTALL = "pip install 'nvidia-dali-cuda120>=2.4,<3'"
+HEADS_OF = "paths"
 _WITH_ENGINE = {(8, 0), (9, 0), (10, 0)}
 """Compute capabilities all of whose cards have JPEG engines: A100 and A30, H100 and H200, B200."""
 _FIRST_WITH_ENGINE = (8, 0)
@@ -279,6 +283,23 @@ def _decode(ops: _Operators, plan: Plan, encoded: Any, nodes: dict[str, Any]) ->
         params = plan.params_of(0, nodes)
         return ops.fn.decoders.image_slice(encoded, start=params["start"], shape=params["shape"], axes=[0, 1], **how)
     return ops.fn.decoders.image(encoded, **how)
+
+
+def build_heads(batch_size: int, threads: int) -> Any:
+    """Builds a pipeline on the CPU that puts out the first bytes of files, and their lengths.
+
+    Its input is called :data:`HEADS_OF`, and takes ``(N, L)`` bytes: paths, padded with NUL.
+    """
+    dali = require_dali()
+    fn, types = dali.fn, dali.types
+    pipeline = _pipeline_class(dali)(batch_size, threads, None, prefetch_queue_depth=1, exec_dynamic=True)
+    with pipeline:
+        paths = fn.external_source(name=HEADS_OF, ndim=1, dtype=types.UINT8, no_copy=True)
+        files = fn.io.file.read(paths, dont_use_mmap=True)
+        heads = fn.slice(files, start=[0], shape=[HEAD], axes=[0], out_of_bounds_policy="pad")
+        pipeline.set_outputs(heads, files.shape(dtype=types.INT32))
+    pipeline.build()
+    return pipeline
 
 
 def decode_files(paths: Sequence[str], device: torch.device, **options: Any) -> list[npt.NDArray[np.uint8]]:

@@ -23,6 +23,7 @@ from torchdali.clock import Clock
 from torchdali.engine import EnginePool
 from torchdali.epoch import Compiled, Epoch, EpochKeys, default_collate
 from torchdali.errors import DALIUnavailableError, TransformError, UnsupportedDatasetError
+from torchdali.heads import HeadReader
 from torchdali.plan import compile_plan, fuse
 from torchdali.probe import probe_of
 from torchdali.proxy import ParallelProxyEpoch, SerialProxyEpoch
@@ -159,6 +160,8 @@ class DALILoader(DataLoader[_T]):
     def _free_cache(self) -> None:
         if self._cache:
             self._cache.close()
+        if isinstance(self._source, FolderSource) and isinstance(self._source.read_heads, HeadReader):
+            self._source.read_heads.close()
         self._cache = None
 
     def check_worker_number_rationality(self) -> None:
@@ -333,6 +336,8 @@ class DALILoader(DataLoader[_T]):
         if self._compiled and self._compiled.state == key:
             return self._compiled
         source = self._source.on(device, _RESIDENT_BYTES)
+        if isinstance(source, FolderSource) and source.read_heads is None:
+            source.read_heads = HeadReader()
         chain = tuple(flatten(source.transform) + flatten(self.transform))
         plan = compile_plan(list(chain), device, self.fidelity, source.spec, source.entry)
         if self.collate_fn is default_collate and not plan.suffix and plan.spec.kind == "pil":

@@ -2,12 +2,14 @@
 
 from torchdali.sources.folder import UNREADABLE, FileSource, FolderSource
 from torchdali.sources.header import Header, header_of, read_header
+from torchdali.sources.heads import HEAD
 from torchdali.sources.index import ImageIndex
 from torchdali.sources.lift import dataset_state, lift
 from torchdali.sources.scan import Scan
 from torchdali.sources.source import LiftedSource, Source
 
 __all__ = [
+    "HEAD",
     "UNREADABLE",
     "FileSource",
     "FolderSource",

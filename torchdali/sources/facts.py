@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchdali.sources.header import Header
+from torchdali.sources.heads import Heads
 from torchdali.spec import IntArray
 
 __all__ = ["Columns", "Facts"]
@@ -72,6 +73,19 @@ class Facts:
         else:
             self._large[file] = header.height, header.width
             self._sizes[file] = _LARGE
+
+    def learn_many(self, rows: IntArray, heads: Heads, lengths: npt.NDArray[np.int32]) -> None:
+        """Takes what the first bytes of files say, where they do."""
+        files = self._of(rows)[heads.known]
+        jpeg, baseline = heads.jpeg[heads.known], heads.baseline[heads.known]
+        self._flags[files] = _NATIVE | _JPEG * jpeg | _BASELINE * baseline
+        self._lengths[files] = lengths[heads.known].view(np.uint32)
+        self._sizes[files] = heads.sizes[heads.known]
+
+    @property
+    def keeps_modified(self) -> bool:
+        """Whether :meth:`stamps` are known."""
+        return self._modified is not None
 
     def unknown(self, rows: IntArray) -> IntArray:
         """Those rows whose headers were not read yet, each once."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ import PIL.Image
 from torchdali.errors import SampleError
 from torchdali.sources.facts import Columns, Facts
 from torchdali.sources.header import Header, read_header
+from torchdali.sources.heads import parse
 from torchdali.sources.paths import Paths, table_of
 from torchdali.sources.scan import Scan
 from torchdali.sources.source import LiftedSource, Source
@@ -26,6 +27,7 @@ UNREADABLE = (OSError, ValueError, SyntaxError, PIL.Image.DecompressionBombError
 """What PIL raises on files that are no image or a damaged one."""
 
 _open: Callable[..., Any] = PIL.Image.open
+_MANY = 32
 
 
 class FileSource(Source):
@@ -37,7 +39,13 @@ class FileSource(Source):
     Args:
         paths: The files.
         facts: What is known of them; nothing by default.
+
+    Attributes:
+        read_heads: Gives the first bytes of many files and their lengths, of ``(N, L)`` paths; None where there is
+            nothing that does it faster than one by one.
     """
+
+    read_heads: Callable[[npt.NDArray[np.uint8]], tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]] | None = None
 
     def __init__(self, paths: Sequence[str] | Paths, facts: Facts | None = None) -> None:
         self._paths = paths if isinstance(paths, Paths) else Paths([table_of(paths)])
@@ -103,7 +111,18 @@ class FileSource(Source):
 
     def scan(self, rows: IntArray, pool: Callable[[], ThreadPoolExecutor]) -> Scan:
         """Reads the headers of those files that are not known yet, in the threads of ``pool()``."""
-        return Scan(self._facts.unknown(rows).tolist(), self.read, pool)
+        unknown = self._facts.unknown(rows)
+        if self.read_heads is None or len(unknown) < _MANY or self._facts.keeps_modified:
+            return Scan(unknown.tolist(), self.read, pool)
+        return Scan([0], lambda _: self._read_many(unknown), pool)
+
+    def _read_many(self, rows: IntArray) -> None:
+        assert self.read_heads is not None
+        with suppress(RuntimeError):  # a file that cannot be read is named below
+            heads, lengths = self.read_heads(self._paths.gather(rows))
+            self._facts.learn_many(rows, parse(heads), lengths)
+        for row in self._facts.unknown(rows).tolist():
+            self.read(row)
 
     def beside_engine(self) -> float:
         return self._facts.beside_engine()

@@ -1,0 +1,167 @@
+"""Headers of many files at once say what those of each file say."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import skimage.data
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import v2
+
+from torchdali import DALILoader, SampleError
+from torchdali.heads import HeadReader
+from torchdali.sources import HEAD, read_header
+from torchdali.sources.heads import parse
+
+pytestmark = pytest.mark.timeout(60)
+
+CHAIN = v2.Compose([v2.ToImage(), v2.CenterCrop(20)])
+
+
+def kinds() -> Iterator[tuple[str, bytes, bool]]:
+    """Name, file, and whether its first bytes tell all there is to know."""
+    photograph = Image.fromarray(skimage.data.astronaut()).resize((61, 47))
+
+    def saved(image: Image.Image, kind: str, **options: Any) -> bytes:
+        stream = io.BytesIO()
+        image.save(stream, kind, **options)
+        return stream.getvalue()
+
+    plain = saved(photograph, "JPEG")
+    exif = Image.Exif()
+    exif[0x010E] = "x" * 3000
+    yield "plain.jpg", plain, True
+    yield "progressive.jpg", saved(photograph, "JPEG", progressive=True), True
+    yield "grey.jpg", saved(photograph.convert("L"), "JPEG"), True
+    yield "444.jpg", saved(photograph, "JPEG", subsampling=0), True
+    yield "restart.jpg", saved(photograph, "JPEG", restart_marker_blocks=2), True
+    yield "padded.jpg", plain[:2] + b"\xff\xff" + plain[2:], True
+    yield "cmyk.jpg", saved(photograph.convert("CMYK"), "JPEG"), False
+    yield "rgb.jpg", saved(photograph, "JPEG", keep_rgb=True), False
+    yield "long_exif.jpg", saved(photograph, "JPEG", exif=exif), False
+    yield "comment.jpg", saved(photograph, "JPEG", comment=b"y" * 500), True
+    yield "cut.jpg", plain[: len(plain) // 2], True
+    yield "plain.png", saved(photograph, "PNG"), True
+    yield "grey.png", saved(photograph.convert("L"), "PNG"), True
+    yield "palette.png", saved(photograph.convert("P"), "PNG"), True
+    yield "alpha.png", saved(photograph.convert("RGBA"), "PNG"), False
+    yield "16.png", saved(Image.fromarray(np.zeros((5, 4), np.uint16)), "PNG"), False
+    yield "photograph.webp", saved(photograph, "WEBP"), False
+    yield "photograph.bmp", saved(photograph, "BMP"), False
+    yield "photograph.gif", saved(photograph, "GIF"), False
+
+
+def write(folder: Path, times: int = 1) -> list[Path]:
+    folder.mkdir()
+    paths: list[Path] = []
+    for i in range(times):
+        for name, contents, _ in kinds():
+            paths.append(folder / f"{i}_{name}")
+            paths[-1].write_bytes(contents)
+    return paths
+
+
+def heads_of(paths: list[Path]) -> tuple[Any, Any]:
+    reader = HeadReader()
+    table = np.array([str(path).encode() for path in paths], np.bytes_)
+    matrix = np.zeros((len(paths), table.dtype.itemsize + 1), np.uint8)
+    matrix[:, :-1] = table.view(np.uint8).reshape(len(paths), -1)
+    read = reader(matrix)
+    reader.close()
+    return read
+
+
+def test_first_bytes_say_what_the_header_says(tmp_path: Path) -> None:
+    paths = write(tmp_path / "a")
+    heads, lengths = heads_of(paths)
+    assert heads.shape == (len(paths), HEAD)
+    found = parse(heads)
+    assert found.known.tolist() == [known for _, _, known in kinds()]
+    for i, path in enumerate(paths):
+        header = read_header(str(path))
+        assert lengths[i] == header.length
+        if found.known[i]:
+            said = (*found.sizes[i].tolist(), bool(found.jpeg[i]), True, bool(found.baseline[i]))
+            assert said == (header.height, header.width, header.jpeg, header.native, header.baseline)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_damaged_files_are_never_said_to_be_what_they_are_not(tmp_path: Path, seed: int) -> None:
+    """Where the first bytes tell, the header says the same; else one by one decides."""
+    random = np.random.default_rng(seed)
+    paths = write(tmp_path / "a", 3)
+    for path in paths:
+        contents = np.frombuffer(path.read_bytes(), np.uint8).copy()
+        places = random.integers(0, min(len(contents), 700), 4)
+        contents[places] = random.integers(0, 256, 4)
+        path.write_bytes(contents[: random.integers(1, len(contents) + 1)].tobytes())
+    found = parse(heads_of(paths)[0])
+    compared = 0
+    for i in np.flatnonzero(found.known).tolist():
+        header = read_header(str(paths[i]))
+        said = (*found.sizes[i].tolist(), bool(found.jpeg[i]), True, bool(found.baseline[i]))
+        assert said == (header.height, header.width, header.jpeg, header.native, header.baseline), paths[i]
+        compared += 1
+    assert compared > 5
+
+
+def test_an_epoch_reads_headers_together(tmp_path: Path, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "a", 4)
+    dataset = ImageFolder(tmp_path, CHAIN)
+    dataset.samples = [sample for sample in dataset.samples if "cut" not in sample[0] and "16.png" not in sample[0]]
+    expected = list(DataLoader(dataset, 40))
+    loader = DALILoader(dataset, 40, device=device)
+    assert loader._source is not None
+    one_by_one: list[int] = []
+    read = type(loader._source).read
+    monkeypatch.setattr(type(loader._source), "read", lambda self, row: one_by_one.append(row) or read(self, row))
+    for epoch in range(2):
+        for (images, labels), (theirs, others) in zip(loader, expected, strict=True):
+            assert labels.tolist() == others.tolist()
+            limit = 0 if device == "cpu" else 60  # as the certificate says of the JPEG engine
+            assert (images.cpu().int() - theirs.int()).abs().max() <= limit, epoch
+    together = sum(known for name, _, known in kinds() if name not in ("cut.jpg", "16.png"))
+    assert 0 < len(one_by_one) < len(dataset) - together
+
+
+@pytest.mark.parametrize("missing", [0, 50])
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, missing: int, device: str) -> None:
+    (tmp_path / "a").mkdir()
+    photograph = Image.fromarray(skimage.data.coffee()).resize((40, 30))
+    for i in range(80):
+        photograph.save(tmp_path / "a" / f"{i:02}.jpg")
+    dataset = ImageFolder(tmp_path, CHAIN)
+    loader = DALILoader(dataset, 40, device=device)
+    (tmp_path / "a" / f"{missing:02}.jpg").unlink()
+    batches = iter(loader)
+    if missing >= 40:
+        assert len(next(batches)[0]) == 40
+    with pytest.raises(SampleError, match="there is no such file") as raised:
+        next(batches)
+    assert raised.value.path == dataset.samples[missing][0]
+    photograph.save(raised.value.path)
+    assert [len(images) for images, _ in loader] == [40, 40]
+
+
+def test_reader_is_made_anew_for_larger_batches_and_after_closing(tmp_path: Path) -> None:
+    paths = write(tmp_path / "a", 2)
+    reader = HeadReader()
+    rows = np.zeros((len(paths), 200), np.uint8)
+    for row, path in zip(rows, paths, strict=True):
+        row[: len(str(path))] = np.frombuffer(str(path).encode(), np.uint8)
+    few, _ = reader(rows[:3])
+    many, lengths = reader(rows)
+    assert torch.equal(torch.from_numpy(few), torch.from_numpy(many[:3]))
+    assert lengths.tolist() == [path.stat().st_size for path in paths]
+    reader.close()
+    again, _ = reader(rows[:3])
+    assert (again == few).all()
+    reader.close()

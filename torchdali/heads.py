@@ -1,0 +1,66 @@
+"""The first bytes of many files, read by DALI's threads, which need no lock of Python's."""
+
+from __future__ import annotations
+
+import os
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from torchdali import bridge, graph
+
+__all__ = ["HeadReader"]
+
+_THREADS = 16
+
+
+class HeadReader:
+    """Reads batches of files one after another; it may be asked by several threads.
+
+    It is built when it is first asked, and anew after a fork, which leaves its threads behind.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._process = Lock(), os.getpid()
+        self._pipeline: Any = None
+        self._batch_size = 0
+
+    def __call__(self, paths: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
+        """The first bytes of files, and their lengths.
+
+        Args:
+            paths: ``(N, L)`` the paths, padded with NUL.
+
+        Returns:
+            ``(N, 2048)``, padded with 0, and ``(N,)``.
+
+        Raises:
+            RuntimeError: One of them cannot be read.
+        """
+        if self._process != os.getpid():
+            self.__init__()
+        with self._lock:
+            if self._pipeline is None or self._batch_size < len(paths):
+                self._close()
+                self._pipeline, self._batch_size = graph.build_heads(len(paths), _THREADS), len(paths)
+            self._pipeline.feed_input(graph.HEADS_OF, paths)
+            self._pipeline.schedule_run()
+            heads, lengths = (bridge.to_array(output) for output in self._pipeline.share_outputs())
+            self._pipeline.release_outputs()
+            return heads, lengths[:, 0]
+
+    def __reduce__(self) -> tuple[type[HeadReader], tuple[()]]:
+        return HeadReader, ()
+
+    def close(self) -> None:
+        """Frees its threads and memory, until it is asked again."""
+        if self._process == os.getpid():
+            with self._lock:
+                self._close()
+
+    def _close(self) -> None:
+        pipeline, self._pipeline = self._pipeline, None
+        if pipeline is not None:
+            pipeline.close()
