@@ -1,4 +1,4 @@
-"""With a cache, what is wrong with a file is said as without, and odd files are read as without."""
+"""With a cache, what goes wrong is said as without, odd files are read as without, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 import test_faults
 import test_formats
+import test_recovery
 from test_faults import (
     test_batches_of_any_size,
     test_crop_larger_than_a_picture_names_both,
@@ -25,6 +26,11 @@ from test_formats import (
     test_odd_file_is_read_as_pil_reads_it,
     test_rotation_in_exif_is_not_followed,
 )
+from test_recovery import (
+    test_loader_frees_its_pipeline_at_once,
+    test_no_thread_outlives_an_epoch,
+    test_timeout_is_dataloaders_and_the_next_epoch_does_not_hang,
+)
 
 from torchdali import DALILoader
 
@@ -40,10 +46,13 @@ __all__ = [
     "test_errors_of_the_sampler_come_after_the_batches_before",
     "test_errors_of_users_code_are_theirs",
     "test_file_that_is_rewritten_between_epochs_is_read_anew",
+    "test_loader_frees_its_pipeline_at_once",
+    "test_no_thread_outlives_an_epoch",
     "test_nothing_to_load",
     "test_odd_file_is_read_as_pil_reads_it",
     "test_rotation_in_exif_is_not_followed",
     "test_the_index_is_the_loaders",
+    "test_timeout_is_dataloaders_and_the_next_epoch_does_not_hang",
     "test_unequal_shapes_name_two_samples_and_a_transform",
 ]
 
@@ -51,5 +60,5 @@ __all__ = [
 @pytest.fixture(autouse=True, params=["host", "device"])
 def cached(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Gives the tests of those modules loaders with a cache."""
-    for module in (test_faults, test_formats):
+    for module in (test_faults, test_formats, test_recovery):
         monkeypatch.setattr(module, "DALILoader", partial(DALILoader, cache=request.param))

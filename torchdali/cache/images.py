@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from threading import Lock
 from typing import Any
 
@@ -167,6 +168,13 @@ class ImageFeed(Feed):
         batch.source = ImageBatch(self, batch.rows)
         super().push(batch)
 
+    def pop(self) -> Batch:
+        with self._uninterrupted():
+            # With that many runs behind it, the oldest is likely to be done.
+            while len(self._awaited) > self._window:
+                self._take()
+        return super().pop()
+
     def close(self) -> None:
         super().close()
         self._asked.clear()
@@ -189,9 +197,6 @@ class ImageFeed(Feed):
     def _advance(self) -> None:
         while self._asked and self._asked[0].checked.done():
             self._decode()
-        # With that many runs behind it, the oldest is likely to be done.
-        while len(self._decoding) > self._window:
-            self._take()
         super()._advance()
 
     def _decode(self) -> None:
@@ -263,28 +268,18 @@ class ImageBatch(Source):
         self.there, self._others = False, []
         self.files_read = FilesRead(self._files)
         self._place, self._size, stamps = self._cache.found(self._rows)
-        self._kept = np.flatnonzero(self._place >= 0)
-        self._paths = self._files.paths(self._rows[self._kept])
-        self._stamps: list[list[int]] = stamps[self._kept].tolist()
-        self.checked = Scan(range(len(self._kept)), self._check, pool, _LOOKS)
+        kept = np.flatnonzero(self._place >= 0)
+        self._lost: list[int] = []
+        look = partial(_look, self._files.paths(self._rows[kept]), stamps[kept].tolist(), kept, self._lost)
+        self.checked = Scan(range(len(kept)), look, pool, _LOOKS)
         self._feed.ask(self)
         return _Coming(self)
 
-    def _check(self, number: int) -> None:
-        try:
-            now = os.stat(self._paths[number])  # noqa: PTH116 - a Path takes longer to make than this takes
-        except OSError:  # the decoder will say so
-            stamp = [-1, -1]
-        else:
-            stamp = [now.st_size, now.st_mtime_ns]
-        if stamp != self._stamps[number]:
-            self._place[self._kept[number]] = UNKNOWN
-
     def missing(self) -> IntArray:
         """``(M,)`` rows of the images that are not kept, or not any more."""
-        lost = self._kept[self._place[self._kept] < 0]
-        if len(lost):
-            self._cache.drop(self._rows[lost])
+        if self._lost:
+            self._place[self._lost] = UNKNOWN
+            self._cache.drop(self._rows[self._lost])
         missing = self._rows[self._place < 0]
         return np.unique(missing) if len(missing) else missing
 
@@ -334,6 +329,18 @@ class ImageBatch(Source):
             return slice(None)
         order = np.argsort(self._rows)
         return order[np.searchsorted(self._rows, rows, sorter=order)]
+
+
+def _look(paths: list[bytes], stamps: list[list[int]], places: IntArray, lost: list[int], number: int) -> None:
+    """Looks at a file, and puts its image's place in the batch among the lost ones if it is another file now."""
+    try:
+        now = os.stat(paths[number])  # noqa: PTH116 - a Path takes longer to make than this takes
+    except OSError:  # the decoder will say so
+        stamp = None
+    else:
+        stamp = [now.st_size, now.st_mtime_ns]
+    if stamp != stamps[number]:
+        lost.append(int(places[number]))
 
 
 class _Coming(Scan):
