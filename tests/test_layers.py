@@ -21,7 +21,7 @@ from torchdali import DALILoader, DALIUnavailableError, machine
 pytestmark = pytest.mark.timeout(50)
 
 LAYERS = [
-    {"errors"},
+    {"errors", "devices", "sharding"},
     {"spec"},
     {"rng", "occurrences"},
     {"transforms"},

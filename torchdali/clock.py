@@ -15,6 +15,8 @@ from typing import Any, Literal
 
 import torch
 
+from torchdali import devices
+
 __all__ = ["NOTICEABLE", "Clock", "Part", "Timed"]
 
 Part = Literal["dataset", "headers", "feed", "DALI", "torch", "collate", "batch_transform"]
@@ -152,6 +154,12 @@ class Clock:
 
     def read(self) -> None:
         """Takes the times that the GPU has reached by now."""
+        if not self._unread or self._gpu is None:
+            return
+        with devices.on(self._gpu):
+            self._read()
+
+    def _read(self) -> None:
         while self._unread and self._unread[0][2].query():
             before, asked, handed_out, images = self._unread.popleft()
             self.timed.add(before.elapsed_time(asked) / 1e3, asked.elapsed_time(handed_out) / 1e3, images)
@@ -159,5 +167,6 @@ class Clock:
 
     def _record(self, device: torch.device) -> Any:
         event: Any = self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(device))
+        with devices.on(device):
+            event.record(torch.cuda.current_stream(device))
         return event

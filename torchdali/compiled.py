@@ -42,8 +42,7 @@ def compile(  # noqa: A001 - as in torch.compile
 
     Args:
         transform: A torchvision transform or a chain of them, as for ``DALILoader``.
-        device: Where the batch is made: "auto" is torch's current CUDA device where torch and DALI see one, else the
-            CPU.
+        device: Where the batch is made: "auto" is as for ``DALILoader``.
         fidelity: As for ``DALILoader``.
         num_threads: Number of DALI's CPU threads; 0 lets it be chosen.
 

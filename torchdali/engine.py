@@ -7,14 +7,14 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from torchdali import bridge, graph
+from torchdali import bridge, devices, graph
 from torchdali.plan import Plan
 from torchdali.tuning import Threads
 
@@ -59,7 +59,8 @@ class Engine:
         self._broken = False
         self._process = os.getpid()
         self._device = plan.device
-        self._pipeline: Any = graph.build(plan, batch_size, threads, plan.device, resident)
+        with devices.on(plan.device):
+            self._pipeline: Any = graph.build(plan, batch_size, threads, plan.device, resident)
 
     @property
     def broken(self) -> bool:
@@ -80,12 +81,13 @@ class Engine:
             inputs: What the plan feeds.
             held: What the run reads; it is taken over, and closed when the run is done.
         """
-        self._settle()
-        self._broken = True  # until the end: an interrupt in between leaves inputs that belong to no run
-        self._pipeline.feed_input(self._entry, images)
-        for name, value in inputs.items():
-            self._pipeline.feed_input(name, value)
-        self._pipeline.schedule_run()
+        with devices.on(self._device):
+            self._settle()
+            self._broken = True  # until the end: an interrupt in between leaves inputs that belong to no run
+            self._pipeline.feed_input(self._entry, images)
+            for name, value in inputs.items():
+                self._pipeline.feed_input(name, value)
+            self._pipeline.schedule_run()
         stack = held.pop_all() if held else ExitStack()
         stack.callback(_done_with, images)
         self._held.append(stack)
@@ -101,8 +103,16 @@ class Engine:
             RuntimeError: The run failed. The runs after it are not harmed.
             TimeoutError: It did not finish in time. The engine is of no use any more.
         """
+        with devices.on(self._device):
+            return self._take(timeout)
+
+    def _take(self, timeout: float) -> Taken:
         stream = bridge.stream_of(self._device)
-        share: Callable[[], Any] = lambda: self._pipeline.share_outputs(stream)  # noqa: E731
+
+        def share() -> Any:
+            with devices.on(self._device):  # in the thread that waits, too
+                return self._pipeline.share_outputs(stream)
+
         broken, self._broken = self._broken, True  # until the end, as above
         try:
             outputs = _within(timeout, share) if timeout else share()
@@ -143,11 +153,14 @@ class Engine:
     def close(self) -> None:
         """Waits for what is in flight, drops it, and frees the pipeline's threads and memory."""
         self._broken = True
-        self._pipeline.close()
-        for event, stack in self._settling:
-            if event:
-                event.synchronize()
-            self._held.append(stack)
+        # In a forked process nothing is freed, and CUDA cannot be asked for the current device.
+        here = self._process == os.getpid()
+        with devices.on(self._device) if here else nullcontext():
+            self._pipeline.close()
+            for event, stack in self._settling:
+                if event:
+                    event.synchronize()
+                self._held.append(stack)
         self._settling.clear()
         while self._held:
             self._held.popleft().close()

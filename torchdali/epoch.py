@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree  # pyright: ignore[reportPrivateUsage]
 from torch.utils.data import _utils as data_utils  # pyright: ignore[reportPrivateUsage]
 from torch.utils.data.dataloader import _BaseDataLoaderIter  # pyright: ignore[reportPrivateUsage]
 
+from torchdali import devices
 from torchdali.cache import Cache
 from torchdali.clock import Clock
 from torchdali.engine import EnginePool, Views
@@ -45,6 +46,10 @@ class EpochKeys:
     def __init__(self, seed: int | None) -> None:
         self._seed = seed
         self._epochs = 0
+
+    def set_epoch(self, number: int) -> None:
+        """Says which number the next epoch has."""
+        self._epochs = number
 
     def next(self, base_seed: int, loader: Any) -> Words:
         """The key of the next epoch.
@@ -258,4 +263,5 @@ def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """A small tensor on the device, on the current stream."""
     if device.type == "cpu" or tensor.device.type != "cpu":
         return tensor
-    return tensor.pin_memory().to(device, non_blocking=True)
+    with devices.on(device):
+        return tensor.pin_memory().to(device, non_blocking=True)

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from torchdali import devices
 from torchdali.clock import Clock
 from torchdali.engine import Engine, EnginePool, Taken, Views, died
 from torchdali.errors import PipelineError, SampleError
@@ -99,7 +100,7 @@ class Feed:
 
     def push(self, batch: Batch) -> None:
         """Takes a batch and starts to work on it as soon as its turn comes."""
-        with self._uninterrupted():
+        with self._uninterrupted(), devices.on(batch.pool.plan.device):
             batch.scan = batch.source.scan(batch.rows, self._scan_threads)
             self._waiting.append(batch)
             self._advance()
@@ -114,7 +115,7 @@ class Feed:
         """
         if self._process != os.getpid():
             raise RuntimeError("an iterator cannot be used in a forked process; iterate over the loader anew there")
-        with self._uninterrupted():
+        with self._uninterrupted(), devices.on((self._flying or self._waiting)[0].pool.plan.device):
             if not self._flying:
                 self._launch(self._waiting.popleft())
             batch = self._flying.popleft()

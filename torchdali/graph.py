@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from torchdali import devices
 from torchdali.errors import DALIUnavailableError
 from torchdali.plan import Plan
 from torchdali.sources import HEAD
@@ -98,10 +99,9 @@ def unavailable_on(device: torch.device) -> str | None:
 
 
 def resolve(device: str | int | torch.device) -> torch.device:
-    """The device that is meant now: of "auto", torch's current CUDA device where DALI can use one, else the CPU."""
+    """The device that is meant now: of "auto", this process's own GPU where DALI can use one, else the CPU."""
     if device == "auto":
-        usable = unavailable_on(torch.device("cuda")) is None
-        return torch.device("cuda", torch.cuda.current_device()) if usable else torch.device("cpu")
+        return devices.own() if unavailable_on(torch.device("cuda")) is None else torch.device("cpu")
     device = torch.device(device)
     return torch.device("cuda", torch.cuda.current_device()) if str(device) == "cuda" else device
 
@@ -164,10 +164,15 @@ def forget(pipeline: Any) -> None:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(inner))
 
 
-def release_memory() -> None:
-    """Gives the memory that DALI's pools keep for later, on the host and on GPUs, back to the system."""
+def release_memory(device: torch.device | None) -> None:
+    """Gives the memory that DALI's pools keep for later, on the host and on GPUs, back to the system.
+
+    Args:
+        device: The one that was used; None if none was.
+    """
     require_dali()
-    importlib.import_module("nvidia.dali.backend").ReleaseUnusedMemory()
+    with devices.on(device or torch.device("cpu")):
+        importlib.import_module("nvidia.dali.backend").ReleaseUnusedMemory()
 
 
 @functools.cache
@@ -176,7 +181,7 @@ def has_jpeg_engine(device: torch.device) -> bool:
     capability = torch.cuda.get_device_capability(device)
     if capability in _WITH_ENGINE or capability < _FIRST_WITH_ENGINE:
         return capability in _WITH_ENGINE
-    with torch.cuda.device(device):
+    with devices.on(device):
         return _nvjpeg_finds_engine()
 
 

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any, Literal, TextIO, TypeVar, cast
 
 import torch
-from torch import distributed
 from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
 
-from torchdali import explain, graph, machine
+from torchdali import devices, explain, graph, machine
 from torchdali.admission import Proxy
 from torchdali.cache import Cache, cached, check_arguments
 from torchdali.clock import Clock
@@ -28,6 +27,7 @@ from torchdali.plan import compile_plan, fuse
 from torchdali.probe import probe_of
 from torchdali.proxy import ParallelProxyEpoch, SerialProxyEpoch
 from torchdali.routes import Routes
+from torchdali.sharding import Sharding, group
 from torchdali.sources import FolderSource, LiftedSource, dataset_state, lift
 from torchdali.spec import Fidelity
 from torchdali.stats import Probe, Stats
@@ -70,8 +70,8 @@ class DALILoader(DataLoader[_T]):
         batch_transform: Called with the parts of each collated batch, ``batch_transform(images, labels)``, on the
             device; what it returns is the batch. For ``v2.MixUp`` and ``v2.CutMix``. The random numbers that it draws
             from torch's global generators follow from the batch's first sample.
-        device: Where batches are made: "auto" is torch's current CUDA device where torch and DALI see one, else
-            the CPU.
+        device: Where batches are made: "auto" is torch's current CUDA device where torch and DALI see one, and that of
+            LOCAL_RANK where the current one is still the first; else the CPU.
         seed: Key of the random parameters, together with the epoch's number (the sampler's, where it has
             ``set_epoch``; else counted from 0). With None they follow ``torch.manual_seed`` or ``generator``, as in
             ``DataLoader``.
@@ -84,11 +84,16 @@ class DALILoader(DataLoader[_T]):
             another length or time of modification than before is read anew.
         cache_bytes: The most that the cache may take, beside the memory of the batches; what does not fit is read and
             decoded in every epoch. With None it is half of what is free when the first epoch begins.
+        distributed: "auto" gives each process of an initialised ``torch.distributed`` group its share, as
+            ``DistributedSampler(dataset, shuffle=shuffle, seed=seed or 0, drop_last=drop_last)`` does, and counts its
+            epochs; ``loader.sampler`` is that sampler. With None, and no sampler, each process gets all samples, and
+            a warning.
         **kwargs: As for ``DataLoader``.
 
     Raises:
         DALIUnavailableError: DALI is missing or cannot use the device; the text says what to install.
-        ValueError: An argument is none that exists; or there is a cache, and the dataset no image folder.
+        ValueError: An argument is none that exists; there is a cache, and the dataset no image folder; or
+            ``distributed="auto"`` with a sampler, or an ``IterableDataset``.
     """
 
     def __init__(
@@ -102,6 +107,7 @@ class DALILoader(DataLoader[_T]):
         fidelity: Fidelity = "exact",
         cache: Literal["host", "device"] | None = None,
         cache_bytes: int | None = None,
+        distributed: Literal["auto"] | None = None,
         **kwargs: Any,
     ) -> None:
         if isinstance(dataset, (str, os.PathLike)):
@@ -129,6 +135,7 @@ class DALILoader(DataLoader[_T]):
         # With workers DataLoader turns None into 2, which here would be a choice of the user's.
         given = _DATALOADER.bind(self, dataset, *args, **kwargs).arguments
         self._window: int | None = given.get("prefetch_factor")
+        self._sharding = Sharding(distributed, self, given)
         graph.require_dali()
         if device != "auto" and (reason := graph.unavailable_on(torch.device(device))):
             raise DALIUnavailableError(f"device={device!r} cannot be used: {reason}")
@@ -148,20 +155,11 @@ class DALILoader(DataLoader[_T]):
         self._check_cache()
 
     def _check_cache(self) -> None:
-        """Raises ValueError where there is no such cache, or there are no files that could be kept."""
-        check_arguments(self.cache, self.cache_bytes)
-        if self.cache and not isinstance(self._source, FolderSource):
-            why = self._not_lifted or "its images are in memory already"
-            raise ValueError(
-                f"cache={self.cache!r} keeps files by their path, size and time of modification, which only image "
-                f"folders tell: {why}"
-            )
+        check_arguments(self.cache, self.cache_bytes, self._source, self._not_lifted)
 
     def _free_cache(self) -> None:
         if self._cache:
             self._cache.close()
-        if isinstance(self._source, FolderSource) and isinstance(self._source.read_heads, HeadReader):
-            self._source.read_heads.close()
         self._cache = None
 
     def check_worker_number_rationality(self) -> None:
@@ -172,6 +170,7 @@ class DALILoader(DataLoader[_T]):
     def __iter__(self) -> Any:
         """A fresh epoch, whatever became of the ones before."""
         self._lift_again()
+        self._sharding.begin(self)
         if self._source is None:
             if self._iterator is not None and getattr(self._iterator, "proxy", None) is not self._proxy_now():
                 self._iterator = None  # persistent workers of another transform or device
@@ -190,6 +189,23 @@ class DALILoader(DataLoader[_T]):
         self._live.add(epoch)
         self._clock = epoch.clock
         return epoch.start(self._keys.next(self._base_seed, self))
+
+    def __len__(self) -> int:
+        self._sharding.apply(self)
+        return super().__len__()
+
+    @property
+    def distributed(self) -> Literal["auto"] | None:
+        """As given. No attribute: a loader that is made of this one's attributes and another sampler is not asked."""
+        return self._sharding.wanted
+
+    def set_epoch(self, epoch: int) -> None:
+        """Says which number the next epoch has: to the sampler where that wants to know, and for the random key.
+
+        Those after it are counted on, but by a sampler with a ``set_epoch`` that was given.
+        """
+        self._keys.set_epoch(epoch)
+        self._sharding.set_epoch(self, epoch)
 
     def _get_iterator(self) -> Any:
         proxy = self._proxy_now()
@@ -221,15 +237,15 @@ class DALILoader(DataLoader[_T]):
     def _is_accelerate_prepared(self) -> bool:
         """Asked by Hugging Face Accelerate: whether its ``prepare`` may leave the loader as it is.
 
-        For one process it may: batches are on the device. For several it makes a plain ``DataLoader`` of the
-        attributes, with each process's share of the sampler.
+        For one process it may, as batches are on the device, and where the loader shards itself. For several it makes
+        a plain ``DataLoader`` of the attributes, with each process's share of the sampler.
         """
-        if not (distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1):
+        if self.distributed or (group() or (0, 1))[1] == 1:
             return True
         if self.transform is not None or self.batch_transform is not None:
             raise TransformError(
                 "Accelerate would make a plain DataLoader of this loader, without its transform= and batch_transform=; "
-                "give it a DistributedSampler and do not pass it to prepare()"
+                "give it distributed='auto', or a DistributedSampler and do not pass it to prepare()"
             )
         return False
 
@@ -245,13 +261,16 @@ class DALILoader(DataLoader[_T]):
         for epoch in list(self._live):
             epoch.close()
         self._iterator = None
+        device = self._compiled.device if self._compiled else self._proxy.device if self._proxy else None
         if self._compiled:
             self._compiled.pool.close()
         if self._proxy and self._proxy.routes:
             self._proxy.routes.close()
+        if self._source:
+            self._source.close()
         self._free_cache()
         self._compiled = self._proxy = None
-        graph.release_memory()
+        graph.release_memory(device)
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy, pickled or not, is a loader of its own that has built nothing yet."""
@@ -281,7 +300,7 @@ class DALILoader(DataLoader[_T]):
             proxy = self._proxy_now()
             rows = explain.proxied(self, proxy, self._not_lifted)
         device = graph.resolve(self.device)
-        head = {"device": f"{device}{self._why_cpu(device)}, fidelity {self.fidelity}"}
+        head = {"device": f"{device}{self._why(device)}, fidelity {self.fidelity}", **self._sharding.rows(self)}
         tail = {"driver": machine.connections()} if device.type == "cuda" else {}
         text = "\n".join(f"{label:<11}{row}" if label else row for label, row in (head | rows | tail).items())
         (file or sys.stdout).write(f"{type(self).__name__}\n{text}\n")
@@ -323,7 +342,9 @@ class DALILoader(DataLoader[_T]):
         steps = self._compiled.plan.steps if self._compiled else ()
         return judged(self._clock, None if outdated else probed, None, steps)
 
-    def _why_cpu(self, device: torch.device) -> str:
+    def _why(self, device: torch.device) -> str:
+        if self.device == "auto" and device.type == "cuda" and device.index != torch.cuda.current_device():
+            return f" (LOCAL_RANK; torch's current device is cuda:{torch.cuda.current_device()})"
         reason = graph.unavailable_on(torch.device("cuda")) if device.type == "cpu" and self.device == "auto" else None
         return f" ({reason})" if reason else ""
 
@@ -333,8 +354,13 @@ class DALILoader(DataLoader[_T]):
         device = graph.resolve(self.device)  # torch's current one may be set after the loader is made
         key = (self._source, device, id(self.transform), repr(self.transform), self.num_workers, self.fidelity)
         key = (*key, self.cache, self.cache_bytes)
-        if self._compiled and self._compiled.state == key:
-            return self._compiled
+        if not self._compiled or self._compiled.state != key:
+            with devices.on(device):
+                self._compiled = self._compile_on(device, key)
+        return self._compiled
+
+    def _compile_on(self, device: torch.device, key: object) -> Compiled:
+        assert self._source is not None
         source = self._source.on(device, _RESIDENT_BYTES)
         if isinstance(source, FolderSource) and source.read_heads is None:
             source.read_heads = HeadReader()
@@ -360,17 +386,14 @@ class DALILoader(DataLoader[_T]):
         free = machine.memory_for_batches(device)
         window = self._window or fitting_window(plan, size, free)
         pool = EnginePool(plan, size, threads, resident)
-        self._compiled = Compiled(key, source, pool, chain, threads, window, self._cache)
-        return self._compiled
+        return Compiled(key, source, pool, chain, threads, window, self._cache)
 
 
 def _signature() -> inspect.Signature:
     """The installed DataLoader's parameters, then torchdali's own."""
     own = inspect.signature(cast("Any", DALILoader).__init__).parameters
     theirs = _DATALOADER.parameters
-    added = [
-        own[name] for name in ("transform", "batch_transform", "device", "seed", "fidelity", "cache", "cache_bytes")
-    ]
+    added = [p for p in own.values() if p.kind is p.KEYWORD_ONLY]
     return inspect.Signature([*(p for name, p in theirs.items() if name != "self"), *added])
 
 

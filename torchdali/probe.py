@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from torchdali import devices
 from torchdali.engine import Engine, EnginePool
 from torchdali.epoch import Compiled, Epoch
 from torchdali.plan import Plan, View
@@ -138,7 +139,8 @@ class _Probing:
                 read = self._read(reading(plan))
                 with ThreadPoolExecutor(_SCAN_THREADS) as threads:
                     source.scan(rows, lambda: threads).wait()
-            images = source.images(rows, source.foreign(rows), held)
+            with devices.on(plan.device):
+                images = source.images(rows, source.foreign(rows), held)
             inputs, _ = plan.draw(Draws(epoch_key(0, 0), rows, np.zeros_like(rows)), source.sizes(rows))
             if plan.entry == "files":
                 decode, images = self._decode(decoding(plan), images, inputs)
@@ -232,5 +234,6 @@ class _Probing:
     def _now(self) -> float:
         """The time when all that was queued is done."""
         if self.compiled.device.type == "cuda":
-            torch.cuda.current_stream(self.compiled.device).synchronize()
+            with devices.on(self.compiled.device):
+                torch.cuda.current_stream(self.compiled.device).synchronize()
         return perf_counter()

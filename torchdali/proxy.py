@@ -28,6 +28,7 @@ from torch.utils.data.dataloader import (
 )
 from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
 
+from torchdali import devices
 from torchdali.admission import Fault, Proxy, check_sizes, key_of, stacks
 from torchdali.blocks import Mapping, ReceivedBlock
 from torchdali.clock import Clock
@@ -105,7 +106,8 @@ class _ProxyEpoch(_BaseDataLoaderIter):
         self._transfer = Transfer(proxy.device)
         self._pending: deque[_Delivery | Exception] = deque()
         self._mappings: dict[tuple[int, int], Mapping] = {}
-        super().__init__(self._twin(loader))
+        with devices.on(proxy.device):  # which torch's thread that pins memory takes
+            super().__init__(self._twin(loader))
         if not self._num_workers:
             self._begin(loader)
 

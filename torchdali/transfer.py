@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import torch
 
+from torchdali import devices
 from torchdali.structure import replaced
 
 __all__ = ["Transfer"]
@@ -29,6 +30,10 @@ class Transfer:
         """The structure with its tensors, and whatever else has a method ``to``, on the device."""
         if self._device.type != "cuda":
             return data
+        with devices.on(self._device):
+            return self._moved(data)
+
+    def _moved(self, data: Any) -> Any:
         if self._stream is None:
             self._stream = torch.cuda.Stream(self._device)
         current = torch.cuda.current_stream(self._device)

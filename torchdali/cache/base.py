@@ -112,16 +112,30 @@ class FileBatch(Source):
         self.files.distrust(row)
 
 
-def check_arguments(kind: object, budget: object) -> None:
-    """Raises ValueError unless ``cache`` and ``cache_bytes`` are such as :class:`torchdali.DALILoader` takes."""
+def check_arguments(kind: object, budget: object, source: object, not_lifted: str) -> None:
+    """Checks ``cache`` and ``cache_bytes`` of :class:`torchdali.DALILoader`.
+
+    Args:
+        kind: The one.
+        budget: The other.
+        source: The loader's; None where the dataset is asked for samples.
+        not_lifted: Why it is.
+
+    Raises:
+        ValueError: There is no such cache, or there are no files that could be kept.
+    """
     if kind not in (None, "host", "device"):
         raise ValueError(f"cache is None, 'host' or 'device', not {kind!r}")
-    if budget is None:
-        return
-    if kind is None:
+    if budget is not None and kind is None:
         raise ValueError("cache_bytes goes with cache='host' or cache='device'")
-    if not isinstance(budget, int) or isinstance(budget, bool) or budget < 1:
+    if budget is not None and (not isinstance(budget, int) or isinstance(budget, bool) or budget < 1):
         raise ValueError(f"cache_bytes is a number of bytes above 0, not {budget!r}")
+    if kind and not isinstance(source, FolderSource):
+        why = not_lifted or "its images are in memory already"
+        raise ValueError(
+            f"cache={kind!r} keeps files by their path, size and time of modification, which only image folders "
+            f"tell: {why}"
+        )
 
 
 def share_of_free(device: torch.device) -> int:

@@ -111,7 +111,7 @@ class ImageCache(Cache):
     def rest(self) -> None:
         """Gives the decoder's threads and memory back after an epoch that did without; it is built anew if need be."""
         if self.pool.close_idle():
-            graph.release_memory()
+            graph.release_memory(self.pool.plan.device)
 
     def close(self) -> None:
         self.pool.close()

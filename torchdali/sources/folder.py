@@ -15,7 +15,7 @@ import PIL.Image
 from torchdali.errors import SampleError
 from torchdali.sources.facts import Columns, Facts
 from torchdali.sources.header import Header, read_header
-from torchdali.sources.heads import parse
+from torchdali.sources.heads import ReadHeads, parse
 from torchdali.sources.paths import Paths, table_of
 from torchdali.sources.scan import Scan
 from torchdali.sources.source import LiftedSource, Source
@@ -41,11 +41,10 @@ class FileSource(Source):
         facts: What is known of them; nothing by default.
 
     Attributes:
-        read_heads: Gives the first bytes of many files and their lengths, of ``(N, L)`` paths; None where there is
-            nothing that does it faster than one by one.
+        read_heads: Reads the first bytes of many files; None where there is nothing faster than one by one.
     """
 
-    read_heads: Callable[[npt.NDArray[np.uint8]], tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]] | None = None
+    read_heads: ReadHeads | None = None
 
     def __init__(self, paths: Sequence[str] | Paths, facts: Facts | None = None) -> None:
         self._paths = paths if isinstance(paths, Paths) else Paths([table_of(paths)])
@@ -212,3 +211,7 @@ class FolderSource(FileSource, LiftedSource):
     def __init__(self, paths: Paths, facts: Facts, *about: Any) -> None:
         FileSource.__init__(self, paths, facts)
         LiftedSource.__init__(self, *about)
+
+    def close(self) -> None:
+        if self.read_heads:
+            self.read_heads.close()

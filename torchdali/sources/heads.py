@@ -6,14 +6,14 @@ training loop waits. What cannot be told this way is left to ``header.py``, whic
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from torchdali.spec import IntArray
 
-__all__ = ["HEAD", "Heads", "parse"]
+__all__ = ["HEAD", "Heads", "ReadHeads", "parse"]
 
 HEAD = 2048
 """Bytes of a file that are looked at."""
@@ -25,6 +25,18 @@ _LARGE = 0xFFFF
 
 Bytes = npt.NDArray[np.uint8]
 Flags = npt.NDArray[np.bool_]
+
+
+class ReadHeads(Protocol):
+    """What reads the first bytes of many files."""
+
+    def __call__(self, paths: Bytes, /) -> tuple[Bytes, npt.NDArray[np.int32]]:
+        """``(N, 2048)`` first bytes and ``(N,)`` lengths of ``(N, L)`` paths; RuntimeError where one cannot be read."""
+        ...
+
+    def close(self) -> None:
+        """Frees its threads."""
+        ...
 
 
 class Heads(NamedTuple):

@@ -125,6 +125,9 @@ class LiftedSource(Source):
         """
         return self
 
+    def close(self) -> None:
+        """Frees the threads that it reads with, until it is used again."""
+
     @property
     def plain_labels(self) -> bool:
         """Whether targets are integers that nothing transforms."""
