@@ -35,7 +35,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DistributedSampler, Subset
+from torch.utils.data import DistributedSampler, SequentialSampler, Subset
 from torchvision import models
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
@@ -74,7 +74,8 @@ def main() -> None:
         "persistent_workers": args.workers > 0,
     }
     train_loader = DataLoader(train_set, args.batch_size, sampler=sampler, drop_last=True, **settings)
-    val_loader = DataLoader(val_part, args.batch_size, **settings)
+    # The sampler says that this is the process's own part, of which torchdali would warn otherwise.
+    val_loader = DataLoader(val_part, args.batch_size, sampler=SequentialSampler(val_part), **settings)
     if not len(train_loader):
         raise SystemExit(f"{len(sampler)} training images a process are less than --batch-size {args.batch_size}")
 

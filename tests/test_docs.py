@@ -115,7 +115,7 @@ def test_code_of_adding_a_transform(tmp_path: Path) -> None:
 def test_table_of_arguments() -> None:
     listed = {name for row in rows(README, "Argument") for name in re.findall(r"`(\w+)`", row[0])}
     signature = set(DALILoader.__signature__.parameters)
-    own = {"transform", "batch_transform", "device", "seed", "fidelity", "cache", "cache_bytes"}
+    own = {"transform", "batch_transform", "device", "seed", "fidelity", "cache", "cache_bytes", "distributed"}
     assert listed == signature - own
     assert all(f"`{name}=" in README for name in own)
 
