@@ -6,6 +6,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torchvision.transforms import v2
 
 import torchdali
 from torchdali import DALILoader
@@ -156,6 +158,29 @@ def test_code_of_caches(capsys: pytest.CaptureFixture[str]) -> None:
     (code,) = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs" / "caches.md").read_text(), re.MULTILINE | re.DOTALL)
     exec(compile(code, "docs/caches.md", "exec"), {})
     assert "after ToImage, Resize, on cpu" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("in_folder")
+def test_code_of_distributed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = re.findall(
+        r"^```python\n(.*?)^```$", (ROOT / "docs" / "distributed.md").read_text(), re.MULTILINE | re.DOTALL
+    )
+    begin = partial(torch.distributed.init_process_group, "gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
+    monkeypatch.setattr(torch.distributed, "init_process_group", begin)
+    namespace: dict[str, Any] = {"train": v2.Compose([v2.ToImage(), v2.RandomResizedCrop(32)]), "seen": []}
+    try:
+        for code in blocks:
+            assert code.count("batch_size=256") == code.count("range(90)") == code.count("        ...") == 1
+            code = (
+                code.replace("=256", "=9").replace("(90)", "(2)").replace("        ...", "        seen.append(images)")
+            )
+            exec(compile(code, "docs/distributed.md", "exec"), namespace)
+    finally:
+        torch.distributed.destroy_process_group()
+    auto, by_hand = torch.cat(namespace["seen"]).chunk(len(blocks))
+    assert len(blocks) == 2
+    assert len(auto) == 2 * 24
+    assert torch.equal(auto, by_hand)
 
 
 def anchors(path: Path) -> set[str]:
