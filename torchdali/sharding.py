@@ -30,11 +30,14 @@ class Shard(DistributedSampler[Any]):
         super().set_epoch(epoch)
         self._begun = False
 
+    @property
+    def next_epoch(self) -> int:
+        """The number of the epoch that begins next."""
+        return self.epoch + self._begun
+
     def begin(self) -> None:
         """An epoch begins."""
-        if self._begun:
-            self.epoch += 1
-        self._begun = True
+        self.epoch, self._begun = self.next_epoch, True
 
 
 class Sharding:
@@ -79,7 +82,7 @@ class Sharding:
             return
         shard = Shard(loader.dataset, world, rank, self._shuffle, loader.seed or 0, loader.drop_last)
         if isinstance(old, Shard):
-            shard.set_epoch(old.epoch + old._begun)  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+            shard.set_epoch(old.next_epoch)
         # DataLoader refuses a change of its samplers.
         vars(loader)["sampler"] = shard
         if loader.batch_sampler is not None:
