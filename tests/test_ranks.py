@@ -9,6 +9,7 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -22,6 +23,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from torchdali import DALILoader, graph
+from torchdali.devices import on
 from torchdali.sharding import Shard
 
 pytestmark = pytest.mark.timeout(240)
@@ -324,3 +326,20 @@ def test_auto_is_the_ranks_own_device(
     assert graph.resolve("auto") == torch.device("cuda", chosen)
     assert graph.resolve("cuda") == torch.device("cuda", current), "which says torch's current one"
     assert graph.resolve("cuda:1") == torch.device("cuda", 1)
+
+
+def test_work_on_a_device_is_done_with_it_as_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cannot be seen without two GPUs: see test_own_gpu.py."""
+    devices(monkeypatch, 4, 0, "3")
+    entered: list[torch.device] = []
+
+    @contextmanager
+    def enter(device: torch.device) -> Iterator[None]:
+        entered.append(device)
+        yield
+
+    monkeypatch.setattr(torch.cuda, "device", enter)
+    for name in ("cpu", "cuda:0", "cuda:3"):
+        with on(torch.device(name)):
+            pass
+    assert entered == [torch.device("cuda:3")]

@@ -92,7 +92,7 @@ class Sharding:
     def set_epoch(self, loader: Any, epoch: int) -> None:
         """Says which number the next epoch has, to samplers that want to know."""
         self.apply(loader)
-        samplers = [loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)]
+        samplers: list[Any] = [loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)]
         for sampler in {id(one): one for one in samplers if hasattr(one, "set_epoch")}.values():
             sampler.set_epoch(epoch)
 
