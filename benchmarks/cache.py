@@ -29,6 +29,7 @@ from typing import Any
 from PIL import Image
 
 from benchmarks import data, report
+from benchmarks.script import parsed, parser_of
 from torchdali.bench import children, process
 
 _SHORT_SIDE = 256
@@ -263,11 +264,7 @@ def _write(whole: dict[str, Any], out: Path, name: str) -> None:
 
 
 def _parse(command: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.cache",
-        description="Measures DALILoader with its caches and without.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
+    parser = parser_of("cache", "Measures DALILoader with its caches and without.")
     parser.add_argument("--images", type=int, default=8192, help="number of pictures to make")
     parser.add_argument("--root", type=Path, help="where they are or will be [in /dev/shm]")
     parser.add_argument("--repeat", type=int, default=4, help="how often each picture is in the dataset")
@@ -278,12 +275,8 @@ def _parse(command: list[str]) -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--profile", action="store_true", help="say where the time goes")
     parser.add_argument("--spawn", action="store_true", help="start each process from nothing")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
-    parser.add_argument("--commit", help="torchdali's commit, where git cannot tell it")
-    parser.add_argument("--name", help="name of the result files [cache-<GPU>]")
-    args = parser.parse_args(command)
+    args = parsed(parser, command)
     args.cases = args.cases.split(",")
-    args.name = args.name or report.default_name("cache")
     args.cores = min(args.cores, len(os.sched_getaffinity(0)))
     if unknown := set(args.cases) - set(KINDS):
         parser.error(f"no such case: {', '.join(sorted(unknown))}; there are {', '.join(KINDS)}")

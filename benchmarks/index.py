@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import data, held, report
+from benchmarks.script import parsed, parser_of
 
 KINDS = {"list": "list (ImageFolder)", "index": "index", "headers": "index with headers"}
 PICTURES = 64
@@ -277,11 +278,7 @@ def _line(entry: dict[str, Any]) -> str:
 
 def parse(command: list[str]) -> argparse.Namespace:
     """The options."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.index",
-        description="Measures what an index of many paths costs.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
+    parser = parser_of("index", "Measures what an index of many paths costs.")
     parser.add_argument("--files", type=int, default=10_000_000)
     parser.add_argument("--processes", default="1,2,8", help="numbers of processes, separated by commas")
     parser.add_argument(
@@ -289,12 +286,7 @@ def parse(command: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--root", type=Path, help="where the indexes lie while it runs [the temporary folder]")
     parser.add_argument("--timeout", type=float, default=300.0, help="limit of one case, seconds")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
-    parser.add_argument("--commit", help="torchdali's commit, where git cannot tell it")
-    parser.add_argument("--name", help="name of the result files [index-<GPU>]")
-    args = parser.parse_args(command)
-    args.command = command
-    args.name = args.name or report.default_name("index")
+    args = parsed(parser, command)
     args.kinds = args.kinds.split(",")
     if unknown := set(args.kinds) - set(KINDS):
         parser.error(f"no such kind: {', '.join(sorted(unknown))}; there are {', '.join(KINDS)}")

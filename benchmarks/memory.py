@@ -30,6 +30,7 @@ from typing import Any
 
 from benchmarks import data, held, report
 from benchmarks.loader_systems import LOADER
+from benchmarks.script import parsed, parser_of
 from benchmarks.systems import Job
 from torchdali.bench import children
 
@@ -323,11 +324,7 @@ def _line(entry: dict[str, Any]) -> str:
 
 def parse(command: list[str]) -> argparse.Namespace:
     """The options."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.memory",
-        description="Measures what loaders hold and give back.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
+    parser = parser_of("memory", "Measures what loaders hold and give back.")
     parser.add_argument("--images", type=int, default=8192, help="number of pictures to make")
     parser.add_argument("--root", type=Path, help="where they are or will be [in /dev/shm]")
     parser.add_argument("--cases", default=",".join(CASES), help=f"some of {', '.join(CASES)}")
@@ -338,12 +335,7 @@ def parse(command: list[str]) -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=200, help="of the constant case")
     parser.add_argument("--batches", type=int, default=20, help="of an epoch of the constant case")
     parser.add_argument("--timeout", type=float, default=120.0, help="limit of one process, seconds")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
-    parser.add_argument("--commit", help="torchdali's commit, where git cannot tell it")
-    parser.add_argument("--name", help="name of the result files [memory-<GPU>]")
-    args = parser.parse_args(command)
-    args.command = command
-    args.name = args.name or report.default_name("memory")
+    args = parsed(parser, command)
     args.cases = args.cases.split(",")
     if unknown := set(args.cases) - set(CASES):
         parser.error(f"no such case: {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")

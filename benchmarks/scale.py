@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import data, held, report
+from benchmarks.script import parsed, parser_of
 
 _REPOSITORY = Path(__file__).resolve().parent.parent
 _FIGURES = ("pss_mib", "anonymous_mib", "gpu_mib", "threads", "files")
@@ -225,11 +226,7 @@ def parse(command: list[str]) -> argparse.Namespace:
     """The options, with numbers of GPUs that this machine does not have left out."""
     import torch
 
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.scale",
-        description="Measures several GPUs of one host.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
+    parser = parser_of("scale", "Measures several GPUs of one host.")
     parser.add_argument("--images", type=int, default=8192, help="number of pictures to make")
     parser.add_argument("--root", type=Path, help="where they are or will be [in /dev/shm]")
     parser.add_argument("--gpus", default="1,2,4", help="numbers of GPUs, separated by commas")
@@ -239,12 +236,7 @@ def parse(command: list[str]) -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=20, help="short epochs, after which memory is looked at")
     parser.add_argument("--batches", type=int, default=20, help="batches of a short epoch")
     parser.add_argument("--timeout", type=float, default=150.0, help="limit of one number of processes, seconds")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
-    parser.add_argument("--commit", help="torchdali's commit, where git cannot tell it")
-    parser.add_argument("--name", help="name of the result files [scale-<GPU>]")
-    args = parser.parse_args(command)
-    args.command = command
-    args.name = args.name or report.default_name("scale")
+    args = parsed(parser, command)
     wanted = [int(count) for count in args.gpus.split(",")]
     here = torch.cuda.device_count() or max(wanted)
     args.gpus = [count for count in wanted if count <= here]

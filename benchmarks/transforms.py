@@ -15,10 +15,10 @@ import shlex
 import sys
 import time
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import Any
 
 from benchmarks import report, transform_report
+from benchmarks.script import parsed, parser_of
 from benchmarks.transform_rows import BY_CALL, ROWS, Row
 from benchmarks.transform_systems import SYSTEMS
 from benchmarks.transform_worker import Worker
@@ -81,11 +81,7 @@ def _named(size: tuple[int, int]) -> str:
 
 def parse(command: list[str]) -> argparse.Namespace:
     """The options."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.transforms",
-        description="Measures each transform alone, after decoding.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
+    parser = parser_of("transforms", "Measures each transform alone, after decoding.")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="where torchdali runs")
     parser.add_argument("--only", default="", help="a regular expression: transforms in whose call it is found")
     parser.add_argument("--sizes", default="224x224,500x375", help="WIDTHxHEIGHT, separated by commas")
@@ -94,12 +90,7 @@ def parse(command: list[str]) -> argparse.Namespace:
     parser.add_argument("--timeout", type=float, default=45.0, help="limit of one cell, seconds")
     parser.add_argument("--limit", type=float, help="seconds after which what is left is skipped")
     parser.add_argument("--batch-size", type=int, default=256)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
-    parser.add_argument("--commit", help="torchdali's commit, where git cannot tell it")
-    parser.add_argument("--name", help="name of the result files [transforms-<GPU>]")
-    args = parser.parse_args(command)
-    args.command = command
-    args.name = args.name or report.default_name("transforms")
+    args = parsed(parser, command)
     args.systems = args.systems.split(",")
     if unknown := set(args.systems) - set(SYSTEMS):
         parser.error(f"no such system: {', '.join(sorted(unknown))}; there are {', '.join(SYSTEMS)}")

@@ -15,6 +15,7 @@ import PIL.Image
 import torch
 from conftest import CROP, same
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
+from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 EXACT = v2.Compose([v2.ToImage(), v2.CenterCrop(CROP)])
@@ -175,3 +176,16 @@ def assert_near(ours: Any, theirs: Any, mean: float = 0) -> None:
         assert np.array_equal(np.asarray(ours), np.asarray(theirs))
     else:
         assert ours == theirs
+
+
+class Asked:
+    """The samples of a folder, with paths for images."""
+
+    def __init__(self, folder: ImageFolder) -> None:
+        self.samples = [(Path(path), target) for path, target in folder.samples]
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.samples[index]

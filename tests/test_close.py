@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import PER_BATCH, assert_pairs, in_order
+from proxied import Asked
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
@@ -28,19 +29,6 @@ KINDS = [
     pytest.param(True, {"num_workers": 1}, id="asked by a worker"),
     pytest.param(True, {"num_workers": 1, "persistent_workers": True}, id="asked by a worker that stays"),
 ]
-
-
-class Asked:
-    """The samples of a folder, with paths for images."""
-
-    def __init__(self, folder: ImageFolder) -> None:
-        self.samples = [(Path(path), target) for path, target in folder.samples]
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.samples[index]
 
 
 def make(dataset: ImageFolder, asked: bool, options: dict[str, Any], device: str) -> DALILoader[Any]:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import PER_BATCH
+from proxied import Asked
 from torch.multiprocessing import reductions
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
@@ -26,19 +27,6 @@ pytestmark = [
 ]
 
 WARM, MORE = 3, 12
-
-
-class Asked:
-    """The samples of a folder, with paths for images."""
-
-    def __init__(self, folder: ImageFolder) -> None:
-        self.samples = [(Path(path), target) for path, target in folder.samples]
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.samples[index]
 
 
 def whole(loader: Any) -> None:

@@ -208,7 +208,7 @@ def test_the_start(dataset: ImageFolder) -> None:
 def test_a_datasets_own_work(photographs: list[Path], exact: Any, workers: int, persistent: bool, device: str) -> None:
     options: dict[str, Any] = {"persistent_workers": persistent} if workers else {}
     loader = DALILoader(
-        Asked(photographs[:12], 2 * NAP), 2, transform=exact, num_workers=workers, device=device, **options
+        Asked(photographs[:12], 5 * NAP), 2, transform=exact, num_workers=workers, device=device, **options
     )
     stats = Stats()
     for _ in range(1 + persistent):
