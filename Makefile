@@ -17,8 +17,9 @@ $(READY): pyproject.toml
 demo: $(READY)
 	$(BIN)/torchdali demo
 
+# Two processes, because many tests wait for processes of their own; a file stays in one of them.
 test: $(READY)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: $(READY)
 	$(BIN)/ruff check .

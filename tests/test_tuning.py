@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,7 +14,7 @@ from PIL import Image
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
-from torchdali import DALILoader, graph, machine
+from torchdali import DALILoader, devices, graph, machine
 from torchdali.tuning import Threads, fitting_window
 
 CUDA = torch.device("cuda", 0)
@@ -61,7 +62,7 @@ def test_nvjpeg_is_asked_only_where_the_kind_of_card_does_not_tell(
         return asked
 
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
-    monkeypatch.setattr(torch.cuda, "device", lambda _device: __import__("contextlib").nullcontext())
+    monkeypatch.setattr(devices, "on", lambda _device: nullcontext())
     monkeypatch.setattr(graph, "_nvjpeg_finds_engine", ask)
     assert graph.has_jpeg_engine.__wrapped__(CUDA) is engine
 
