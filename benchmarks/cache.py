@@ -16,12 +16,10 @@ import json
 import multiprocessing
 import os
 import pstats
-import shlex
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +27,7 @@ from typing import Any
 from PIL import Image
 
 from benchmarks import data, report
-from benchmarks.script import parsed, parser_of
+from benchmarks.script import Results, parsed, parser_of
 from torchdali.bench import children, process
 
 _SHORT_SIDE = 256
@@ -222,28 +220,16 @@ def main() -> None:
     resized = make_resized(root) if any(KINDS[name].resized for name in args.cases) else root
     print(f"data: {pictures['images']} pictures, {time.perf_counter() - started:.1f} s", flush=True)
     context = children.start_context(_PRELOADED if not args.spawn else ())
-    runs: list[dict[str, Any]] = []
+    about = {"batch_size": args.batch_size, "cores": args.cores, "repeat": args.repeat}
+    results = Results("cache", args, _write, data=pictures, **about)
     for name in args.cases:
         folder = resized if KINDS[name].resized else root
         case = Case(name, args.cores, folder, args.repeat, args.batch_size, args.seconds, args.profile)
         run = {"case": name, **children.measured(context, measure, case, args.timeout)}
-        runs.append(run)
         shown = [f"{key} {run[key]:,}" for key in ("first_epoch_images_per_s", "images_per_s") if key in run]
-        print(f"{name:<18}{run['status']} {', '.join(shown)}", flush=True)
-        print(*(run[key] for key in ("stderr", "cache", "profile") if run.get(key)), sep="\n", flush=True)
-        whole = {
-            "command": shlex.join(["python", "-m", "benchmarks.cache", *sys.argv[1:]]),
-            "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "data": pictures,
-            "batch_size": args.batch_size,
-            "cores": args.cores,
-            "repeat": args.repeat,
-            "machine": report.machine(runs, args.commit),
-            "total_seconds": round(time.perf_counter() - started, 1),
-            "runs": runs,
-        }
-        _write(whole, args.out, args.name)
-    print(f"\n{table(runs)}\n{time.perf_counter() - started:.0f} s in all")
+        more = [run[key] for key in ("stderr", "cache", "profile") if run.get(key)]
+        results.add(run, "\n".join([f"{name:<18}{run['status']} {', '.join(shown)}", *more]))
+    print(f"\n{table(results.runs)}\n{time.perf_counter() - started:.0f} s in all")
 
 
 def _write(whole: dict[str, Any], out: Path, name: str) -> None:

@@ -18,17 +18,15 @@ import contextlib
 import json
 import multiprocessing
 import os
-import shlex
 import sys
 import tempfile
 import time
 import traceback
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from benchmarks import data, held, report
-from benchmarks.script import parsed, parser_of
+from benchmarks.script import Results, parsed, parser_of
 
 KINDS = {"list": "list (ImageFolder)", "index": "index", "headers": "index with headers"}
 PICTURES = 64
@@ -45,17 +43,11 @@ their sum: all of it but the imports."""
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Measures all cases and writes the results; the whole report."""
-    started = time.perf_counter()
-    whole: dict[str, Any] = {
-        "command": shlex.join(["python", "-m", "benchmarks.index", *args.command]),
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "files": args.files,
-        "runs": [],
-    }
     with tempfile.TemporaryDirectory(dir=args.root, prefix="torchdali-index-") as folder:
         root = Path(folder)
-        whole |= prepare(root, args.files)
-        print(f"an index of {args.files:,} paths, {whole['mean_path_bytes']:.1f} bytes each", flush=True)
+        about = prepare(root, args.files)
+        results = Results("index", args, write, files=args.files, **about)
+        print(f"an index of {args.files:,} paths, {about['mean_path_bytes']:.1f} bytes each", flush=True)
         controls: dict[int, dict[str, Any]] = {}
         for kind in args.kinds:
             for count in args.processes if kind != "list" else args.processes[:1]:
@@ -65,12 +57,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
                 if entry["status"] == "ok" and controls[count]["status"] == "ok":
                     entry["own_mib"] = round(entry["anonymous_mib"] - controls[count]["anonymous_mib"], 1)
                     entry["memory_mib"] = round(entry["own_mib"] + entry["shared_mib"], 1)
-                whole["runs"].append(entry)
-                print(_line(entry), flush=True)
-                whole |= {"machine": report.machine(whole["runs"], args.commit)}
-                whole["total_seconds"] = round(time.perf_counter() - started, 1)
-                write(whole, args.out, args.name)
-    return whole
+                results.add(entry, _line(entry))
+    return results.whole
 
 
 def prepare(root: Path, files: int) -> dict[str, Any]:
@@ -99,7 +87,7 @@ def prepare(root: Path, files: int) -> dict[str, Any]:
         # Of files that do not exist: any header will do.
         arrays["sizes"] = np.full((files, 2), (375, 500), np.uint16)
         arrays["lengths"] = np.full(files, 98_000, np.uint32)
-        arrays["flags"] = np.full(files, 3, np.uint8)
+        arrays["flags"] = np.full(files, 11, np.uint8)
         for name in ("sizes", "lengths", "flags"):
             arrays[name][rows] = known[name]
     with (root / "headers.npz").open("wb") as stream:

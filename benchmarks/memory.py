@@ -19,18 +19,16 @@ import argparse
 import json
 import multiprocessing
 import os
-import shlex
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from benchmarks import data, held, report
 from benchmarks.loader_systems import LOADER
-from benchmarks.script import parsed, parser_of
+from benchmarks.script import Results, parsed, parser_of
 from benchmarks.systems import Job
 from torchdali.bench import children
 
@@ -66,28 +64,18 @@ class Case:
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Measures all cases and writes the results; the whole report."""
-    started = time.perf_counter()
     root = args.root or data.default_root(args.images)
     pictures = data.make(root, args.images)
     print(f"data: {pictures['images']} pictures of {pictures['mean_bytes'] / 1000:.1f} kB in {root}", flush=True)
-    whole: dict[str, Any] = {
-        "command": shlex.join(["python", "-m", "benchmarks.memory", *args.command]),
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "data": pictures,
-        **{name: getattr(args, name) for name in ("batch_size", "seconds", "epochs", "batches", "small_batch")},
-        "runs": [],
-    }
+    about = {name: getattr(args, name) for name in ("batch_size", "seconds", "epochs", "batches", "small_batch")}
+    results = Results("memory", args, write, data=pictures, **about)
     context = multiprocessing.get_context("spawn")
     cores = min(args.cores, len(os.sched_getaffinity(0)))
     for case in cases(args, root, cores):
         entry = {"case": case.name, "of": case.of, "threads": case.threads or None}
         entry |= children.measured(context, work, case, args.timeout)
-        whole["runs"].append(entry)
-        print(_line(entry), flush=True)
-        whole |= {"machine": report.machine(whole["runs"], args.commit)}
-        whole["total_seconds"] = round(time.perf_counter() - started, 1)
-        write(whole, args.out, args.name)
-    return whole
+        results.add(entry, _line(entry))
+    return results.whole
 
 
 def cases(args: argparse.Namespace, root: Path, cores: int) -> Iterator[Case]:

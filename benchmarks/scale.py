@@ -15,18 +15,16 @@ Without a GPU the processes run on the CPU, which is good for trying the harness
 import argparse
 import json
 import os
-import shlex
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from benchmarks import data, held, report
-from benchmarks.script import parsed, parser_of
+from benchmarks.script import Results, parsed, parser_of
 
 _REPOSITORY = Path(__file__).resolve().parent.parent
 _FIGURES = ("pss_mib", "anonymous_mib", "gpu_mib", "threads", "files")
@@ -41,25 +39,15 @@ equal numbers mean that each process is on its own GPU only."""
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Measures all numbers of processes and writes the results; the whole report."""
-    started = time.perf_counter()
     root = args.root or data.default_root(args.images)
     pictures = data.make(root, args.images)
     print(f"data: {pictures['images']} pictures of {pictures['mean_bytes'] / 1000:.1f} kB in {root}", flush=True)
-    whole: dict[str, Any] = {
-        "command": shlex.join(["python", "-m", "benchmarks.scale", *args.command]),
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "data": pictures,
-        **{name: getattr(args, name) for name in ("batch_size", "seconds", "epochs", "batches", "cores")},
-        "runs": [],
-    }
+    about = {name: getattr(args, name) for name in ("batch_size", "seconds", "epochs", "batches", "cores")}
+    results = Results("scale", args, write, data=pictures, **about)
     for count in args.gpus:
         entry = {"processes": count, **measured(args, root, count)}
-        whole["runs"].append(entry)
-        print(_line(entry), flush=True)
-        whole |= {"machine": report.machine(whole["runs"], args.commit)}
-        whole["total_seconds"] = round(time.perf_counter() - started, 1)
-        write(whole, args.out, args.name)
-    return whole
+        results.add(entry, _line(entry))
+    return results.whole
 
 
 def measured(args: argparse.Namespace, root: Path, count: int) -> dict[str, Any]:

@@ -1,7 +1,12 @@
-"""What the command lines of benchmarks that are no regime of the harness have in common."""
+"""What benchmarks that are no regime of the harness have in common: their command lines, and results as they come."""
 
 import argparse
+import shlex
+import time
+from collections.abc import Callable
+from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 from benchmarks import report
 
@@ -25,3 +30,38 @@ def parsed(parser: argparse.ArgumentParser, command: list[str]) -> argparse.Name
     args.command = command
     args.name = args.name or report.default_name(parser.prog.rpartition(".")[2])
     return args
+
+
+class Results:
+    """What was measured so far, printed and written anew after each case.
+
+    Args:
+        benchmark: its name.
+        args: its options.
+        write: writes the report into a folder, under a name.
+        about: what else the report says.
+    """
+
+    def __init__(
+        self,
+        benchmark: str,
+        args: argparse.Namespace,
+        write: Callable[[dict[str, Any], Path, str], None],
+        **about: Any,
+    ) -> None:
+        self._args, self._write, self._started = args, write, time.perf_counter()
+        self.runs: list[dict[str, Any]] = []
+        self.whole: dict[str, Any] = {
+            "command": shlex.join(["python", "-m", f"benchmarks.{benchmark}", *args.command]),
+            "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            **about,
+            "runs": self.runs,
+        }
+
+    def add(self, entry: dict[str, Any], line: str) -> None:
+        """One case more, and what to print of it."""
+        self.runs.append(entry)
+        print(line, flush=True)
+        self.whole["machine"] = report.machine(self.runs, self._args.commit)
+        self.whole["total_seconds"] = round(time.perf_counter() - self._started, 1)
+        self._write(self.whole, self._args.out, self._args.name)

@@ -90,7 +90,7 @@ def test_a_compiled_model_is_warm_when_it_is_measured(pictures, tmp_path, monkey
 from pathlib import Path
 from benchmarks import training_worker
 from benchmarks.training_systems import Case
-case = Case("tiny_compiled", "torchdali", "", 1, None, Path({str(pictures)!r}), 8, 3, 0.1, 2, 40.0, False)
+case = Case("tiny_compiled", "torchdali", "", 1, None, Path({str(pictures)!r}), 8, 3, 0.1, 2, 90.0, False)
 training_worker.measure_case(case, Path({str(result)!r}))
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=False)
