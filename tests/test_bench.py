@@ -113,8 +113,9 @@ def test_a_damaged_file_is_named_in_a_folder_without_classes(pictures: Path, tmp
         (("--transform", "nowhere.py:x"), "'nowhere.py:x' is not FILE:NAME with a file that exists"),
         (("--transform", "MINE"), "is not FILE:NAME"),
         (("--transform", "MINE:number"), "has no transform 'number'"),
-        (("--transform", "MINE:large"), "has no transform 'large'"),
+        (("--transform", "MINE:large"), "has nothing that is called 'large'"),
         (("--seconds", "0"), "Invalid value for '--seconds'"),
+        (("--json", "nowhere/figures.json"), "'nowhere/figures.json' cannot be written"),
     ],
 )
 def test_a_wrong_option_is_told_before_anything_is_measured(

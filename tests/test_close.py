@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import pickle
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -103,3 +105,37 @@ def test_a_used_loader_can_be_pickled(dataset: ImageFolder, asked: bool, options
     assert type(copied) is DALILoader
     assert_pairs(copied, dataset, in_order())
     assert_pairs(loader, dataset, in_order())
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+import PIL.Image
+from torch.utils.data import Dataset
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import v2
+from torchdali import DALILoader
+
+class Asked(Dataset):
+    def __len__(self):
+        return len(folder)
+    def __getitem__(self, index):
+        return folder[index]
+
+folder = ImageFolder(sys.argv[1])
+transform = v2.Compose([v2.ToImage(), v2.CenterCrop(8)])
+workers = sys.argv[2:]
+dataset = Asked() if workers else folder
+loader = DALILoader(dataset, 1, transform=transform, device="cpu", num_workers=int(*workers))
+iterator = iter(loader)
+batch = next(iterator)
+"""
+
+
+@pytest.mark.parametrize("workers", [[], ["0"], ["1"]], ids=["read", "asked", "asked by a worker"])
+def test_a_script_that_ends_in_an_epoch_says_nothing(pictures: Path, workers: list[str]) -> None:
+    """Its loader and iterator are finalised when the names of modules are gone."""
+    command = [sys.executable, "-W", "ignore", "-c", SCRIPT, str(pictures), *workers]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "Exception ignored" not in done.stderr, done.stderr

@@ -8,13 +8,16 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torchvision import transforms as v1
 from torchvision import tv_tensors
-from torchvision.transforms import v2
+from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import functional as F
 
 import torchdali
 from torchdali import SampleError
-from torchdali.transforms import MultiView
+from torchdali.rng import Draws, epoch_key
+from torchdali.spec import Spec
+from torchdali.transforms import MultiView, find_rule
 
 FLOAT = v2.ToDtype(torch.float32, scale=True)
 EVAL = v2.Compose([v2.ToImage(), v2.CenterCrop(40), FLOAT, v2.Normalize([0.5] * 3, [0.25] * 3)])
@@ -208,3 +211,30 @@ def test_waits_for_images_that_are_still_being_written(images):
         torch.cuda.synchronize()
         torch.cuda._sleep(30_000_000)
         assert torch.equal(compiled(tensors.clone()), tensors)
+
+
+WHOLE = {"scale": (1, 1), "ratio": (1, 1)}
+
+
+@pytest.mark.parametrize(
+    "resize",
+    [
+        v1.Resize((40, 44)),
+        v1.Resize((40, 44), InterpolationMode.BICUBIC),
+        v1.RandomResizedCrop(40, **WHOLE),
+        v1.RandomResizedCrop(40, **WHOLE, interpolation=InterpolationMode.BICUBIC),
+    ],
+    ids=repr,
+)
+def test_v1_rounds_resized_tensors_once(images, resize, device):
+    """And v2 twice, as PIL does: a bound of two roundings is no bound for one."""
+    images = [F.center_crop(F.pil_to_tensor(image), [min(image.size)]) for image in images]
+    theirs = torch.stack([resize(image) for image in images]).float()
+    difference = (torchdali.compile(resize, device=device)(images).cpu().float() - theirs).abs()
+    assert difference[..., 4:-4, 4:-4].max() <= 1
+    assert difference.mean() < 0.06
+    rule = find_rule(resize)
+    rule.infer(Spec("tensor"))
+    side = images[0].shape[1]
+    drawn = rule.draw(Draws(epoch_key(0, 0), np.arange(1), np.zeros(1, int)), np.array([[side, side]]))
+    assert torch.equal(rule.replay(images[0], {name: values[0] for name, values in drawn.items()}), resize(images[0]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -189,8 +190,15 @@ def test_errors_of_users_code_are_theirs(
     loader = DALILoader(dataset, PER_BATCH, collate_fn=collate, device=device)
     iterator = iter(loader)
     assert_pairs((next(iterator) for _ in range(OF_BAD)), whole, in_order()[:OF_BAD])
-    with pytest.raises(OwnError, match="mine"):
+    with pytest.raises(OwnError, match="mine") as caught:
         next(iterator)
+    if sys.version_info >= (3, 11) and place != "collate_fn":
+        on = f"sample {BAD}, {sample_path(dataset)}"
+        notes = {
+            "transform": f"while Lambda ran in torch on {on}",
+            "target_transform": f"while the target was made of {on}",
+        }
+        assert caught.value.__notes__ == [notes[place]]
     assert_pairs(iterator, whole, in_order()[OF_BAD + 1 :])
     assert_pairs(loader, whole, in_order())
 

@@ -41,6 +41,26 @@ def test_occurrences_are_counted_within_and_across_batches(occurrences):
     assert counts == [[0, 0, 1, 2], [1, 0, 3, 2]]
 
 
+def test_occurrences_that_are_passed_over_are_counted():
+    rng = np.random.default_rng(0)
+    batches = [rng.integers(0, 9, 40) ** 3 // 64 for _ in range(30)]  # of 8 there are few, of 0 several hundred
+    for passed in (0, 3, 25):
+        asked, over = [(Occurrences(), Occurrences()), (DenseOccurrences(9), DenseOccurrences(9))], []
+        for one, other in asked:
+            for batch in batches[:passed]:
+                one.count(batch.tolist() if isinstance(one, Occurrences) else batch)
+            if isinstance(other, DenseOccurrences):
+                each = np.concatenate([np.empty(0, np.int64), *batches[:passed]])
+                other.pass_over([*(each - 9 * (each % 2)), -10, 9])
+            else:
+                other.pass_over(batches[:passed])
+            given = [batch.tolist() if isinstance(one, Occurrences) else batch for batch in batches[passed:]]
+            over.append([one.count(batch).tolist() for batch in given])
+            assert [other.count(batch).tolist() for batch in given] == over[-1]
+        assert over[0] == over[1]
+        assert max(map(max, over[0])) > 255
+
+
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("replacement", [False, True])
 @pytest.mark.parametrize("workers", [0, 1, 2])

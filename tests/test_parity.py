@@ -198,7 +198,12 @@ def test_a_decoder_that_differs_is_seen(parity: Callable[..., Result], monkeypat
 
 
 @pytest.mark.parametrize(
-    ("options", "said"), [(("--device", "cuda"), "no CUDA device"), (("--only", "("), "not a regular expression")]
+    ("options", "said"),
+    [
+        (("--device", "cuda"), "no CUDA device"),
+        (("--only", "("), "not a regular expression"),
+        (("--only", "no such case"), "'no such case' is found in no name"),
+    ],
 )
 def test_what_cannot_be_measured(parity: Callable[..., Result], out: Path, options: Any, said: str) -> None:
     done = parity(*options)

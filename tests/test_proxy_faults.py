@@ -16,7 +16,7 @@ import numpy as np
 import PIL.Image
 import pytest
 import torch
-from conftest import PER_BATCH, assert_pairs, encoded, in_order
+from conftest import CROP, PER_BATCH, assert_pairs, encoded, in_order
 from crops import DOES, EXACT, WORKERS, Crops, Truth, every_number, every_use, raised
 from torch.utils.data import DataLoader, default_collate
 from torchvision.transforms import v2
@@ -81,6 +81,38 @@ def test_error_of_the_dataset_comes_in_its_turn(workers: Any, does: Any, device:
 class Batched(Crops):
     def __getitems__(self, indices: list[int]) -> list[Any]:
         return [self[index] for index in indices]
+
+
+def refusing_red(image: Any) -> Any:
+    """A transform that torchdali does not know, and which refuses one picture."""
+    if bool((image[0] > 250).all()):
+        raise OwnError("red")
+    return image
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="exceptions have notes from Python 3.11 on")
+@pytest.mark.parametrize("stacks", [True, False])
+def test_error_of_a_transform_in_torch_names_its_sample(stacks: bool, device: str) -> None:
+    red = PIL.Image.new("RGB", (CROP, CROP), "red")
+    images = [red if i == BAD else PIL.Image.new("RGB", (CROP, CROP)) for i in range(BAD + 2)]
+    collate = None if stacks else list
+    transform = v2.Compose([EXACT, refusing_red])
+    loader = DALILoader(images, PER_BATCH, collate_fn=collate, transform=transform, device=device)
+    iterator = iter(loader)
+    assert [len(next(iterator)) for _ in range(OF_BAD)] == [PER_BATCH] * OF_BAD
+    with pytest.raises(OwnError) as caught:
+        next(iterator)
+    assert caught.value.__notes__ == [f"while refusing_red ran in torch on sample {BAD}"]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="exceptions have notes from Python 3.11 on")
+@every_number
+def test_samples_without_image_that_cannot_be_collated_are_described(workers: Any, device: str) -> None:
+    """Grey arrays of two axes, for one, which are no images to torchdali, and not of one size."""
+    grey = [np.zeros((height, 9), np.uint8) for height in range(20, 20 + PER_BATCH)]
+    loader = DALILoader(grey, PER_BATCH, transform=EXACT, device=device, **workers)
+    error = raised(RuntimeError, iter(loader))
+    assert "no image for transform= was found in a sample, which is ndarray (20, 9) uint8" in error.text
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="exceptions have notes from Python 3.11 on")

@@ -193,3 +193,16 @@ def test_to_tensor_scales_bytes_alone(photographs: Any, kind: str, device: str) 
 def test_half_precision_is_flipped(photographs: Any) -> None:
     chain = v2.Compose([v2.ToImage(), v2.CenterCrop(CROP), v2.RandomHorizontalFlip(1)])
     assert compared(photographs, PIXELS["array float16"], PIXELS["array float16"], chain, "cpu", 0)
+
+
+@pytest.mark.parametrize("kind", ["array", "array (H, W, 1)", "array float32", "array int16"])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_transforms_that_torch_runs_first_get_arrays(photographs: Any, kind: str, workers: int, device: str) -> None:
+    """As functions that are written for arrays expect them, and ``ToPILImage``, which refuses PIL images."""
+    chain = v2.Compose(
+        [v2.Identity(), lambda array: torch.from_numpy(array[5 : 5 + CROP, :20].transpose(2, 0, 1).copy())]
+    )
+    assert compared(photographs, PIXELS[kind], PIXELS[kind], chain, device, 0, workers)
+    if kind in ("array", "array (H, W, 1)"):
+        chain = v2.Compose([v2.ToPILImage(), v2.CenterCrop(CROP), v2.PILToTensor()])
+        assert compared(photographs, PIXELS[kind], PIXELS[kind], chain, device, 0, workers)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import io
+import os
 import random
+import sys
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -24,7 +26,7 @@ from torch.utils.data import (
 )
 from torchvision.transforms import v2
 
-from torchdali import DALILoader, TransformError
+from torchdali import DALILoader
 
 pytestmark = [
     pytest.mark.timeout(60),
@@ -145,16 +147,87 @@ def test_is_made_again_from_its_attributes(files: list[Path], workers: dict[str,
     assert same(*([batch["image"] for batch in as_accelerate(inside, cls)] for cls in (DALILoader, DataLoader)))
 
 
-def test_accelerate_leaves_the_loader_of_one_process_as_it_is(tmp_path: Path) -> None:
-    """Accelerate asks for this attribute first, and makes a plain DataLoader of what does not have it."""
+def test_accelerate_may_not_take_the_loader_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It asks for this attribute first, and makes a plain DataLoader of what does not have it."""
     loader = DALILoader([1, 2, 3], transform=v2.ToImage(), device="cpu")
-    assert getattr(loader, "_is_accelerate_prepared", False)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    monkeypatch.setitem(sys.modules, "accelerate", None)
+    with pytest.raises(TypeError, match=r"nothing would run in DALI: use the Accelerator of torchdali\.accelerate"):
+        getattr(loader, "_is_accelerate_prepared", False)
+    monkeypatch.delitem(sys.modules, "accelerate")
+    assert not loader._is_accelerate_prepared, "which nobody asks for"
+
+
+class Inherited:
+    """Garbage of the process that makes it, once nobody else refers to it, and of those that it forks."""
+
+    def __init__(self, dropped: Path) -> None:
+        self.itself, self.dropped = self, dropped
+
+    def __del__(self) -> None:
+        (self.dropped / str(os.getpid())).touch()
+
+
+class Collecting(Pictures):
+    """A dataset that lets the garbage collector run."""
+
+    def __getitem__(self, index: int) -> Any:
+        gc.collect()
+        return super().__getitem__(index)
+
+
+def test_a_forked_worker_leaves_the_garbage_of_its_parent_alone(files: list[Path], tmp_path: Path) -> None:
+    """As a CUDA tensor in a cycle would, this could end the worker."""
+    gc.collect()
+    gc.disable()
     try:
-        assert loader._is_accelerate_prepared
-        with mock.patch("torch.distributed.get_world_size", return_value=2):
-            assert not DALILoader([1, 2, 3], device="cpu")._is_accelerate_prepared
-            with pytest.raises(TransformError, match="DistributedSampler"):
-                getattr(loader, "_is_accelerate_prepared", False)
+        Inherited(tmp_path)
+        options = {"num_workers": 1, "multiprocessing_context": "fork", "device": "cpu"}
+        batches = len(list(DALILoader(Collecting(files), 4, transform=EXACT, **options)))
+        assert not list(tmp_path.iterdir())
     finally:
-        torch.distributed.destroy_process_group()
+        gc.enable()
+    gc.collect()
+    assert [path.name for path in tmp_path.iterdir()] == [str(os.getpid())]
+    assert batches == 3
+
+
+collects_when_forked = False
+
+
+def when_forked() -> None:
+    """The garbage collector, which may run at any moment, runs as soon as there is a new process."""
+    if collects_when_forked and gc.isenabled():
+        gc.collect()
+
+
+os.register_at_fork(after_in_child=when_forked)
+
+
+class Enabled(Pictures):
+    """A dataset that tells whether garbage is collected where it is asked."""
+
+    def __getitem__(self, index: int) -> Any:
+        return {**super().__getitem__(index), "collects": gc.isenabled()}
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_worker_that_is_being_forked_leaves_garbage_alone(
+    enabled: bool, files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And collects its own afterwards, as its parent does or does not."""
+    monkeypatch.setattr(sys.modules[__name__], "collects_when_forked", True)
+    before = gc.get_threshold()
+    gc.set_threshold(10**6)
+    try:
+        Inherited(tmp_path)
+        if not enabled:
+            gc.disable()
+        options = {"num_workers": 1, "multiprocessing_context": "fork", "device": "cpu"}
+        batches = list(DALILoader(Enabled(files), 4, transform=EXACT, **options))
+        assert gc.isenabled() == enabled
+    finally:
+        gc.enable()
+        gc.set_threshold(*before)
+    assert {path.name for path in tmp_path.iterdir()} <= {str(os.getpid())}
+    assert set(torch.cat([batch["collects"] for batch in batches]).tolist()) == {enabled}
+    gc.collect()

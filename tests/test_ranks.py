@@ -290,9 +290,6 @@ def test_is_seen_by_those_who_look_for_a_distributed_sampler(dataset: ImageFolde
         assert loader.batch_sampler.sampler is loader.sampler  # pyright: ignore
         assert loader.distributed == "auto"
         assert "distributed" not in vars(loader), "Lightning would give it to a loader with another sampler"
-        with mock.patch("torchdali.loader.group", return_value=(1, 2)):
-            assert loader._is_accelerate_prepared
-            assert not DALILoader(dataset, device="cpu")._is_accelerate_prepared
 
 
 # The GPU of a rank

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
-import operator
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
@@ -14,10 +12,12 @@ import torch
 from torch.utils.data import _utils as data_utils  # pyright: ignore[reportPrivateUsage]
 
 from torchdali.errors import SampleError, TransformError
+from torchdali.feed import Batch
 from torchdali.packing import Packed, listed
 from torchdali.routes import Routes
+from torchdali.spec import IntArray
 
-__all__ = ["Fault", "Proxy", "check_sizes", "key_of", "stacks"]
+__all__ = ["Delivery", "Fault", "Proxy", "check_sizes", "stacks"]
 
 Fault = Callable[[int, str, str], SampleError]
 """Makes the error that blames a sample: its number in the batch, what is at fault, and why."""
@@ -72,20 +72,26 @@ class Proxy:
             )
 
 
+@dataclass
+class Delivery:
+    """A batch that came from the dataset.
+
+    Attributes:
+        packed: What came.
+        index: ``(N,)`` what its samples' random numbers are keyed by.
+        occurrence: ``(N,)`` how often each was drawn before in this epoch.
+        runs: Its images in DALI, a run for each kind.
+    """
+
+    packed: Packed
+    index: IntArray
+    occurrence: IntArray
+    runs: list[Batch] = field(default_factory=list[Batch])
+
+
 def stacks(collate_fn: Any) -> bool:
     """Whether a ``collate_fn`` is one of DataLoader's own, which need no image to do their work."""
     return collate_fn in _own_collate
-
-
-def key_of(index: Any) -> int:
-    """What an index into a map-style dataset adds to the key of a sample's random numbers."""
-    try:
-        number = operator.index(index)
-    except TypeError:
-        number = 2**63
-    if -(2**63) <= number < 2**63:
-        return number
-    return int.from_bytes(hashlib.blake2b(repr(index).encode(), digest_size=7).digest(), "little")
 
 
 def check_sizes(packed: Packed, fault: Fault) -> None:

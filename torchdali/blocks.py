@@ -73,8 +73,8 @@ class _Block:
         self._memory = np.frombuffer(mmap.mmap(self.file, capacity), np.uint8)
         self.capacity = capacity
 
-    def __del__(self) -> None:
-        os.close(self.file)
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        close(self.file)
 
 
 class BlockRing:
@@ -133,8 +133,8 @@ class ReceivedBlock:
         """All bytes after the header. They may be read while this object lives."""
         return self.mapping.memory[_HEADER:]
 
-    def __del__(self) -> None:
-        if self._process == os.getpid():  # a forked child drops what its parent still reads
+    def __del__(self, own: Callable[[], int] = os.getpid) -> None:
+        if self._process == own():  # a forked child drops what its parent still reads
             self.mapping.memory[0] = _FREE
 
 

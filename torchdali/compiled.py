@@ -17,8 +17,8 @@ from torchdali import graph
 from torchdali.engine import EnginePool, Views
 from torchdali.errors import DALIUnavailableError, SampleError
 from torchdali.feed import Batch, Feed
-from torchdali.packing import PIXEL_DTYPES
 from torchdali.plan import Plan
+from torchdali.preparing import PIXEL_DTYPES
 from torchdali.rng import Draws, Words, epoch_key
 from torchdali.routes import Route, Routes
 from torchdali.samples import as_samples, run_on_batch
@@ -154,7 +154,7 @@ class CompiledTransform:
         views = [run_on_batch(plan.tail, one) for one in views]
         if not plan.suffix:
             return views[0] if plan.container is None else views
-        return _stacked(as_samples(plan, views, draws.at(plan.suffix_step).seeds()))
+        return _stacked(as_samples(plan, views, draws.at(plan.suffix_step).seeds(), lambda row: f"image {rows[row]}"))
 
     def _from_files(self, pool: EnginePool, images: Any, rows: IntArray, draws: Draws) -> Views:
         with ExitStack() as files:

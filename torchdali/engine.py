@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -165,8 +166,8 @@ class Engine:
         while self._held:
             self._held.popleft().close()
 
-    def __del__(self) -> None:
-        if hasattr(self, "_pipeline"):
+    def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        if hasattr(self, "_pipeline") and not ending():  # DALI has shut its pipelines down by then
             self.close()
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -12,20 +13,21 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree  # pyright: ignore[reportPrivateUsage]
 from torch.utils.data import _utils as data_utils  # pyright: ignore[reportPrivateUsage]
-from torch.utils.data.dataloader import _BaseDataLoaderIter  # pyright: ignore[reportPrivateUsage]
 
 from torchdali import devices
 from torchdali.cache import Cache
 from torchdali.clock import Clock
 from torchdali.engine import EnginePool, Views
 from torchdali.feed import Batch, Feed
+from torchdali.lenient import LenientFeed
 from torchdali.occurrences import DenseOccurrences
 from torchdali.plan import Plan
-from torchdali.readahead import ReadAhead
+from torchdali.resume import Resumable
 from torchdali.rng import Draws, Words, epoch_key
 from torchdali.samples import as_samples, call_on_batch, check_shapes, run_on_batch, seeded
 from torchdali.sources import LiftedSource
-from torchdali.tracing import put_by
+from torchdali.tolerance import Tolerance
+from torchdali.tracing import note, put_by
 from torchdali.tuning import Threads
 
 __all__ = ["CLOSED", "Compiled", "Epoch", "EpochKeys", "default_collate"]
@@ -41,15 +43,18 @@ class EpochKeys:
 
     Args:
         seed: The user's; None takes DataLoader's base seed.
+
+    Attributes:
+        epochs: The number of the next one.
     """
 
     def __init__(self, seed: int | None) -> None:
         self._seed = seed
-        self._epochs = 0
+        self.epochs = 0
 
     def set_epoch(self, number: int) -> None:
         """Says which number the next epoch has."""
-        self._epochs = number
+        self.epochs = number
 
     def next(self, base_seed: int, loader: Any) -> Words:
         """The key of the next epoch.
@@ -58,7 +63,7 @@ class EpochKeys:
             base_seed: What DataLoader seeds the epoch's workers with.
             loader: Whose samplers may know the number of the epoch.
         """
-        number, self._epochs = self._epochs, self._epochs + 1
+        number, self.epochs = self.epochs, self.epochs + 1
         if self._seed is None:
             return epoch_key(base_seed, number if loader.persistent_workers else 0)
         samplers: list[Any] = [loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)]
@@ -100,14 +105,18 @@ class Compiled:
         """Where batches are made."""
         return self.pool.plan.device
 
-    def feed(self, timeout: float, sampler: Any, clock: Clock) -> Feed:
+    def feed(self, timeout: float, sampler: Any, clock: Clock, tolerance: Tolerance) -> Feed | LenientFeed:
         """The batches of one epoch, whose samples come from ``sampler``."""
-        if self.cache:
-            return self.cache.feed(self.window, timeout, sampler, clock)
-        return Feed(self.window, timeout, clock)
+
+        def make(clock: Clock) -> Feed:
+            if self.cache:
+                return self.cache.feed(self.window, timeout, sampler, clock)
+            return Feed(self.window, timeout, clock)
+
+        return LenientFeed(make(clock), lambda: make(Clock(self.device)), tolerance) if tolerance else make(clock)
 
 
-class Epoch(_BaseDataLoaderIter):
+class Epoch(Resumable):
     """One epoch's batches.
 
     The base class takes the sampler's iterator and draws the base seed, in the order and from the generators that
@@ -116,48 +125,55 @@ class Epoch(_BaseDataLoaderIter):
     Args:
         loader: The ``DataLoader`` whose arguments hold.
         compiled: What the loader compiled.
-        again: Whether persistent workers would go on with the iterator that they have.
+        again: The base seed of persistent workers, which would go on with the iterator that they have.
 
     Attributes:
         clock: Where the time goes.
     """
 
-    _feed: Feed | None = None
+    _feed: Feed | LenientFeed | None = None
 
-    def __init__(self, loader: Any, compiled: Compiled, again: bool = False) -> None:
+    def __init__(self, loader: Any, compiled: Compiled, again: int | None = None) -> None:
         self.clock = Clock(compiled.device)
         self.clock.entry, self.clock.steps = compiled.plan.entry, compiled.plan.steps
         super().__init__(loader)
-        if loader.num_workers and not again:
+        if again is not None:
+            self._base_seed = self.place.base_seed = again
+            self.place.seeded = False
+        elif loader.num_workers:
             # As DataLoader's iterator with workers does: it asks the sampler for a second iterator.
             self._reset(loader, first_iter=True)
-        self._read_ahead = ReadAhead(loader)
         self._collate: Callable[[Any], Any] = loader.collate_fn
         self._transform_batch: Callable[..., Any] | None = loader.batch_transform
         self._compiled = compiled
         self._ahead = max(compiled.window + 2, (loader.prefetch_factor or 2) * loader.num_workers)
         self._end: Exception | None = None
+        self._turns = 0
         self._sampler: Any = loader.sampler
+        self._tolerance: Tolerance = loader.tolerance
 
     @property
     def base_seed(self) -> int:
         """What DataLoader seeds its workers with."""
         return int(self._base_seed)
 
+    def _counts(self) -> Callable[[Iterable[Any]], None]:
+        return lambda indices: self._occurrences.pass_over(map(operator.index, indices))
+
     def start(self, key: Words) -> Epoch:
         """Begins with the epoch's random key. Workers would get their first indices now, so the sampler is asked."""
         self._key = key
         self._occurrences = DenseOccurrences(len(self._compiled.source))
-        self._feed = self._compiled.feed(self._timeout, self._sampler, self.clock)
+        self._feed = self._compiled.feed(self._timeout, self._sampler, self.clock, self._tolerance)
         if self._num_workers:
             self._pull(self._feed)
         return self
 
-    def _pull(self, feed: Feed) -> None:
+    def _pull(self, feed: Feed | LenientFeed) -> None:
         """Takes indices from the sampler, as far ahead as DataLoader would, in the thread that DataLoader would."""
         while self._end is None and len(feed) < self._ahead:
             try:
-                index: Any = self._read_ahead.ask(self._next_index)
+                index: Any = self._next_index()
                 feed.push(self._batch_of(index if self._auto_collation else [index]))
             except StopIteration:
                 self._end = StopIteration()  # without a traceback, which would hold this iterator in a cycle
@@ -184,6 +200,17 @@ class Epoch(_BaseDataLoaderIter):
             feed.close()
             self.clock.end()
             raise self._claim_end()
+        self._turns += 1
+        try:
+            data = self._delivered(feed)
+        except Exception:
+            if not feed.over:
+                self.place.delivered = self._first + self._turns
+            raise
+        self.place.delivered = self._first + self._turns
+        return data
+
+    def _delivered(self, feed: Feed | LenientFeed) -> Any:
         batch = feed.pop()
         self.clock.lap("feed")
         data = self._batch(batch)
@@ -193,6 +220,7 @@ class Epoch(_BaseDataLoaderIter):
 
     def _claim_end(self) -> Exception:
         """What ended the sampler. It is kept no longer: raised, its traceback holds this iterator in a cycle."""
+        self.place.over = isinstance(self._end, StopIteration)
         end, self._end = self._end, StopIteration()
         assert end is not None
         return end
@@ -231,7 +259,7 @@ class Epoch(_BaseDataLoaderIter):
         """Images after the transforms that torch runs, and targets, as the dataset would have given them."""
         source = self._compiled.source
         seeds = batch.draws.at(self._compiled.plan.suffix_step).seeds()
-        images = as_samples(self._compiled.plan, views, seeds)
+        images = as_samples(self._compiled.plan, views, seeds, lambda row: source.name(batch.rows[row]))
         self.clock.lap("torch" if self._compiled.plan.suffix else "collate")
         if source.plain_labels:
             return images, source.labels(batch.rows).tolist()
@@ -239,7 +267,11 @@ class Epoch(_BaseDataLoaderIter):
         with seeded(self._compiled.device) as seed:
             for index, number in zip(batch.rows.tolist(), seeds.tolist(), strict=True):
                 seed(number)
-                targets.append(source.target(index))
+                try:
+                    targets.append(source.target(index))
+                except Exception as error:
+                    note(error, f"while the target was made of {source.name(index)}")
+                    raise
         return images, targets
 
     def _check_shapes(self, batch: Batch, images: Sequence[Any] | torch.Tensor) -> None:
@@ -253,8 +285,8 @@ class Epoch(_BaseDataLoaderIter):
             self._feed.end(CLOSED)
             self._end = RuntimeError(CLOSED)
 
-    def __del__(self) -> None:
-        if self._feed is not None:
+    def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        if self._feed is not None and not ending():
             self._read_ahead.leave()
             self._feed.close()
 

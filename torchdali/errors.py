@@ -18,6 +18,7 @@ from __future__ import annotations
 __all__ = [
     "BatchShapeError",
     "DALIUnavailableError",
+    "OptionError",
     "PipelineError",
     "SampleError",
     "TorchDALIError",
@@ -67,3 +68,7 @@ class SampleError(TorchDALIError, RuntimeError):
 
     def __str__(self) -> str:
         return f"sample {self.index} ({self.path}): {self.reason}"
+
+
+class OptionError(ValueError):
+    """What a command was given is wrong. A ``ValueError`` of the user's own code is none, and keeps its traceback."""

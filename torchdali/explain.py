@@ -7,15 +7,17 @@ from typing import Any
 
 import torch
 
+from torchdali import graph
 from torchdali.admission import Proxy, stacks
 from torchdali.epoch import Compiled
-from torchdali.packing import RefusedError, listed, outline, prepared
+from torchdali.packing import listed, outline
 from torchdali.plan import Plan
+from torchdali.preparing import RefusedError, prepared
 from torchdali.samples import seeded
 from torchdali.structure import images_of
 from torchdali.tuning import Threads
 
-__all__ = ["lifted", "proxied"]
+__all__ = ["device_of", "lifted", "proxied"]
 
 Rows = dict[str, str]
 
@@ -23,6 +25,15 @@ _RULE = (
     "all PIL images and tv_tensors.Image of a sample, else the first array (H, W, C), tensor (C, H, W), encoded file "
     "or pathlib.Path"
 )
+
+
+def device_of(loader: Any, found: torch.device) -> str:
+    """Where batches are made, and why."""
+    if loader.device == "auto" and found.type == "cuda" and found.index != torch.cuda.current_device():
+        return f"{found} (LOCAL_RANK; torch's current device is cuda:{torch.cuda.current_device()})"
+    asked = found.type == "cpu" and loader.device == "auto"
+    reason = graph.unavailable_on(torch.device("cuda")) if asked else None
+    return f"{found} ({reason})" if reason else str(found)
 
 
 def lifted(loader: Any, compiled: Compiled, window: int | None) -> Rows:
@@ -44,7 +55,7 @@ def lifted(loader: Any, compiled: Compiled, window: int | None) -> Rows:
         "threads": _threads(compiled.threads, source.beside_engine()),
         "window": f"{compiled.window} batches in flight ("
         + ("prefetch_factor)" if window else "chosen: 6, or what fits 1 GiB and an eighth of the free memory)"),
-        **_timeout(loader),
+        **_on_error(loader),
         "no effect": "; ".join(no_effect),
     }
 
@@ -59,7 +70,7 @@ def proxied(loader: Any, proxy: Proxy | None, not_lifted: str) -> Rows:
         rows["collate"] = f"{_named(loader.collate_fn)}, where the dataset is asked"
         device = "cpu" if proxy is None else str(proxy.device)
         moved = "" if device == "cpu" else f", then copied to {device} from pinned memory, on a stream of its own"
-        return {**rows, "output": f"as DataLoader's{moved}", **_batch_transform(loader), **_timeout(loader)}
+        return {**rows, "output": f"as DataLoader's{moved}", **_batch_transform(loader), **_on_error(loader)}
     places, plans = _images(loader, proxy)
     rows["images"] = places
     rows |= {("" if i == 0 else " " * i): str(plan) for i, plan in enumerate(plans)}
@@ -80,7 +91,7 @@ def proxied(loader: Any, proxy: Proxy | None, not_lifted: str) -> Rows:
         "random": _random(loader, keyed) + "; the dataset's own numbers as in DataLoader",
         "threads": "; ".join(dict.fromkeys(_threads(proxy.routes.threads(plan.entry)) for plan in plans)),
         "window": ahead,
-        **_timeout(loader),
+        **_on_error(loader),
     }
 
 
@@ -106,12 +117,16 @@ def _images(loader: Any, proxy: Proxy) -> tuple[str, Sequence[Plan]]:
     if not found:
         return f"none in dataset[0], which is {outline(sample)}: {_RULE}", []
     try:
-        routes = list(dict.fromkeys(prepared(leaf, proxy.routes.converts).route for _, leaf in found))
+        routes = list(dict.fromkeys(prepared(leaf, proxy.routes.first).route for _, leaf in found))
     except RefusedError as error:
         return f"at {listed([place for place, _ in found])}, of which one cannot be taken: {error}", []
     kinds = [f"{spec} ({entry})" for spec, entry in routes]
     at = listed([place for place, _ in found])
     return f"at {at} of dataset[0]: {', '.join(kinds)}", [proxy.routes.plan(*route) for route in routes]
+
+
+def _on_error(loader: Any) -> Rows:
+    return {"on error": loader.tolerance.explained(), **_timeout(loader)}
 
 
 def _output(plan: Plan) -> str:

@@ -98,6 +98,11 @@ class Feed:
     def __len__(self) -> int:
         return len(self._waiting) + len(self._flying)
 
+    @property
+    def over(self) -> bool:
+        """Whether no batch comes any more, whatever was pushed."""
+        return bool(self._over)
+
     def push(self, batch: Batch) -> None:
         """Takes a batch and starts to work on it as soon as its turn comes."""
         with self._uninterrupted(), devices.on(batch.pool.plan.device):
@@ -119,14 +124,20 @@ class Feed:
             if not self._flying:
                 self._launch(self._waiting.popleft())
             batch = self._flying.popleft()
+            failure: Exception | None = None
             try:
                 self._land(batch)
             except Exception as error:
-                if self._over is _INTERRUPTED and not died(error):
-                    self._advance()
-                raise
-            self._advance()
-            return batch
+                if self._over is not _INTERRUPTED or died(error):
+                    raise
+                failure = error
+            self._advance()  # not while an error is handled, which would become the context of those to come
+            try:
+                if failure:
+                    raise failure
+                return batch
+            finally:
+                del failure
 
     @contextmanager
     def _uninterrupted(self) -> Generator[None, None, None]:

@@ -134,6 +134,8 @@ class _Operators:
 
 @functools.cache
 def _pipeline_class(dali: Any) -> Any:
+    own, let_go = os.getpid, forget  # when the interpreter ends, a module's names are gone before its pipelines
+
     class Pipeline(dali.Pipeline):
         """A pipeline that is shut down only by the process that built it.
 
@@ -142,7 +144,7 @@ def _pipeline_class(dali: Any) -> Any:
         """
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
-            self._process = os.getpid()
+            self._process = own()
             super().__init__(*args, **kwargs)
 
         def close(self) -> None:
@@ -150,8 +152,8 @@ def _pipeline_class(dali: Any) -> Any:
             self._shutdown()
 
         def _shutdown(self) -> None:
-            if self._process != os.getpid():
-                forget(self)
+            if self._process != own():
+                let_go(self)
             super()._shutdown()
 
     return Pipeline

@@ -4,36 +4,40 @@ from __future__ import annotations
 
 import copy
 import inspect
+import operator
 import os
 import sys
 import weakref
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, TextIO, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
 
-from torchdali import devices, explain, graph, machine
+from torchdali import devices, graph, machine
 from torchdali.admission import Proxy
 from torchdali.cache import Cache, cached, check_arguments
 from torchdali.clock import Clock
 from torchdali.engine import EnginePool
 from torchdali.epoch import Compiled, Epoch, EpochKeys, default_collate
-from torchdali.errors import DALIUnavailableError, TransformError, UnsupportedDatasetError
+from torchdali.errors import DALIUnavailableError, SampleError, TransformError, UnsupportedDatasetError
 from torchdali.heads import HeadReader
+from torchdali.plain import ParallelPlain, SerialPlain
 from torchdali.plan import compile_plan, fuse
-from torchdali.probe import probe_of
 from torchdali.proxy import ParallelProxyEpoch, SerialProxyEpoch
+from torchdali.reporting import Reporting
+from torchdali.resume import Bookmark, Resumable, Stateful
 from torchdali.routes import Routes
-from torchdali.sharding import Sharding, group
+from torchdali.sharding import Distributed, Sharding
 from torchdali.sources import FolderSource, LiftedSource, dataset_state, lift
 from torchdali.spec import Fidelity
-from torchdali.stats import Probe, Stats
+from torchdali.stats import Probe
+from torchdali.tolerance import OnError, Tolerance
 from torchdali.transforms import flatten
-from torchdali.tuning import Threads, fitting_window
-from torchdali.verdict import UNMEASURED, judged
+from torchdali.tuning import Threads, Unasked, fitting_window
 
 __all__ = ["DALILoader"]
 
@@ -45,7 +49,7 @@ _T = TypeVar("_T", covariant=True)
 _DATALOADER = inspect.signature(cast("Any", DataLoader).__init__)
 
 
-class DALILoader(DataLoader[_T]):
+class DALILoader(Stateful, Distributed, Reporting, DataLoader[_T]):
     """A ``torch.utils.data.DataLoader`` whose images are decoded and transformed by NVIDIA DALI.
 
     It takes the arguments of ``DataLoader`` and yields the batches that ``DataLoader`` would: in the same order, of
@@ -84,6 +88,11 @@ class DALILoader(DataLoader[_T]):
             another length or time of modification than before is read anew.
         cache_bytes: The most that the cache may take, beside the memory of the batches; what does not fit is read and
             decoded in every epoch. With None it is half of what is free when the first epoch begins.
+        on_error: What is done about a sample that cannot be read or decoded. "raise" raises ``SampleError`` in its
+            turn. With "skip" the next sample of its batch takes its place, with its target and other random numbers;
+            with "replace" a black image does, and the target stays. Batches keep their sizes, and epochs their number
+            of batches. Each such sample is logged, by the logger "torchdali", and kept in :attr:`errors`.
+        max_errors: How many samples may be at fault before ``SampleError`` is raised all the same; None is any number.
         distributed: "auto" gives each process of an initialised ``torch.distributed`` group its share, as
             ``DistributedSampler(dataset, shuffle=shuffle, seed=seed or 0, drop_last=drop_last)`` does, and counts its
             epochs; ``loader.sampler`` is that sampler. With None, and no sampler, each process gets all samples, and
@@ -107,6 +116,8 @@ class DALILoader(DataLoader[_T]):
         fidelity: Fidelity = "exact",
         cache: Literal["host", "device"] | None = None,
         cache_bytes: int | None = None,
+        on_error: OnError = "raise",
+        max_errors: int | None = None,
         distributed: Literal["auto"] | None = None,
         **kwargs: Any,
     ) -> None:
@@ -114,15 +125,20 @@ class DALILoader(DataLoader[_T]):
             dataset = ImageFolder(Path(cast("str | os.PathLike[str]", dataset)))
         if fidelity not in ("exact", "fast"):
             raise ValueError(f"fidelity is 'exact' or 'fast', not {fidelity!r}")
+        # Each argument is an attribute of its name, by which Lightning makes a loader anew.
+        self.on_error: OnError = on_error
+        self.max_errors = max_errors
+        self.tolerance = Tolerance(on_error, max_errors)
         self.cache: Literal["host", "device"] | None = cache
         self.cache_bytes = cache_bytes
         self._cache: Cache | None = None
         self.transform = transform
         self.batch_transform = batch_transform
         self.device = device
-        self.seed = seed
+        self.seed = None if seed is None else operator.index(seed)  # numpy's are none that a state may have
         self.fidelity: Fidelity = fidelity
-        self._keys = EpochKeys(seed)
+        self._keys = EpochKeys(self.seed)
+        self._bookmark = Bookmark()
         self._live: weakref.WeakSet[Epoch | SerialProxyEpoch | ParallelProxyEpoch] = weakref.WeakSet()
         self._base_seed: int | None = None
         self._compiled: Compiled | None = None
@@ -134,7 +150,9 @@ class DALILoader(DataLoader[_T]):
         super().__init__(dataset, *args, **kwargs)
         # With workers DataLoader turns None into 2, which here would be a choice of the user's.
         given = _DATALOADER.bind(self, dataset, *args, **kwargs).arguments
-        self._window: int | None = given.get("prefetch_factor")
+        asked = given.get("prefetch_factor")
+        self._window: int | None = None if isinstance(asked, Unasked) else asked
+        self._mark_window()
         self._sharding = Sharding(distributed, self, given)
         graph.require_dali()
         if device != "auto" and (reason := graph.unavailable_on(torch.device(device))):
@@ -154,8 +172,17 @@ class DALILoader(DataLoader[_T]):
             self._source, self._source_state, self._not_lifted = self._lift(self.dataset)
         self._check_cache()
 
+    @property
+    def errors(self) -> list[SampleError]:
+        """The samples that could not be read or decoded and were put up with so far, each once, as they were found."""
+        return self.tolerance.errors
+
     def _check_cache(self) -> None:
         check_arguments(self.cache, self.cache_bytes, self._source, self._not_lifted)
+
+    def _mark_window(self) -> None:
+        if self._window is None and self.prefetch_factor is not None:
+            self.prefetch_factor = Unasked(self.prefetch_factor)
 
     def _free_cache(self) -> None:
         if self._cache:
@@ -171,49 +198,46 @@ class DALILoader(DataLoader[_T]):
         """A fresh epoch, whatever became of the ones before."""
         self._lift_again()
         self._sharding.begin(self)
-        if self._source is None:
-            if self._iterator is not None and getattr(self._iterator, "proxy", None) is not self._proxy_now():
-                self._iterator = None  # persistent workers of another transform or device
-            iterator = super().__iter__()
-            self._clock = getattr(iterator, "clock", None)  # torch's own iterators have none
-            return iterator
+        proxy = self._proxy_now() if self._source is None else None
+        if self._bookmark.loaded or getattr(self._iterator, "proxy", None) is not proxy:
+            self._iterator = None  # persistent workers of another epoch, transform or device
+        self._keys.epochs = self._bookmark.begin(self, self._keys.epochs)
+        iterator = cast("Resumable", super().__iter__()) if self._source is None else self._begin()
+        iterator.resume()
+        if self._bookmark.begun():
+            now = iterator.place.generators.states()
+            deque(iterator, maxlen=0)  # what a stream does at its end counts for the next epoch
+            iterator.place.generators.set(now)  # samples that drop_last left out may draw again
+            return iter(self)
+        self._clock = getattr(iterator, "clock", None)  # torch's own iterators have none
+        return iterator
+
+    def _begin(self) -> Epoch:
+        """An epoch of a dataset that is read."""
         compiled = self._compile()
-        if self.persistent_workers and self._base_seed is not None:
+        if self.persistent_workers and self._base_seed is not None and not self._bookmark.loaded:
             # Persistent workers keep the first epoch's base seed, and no other is drawn from the loader's generator.
             twin = copy.copy(self)
             twin.generator = torch.Generator()
-            epoch = Epoch(twin, compiled, again=True)
+            vars(twin)["_bookmark"] = self._bookmark
+            epoch = Epoch(twin, compiled, again=self._base_seed)
         else:
             epoch = Epoch(self, compiled)
             self._base_seed = epoch.base_seed
         self._live.add(epoch)
-        self._clock = epoch.clock
         return epoch.start(self._keys.next(self._base_seed, self))
 
     def __len__(self) -> int:
         self._sharding.apply(self)
         return super().__len__()
 
-    @property
-    def distributed(self) -> Literal["auto"] | None:
-        """As given. No attribute: a loader that is made of this one's attributes and another sampler is not asked."""
-        return self._sharding.wanted
-
-    def set_epoch(self, epoch: int) -> None:
-        """Says which number the next epoch has: to the sampler where that wants to know, and for the random key.
-
-        Those after it are counted on, but by a sampler with a ``set_epoch`` that was given.
-        """
-        self._keys.set_epoch(epoch)
-        self._sharding.set_epoch(self, epoch)
-
     def _get_iterator(self) -> Any:
-        proxy = self._proxy_now()
-        if proxy is None:
-            return super()._get_iterator()
-        kind = ParallelProxyEpoch if self.num_workers else SerialProxyEpoch
         if self.num_workers:
             self.check_worker_number_rationality()
+        proxy = self._proxy_now()
+        if proxy is None:
+            return (ParallelPlain if self.num_workers else SerialPlain)(self)
+        kind = ParallelProxyEpoch if self.num_workers else SerialProxyEpoch
         epoch = kind(self, proxy, self._keys)
         self._live.add(epoch)
         return epoch
@@ -221,7 +245,7 @@ class DALILoader(DataLoader[_T]):
     def _proxy_now(self) -> Proxy | None:
         """What is done with a batch that the dataset gave; None where DataLoader itself does all there is to do."""
         device = graph.resolve(self.device)
-        if self.transform is None and self.batch_transform is None and device.type == "cpu":
+        if self.transform is None and self.batch_transform is None and device.type == "cpu" and not self.tolerance:
             return None
         key = (device, id(self.transform), repr(self.transform), self.fidelity)
         if self._proxy is None or self._proxy.state != key:
@@ -235,19 +259,13 @@ class DALILoader(DataLoader[_T]):
 
     @property
     def _is_accelerate_prepared(self) -> bool:
-        """Asked by Hugging Face Accelerate: whether its ``prepare`` may leave the loader as it is.
-
-        For one process it may, as batches are on the device, and where the loader shards itself. For several it makes
-        a plain ``DataLoader`` of the attributes, with each process's share of the sampler.
-        """
-        if self.distributed or (group() or (0, 1))[1] == 1:
-            return True
-        if self.transform is not None or self.batch_transform is not None:
-            raise TransformError(
-                "Accelerate would make a plain DataLoader of this loader, without its transform= and batch_transform=; "
-                "give it distributed='auto', or a DistributedSampler and do not pass it to prepare()"
-            )
-        return False
+        """Asked by Hugging Face Accelerate before it makes a plain ``DataLoader`` of the attributes."""
+        if "accelerate" not in sys.modules:
+            return False
+        raise TypeError(
+            "accelerate's prepare() would make a plain DataLoader of this DALILoader, and nothing would run in DALI: "
+            "use the Accelerator of torchdali.accelerate, or its prepare_data_loader()"
+        )
 
     def _declared_batch_size(self) -> int:
         return self.batch_size or getattr(cast("Any", self.batch_sampler), "batch_size", None) or 1
@@ -275,78 +293,23 @@ class DALILoader(DataLoader[_T]):
     def __getstate__(self) -> dict[str, Any]:
         """A copy, pickled or not, is a loader of its own that has built nothing yet."""
         built = ("_iterator", "_compiled", "_proxy", "_cache", "_live", "_clock", "_probed")
-        return {**self.__dict__, **dict.fromkeys(built)}
+        own = {"_bookmark": self._bookmark.copy(), "_keys": copy.copy(self._keys)}
+        state: dict[str, Any] = {**self.__dict__, **dict.fromkeys(built), **own}
+        # Lightning keeps what attributes were set to while it looks on, and looks on for ever after an exception.
+        if kept := state.get("__pl_attrs_record"):
+            state["__pl_attrs_record"] = [one for one in kept if one[0][0] not in built]
+        return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._live = weakref.WeakSet()
+        self._mark_window()
 
     def __enter__(self) -> DALILoader[_T]:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-    def explain(self, file: TextIO | None = None) -> None:
-        """Prints what the loader will do: source, transforms and what runs them, random numbers, output, settings.
-
-        Args:
-            file: Where to; standard output by default.
-        """
-        self._lift_again()
-        if self._source is not None:
-            rows = explain.lifted(self, self._compile(), self._window)
-        else:
-            proxy = self._proxy_now()
-            rows = explain.proxied(self, proxy, self._not_lifted)
-        device = graph.resolve(self.device)
-        head = {"device": f"{device}{self._why(device)}, fidelity {self.fidelity}", **self._sharding.rows(self)}
-        tail = {"driver": machine.connections()} if device.type == "cuda" else {}
-        text = "\n".join(f"{label:<11}{row}" if label else row for label, row in (head | rows | tail).items())
-        (file or sys.stdout).write(f"{type(self).__name__}\n{text}\n")
-
-    def stats(self, probe: bool = False) -> Stats:
-        """What the time of the current or latest epoch was spent on, and what is the limit; ``print`` shows a table.
-
-        It may be asked for at any time, by the thread that iterates, and never waits for the GPU.
-
-        Args:
-            probe: Whether to measure first what the loader can do alone, on some batches of a few seconds: reading,
-                decoding and transforming each, and all of it. Later calls show that too. It needs memory for a
-                pipeline more, and calls the transforms, ``collate_fn`` and ``batch_transform``; the order of samples,
-                random numbers and the epoch under way are what they were.
-
-        Raises:
-            UnsupportedDatasetError: ``probe`` is true, and samples would have to be asked for.
-            ValueError: ``probe`` is true, and there is a cache.
-        """
-        if probe:
-            self._lift_again()
-            if self._source is None:
-                raise UnsupportedDatasetError(f"a dataset that is asked for samples is not probed: {self._not_lifted}")
-            if self.cache:
-                raise ValueError(
-                    "a loader with a cache is not probed, because what it can do changes as the cache fills"
-                )
-            compiled, seen = self._compile(), self._clock
-            mean = round(seen.images / seen.batches) if seen and seen.batches else 1
-            self._probed = compiled.state, probe_of(self, compiled, max(mean, self._declared_batch_size()))
-            if seen:
-                seen.skip()
-        if self._source is None:
-            if self._clock is None and self._proxy_now() is None:
-                return UNMEASURED
-            return judged(self._clock, None, self.num_workers)
-        state, probed = self._probed or (None, None)
-        outdated = self._compiled is not None and self._compiled.state != state
-        steps = self._compiled.plan.steps if self._compiled else ()
-        return judged(self._clock, None if outdated else probed, None, steps)
-
-    def _why(self, device: torch.device) -> str:
-        if self.device == "auto" and device.type == "cuda" and device.index != torch.cuda.current_device():
-            return f" (LOCAL_RANK; torch's current device is cuda:{torch.cuda.current_device()})"
-        reason = graph.unavailable_on(torch.device("cuda")) if device.type == "cpu" and self.device == "auto" else None
-        return f" ({reason})" if reason else ""
 
     def _compile(self) -> Compiled:
         """The source, plan and engines; anew where the dataset, a transform or the device is another one now."""

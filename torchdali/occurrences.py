@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import islice
 
 import numpy as np
 
@@ -11,12 +12,15 @@ from torchdali.spec import IntArray
 
 __all__ = ["DenseOccurrences", "Occurrences"]
 
+_CHUNK = 2**20
+
 
 class Occurrences:
     """Counts indices of any kind, which must be hashable."""
 
     def __init__(self) -> None:
         self._drawn: Counter[object] = Counter()
+        self._passed, self._times = np.empty(0, np.int64), np.empty(0, np.int64)
 
     def count(self, indices: Sequence[object]) -> IntArray:
         """``(N,)`` how often each index was drawn before, duplicates within the batch counted in order."""
@@ -24,7 +28,17 @@ class Occurrences:
         for index in indices:
             before.append(self._drawn[index])
             self._drawn[index] += 1
-        return np.array(before, np.int64)
+        counts = np.array(before, np.int64)
+        if len(self._passed):
+            index = np.array(indices, np.int64)
+            place = np.minimum(np.searchsorted(self._passed, index), len(self._passed) - 1)
+            counts += np.where(self._passed[place] == index, self._times[place], 0)
+        return counts
+
+    def pass_over(self, indices: Iterable[IntArray]) -> None:
+        """Counts integers that are not asked about; from then on it is asked about integers alone."""
+        every = np.concatenate([np.repeat(self._passed, self._times), *indices])
+        self._passed, self._times = np.unique(every, return_counts=True)
 
 
 class DenseOccurrences:
@@ -54,3 +68,16 @@ class DenseOccurrences:
         for place in np.flatnonzero(before >= self._MANY).tolist():
             self._more[int(index[place])] = int(before[place]) + 1 - self._MANY
         return before
+
+    def pass_over(self, indices: Iterable[int]) -> None:
+        """Counts indices that are not asked about, from -``size`` on; what is outside is left out."""
+        waiting, size = iter(indices), len(self._drawn_before)
+        while len(index := np.fromiter(islice(waiting, _CHUNK), np.int64)):
+            index = np.where(index < 0, index + size, index)
+            which, times = np.unique(index[(index >= 0) & (index < size)], return_counts=True)
+            drawn = self._drawn_before[which] + times
+            for place in np.flatnonzero(self._drawn_before[which] == self._MANY).tolist():
+                drawn[place] += self._more[int(which[place])]
+            self._drawn_before[which] = np.minimum(drawn, self._MANY)
+            for place in np.flatnonzero(drawn >= self._MANY).tolist():
+                self._more[int(which[place])] = int(drawn[place]) - self._MANY

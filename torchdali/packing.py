@@ -6,60 +6,31 @@ number and knows no CUDA.
 
 from __future__ import annotations
 
-import io
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
-import PIL.Image
 import torch
 from torch.utils.data import get_worker_info
 from torchvision import tv_tensors
 
 from torchdali.blocks import BlockRing, ReceivedBlock, SentBlock, aligned
 from torchdali.errors import TransformError
-from torchdali.sources import UNREADABLE, Header, header_of, read_header
-from torchdali.spec import Entry, IntArray, Spec
+from torchdali.preparing import Prepared, RefusedError, UnreadableError, black, prepared
+from torchdali.sources import Header
+from torchdali.spec import Entry, First, IntArray, Spec
 from torchdali.structure import collate, images_of, leaves, replaced, with_slots
+from torchdali.tolerance import SIZE, OnError
+from torchdali.tracing import Failure, note
 
-__all__ = ["PIXEL_DTYPES", "Packed", "PackedImages", "Packer", "RefusedError", "listed", "outline", "ppm", "prepared"]
+__all__ = ["Packed", "PackedImages", "Packer", "listed", "outline", "stand_ins"]
 
-PIXEL_DTYPES = (
-    *(torch.uint8, torch.float16, torch.float32, torch.float64),
-    *(torch.int16, torch.uint16, torch.int32, torch.int64),
-)
-"""Of images that DALI is fed."""
-_TENSOR_LIKE = ("L", "LA", "RGB", "RGBA", "I")
-"""Modes of PIL images that can be made of tensors again, so that transforms see what torchvision shows them."""
-_CONVERT = "of which transforms for PIL images make something else than transforms for tensors: begin with v2.ToImage()"
-
-_open: Callable[..., Any] = PIL.Image.open
-_Bytes = npt.NDArray[np.uint8]
-
-
-class _Image(NamedTuple):
-    """An image as it will be packed.
-
-    Attributes:
-        route: What it is, and how it is fed.
-        size: Height and width.
-        data: Bytes of a file, or of its path, or HWC.
-        header: Of the file that a path leads to.
-    """
-
-    route: tuple[Spec, Entry]
-    size: tuple[int, int]
-    data: npt.NDArray[Any]
-    header: Header | None = None
-
-
-class RefusedError(Exception):
-    """Why an image cannot be packed."""
+_NONE_LEFT = "and no other sample of its batch can take its place"
 
 
 @dataclass
@@ -101,8 +72,10 @@ class Packed:
         block: The memory that they are in; None where there was no worker.
         worker: Whose batch it is.
         reasons: What is wrong with an image, by sample; with the file's name.
+        given_up: The same of samples in whose places there is something else.
         outline: What the first sample is made of, where no image was found.
         task: Number that the batch was asked for under.
+        state: What a stream said of itself after the batch.
     """
 
     rest: Any
@@ -112,8 +85,10 @@ class Packed:
     block: SentBlock | ReceivedBlock | None = None
     worker: int = 0
     reasons: dict[int, tuple[str, str]] = field(default_factory=dict[int, tuple[str, str]])
+    given_up: dict[int, tuple[str, str]] = field(default_factory=dict[int, tuple[str, str]])
     outline: str = ""
     task: int = 0
+    state: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def pin_memory(self) -> Packed:
         """Called by DataLoader, in a thread of its own where there are workers."""
@@ -140,14 +115,22 @@ class Packer:
         batched: Whether samples come in lists.
         stacks: Whether ``collate_fn`` is one of DataLoader's own, which need no image to do their work.
         images: Whether images are taken out; else ``collate_fn`` does all there is to do.
-        converts: Whether the transforms begin with the conversion of PIL images to tensors.
+        first: What the transforms begin with.
+        on_error: What is done about samples that cannot be read or decoded.
     """
 
     def __init__(
-        self, collate_fn: Callable[[Any], Any], batched: bool, stacks: bool, images: bool, converts: bool = True
+        self,
+        collate_fn: Callable[[Any], Any],
+        batched: bool,
+        stacks: bool,
+        images: bool,
+        first: First = "conversion",
+        on_error: OnError = "raise",
     ) -> None:
         self._collate, self._batched, self._stacks, self._images = collate_fn, batched, stacks, images
-        self._converts = converts
+        self._first: First = first
+        self._on_error = on_error
         self._process = os.getpid()
         self._ring: BlockRing | None = None
 
@@ -158,40 +141,97 @@ class Packer:
         samples: list[Any] = [data]
         if self._batched:  # what a dataset's __getitems__ gives may be no list, and is the collate_fn's affair then
             samples = list(cast("Sequence[Any]", data)) if isinstance(data, Sequence) else []
+        packed = Packed(None, len(samples), worker=info.id if info else 0)
+        failed = {i: (one.named, one.reason) for i, one in enumerate(samples) if isinstance(one, Failure)}
+        while True:
+            if failed and not self._stand_in(packed, samples, failed):
+                return packed
+            failed = self._fill(packed, samples if failed else data, samples, info is not None)
+            if not failed:
+                return packed
+
+    def _stand_in(self, packed: Packed, samples: list[Any], failed: dict[int, tuple[str, str]]) -> bool:
+        """Puts the next good sample in the place of each one that failed; False where there is none."""
+        # One that was given up before has another in its place, which is at fault now.
+        packed.given_up |= {i: why for i, why in failed.items() if i not in packed.given_up}
+        others = stand_ins(packed.given_up, len(samples))
+        if others is None:
+            first = min(failed)
+            named, reason = failed[first]
+            packed.given_up, packed.reasons = {}, {first: (named, f"{reason}, {_NONE_LEFT}")}
+            return False
+        for i, other in others.items():
+            samples[i] = samples[other]
+        return True
+
+    def _fill(self, packed: Packed, data: Any, samples: list[Any], in_worker: bool) -> dict[int, tuple[str, str]]:
+        """Packs what there is; returns which samples others have to take the place of."""
         found = [images_of(sample) for sample in samples] if self._images else []
         if not any(found):
-            first = outline(samples[0]) if self._images and samples else ""
-            return Packed(self._collate(data), len(samples), worker=info.id if info else 0, outline=first)
+            packed.outline = outline(samples[0]) if self._images and samples else ""
+            try:
+                packed.rest = self._collate(data)
+            except Exception as error:
+                if packed.outline:
+                    note(error, f"no image for transform= was found in a sample, which is {packed.outline}")
+                raise
+            return {}
         for sample in samples:
             _refuse_annotations(sample)
-        packed = Packed(None, len(samples), worker=info.id if info else 0)
-        if self._stacks:
-            packed.places, packed.reasons = _common_places(samples, found)
+        if self._stacks or self._on_error != "raise":
+            places, wrong, without = _common_places(samples, found)
+            if self._on_error == "skip" and without:
+                return without
+            if self._on_error == "replace" and without:
+                wrong = {}
+                for i in without:
+                    found[i] = [(place, None) for place in places]
+            if self._stacks:
+                packed.places, packed.reasons = places, wrong
         if not packed.reasons:
-            self._pack(packed, found, in_worker=info is not None)
+            images, unreadable = self._prepared(packed, found)
+            if unreadable:
+                return unreadable
+            if not packed.reasons:
+                self._pack(packed, images, in_worker)
         if not packed.reasons:
             slotted = [with_slots(sample, images) for sample, images in zip(samples, found, strict=True)]
             if not self._stacks:
                 packed.rest = slotted
             else:
                 packed.rest = collate(slotted) if self._batched else self._collate(slotted[0])
-        return packed
+        return {}
 
-    def _pack(self, packed: Packed, found: Sequence[Sequence[tuple[str, Any]]], in_worker: bool) -> None:
-        groups: dict[tuple[Spec, Entry], list[tuple[int, int, _Image]]] = {}
+    def _prepared(
+        self, packed: Packed, found: Sequence[Sequence[tuple[str, Any]]]
+    ) -> tuple[list[tuple[int, int, Prepared]], dict[int, tuple[str, str]]]:
+        """Each image with its sample and slot, slot by slot; and which samples others have to take the place of."""
+        images: list[tuple[int, int, Prepared]] = []
+        unreadable: dict[tuple[int, int], tuple[str, str]] = {}
         for slot in range(max(map(len, found))):
-            for sample, images in enumerate(found):
-                if slot < len(images):
-                    leaf = images[slot][1]
-                    try:
-                        image = prepared(leaf, self._converts)
-                    except RefusedError as reason:
-                        named = str(leaf) if isinstance(leaf, PurePath) else images[slot][0] or "the sample itself"
-                        packed.reasons.setdefault(sample, (named, str(reason)))
-                        continue
-                    groups.setdefault(image.route, []).append((sample, slot, image))
-        if packed.reasons:
-            return
+            for sample, of_sample in enumerate(found):
+                if slot >= len(of_sample):
+                    continue
+                place, leaf = of_sample[slot]
+                try:
+                    images.append((sample, slot, prepared(leaf, self._first)))
+                except RefusedError as error:
+                    named = str(leaf) if isinstance(leaf, PurePath) else place or "the sample itself"
+                    if self._on_error != "raise" and isinstance(error, UnreadableError):
+                        unreadable[sample, slot] = named, str(error)
+                        images.append((sample, slot, black(SIZE)))
+                    else:
+                        packed.reasons.setdefault(sample, (named, str(error)))
+        whole = {sample: why for (sample, _), why in reversed(unreadable.items())}
+        if self._on_error == "skip":
+            return images, whole
+        packed.given_up |= whole
+        return [_as_large(images, image, unreadable) for image in images], {}
+
+    def _pack(self, packed: Packed, images: Sequence[tuple[int, int, Prepared]], in_worker: bool) -> None:
+        groups: dict[tuple[Spec, Entry], list[tuple[int, int, Prepared]]] = {}
+        for sample, slot, image in images:
+            groups.setdefault(image.route, []).append((sample, slot, image))
         at = 0
         for (spec, entry), members in groups.items():
             group, at = _laid_out(spec, entry, members, at)
@@ -211,8 +251,30 @@ class Packer:
         return {**self.__dict__, "_ring": None}
 
 
+def stand_ins(given_up: Container[int], count: int) -> dict[int, int] | None:
+    """Of each sample that was given up the next one of its batch that was not; None where all were."""
+    good = [i for i in range(count) if i not in given_up]
+    if not good:
+        return None
+    return {i: next((other for other in good if other > i), good[0]) for i in range(count) if i in given_up}
+
+
+def _as_large(
+    images: Sequence[tuple[int, int, Prepared]],
+    image: tuple[int, int, Prepared],
+    unreadable: Container[tuple[int, int]],
+) -> tuple[int, int, Prepared]:
+    """A black image as large as the next one of its slot that was read; any other image as it is."""
+    sample, slot, _ = image
+    if (sample, slot) not in unreadable:
+        return image
+    sizes = {i: one.size for i, at, one in images if at == slot and (i, at) not in unreadable}
+    after = [i for i in sizes if i > sample] or list(sizes)
+    return sample, slot, black(sizes[after[0]] if after else SIZE)
+
+
 def _laid_out(
-    spec: Spec, entry: Entry, members: Sequence[tuple[int, int, _Image]], at: int
+    spec: Spec, entry: Entry, members: Sequence[tuple[int, int, Prepared]], at: int
 ) -> tuple[PackedImages, int]:
     """Where images go: side by side where all are equal in shape, so that they are one array, else aligned."""
     length = np.array([image.data.nbytes for _, _, image in members], np.int64)
@@ -234,8 +296,8 @@ def _laid_out(
 
 def _common_places(
     samples: Sequence[Any], found: Sequence[Sequence[tuple[str, Any]]]
-) -> tuple[tuple[str, ...], dict[int, tuple[str, str]]]:
-    """Where most samples have their images, and what is wrong with those that have not."""
+) -> tuple[tuple[str, ...], dict[int, tuple[str, str]], dict[int, tuple[str, str]]]:
+    """Where most samples have their images, what is wrong with the first that has not, and which ones have none."""
     each = [tuple(path for path, _ in images) for images in found]
     ((most, _),) = Counter(filter(None, each)).most_common(1)
     wrong: dict[int, tuple[str, str]] = {}
@@ -246,8 +308,8 @@ def _common_places(
                 f"{has}, in other samples of the batch they are at {listed(most)}; it is {outline(samples[number])}"
             )
             wrong[number] = (listed(most), reason)
-            break
-    return most, wrong
+    elsewhere = any(each[number] for number in wrong)
+    return most, dict(list(wrong.items())[:1]), {} if elsewhere else wrong
 
 
 def listed(places: Sequence[str]) -> str:
@@ -276,124 +338,3 @@ def _refuse_annotations(sample: Any) -> None:
                 "on the GPU after it (conversion, normalization) alone into transform= and hand the annotation over "
                 "as a plain tensor"
             )
-
-
-def prepared(leaf: Any, converts: bool = True) -> _Image:
-    """An image as it will be packed.
-
-    Args:
-        leaf: The image.
-        converts: Whether the transforms begin with the conversion of PIL images to tensors.
-
-    Raises:
-        RefusedError: Why it cannot be.
-    """
-    if isinstance(leaf, PIL.Image.Image):
-        if not converts and leaf.mode not in _TENSOR_LIKE:
-            raise RefusedError(f"it is a PIL image of mode {leaf.mode!r}, {_CONVERT}, or convert it in the dataset")
-        unread = _unread(leaf)
-        return _encoded(unread) if unread is not None else _pixels("pil", _pil_array(leaf))
-    if isinstance(leaf, PurePath):
-        return _file(leaf)
-    if isinstance(leaf, (bytes, bytearray, memoryview)):
-        return _encoded(np.frombuffer(cast("bytes", leaf), np.uint8))
-    if isinstance(leaf, np.ndarray):
-        array: npt.NDArray[Any] = cast("Any", leaf)
-        if not converts and array.dtype != np.uint8:
-            raise RefusedError(f"it is an array of {array.dtype}, {_CONVERT}")
-        return _encoded(np.ascontiguousarray(array)) if array.ndim == 1 else _pixels("pil", array)
-    tensor: torch.Tensor = leaf.detach()
-    if tensor.ndim == 1:
-        return _encoded(tensor.cpu().contiguous().numpy())
-    if tensor.ndim != 3:
-        raise RefusedError(f"it is a tensor of shape {tuple(tensor.shape)}, not (C, H, W)")
-    if tensor.dtype not in PIXEL_DTYPES:
-        raise _refused_dtype(tensor.dtype)
-    kind = "image" if isinstance(leaf, tv_tensors.Image) else "tensor"
-    return _pixels(kind, tensor.as_subclass(torch.Tensor).permute(1, 2, 0).cpu().numpy())
-
-
-def _file(path: PurePath) -> _Image:
-    """A file that DALI decodes as PIL does, by its path; any other is decoded here, by PIL."""
-    name = os.path.abspath(path)  # noqa: PTH100 - resolve() would follow links
-    try:
-        header = read_header(name)
-    except FileNotFoundError:
-        raise RefusedError("there is no such file") from None
-    except UNREADABLE as error:
-        raise RefusedError(f"it cannot be read as an image ({error})") from error
-    if not header.native:
-        return _encoded(np.fromfile(name, np.uint8))
-    data = np.frombuffer(os.fsencode(name), np.uint8)
-    return _Image((Spec(), "files"), (header.height, header.width), data, header)
-
-
-def _refused_dtype(dtype: Any) -> RefusedError:
-    return RefusedError(f"it is of {dtype}; DALI takes {', '.join(map(str, PIXEL_DTYPES))}")
-
-
-def _pixels(kind: Any, array: npt.NDArray[Any]) -> _Image:
-    array = np.asarray(array, cast("Any", array.dtype).newbyteorder("="))
-    try:
-        dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
-    except TypeError:
-        raise _refused_dtype(array.dtype) from None
-    if dtype not in PIXEL_DTYPES:
-        raise _refused_dtype(dtype)
-    if not array.size:
-        raise RefusedError(f"it is empty, {array.shape}")
-    height, width, channels = array.shape
-    return _Image((Spec(kind, dtype, channels), "pixels"), (height, width), array)
-
-
-def _pil_array(image: PIL.Image.Image) -> npt.NDArray[Any]:
-    """HWC, with the channels of the image's mode, as in torchvision's ``pil_to_tensor``."""
-    try:
-        array = np.asarray(image)
-    except (*UNREADABLE, AttributeError, AssertionError) as error:  # the last two where its file was closed unread
-        raise RefusedError(f"it cannot be decoded ({str(error) or 'its file is closed'})") from error
-    if array.dtype == np.bool_:
-        array = array.astype(np.uint8) * 255
-    return array[..., None] if array.ndim == 2 else array
-
-
-def _unread(image: Any) -> _Bytes | None:
-    """The file of a JPEG that was opened and whose pixels nobody asked for yet; DALI decodes it then."""
-    plain = type(image).__name__ == "JpegImageFile" and image.mode == "RGB"
-    if not plain or not image.tile or getattr(image, "fp", None) is None or image.decoderconfig:
-        return None
-    try:
-        at = image.fp.tell()
-        try:
-            image.fp.seek(0)
-            return np.frombuffer(image.fp.read(), np.uint8)
-        finally:
-            image.fp.seek(at)
-    except (OSError, ValueError):  # closed, for one; reading the pixels says what is the matter
-        return None
-
-
-def _encoded(data: _Bytes) -> _Image:
-    """A file that DALI decodes as PIL does; any other is decoded here, by PIL."""
-    memory = memoryview(cast("Any", data))
-    try:
-        header = header_of(memory)
-        whole = not header.jpeg or bytes(memory[-2:]) == b"\xff\xd9"
-        if not (header.native and whole):
-            pixels = ppm(data)  # of a JPEG without an end marker only to see whether PIL reads it
-            data = data if header.native else pixels
-    except UNREADABLE as error:
-        raise RefusedError(f"it cannot be decoded ({error})") from error
-    return _Image((Spec(), "encoded"), (header.height, header.width), data)
-
-
-def ppm(data: _Bytes) -> _Bytes:
-    """An image file, decoded by PIL as torchvision's default loader does, as a file that DALI decodes to the same.
-
-    Raises:
-        OSError: PIL does not read it; also what else is in ``UNREADABLE``.
-    """
-    stream = io.BytesIO()
-    with _open(io.BytesIO(cast("Any", data))) as image:
-        image.convert("RGB").save(stream, format="PPM")
-    return np.frombuffer(stream.getvalue(), np.uint8)

@@ -6,7 +6,7 @@ operators; ``graph.py`` builds it; its ``str`` is what ``loader.explain()`` prin
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -15,11 +15,14 @@ import torch
 from torchvision.transforms import v2
 
 from torchdali.rng import Draws
-from torchdali.spec import Entry, Fidelity, Inputs, IntArray, Kind, Params, Spec
+from torchdali.spec import Entry, Fidelity, First, Inputs, IntArray, Kind, Params, Spec
 from torchdali.transforms import Input, RowError, Rule, Unsupported, Views, find_rule, flatten
+from torchdali.transforms.conversion import Identity, PILToTensor, ToImage, ToTensor
 from torchdali.transforms.crop import Window
 
-__all__ = ["Plan", "Step", "View", "compile_plan", "fuse"]
+__all__ = ["Plan", "Step", "View", "compile_plan", "first_of", "fuse"]
+
+_CONVERSIONS = (ToImage, PILToTensor, ToTensor)
 
 
 @dataclass(frozen=True)
@@ -315,6 +318,15 @@ def _for_torch(leaf: Any, device: torch.device) -> Any:
     return rule.for_torch(device) if rule else leaf
 
 
+def first_of(chain: Iterable[Any]) -> First:
+    """What a chain begins with, but for what does nothing."""
+    for leaf in chain:
+        rule = find_rule(leaf)
+        if not isinstance(rule, Identity):
+            return "torch" if rule is None else "conversion" if isinstance(rule, _CONVERSIONS) else "rule"
+    return "rule"
+
+
 def compile_plan(
     transform: Any, device: torch.device, fidelity: Fidelity, spec: Spec | None = None, entry: Entry = "files"
 ) -> Plan:
@@ -328,8 +340,11 @@ def compile_plan(
         entry: What is fed for a sample.
     """
     spec = replace(spec or Spec(), device="gpu" if device.type == "cuda" else "cpu")
+    chain = list(flatten(transform))
+    if spec.kind == "array" and first_of(chain) != "torch":
+        spec = replace(spec, kind="pil")
     compiler = _Compiler(spec, device)
-    for position, leaf in enumerate(flatten(transform), start=1):
+    for position, leaf in enumerate(chain, start=1):
         compiler.add(position, leaf)
     views = compiler.branches
     shared = compiler.rules

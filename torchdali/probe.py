@@ -23,6 +23,7 @@ from torchdali import devices
 from torchdali.engine import Engine, EnginePool
 from torchdali.epoch import Compiled, Epoch
 from torchdali.plan import Plan, View
+from torchdali.resume import Bookmark
 from torchdali.rng import Draws, epoch_key
 from torchdali.samples import seeded
 from torchdali.spec import Inputs, IntArray, Spec
@@ -206,6 +207,7 @@ class _Probing:
         """Seconds for each batch of an epoch, and what the iterating thread does in them."""
         compiled, twin = self.compiled, copy.copy(self.loader)
         twin.generator = torch.Generator()
+        vars(twin)["_bookmark"] = Bookmark()
         # DataLoader refuses a change of its samplers; this is a copy, and the user's own are not asked.
         batches = [rows.tolist() for rows in self.rows[1]]
         vars(twin)["sampler"] = [batch[0] for batch in batches]

@@ -12,16 +12,15 @@ import os
 import signal
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
 from multiprocessing import connection
 from typing import Any, cast
 
 import numpy as np
 import torch
+from torch.utils.data import IterableDataset
 from torch.utils.data import _utils as data_utils  # pyright: ignore[reportPrivateUsage]
 from torch.utils.data.dataloader import (
-    _BaseDataLoaderIter,  # pyright: ignore[reportPrivateUsage]
     _DatasetKind,  # pyright: ignore[reportPrivateUsage]
     _MultiProcessingDataLoaderIter,  # pyright: ignore[reportPrivateUsage]
     _SingleProcessDataLoaderIter,  # pyright: ignore[reportPrivateUsage]
@@ -29,22 +28,26 @@ from torch.utils.data.dataloader import (
 from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
 
 from torchdali import devices
-from torchdali.admission import Fault, Proxy, check_sizes, key_of, stacks
+from torchdali.admission import Delivery, Proxy, check_sizes, stacks
 from torchdali.blocks import Mapping, ReceivedBlock
 from torchdali.clock import Clock
 from torchdali.engine import died
 from torchdali.epoch import CLOSED, EpochKeys
 from torchdali.errors import SampleError
 from torchdali.feed import Batch, Feed
-from torchdali.occurrences import Occurrences
-from torchdali.packing import Packed, Packer
-from torchdali.readahead import ReadAhead
+from torchdali.identities import Identities
+from torchdali.lenient import LenientFeed
+from torchdali.packing import Packed, Packer, stand_ins
+from torchdali.place import Saved
 from torchdali.received import source_of
-from torchdali.rejoin import rejoined
+from torchdali.rejoin import rejoined, stand_in
+from torchdali.resume import Resumable
 from torchdali.rng import Draws
 from torchdali.samples import call_on_batch
-from torchdali.spec import IntArray
-from torchdali.tracing import Traced, WorkerStart, put_by
+from torchdali.spec import First
+from torchdali.stream import StreamPacker, is_stream, put_stream
+from torchdali.tolerance import Tolerance
+from torchdali.tracing import Traced, WorkerStart, keeping_garbage, put_by
 from torchdali.transfer import Transfer
 
 __all__ = ["ParallelProxyEpoch", "SerialProxyEpoch"]
@@ -55,30 +58,11 @@ _forget_pids = cast("Callable[[int], None]", vars(data_utils.signal_handling)["_
 _ANEW = "this epoch cannot go on, a new one can be started"
 _INTERRUPTED = f"the loader was interrupted; {_ANEW}"
 _FORKED = "an iterator cannot be used in a forked process; iterate over the loader anew there"
-_STREAM = 2**40
-"""Samples that one worker's stream may have."""
 _BATCH_STEP = 2**16 - 1
 """The position that keys the random numbers of ``batch_transform``: after every chain."""
 
 
-@dataclass
-class _Delivery:
-    """A batch that came from the dataset.
-
-    Attributes:
-        packed: What came.
-        index: ``(N,)`` what its samples' random numbers are keyed by.
-        occurrence: ``(N,)`` how often each was drawn before in this epoch.
-        runs: Its images in DALI, a run for each kind.
-    """
-
-    packed: Packed
-    index: IntArray
-    occurrence: IntArray
-    runs: list[Batch] = field(default_factory=list[Batch])
-
-
-class _ProxyEpoch(_BaseDataLoaderIter):
+class _ProxyEpoch(Resumable):
     """What both of torch's iterators are given. It comes before them in the order of inheritance.
 
     Args:
@@ -90,9 +74,8 @@ class _ProxyEpoch(_BaseDataLoaderIter):
         clock: Where the time goes.
     """
 
-    _feed: Feed | None = None
+    _feed: Feed | LenientFeed | None = None
     _received: deque[tuple[Any, Any]]
-    _sent: dict[int, Any]
 
     def __init__(self, loader: Any, proxy: Proxy, keys: EpochKeys) -> None:
         self._process = os.getpid()
@@ -104,24 +87,34 @@ class _ProxyEpoch(_BaseDataLoaderIter):
         self._transform_batch: Callable[..., Any] | None = loader.batch_transform
         self._pins: bool = loader.pin_memory and proxy.device.type == "cpu" and torch.cuda.is_available()
         self._transfer = Transfer(proxy.device)
-        self._pending: deque[_Delivery | Exception] = deque()
+        self._tolerance: Tolerance = loader.tolerance
+        self._pending: deque[Delivery | Exception] = deque()
+        self._turns: deque[int] = deque()
         self._mappings: dict[tuple[int, int], Mapping] = {}
-        with devices.on(proxy.device):  # which torch's thread that pins memory takes
-            super().__init__(self._twin(loader))
+        twin = self._twin(loader)
+        with devices.on(proxy.device), keeping_garbage(twin):  # torch's thread that pins memory takes the device
+            super().__init__(twin)
         if not self._num_workers:
             self._begin(loader)
 
     def _twin(self, loader: Any) -> Any:
         """The loader as torch's iterator is to see it."""
         twin = copy.copy(loader)
+        bookmark = vars(twin)["_bookmark"] = loader._bookmark  # noqa: SLF001
         routes = self.proxy.routes
-        images, converts = routes is not None, routes is None or routes.converts
-        twin.collate_fn = Packer(loader.collate_fn, loader._auto_collation, self._stacks, images, converts)  # noqa: SLF001
+        images: bool = routes is not None
+        first: First = routes.first if routes else "conversion"
+        packs = loader._auto_collation, self._stacks, images, first, self._tolerance.mode  # noqa: SLF001
+        twin.collate_fn = Packer(loader.collate_fn, *packs)
         # Without images the batch itself crosses to the device, and torch has a thread that pins it.
         twin.pin_memory = self.proxy.device.type == "cuda" and not images
-        if isinstance(loader.dataset, (IterDataPipe, MapDataPipe)) or loader._dataset_kind != _DatasetKind.Map:  # noqa: SLF001
+        if is_stream(loader.dataset):
+            twin.collate_fn = StreamPacker(twin.collate_fn, put_stream(twin, bookmark.here(loader)))
+        if isinstance(loader.dataset, (IterDataPipe, MapDataPipe, IterableDataset)):
             return twin
-        vars(twin)["dataset"] = Traced(loader.dataset)  # DataLoader refuses a change of its dataset; this is a copy
+        vars(twin)["dataset"] = Traced(
+            loader.dataset, self._tolerance.mode == "skip"
+        )  # DataLoader refuses a change of its dataset; this is a copy
         if loader.num_workers:
             twin.worker_init_fn = WorkerStart(loader.worker_init_fn)
         return twin
@@ -145,31 +138,42 @@ class _ProxyEpoch(_BaseDataLoaderIter):
         self._leave()
         self._key = self._keys.next(int(self._base_seed), loader)
         # The window is of batches, and kept by _fill.
-        self._feed = Feed(sys.maxsize, self._timeout, self.clock)
-        self._read_ahead = ReadAhead(loader)
-        self._occurrences = Occurrences()
-        self._streamed: dict[int, int] = {}
-        self._sent = {}
+        feed = Feed(sys.maxsize, self._timeout, self.clock)
+        self._feed = LenientFeed(feed, lambda: Feed(1, self._timeout), self._tolerance) if self._tolerance else feed
+        self._identities = Identities(self._auto_collation, self._by_stream, self._num_workers > 0)
         self._received = deque()
-        self._over, self._ended = "", False
+        self._over, self._ended, self._delivered = "", False, 0
+        self._from: tuple[int, int, dict[str, Any]] | None = None
+
+    @property
+    def _by_stream(self) -> bool:
+        return self._dataset_kind == _DatasetKind.Iterable
 
     def _leave(self) -> None:
         self._pending.clear()
+        self._turns.clear()
         if self._feed is not None:
             self._read_ahead.leave()
             self._feed.close()
             self._feed = None
 
     def _next_index(self) -> Any:
-        index = self._read_ahead.ask(super()._next_index)
-        if isinstance(index, Iterator):  # the fetcher uses it up
-            index = list(cast("Iterator[Any]", index))
-        self._sent[self._task()] = index
-        return index
+        return self._identities.sent(self._task(), super()._next_index())
 
     def _task(self) -> int:
         """The number of the batch that the sampler is being asked for."""
         return 0
+
+    def _counts(self) -> Callable[[Iterable[Any]], None]:
+        return self._identities.pass_over
+
+    def _resume_stream(self, saved: Saved) -> None:
+        super()._resume_stream(saved)
+        self._identities.go_on({worker: stream.samples for worker, stream in saved.streams.items()})
+
+    def _turn(self) -> int:
+        """Batches of the epoch whose samples came, or failed to."""
+        return self._handed
 
     def _next_data(self) -> Any:
         if self._process != os.getpid():
@@ -182,9 +186,18 @@ class _ProxyEpoch(_BaseDataLoaderIter):
         except Exception as error:
             if not died(error):
                 self._over = ""
+                self._account()
             raise
         self._over = ""
+        self._account()
         return data
+
+    def _account(self) -> None:
+        self.place.delivered = self._delivered
+        if self._from and self._by_stream:
+            worker, count, state = self._from
+            self.place.stream_delivered(worker, self._num_workers, count, state)
+        self._from = None
 
     def _deliver(self) -> Any:
         self.clock.enter(starved=bool(self._num_workers) and not self._pending)
@@ -193,11 +206,13 @@ class _ProxyEpoch(_BaseDataLoaderIter):
         if not self._pending:
             self.clock.end()
             self._leave()
+            self.place.over = True
             raise StopIteration
-        delivery = self._pending.popleft()
+        delivery, self._delivered = self._pending.popleft(), self._turns.popleft()
         try:
             if isinstance(delivery, Exception):
                 raise delivery
+            self._from = delivery.packed.worker, delivery.packed.count, delivery.packed.state
             return self._finished(delivery)
         finally:
             del delivery  # raised, its traceback would hold this iterator in a cycle
@@ -214,23 +229,32 @@ class _ProxyEpoch(_BaseDataLoaderIter):
             except StopIteration as end:
                 end.__traceback__ = None  # a dataset's, from a worker, would hold itself in a cycle, and this iterator
                 self._ended = True
+                break
             except Exception as error:
                 if died(error):
                     raise
                 # Raised in its turn, after the batches before it.
                 self._pending.append(put_by(error) if self._num_workers else error)
+            self._turns.append(self._turn())
 
     def _arrived(self) -> bool:
         """Whether the next batch can be taken without waiting."""
         return False
 
-    def _admitted(self, packed: Packed) -> _Delivery:
+    def _admitted(self, packed: Packed) -> Delivery:
         """Starts to work on a batch."""
-        indices = self._indices(packed)
-        delivery = _Delivery(packed, *self._identify(packed, indices))
-        fault = self._blaming(delivery, indices)
+        known = self._identities.of(packed)
+        delivery = Delivery(packed, known.index, known.occurrence)
+
+        def fault(sample: int, named: str, reason: str) -> SampleError:
+            if self._tolerance.mode == "skip":  # what is in the place of a sample that was given up is another's
+                sample = (stand_ins(packed.given_up, packed.count) or {}).get(sample, sample)
+            return known.fault(sample, named, reason)
+
         for sample, (named, reason) in packed.reasons.items():
             raise fault(sample, named, reason)
+        for sample, (named, reason) in packed.given_up.items():
+            self._tolerance.note(known.fault(sample, named, reason))
         self.proxy.check_places(packed, fault)
         for group in packed.groups:
             assert self.proxy.routes is not None
@@ -246,31 +270,7 @@ class _ProxyEpoch(_BaseDataLoaderIter):
             self._feed.push(run)
         return delivery
 
-    def _indices(self, packed: Packed) -> Sequence[Any]:
-        """What the samples of a batch are known by: the sampler's indices, where there is one for each of them."""
-        sent = self._sent.pop(packed.task, None)
-        if not self._auto_collation:
-            return [sent]
-        indices: list[Any] = list(cast("Iterable[Any]", sent)) if isinstance(sent, Iterable) else []
-        return indices if len(indices) == packed.count else [(sent, i) for i in range(packed.count)]
-
-    def _identify(self, packed: Packed, indices: Sequence[Any]) -> tuple[IntArray, IntArray]:
-        """What keys the random numbers of a batch's samples: index and occurrence, or the place in a stream."""
-        if self._dataset_kind == _DatasetKind.Iterable:
-            first = self._streamed.get(packed.worker, 0)
-            self._streamed[packed.worker] = first + packed.count
-            places = np.arange(first, first + packed.count, dtype=np.int64)
-            return packed.worker * _STREAM + places, np.zeros_like(places)
-        keys = np.array([key_of(index) for index in indices], np.int64)
-        return keys, self._occurrences.count(keys.tolist())
-
-    def _blaming(self, delivery: _Delivery, indices: Sequence[Any]) -> Fault:
-        iterable = self._dataset_kind == _DatasetKind.Iterable
-        places: Sequence[Any] = (delivery.index % _STREAM).tolist() if iterable else indices
-        whose = f", worker {delivery.packed.worker}" if iterable and self._num_workers else ""
-        return lambda sample, named, reason: SampleError(places[sample], named + whose, reason)
-
-    def _finished(self, delivery: _Delivery) -> Any:
+    def _finished(self, delivery: Delivery) -> Any:
         """The batch as the user gets it."""
         packed, proxy = delivery.packed, self.proxy
         data = packed.rest
@@ -290,13 +290,13 @@ class _ProxyEpoch(_BaseDataLoaderIter):
         self.clock.leave(packed.count)
         return data
 
-    def _land(self, delivery: _Delivery) -> None:
+    def _land(self, delivery: Delivery) -> None:
         """Takes all runs of a batch, so that the next one's come next, and raises what the first failing one raised."""
         assert self._feed is not None
         failure: Exception | None = None
-        for _ in delivery.runs:
+        for i in range(len(delivery.runs)):
             try:
-                self._feed.pop()
+                delivery.runs[i] = self._feed.pop()
             except Exception as error:  # noqa: BLE001 - raised below
                 failure = failure or error
         if failure:
@@ -304,6 +304,8 @@ class _ProxyEpoch(_BaseDataLoaderIter):
                 raise failure
             finally:
                 del failure
+        if self._tolerance.mode == "skip":
+            stand_in(delivery.packed, delivery.runs, self._stacks)
 
     def close(self) -> None:
         """Ends the epoch before its end, and the workers."""
@@ -321,20 +323,28 @@ class _ProxyEpoch(_BaseDataLoaderIter):
             _forget_pids(id(self))
             self._worker_pids_set = False
 
-    def __del__(self) -> None:
-        self._leave()
-        self._end_workers()
+    def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not ending():  # torch has ended its workers by then
+            self._leave()
+            self._end_workers()
 
 
-class SerialProxyEpoch(_ProxyEpoch, _SingleProcessDataLoaderIter):
+class SerialProxyEpoch(_ProxyEpoch, _SingleProcessDataLoaderIter, Resumable):
     """Asks the dataset for samples in this process, when a batch is asked for."""
 
 
-class ParallelProxyEpoch(_ProxyEpoch, _MultiProcessingDataLoaderIter):
+class ParallelProxyEpoch(_ProxyEpoch, _MultiProcessingDataLoaderIter, Resumable):
     """Asks the dataset for samples in worker processes, ahead of time."""
 
     def _task(self) -> int:
         return self._send_idx
+
+    def _turn(self) -> int:
+        return self._first + self._rcvd_idx
+
+    def _try_put_index(self) -> None:
+        self._rotate()
+        super()._try_put_index()
 
     def _get_data(self) -> Any:
         return self._received.popleft() if self._received else self._receive()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
+from torchdali.generators import States
+from torchdali.place import Place
 
 __all__ = ["ReadAhead"]
 
@@ -18,28 +20,65 @@ class ReadAhead:
     asked the sampler to its end where DataLoader would not have, and the next epoch's order would be another one.
 
     Args:
-        loader: The ``DataLoader``, whose generators and workers count.
+        loader: The ``DataLoader``, whose workers count.
+        place: Where the epoch is, which is kept.
+        stateful: Samplers, and iterators of them, that have a ``state_dict``.
     """
 
-    def __init__(self, loader: Any) -> None:
-        owners = [loader, loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)]
-        found = [getattr(owner, "generator", None) for owner in owners]
-        self._generators = list({id(one): one for one in found if isinstance(one, torch.Generator)}.values())
-        self._before: deque[list[torch.Tensor]] = deque()
-        self._after: list[torch.Tensor] = []
+    def __init__(self, loader: Any, place: Place, stateful: Mapping[str, Any]) -> None:
+        self._place, self._generators, self._stateful = place, place.generators, stateful
+        self._before: deque[States] = deque()
+        self._after: States = {}
+        self._last = self._generators.states()
+        self._drawn(place.made, self._last)
         self._ahead = (loader.prefetch_factor or 0) * loader.num_workers
-        self._asked = self._taken = 0
+        self._taken = place.delivered
+        self._keep()
+
+    def resumed(self, first: Mapping[str, Any], kept: Mapping[str, Any]) -> None:
+        """The epoch goes on from another place.
+
+        Args:
+            first: What the samplers had said at the epoch's begin.
+            kept: What they had said in that place; they need not know it before they are asked.
+        """
+        self._before.clear()
+        self._taken = self._place.delivered
+        self._last = self._generators.states()
+        self._place.kept.clear()
+        self._place.first = dict(first)
+        self._place.keep(dict(kept))
 
     def ask(self, sampler: Callable[[], Any]) -> Any:
         """One index batch; whatever the sampler raises."""
-        if not self._generators:
-            return sampler()
-        self._before.append(self._states())
-        self._asked += 1
+        before = self._generators.states()
+        if self._generators.own:
+            self._before.append(self._own(before))
+        self._place.asked += 1
         try:
             return sampler()
         finally:
-            self._after = self._states()
+            self._note(before, self._generators.states())
+            self._keep()
+
+    def _note(self, before: States, after: States) -> None:
+        """Keeps what the sampler found where it drew, if that does not follow from what it drew before."""
+        drawn = self._drawn(before, after)
+        found = {name: before[name] for name in drawn if before[name] != self._last[name]}
+        if found and not self._place.disturbed:
+            self._place.draws.append((self._place.asked - 1, found))
+        self._last, self._after = after, self._own(after)
+
+    def _drawn(self, before: States, after: States) -> list[str]:
+        names = [name for name, state in before.items() if state != after.get(name)]
+        self._place.used.update(names)
+        return names
+
+    def _own(self, states: States) -> States:
+        return {name: states[name] for name in self._generators.own}
+
+    def _keep(self) -> None:
+        self._place.keep({path: copy.deepcopy(one.state_dict()) for path, one in self._stateful.items()})
 
     def take(self) -> None:
         """A batch was handed out, so that DataLoader would have asked once more."""
@@ -49,14 +88,11 @@ class ReadAhead:
     def leave(self) -> None:
         """The epoch ends here. Generators that nobody else used meanwhile go back to where DataLoader had left them."""
         self._forget_what_dataloader_asked()
-        if self._before and all(map(torch.equal, self._states(), self._after)):
-            for generator, state in zip(self._generators, self._before[0], strict=True):
-                generator.set_state(state)
+        if self._before and self._own(self._generators.states()) == self._after:
+            self._generators.set(self._before[0])
+            self._place.took_back(len(self._before))
         self._before.clear()
 
     def _forget_what_dataloader_asked(self) -> None:
-        while self._before and self._asked - len(self._before) < self._taken + self._ahead:
+        while self._before and self._place.asked - len(self._before) < self._taken + self._ahead:
             self._before.popleft()
-
-    def _states(self) -> list[torch.Tensor]:
-        return [generator.get_state() for generator in self._generators]

@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from torchdali.blocks import ReceivedBlock
 from torchdali.errors import SampleError
-from torchdali.packing import Packed, PackedImages, ppm
+from torchdali.packing import Packed, PackedImages
+from torchdali.preparing import black, ppm
 from torchdali.sources import UNREADABLE, FileSource, Source, header_of
 from torchdali.spec import IntArray
 
@@ -31,6 +32,7 @@ class ReceivedImages(Source):
     def __init__(self, packed: Packed, group: PackedImages, fault: Callable[[int, str, str], SampleError]) -> None:
         self._packed, self._group, self._fault = packed, group, fault
         self._entry = group.entry
+        self._black: dict[int, tuple[int, int]] = {}
 
     def name(self, row: int) -> str:
         """A sample as messages name it."""
@@ -70,9 +72,19 @@ class ReceivedImages(Source):
             except UNREADABLE as error:
                 raise self.error(row, f"it cannot be decoded ({error})") from error
 
+    def replace(self, row: int, size: tuple[int, int]) -> None:
+        """As of :class:`Source`."""
+        self._black[row] = size
+
+    def instead(self, bad: npt.NDArray[np.bool_]) -> IntArray | None:
+        """As of :class:`Source`; all images of a sample are those of the same other sample."""
+        return _instead(self._packed, self._group, bad)
+
     def image(self, row: int) -> npt.NDArray[Any]:
         """One image as it was packed: HWC, or the bytes of a file or a path."""
         group = self._group
+        if row in self._black:
+            return black(self._black[row]).data
         if group.arrays:
             return group.arrays[row]
         start = int(group.start[row])
@@ -113,6 +125,7 @@ class ReceivedFiles(FileSource):
         paths = ReceivedImages(packed, group, fault)
         super().__init__([os.fsdecode(paths.image(row).tobytes()) for row in range(len(group.size))])
         self._sample, self._fault = group.sample, fault
+        self._packed, self._group = packed, group
         for row, header in enumerate(group.headers):
             self.learn(row, header)
 
@@ -123,6 +136,22 @@ class ReceivedFiles(FileSource):
     def error(self, row: int, reason: str) -> SampleError:
         """Blames the sample whose file it is."""
         return self._fault(int(self._sample[row]), self.path(row), reason)
+
+    def instead(self, bad: npt.NDArray[np.bool_]) -> IntArray | None:
+        """As of :class:`Source`; all files of a sample are those of the same other sample."""
+        return _instead(self._packed, self._group, bad)
+
+
+def _instead(packed: Packed, group: PackedImages, bad: npt.NDArray[np.bool_]) -> IntArray | None:
+    """As of :class:`Source`, by whole samples; None also where their images are not all in one group."""
+    count, slots = packed.count, len(group.size) // packed.count
+    if len(packed.groups) > 1 or not np.array_equal(group.sample, np.tile(np.arange(count), slots)):
+        return None
+    good = np.flatnonzero(~bad.reshape(slots, count).any(axis=0))
+    if not len(good):
+        return None
+    stand_in = good[np.searchsorted(good, np.arange(count)) % len(good)]
+    return (np.arange(slots)[:, None] * count + stand_in).reshape(-1)
 
 
 def source_of(packed: Packed, group: PackedImages, fault: Callable[[int, str, str], SampleError]) -> Source:

@@ -11,9 +11,9 @@ from torchdali.errors import TransformError
 from torchdali.feed import Batch
 from torchdali.packing import Packed, PackedImages
 from torchdali.samples import as_samples, check_shapes, run_on_batch
-from torchdali.structure import Slot, collate, replaced
+from torchdali.structure import Slot, collate, reordered, replaced
 
-__all__ = ["rejoined"]
+__all__ = ["rejoined", "stand_in"]
 
 Filled = dict[tuple[int, int], Any]
 
@@ -41,12 +41,20 @@ def rejoined(
     return collate_fn(samples if batched else samples[0])
 
 
+def stand_in(packed: Packed, runs: Sequence[Batch], stacks: bool) -> None:
+    """Gives samples in whose places DALI made other samples' images all else of the others, too."""
+    order: list[int] = packed.groups[0].sample[runs[0].rows][: packed.count].tolist()
+    if len(runs) == 1 and order != list(range(packed.count)):
+        packed.rest = reordered(packed.rest, order) if stacks else [packed.rest[i] for i in order]
+
+
 def _images(packed: Packed, runs: Sequence[Batch]) -> Filled:
     """Each image after all transforms, of the type that torchvision would give, by sample and slot."""
     images: Filled = {}
     for group, run in zip(packed.groups, runs, strict=True):
         plan = run.pool.plan
-        done = as_samples(plan, _after_tail(run), run.draws.at(plan.suffix_step).seeds())
+        seeds = run.draws.at(plan.suffix_step).seeds()
+        done = as_samples(plan, _after_tail(run), seeds, lambda row, run=run: run.source.name(run.rows[row]))
         for (sample, slot), image in zip(_places(group), done, strict=True):
             images[sample, slot] = image
     return images

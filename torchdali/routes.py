@@ -8,15 +8,12 @@ from typing import Any
 import torch
 
 from torchdali.engine import EnginePool
-from torchdali.plan import Plan, compile_plan, fuse
-from torchdali.spec import Entry, Fidelity, Spec
-from torchdali.transforms import find_rule, flatten
-from torchdali.transforms.conversion import Identity, PILToTensor, ToImage, ToTensor
+from torchdali.plan import Plan, compile_plan, first_of, fuse
+from torchdali.spec import Entry, Fidelity, First, Spec
+from torchdali.transforms import flatten
 from torchdali.tuning import Threads
 
 __all__ = ["Route", "Routes"]
-
-_CONVERSIONS = (ToImage, PILToTensor, ToTensor)
 
 Route = tuple[Spec, Entry, bool]
 """What images are, how they are fed, and whether they are on the device already."""
@@ -44,10 +41,9 @@ class Routes:
         return iter(self._pools)
 
     @property
-    def converts(self) -> bool:
-        """Whether the transforms begin with the conversion of PIL images to tensors."""
-        rules = map(find_rule, self.chain)
-        return isinstance(next((rule for rule in rules if not isinstance(rule, Identity)), None), _CONVERSIONS)
+    def first(self) -> First:
+        """What the transforms begin with."""
+        return first_of(self.chain)
 
     def close(self) -> None:
         """Frees the engines."""

@@ -15,6 +15,7 @@ from torchvision.transforms.v2 import functional as F
 from torchdali.errors import BatchShapeError
 from torchdali.plan import Plan
 from torchdali.spec import IntArray, Kind
+from torchdali.tracing import note
 
 Images = torch.Tensor | list[torch.Tensor]
 
@@ -27,6 +28,8 @@ def as_kind(image: torch.Tensor, kind: Kind) -> Any:
     """An image (CHW) as the object that torchvision would be holding at this place."""
     if kind == "pil":
         return _to_pil_image(image.cpu())
+    if kind == "array":
+        return image.permute(1, 2, 0).contiguous().cpu().numpy()
     return tv_tensors.Image(image) if kind == "image" else image
 
 
@@ -72,18 +75,19 @@ def _one_batch(tail: Sequence[tuple[Kind, Any]], images: torch.Tensor) -> torch.
     return images.as_subclass(torch.Tensor)
 
 
-def as_samples(plan: Plan, views: Sequence[Images], seeds: IntArray) -> list[Any]:
+def as_samples(plan: Plan, views: Sequence[Images], seeds: IntArray, name: Callable[[int], str]) -> list[Any]:
     """What torchvision would have made of each sample: images after the last transform, of the type that it has.
 
     Args:
         plan: What was run.
         views: For each view its images, after the plan's tail.
         seeds: ``(N,)`` numbers below 2**63 for the transforms that torch runs.
+        name: Names the sample of a row.
     """
     each = [[as_kind(image, plan.spec.kind) for image in images] for images in views]
     rows = zip(*each, strict=True)  # none where the batch is empty, which has no views
     images = [row[0] if plan.container is None else plan.container(row) for row in rows]
-    return run_in_torch(plan.suffix, images, seeds, plan.device) if plan.suffix else images
+    return run_in_torch(plan.suffix, images, seeds, plan.device, name) if plan.suffix else images
 
 
 def run_in_torch(
@@ -91,8 +95,9 @@ def run_in_torch(
     images: Sequence[Any],
     seeds: IntArray,
     device: torch.device,
+    name: Callable[[int], str],
 ) -> list[Any]:
-    """Calls each of the transforms on each image.
+    """Calls each of the transforms on each image; an exception of one says on which.
 
     The transforms draw from the global generators; each sample's numbers come from its own seed, and the generators
     are left as they were.
@@ -102,13 +107,19 @@ def run_in_torch(
         images: One object a sample, as torchvision would be holding it.
         seeds: ``(N,)`` numbers below 2**63.
         device: Whose generator is seeded beside the CPU's.
+        name: Names the sample of a row.
     """
     done: list[Any] = []
     with seeded(device) as seed:
-        for image, number in zip(images, seeds.tolist(), strict=True):
+        for row, (image, number) in enumerate(zip(images, seeds.tolist(), strict=True)):
             seed(number)
             for transform in suffix:
-                image = transform(image)
+                try:
+                    image = transform(image)
+                except Exception as error:
+                    called = getattr(transform, "__qualname__", type(transform).__name__)
+                    note(error, f"while {called} ran in torch on {name(row)}")
+                    raise
             done.append(image)
     return done
 

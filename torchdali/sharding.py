@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import warnings
 from collections.abc import Mapping
@@ -10,7 +11,7 @@ from typing import Any, Literal
 from torch import distributed
 from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset
 
-__all__ = ["Shard", "Sharding", "group"]
+__all__ = ["Distributed", "Shard", "Sharding", "group"]
 
 
 def group() -> tuple[int, int] | None:
@@ -55,6 +56,8 @@ class Sharding:
     def __init__(self, wanted: Literal["auto"] | None, loader: Any, given: Mapping[str, Any]) -> None:
         if wanted not in (None, "auto"):
             raise ValueError(f"distributed is None or 'auto', not {wanted!r}")
+        # What Lightning kept to make the loader anew, which it does with a sampler of its own.
+        vars(loader).get("__pl_saved_kwargs", {}).pop("distributed", None)
         self.wanted: Literal["auto"] | None = wanted
         self._shuffle = bool(given.get("shuffle"))
         self._by_dataset = isinstance(loader.dataset, IterableDataset)
@@ -145,3 +148,24 @@ class Sharding:
         rest = f", {abs(over)} {'repeated' if over > 0 else 'left out'} so that shares are even" if over else ""
         order = f"shuffled by seed {shard.seed} + epoch" if self._shuffle else "in order"
         return {"ranks": f"{where}; {shard.num_samples} of {count} samples to each{rest}, {order}"}
+
+
+class Distributed:
+    """What a loader has for several processes."""
+
+    _sharding: Sharding
+    _keys: Any
+
+    @property
+    def distributed(self) -> Literal["auto"] | None:
+        """As given. No attribute: a loader that is made of this one's attributes and another sampler is not asked."""
+        return self._sharding.wanted
+
+    def set_epoch(self, epoch: int) -> None:
+        """Says which number the next epoch has: to the sampler where that wants to know, and for the random key.
+
+        Those after it are counted on, but by a sampler with a ``set_epoch`` that was given.
+        """
+        epoch = operator.index(epoch)
+        self._keys.set_epoch(epoch)
+        self._sharding.set_epoch(self, epoch)

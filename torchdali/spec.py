@@ -10,10 +10,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["Entry", "Fidelity", "Inputs", "IntArray", "Kind", "Params", "Sample", "Spec"]
+__all__ = ["Entry", "Fidelity", "First", "Inputs", "IntArray", "Kind", "Params", "Sample", "Spec"]
 
-Kind = Literal["pil", "image", "tensor"]
-"""What torchvision would be holding: a PIL image, a ``tv_tensors.Image``, a plain tensor."""
+Kind = Literal["pil", "image", "tensor", "array"]
+"""What torchvision would be holding: a PIL image, a ``tv_tensors.Image``, a plain tensor, an array HWC.
+
+Rules know no arrays, which are PIL images to them.
+"""
+
+First = Literal["conversion", "rule", "torch"]
+"""What the transforms begin with: what makes tensors of PIL images, another rule, or a transform without a rule."""
 
 Fidelity = Literal["exact", "fast"]
 

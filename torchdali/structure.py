@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, MutableSequence, Sequence
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any, cast
 
 import numpy as np
@@ -16,6 +16,7 @@ import PIL.Image
 import torch
 from torch.utils.data import _utils as data_utils  # pyright: ignore[reportPrivateUsage]
 from torchvision import tv_tensors
+from torchvision.datasets.folder import IMG_EXTENSIONS
 
 __all__ = ["Slot", "collate", "images_of", "is_encoded", "replaced", "with_slots"]
 
@@ -32,6 +33,8 @@ _MAGIC = (
     b"\x00\x00\x00\x0cjP  ",  # JPEG 2000
     *(b"P%d" % kind for kind in range(1, 7)),  # portable anymaps
 )
+
+_SUFFIXES = (*IMG_EXTENSIONS, ".gif", ".jp2", ".jpe")
 
 # Asked first, because to ask an abstract base class takes longer.
 _NEVER_PARTS = (str, bytes, int, float, np.ndarray, np.generic, torch.Tensor, PIL.Image.Image, PurePath)
@@ -97,6 +100,28 @@ def replaced(node: Any, change: Callable[[Any], Any], whole: Callable[[Any], boo
     return _rebuilt(node, done)
 
 
+def reordered(node: Any, order: Sequence[int]) -> Any:
+    """A collated batch as if its samples had come in another order, some of them several times.
+
+    Args:
+        node: The batch, collated by ``default_collate``.
+        order: For each sample the number of the one that is in its place.
+
+    Raises:
+        TypeError: Something in it is no batch of samples.
+    """
+    if isinstance(node, torch.Tensor) and node.ndim and len(node) == len(order):
+        return node[torch.tensor(list(order), device=node.device)]
+    if isinstance(node, Slot):
+        return node
+    if _is_sequence(node) and len(node) == len(order) and all(isinstance(one, (str, bytes)) for one in node):
+        return _rebuilt(node, [node[i] for i in order])
+    parts = _children(node)
+    if not parts:
+        raise TypeError(f"a {type(node).__name__} is no batch of {len(order)} samples")
+    return _rebuilt(node, [reordered(part, order) for _, part in parts])
+
+
 def _rebuilt(node: Any, parts: Sequence[Any]) -> Any:
     """A structure of the same type, as ``default_collate`` would make it, of other parts."""
     kind: Any = type(cast("object", node))
@@ -127,13 +152,36 @@ def _rebuilt(node: Any, parts: Sequence[Any]) -> Any:
         return list(parts)
 
 
+def _parts(node: Any, path: str) -> Sequence[tuple[str, Any]]:
+    """As above, but a stored file is whole; a sample that is like one is not, because its path may be asked for."""
+    return () if path and is_stored(node) else _children(node)
+
+
 def leaves(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """All leaves of a structure with their places, as they would be written in Python."""
-    parts = _children(node)
+    parts = _parts(node, path)
     if not parts:
         yield path, node
     for step, child in parts:
         yield from leaves(child, path + step)
+
+
+def is_stored(node: Any) -> bool:
+    """Whether it is an image file as Hugging Face's ``datasets.Image(decode=False)`` gives it, by bytes or by path.
+
+    Sounds look the same there, so that the first bytes or the end of the name have to tell.
+    """
+    if type(node) is not dict or len(cast("dict[Any, Any]", node)) != 2 or "bytes" not in node or "path" not in node:
+        return False
+    data, path = cast("Any", node["bytes"]), cast("Any", node["path"])
+    return is_encoded(data) or (data is None and isinstance(path, str) and path.lower().endswith(_SUFFIXES))
+
+
+def _opened(leaf: Any) -> Any:
+    """Of such a file its bytes, else its path; any other leaf as it is."""
+    if not is_stored(leaf):
+        return leaf
+    return Path(leaf["path"]) if leaf["bytes"] is None else leaf["bytes"]
 
 
 def is_encoded(leaf: Any) -> bool:
@@ -151,7 +199,7 @@ def is_encoded(leaf: Any) -> bool:
 
 
 def _surely(leaf: Any) -> bool:
-    return isinstance(leaf, (PIL.Image.Image, tv_tensors.Image))
+    return isinstance(leaf, (PIL.Image.Image, tv_tensors.Image)) or is_stored(leaf)
 
 
 def _likely(leaf: Any) -> bool:
@@ -170,10 +218,11 @@ def images_of(sample: Any) -> list[tuple[str, Any]]:
 
     As in torchvision's v2 transforms these are all PIL images and ``tv_tensors.Image``; where there is none, the first
     plain tensor, which here must look like an image: three axes (C, H, W) with up to 4 channels. So are taken an array
-    (H, W, C), an encoded file (bytes, or one axis of uint8) and a ``pathlib`` path.
+    (H, W, C), an encoded file (bytes, or one axis of uint8) and a ``pathlib`` path. Files as ``datasets`` stores them
+    in its columns count as PIL images, which it would make of them.
     """
     everything = list(leaves(sample))
-    sure = [(path, leaf) for path, leaf in everything if _surely(leaf)]
+    sure = [(path, _opened(leaf)) for path, leaf in everything if _surely(leaf)]
     return sure or [(path, leaf) for path, leaf in everything if _likely(leaf)][:1]
 
 
@@ -184,7 +233,7 @@ def with_slots(sample: Any, images: Sequence[tuple[str, Any]]) -> Any:
     def walk(node: Any, path: str) -> Any:
         if path in places:
             return places[path]
-        parts = _children(node)
+        parts = _parts(node, path)
         done = [walk(child, path + step) for step, child in parts]
         if all(new is old for new, (_, old) in zip(done, parts, strict=True)):
             return node

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, cast
 
 import torch
@@ -24,7 +25,6 @@ class Transfer:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stream: torch.cuda.Stream | None = None
 
     def __call__(self, data: Any) -> Any:
         """The structure with its tensors, and whatever else has a method ``to``, on the device."""
@@ -34,8 +34,7 @@ class Transfer:
             return self._moved(data)
 
     def _moved(self, data: Any) -> Any:
-        if self._stream is None:
-            self._stream = torch.cuda.Stream(self._device)
+        beside = _stream_beside(self._device)
         current = torch.cuda.current_stream(self._device)
         moved: list[torch.Tensor] = []
 
@@ -49,13 +48,19 @@ class Transfer:
                 return moved[-1]
             return leaf.to(self._device) if _movable(leaf) else leaf
 
-        with torch.cuda.stream(self._stream):
+        with torch.cuda.stream(beside):
             data = replaced(data, move, whole=_movable)
-        current.wait_stream(self._stream)
+        current.wait_stream(beside)
         for tensor in moved:
             if tensor.layout == torch.strided:
                 tensor.record_stream(current)
         return data
+
+
+@functools.cache
+def _stream_beside(device: torch.device) -> torch.cuda.Stream:
+    """One for the process, because torch keeps memory for each stream that ever was copied to."""
+    return torch.cuda.Stream(device)
 
 
 def _movable(node: Any) -> bool:

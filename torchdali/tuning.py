@@ -7,6 +7,7 @@ because the engine's pixels are not quite those of the CUDA decoder: all baselin
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 
@@ -14,7 +15,7 @@ from torchdali import graph, machine
 from torchdali.plan import Plan
 from torchdali.spec import Entry
 
-__all__ = ["Threads", "fitting_window"]
+__all__ = ["Threads", "Unasked", "fitting_window"]
 
 _FEW = 4
 """Threads that keep a JPEG engine busy.
@@ -28,6 +29,14 @@ _MORE = 56
 
 _WINDOW = 6
 _WINDOW_BYTES = 2**30
+
+
+class Unasked(int):
+    """The ``prefetch_factor`` that DataLoader puts where none was given, for who makes a loader of another's."""
+
+    def __reduce__(self) -> Any:
+        """Saved it is a number, which ``torch.load(weights_only=True)`` takes."""
+        return int, (int(self),)
 
 
 class Threads:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,11 @@ from typing import Any
 from rich.console import Console
 
 from torchdali.bench import children, process
-from torchdali.bench.folder import ONE_CLASS, class_folders, dataset, loaded
+from torchdali.bench.folder import ONE_CLASS, as_classes, dataset, loaded
 from torchdali.bench.report import show
 from torchdali.bench.verdict import Verdict, verdict
 from torchdali.bench.work import LOADERS, SYNTHETIC, Case, measure_case
+from torchdali.errors import OptionError
 from torchdali.machine import available_cores
 
 __all__ = ["bench"]
@@ -55,25 +55,19 @@ def bench(
         The verdict; None where DALILoader, all DataLoaders or the ceiling could not be measured.
 
     Raises:
-        ValueError: the folder has too few images, or the transform is not there.
+        OptionError: the folder has too few images, or the transform is not there.
     """
     console = console or Console()
     cores = min(cores or available_cores(), len(os.sched_getaffinity(0)))
     chain = loaded(transform)
-    classes, loose = class_folders(pictures)
-    with tempfile.TemporaryDirectory() as temporary:
-        root = pictures.resolve()
-        if not classes:
-            # a class folder of that name, with nothing copied
-            root = Path(temporary)
-            (root / ONE_CLASS).symlink_to(pictures.resolve(), target_is_directory=True)
+    with as_classes(pictures) as (root, loose):
         images = len(dataset(root, chain))
         if not images:
-            raise ValueError(f"{pictures} has no images")
+            raise OptionError(f"{pictures} has no images")
         batch_size = batch_size or _fitting(images)
         if images < batch_size:
-            raise ValueError(f"{pictures} has {images} images, less than one batch of {batch_size}")
-        if classes and loose:
+            raise OptionError(f"{pictures} has {images} images, less than one batch of {batch_size}")
+        if loose:
             console.print(f"{loose:,} images beside the class folders are left out, as in ImageFolder")
         what = transform or "RandomResizedCrop(224), flip, Normalize, float32"
         console.print(

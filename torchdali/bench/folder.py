@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,7 +17,9 @@ from torchvision.datasets.folder import IMG_EXTENSIONS
 from torchvision.io import ImageReadMode, decode_image
 from torchvision.transforms import v2
 
-__all__ = ["ONE_CLASS", "as_tensor", "class_folders", "dataset", "loaded", "standard"]
+from torchdali.errors import OptionError
+
+__all__ = ["ONE_CLASS", "as_classes", "as_tensor", "class_folders", "dataset", "loaded", "named_object", "standard"]
 
 ONE_CLASS = "pictures"
 """The name of the class where a folder has none."""
@@ -33,7 +37,7 @@ def _is_picture(name: str) -> bool:
     return name.lower().endswith(IMG_EXTENSIONS)
 
 
-def dataset(root: Path, transform: Callable[[Any], Any], tensors: bool = False) -> ImageFolder:
+def dataset(root: Path, transform: Callable[[Any], Any] | None, tensors: bool = False) -> ImageFolder:
     """The pictures as training scripts have them.
 
     Args:
@@ -68,20 +72,49 @@ def loaded(named: str | None) -> Callable[[Any], Any]:
     """The transform that ``FILE:NAME`` names; the standard one for None.
 
     Raises:
-        ValueError: there is no such file or name, or it cannot be called.
+        OptionError: there is no such file or name, or it cannot be called.
     """
     if named is None:
         return standard()
+    transform = named_object(named)
+    if not callable(transform):
+        file, _, name = named.rpartition(":")
+        raise OptionError(f"{Path(file).name} has no transform {name!r}")
+    return cast("Callable[[Any], Any]", transform)
+
+
+def named_object(named: str) -> Any:
+    """What ``FILE:NAME`` names, of a file that is imported.
+
+    Raises:
+        OptionError: there is no such file or name.
+    """
     file, colon, name = named.rpartition(":")
     path = Path(file).resolve()
     if not colon or not path.is_file():
-        raise ValueError(f"{named!r} is not FILE:NAME with a file that exists")
+        raise OptionError(f"{named!r} is not FILE:NAME with a file that exists")
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))  # as for a script, so that worker processes find the module too
     module = importlib.import_module(path.stem)
     if Path(module.__file__ or "").resolve() != path:
-        raise ValueError(f"another module is called {path.stem!r}: rename {path.name}")
-    transform = getattr(module, name, None)
-    if not callable(transform):
-        raise ValueError(f"{path.name} has no transform {name!r}")  # noqa: TRY004 - what is wrong is an option
-    return cast("Callable[[Any], Any]", transform)
+        raise OptionError(f"another module is called {path.stem!r}: rename {path.name}")
+    if not hasattr(module, name):
+        raise OptionError(f"{path.name} has nothing that is called {name!r}")
+    return getattr(module, name)
+
+
+@contextmanager
+def as_classes(folder: Path) -> Generator[tuple[Path, int], None, None]:
+    """A folder of class folders: the one that is given, or one with a link to it, for as long as it is used.
+
+    Yields:
+        the folder; and how many images lie beside the class folders, which ImageFolder leaves out.
+    """
+    classes, loose = class_folders(folder)
+    if classes:
+        yield folder.resolve(), loose
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        # a class folder of that name, with nothing copied
+        (Path(temporary) / ONE_CLASS).symlink_to(folder.resolve(), target_is_directory=True)
+        yield Path(temporary), 0

@@ -19,11 +19,12 @@ from torchdali.feed import Feed
 from torchdali.sources import FolderSource, Scan, Source
 from torchdali.spec import IntArray
 
-__all__ = ["Cache", "FileBatch", "Kind", "check_arguments", "share_of_free"]
+__all__ = ["Cache", "FileBatch", "Kind", "check_arguments", "patience", "share_of_free"]
 
 Kind = Literal["host", "device"]
 
 _SHARE = 2
+_PATIENCE = 0.001
 
 
 class Cache(ABC):
@@ -136,6 +137,14 @@ def check_arguments(kind: object, budget: object, source: object, not_lifted: st
             f"cache={kind!r} keeps files by their path, size and time of modification, which only image folders "
             f"tell: {why}"
         )
+
+
+def patience(timeout: float) -> float:
+    """Seconds that the thread that iterates looks itself whether the files of a batch are what they were.
+
+    Where a batch has a time limit it does not: a file that never answers would hold it.
+    """
+    return 0.0 if timeout else _PATIENCE
 
 
 def share_of_free(device: torch.device) -> int:

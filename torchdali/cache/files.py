@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from torchdali.cache.base import Cache, FileBatch, share_of_free
+from torchdali.cache.base import Cache, FileBatch, patience, share_of_free
 from torchdali.clock import Clock
 from torchdali.feed import Batch, Feed
-from torchdali.packing import ppm
+from torchdali.preparing import ppm, ppm_of
 from torchdali.sources import FolderSource, Scan, header_of
 from torchdali.spec import IntArray
 
@@ -61,6 +61,8 @@ class FileCache(Cache):
             SampleError: It is missing, no image, or truncated.
         """
         files = self.files
+        if black := files.black(row):
+            return ppm_of(black)
         if (place := int(self._place[row])) >= 0:
             stamp = self._stamp[row]
             with files.blaming(row, "read as an image"):
@@ -145,21 +147,21 @@ class FileFeed(Feed):
         self._cache = cache
 
     def push(self, batch: Batch) -> None:
-        batch.source = KeptFiles(self._cache)
+        batch.source = KeptFiles(self._cache, patience(self._timeout))
         super().push(batch)
 
 
 class KeptFiles(FileBatch):
     """The files of one batch, in memory."""
 
-    def __init__(self, cache: FileCache) -> None:
+    def __init__(self, cache: FileCache, patience: float) -> None:
         super().__init__(cache.files)
-        self._cache = cache
+        self._cache, self._patience = cache, patience
         self._data: dict[int, Bytes] = {}
 
     def scan(self, rows: IntArray, pool: Callable[[], ThreadPoolExecutor]) -> Scan:
         """Reads all files that are not kept, and looks whether the others are what they were."""
-        return Scan(np.unique(rows).tolist(), self._read, pool)
+        return Scan(np.unique(rows).tolist(), self._read, pool, patience=self._patience)
 
     def _read(self, row: int) -> None:
         self._data[row] = self._cache.read(row)

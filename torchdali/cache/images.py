@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from torchdali import graph
-from torchdali.cache.base import Cache, FileBatch, share_of_free
+from torchdali.cache.base import Cache, FileBatch, patience, share_of_free
 from torchdali.cache.cut import ALIGNMENT
 from torchdali.cache.store import WORD, Store
 from torchdali.clock import Clock
@@ -160,6 +160,7 @@ class ImageFeed(Feed):
         super().__init__(window, timeout, clock)
         self.cache, self.store = cache, store
         self._decoding = Feed(window, timeout)
+        self.patience = patience(timeout)
         self._asked: deque[ImageBatch] = deque()
         self._awaited: deque[ImageBatch] = deque()
         self._looked_up = self._decoded = False
@@ -271,7 +272,7 @@ class ImageBatch(Source):
         kept = np.flatnonzero(self._place >= 0)
         self._lost: list[int] = []
         look = partial(_look, self._files.paths(self._rows[kept]), stamps[kept].tolist(), kept, self._lost)
-        self.checked = Scan(range(len(kept)), look, pool, _LOOKS)
+        self.checked = Scan(range(len(kept)), look, pool, _LOOKS, self._feed.patience)
         self._feed.ask(self)
         return _Coming(self)
 

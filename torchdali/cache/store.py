@@ -139,7 +139,7 @@ class Store:
         return batch
 
     def _send(self, numbers: IntArray) -> torch.Tensor:
-        tensor = torch.from_numpy(numbers)
+        tensor = torch.from_numpy(np.ascontiguousarray(numbers))
         return tensor.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tensor
 
     def _room(self) -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from torchdali.errors import OptionError
 from torchdali.parity import results
 from torchdali.parity.case import Case
 from torchdali.parity.cases import CASES
@@ -36,6 +37,9 @@ def certify(out: Path, devices: Sequence[str], only: str = "", console: Console 
 
     Returns:
         What does not hold of all that the document shows, one line each.
+
+    Raises:
+        OptionError: ``only`` is found nowhere.
     """
     console = console or Console()
     stored = out.with_suffix(".json")
@@ -44,6 +48,8 @@ def certify(out: Path, devices: Sequence[str], only: str = "", console: Console 
     cases = [name for name in CASES if wanted.search(name)]
     formats = [name for name in FORMATS if wanted.search(f"decoding {name}")]
     draws = [name for name in DRAWS if wanted.search(name)]
+    if not (cases or formats or draws):
+        raise OptionError(f"{only!r} is found in no name of what can be measured")
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress, tempfile.TemporaryDirectory() as folder:

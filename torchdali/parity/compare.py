@@ -20,7 +20,7 @@ from torchdali.sources import lift
 from torchdali.spec import Fidelity
 from torchdali.tuning import Threads
 
-__all__ = ["BORDER", "Measured", "Pair", "compiled", "exceeded", "measure", "pairs", "run"]
+__all__ = ["BORDER", "Measured", "Pair", "compiled", "exceeded", "measure", "pairs", "replayed", "run"]
 
 BORDER = 4
 """Pixels at each edge that are not "inside"."""
@@ -96,12 +96,13 @@ def pairs(dataset: Any, chain: Sequence[Any], device: str | torch.device = "cpu"
     trunk, views = plan.numbered()
     for batch in run(dataset, plan, in_batches(len(source))):
         for row, index in enumerate(batch.rows.tolist()):
-            image = _replayed(F.pil_to_tensor(source.load(index)), trunk, batch, row)
+            image = replayed(F.pil_to_tensor(source.load(index)), trunk, batch, row)
             for made, rules in zip(batch.views, views, strict=True):
-                yield Pair(made[row].cpu(), _replayed(image, rules, batch, row))
+                yield Pair(made[row].cpu(), replayed(image, rules, batch, row))
 
 
-def _replayed(image: torch.Tensor, rules: Sequence[tuple[int, Any]], batch: Batch, row: int) -> torch.Tensor:
+def replayed(image: torch.Tensor, rules: Sequence[tuple[int, Any]], batch: Batch, row: int) -> torch.Tensor:
+    """What torchvision's functionals make of an image (CHW) with the numbers that were drawn for a row of a batch."""
     for number, rule in rules:
         image = rule.replay(image, {name: values[row] for name, values in batch.params[number].items()})
     return image

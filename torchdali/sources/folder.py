@@ -28,6 +28,7 @@ UNREADABLE = (OSError, ValueError, SyntaxError, PIL.Image.DecompressionBombError
 
 _open: Callable[..., Any] = PIL.Image.open
 _MANY = 32
+_Size = tuple[int, int]
 
 
 class FileSource(Source):
@@ -49,6 +50,7 @@ class FileSource(Source):
     def __init__(self, paths: Sequence[str] | Paths, facts: Facts | None = None) -> None:
         self._paths = paths if isinstance(paths, Paths) else Paths([table_of(paths)])
         self._facts = facts or Facts(Columns.unknown(len(self._paths)))
+        self._black: dict[int, _Size] = {}
 
     def learn(self, row: int, header: Header) -> None:
         """Takes what a file's header says."""
@@ -164,12 +166,32 @@ class FileSource(Source):
     def check(self, row: int) -> None:
         self.load(row)
 
+    def size_of(self, row: int) -> _Size | None:
+        with suppress(SampleError):
+            if len(self._facts.unknown(np.array([row]))):
+                self.read(row)
+            return super().size_of(row)
+        return None
+
+    def replace(self, row: int, size: _Size) -> None:
+        self._black[row] = size
+        self.read(row)
+
+    def black(self, row: int) -> PIL.Image.Image | None:
+        """The image that stands for a sample that was replaced."""
+        if row not in self._black:
+            return None
+        height, width = self._black[row]
+        return PIL.Image.new("RGB", (width, height))
+
     def load(self, row: int) -> PIL.Image.Image:
         """The image as torchvision's default loader reads it.
 
         Raises:
             SampleError: The file is missing, truncated or no image.
         """
+        if black := self.black(row):
+            return black
         path = self.path(row)
         with self.blaming(row, "decoded"), _open(path) as image:
             return image.convert("RGB")
@@ -184,6 +206,9 @@ class FileSource(Source):
         Raises:
             SampleError: The file is missing or no image.
         """
+        if black := self.black(row):
+            self.learn(row, Header(black.height, black.width, 0, jpeg=False, native=False))
+            return
         with self.blaming(row, "read as an image"):
             header = read_header(self.path(row))
         self.learn(row, header)

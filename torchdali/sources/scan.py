@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
+from time import perf_counter
 
 __all__ = ["Scan"]
 
 _CHUNK = 16
+_LOOKED_AT = 8  # before the clock is
 
 
 class Scan:
@@ -19,6 +21,8 @@ class Scan:
         learn: Reads one file's header; may raise SampleError.
         pool: Gives the threads; not called where there is nothing to read.
         chunk: How many one thread reads at a time.
+        patience: Seconds that the calling thread reads itself before it leaves the rest to the others. Where a file
+            takes microseconds, the interpreter's lock goes back and forth longer than that.
     """
 
     def __init__(
@@ -27,13 +31,30 @@ class Scan:
         learn: Callable[[int], None],
         pool: Callable[[], ThreadPoolExecutor],
         chunk: int = _CHUNK,
+        patience: float = 0.0,
     ) -> None:
         self._learn = learn
-        chunks = [indices[i : i + chunk] for i in range(0, len(indices), chunk)]
         self._futures: list[Future[None]] = []
+        indices = self._read_here(indices, patience) if patience else indices
+        chunks = [indices[i : i + chunk] for i in range(0, len(indices), chunk)]
         if chunks:
             executor = pool()
-            self._futures = [executor.submit(self._read, chunk) for chunk in chunks]
+            self._futures += [executor.submit(self._read, chunk) for chunk in chunks]
+
+    def _read_here(self, indices: Sequence[int], patience: float) -> Sequence[int]:
+        """Reads until patience is at an end; returns what is left. An error waits for :meth:`wait`."""
+        end = perf_counter() + patience
+        for start in range(0, len(indices), _LOOKED_AT):
+            if perf_counter() >= end:
+                return indices[start:]
+            try:
+                self._read(indices[start : start + _LOOKED_AT])
+            except Exception as error:  # noqa: BLE001 - raised in its turn
+                failed: Future[None] = Future()
+                failed.set_exception(error)
+                self._futures.append(failed)
+                return indices[start + _LOOKED_AT :]
+        return ()
 
     def _read(self, chunk: Sequence[int]) -> None:
         for index in chunk:

@@ -21,7 +21,13 @@ _NONE: IntArray = np.empty(0, np.int64)
 
 
 class Source:
-    """Images that a graph is fed with, by their row. What this class answers holds where nothing can go wrong."""
+    """Images that a graph is fed with, by their row. What this class answers holds where nothing can go wrong.
+
+    Attributes:
+        bad: Rows of samples that cannot be read, as far as that is known and put up with.
+    """
+
+    bad: frozenset[int] = frozenset()
 
     def name(self, row: int) -> str:
         """A sample as messages name it."""
@@ -73,6 +79,23 @@ class Source:
 
     def distrust(self, row: int) -> None:
         """From now on DALI does not decode this sample as PIL does."""
+
+    def size_of(self, row: int) -> tuple[int, int] | None:
+        """Height and width of one image, scanned or not; None where it cannot be read."""
+        height, width = self.sizes(np.array([row]))[0].tolist()
+        return height, width
+
+    def replace(self, row: int, size: tuple[int, int]) -> None:
+        """From now on a black image of this height and width stands for a sample."""
+
+    def instead(self, bad: npt.NDArray[np.bool_]) -> IntArray | None:
+        """``(N,)`` for each place of a batch itself, or the next one that is not bad; None where all are.
+
+        Args:
+            bad: ``(N,)`` which are.
+        """
+        good = np.flatnonzero(~bad)
+        return good[np.searchsorted(good, np.arange(len(bad))) % len(good)] if len(good) else None
 
 
 class LiftedSource(Source):

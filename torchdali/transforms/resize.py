@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torchvision import transforms as v1
 from torchvision.transforms import InterpolationMode, v2
+from torchvision.transforms import functional as v1_functional
 from torchvision.transforms.v2 import functional as F
 
 from torchdali.rng import Draws
@@ -25,6 +26,7 @@ _BY_PILLOW_CONSTANT = {
     4: InterpolationMode.BOX,
     5: InterpolationMode.HAMMING,
 }
+_V1 = (v1.Resize, v1.RandomResizedCrop)
 _NEAREST = (InterpolationMode.NEAREST, InterpolationMode.NEAREST_EXACT)
 _FILTERS = {InterpolationMode.BILINEAR: 1, InterpolationMode.BICUBIC: 2}
 """DALI's numbers of the filters: ``DALIInterpType``."""
@@ -35,8 +37,9 @@ class Resampling:
 
     torchvision resamples uint8 images along the width, rounds, and then along the height. Two one-dimensional
     passes of DALI do the same; its one two-dimensional pass keeps floats between and so differs by a level
-    on every sixth value. Nearest neighbours are picked at ``floor(i * scale)``, DALI's at ``floor((i + .5) * scale)``:
-    the region is moved by half a step. A thousandth of a pixel keeps exact halves from falling below.
+    on every sixth value. Tensors are made floats by v1's classes, which round once, as that pass does. Nearest
+    neighbours are picked at ``floor(i * scale)``, DALI's at ``floor((i + .5) * scale)``: the region is moved by half
+    a step. A thousandth of a pixel keeps exact halves from falling below.
 
     Args:
         transform: A transform with ``interpolation``, one or a sequence of which each sample takes one, and maybe
@@ -53,6 +56,7 @@ class Resampling:
         self.pil = spec.kind == "pil"
         self.antialias: bool = self.pil or bool(getattr(transform, "antialias", True))
         self.floating = spec.dtype.is_floating_point
+        self.rounds_once = isinstance(transform, _V1) and not self.pil
         modes: Any = transform.interpolation
         several = isinstance(modes, (tuple, list))
         self.modes = tuple(self._parse(mode) for mode in cast("Sequence[Any]", modes if several else [modes]))
@@ -130,7 +134,7 @@ class Resampling:
             "antialias": self.antialias,
             "mode": "stretch",
         }
-        if self.floating or not self.antialias or ops.fidelity == "fast":
+        if self.floating or self.rounds_once or not self.antialias or ops.fidelity == "fast":
             return ops.fn.resize(image, resize_x=width, resize_y=height, **how)
         image = ops.fn.resize(image, resize_x=width, **how)
         return ops.fn.resize(image, resize_y=height, **how)
@@ -139,7 +143,8 @@ class Resampling:
         """torchvision's tensor kernel."""
         target = [int(sample["height"]), int(sample["width"])]
         mode = next(mode for mode in self.modes if _FILTERS.get(mode) == sample.get("mode", _FILTERS.get(mode)))
-        return F.resize(image, target, interpolation=mode, antialias=self.antialias)
+        resize = v1_functional.resize if self.rounds_once else F.resize
+        return resize(image, target, interpolation=mode, antialias=self.antialias)
 
 
 def resized_size(size: IntArray, target: Sequence[int] | Sequence[IntArray] | None, max_size: int | None) -> IntArray:

@@ -1,0 +1,179 @@
+"""The same of datasets that are asked for samples: what they raise themselves, and files that they hand over."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_faults import DAMAGES
+from test_on_error import RANDOM, of_next
+from torch.utils.data import DataLoader, Dataset, default_collate
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import v2
+
+from torchdali import DALILoader, SampleError
+
+pytestmark = [
+    pytest.mark.timeout(90),
+    pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),
+]
+
+BATCH = 5
+SEED = 4
+
+
+def scrambled(path: Path) -> None:
+    """Header and end are well, so that only the decoder finds out."""
+    data = bytearray(path.read_bytes())
+    table = data.index(b"\xff\xc4")  # of Huffman codes
+    data[table + 4 : table + 20] = b"\xff" * 16
+    path.write_bytes(data)
+
+
+HOW = {**DAMAGES, "scrambled": scrambled}
+BAD = {2: "garbage", 3: "vanished", 9: "truncated JPEG", 11: "scrambled", 20: "empty"}
+
+
+class Given(Dataset[Any]):
+    """Samples of a folder, as PIL images, paths or encoded files."""
+
+    def __init__(self, folder: ImageFolder, kind: str) -> None:
+        self.folder, self.kind = folder, kind
+
+    def __len__(self) -> int:
+        return len(self.folder.samples)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        path, label = self.folder.samples[index]
+        images = {"pil": lambda: self.folder.loader(path), "path": lambda: Path(path), "bytes": lambda: read(path)}
+        return {"image": images[self.kind](), "label": label, "name": f"number {index}", "at": (index, float(index))}
+
+
+def read(path: str) -> bytes:
+    return Path(path).read_bytes() if Path(path).exists() else b"\xff\xd8\xff nothing"
+
+
+class AtOnce(Given):
+    """Whose batches are asked for at once."""
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [self[index] for index in indices]
+
+
+def listed(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    return default_collate(samples)
+
+
+def batches(dataset: Any, device: str, **options: Any) -> tuple[list[Any], list[SampleError]]:
+    torch.manual_seed(SEED)
+    options = {"batch_size": BATCH, "shuffle": True, "seed": 5, "transform": RANDOM, **options}
+    with DALILoader(dataset, device=device, **options) as loader:
+        return list(loader), loader.errors
+
+
+@pytest.mark.parametrize("collate", [None, listed], ids=["default_collate", "own collate"])
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("kind", "mode"), [(k, m) for k in ("path", "bytes") for m in ("skip", "replace")])
+def test_files_that_are_handed_over(
+    fresh: ImageFolder, device: str, kind: str, mode: str, workers: int, collate: Any
+) -> None:
+    options = {"num_workers": workers, "collate_fn": collate}
+    true, _ = batches(Given(fresh, kind), device, **options)
+    for index, how in BAD.items():
+        HOW[how](Path(fresh.samples[index][0]))
+    seen, errors = batches(Given(fresh, kind), device, on_error=mode, **options)
+    assert_as_it_was(seen, true, mode)
+    assert sorted(error.index for error in errors) == sorted(BAD)
+
+
+@pytest.mark.parametrize("given", [Given, AtOnce])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_the_dataset_raises_can_be_skipped(fresh: ImageFolder, workers: int, given: Any) -> None:
+    true, _ = batches(given(fresh, "pil"), "cpu", num_workers=workers)
+    for index, how in BAD.items():
+        HOW["garbage" if how == "scrambled" else how](Path(fresh.samples[index][0]))
+    seen, errors = batches(given(fresh, "pil"), "cpu", num_workers=workers, on_error="skip")
+    assert_as_it_was(seen, true, "skip")
+    assert sorted(error.index for error in errors) == sorted(BAD)
+    assert all("the dataset raised" in error.reason and error.path == given.__name__ for error in errors)
+    with pytest.raises((OSError, SampleError)):
+        batches(given(fresh, "pil"), "cpu", num_workers=workers, on_error="replace")  # it alone knows the target
+
+
+@pytest.mark.parametrize("kind", ["pil", "path"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_bad_sample_is_not_blamed_on_the_one_that_it_stood_in_for(
+    fresh: ImageFolder, workers: int, kind: str
+) -> None:
+    """Of 2 and 3 the worker knows, and puts 4 there; of 4 only the decoder finds out."""
+
+    class Mixed(Given):
+        def __getitem__(self, index: int) -> dict[str, Any]:
+            self.kind = kind if index in (2, 3) else "path"
+            return super().__getitem__(index)
+
+    true, _ = batches(Given(fresh, "path"), "cpu", shuffle=False, num_workers=workers)
+    for index, how in {2: "vanished", 3: "garbage", 4: "truncated JPEG"}.items():
+        HOW[how](Path(fresh.samples[index][0]))
+    options: dict[str, Any] = {"num_workers": workers, "on_error": "skip", "max_errors": 3}
+    seen, errors = batches(Mixed(fresh, "path"), "cpu", shuffle=False, **options)
+    paths = {index: fresh.samples[index][0] if kind == "path" or index == 4 else "Mixed" for index in (2, 3, 4)}
+    assert {error.index: error.path for error in errors} == paths
+    assert len(errors) == 3
+    assert [batch["label"].tolist() for batch in seen][:2] == [[0, 1, 0, 0, 0], [5, 6, 7, 8, 9]]
+    assert torch.equal(seen[0]["image"][:2], true[0]["image"][:2])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_without_a_transform(fresh: ImageFolder, workers: int) -> None:
+    fresh.transform = v2.Compose([v2.ToImage(), v2.CenterCrop(24)])
+    torch.manual_seed(SEED)
+    true = [labels.tolist() for _, labels in DataLoader(fresh, BATCH, shuffle=True)]
+    HOW["garbage"](Path(fresh.samples[2][0]))
+
+    class Asked(Dataset[Any]):
+        def __len__(self) -> int:
+            return len(fresh)
+
+        def __getitem__(self, index: int) -> Any:
+            return fresh[index]
+
+    seen, errors = batches(Asked(), "cpu", transform=None, num_workers=workers, on_error="skip")
+    expected = [[of_next(labels, i, {2}) for i in range(len(labels))] for labels in true]
+    assert [labels.tolist() for _, labels in seen] == expected
+    assert [error.index for error in errors] == [2]
+
+
+def test_limit_and_whole_batches(fresh: ImageFolder) -> None:
+    for index in (5, 6, 7, 8, 9):
+        HOW["garbage"](Path(fresh.samples[index][0]))
+    for kind in ("pil", "path"):
+        with pytest.raises(SampleError, match="no other sample of its batch can take its place"):
+            batches(Given(fresh, kind), "cpu", on_error="skip", shuffle=False, num_workers=1)
+    with pytest.raises(SampleError, match="max_errors=2 were found before"):
+        batches(Given(fresh, "path"), "cpu", on_error="replace", max_errors=2, num_workers=1)
+    one, errors = batches(Given(fresh, "path"), "cpu", on_error="replace", batch_size=None, shuffle=False)
+    assert [bool(sample["image"].any()) for sample in one] == [i not in (5, 6, 7, 8, 9) for i in range(len(one))]
+    assert len(errors) == 5
+
+
+def assert_as_it_was(seen: list[Any], true: list[Any], mode: str) -> None:
+    """All but the bad samples are what they were, with all that is theirs."""
+    assert len(seen) == len(true)
+    for batch, before in zip(seen, true, strict=True):
+        asked = before["label"].tolist()
+        for place, label in enumerate(asked):
+            image, now = batch["image"][place], int(batch["label"][place])
+            if label not in BAD:
+                assert now == label
+                assert torch.equal(image, before["image"][place])
+            elif mode == "replace":
+                assert now == label
+                assert not image.any()
+            else:
+                assert now == of_next(asked, place, BAD)
+                assert image.any()
+            assert batch["name"][place] == f"number {now}"
+            assert [part[place].item() for part in batch["at"]] == [now, now]

@@ -1,0 +1,64 @@
+"""Who reads the headers of a batch: the thread that iterates while that is quick, and others."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from torchdali.sources import Scan
+
+pytestmark = pytest.mark.timeout(20)
+
+COUNT = 100
+AGES = 3600.0
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(2) as executor:
+        yield executor
+
+
+class Readers:
+    """Notes who reads what; ``bad`` cannot be read."""
+
+    def __init__(self, bad: int = -1) -> None:
+        self.read: list[int] = []
+        self.threads: set[int] = set()
+        self._bad = bad
+
+    def __call__(self, index: int) -> None:
+        self.threads.add(threading.get_ident())
+        if index == self._bad:
+            raise OSError(f"{index} is bad")
+        self.read.append(index)
+
+
+def no_pool() -> ThreadPoolExecutor:
+    raise AssertionError("nobody else was to read")
+
+
+def test_quick_files_are_read_where_they_are_asked_for() -> None:
+    readers = Readers()
+    scan = Scan(range(COUNT), readers, no_pool, patience=AGES)
+    assert scan.done()
+    assert readers.threads == {threading.get_ident()}
+    assert readers.read == list(range(COUNT))
+
+
+@pytest.mark.parametrize("patience", [0.0, 1e-12])
+def test_others_read_what_takes_too_long(pool: ThreadPoolExecutor, patience: float) -> None:
+    readers = Readers()
+    Scan(range(COUNT), readers, lambda: pool, patience=patience).wait()
+    assert sorted(readers.read) == list(range(COUNT))
+    assert threading.get_ident() not in readers.threads
+
+
+@pytest.mark.parametrize("patience", [0.0, AGES])
+def test_error_waits_for_its_turn(pool: ThreadPoolExecutor, patience: float) -> None:
+    scan = Scan(range(COUNT), Readers(bad=50), lambda: pool, patience=patience)
+    with pytest.raises(OSError, match="50 is bad"):
+        scan.wait()

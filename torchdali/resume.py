@@ -1,0 +1,386 @@
+"""Iterators whose place can be saved and found again: DataLoader's, with an account of what was asked and delivered."""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain, islice
+from typing import Any, cast
+
+from torch.utils.data import IterDataPipe
+from torch.utils.data.dataloader import _BaseDataLoaderIter  # pyright: ignore[reportPrivateUsage]
+
+from torchdali.errors import UnsupportedDatasetError
+from torchdali.generators import Generators, samplers_of
+from torchdali.place import Place, Saved, StreamPlace
+from torchdali.readahead import ReadAhead
+from torchdali.remainder import rest_of
+from torchdali.sharding import Sharding
+from torchdali.skip import Skip, unless_over
+from torchdali.state import check_version, checked, describe, epochs_of, is_stateful, state_of, stateful_among
+from torchdali.stream import Stream
+from torchdali.tracing import put_by
+
+__all__ = ["Bookmark", "Resumable", "Stateful"]
+
+_ITERATOR = "iterator"
+_STATES = ("state_at_begin", "state")
+
+
+class Bookmark:
+    """Where a loader is, and where it is to go on.
+
+    Args:
+        saved: A state that was loaded.
+
+    Attributes:
+        place: Where the epoch is that was begun last.
+    """
+
+    def __init__(self, saved: Saved | None = None) -> None:
+        self._saved = saved
+        self._before: tuple[int, dict[str, dict[str, Any]]] = (0, {})
+        self._used: set[str] = set()
+        self._asked = False
+        self.place: Place | None = None
+
+    def copy(self) -> Bookmark:
+        """For a loader of its own."""
+        bookmark = Bookmark(self._saved)
+        bookmark._before = self._before
+        return bookmark
+
+    def state(self, loader: Any, epochs: int) -> dict[str, Any]:
+        """The loader's state; ``epochs`` is the number of the next one."""
+        _refuse(loader)
+        if self._saved:
+            given = copy.deepcopy(self._saved.given)
+            if not self._saved.begun:  # set_epoch may have been called since
+                given |= {"epoch": epochs, "loader": describe(loader)}
+                for path, about in epochs_of(loader, to_come=True).items():
+                    given["samplers"].setdefault(path, {}).update(about)
+            return given
+        if self.place:
+            if self.place.disturbed:
+                raise RuntimeError(
+                    "where the sampler is cannot be saved: it draws from a generator from which other code draws "
+                    "between batches, too. Give it a generator of its own, or state_dict() and load_state_dict()"
+                )
+            self._note(self.place)
+        # Of a sampler that was never asked nobody knows what it will draw from.
+        used = self._used if self._asked else self._used | Generators(loader).foreign
+        return state_of(loader, self.place, epochs, used)
+
+    def _note(self, place: Place) -> None:
+        """Keeps what was seen in an epoch."""
+        self._used |= place.used
+        self._asked = self._asked or place.asked > 0
+
+    def load(self, loader: Any, state: dict[str, Any], epochs: int) -> int:
+        """Remembers a state, from which the next epoch that is begun goes on.
+
+        Args:
+            loader: The loader.
+            state: The state; an empty one lets the one before be forgotten.
+            epochs: The number of the next epoch.
+
+        Returns:
+            The number that it has now.
+        """
+        _refuse(loader)
+        now = epochs_of(loader, to_come=True)
+        before = self._before if self._saved else (epochs, now)
+        if state == {}:
+            saved, (epochs, of_samplers) = None, before
+            _set_epochs(loader, of_samplers)
+        else:
+            check_version(state)
+            _set_epochs(loader, state.get("samplers", {}))  # on which a sampler's length may depend
+            try:
+                saved = checked(state, loader)
+            except ValueError:
+                _set_epochs(loader, now)
+                raise
+            epochs = saved.given["epoch"]
+        self._saved, self._before = saved, before
+        return epochs
+
+    @property
+    def loaded(self) -> bool:
+        """Whether a state waits for the next epoch."""
+        return self._saved is not None
+
+    def begin(self, loader: Any, epochs: int) -> int:
+        """To be called before an epoch's iterator is made; returns the epoch's number, which should be ``epochs``."""
+        if self.place:
+            self._note(self.place)
+        generators, saved = Generators(loader), self._saved
+        if saved is None:
+            self.place = Place(generators, generators.states(), epochs, epochs_of(loader))
+            return epochs
+        if saved.begun:
+            epochs = _checked_epoch(saved, epochs, epochs_of(loader))
+        generators.make(saved.made)
+        self._used |= saved.now.keys() - generators.always
+        generators.set(saved.made)
+        start = saved.given["start"]
+        self.place = Place(generators, generators.states(), epochs, epochs_of(loader), start=start)
+        if saved.begun or saved.base_seed is not None:
+            self.place.saved = saved
+        else:
+            for path, sampler in stateful_among(loader).items():
+                if "state" in (kept := saved.of_sampler(path)):
+                    sampler.load_state_dict(copy.deepcopy(kept["state"]))
+        return self.place.epoch
+
+    def begun(self) -> bool:
+        """To be called when the epoch's iterator was made; returns whether all is left of it is to come to its end."""
+        over = self._saved is not None and self._saved.given["over"]
+        self._saved = None
+        return over
+
+    def here(self, loader: Any) -> Place:
+        """Where the epoch is whose iterator is being made."""
+        if self.place is None:
+            self.begin(loader, 0)
+        assert self.place is not None
+        return self.place
+
+
+class Stateful:
+    """The methods of a loader that save its place and find it again, as those of torchdata's StatefulDataLoader."""
+
+    _bookmark: Bookmark
+    _keys: Any
+    _sharding: Sharding
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the loader is: in the epoch that was begun last, after the batches that were handed out.
+
+        It may be asked for at any time, by the thread that iterates: before the first epoch, in the midst of one, also
+        when it was left early, and after the last batch. Batches on their way do not count. An epoch is over when its
+        iterator has raised ``StopIteration``; then the state is that before the next one.
+
+        Returns:
+            Numbers, strings, lists and dictionaries, some 15 kB, as JSON and ``torch.load(weights_only=True)`` take
+            them; of samplers that have a ``state_dict`` what that returns.
+
+        Raises:
+            ValueError: Worker processes give batches in any order (``in_order=False``).
+            RuntimeError: The sampler draws again and again from a generator that other code draws from in between.
+        """
+        self._sharding.apply(self)
+        return self._bookmark.state(self, self._keys.epochs)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Lets the next ``iter()`` go on where a state was taken; the one after it begins the next epoch.
+
+        Samplers with ``set_epoch`` are told the state's epoch at once. All else happens in ``iter()``: generators that
+        the order depends on, torch's global one among them where the loader or its sampler draws from it, get the
+        states that they had when ``state_dict()`` was called, and the sampler is asked for what was handed out, without
+        loading a sample.
+
+        Args:
+            state_dict: What ``state_dict()`` returned, of a loader with equal arguments; number of workers, device,
+                transforms, cache and ``prefetch_factor`` may differ. Or what :func:`torchdali.state.merge` made of the
+                states of all ranks; then the number of ranks and the batch size may differ as well. Empty, it takes
+                back what was loaded before.
+
+        Raises:
+            ValueError: It is of another dataset length, sampler, batch size, seed or version; the text says what
+                differs.
+            TypeError: It is no dictionary.
+        """
+        self._sharding.apply(self)
+        self._keys.epochs = self._bookmark.load(self, state_dict, self._keys.epochs)
+
+
+def _set_epochs(loader: Any, of_samplers: Mapping[str, Mapping[str, Any]]) -> None:
+    """Tells samplers their epochs."""
+    for path, sampler in samplers_of(loader).items():
+        if "epoch" in of_samplers.get(path, {}) and hasattr(sampler, "set_epoch"):
+            sampler.set_epoch(of_samplers[path]["epoch"])
+
+
+def _refuse(loader: Any) -> None:
+    if isinstance(loader.dataset, IterDataPipe):
+        raise UnsupportedDatasetError("the place of a datapipe is not saved")
+    if loader.num_workers and not loader.in_order and loader._source is None:  # noqa: SLF001
+        raise ValueError("with in_order=False batches come in an order that cannot be found again")
+
+
+def _checked_epoch(saved: Saved, epochs: int, of_samplers: dict[str, dict[str, Any]]) -> int:
+    """The number of the epoch under way, which nobody changed since its state was loaded."""
+    of_state = saved.given["epoch"]
+    told = [("", of_state, epochs)] if not of_samplers else []
+    for path, about in of_samplers.items():
+        told.append((f"{path}.", saved.of_sampler(path).get("epoch", about["epoch"]), about["epoch"]))
+    for whose, was, now in told:
+        if was != now:
+            raise ValueError(
+                f"the state that was loaded is of epoch {was}, and {whose}set_epoch({now}) was called since"
+            )
+    return of_state
+
+
+class Resumable(_BaseDataLoaderIter):
+    """What each iterator has that can be found again.
+
+    It comes behind torch's classes in the order of inheritance, so that their workers get what is decided here.
+
+    Args:
+        loader: The loader.
+
+    Attributes:
+        place: Where the epoch is.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        self.place: Place = loader._bookmark.here(loader)  # noqa: SLF001
+        super().__init__(loader)
+        self._enter(loader)
+        if self.place.saved and self.place.saved.base_seed is not None:
+            self._base_seed = self.place.saved.base_seed
+        self.place.base_seed = int(self._base_seed)
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        if not first_iter:
+            self.place = loader._bookmark.here(loader)  # noqa: SLF001
+            self.place.made = self.place.generators.states()  # what the epoch before had asked too early was taken back
+        super()._reset(loader, first_iter)
+        self._enter(loader)
+        self.place.iterators, self.place.seeded = (2, True) if first_iter else (1, False)
+        self.place.base_seed = int(self._base_seed)
+
+    def _enter(self, loader: Any) -> None:
+        """Begins to keep account of an epoch."""
+        self._backlog: deque[Any] = deque()
+        self._first = self._handed = 0
+        self._stateful = stateful_among(loader)
+        self._note_iterator()
+        if loader._bookmark.loaded:  # noqa: SLF001
+            self._sampler_iter = self._unless_over(self._sampler_iter, self._index_sampler)
+        self._stream = self._dataset if isinstance(self._dataset, Stream) else None
+        self._rotate_by = self.place.saved.given["worker"] if self.place.saved else 0
+        self._read_ahead = ReadAhead(loader, self.place, self._stateful)
+
+    def _note_iterator(self) -> None:
+        self._stateful.pop(_ITERATOR, None)
+        if is_stateful(self._sampler_iter):
+            self._stateful[_ITERATOR] = self._sampler_iter
+
+    def _unless_over(self, iterator: Any, sampler: Any) -> Any:
+        """The iterator of a sampler that may have loaded what it said before the epoch was begun."""
+
+        def found() -> Iterator[Any]:  # when the sampler is asked, and not before
+            first, self._sampler_iter = unless_over(iterator, sampler)
+            if self._sampler_iter is not iterator:
+                self._note_iterator()
+            yield from islice(chain(first, self._sampler_iter), None)  # which ends without closing the iterator
+
+        return found() if self._stateful else iterator
+
+    def _next_index(self) -> Any:
+        self.resume()
+        self._handed += 1
+        if not self._backlog:
+            return self._read_ahead.ask(super()._next_index)
+        index = self._backlog.popleft()
+        try:
+            if isinstance(index, Exception):
+                raise index
+            return index
+        finally:
+            del index  # raised, its traceback would hold this iterator in a cycle
+
+    def _counts(self) -> Callable[[Iterable[Any]], None] | None:
+        """What counts the indices of samples that are passed over, where it matters."""
+        return None
+
+    def resume(self) -> None:
+        """Goes to where the loaded state was taken, if one was, without loading a sample.
+
+        What the constructor drew does not matter: all that the order depends on is put back first. Then the sampler is
+        asked for what it had been asked for.
+        """
+        saved, place = self.place.saved, self.place
+        if saved is None:
+            if self._stream and not self._num_workers and not place.delivered and (state := self._stream.state()):
+                place.streams[0] = StreamPlace(state=state)
+            return
+        place.saved = None
+        given = saved.given
+        place.iterators, place.seeded = given["iterators"], given["base_seed_drawn"]
+        draws, batches = dict(saved.draws), saved.batches
+        if self._stream:
+            self._resume_stream(saved)
+            return
+        if self._stateful and batches:
+            if self._counts():
+                self._passed_over(self._iterator_again(saved, "state_at_begin"), saved, loaded=True)
+            iterator = self._iterator_again(saved, "state")
+            place.generators.set(draws.get(0, {}))
+        else:
+            iterator = self._passed_over(self._iterator_again(saved, "state"), saved)
+        self._sampler_iter = iterator
+        place.asked = place.delivered = self._first = self._handed = batches
+        place.draws = [(asked, found) for asked, found in saved.draws if asked < batches]
+        first, kept = ({path: saved.of_sampler(path).get(at) for path in self._stateful} for at in _STATES)
+        self._read_ahead.resumed(first, kept)
+        while place.asked < given["asked"]:
+            place.generators.set(draws.get(place.asked, {}))
+            try:
+                self._backlog.append(self._read_ahead.ask(super()._next_index))
+            except Exception as error:  # noqa: BLE001 - raised in its turn
+                self._backlog.append(put_by(error))
+        if saved.begun:
+            place.generators.set(saved.now)
+
+    def _resume_stream(self, saved: Saved) -> None:
+        """The rest is done where the dataset is: the sampler of a stream gives nothing."""
+        place = self.place
+        self._sampler_iter = self._iterator_again(saved, "state")
+        place.delivered = self._first = self._handed = saved.batches
+        place.streams, place.worker = dict(saved.streams), saved.given["worker"]
+        if saved.begun:
+            place.generators.set(saved.now)
+
+    def _rotate(self) -> None:
+        """Lets workers have their turns from the one on whose turn it is."""
+        cycle = cast("Iterator[int]", getattr(self, "_worker_queue_idx_cycle", iter(())))
+        for _ in range(self._rotate_by):
+            next(cycle)
+        self._rotate_by = 0
+
+    def _passed_over(self, iterator: Any, saved: Saved, loaded: bool = False) -> Any:
+        """What comes of a sampler's iterator after the batches that were delivered."""
+        sampler, at, batches = rest_of(self._index_sampler, self.place.start), 0, saved.batches
+        skip = Skip(sampler, iterator, self._auto_collation, self._counts(), loaded)
+        for asked, found in saved.draws:
+            if asked < batches:
+                skip.pass_over(asked - at)
+                self.place.generators.set(found)
+                at = asked
+        skip.pass_over(batches - at)
+        return skip.rest()
+
+    def _iterator_again(self, saved: Saved, at: str) -> Any:
+        """The sampler's iterator, made in the order in which DataLoader makes it and draws the base seed."""
+        seeded, sampler = saved.given["base_seed_drawn"], rest_of(self._index_sampler, self.place.start)
+        self.place.generators.set(saved.made)
+        if saved.given["iterators"] > 1:
+            iter(sampler)
+            if seeded:
+                self.place.generators.draw_seed()
+        for path, one in self._stateful.items():
+            if path != _ITERATOR and at in (kept := saved.of_sampler(path)):
+                one.load_state_dict(copy.deepcopy(kept[at]))
+        self._sampler_iter = iterator = cast("Any", iter(sampler))
+        if saved.given["iterators"] == 1 and seeded:
+            self.place.generators.draw_seed()
+        self._note_iterator()
+        if _ITERATOR in self._stateful and at in (kept := saved.of_sampler(_ITERATOR)):
+            iterator.load_state_dict(copy.deepcopy(kept[at]))
+        begins = at == "state_at_begin" or not saved.batches
+        return self._unless_over(iterator, sampler) if begins else iterator

@@ -1,0 +1,77 @@
+"""Samples that cannot be read or decoded: what is done about them, and how many there may be."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Literal
+
+from torchdali.errors import SampleError
+from torchdali.transforms import RowError
+
+__all__ = ["SIZE", "OnError", "Tolerance"]
+
+OnError = Literal["raise", "skip", "replace"]
+
+SIZE = 256, 256
+"""Height and width of a black image where nothing tells them."""
+
+_log = logging.getLogger("torchdali")
+
+
+class Tolerance:
+    """The arguments ``on_error`` and ``max_errors`` of :class:`torchdali.DALILoader`, and the samples that they met.
+
+    Args:
+        mode: The one.
+        limit: The other.
+
+    Attributes:
+        errors: One for each sample, in the order in which they were found.
+
+    Raises:
+        ValueError: There is no such mode; or there is a limit, and nothing that it could limit.
+    """
+
+    def __init__(self, mode: OnError, limit: int | None) -> None:
+        if mode not in ("raise", "skip", "replace"):
+            raise ValueError(f"on_error is 'raise', 'skip' or 'replace', not {mode!r}")
+        if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 0):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ValueError(f"max_errors is a number of samples, not {limit!r}")
+        if limit is not None and mode == "raise":
+            raise ValueError("max_errors goes with on_error='skip' or on_error='replace'")
+        self.mode: OnError = mode
+        self.limit = limit
+        self.errors: list[SampleError] = []
+        self._known: set[tuple[Any, str]] = set()
+
+    def __bool__(self) -> bool:
+        return self.mode != "raise"
+
+    def takes(self, error: Exception) -> bool:
+        """Whether it is about a sample that cannot be read or decoded; one that cannot be transformed is not."""
+        return self.mode != "raise" and isinstance(error, SampleError) and not isinstance(error.__cause__, RowError)
+
+    def note(self, error: SampleError) -> None:
+        """Counts a sample, once, and names it in the log.
+
+        Raises:
+            SampleError: It is one more than there may be.
+        """
+        key = error.index, error.path
+        if key in self._known:
+            return
+        if self.limit is not None and len(self.errors) >= self.limit:
+            raise SampleError(error.index, error.path, f"{error.reason}; max_errors={self.limit} were found before")
+        self._known.add(key)
+        kept = SampleError(*key, error.reason)  # without what it was raised in
+        self.errors.append(kept)
+        done = "another sample of its batch takes its place" if self.mode == "skip" else "a black image takes its place"
+        _log.warning("%s; %s", kept, done)
+
+    def explained(self) -> str:
+        """What is done, in words."""
+        if self.mode == "raise":
+            return "a sample that cannot be read or decoded is raised, in its turn"
+        what = "the next sample of its batch" if self.mode == "skip" else "a black image"
+        limit = "any number of times" if self.limit is None else f"for up to {self.limit} samples"
+        return f"{what} takes the place of one that cannot be read or decoded, {limit}; {len(self.errors)} found so far"
