@@ -49,6 +49,11 @@ FACTORY = {
 }
 
 
+def named(given: object) -> str:
+    """A test's name, without an address, which would differ between pytest's processes."""
+    return re.sub(r"<[\w.]*?(\w+) object at 0x\w+>", r"\1", str(given))
+
+
 @pytest.mark.parametrize("name", FACTORY)
 def test_what_the_factory_makes_runs_in_dali(name, photographs):
     given = {"input_size": 64, **FACTORY[name]}
@@ -166,7 +171,7 @@ def streams(name, numbers):
         timm.RandomPad((70, 61), fill=9),
         timm.TrimBorder(3),
     ],
-    ids=str,
+    ids=named,
 )
 def test_timm_does_the_same_with_the_same_numbers(transform, monkeypatch):
     """timm's own call on a PIL image, playing the numbers that the rule drew."""
@@ -271,7 +276,7 @@ def test_boxes_are_erased_as_timm_erases_them(given):
         ([timm.MaybeToTensor(), erasing.RandomErasing(mode="rand")], "one random colour"),
         ([timm.MaybePILToTensor(), erasing.RandomErasing(mode="pixel")], "floating point"),
     ],
-    ids=str,
+    ids=named,
 )
 def test_what_has_no_equal_runs_in_torch(chain, reason):
     plan = compiled(chain)

@@ -1,0 +1,286 @@
+"""Accelerate's prepare() keeps DALI, and gives each process what it gives it of a DataLoader."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import same
+
+accelerate = pytest.importorskip("accelerate", reason="needs accelerate")
+
+from accelerated import BATCH, CONFIGS, OPTIONS, accelerator, datasets  # noqa: E402
+from ranked import TRAIN  # noqa: E402
+
+from torchdali import DALILoader  # noqa: E402
+from torchdali.accelerate import Accelerator, prepare_data_loader, skip_first_batches  # noqa: E402
+
+pytestmark = [
+    pytest.mark.timeout(150),
+    pytest.mark.filterwarnings("ignore:.*accelerate.*:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+]
+REPOSITORY = Path(__file__).parents[1]
+WORLDS = (1, 2)
+
+Found = dict[int, list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def found(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """By the number of processes, for each rank what it saw."""
+    path = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
+    variables = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    results: Found = {}
+    for world in WORLDS:
+        folder = tmp_path_factory.mktemp(f"of_{world}")
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        command = [sys.executable, REPOSITORY / "tests" / "accelerated.py"]
+        ranks = [
+            subprocess.Popen(
+                [*map(str, [*command, rank, world, port, pictures, folder])],
+                env=variables,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(world)
+        ]
+        try:
+            said = [rank.communicate(timeout=120)[1] for rank in ranks]
+        finally:
+            for rank in ranks:
+                rank.kill()
+                rank.wait()
+        assert [rank.returncode for rank in ranks] == [0] * world, "\n".join(said)
+        results[world] = [torch.load(folder / str(rank), weights_only=False) for rank in range(world)]
+    return results
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize("kind", ["read", "asked", "stream"])
+@pytest.mark.parametrize("world", WORLDS)
+def test_shares_are_dataloaders(found: Found, world: int, kind: str, config: str, options: str) -> None:
+    """Their lengths, the epoch's end and what is gathered for a metric as well."""
+    name = f"{kind}, {config}, {options}"
+    for rank in found[world]:
+        if name not in rank:
+            assert kind in ("stream", "asked")
+            continue
+        ours, theirs = rank[name]
+        assert ours == theirs
+        assert len(ours[0]) == 2
+        assert ours[0][0][1], "an epoch has batches"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["read", "asked"])
+@pytest.mark.parametrize("world", WORLDS)
+def test_a_saved_run_goes_on(found: Found, world: int, kind: str) -> None:
+    for rank in found[world]:
+        ours, true = rank[f"{kind}, resumed"]
+        assert len(true) == 11 // world
+        assert same(ours, true)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["read", "asked"])
+@pytest.mark.parametrize("world", WORLDS)
+def test_first_batches_are_skipped(found: Found, world: int, kind: str) -> None:
+    for rank in found[world]:
+        ours, theirs = rank[f"{kind}, skipped"]
+        assert ours == theirs
+        assert ours[0] == len(ours[1])
+
+
+@pytest.mark.slow
+def test_dali_makes_the_batches_of_every_rank(found: Found) -> None:
+    (alone,), ranks = found[1], found[2]
+    pictures: dict[int, torch.Tensor] = {}
+    for images, labels in alone["looks"][1:]:
+        pictures |= dict(zip(labels.tolist(), images, strict=True))
+    assert len(pictures) == 23
+    for rank in ranks:
+        (device, kind), *batches = rank["looks"]
+        assert (torch.device(device).type, kind) == ("cpu", "_Shard")
+        assert all(
+            torch.equal(image, pictures[label])
+            for images, labels in batches
+            for image, label in zip(images, labels.tolist(), strict=True)
+        )
+
+
+# In this process
+
+
+@pytest.fixture(autouse=True)
+def _states() -> Any:
+    """Accelerate keeps its state in classes."""
+    yield
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+    accelerate.state.GradientState._reset_state()
+
+
+def made(pictures: Path, **options: Any) -> DALILoader[Any]:
+    return DALILoader(datasets(pictures)["read"], BATCH, transform=TRAIN, **options)
+
+
+def test_where_dali_would_be_lost(pictures: Path) -> None:
+    with pytest.raises(TypeError, match=r"nothing would run in DALI: use the Accelerator of torchdali\.accelerate"):
+        accelerate.Accelerator(cpu=True).prepare(made(pictures))
+    of = accelerator(True)
+    loader = of.prepare(made(pictures))
+    rest = accelerate.skip_first_batches(loader, 1)
+    with pytest.raises(ValueError, match=r"plain DataLoader of a prepared DALILoader.*skip_first_batches of torchdali"):
+        next(iter(rest))
+    assert [len(labels) for _, labels in skip_first_batches(loader, 4)] == [4, 3]
+    with pytest.raises(ValueError, match="leave out distributed='auto'"):
+        of.prepare(made(pictures, distributed="auto"))
+    of = accelerator(True, dispatch_batches=True, use_stateful_dataloader=True)
+    with pytest.raises(ValueError, match="with dispatch_batches the first process takes batches ahead"):
+        of.prepare(made(pictures))
+
+
+def test_other_objects_and_prepared_ones_pass(pictures: Path) -> None:
+    of = accelerator(True)
+    plain: Any = torch.utils.data.DataLoader([1, 2, 3])
+    model = torch.nn.Linear(1, 1)
+    theirs, loader, same_model = of.prepare(plain, made(pictures), model)
+    assert type(theirs) is accelerate.data_loader.DataLoaderShard
+    assert same_model is model
+    assert of.prepare(loader) is loader
+    assert of._dataloaders == [theirs, loader]
+    assert isinstance(loader, DALILoader)
+    assert [batch.tolist() for batch in of.skip_first_batches(theirs, 1)] == [[2], [3]]
+    assert len(of.skip_first_batches(loader, 2)) == 4
+
+
+def test_arguments_are_kept(pictures: Path) -> None:
+    given: dict[str, Any] = {"seed": 3, "fidelity": "fast", "cache": "host", "cache_bytes": 2**20, "num_workers": 2}
+    given |= {"on_error": "replace", "max_errors": 2, "batch_transform": lambda images, labels: [labels, images]}
+    loader = accelerator(True).prepare(made(pictures, **given))
+    base = loader.base_dataloader
+    assert type(base) is DALILoader
+    assert {name: getattr(base, name) for name in given} == given
+    assert base._window is None
+    labels, images = next(iter(loader))
+    assert (labels.shape, images.shape) == ((BATCH,), (BATCH, 3, 16, 16))
+
+
+def test_batches_are_where_the_accelerator_is(pictures: Path, device: str) -> None:
+    of = Accelerator(cpu=device == "cpu")
+    loader = of.prepare(made(pictures, shuffle=True))
+    assert of.device.type == device
+    assert torch.device(loader.base_dataloader.device).type == device
+    assert {part.device.type for batch in loader for part in batch} == {device}
+
+
+def test_gradients_are_accumulated_to_the_end_of_an_epoch(pictures: Path) -> None:
+    of = Accelerator(cpu=True, gradient_accumulation_steps=4)
+    model, loader = of.prepare(torch.nn.Linear(3 * 16 * 16, 1), made(pictures))
+    steps: list[bool] = []
+    for images, _ in loader:
+        with of.accumulate(model):
+            of.backward(model(images.flatten(1).float()).mean())
+            steps.append(of.sync_gradients)
+    assert steps == [False, False, False, True, False, True]
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+@pytest.mark.parametrize("stop", [1, 6, 8, 12])
+@pytest.mark.parametrize("config", [{}, {"use_seedable_sampler": True, "data_seed": 5}], ids=["default", "seedable"])
+def test_a_saved_run_goes_on_in_any_epoch(pictures: Path, tmp_path: Path, config: dict[str, Any], stop: int) -> None:
+    """A seedable sampler has a generator from its first epoch on, and its order is that of the epoch's number."""
+
+    def labels(save: int | None) -> list[Any]:
+        of = accelerator(True, use_stateful_dataloader=True, **config)
+        loader = of.prepare(made(pictures, shuffle=True))
+        if save is None:
+            of.load_state(str(tmp_path / "state"))
+        found: list[Any] = []
+        for _ in range(3):
+            for _, of_batch in loader:
+                found.append(of_batch.tolist())
+                if len(found) == save:
+                    of.save_state(str(tmp_path / "state"))
+        return found
+
+    torch.manual_seed(3)
+    true = labels(stop)
+    assert len(true) == 18
+    torch.manual_seed(4)
+    assert labels(None)[: 18 - stop] == true[stop:]
+
+
+def test_a_loader_between_epochs_leaves_the_generators_alone(pictures: Path) -> None:
+    """Which Accelerate restores itself, and which other loaders have moved since."""
+    pytest.importorskip("torchdata", reason="needs torchdata")
+
+    def numbers(state: dict[str, Any] | None) -> list[int]:
+        loader = accelerator(True, use_stateful_dataloader=True).prepare(made(pictures, shuffle=True))
+        torch.manual_seed(5)
+        if state is not None:
+            loader.load_state_dict(state)
+        return [label for _, labels in loader for label in labels.tolist()]
+
+    saved = accelerator(True, use_stateful_dataloader=True).prepare(made(pictures, shuffle=True))
+    states = [None, saved.state_dict()]
+    assert len([*saved]) == 6
+    states.append(saved.state_dict())
+    first, *others = map(numbers, states)
+    assert all(one == first for one in others)
+
+
+def test_with_the_accelerator_of_another(pictures: Path) -> None:
+    """As in the Trainer of transformers."""
+    of = accelerate.Accelerator(cpu=True)
+    loader = prepare_data_loader(of, made(pictures))
+    assert sum(len(labels) for _, labels in loader) == 23
+    assert of._dataloaders == [loader]
+    assert of.prepare(loader) is loader
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_in_the_trainer_of_transformers(pictures: Path, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="needs transformers")
+    seen: list[int] = []
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = torch.nn.Linear(3 * 16 * 16, 3)
+
+        def forward(self, pixel_values: Any, labels: Any) -> Any:
+            seen.extend(labels.tolist())
+            logits = self.head(pixel_values.flatten(1).float() / 255)
+            return {"loss": torch.nn.functional.cross_entropy(logits, labels % 3), "logits": logits}
+
+    class Trainer(transformers.Trainer):
+        def get_train_dataloader(self) -> Any:
+            size = self.args.train_batch_size
+            loader = DALILoader(
+                self.train_dataset, size, shuffle=True, transform=TRAIN, batch_transform=named, device=self.args.device
+            )
+            return prepare_data_loader(self.accelerator, loader)
+
+    def named(images: Any, labels: Any) -> Any:
+        return {"pixel_values": images, "labels": labels}
+
+    settings = {"report_to": [], "use_cpu": True, "save_strategy": "no", "disable_tqdm": True}
+    arguments = transformers.TrainingArguments(
+        str(tmp_path), num_train_epochs=2, per_device_train_batch_size=BATCH, **settings
+    )
+    trainer = Trainer(Net(), arguments, train_dataset=datasets(pictures)["read"])
+    assert trainer.train().global_step == 12
+    assert sorted(seen) == sorted([*range(23)] * 2)
+    assert seen[:23] != seen[23:]

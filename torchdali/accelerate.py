@@ -1,0 +1,199 @@
+"""Hugging Face Accelerate with ``DALILoader``: the one changed line is the import of ``Accelerator``.
+
+::
+
+    from torchdali.accelerate import Accelerator
+
+Accelerate's ``prepare`` makes a new loader of a loader's attributes, with each process's share of the batches. Here the
+new one has a ``DALILoader`` inside; all else, the shares too, is Accelerate's own code.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from typing import Any, cast
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from torchdali.errors import TransformError
+from torchdali.generators import TORCH, samplers_of
+from torchdali.loader import DALILoader
+
+try:
+    _accelerate: Any = importlib.import_module("accelerate")
+    _theirs: Any = importlib.import_module("accelerate.data_loader")
+except ModuleNotFoundError as missing:
+    if missing.name != "accelerate":
+        raise
+    raise ModuleNotFoundError(
+        "torchdali.accelerate needs Accelerate: pip install accelerate", name="accelerate"
+    ) from None
+
+__all__ = ["Accelerator", "prepare_data_loader", "skip_first_batches"]
+
+_OF_BATCHES = ("dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "drop_last", "distributed")
+_KEPT = [name for name in inspect.signature(cast("Any", DALILoader)).parameters if name not in _OF_BATCHES]
+_GLOBAL = (TORCH, "numpy", "python")
+
+
+class _Guard:
+    """The ``collate_fn`` that Accelerate finds where it makes a loader of a prepared one by itself."""
+
+    def __call__(self, _: Any) -> Any:
+        raise TransformError(
+            "Accelerate made a plain DataLoader of a prepared DALILoader, without its transforms: use the "
+            "skip_first_batches of torchdali.accelerate or of its Accelerator"
+        )
+
+
+class _Prepared:
+    """What the prepared loaders have in common.
+
+    Args:
+        made: What Accelerate made.
+        template: The loader that it was made of.
+        base: The loader that gives its batches.
+    """
+
+    use_stateful_dataloader: bool
+    end_of_dataloader: bool
+    iteration: int
+
+    def __init__(self, made: Any, template: DALILoader[Any], base: Any) -> None:
+        self.__dict__.update(made.__dict__)
+        self.template, self.base_dataloader = template, base
+        self._is_accelerate_prepared = True
+        if self.use_stateful_dataloader:
+            self.dl_state_dict = base.state_dict()
+
+    @property
+    def collate_fn(self) -> Any:
+        """What a loader would have that is not this one; Accelerate makes some from the attributes of others."""
+        return _Guard()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The place after the batches that were handed out.
+
+        Accelerate saves and loads the global generators itself. Between epochs a loader leaves them alone: it may begin
+        its next one long after other loaders went on.
+        """
+        state: dict[str, Any] = cast("Any", super()).state_dict()
+        if state.get("begun", True):
+            return state
+        own = {
+            part: {name: value for name, value in state[part].items() if name not in _GLOBAL}
+            for part in ("generators", "generators_at_begin")
+        }
+        return state | own
+
+    def _update_state_dict(self) -> None:
+        """Called for every batch."""
+        if self.use_stateful_dataloader:
+            cast("Any", super())._update_state_dict()  # noqa: SLF001
+            self.dl_state_dict["iteration"] = self.iteration + self.end_of_dataloader
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Accelerate says the number of the epoch to the sampler, and counts from 0 where nobody tells it."""
+        state = dict(state_dict)
+        self.iteration = state.pop("iteration", self.iteration)
+        cast("Any", super()).load_state_dict(state)
+
+
+class _Shard(_Prepared, _theirs.DataLoaderShard):
+    """Batches of each process's own."""
+
+
+class _Dispatcher(_Prepared, _theirs.DataLoaderDispatcher):
+    """Batches that the first process makes, and deals out."""
+
+
+def prepare_data_loader(accelerator: Any, loader: Any, *args: Any, **kwargs: Any) -> Any:
+    """What ``accelerator.prepare_data_loader`` does, but a ``DALILoader`` stays one.
+
+    Args:
+        accelerator: Any ``accelerate.Accelerator``; in ``transformers``, that of the ``Trainer``.
+        loader: The loader.
+        *args: As for ``accelerator.prepare_data_loader``.
+        **kwargs: As for ``accelerator.prepare_data_loader``.
+
+    Returns:
+        A loader of this process's share, of a subclass of Accelerate's, with batches on the accelerator's device.
+
+    Raises:
+        ValueError: The loader shares by itself; or its place is to be saved, and one process makes all batches; or what
+            Accelerate raises.
+    """
+    if type(loader) in (_Shard, _Dispatcher) or not isinstance(loader, DALILoader):
+        return _accelerate.Accelerator.prepare_data_loader(accelerator, loader, *args, **kwargs)
+    given = cast("DALILoader[Any]", loader)
+    if given.distributed:
+        raise ValueError("Accelerate gives each process its share: leave out distributed='auto'")
+    # A DALILoader would refuse to be made a DataLoader of.
+    plain = DataLoader[Any](given.dataset)
+    vars(plain).update({name: value for name, value in vars(given).items() if name in vars(plain)}, _iterator=None)
+    made = _accelerate.Accelerator.prepare_data_loader(accelerator, plain, *args, **kwargs)
+    ours = _with_dali(made, given, accelerator.device)
+    accelerator._dataloaders[-1] = ours  # noqa: SLF001 - which save_state and its like go through
+    return ours
+
+
+def skip_first_batches(loader: Any, num_batches: int = 0) -> Any:
+    """What ``accelerate.skip_first_batches`` does: a loader without the first batches, of which no sample is loaded."""
+    made = _theirs.skip_first_batches(loader, num_batches)
+    if type(loader) not in (_Shard, _Dispatcher):
+        return made
+    made.use_stateful_dataloader = loader.use_stateful_dataloader
+    device = loader.state.device if type(loader) is _Dispatcher else loader.device
+    return _with_dali(made, loader.template, device)
+
+
+def _with_dali(made: Any, loader: DALILoader[Any], device: Any) -> Any:
+    """A loader that Accelerate made, with the batches of a ``DALILoader`` that has its sampler.
+
+    Args:
+        made: The loader.
+        loader: Whose arguments are taken.
+        device: Where batches are made, if they are to be where the accelerator is, and the loader leaves it open.
+    """
+    dispatches = isinstance(made, _theirs.DataLoaderDispatcher)
+    if dispatches and made.use_stateful_dataloader:
+        raise ValueError(
+            "with dispatch_batches the first process takes batches ahead of all, so that the place of a DALILoader "
+            "cannot be saved: leave out use_stateful_dataloader or dispatch_batches"
+        )
+    base = made.base_dataloader
+    for sampler in samplers_of(base).values():
+        if isinstance(sampler, _theirs.SeedableRandomSampler) and sampler.generator is None:
+            # It would make one when it is first asked, and a state of then be none for a loader that was not asked yet.
+            sampler.generator = torch.Generator(device=torch.get_default_device())
+    streams = isinstance(cast("object", base.dataset), IterableDataset)
+    if streams:
+        batches: dict[str, Any] = {"batch_size": base.batch_size, "drop_last": base.drop_last}
+    elif base.batch_sampler is None:
+        batches = {"batch_size": None, "sampler": base.sampler}
+    else:
+        batches = {"batch_sampler": base.batch_sampler}
+    if dispatches and not _accelerate.PartialState().is_main_process:
+        # It is asked for no batch, and should start nothing.
+        return _Dispatcher(made, loader, DataLoader[Any](base.dataset, **batches))
+    options = {name: getattr(loader, name) for name in _KEPT}
+    if options["device"] == "auto" and device is not None and (dispatches or made.device is not None):
+        options["device"] = device
+    if dispatches:
+        options["generator"] = None
+    kind = _Dispatcher if dispatches else _Shard
+    return kind(made, loader, DALILoader[Any](base.dataset, **batches, **options))
+
+
+class Accelerator(_accelerate.Accelerator):
+    """``accelerate.Accelerator``, whose ``prepare`` keeps a ``DALILoader`` what it is."""
+
+    def prepare_data_loader(self, data_loader: Any, *args: Any, **kwargs: Any) -> Any:
+        """As in ``accelerate.Accelerator``; see :func:`prepare_data_loader`."""
+        return prepare_data_loader(self, data_loader, *args, **kwargs)
+
+    def skip_first_batches(self, dataloader: Any, num_batches: int = 0) -> Any:
+        """As in ``accelerate.Accelerator``; see :func:`skip_first_batches`."""
+        return skip_first_batches(dataloader, num_batches)

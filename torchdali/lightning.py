@@ -1,0 +1,289 @@
+"""``DALIDataModule``: Lightning's data module, with a ``DALILoader`` for each dataset.
+
+The module is imported by who uses it, and needs ``lightning`` or ``pytorch_lightning``: the one that the program has
+imported, which may be both, or else the first that is installed.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import inspect
+import os
+import sys
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+from torch.utils.data import Dataset, IterableDataset
+from torchvision.datasets import ImageFolder
+
+from torchdali.loader import DALILoader
+from torchdali.state import merge
+
+__all__ = ["DALIDataModule", "TrainLoader"]
+
+_PACKAGES = ("lightning.pytorch", "pytorch_lightning")
+
+
+def _bases() -> tuple[Any, ...]:
+    """The ``LightningDataModule`` of each package that a Trainer may come from."""
+    loaded = [name for name in _PACKAGES if sys.modules.get(name)]
+    for name in loaded or _PACKAGES:
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name not in (name, name.partition(".")[0]):
+                raise
+        else:
+            return tuple(sys.modules[one].LightningDataModule for one in loaded or [name])
+    raise ModuleNotFoundError("torchdali.lightning needs Lightning: pip install lightning", name="lightning")
+
+
+_Base: Any = type("_Base", _bases(), {})
+
+
+class TrainLoader(DALILoader[Any]):
+    """A loader whose epochs are the Trainer's, and whose place its data module saves and finds again.
+
+    Args:
+        *args: As for ``DALILoader``.
+        module: The data module.
+        number: Which of its loaders this is.
+        **kwargs: As for ``DALILoader``.
+    """
+
+    def __init__(self, *args: Any, module: DALIDataModule, number: int, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.module, self.number = module, number
+        self._of: int | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        """An epoch that begins with its first batch: only then does the Trainer's number hold."""
+        return _Pending(self)
+
+    def begin(self) -> Iterator[Any]:
+        """The iterator of the Trainer's current epoch: a new one, or what is left of the one that was saved."""
+        epoch = self.module.trainer.current_epoch
+        saved = self.module.claim(self.number)
+        if saved is not None and self._goes_on(saved, epoch):
+            return self._started(epoch)
+        if epoch != self._of:
+            self.set_epoch(epoch)
+        return self._started(epoch)
+
+    def _started(self, epoch: int) -> Iterator[Any]:
+        self._of = epoch
+        return cast("Iterator[Any]", super().__iter__())
+
+    def _goes_on(self, saved: Mapping[str, Any], epoch: int) -> bool:
+        """Whether the current epoch is the saved one; of an older one the end is left out, as it was."""
+        current = saved["epoch"] == epoch
+        try:
+            super().load_state_dict(_for_ranks(saved["state"], self))
+        except ValueError as error:
+            warnings.warn(f"Epoch {epoch} begins anew, and not as it would have been: {error}", stacklevel=6)
+            return False
+        if not current:
+            super().__iter__()
+        return current
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As ``DALILoader``'s, but where the data module has a state: the Trainer's, which has less, is not taken."""
+        if not self.module.has_state(self.number):
+            super().load_state_dict(state_dict)
+
+    def saved(self) -> dict[str, Any] | None:
+        """The state and the Trainer's epoch of which it is; None before the first batch."""
+        return None if self._of is None else {"epoch": self._of, "state": self.state_dict()}
+
+
+def _constructor() -> inspect.Signature:
+    """The parameters by whose names Lightning makes a loader anew."""
+    inherited = inspect.signature(cast("Any", DALILoader).__init__).parameters.values()
+    own = inspect.signature(cast("Any", TrainLoader).__init__).parameters
+    *most, rest = inherited
+    return inspect.Signature([*most, own["module"], own["number"], rest])
+
+
+cast("Any", TrainLoader).__init__.__signature__ = _constructor()
+
+
+class _Pending:
+    """An iterator that is made when the first batch is asked for."""
+
+    def __init__(self, loader: TrainLoader) -> None:
+        self._loader = loader
+        self._iterator: Iterator[Any] | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        if self._iterator is None:
+            self._iterator = self._loader.begin()
+        return next(self._iterator)
+
+
+def _for_ranks(state: dict[str, Any], loader: TrainLoader) -> dict[str, Any]:
+    """A state of rank 0, the one that Lightning saves, for this rank, of perhaps another number of them."""
+    about = state["loader"]
+    ranks, here = about.get("ranks"), getattr(cast("Any", loader.sampler), "num_replicas", None)
+    if ranks is None or ranks == here:
+        return state
+    return merge({**state, "loader": {**about, "rank": rank}} for rank in range(ranks))
+
+
+class DALIDataModule(_Base):
+    """A ``LightningDataModule`` that makes a ``DALILoader`` of each dataset, on the device of the Trainer's strategy.
+
+    Each of ``train``, ``val``, ``test`` and ``predict`` is a dataset, the path of a folder of class folders, a loader,
+    or a list, tuple or dictionary of these. A loader is taken as it is; a ``DALILoader`` for training is copied. The
+    others are made when the Trainer asks for them. Only those for training shuffle. Where there are several processes,
+    Lightning gives each of them its share.
+
+    The place in the training data is saved with each checkpoint, and found again: in the midst of an epoch, and at its
+    end, after which Lightning itself has each loader begin anew.
+
+    Args:
+        train: What ``trainer.fit`` trains on.
+        val: What ``trainer.fit`` and ``trainer.validate`` validate on.
+        test: For ``trainer.test``.
+        predict: For ``trainer.predict``.
+        train_transform: ``DALILoader``'s argument ``transform``, for training. As are the next three.
+        val_transform: For validation.
+        test_transform: For the test.
+        predict_transform: For prediction.
+        batch_size: Samples in a batch, of each process.
+        train_options: Arguments of ``DALILoader`` for training alone, such as ``drop_last`` or ``batch_transform``.
+        val_options: For validation alone. As are the next two.
+        test_options: For the test alone.
+        predict_options: For prediction alone.
+        **options: Arguments of ``DALILoader`` for all stages, such as ``num_workers``, ``seed`` or ``device``.
+
+    Attributes:
+        batch_size: As given; Lightning's ``Tuner`` may change it.
+
+    Raises:
+        ValueError: A transform or an option was given for a stage that has nothing but loaders, or nothing at all.
+    """
+
+    def __init__(
+        self,
+        train: Any = None,
+        val: Any = None,
+        test: Any = None,
+        predict: Any = None,
+        *,
+        train_transform: Any = None,
+        val_transform: Any = None,
+        test_transform: Any = None,
+        predict_transform: Any = None,
+        batch_size: int = 1,
+        train_options: Mapping[str, Any] | None = None,
+        val_options: Mapping[str, Any] | None = None,
+        test_options: Mapping[str, Any] | None = None,
+        predict_options: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        self.batch_size = batch_size
+        self._data = {"train": train, "val": val, "test": test, "predict": predict}
+        self._options = options
+        transforms = (train_transform, val_transform, test_transform, predict_transform)
+        of_stages = (train_options, val_options, test_options, predict_options)
+        self._own: dict[str, dict[str, Any]] = {}
+        for stage, transform, own in zip(self._data, transforms, of_stages, strict=True):
+            self._own[stage] = {**({} if transform is None else {"transform": transform}), **(own or {})}
+            if self._own[stage] and all(map(_is_loader, _leaves(self._data[stage]))):
+                raise ValueError(
+                    f"{', '.join(self._own[stage])}: for {stage}= there is no dataset whose loader would take this"
+                )
+        # As Lightning's from_datasets does: a method that is defined says that there is data.
+        for stage in (stage for stage, data in self._data.items() if data is not None):
+            setattr(self, f"{stage}_dataloader", partial(self._loaders, stage))
+        self._folders: dict[str, ImageFolder] = {}
+        self._saved: dict[str, Any] = {}
+
+    def _loaders(self, stage: str) -> Any:
+        """What the Trainer gets of ``train_dataloader`` and its like."""
+        numbers = iter(range(sys.maxsize))
+
+        def make(one: Any) -> Any:
+            return self._loader(stage, one, next(numbers))
+
+        return _mapped(self._data[stage], make)
+
+    def _loader(self, stage: str, data: Any, number: int) -> Any:
+        if _is_loader(data):
+            is_ours = isinstance(cast("object", data), DALILoader)
+            return self._taken(data, number) if stage == "train" and is_ours else data
+        if isinstance(data, (str, os.PathLike)):
+            folder = os.fspath(cast("str | os.PathLike[str]", data))
+            if folder not in self._folders:
+                self._folders[folder] = ImageFolder(Path(folder))
+            data = self._folders[folder]
+        options: dict[str, Any] = {"batch_size": self.batch_size, **self._options, **self._own[stage]}
+        options.setdefault("device", self.trainer.strategy.root_device)
+        if options.get("batch_sampler") is not None:
+            del options["batch_size"]
+        if stage != "train":
+            return cast("DALILoader[Any]", DALILoader(data, **options))
+        ordered = any(options.get(name) is not None for name in ("sampler", "batch_sampler", "shuffle"))
+        if not ordered and not isinstance(data, IterableDataset):
+            options["shuffle"] = True
+        return TrainLoader(data, module=self, number=number, **options)
+
+    def _taken(self, loader: DALILoader[Any], number: int) -> TrainLoader:
+        """A copy of a loader that was given."""
+        twin = copy.copy(loader)
+        twin.__class__ = TrainLoader
+        vars(twin).update(module=self, number=number, _of=None)
+        return cast("TrainLoader", twin)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The places of the loaders that train, by number; Lightning puts it into each checkpoint."""
+        loaders = _leaves(self.trainer.train_dataloader) if self.trainer is not None else []
+        places = {str(one.number): one.saved() for one in loaders if isinstance(one, TrainLoader)}
+        return self._saved | {number: place for number, place in places.items() if place is not None}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Keeps the places for the loaders, where it is ``trainer.fit`` that goes on."""
+        self._saved = dict(state_dict) if self.trainer.state.fn == "fit" else {}
+
+    def teardown(self, stage: str) -> None:
+        """Forgets what was loaded."""
+        super().teardown(stage)
+        self._saved = {}
+
+    def has_state(self, number: int) -> bool:
+        """Whether a loader has a place to go on from."""
+        return str(number) in self._saved
+
+    def claim(self, number: int) -> dict[str, Any] | None:
+        """The place that a loader goes on from, once."""
+        return self._saved.pop(str(number), None)
+
+
+def _is_loader(data: Any) -> bool:
+    """Whether it is something that gives batches: it is no dataset, and no folder of one."""
+    return not isinstance(data, (str, os.PathLike, Dataset)) and not hasattr(data, "__getitem__")
+
+
+def _mapped(data: Any, make: Any) -> Any:
+    """A collection of the same kind."""
+    if isinstance(data, Mapping):
+        return {key: _mapped(value, make) for key, value in cast("Mapping[Any, Any]", data).items()}
+    if isinstance(data, (list, tuple)):
+        return [_mapped(value, make) for value in cast("Iterable[Any]", data)]
+    return make(data)
+
+
+def _leaves(data: Any) -> list[Any]:
+    """What is in a collection."""
+    found: list[Any] = []
+    if data is not None:
+        _mapped(data, found.append)
+    return found
