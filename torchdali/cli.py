@@ -1,4 +1,4 @@
-"""The command line: ``torchdali demo``, ``torchdali bench`` and ``torchdali parity``.
+"""The command line: ``torchdali demo``, ``bench``, ``parity``, ``check``, ``explain`` and ``preview``.
 
 Only options and exit codes live here; what a command does is in its own package. click, rich, scikit-image
 and scipy are imported when a command line is run, so that this module needs nothing but torchdali's own dependencies.
@@ -7,11 +7,12 @@ and scipy are imported when a command line is run, so that this module needs not
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchdali.errors import TorchDALIError
+from torchdali.errors import OptionError, TorchDALIError
 
 if TYPE_CHECKING:
     import click
@@ -23,6 +24,18 @@ def commands() -> click.Group:
     """Builds the command group; needs the ``cli`` extra."""
     import click
     from rich.console import Console
+
+    def writable(_: click.Context, __: click.Parameter, out: Path | None) -> Path | None:
+        """Nobody wants to hear after an hour that what was found cannot be written."""
+        if out and not os.access(out if out.exists() else out.parent, os.W_OK):
+            raise click.BadParameter(f"{str(out)!r} cannot be written: {out.parent} is no folder, or not open to you")
+        return out
+
+    def demand(device: str) -> None:
+        import torch
+
+        if device == "cuda" and not torch.cuda.is_available():
+            raise click.BadParameter("torch sees no CUDA device on this machine", param_hint="--device")
 
     @click.group()
     @click.version_option(package_name="torchdali")
@@ -58,12 +71,9 @@ def commands() -> click.Group:
         Writes a few hundred crops of scikit-image's bundled photographs; downloads nothing. Exits with 1
         if the two loaders did not deliver the same pictures in the same order.
         """
-        import torch
-
         from torchdali.demo import run
 
-        if device == "cuda" and not torch.cuda.is_available():
-            raise click.BadParameter("torch sees no CUDA device on this machine", param_hint="--device")
+        demand(device)
         if not run(out, epochs=epochs, device=device, seed=seed, console=Console()).same_order:
             sys.exit(1)
 
@@ -102,15 +112,17 @@ def commands() -> click.Group:
 
         from torchdali.parity.certify import certify
 
-        cuda = torch.cuda.is_available()
-        if device == "cuda" and not cuda:
-            raise click.BadParameter("torch sees no CUDA device on this machine", param_hint="--device")
+        demand(device)
         try:
             re.compile(only)
         except re.error as error:
             raise click.BadParameter(f"not a regular expression: {error}", param_hint="--only") from error
-        devices = (["cpu", "cuda"] if cuda else ["cpu"]) if device == "all" else [device]
-        if certify(out, devices, only, Console()):
+        devices = (["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]) if device == "all" else [device]
+        try:
+            failures = certify(out, devices, only, Console())
+        except OptionError as error:
+            raise click.BadParameter(str(error), param_hint="--only") from error
+        if failures:
             sys.exit(1)
 
     @torchdali.command()
@@ -123,7 +135,11 @@ def commands() -> click.Group:
         "--seconds", type=click.FloatRange(min=0.1), default=5.0, show_default=True, help="Time of one measurement."
     )
     @click.option(
-        "--json", "out", type=click.Path(dir_okay=False, path_type=Path), help="Where to write all figures as JSON."
+        "--json",
+        "out",
+        type=click.Path(dir_okay=False, path_type=Path),
+        callback=writable,
+        help="Where to write all figures as JSON.",
     )
     def bench(
         folder: Path,
@@ -157,10 +173,142 @@ def commands() -> click.Group:
                 out=out,
                 console=Console(),
             )
-        except ValueError as error:
+        except OptionError as error:
             raise click.UsageError(str(error)) from error
         if decided is None:
             sys.exit(1)
+
+    @torchdali.command()
+    @click.argument("folder", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
+    @click.option(
+        "--output",
+        "out",
+        metavar="FILE.csv|FILE.json",
+        type=click.Path(dir_okay=False, path_type=Path),
+        callback=writable,
+        help="Where to write what is wrong, too.",
+    )
+    @click.option(
+        "--device",
+        type=click.Choice(["auto", "cpu", "cuda"]),
+        default="auto",
+        show_default=True,
+        help="Where DALI decodes.",
+    )
+    def check(folder: Path, out: Path | None, device: str) -> None:
+        """Decode every image under DIR, and list those with which something is wrong.
+
+        Listed are files that are truncated, corrupt, empty, unreadable, too large for PIL or no images, those whose
+        names promise another format than they have, and those that DALI refuses and PIL reads. A bad file does not
+        stop it. What is damaged in the middle of a JPEG and decoded all the same is not found.
+
+        Exits with 0 when nothing is wrong, with 1 when something was listed, and with 2 when an option is wrong, there
+        are no images, or DALI cannot be used.
+        """
+        from torchdali.commands import check as command
+        from torchdali.errors import DALIUnavailableError
+
+        if out and out.suffix.lower() not in (".csv", ".json"):
+            raise click.BadParameter("a name that ends in .csv or .json is expected", param_hint="--output")
+        demand(device)
+        try:
+            checked = command.check(folder, device=device, console=Console())
+        except (OptionError, DALIUnavailableError) as error:
+            raise click.UsageError(str(error)) from error
+        if out:
+            command.write(checked, out)
+        if checked.problems:
+            sys.exit(1)
+
+    @torchdali.command()
+    @click.argument("target", metavar="DIR|SCRIPT|FILE:NAME")
+    @click.argument("arguments", metavar="[-- ARGUMENTS]", nargs=-1)
+    @click.option(
+        "--transform", metavar="FILE:NAME", help="Your transform, for DIR.  [default: ImageNet's for training]"
+    )
+    @click.option(
+        "--device",
+        type=click.Choice(["auto", "cpu", "cuda"]),
+        default="auto",
+        show_default=True,
+        help="For what is no DALILoader already.",
+    )
+    def explain(target: str, arguments: tuple[str, ...], transform: str | None, device: str) -> None:
+        """Say what would run in DALI, in torch, and what not at all.
+
+        DIR: of a loader of the images in this folder.
+
+        FILE:NAME: of what this file has under this name: a DALILoader; a DataLoader, which is taken over with its
+        arguments; a dataset; a transform; or a function or class without arguments that makes one of them. The file
+        is imported, not run as a script.
+
+        SCRIPT: of the first loader, of either kind, that this script iterates over. The script is run up to there in
+        this process, with ARGUMENTS, and ended; what it does before, such as making folders, is done.
+
+        Exits with 0 when something was explained, with 1 when the script ended before it iterated over a loader, or
+        raised an exception, and with 2 when an option is wrong.
+        """
+        from torchdali.commands.explain import explain_folder, explain_named, explain_script
+
+        demand(device)
+        path = Path(target)
+        if transform and not path.is_dir():
+            raise click.UsageError("--transform goes with DIR")
+        if arguments and not path.is_file():
+            raise click.UsageError(f"{' '.join(arguments)!r}: ARGUMENTS go with SCRIPT")
+        try:
+            if path.is_dir():
+                explain_folder(path, transform, device, sys.stdout)
+            elif not path.is_file():
+                explain_named(target, device, sys.stdout)
+        except OptionError as error:
+            raise click.UsageError(str(error)) from error
+        if path.is_file() and not explain_script(path, arguments, device, sys.stdout):
+            sys.exit(f"torchdali: {path} ended and did not iterate over a loader")
+
+    @torchdali.command()
+    @click.argument("folder", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
+    @click.option("--transform", metavar="FILE:NAME", help="Your transform.  [default: ImageNet's for training]")
+    @click.option("--samples", type=click.IntRange(min=1), default=8, show_default=True, help="How many images.")
+    @click.option(
+        "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of which images, and what is drawn."
+    )
+    @click.option(
+        "--output",
+        "out",
+        metavar="FILE.png|FILE.html",
+        type=click.Path(dir_okay=False, path_type=Path),
+        default=Path("torchdali-preview.png"),
+        callback=writable,
+        show_default=True,
+        help="Where to write the grid.",
+    )
+    @click.option(
+        "--device",
+        type=click.Choice(["auto", "cpu", "cuda"]),
+        default="auto",
+        show_default=True,
+        help="Where DALI runs.",
+    )
+    def preview(folder: Path, transform: str | None, samples: int, seed: int, out: Path, device: str) -> None:
+        """Show images of DIR through torchdali, the same through torchvision, and the difference.
+
+        torchvision decodes with PIL and is given the random numbers that torchdali has drawn. The difference is
+        magnified ten times. Of a transform that runs in torch in part, both sides show what comes before that part.
+
+        Exits with 0 when the grid was written, with 1 when a file cannot be read, and with 2 when an option is wrong
+        or there are no images.
+        """
+        from torchdali.commands.preview import preview as command
+
+        if out.suffix.lower() not in (".png", ".html"):
+            raise click.BadParameter("a name that ends in .png or .html is expected", param_hint="--output")
+        demand(device)
+        try:
+            said = command(folder, transform=transform, samples=samples, seed=seed, device=device, out=out)
+        except OptionError as error:
+            raise click.UsageError(str(error)) from error
+        Console(soft_wrap=True).print(f"{said}\nWritten to {out}", highlight=False, markup=False)
 
     return torchdali
 
