@@ -41,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def recipe(folder: Path, *options: str, launcher: tuple[str, ...] = (), script: Path = RECIPE) -> list[tuple[str, ...]]:
     """Runs a recipe for four epochs; gives the fields of the lines that it printed."""
     command = [sys.executable, *launcher, str(script), str(folder), "--size", "32", "--epochs", "4"]
-    settings = ["--lr", "0.02", "--workers", "1", *options]
+    settings = ["--lr", "0.005", "--workers", "1", *options]
     done = subprocess.run([*command, *settings], capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 0, done.stderr
     return LINE.findall(done.stdout)
@@ -124,7 +124,7 @@ def test_the_model_check_tells_different_accuracies_apart(monkeypatch: pytest.Mo
 @pytest.mark.timeout(120)
 def test_runs_under_torchrun(folder: Path) -> None:
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    lines = recipe(folder, "--batch-size", "4", launcher=launcher)
+    lines = recipe(folder, "--batch-size", "4", "--lr", "0.02", launcher=launcher)
     assert len(lines) == 4, "one process of the two prints"
     accuracies = [float(line[3]) for line in lines]
     assert accuracies[-1] >= 80
