@@ -17,9 +17,10 @@ $(READY): pyproject.toml
 demo: $(READY)
 	$(BIN)/torchdali demo
 
-# Two processes, because many tests wait for processes of their own; a file stays in one of them.
+# Two processes, because many tests wait for processes of their own; a file stays in one of them. Each has one thread of
+# OpenMP, because several that share a core wait for one another busily, which doubles the time of trainings.
 test: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: $(READY)
 	$(BIN)/ruff check .

@@ -78,10 +78,10 @@ def test_code_of_the_readme(capsys: pytest.CaptureFixture[str]) -> None:
     assert math.isfinite(namespace["loss"].item())
 
     (shown,) = blocks("text")
-    printed = iter(capsys.readouterr().out.splitlines())
-    for line in shown.splitlines():
+    printed = capsys.readouterr().out.splitlines()
+    for line, one in itertools.zip_longest(shown.splitlines(), printed, fillvalue=""):
         pattern = ".*".join(map(re.escape, line.split("...")))
-        assert any(re.fullmatch(pattern, one) for one in printed), f"explain() does not print, in this place: {line}"
+        assert re.fullmatch(pattern, one), f"README.md has {line!r} where explain() prints {one!r}"
 
 
 def test_first_block_is_the_one_changed_line() -> None:
@@ -118,6 +118,7 @@ def test_table_of_arguments() -> None:
     listed = {name for row in rows(README, "Argument") for name in re.findall(r"`(\w+)`", row[0])}
     signature = set(DALILoader.__signature__.parameters)
     own = {"transform", "batch_transform", "device", "seed", "fidelity", "cache", "cache_bytes", "distributed"}
+    own |= {"on_error", "max_errors"}
     assert listed == signature - own
     assert all(f"`{name}=" in README for name in own)
 
@@ -183,6 +184,24 @@ def test_code_of_distributed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert torch.equal(auto, by_hand)
 
 
+def test_code_of_resuming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code, of_ranks = re.findall(
+        r"^```python\n(.*?)^```$", (ROOT / "docs" / "resuming.md").read_text(), re.MULTILINE | re.DOTALL
+    )
+    monkeypatch.chdir(tmp_path)
+    count = len(write_photographs(tmp_path / "data" / "train").samples)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    namespace: dict[str, Any] = {}
+    exec(compile(code.replace("batch_size=4", "batch_size=1"), "docs/resuming.md", "exec"), namespace)
+    assert (len(namespace["rest"]), len(namespace["following"])) == (count - 3, count)
+    torch.distributed.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        exec(compile(of_ranks.replace("batch_size=4", "batch_size=1"), "docs/resuming.md", "exec"), namespace)
+    finally:
+        torch.distributed.destroy_process_group()
+    assert len(namespace["rest"]) == count - 3
+
+
 def anchors(path: Path) -> set[str]:
     lines = [line for line in path.read_text().splitlines() if line.startswith("#")]
     return {re.sub(r"[^\w -]", "", line.lstrip("# ").lower()).replace(" ", "-") for line in lines}
@@ -200,3 +219,10 @@ def test_links_lead_somewhere(document: str) -> None:
 
 def test_changelog_has_this_version() -> None:
     assert f"## [{torchdali.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_every_recipe_is_listed() -> None:
+    folder = ROOT / "recipes"
+    listed = re.findall(r"^\| \[(\w+\.py)\]\((\w+\.py)\) \|", (folder / "README.md").read_text(), re.MULTILINE)
+    assert all(name == link for name, link in listed)
+    assert {name for name, _ in listed} == {path.name for path in folder.glob("*.py")}
