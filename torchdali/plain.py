@@ -10,6 +10,7 @@ from torch.utils.data.dataloader import (
     _SingleProcessDataLoaderIter,  # pyright: ignore[reportPrivateUsage]
 )
 
+from torchdali.parallel import Parallel
 from torchdali.resume import Resumable
 from torchdali.stream import Carried, Carrier, is_stream, put_stream
 
@@ -65,16 +66,12 @@ class SerialPlain(_Plain, _SingleProcessDataLoaderIter, Resumable):
         return self._taken(data)
 
 
-class ParallelPlain(_Plain, _MultiProcessingDataLoaderIter, Resumable):
+class ParallelPlain(_Plain, Parallel, _MultiProcessingDataLoaderIter, Resumable):
     """As torch's, with worker processes."""
 
     def __init__(self, loader: Any) -> None:
         super().__init__(loader)
         self._profile_name = _PROFILE.format(_MultiProcessingDataLoaderIter.__name__)
-
-    def _try_put_index(self) -> None:
-        self._rotate()
-        super()._try_put_index()
 
     def _process_data(self, data: Any, worker_idx: int) -> Any:
         self._worker = worker_idx

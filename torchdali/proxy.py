@@ -13,6 +13,7 @@ import signal
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 from multiprocessing import connection
 from typing import Any, cast
 
@@ -38,6 +39,7 @@ from torchdali.feed import Batch, Feed
 from torchdali.identities import Identities
 from torchdali.lenient import LenientFeed
 from torchdali.packing import Packed, Packer, stand_ins
+from torchdali.parallel import Parallel
 from torchdali.place import Saved
 from torchdali.received import source_of
 from torchdali.rejoin import rejoined, stand_in
@@ -47,8 +49,9 @@ from torchdali.samples import call_on_batch
 from torchdali.spec import First
 from torchdali.stream import StreamPacker, is_stream, put_stream
 from torchdali.tolerance import Tolerance
-from torchdali.tracing import Traced, WorkerStart, keeping_garbage, put_by
+from torchdali.tracing import Traced, put_by
 from torchdali.transfer import Transfer
+from torchdali.workers import WorkerStart
 
 __all__ = ["ParallelProxyEpoch", "SerialProxyEpoch"]
 
@@ -92,7 +95,7 @@ class _ProxyEpoch(Resumable):
         self._turns: deque[int] = deque()
         self._mappings: dict[tuple[int, int], Mapping] = {}
         twin = self._twin(loader)
-        with devices.on(proxy.device), keeping_garbage(twin):  # torch's thread that pins memory takes the device
+        with devices.on(proxy.device):  # torch's thread that pins memory takes the device
             super().__init__(twin)
         if not self._num_workers:
             self._begin(loader)
@@ -139,7 +142,7 @@ class _ProxyEpoch(Resumable):
         self._key = self._keys.next(int(self._base_seed), loader)
         # The window is of batches, and kept by _fill.
         feed = Feed(sys.maxsize, self._timeout, self.clock)
-        self._feed = LenientFeed(feed, lambda: Feed(1, self._timeout), self._tolerance) if self._tolerance else feed
+        self._feed = LenientFeed(feed, partial(Feed, 1, self._timeout), self._tolerance) if self._tolerance else feed
         self._identities = Identities(self._auto_collation, self._by_stream, self._num_workers > 0)
         self._received = deque()
         self._over, self._ended, self._delivered = "", False, 0
@@ -245,9 +248,10 @@ class _ProxyEpoch(Resumable):
         """Starts to work on a batch."""
         known = self._identities.of(packed)
         delivery = Delivery(packed, known.index, known.occurrence)
+        skips = self._tolerance.mode == "skip"
 
-        def fault(sample: int, named: str, reason: str) -> SampleError:
-            if self._tolerance.mode == "skip":  # what is in the place of a sample that was given up is another's
+        def fault(sample: int, named: str, reason: str) -> SampleError:  # batches keep it, so it keeps no iterator
+            if skips:  # what is in the place of a sample that was given up is another's
                 sample = (stand_ins(packed.given_up, packed.count) or {}).get(sample, sample)
             return known.fault(sample, named, reason)
 
@@ -333,7 +337,7 @@ class SerialProxyEpoch(_ProxyEpoch, _SingleProcessDataLoaderIter, Resumable):
     """Asks the dataset for samples in this process, when a batch is asked for."""
 
 
-class ParallelProxyEpoch(_ProxyEpoch, _MultiProcessingDataLoaderIter, Resumable):
+class ParallelProxyEpoch(_ProxyEpoch, Parallel, _MultiProcessingDataLoaderIter, Resumable):
     """Asks the dataset for samples in worker processes, ahead of time."""
 
     def _task(self) -> int:
@@ -341,10 +345,6 @@ class ParallelProxyEpoch(_ProxyEpoch, _MultiProcessingDataLoaderIter, Resumable)
 
     def _turn(self) -> int:
         return self._first + self._rcvd_idx
-
-    def _try_put_index(self) -> None:
-        self._rotate()
-        super()._try_put_index()
 
     def _get_data(self) -> Any:
         return self._received.popleft() if self._received else self._receive()

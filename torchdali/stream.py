@@ -15,7 +15,7 @@ from torch.utils.data import _utils as data_utils  # pyright: ignore[reportPriva
 from torchdali.packing import Packed, Packer
 from torchdali.place import Place, StreamPlace
 from torchdali.state import is_stateful
-from torchdali.tracing import WorkerStart
+from torchdali.workers import WorkerStart
 
 __all__ = ["Carried", "Carrier", "Stream", "StreamPacker", "is_stream", "put_stream"]
 

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
-import signal
 import traceback
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from typing import Any, NamedTuple, cast
-
-from torch.utils.data import get_worker_info
 
 from torchdali.errors import TorchDALIError
 
-__all__ = ["Failure", "Traced", "WorkerStart", "keeping_garbage", "note", "put_by"]
+__all__ = ["Failure", "Traced", "note", "put_by"]
 
 _OURS = ("torchdali.", "torch.utils.data.dataloader", "torch._utils")
 """Modules whose frames are of no interest to users."""
@@ -97,56 +92,3 @@ def put_by(error: Exception) -> Exception:
             chain += one.__cause__, one.__context__
             one.__traceback__ = None
     return error
-
-
-def _leave_it_to_the_parent(number: int, frame: Any) -> None:
-    """A worker's handler of SIGINT."""
-
-
-class WorkerStart:
-    """A ``worker_init_fn`` that readies a worker, and then calls the user's.
-
-    ``get_worker_info()`` shows the user's dataset. A terminal's interrupt, which reaches workers too, is left to the
-    process that started them: it would wait for ever for a worker that was ended while it held the lock of a queue.
-
-    Args:
-        worker_init_fn: The user's, if any.
-    """
-
-    def __init__(self, worker_init_fn: Callable[[int], Any] | None) -> None:
-        self._init = worker_init_fn
-        self._collects = gc.isenabled()
-
-    def __call__(self, worker_id: int) -> None:
-        """Runs in each worker, before it asks for samples."""
-        gc.freeze()  # see keeping_garbage
-        if self._collects:
-            gc.enable()
-        info: Any = get_worker_info()
-        # WorkerInfo refuses to be changed, for good reasons that do not hold here: nobody has seen it yet.
-        object.__setattr__(info, "dataset", info.dataset.dataset)
-        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            # Not SIG_IGN, which programs that the dataset runs would inherit.
-            signal.signal(signal.SIGINT, _leave_it_to_the_parent)
-        if self._init is not None:
-            self._init(worker_id)
-
-
-@contextlib.contextmanager
-def keeping_garbage(twin: Any) -> Generator[None]:
-    """No garbage is collected while workers are started, nor in one that is forked, until its ``WorkerStart``.
-
-    What a forked process inherited is not its to finalise: the destructor of a CUDA tensor would end it, and that of a
-    process group or of a pool of threads would wait for threads that exist in its parent alone.
-
-    Args:
-        twin: The loader that starts them.
-    """
-    if not gc.isenabled() or not isinstance(twin.worker_init_fn, WorkerStart):
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()

@@ -1,0 +1,139 @@
+"""How worker processes begin, and whose an interrupt is."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import PER_BATCH, Script, assert_pairs, in_order
+from crops import DOES, EXACT, Crops, Truth, with_workers
+
+from torchdali import DALILoader
+
+
+@with_workers
+@pytest.mark.parametrize("does", [DOES["transform"], DOES["batch_transform"]], ids=["transform", "batch_transform"])
+def test_workers_leave_interrupts_to_the_parent(workers: Any, does: Any) -> None:
+    """A terminal's interrupt that the parent survives, as a notebook does, ends no worker."""
+    loader = DALILoader(Crops(count=120), PER_BATCH, device="cpu", **workers, **does)
+    iterator = iter(loader)
+    taken = [next(iterator), next(iterator)]  # one of each worker: none is still being started
+    for worker in iterator._workers:
+        os.kill(worker.pid, signal.SIGINT)
+    taken += iterator
+    assert_pairs(taken, Truth(does.get("transform")), in_order(0, 120))
+
+
+def end(number: int, frame: Any) -> None:
+    os._exit(3)
+
+
+def set_end(worker: int) -> None:
+    signal.signal(signal.SIGINT, end)
+
+
+def with_its_own_handler(index: int, image: Any) -> Any:
+    assert signal.getsignal(signal.SIGINT) is end
+    return image
+
+
+def test_a_workers_own_handler_of_interrupts_stays() -> None:
+    dataset = Crops(with_its_own_handler)
+    loader = DALILoader(dataset, PER_BATCH, transform=EXACT, device="cpu", num_workers=1, worker_init_fn=set_end)
+    assert_pairs(loader, Truth(), in_order())
+
+
+# While workers are started
+
+HIT = """
+import ctypes, functools, os, signal, sys
+sys.path.insert(0, sys.argv[1])
+from conftest import assert_pairs, in_order
+from crops import EXACT, WORKERS, Crops, Truth
+from torchdali import DALILoader
+
+# Of C, as a terminal's: Python looks for it when os.fork() has returned.
+hit = functools.partial(getattr(ctypes.CDLL(None), "raise"), signal.SIGINT)
+os.register_at_fork(**{sys.argv[2]: hit})
+forks = []
+os.register_at_fork(before=lambda: forks.append(1))
+me = os.getpid()
+loader = DALILoader(Crops(), 3, transform=EXACT, device="cpu", **WORKERS[sys.argv[3]])
+try:
+    assert_pairs(loader, Truth(), in_order())
+except KeyboardInterrupt:
+    print("interrupted", os.getpid() == me, len(forks))
+print("done", os.getpid() == me)
+"""
+of_workers = pytest.mark.parametrize("workers", ["workers", "persistent"])
+
+
+@of_workers
+def test_an_interrupt_does_not_leave_a_fork_in_the_worker(run_script: Script, workers: str) -> None:
+    """It would go on as the parent: os.fork() raises it where nothing but the script's own code catches it."""
+    done = run_script(HIT, Path(__file__).parent, "after_in_child", workers)
+    assert (done.returncode, done.stdout) == (0, "done True\n"), done.stderr
+
+
+@of_workers
+def test_an_interrupt_waits_until_workers_have_started(run_script: Script, workers: str) -> None:
+    done = run_script(HIT, Path(__file__).parent, "after_in_parent", workers)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "interrupted True 2\ndone True\n", "")
+
+
+@pytest.fixture
+def hit_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """The workers that were started; the first one's start is interrupted."""
+    started: list[Any] = []
+    start = multiprocessing.process.BaseProcess.start
+
+    def interrupted(worker: Any) -> None:
+        start(worker)
+        started.append(worker)
+        if len(started) == 1:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(multiprocessing.process.BaseProcess, "start", interrupted)
+    handler = signal.getsignal(signal.SIGINT)
+    yield started
+    assert signal.signal(signal.SIGINT, handler) is handler
+
+
+@with_workers
+def test_an_interrupted_start_leaves_no_worker_behind(hit_once: list[Any], workers: Any) -> None:
+    loader = DALILoader(Crops(), PER_BATCH, transform=EXACT, device="cpu", **workers)
+    with pytest.raises(KeyboardInterrupt):
+        iter(loader)
+    assert len(hit_once) == 2
+    assert [worker.exitcode for worker in hit_once] == [0, 0]
+    assert_pairs(loader, Truth(), in_order())
+
+
+def test_a_handler_of_the_users_own_is_called_afterwards(hit_once: list[Any]) -> None:
+    seen: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: seen.append(len(hit_once)))
+    try:
+        assert_pairs(DALILoader(Crops(), PER_BATCH, transform=EXACT, device="cpu", num_workers=2), Truth(), in_order())
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert seen == [2]
+
+
+class Endless:
+    """A sampler that is interrupted for want of an end."""
+
+    def __iter__(self) -> Iterator[int]:
+        signal.raise_signal(signal.SIGINT)
+        yield from iter(int, 1)
+
+
+def test_a_sampler_can_be_interrupted() -> None:
+    loader = DALILoader(Crops(), PER_BATCH, sampler=Endless(), transform=EXACT, device="cpu", num_workers=2)
+    with pytest.raises(KeyboardInterrupt):
+        iter(loader)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -1,0 +1,124 @@
+"""How worker processes begin, and when there is no KeyboardInterrupt on their behalf."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import signal
+import threading
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import get_worker_info
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Starting", "Uninterrupted", "WorkerStart"]
+
+
+class Uninterrupted:
+    """A time without KeyboardInterrupt, as a context: one that came meanwhile is raised at its end.
+
+    It is the handler of SIGINT for that time, in the place of another one.
+    """
+
+    _came = False
+
+    def __init__(self) -> None:
+        self.handler: Callable[[int, Any], Any] | None = None
+
+    def __call__(self, *_: Any) -> None:
+        """The handler: nothing happens until the end."""
+        self._came = True
+
+    def __enter__(self) -> None:
+        handler: Any = signal.getsignal(signal.SIGINT)
+        # In another thread no KeyboardInterrupt is raised, and no handler can be set.
+        if callable(handler) and threading.current_thread() is threading.main_thread():
+            self.handler = handler
+            signal.signal(signal.SIGINT, self)
+
+    def end(self) -> None:
+        """Ends that time, before the context does.
+
+        Raises:
+            KeyboardInterrupt: By the handler in whose place this one was.
+        """
+        handler, self.handler = self.handler, None
+        if handler is None:
+            return
+        if signal.getsignal(signal.SIGINT) is self:
+            signal.signal(signal.SIGINT, handler)
+        if self._came:
+            self._came = False
+            handler(signal.SIGINT, inspect.currentframe())
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end()
+
+
+class Starting(Uninterrupted):
+    """The time in which workers are started, as a context.
+
+    A KeyboardInterrupt would leave a worker of which nobody knows. In one that was just forked the exception would
+    leave ``os.fork()``, and the worker go on as the process that it is a copy of.
+
+    Nor is garbage collected, in a worker that is forked until its ``WorkerStart``. What it inherited is not its to
+    finalise: the destructor of a CUDA tensor would end it, and that of a process group or of a pool of threads would
+    wait for threads that exist in its parent alone.
+    """
+
+    _collected = False
+
+    def __enter__(self) -> None:
+        super().__enter__()
+        if gc.isenabled():
+            self._collected = True
+            gc.disable()
+
+    def end(self) -> None:
+        """As of ``Uninterrupted``; garbage is collected again."""
+        if self._collected:
+            self._collected = False
+            gc.enable()
+        super().end()
+
+
+class WorkerStart:
+    """A ``worker_init_fn`` that readies a worker, and then calls the user's.
+
+    ``get_worker_info()`` shows the user's dataset. A terminal's interrupt, which reaches workers too, is left to the
+    process that started them: it would wait for ever for a worker that was ended while it held the lock of a queue.
+
+    Args:
+        worker_init_fn: The user's, if any.
+    """
+
+    def __init__(self, worker_init_fn: Callable[[int], Any] | None) -> None:
+        self._init = worker_init_fn
+        self._collects = gc.isenabled()
+
+    def __call__(self, worker_id: int) -> None:
+        """Runs in each worker, before it asks for samples."""
+        gc.freeze()  # see Starting
+        if self._collects:
+            gc.enable()
+        info: Any = get_worker_info()
+        # WorkerInfo refuses to be changed, for good reasons that do not hold here: nobody has seen it yet.
+        object.__setattr__(info, "dataset", info.dataset.dataset)
+        handler: Any = signal.getsignal(signal.SIGINT)
+        if isinstance(handler, Uninterrupted):
+            handler = handler.handler
+            signal.signal(signal.SIGINT, handler)
+        if handler is signal.default_int_handler:
+            # Not SIG_IGN, which programs that the dataset runs would inherit.
+            signal.signal(signal.SIGINT, _leave_it_to_the_parent)
+        if self._init is not None:
+            self._init(worker_id)
+
+
+def _leave_it_to_the_parent(number: int, frame: Any) -> None:
+    """A worker's handler of SIGINT."""
