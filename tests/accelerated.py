@@ -5,7 +5,6 @@ Run as ``python accelerated.py RANK WORLD PORT PICTURES RESULTS``; tests/test_ac
 
 from __future__ import annotations
 
-import faulthandler
 import os
 import sys
 import warnings
@@ -168,7 +167,6 @@ def main() -> None:
     rank, world, port, pictures, results = *sys.argv[1:4], *map(Path, sys.argv[4:])
     of_rank = {"LOCAL_RANK": rank, "RANK": rank, "WORLD_SIZE": world}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, **(of_rank if world != "1" else {})}
-    faulthandler.dump_traceback_later(100, exit=True)  # says where a rank hangs
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     torch.save(run_all(pictures, results), results / rank)

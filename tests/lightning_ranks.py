@@ -6,7 +6,6 @@ the other rank.
 
 from __future__ import annotations
 
-import faulthandler
 import sys
 import warnings
 from collections.abc import Callable
@@ -133,7 +132,6 @@ class Spawned(Net):
 
 def main() -> None:
     pictures, results = map(Path, sys.argv[2:])
-    faulthandler.dump_traceback_later(150, exit=True)  # says where a rank hangs
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     if STRATEGY in ("ddp_spawn", "fsdp"):

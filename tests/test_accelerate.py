@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +12,8 @@ from conftest import same
 
 accelerate = pytest.importorskip("accelerate", reason="needs accelerate")
 
-from accelerated import BATCH, CONFIGS, OPTIONS, accelerator, datasets  # noqa: E402
+from accelerated import BATCH, CONFIGS, OPTIONS, accelerator, datasets, looks  # noqa: E402
+from processes import run_ranks  # noqa: E402
 from ranked import TRAIN  # noqa: E402
 
 from torchdali import DALILoader  # noqa: E402
@@ -27,53 +25,29 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
 ]
-REPOSITORY = Path(__file__).parents[1]
-WORLDS = (1, 2)
-
-Found = dict[int, list[dict[str, Any]]]
+Found = list[dict[str, Any]]
 
 
-@pytest.fixture(scope="module")
-def found(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """By the number of processes, for each rank what it saw."""
-    path = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
-    variables = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    results: Found = {}
-    for world in WORLDS:
-        folder = tmp_path_factory.mktemp(f"of_{world}")
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        command = [sys.executable, REPOSITORY / "tests" / "accelerated.py"]
-        ranks = [
-            subprocess.Popen(
-                [*map(str, [*command, rank, world, port, pictures, folder])],
-                env=variables,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for rank in range(world)
-        ]
-        try:
-            said = [rank.communicate(timeout=120)[1] for rank in ranks]
-        finally:
-            for rank in ranks:
-                rank.kill()
-                rank.wait()
-        assert [rank.returncode for rank in ranks] == [0] * world, "\n".join(said)
-        results[world] = [torch.load(folder / str(rank), weights_only=False) for rank in range(world)]
-    return results
+@pytest.fixture(scope="module", params=(1, 2))
+def found(request: Any, pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """For each rank of one or two processes what it saw."""
+    folder = tmp_path_factory.mktemp(f"of_{request.param}")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ranks = [(rank, request.param, port, pictures, folder) for rank in range(request.param)]
+    run_ranks("accelerated.py", *ranks, limit=100)
+    return [torch.load(folder / str(rank), weights_only=False) for rank in range(request.param)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.parametrize("kind", ["read", "asked", "stream"])
-@pytest.mark.parametrize("world", WORLDS)
-def test_shares_are_dataloaders(found: Found, world: int, kind: str, config: str, options: str) -> None:
+def test_shares_are_dataloaders(found: Found, kind: str, config: str, options: str) -> None:
     """Their lengths, the epoch's end and what is gathered for a metric as well."""
     name = f"{kind}, {config}, {options}"
-    for rank in found[world]:
+    for rank in found:
         if name not in rank:
             assert kind in ("stream", "asked")
             continue
@@ -85,36 +59,33 @@ def test_shares_are_dataloaders(found: Found, world: int, kind: str, config: str
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["read", "asked"])
-@pytest.mark.parametrize("world", WORLDS)
-def test_a_saved_run_goes_on(found: Found, world: int, kind: str) -> None:
-    for rank in found[world]:
+def test_a_saved_run_goes_on(found: Found, kind: str) -> None:
+    for rank in found:
         ours, true = rank[f"{kind}, resumed"]
-        assert len(true) == 11 // world
+        assert len(true) == 11 // len(found)
         assert same(ours, true)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["read", "asked"])
-@pytest.mark.parametrize("world", WORLDS)
-def test_first_batches_are_skipped(found: Found, world: int, kind: str) -> None:
-    for rank in found[world]:
+def test_first_batches_are_skipped(found: Found, kind: str) -> None:
+    for rank in found:
         ours, theirs = rank[f"{kind}, skipped"]
         assert ours == theirs
         assert ours[0] == len(ours[1])
 
 
 @pytest.mark.slow
-def test_dali_makes_the_batches_of_every_rank(found: Found) -> None:
-    (alone,), ranks = found[1], found[2]
-    pictures: dict[int, torch.Tensor] = {}
-    for images, labels in alone["looks"][1:]:
-        pictures |= dict(zip(labels.tolist(), images, strict=True))
-    assert len(pictures) == 23
-    for rank in ranks:
+def test_dali_makes_the_batches_of_every_rank(found: Found, pictures: Path) -> None:
+    alone: dict[int, torch.Tensor] = {}
+    for images, labels in looks(pictures)[1:]:
+        alone |= dict(zip(labels.tolist(), images, strict=True))
+    assert len(alone) == 23
+    for rank in found:
         (device, kind), *batches = rank["looks"]
         assert (torch.device(device).type, kind) == ("cpu", "_Shard")
         assert all(
-            torch.equal(image, pictures[label])
+            torch.equal(image, alone[label])
             for images, labels in batches
             for image, label in zip(images, labels.tolist(), strict=True)
         )

@@ -2,48 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from conftest import same
+from processes import run_ranks
 
 pytest.importorskip("lightning.pytorch", reason="needs lightning")
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.slow]
-REPOSITORY = Path(__file__).parents[1]
 SHARE = 12
 
 
 def run(strategy: str, pictures: Path, results: Path, device: str = "cpu") -> None:
-    """Runs the script and the rank that it starts, and ends both where they hang."""
-    path = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
-    ranks = subprocess.Popen(
-        [sys.executable, REPOSITORY / "tests" / "lightning_ranks.py", strategy, pictures, results],
-        env={
-            **os.environ,
-            "PYTHONPATH": path,
-            "TRAINED_ON": device,
-            "OMP_NUM_THREADS": "1",
-            "GLOO_SOCKET_IFNAME": "lo",
-        },
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        said = ranks.communicate(timeout=200)[1]
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(ranks.pid, signal.SIGKILL)
-        ranks.wait()
-    assert ranks.returncode == 0, said
+    """Runs the script, which starts the other rank."""
+    run_ranks("lightning_ranks.py", (strategy, pictures, results), limit=150, TRAINED_ON=device)
 
 
 @pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

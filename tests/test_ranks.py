@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
-import subprocess
-import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -17,6 +14,7 @@ from unittest import mock
 import pytest
 import torch
 from conftest import same
+from processes import run_ranks
 from ranked import AUGMENTED, CASES, EPOCHS
 from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, SequentialSampler
 from torchvision.datasets import ImageFolder
@@ -27,7 +25,6 @@ from torchdali.devices import on
 from torchdali.sharding import Shard
 
 pytestmark = pytest.mark.timeout(240)
-REPOSITORY = Path(__file__).parents[1]
 WORLDS = (1, 2, 3)
 
 Found = dict[int, list[dict[str, Any]]]
@@ -37,25 +34,10 @@ Found = dict[int, list[dict[str, Any]]]
 def found(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Found:
     """By the number of processes, for each rank what it saw."""
     results: Found = {}
-    path = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
     for world in WORLDS:
         folder = tmp_path_factory.mktemp(f"of_{world}")
-        command = [sys.executable, REPOSITORY / "tests" / "ranked.py", folder / "store"]
-        ranks = [
-            subprocess.Popen(
-                [*command, str(rank), str(world), pictures, folder / str(rank)],
-                env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for rank in range(world)
-        ]
-        try:
-            said = [rank.communicate(timeout=150)[1] for rank in ranks]
-        finally:
-            for rank in ranks:
-                rank.kill()
-        assert [rank.returncode for rank in ranks] == [0] * world, "\n".join(said)
+        ranks = [(folder / "store", rank, world, pictures, folder / str(rank)) for rank in range(world)]
+        run_ranks("ranked.py", *ranks, limit=150)
         results[world] = [torch.load(folder / str(rank)) for rank in range(world)]
     return results
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from itertools import chain, islice, product
@@ -15,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import Numbered
+from processes import run_ranks
 from proxied import difference
 from regrouped import BATCH, BATCHES, COUNT, MOST, Seen
 from test_state import KINDS, WORKERS, through_files
@@ -29,7 +27,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
     pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),
 ]
-REPOSITORY = Path(__file__).parents[1]
 PAIRS = list(product(range(1, MOST + 1), repeat=2))
 
 
@@ -40,22 +37,7 @@ PAIRS = list(product(range(1, MOST + 1), repeat=2))
 def found(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, list[Seen]]]:
     """What each of four processes saw."""
     folder = tmp_path_factory.mktemp("regrouped")
-    path = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
-    processes = [
-        subprocess.Popen(
-            [sys.executable, REPOSITORY / "tests" / "regrouped.py", folder, str(number), pictures],
-            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for number in range(MOST)
-    ]
-    try:
-        said = [process.communicate(timeout=110)[1] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0] * MOST, "\n".join(said)
+    run_ranks("regrouped.py", *((folder, number, pictures) for number in range(MOST)), limit=110)
     return [torch.load(folder / f"seen by {number}") for number in range(MOST)]
 
 
