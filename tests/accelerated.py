@@ -167,6 +167,9 @@ def main() -> None:
     rank, world, port, pictures, results = *sys.argv[1:4], *map(Path, sys.argv[4:])
     of_rank = {"LOCAL_RANK": rank, "RANK": rank, "WORLD_SIZE": world}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, **(of_rank if world != "1" else {})}
+    # Of several processes accelerate would import it, and Arrow with it: seconds, and an allocator that has a thread of
+    # its own beside all that are forked here.
+    sys.modules["datasets"] = None  # type: ignore[assignment]
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     torch.save(run_all(pictures, results), results / rank)
