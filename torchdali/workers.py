@@ -45,11 +45,12 @@ class Uninterrupted:
         Raises:
             KeyboardInterrupt: By the handler in whose place this one was.
         """
-        handler, self.handler = self.handler, None
+        handler = self.handler
         if handler is None:
             return
         if signal.getsignal(signal.SIGINT) is self:
             signal.signal(signal.SIGINT, handler)
+        self.handler = None  # not before: a worker that another thread forks now finds it here
         if self._came:
             self._came = False
             handler(signal.SIGINT, inspect.currentframe())
