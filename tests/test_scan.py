@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from torchdali.sources import Scan
+from torchdali.sources import Scan, scan
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -43,8 +43,8 @@ def no_pool() -> ThreadPoolExecutor:
 
 def test_quick_files_are_read_where_they_are_asked_for() -> None:
     readers = Readers()
-    scan = Scan(range(COUNT), readers, no_pool, patience=AGES)
-    assert scan.done()
+    whole = Scan(range(COUNT), readers, no_pool, patience=AGES)
+    assert whole.done()
     assert readers.threads == {threading.get_ident()}
     assert readers.read == list(range(COUNT))
 
@@ -57,8 +57,27 @@ def test_others_read_what_takes_too_long(pool: ThreadPoolExecutor, patience: flo
     assert threading.get_ident() not in readers.threads
 
 
+@pytest.mark.parametrize(("seconds", "quick"), [(19e-6, True), (21e-6, False)])
+def test_quick_files_need_no_patience(
+    monkeypatch: pytest.MonkeyPatch, pool: ThreadPoolExecutor, seconds: float, quick: bool
+) -> None:
+    """However many they are: on a host where each takes a little longer, no part of them is left to others."""
+    now = [0.0]
+    monkeypatch.setattr(scan, "perf_counter", lambda: now[0])
+    readers = Readers()
+
+    def read(index: int) -> None:
+        now[0] += seconds
+        readers(index)
+
+    Scan(range(10 * COUNT), read, lambda: pool, patience=1e-6).wait()
+    assert sorted(readers.read) == list(range(10 * COUNT))
+    assert (readers.threads == {threading.get_ident()}) is quick
+    assert threading.get_ident() in readers.threads
+
+
 @pytest.mark.parametrize("patience", [0.0, AGES])
 def test_error_waits_for_its_turn(pool: ThreadPoolExecutor, patience: float) -> None:
-    scan = Scan(range(COUNT), Readers(bad=50), lambda: pool, patience=patience)
+    whole = Scan(range(COUNT), Readers(bad=50), lambda: pool, patience=patience)
     with pytest.raises(OSError, match="50 is bad"):
-        scan.wait()
+        whole.wait()
