@@ -150,6 +150,40 @@ def test_a_killed_worker_is_named_at_once(fault: Any, workers: Any, does: Any, d
             assert_pairs(loader, Truth(does.get("transform")), in_order())
 
 
+@pytest.fixture
+def no_signal_of_deaths() -> Iterator[None]:
+    """As where it comes just before the main process begins to wait: nobody sees it until the wait is over."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+    yield
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
+
+
+def killed(index: int, image: Any) -> Any:
+    if index == 7:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return image
+
+
+def gone(index: int, image: Any) -> Any:
+    if index == 7:
+        os._exit(0)
+    return image
+
+
+@pytest.mark.usefixtures("no_signal_of_deaths")
+@every_use
+@with_workers
+@pytest.mark.parametrize("fault", [killed, gone])
+def test_a_death_is_named_at_once_without_its_signal(fault: Any, workers: Any, does: Any) -> None:
+    iterator = iter(DALILoader(Crops(fault), PER_BATCH, device="cpu", **workers, **does))
+    process, taken, start = iterator._workers[0], [], time.monotonic()
+    error = raised(RuntimeError, until_raised(iterator, taken))
+    how = rf"\(pid {process.pid}\) is killed by signal: SIGKILL" if fault is killed else r".* exited unexpectedly"
+    assert re.match(rf"DataLoader worker {how}", str(error))
+    assert time.monotonic() - start < 5
+    assert_pairs(taken, Truth(does.get("transform")), in_order()[: len(taken)])
+
+
 @with_workers
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("call", [0, 3])

@@ -137,3 +137,48 @@ def test_a_sampler_can_be_interrupted() -> None:
     with pytest.raises(KeyboardInterrupt):
         iter(loader)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+# Workers that never begin
+
+NEVER = """
+import os, sys, time
+sys.path.insert(0, sys.argv[1])
+from conftest import assert_pairs, in_order
+from crops import DOES, WORKERS, Crops, Truth
+import torchdali.parallel
+from torchdali import DALILoader
+
+torchdali.parallel._BEGIN_WITHIN = 1.0
+does = DOES[sys.argv[3]]
+truth, forks, hangs = Truth(does.get("transform")), [], {2}
+os.register_at_fork(before=lambda: forks.append(1), after_in_child=lambda: len(forks) in hangs and time.sleep(1000))
+
+def slow(worker):
+    time.sleep(6)
+
+loader = DALILoader(Crops(), 3, device="cpu", **WORKERS[sys.argv[2]], **does)
+iterator = iter(loader)
+one, other = iterator._workers
+try:
+    assert_pairs(iterator, truth, in_order())
+except RuntimeError as error:
+    print(str(error).replace(str(other.pid), "OTHER"))
+print(one.is_alive(), other.exitcode)
+if does or sys.argv[2] == "workers":  # persistent workers of DataLoader's own kind stay as they are
+    assert_pairs(loader, truth, in_order())
+del iterator, loader
+loader = DALILoader(Crops(), 3, device="cpu", worker_init_fn=slow, **WORKERS[sys.argv[2]], **does)
+assert_pairs(loader, truth, in_order())
+print("done")
+"""
+
+
+@pytest.mark.parametrize(("workers", "does"), [("persistent", "transform"), ("workers", "nothing")])
+def test_a_worker_that_never_begins_is_named_and_ended(run_script: Script, workers: str, does: str) -> None:
+    """One that is only slow, in its ``worker_init_fn``, is waited for."""
+    done = run_script(NEVER, Path(__file__).parent, workers, does)
+    assert done.returncode == 0, done.stderr
+    first, alive, end = done.stdout.splitlines()
+    assert first.startswith("DataLoader worker (pid OTHER) did not begin within 1 s after the fork. Most likely")
+    assert (alive, end) == ("True -9", "done")

@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
+import multiprocessing
+import signal
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from multiprocessing import connection
 from typing import Any, cast
 
-from torchdali.resume import Resumable
-from torchdali.workers import Starting, Uninterrupted, WorkerStart
+from torch.utils.data import _utils as data_utils  # pyright: ignore[reportPrivateUsage]
 
-__all__ = ["Parallel"]
+from torchdali.resume import Resumable
+from torchdali.workers import RollCall, Starting, Uninterrupted, WorkerStart
+
+__all__ = ["Parallel", "forget_pids"]
+
+_BEGIN_WITHIN = 60.0
+"""Seconds after which a worker that was forked and has not begun never will."""
+
+_INTERVAL: float = data_utils.MP_STATUS_CHECK_INTERVAL
+
+forget_pids = cast("Callable[[int], None]", vars(data_utils.signal_handling)["_remove_worker_pids"])
+"""Lets torch's handler of SIGCHLD watch the workers of an iterator, given by its ``id``, no longer."""
 
 
 class Parallel(Resumable):
@@ -16,24 +34,40 @@ class Parallel(Resumable):
     A KeyboardInterrupt can come anywhere else, in the user's sampler too. In the midst of ``Queue.put`` it could leave
     a lock locked for which the end of the workers would wait for ever, or a queue that sends nothing any more.
 
+    A worker's death is noticed at once and named. torch's handler of SIGCHLD raises it only where Python runs: a signal
+    that comes just before the wait for a batch begins is seen when that wait is over, 5 seconds later.
+
+    A worker that is forked may never begin: handlers of other libraries run in it first, and one may wait for a lock
+    that a thread of theirs held in this process. It is killed then, and an error raised.
+
     Args:
         loader: The loader.
     """
 
+    _data_queue: Any
+    _pin_memory: bool
+    _workers: list[Any]
     _workers_status: list[bool]
 
     def __init__(self, loader: Any) -> None:
         self._starting = Starting()
-        if not isinstance(loader.worker_init_fn, WorkerStart):
-            super().__init__(loader)
-            return
-        with self._starting:
+        self._roll: RollCall | None = None
+        self._lost = ""
+        ours = isinstance(loader.worker_init_fn, WorkerStart)
+        if (loader.multiprocessing_context or multiprocessing).get_start_method() == "fork":
+            self._roll = RollCall(loader.worker_init_fn, loader.num_workers)
+            twin = copy.copy(loader)
+            vars(twin)["_bookmark"] = loader._bookmark  # noqa: SLF001
+            twin.worker_init_fn = self._roll
+            loader = twin
+        with self._starting if ours else nullcontext():
             super().__init__(loader)
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         if first_iter:
             self._workers_status = [True] * self._num_workers  # by which torch ends them, should the next line raise
             self._starting.end()
+            self._forked = time.monotonic()
         super()._reset(loader, first_iter)
 
     def _try_put_index(self) -> None:
@@ -48,3 +82,59 @@ class Parallel(Resumable):
     def _next_index(self) -> Any:
         """What the sampler gave to ``_try_put_index``."""
         return self._asked
+
+    def _get_data(self) -> tuple[int, Any]:
+        if self._lost:
+            raise RuntimeError(self._lost)
+        try:
+            return cast("Any", super())._get_data()  # noqa: SLF001 - its own
+        except Exception as error:
+            if not self._lost:
+                self._name_the_dead(error)
+            raise
+
+    def _try_get_data(self, timeout: float = _INTERVAL) -> Any:
+        if not self._pin_memory and not self._wait(timeout):
+            timeout = 0.0
+        found = cast("Any", super())._try_get_data(timeout)  # noqa: SLF001 - its own
+        if not found[0]:
+            self._call_the_roll()
+        return found
+
+    def _wait(self, timeout: float) -> bool:
+        """Waits until a batch comes, which it tells, or a worker has died."""
+        batches = self._data_queue._reader  # noqa: SLF001
+        sentinels = {worker.sentinel: worker for worker in itertools.compress(self._workers, self._workers_status)}
+        ready = connection.wait([batches, *sentinels], timeout)
+        if batches in ready:
+            return True
+        for sentinel in ready:
+            sentinels[sentinel].join()  # it is ending: torch shall find that it has
+        return False
+
+    def _name_the_dead(self, error: Exception) -> None:
+        """Raises what torch's handler of signals would have, had it not come in the midst of something."""
+        if isinstance(error, (OSError, EOFError)):  # from a connection to one that is just ending
+            connection.wait([worker.sentinel for worker in self._workers if worker.exitcode is None], timeout=1)
+        for worker in self._workers:
+            if code := worker.exitcode:
+                how = f"is killed by signal: {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+                raise RuntimeError(f"DataLoader worker (pid {worker.pid}) {how}") from error
+
+    def _call_the_roll(self) -> None:
+        """Kills workers that never began, and raises which."""
+        missing = self._roll.missing() if self._roll else []
+        if not missing or time.monotonic() - self._forked < _BEGIN_WITHIN:
+            return
+        pids = ", ".join(str(self._workers[worker].pid) for worker in missing)
+        self._lost = (
+            f"DataLoader worker (pid {pids}) did not begin within {_BEGIN_WITHIN:g} s after the fork. Most likely it "
+            "waits for a lock that a thread of another library held in the main process just then: use "
+            'multiprocessing_context="forkserver" or "spawn", whose workers inherit no locks'
+        )
+        forget_pids(id(self))  # torch's handler would raise what happens here
+        self._worker_pids_set = False
+        for worker in missing:
+            self._workers[worker].kill()  # it may have inherited a handler of SIGTERM, and cannot run it
+            self._workers[worker].join()
+        raise RuntimeError(self._lost)

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import copy
 import os
-import signal
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
-from multiprocessing import connection
 from typing import Any, cast
 
 import numpy as np
@@ -39,7 +37,7 @@ from torchdali.feed import Batch, Feed
 from torchdali.identities import Identities
 from torchdali.lenient import LenientFeed
 from torchdali.packing import Packed, Packer, stand_ins
-from torchdali.parallel import Parallel
+from torchdali.parallel import Parallel, forget_pids
 from torchdali.place import Saved
 from torchdali.received import source_of
 from torchdali.rejoin import rejoined, stand_in
@@ -56,7 +54,6 @@ from torchdali.workers import WorkerStart
 __all__ = ["ParallelProxyEpoch", "SerialProxyEpoch"]
 
 _pin_memory = cast("Callable[[Any], Any]", data_utils.pin_memory.pin_memory)
-_forget_pids = cast("Callable[[int], None]", vars(data_utils.signal_handling)["_remove_worker_pids"])
 
 _ANEW = "this epoch cannot go on, a new one can be started"
 _INTERRUPTED = f"the loader was interrupted; {_ANEW}"
@@ -324,7 +321,7 @@ class _ProxyEpoch(Resumable):
             if end and hasattr(self, "_workers"):
                 end()
         elif getattr(self, "_worker_pids_set", False):
-            _forget_pids(id(self))
+            forget_pids(id(self))
             self._worker_pids_set = False
 
     def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
@@ -350,26 +347,12 @@ class ParallelProxyEpoch(_ProxyEpoch, Parallel, _MultiProcessingDataLoaderIter, 
         return self._received.popleft() if self._received else self._receive()
 
     def _receive(self) -> tuple[Any, Any]:
-        try:
-            task, data = cast("tuple[Any, Any]", super()._get_data())
-        except Exception as error:
-            self._name_the_dead(error)
-            raise
+        task, data = super()._get_data()
         if isinstance(data, Packed):
             data.task = task
             if isinstance(data.block, ReceivedBlock):  # it comes back, and is not to be mapped again then
                 self._mappings[data.block.mapping.key] = data.block.mapping
         return task, data
-
-    def _name_the_dead(self, error: Exception) -> None:
-        """Raises what torch's handler of signals would have, had it not come in the midst of something."""
-        workers = cast("list[Any]", self._workers)
-        if isinstance(error, (OSError, EOFError)):  # from a connection to one that is just ending
-            connection.wait([worker.sentinel for worker in workers if worker.exitcode is None], timeout=1)
-        for worker in workers:
-            if code := worker.exitcode:
-                how = f"is killed by signal: {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
-                raise RuntimeError(f"DataLoader worker (pid {worker.pid}) {how}") from error
 
     def _arrived(self) -> bool:
         while not self._data_queue.empty():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+import mmap
 import signal
 import threading
 from types import TracebackType
@@ -14,7 +15,7 @@ from torch.utils.data import get_worker_info
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Starting", "Uninterrupted", "WorkerStart"]
+__all__ = ["RollCall", "Starting", "Uninterrupted", "WorkerStart"]
 
 
 class Uninterrupted:
@@ -119,6 +120,31 @@ class WorkerStart:
             signal.signal(signal.SIGINT, _leave_it_to_the_parent)
         if self._init is not None:
             self._init(worker_id)
+
+
+class RollCall:
+    """A ``worker_init_fn`` that tells the process which forked the workers that they have begun.
+
+    A worker says so with a byte of shared memory, for which it waits for nobody.
+
+    Args:
+        worker_init_fn: What is called then, if anything.
+        workers: Number of workers.
+    """
+
+    def __init__(self, worker_init_fn: Callable[[int], Any] | None, workers: int) -> None:
+        self._init = worker_init_fn
+        self._begun = mmap.mmap(-1, workers)
+
+    def __call__(self, worker_id: int) -> None:
+        """Runs in each worker, before all else that is not torch's."""
+        self._begun[worker_id] = 1
+        if self._init is not None:
+            self._init(worker_id)
+
+    def missing(self) -> list[int]:
+        """The numbers of the workers that have not begun."""
+        return [worker for worker, begun in enumerate(self._begun[:]) if not begun]
 
 
 def _leave_it_to_the_parent(number: int, frame: Any) -> None:
