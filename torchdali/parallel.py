@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from torch.utils.data import _utils as data_utils  # pyright: ignore[reportPrivateUsage]
 
+from torchdali.engine import died
 from torchdali.resume import Resumable
 from torchdali.workers import RollCall, Starting, Uninterrupted, WorkerStart
 
@@ -89,37 +90,42 @@ class Parallel(Resumable):
         try:
             return cast("Any", super())._get_data()  # noqa: SLF001 - its own
         except Exception as error:
-            if not self._lost:
+            if not died(error):
                 self._name_the_dead(error)
             raise
 
     def _try_get_data(self, timeout: float = _INTERVAL) -> Any:
-        if not self._pin_memory and not self._wait(timeout):
-            timeout = 0.0
+        if not self._pin_memory:
+            timeout = self._wait(timeout)
         found = cast("Any", super())._try_get_data(timeout)  # noqa: SLF001 - its own
         if not found[0]:
             self._call_the_roll()
         return found
 
-    def _wait(self, timeout: float) -> bool:
-        """Waits until a batch comes, which it tells, or a worker has died."""
+    def _wait(self, timeout: float) -> float:
+        """Waits until a batch comes or a worker dies; returns how long torch may still wait for a batch."""
         batches = self._data_queue._reader  # noqa: SLF001
-        sentinels = {worker.sentinel: worker for worker in itertools.compress(self._workers, self._workers_status)}
-        ready = connection.wait([batches, *sentinels], timeout)
+        ready = connection.wait([batches, *(worker.sentinel for worker in self._at_work)], timeout)
         if batches in ready:
-            return True
-        for sentinel in ready:
-            sentinels[sentinel].join()  # it is ending: torch shall find that it has
-        return False
+            return timeout
+        for worker in self._at_work:
+            if worker.sentinel in ready:
+                worker.join()  # it is ending
+                raise RuntimeError(_death(worker))
+        return 0.0
+
+    @property
+    def _at_work(self) -> list[Any]:
+        """The workers that are to live."""
+        return list(itertools.compress(self._workers, self._workers_status))
 
     def _name_the_dead(self, error: Exception) -> None:
         """Raises what torch's handler of signals would have, had it not come in the midst of something."""
         if isinstance(error, (OSError, EOFError)):  # from a connection to one that is just ending
             connection.wait([worker.sentinel for worker in self._workers if worker.exitcode is None], timeout=1)
         for worker in self._workers:
-            if code := worker.exitcode:
-                how = f"is killed by signal: {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
-                raise RuntimeError(f"DataLoader worker (pid {worker.pid}) {how}") from error
+            if worker.exitcode or (worker in self._at_work and worker.exitcode is not None):
+                raise RuntimeError(_death(worker)) from error
 
     def _call_the_roll(self) -> None:
         """Kills workers that never began, and raises which."""
@@ -138,3 +144,10 @@ class Parallel(Resumable):
             self._workers[worker].kill()  # it may have inherited a handler of SIGTERM, and cannot run it
             self._workers[worker].join()
         raise RuntimeError(self._lost)
+
+
+def _death(worker: Any) -> str:
+    """How a worker ended that should not have, in torch's words."""
+    code = worker.exitcode
+    how = f"is killed by signal: {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+    return f"DataLoader worker (pid {worker.pid}) {how}"
