@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -91,6 +92,18 @@ def test_damaged_file_is_named_in_its_turn(
     path.rmdir() if path.is_dir() else path.unlink(missing_ok=True)
     path.write_bytes(content)
     assert_pairs(loader, fresh, in_order())
+
+
+def test_a_pipe_is_named_and_not_waited_for(fresh: ImageFolder, device: str) -> None:
+    path = sample_path(fresh)
+    path.unlink()
+    os.mkfifo(path)
+    iterator = iter(DALILoader(fresh, PER_BATCH, device=device))
+    assert_pairs((next(iterator) for _ in range(OF_BAD)), fresh, in_order()[:OF_BAD])
+    with pytest.raises(SampleError, match=r"cannot be read as an image \(it is no regular file\)") as caught:
+        next(iterator)
+    assert caught.value.path == str(path)
+    assert_pairs(iterator, fresh, in_order()[OF_BAD + 1 :])
 
 
 def test_the_index_is_the_loaders(fresh: ImageFolder) -> None:

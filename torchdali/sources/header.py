@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import os
+import stat
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -52,9 +53,11 @@ def read_header(path: str) -> Header:
     Raises:
         OSError: The file cannot be read, or PIL does not know it (``PIL.UnidentifiedImageError``).
     """
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe that nobody writes to would block
     try:
         about = os.fstat(file)
+        if not stat.S_ISREG(about.st_mode):
+            raise OSError("it is no regular file")
         found = _own(lambda at: os.pread(file, _READ, at), about.st_size)
     finally:
         os.close(file)
