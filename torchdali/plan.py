@@ -7,7 +7,7 @@ operators; ``graph.py`` builds it; its ``str`` is what ``loader.explain()`` prin
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -96,6 +96,7 @@ class Plan:
     fidelity: Fidelity
     entry: Entry = "files"
     decode_window: bool = False
+    _blocks: dict[int, int] = field(default_factory=dict[int, int], init=False, compare=False, repr=False)
 
     @property
     def all_rules(self) -> tuple[Rule, ...]:
@@ -155,6 +156,7 @@ class Plan:
         """
         inputs: Inputs = {}
         by_rule: list[Params] = []
+        draws = draws.ahead(self._blocks)
 
         def follow(rules: Sequence[tuple[int, Rule]], size: IntArray) -> IntArray:
             for i, rule in rules:

@@ -210,7 +210,7 @@ class ImageFeed(Feed):
         if not len(missing):
             images.there = True
             return
-        nothing_is_drawn = Draws(np.zeros(2, np.uint64), missing, np.zeros_like(missing))
+        nothing_is_drawn = Draws(np.zeros(2, np.uint32), missing, np.zeros_like(missing))
         self._decoded = True
         self._awaited.append(images)
         self._decoding.push(Batch(images.files_read, self.cache.pool, missing, nothing_is_drawn))

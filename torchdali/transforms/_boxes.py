@@ -48,8 +48,7 @@ def random_boxes(
     sides = np.rint(np.sqrt(area * drawn)), np.rint(np.sqrt(area / drawn))
     height, width = sides if tall else sides[::-1]
     fitting = fits(height, width)
-    first = np.argmax(fitting, axis=1)[:, None]
-    shape = np.concatenate([np.take_along_axis(x, first, axis=1) for x in (height, width)], axis=1).astype(np.int64)
+    first = np.arange(0, fitting.size, ATTEMPTS) + np.argmax(fitting, axis=1)
+    shape = np.stack((height.reshape(-1)[first], width.reshape(-1)[first]), axis=1).astype(np.int64)
     start = np.floor(u[:, -2:] * (size - shape + 1)).astype(np.int64)
-    found: Mask = np.take_along_axis(fitting, first, axis=1)[:, 0]
-    return start, shape, found
+    return start, shape, fitting.reshape(-1)[first]
