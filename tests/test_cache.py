@@ -6,6 +6,7 @@ import gc
 import io
 import os
 import pickle
+import threading
 import weakref
 from collections.abc import Callable
 from importlib.resources import files
@@ -20,7 +21,7 @@ from torch.utils.data import ConcatDataset, RandomSampler, Subset
 from torchvision.datasets import CIFAR10, ImageFolder
 from torchvision.transforms import v2
 
-from torchdali import DALILoader
+from torchdali import DALILoader, SampleError
 from torchdali.transforms import MultiView
 
 pytestmark = pytest.mark.timeout(60)
@@ -315,18 +316,30 @@ def test_copy_of_a_loader_has_a_cache_of_its_own(dataset: ImageFolder, kind: str
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_timeout_holds(fresh: ImageFolder, kind: str) -> None:
-    os.mkfifo(path := path_of(fresh, 7).with_suffix(".fifo"))
-    path.replace(path_of(fresh, 7))
+def test_timeout_holds(monkeypatch: pytest.MonkeyPatch, fresh: ImageFolder, kind: str) -> None:
+    """On storage that does not answer."""
+    go_on, answer, silent = threading.Event(), os.open, str(path_of(fresh, 7))
+    monkeypatch.setattr(os, "open", lambda path, *how: (path != silent or go_on.wait(30), answer(path, *how))[1])
     iterator = iter(loader_of(fresh, "cpu", kind, shuffle=False, timeout=1))
     try:
         assert [next(iterator)[1].tolist() for _ in range(2)] == in_order()[:2]
         with pytest.raises(RuntimeError, match="timed out after 1 seconds"):
             next(iterator)
     finally:
-        os.close(os.open(path_of(fresh, 7), os.O_RDWR))  # lets the thread go that waits for a writer
+        go_on.set()
     with pytest.raises(RuntimeError, match="timed out"):
         next(iterator)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_pipe_is_named_and_not_waited_for(fresh: ImageFolder, kind: str) -> None:
+    path_of(fresh, 7).unlink()
+    os.mkfifo(path_of(fresh, 7))
+    iterator = iter(loader_of(fresh, "cpu", kind, shuffle=False))
+    assert [next(iterator)[1].tolist() for _ in range(2)] == in_order()[:2]
+    with pytest.raises(SampleError, match="it is no regular file"):
+        next(iterator)
+    assert [labels.tolist() for _, labels in iterator] == in_order()[3:]
 
 
 # What cannot be

@@ -13,7 +13,7 @@ import PIL.Image
 import pytest
 import torch
 from conftest import PER_BATCH, Numbered, assert_pairs, encoded, in_order
-from torch.utils.data import Subset, default_collate
+from torch.utils.data import DataLoader, Subset, default_collate
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
@@ -130,6 +130,67 @@ def test_each_of_several_bad_files_is_named(fresh: ImageFolder, device: str) -> 
 
 
 # Batches that cannot be made
+
+
+class OnceBad:
+    """An iterator that raises once and goes on."""
+
+    def __init__(self) -> None:
+        self.given = iter([0, 1, None, 2, 3, 4])
+
+    def __iter__(self) -> OnceBad:
+        return self
+
+    def __next__(self) -> int:
+        if (index := next(self.given)) is None:
+            raise LookupError("mine")
+        return index
+
+
+def of_batches(*batches: Any) -> dict[str, Any]:
+    return {"batch_sampler": batches}
+
+
+def of_indices(*indices: Any) -> dict[str, Any]:
+    return {"sampler": indices, "batch_size": 1}
+
+
+SAMPLERS: dict[str, Callable[[], dict[str, Any]]] = {
+    "beyond": lambda: of_indices(0, 99, 1, 2),
+    "before": lambda: of_indices(0, -25, -24, 2),
+    "in a batch": lambda: of_batches([0, 1], [2, 99], [3, 4]),
+    "a word": lambda: of_batches([0, 1], ["x"], [3, 4]),
+    "no batch": lambda: of_batches([0, 1], 7, [3, 4]),
+    "without a length": lambda: of_batches(map(int, [0, 1]), (i for i in [2]), {3: 0, 4: 0}),
+    "not batched": lambda: {"sampler": [0, 99, 1], "batch_size": None},
+    "goes on": lambda: {"sampler": OnceBad(), "batch_size": 2},
+    "at the end": lambda: of_indices(0, 1, 99),
+}
+
+
+def events(loader: Any) -> list[Any]:
+    """Labels of batches, and the classes of what is raised, until the end."""
+    seen: list[Any] = []
+    iterator = iter(loader)
+    while len(seen) < 9:
+        try:
+            seen.append(next(iterator)[1])
+        except Exception as error:  # noqa: BLE001 - whatever it is
+            seen.append(type(error))
+            if isinstance(error, StopIteration):
+                break
+    return [label.tolist() if isinstance(label, torch.Tensor) else label for label in seen]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("given", SAMPLERS.values(), ids=SAMPLERS.keys())
+def test_after_a_bad_index_the_epoch_goes_on(
+    dataset: ImageFolder, given: Callable[[], dict[str, Any]], workers: int
+) -> None:
+    """As DataLoader's, which is asked without workers: it could not send them every one of these."""
+    theirs = events(DataLoader(dataset, **given()))
+    assert theirs[-1] is StopIteration
+    assert events(DALILoader(dataset, **given(), num_workers=workers, device="cpu")) == theirs
 
 
 @pytest.mark.parametrize(

@@ -158,6 +158,65 @@ def test_timeout_of_slow_storage(monkeypatch: pytest.MonkeyPatch, dataset: Image
     assert_pairs(loader, dataset, in_order())
 
 
+class Interrupted:
+    """A sampler that is interrupted when it is asked for its eleventh index, once."""
+
+    def __init__(self) -> None:
+        self.interrupts = True
+
+    def __iter__(self) -> Iterator[int]:
+        for index in range(24):
+            if index == 10 and self.interrupts:
+                self.interrupts = False
+                raise KeyboardInterrupt
+            yield index
+
+
+def closed(loader: Any, _: Any) -> None:
+    loader.close()
+
+
+def timed_out(_: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def share(*_: Any) -> Any:
+        time.sleep(2)
+        raise AssertionError("nobody waits so long")
+
+    monkeypatch.setattr(nvidia.dali.Pipeline, "share_outputs", share)
+
+
+def interrupted(_: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def share(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(nvidia.dali.Pipeline, "share_outputs", share)
+
+
+@pytest.mark.parametrize("happens", [closed, timed_out, interrupted, None])
+@pytest.mark.parametrize("delivered", [1, 7])
+def test_an_epoch_that_cannot_go_on_is_not_over(
+    dataset: ImageFolder, happens: Any, delivered: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its iterator says so as often as it is asked, and its state leads to what is left of it."""
+    sampler = None if happens else Interrupted()
+    timeout = 0.5 if happens is timed_out else 0
+    loader = DALILoader(dataset, PER_BATCH, sampler=sampler, timeout=timeout, device="cpu")
+    iterator = iter(loader)
+    if happens:
+        assert_pairs((next(iterator) for _ in range(delivered)), dataset, in_order()[:delivered])
+    with monkeypatch.context() as patch:
+        if happens:
+            happens(loader, patch)
+        for _ in range(3):
+            with pytest.raises((RuntimeError, KeyboardInterrupt)):
+                next(iterator)
+    state = loader.state_dict()
+    count = delivered if happens else 0
+    assert (state["begun"], state["epoch"], state["batches"]) == (True, 0, count)
+    again = DALILoader(dataset, PER_BATCH, sampler=sampler, device="cpu")
+    again.load_state_dict(state)
+    assert_pairs(again, dataset, in_order()[count:])
+
+
 # What is left behind
 
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import numpy as np
 import torch
@@ -174,16 +174,29 @@ class Epoch(Resumable):
         while self._end is None and len(feed) < self._ahead:
             try:
                 index: Any = self._next_index()
-                feed.push(self._batch_of(index if self._auto_collation else [index]))
+                feed.push(self._batch(index if self._auto_collation else [index]))
             except StopIteration:
                 self._end = StopIteration()  # without a traceback, which would hold this iterator in a cycle
             except Exception as error:  # noqa: BLE001 - raised in its turn, after the batches before it
                 self._end = put_by(error)
+            except BaseException:
+                feed.interrupt()  # the sampler's iterator has ended by it, and the epoch would seem to be over
+                raise
 
-    def _batch_of(self, indices: Sequence[int]) -> Batch:
+    def _batch(self, indices: Iterable[int]) -> Batch:
+        """The batch of some indices; what is wrong with them is raised in its turn."""
+        try:
+            return self._batch_of(indices)
+        except Exception as error:  # noqa: BLE001
+            none = np.empty(0, np.int64)
+            batch = Batch(self._compiled.source, self._compiled.pool, none, Draws(self._key, none, none))
+            batch.error = put_by(error)
+            return batch
+
+    def _batch_of(self, indices: Iterable[int]) -> Batch:
         source = self._compiled.source
         count = len(source)
-        index = np.fromiter(map(operator.index, indices), np.int64, len(indices))
+        index = np.fromiter(map(operator.index, indices), np.int64)
         outside = (index < -count) | (index >= count)
         if outside.any():
             raise IndexError(f"the sampler gave index {int(index[outside][0])} for a dataset of {count} samples")
@@ -193,13 +206,13 @@ class Epoch(Resumable):
     def _next_data(self) -> Any:
         feed = self._feed
         assert feed is not None
+        if feed.over:
+            raise RuntimeError(feed.over)
         self.clock.enter()
         self._pull(feed)
         self._read_ahead.take()
         if not len(feed):
-            feed.close()
-            self.clock.end()
-            raise self._claim_end()
+            self._raise_end(feed)
         self._turns += 1
         try:
             data = self._delivered(feed)
@@ -213,19 +226,30 @@ class Epoch(Resumable):
     def _delivered(self, feed: Feed | LenientFeed) -> Any:
         batch = feed.pop()
         self.clock.lap("feed")
-        data = self._batch(batch)
+        data = self._data(batch)
         data = _pin_memory(data) if self._pin_memory and self._compiled.device.type == "cpu" else data
         self.clock.leave(len(batch.rows))
         return data
 
-    def _claim_end(self) -> Exception:
-        """What ended the sampler. It is kept no longer: raised, its traceback holds this iterator in a cycle."""
-        self.place.over = isinstance(self._end, StopIteration)
-        end, self._end = self._end, StopIteration()
+    def _raise_end(self, feed: Feed | LenientFeed) -> NoReturn:
+        """Raises what the sampler raised. After its StopIteration nothing comes; after another it is asked again."""
+        end = self._end
         assert end is not None
-        return end
+        try:
+            if isinstance(end, StopIteration):
+                feed.close()
+                self.clock.end()
+                self.place.over = True
+                self._end = StopIteration()  # raised, the traceback of the other one holds this iterator in a cycle
+            else:
+                self._turns += 1
+                self.place.delivered = self._first + self._turns
+                self._end = None
+            raise end
+        finally:
+            del end
 
-    def _batch(self, batch: Batch) -> Any:
+    def _data(self, batch: Batch) -> Any:
         data = self._collated(batch)
         if self._transform_batch is None or not len(batch.rows):
             return data
@@ -283,7 +307,6 @@ class Epoch(Resumable):
         if self._feed is not None:
             self._read_ahead.leave()
             self._feed.end(CLOSED)
-            self._end = RuntimeError(CLOSED)
 
     def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
         if self._feed is not None and not ending():

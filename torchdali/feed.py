@@ -99,9 +99,13 @@ class Feed:
         return len(self._waiting) + len(self._flying)
 
     @property
-    def over(self) -> bool:
-        """Whether no batch comes any more, whatever was pushed."""
-        return bool(self._over)
+    def over(self) -> str:
+        """Why no batch comes any more, whatever was pushed; empty while batches come."""
+        return self._over
+
+    def interrupt(self) -> None:
+        """A KeyboardInterrupt came while a batch was made for it: nobody knows what was lost."""
+        self._over = self._over or _INTERRUPTED
 
     def push(self, batch: Batch) -> None:
         """Takes a batch and starts to work on it as soon as its turn comes."""

@@ -37,9 +37,13 @@ class LenientFeed:
         return len(self._feed)
 
     @property
-    def over(self) -> bool:
-        """Whether the epoch cannot go on."""
+    def over(self) -> str:
+        """As of :class:`torchdali.feed.Feed`."""
         return self._feed.over
+
+    def interrupt(self) -> None:
+        """As of :class:`torchdali.feed.Feed`."""
+        self._feed.interrupt()
 
     def push(self, batch: Batch) -> None:
         """As of :class:`torchdali.feed.Feed`."""

@@ -36,7 +36,7 @@ from torchdali.sources import FolderSource, LiftedSource, dataset_state, lift
 from torchdali.spec import Fidelity
 from torchdali.stats import Probe
 from torchdali.tolerance import OnError, Tolerance
-from torchdali.transforms import flatten
+from torchdali.transforms import flatten, snapshot
 from torchdali.tuning import Threads, Unasked, fitting_window
 
 __all__ = ["DALILoader"]
@@ -247,7 +247,7 @@ class DALILoader(Stateful, Distributed, Reporting, DataLoader[_T]):
         device = graph.resolve(self.device)
         if self.transform is None and self.batch_transform is None and device.type == "cpu" and not self.tolerance:
             return None
-        key = (device, id(self.transform), repr(self.transform), self.fidelity)
+        key = (device, snapshot(self.transform), self.fidelity)
         if self._proxy is None or self._proxy.state != key:
             routes = None
             if self.transform is not None:
@@ -315,7 +315,7 @@ class DALILoader(Stateful, Distributed, Reporting, DataLoader[_T]):
         """The source, plan and engines; anew where the dataset, a transform or the device is another one now."""
         assert self._source is not None
         device = graph.resolve(self.device)  # torch's current one may be set after the loader is made
-        key = (self._source, device, id(self.transform), repr(self.transform), self.num_workers, self.fidelity)
+        key = (self._source, device, snapshot(self.transform), self.num_workers, self.fidelity)
         key = (*key, self.cache, self.cache_bytes)
         if not self._compiled or self._compiled.state != key:
             with devices.on(device):

@@ -12,6 +12,7 @@ from torchdali.cache.files import FileCache
 from torchdali.cache.images import ImageCache
 from torchdali.plan import Plan, fuse
 from torchdali.sources import FolderSource
+from torchdali.transforms import snapshot
 
 __all__ = ["cached"]
 
@@ -43,7 +44,7 @@ def cached(
         rest, head, transforms = fuse(replace(plan, entry="encoded")), None, ()
     else:
         head, rest, transforms = cut(plan, chain, files.spec)
-        state = (kind, budget, plan.device, plan.fidelity, repr(transforms))
+        state = (kind, budget, plan.device, plan.fidelity, snapshot(transforms))
     if previous:
         if previous.serves(files, state):
             return previous, rest

@@ -18,7 +18,7 @@ from torchdali.cache.base import Cache, FileBatch, patience, share_of_free
 from torchdali.clock import Clock
 from torchdali.feed import Batch, Feed
 from torchdali.preparing import ppm, ppm_of
-from torchdali.sources import FolderSource, Scan, header_of
+from torchdali.sources import FolderSource, Scan, header_of, open_file
 from torchdali.spec import IntArray
 
 __all__ = ["FileCache"]
@@ -74,7 +74,7 @@ class FileCache(Cache):
             data, modified = _read(files.path(row))
             header = header_of(data.data)
         files.learn(row, header._replace(modified=modified))
-        files.check_endings(np.array([row]), np.pad(data, (2, 0))[None, -2:])
+        files.check_endings(np.array([row]), np.pad(data[-2:], (2, 0))[None, -2:])
         self._keep(row, data, modified)
         return data
 
@@ -188,9 +188,8 @@ class KeptFiles(FileBatch):
 
 def _read(path: str) -> tuple[Bytes, int]:
     """A file's bytes, and when it was modified last, as of before."""
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    file, about = open_file(path)
     try:
-        about = os.fstat(file)
         data: Bytes = np.empty(about.st_size, np.uint8)
         filled = 0
         while filled < len(data) and (count := os.readv(file, [data[filled:].data])):

@@ -1,7 +1,7 @@
 """What a dataset gives to the graph: the files of an image folder, arrays in memory, or what workers packed."""
 
 from torchdali.sources.folder import UNREADABLE, FileSource, FolderSource
-from torchdali.sources.header import Header, header_of, read_header
+from torchdali.sources.header import Header, header_of, open_file, read_header
 from torchdali.sources.heads import HEAD
 from torchdali.sources.index import ImageIndex
 from torchdali.sources.lift import dataset_state, lift
@@ -21,5 +21,6 @@ __all__ = [
     "dataset_state",
     "header_of",
     "lift",
+    "open_file",
     "read_header",
 ]

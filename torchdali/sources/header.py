@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import PIL.Image
 
-__all__ = ["Header", "header_of", "read_header"]
+__all__ = ["Header", "header_of", "open_file", "read_header"]
 
 _open: Callable[..., Any] = PIL.Image.open
 _READ = 2048
@@ -47,17 +47,28 @@ class Header(NamedTuple):
     modified: int = 0
 
 
+def open_file(path: str) -> tuple[int, os.stat_result]:
+    """A file's descriptor, which is to be closed, and what the system knows of the file.
+
+    Raises:
+        OSError: It cannot be opened, or is a pipe or a device.
+    """
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe that nobody writes to would block
+    about = os.fstat(file)
+    if not stat.S_ISREG(about.st_mode):
+        os.close(file)
+        raise OSError("it is no regular file")
+    return file, about
+
+
 def read_header(path: str) -> Header:
     """Reads the header of an image file.
 
     Raises:
         OSError: The file cannot be read, or PIL does not know it (``PIL.UnidentifiedImageError``).
     """
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe that nobody writes to would block
+    file, about = open_file(path)
     try:
-        about = os.fstat(file)
-        if not stat.S_ISREG(about.st_mode):
-            raise OSError("it is no regular file")
         found = _own(lambda at: os.pread(file, _READ, at), about.st_size)
     finally:
         os.close(file)

@@ -23,7 +23,7 @@ from torchdali.sources.index import ImageIndex
 from torchdali.sources.paths import Paths, read_samples
 from torchdali.sources.source import LiftedSource
 from torchdali.spec import IntArray
-from torchdali.transforms import find_rule, flatten
+from torchdali.transforms import find_rule, flatten, snapshot
 
 __all__ = ["dataset_state", "lift"]
 
@@ -149,7 +149,7 @@ def _state(dataset: Any) -> object:
     if base is None or not _is_plain(dataset, base):
         return _Objects([dataset])
     about = [dataset.transform, dataset.target_transform]
-    text = repr(dataset.transform)
+    text = repr(dataset.transform), snapshot(dataset.transform)
     if base is DatasetFolder:
         return _Objects(dataset.samples), _Objects([*about, dataset.loader]), text, _image_backend()
     if base is ImageIndex:

@@ -10,7 +10,7 @@ from torch import nn
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
-__all__ = ["flatten"]
+__all__ = ["flatten", "is_container"]
 
 
 def _held(transform: Any) -> Sequence[Any]:
@@ -39,10 +39,19 @@ _INNER: dict[type | str, Callable[[Any], Sequence[Any]]] = {
 """What is in a container, by its class or, where that is private, its class's full name. A subclass may do anything."""
 
 
+def _inner(transform: Any) -> Callable[[Any], Sequence[Any]] | None:
+    kind = type(cast("object", transform))
+    return _INNER.get(kind) or _INNER.get(f"{kind.__module__}.{kind.__qualname__}")
+
+
+def is_container(transform: Any) -> bool:
+    """Whether it only calls others, one after another."""
+    return _inner(transform) is not None
+
+
 def flatten(transform: Any) -> list[Any]:
     """The transforms in a chain, in order, without the containers that only call one after another."""
     if transform is None:
         return []
-    kind = type(cast("object", transform))
-    inner = _INNER.get(kind) or _INNER.get(f"{kind.__module__}.{kind.__qualname__}")
+    inner = _inner(transform)
     return [transform] if inner is None else [leaf for one in inner(transform) for leaf in flatten(one)]

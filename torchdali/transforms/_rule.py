@@ -206,10 +206,19 @@ def check_ranges(**ranges: Sequence[float] | None) -> None:
             raise Unsupported(f"{name}={tuple(ends[:2])} is no range (least, most)")
 
 
+def _class_for(transform: Any) -> type[Rule] | None:
+    kind = type(cast("object", transform))
+    return _RULES.get(kind) or _RULES.get(f"{kind.__module__}.{kind.__qualname__}")
+
+
+def has_rule(transform: Any) -> bool:
+    """Whether there is a rule for the transform's class."""
+    return _class_for(transform) is not None
+
+
 def find_rule(transform: Any) -> Rule | None:
     """A rule for the transform, or None where its class has none."""
-    kind = type(cast("object", transform))
-    found = _RULES.get(kind) or _RULES.get(f"{kind.__module__}.{kind.__qualname__}")
+    found = _class_for(transform)
     return found(transform) if found else None
 
 
