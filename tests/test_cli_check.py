@@ -115,6 +115,16 @@ def write_one_of_each(root: Path) -> set[tuple[str, str]]:
     return expected | {(f"some/folder/{name}", "unreadable") for name in ("gone.jpg", "pipe.jpg")}
 
 
+def test_names_tell_the_terminal_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "odd"
+    folder.mkdir()
+    (folder / "a\n\x1b[31m\u00e9.jpg").write_bytes(b"")
+    result = check(folder)
+    assert "\x1b" not in result.output
+    (line,) = [line for line in result.output.splitlines() if line.startswith("empty")]
+    assert f"{folder}/a\\n\\x1b[31m\u00e9.jpg " in line
+
+
 def test_one_of_each_kind(tmp_path: Path, device: str) -> None:
     expected = write_one_of_each(tmp_path / "pictures")
 

@@ -129,6 +129,18 @@ def test_each_of_several_bad_files_is_named(fresh: ImageFolder, device: str) -> 
     assert next(iterator, None) is None
 
 
+@pytest.mark.parametrize("given", [{"transform": "Resize"}, {"transform": [v2.ToImage(), 3]}, {"batch_transform": 3}])
+def test_what_cannot_be_called_is_no_transform(dataset: ImageFolder, given: Any) -> None:
+    with pytest.raises(TypeError, match=r"a transform is something that can be called, not ('Resize'|3)"):
+        DALILoader(dataset, device="cpu", **given)
+
+
+def test_no_batch_ahead_is_refused_when_dataloader_does(dataset: ImageFolder) -> None:
+    loader = DALILoader(dataset, PER_BATCH, num_workers=1, prefetch_factor=0, device="cpu")
+    with pytest.raises(ValueError, match="prefetch_factor must be greater than 0"):
+        iter(loader)
+
+
 # Batches that cannot be made
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import os
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +20,7 @@ from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
-from torchdali import DALILoader, SampleError
+from torchdali import DALILoader, SampleError, heads
 from torchdali.heads import HeadReader
 from torchdali.sources import HEAD, read_header
 from torchdali.sources.heads import parse
@@ -165,3 +169,30 @@ def test_reader_is_made_anew_for_larger_batches_and_after_closing(tmp_path: Path
     again, _ = reader(rows[:3])
     assert (again == few).all()
     reader.close()
+
+
+def test_closing_does_not_wait_for_a_file_that_never_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heads, "_PATIENCE", 0.1)
+    paths, pipe = write(tmp_path / "a", 1), tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader, rows = HeadReader(), np.zeros((1, 200), np.uint8)
+
+    def read(path: Path) -> Any:
+        rows[0] = 0
+        rows[0, : len(str(path))] = np.frombuffer(str(path).encode(), np.uint8)
+        return reader(rows)
+
+    def wait() -> None:
+        with contextlib.suppress(Exception):  # its pipeline is gone
+            read(pipe)
+
+    waiting = threading.Thread(target=wait, daemon=True)
+    waiting.start()
+    time.sleep(1)  # until DALI opens it
+    assert waiting.is_alive()
+    reader.close()
+    assert read(paths[0])[1].tolist() == [paths[0].stat().st_size]
+    reader.close()
+    os.close(os.open(pipe, os.O_RDWR))  # lets DALI's thread go
+    waiting.join(10)
+    assert not waiting.is_alive()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,6 +54,7 @@ LAYERS = [
     {"bench", "demo"},
     {"commands"},
     {"cli"},
+    {"__main__"},
 ]
 """From the bottom up. A module imports from layers below its own; a package's modules also import each other."""
 
@@ -105,6 +107,22 @@ def imported_units(module: Path) -> set[str]:
 
 def test_every_module_has_its_layer() -> None:
     assert {unit(module) for module in MODULES} == set().union(*LAYERS)
+
+
+def rows_of_the_table() -> dict[str, int]:
+    """The row of each module in the table of docs/architecture.md."""
+    text = (PACKAGE.parent / "docs" / "architecture.md").read_text()
+    table = text.partition("| Module | What it is |\n|---|---|\n")[2].partition("\n\n")[0]
+    firsts = [line.split("|")[1] for line in table.splitlines()]
+    return {name: i for i, first in enumerate(firsts) for name in re.findall(r"`(\w+)(?:\.py|/)`", first)}
+
+
+def test_the_documented_layers_are_those() -> None:
+    row = rows_of_the_table()
+    assert {unit(module) for module in MODULES} - row.keys() == {"__init__", "__main__"}
+    for module in MODULES:
+        if (name := unit(module)) in row:
+            assert [other for other in imported_units(module) if row.get(other, 0) > row[name]] == [], module
 
 
 @pytest.mark.parametrize("module", MODULES, ids=str)

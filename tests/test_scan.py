@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -74,6 +75,13 @@ def test_quick_files_need_no_patience(
     assert sorted(readers.read) == list(range(10 * COUNT))
     assert (readers.threads == {threading.get_ident()}) is quick
     assert threading.get_ident() in readers.threads
+
+
+def test_the_timeout_is_for_all_of_them() -> None:
+    with ThreadPoolExecutor(1) as pool:
+        whole = Scan(range(4), lambda _: time.sleep(0.4), lambda: pool, chunk=1)
+        with pytest.raises(TimeoutError):
+            whole.wait(0.8)
 
 
 @pytest.mark.parametrize("patience", [0.0, AGES])

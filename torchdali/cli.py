@@ -27,7 +27,7 @@ def commands() -> click.Group:
 
     def writable(_: click.Context, __: click.Parameter, out: Path | None) -> Path | None:
         """Nobody wants to hear after an hour that what was found cannot be written."""
-        if out and not os.access(out if out.exists() else out.parent, os.W_OK):
+        if out and not os.access(out if out.exists() else out.absolute().parent, os.W_OK):
             raise click.BadParameter(f"{str(out)!r} cannot be written: {out.parent} is no folder, or not open to you")
         return out
 
@@ -48,6 +48,7 @@ def commands() -> click.Group:
         type=click.Path(file_okay=False, path_type=Path),
         default=Path("torchdali-demo"),
         show_default=True,
+        callback=writable,
         help="Folder for the pictures and the grid.",
     )
     @click.option("--epochs", type=click.IntRange(min=1), default=8, show_default=True, help="Epochs of each training.")
@@ -83,6 +84,7 @@ def commands() -> click.Group:
         type=click.Path(dir_okay=False, path_type=Path),
         default=Path("docs/parity.md"),
         show_default=True,
+        callback=writable,
         help="The document; what was measured goes beside it, as JSON.",
     )
     @click.option(

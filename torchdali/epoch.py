@@ -82,7 +82,7 @@ class Compiled:
         source: The samples.
         pool: The engines, and the plan that they run.
         chain: All transforms, in order.
-        threads: Number of DALI's CPU threads.
+        threads: Says how many CPU threads DALI gets.
         window: Batches in flight.
         cache: What is kept of the files; None without one.
     """

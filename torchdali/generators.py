@@ -111,10 +111,6 @@ class Generators:
         """The state of each now."""
         return {name: _read(one) for name, one in (self.own | self.shared).items()}
 
-    def own_states(self) -> States:
-        """The states of those that are nobody else's."""
-        return {name: _read(one) for name, one in self.own.items()}
-
     def set(self, states: Mapping[str, State]) -> None:
         """Puts those that are named back."""
         every = self.own | self.shared

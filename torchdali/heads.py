@@ -14,6 +14,7 @@ from torchdali import bridge, graph
 __all__ = ["HeadReader"]
 
 _THREADS = 16
+_PATIENCE = 5.0
 
 
 class HeadReader:
@@ -55,10 +56,18 @@ class HeadReader:
         return HeadReader, ()
 
     def close(self) -> None:
-        """Frees its threads and memory, until it is asked again."""
-        if self._process == os.getpid():
-            with self._lock:
+        """Frees its threads and memory, until it is asked again; not those that wait for a file that never answers."""
+        if self._process != os.getpid():
+            return
+        if self._lock.acquire(timeout=_PATIENCE):
+            try:
                 self._close()
+            finally:
+                self._lock.release()
+        else:
+            if self._pipeline is not None:
+                graph.forget(self._pipeline)
+            self.__init__()
 
     def _close(self) -> None:
         pipeline, self._pipeline = self._pipeline, None

@@ -103,6 +103,7 @@ class DALILoader(Stateful, Distributed, Reporting, DataLoader[_T]):
         DALIUnavailableError: DALI is missing or cannot use the device; the text says what to install.
         ValueError: An argument is none that exists; there is a cache, and the dataset no image folder; or
             ``distributed="auto"`` with a sampler, or an ``IterableDataset``.
+        TypeError: A transform cannot be called.
     """
 
     def __init__(
@@ -123,6 +124,9 @@ class DALILoader(Stateful, Distributed, Reporting, DataLoader[_T]):
     ) -> None:
         if isinstance(dataset, (str, os.PathLike)):
             dataset = ImageFolder(Path(cast("str | os.PathLike[str]", dataset)))
+        wrong = [one for one in (*flatten(transform), batch_transform) if not (one is None or callable(one))]
+        if wrong:
+            raise TypeError(f"a transform is something that can be called, not {wrong[0]!r}")
         if fidelity not in ("exact", "fast"):
             raise ValueError(f"fidelity is 'exact' or 'fast', not {fidelity!r}")
         # Each argument is an attribute of its name, by which Lightning makes a loader anew.
@@ -336,6 +340,8 @@ class DALILoader(Stateful, Distributed, Reporting, DataLoader[_T]):
             )
         if device.type == "cuda":
             machine.warn_of_few_connections()
+        if self._window == 0:
+            raise ValueError("prefetch_factor must be greater than 0")
         size = self._declared_batch_size()
         resident = source.resident
         if self.cache and isinstance(source, FolderSource):

@@ -14,7 +14,7 @@ import PIL.Image
 import torch
 from torchvision import tv_tensors
 
-from torchdali.sources import UNREADABLE, Header, header_of, read_header
+from torchdali.sources import UNREADABLE, Header, header_of, read_header, words_of
 from torchdali.spec import Entry, First, Spec
 
 __all__ = ["PIXEL_DTYPES", "Prepared", "RefusedError", "UnreadableError", "black", "ppm", "ppm_of", "prepared"]
@@ -101,7 +101,7 @@ def _file(path: PurePath) -> Prepared:
     except FileNotFoundError:
         raise UnreadableError("there is no such file") from None
     except UNREADABLE as error:
-        raise UnreadableError(f"it cannot be read as an image ({error})") from error
+        raise UnreadableError(f"it cannot be read as an image ({words_of(error)})") from error
     if not header.native:
         return _encoded(np.fromfile(name, np.uint8))
     data = np.frombuffer(os.fsencode(name), np.uint8)
@@ -131,7 +131,7 @@ def _pil_array(image: PIL.Image.Image) -> npt.NDArray[Any]:
     try:
         array = np.asarray(image)
     except (*UNREADABLE, AttributeError, AssertionError) as error:  # the last two where its file was closed unread
-        raise UnreadableError(f"it cannot be decoded ({str(error) or 'its file is closed'})") from error
+        raise UnreadableError(f"it cannot be decoded ({words_of(error) or 'its file is closed'})") from error
     if array.dtype == np.bool_:
         array = array.astype(np.uint8) * 255
     return array[..., None] if array.ndim == 2 else array
@@ -163,7 +163,7 @@ def _encoded(data: _Bytes) -> Prepared:
             pixels = ppm(data)  # of a JPEG without an end marker only to see whether PIL reads it
             data = data if header.native else pixels
     except UNREADABLE as error:
-        raise UnreadableError(f"it cannot be decoded ({error})") from error
+        raise UnreadableError(f"it cannot be decoded ({words_of(error)})") from error
     return Prepared((Spec(), "encoded"), (header.height, header.width), data)
 
 

@@ -14,7 +14,7 @@ from torchdali.blocks import ReceivedBlock
 from torchdali.errors import SampleError
 from torchdali.packing import Packed, PackedImages
 from torchdali.preparing import black, ppm
-from torchdali.sources import UNREADABLE, FileSource, Source, header_of
+from torchdali.sources import UNREADABLE, FileSource, Source, header_of, words_of
 from torchdali.spec import IntArray
 
 __all__ = ["source_of"]
@@ -70,7 +70,7 @@ class ReceivedImages(Source):
             try:
                 ppm(self.image(row))
             except UNREADABLE as error:
-                raise self.error(row, f"it cannot be decoded ({error})") from error
+                raise self.error(row, f"it cannot be decoded ({words_of(error)})") from error
 
     def replace(self, row: int, size: tuple[int, int]) -> None:
         """As of :class:`Source`."""

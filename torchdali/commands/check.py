@@ -233,7 +233,9 @@ def _nothing(folder: Path, found: Found, left_out: Counter[str]) -> str:
 
 def _show(checked: Checked, console: Console) -> None:
     for problem in checked.problems:
-        line = Text.assemble((f"{problem.problem:<12}", "bold red"), f"{problem.path}  ", (problem.reason, "dim"))
+        line = Text.assemble(
+            (f"{problem.problem:<12}", "bold red"), f"{_printable(problem.path)}  ", (problem.reason, "dim")
+        )
         console.print(line, soft_wrap=True)
     if checked.left_out:
         kinds = _listed(checked.left_out)
@@ -249,6 +251,11 @@ def _show(checked: Checked, console: Console) -> None:
         markup=False,
         soft_wrap=True,
     )
+
+
+def _printable(path: str) -> str:
+    """A path in one line, whatever is in it, that tells the terminal nothing."""
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in path)
 
 
 def _listed(counts: Counter[str]) -> str:

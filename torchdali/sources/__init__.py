@@ -1,6 +1,6 @@
 """What a dataset gives to the graph: the files of an image folder, arrays in memory, or what workers packed."""
 
-from torchdali.sources.folder import UNREADABLE, FileSource, FolderSource
+from torchdali.sources.folder import UNREADABLE, FileSource, FolderSource, words_of
 from torchdali.sources.header import Header, header_of, open_file, read_header
 from torchdali.sources.heads import HEAD
 from torchdali.sources.index import ImageIndex
@@ -23,4 +23,5 @@ __all__ = [
     "lift",
     "open_file",
     "read_header",
+    "words_of",
 ]

@@ -21,10 +21,16 @@ from torchdali.sources.scan import Scan
 from torchdali.sources.source import LiftedSource, Source
 from torchdali.spec import IntArray
 
-__all__ = ["UNREADABLE", "FileSource", "FolderSource"]
+__all__ = ["UNREADABLE", "FileSource", "FolderSource", "words_of"]
 
 UNREADABLE = (OSError, ValueError, SyntaxError, PIL.Image.DecompressionBombError)
 """What PIL raises on files that are no image or a damaged one."""
+
+
+def words_of(error: BaseException) -> str:
+    """What an exception of ``UNREADABLE`` says, but for the name of the file, or where in memory it was."""
+    return "cannot identify image file" if isinstance(error, PIL.UnidentifiedImageError) else str(error)
+
 
 _open: Callable[..., Any] = PIL.Image.open
 _MANY = 32
@@ -221,7 +227,7 @@ class FileSource(Source):
         except FileNotFoundError as error:
             raise self.error(row, "there is no such file") from error
         except UNREADABLE as error:
-            raise self.error(row, f"it cannot be {what} ({error})") from error
+            raise self.error(row, f"it cannot be {what} ({words_of(error)})") from error
 
 
 class FolderSource(FileSource, LiftedSource):

@@ -79,7 +79,7 @@ def _lift(dataset: Any) -> LiftedSource:
     if len(leaves) > 1 and any(functions):
         which = np.searchsorted(ends, _array(places), "right").astype(np.min_scalar_type(len(leaves)))
     classes = len({name for one in leaves for name in one.classes})
-    where = f" in {classes:,} classes" if classes else ""
+    where = f" in {classes:,} {'class' if classes == 1 else 'classes'}" if classes else ""
     about = f"{len(places):,} files{where} ({_outline(dataset)})"
     return _Lifted(dataset, *_files(leaves, ends[-1], places), which, functions, transform, about)
 

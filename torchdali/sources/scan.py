@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
-from time import perf_counter
+from time import monotonic, perf_counter
 
 __all__ = ["Scan"]
 
@@ -73,8 +73,9 @@ class Scan:
             SampleError: One of them cannot be; the others may still be being read.
             TimeoutError: It takes longer than ``timeout`` seconds.
         """
+        end = None if timeout is None else monotonic() + timeout
         try:
             while self._futures:
-                self._futures.pop(0).result(timeout)
+                self._futures.pop(0).result(None if end is None else max(end - monotonic(), 0))
         except futures.TimeoutError as error:  # another class than the built-in one before Python 3.11
             raise TimeoutError(f"headers were not read in {timeout} seconds") from error
