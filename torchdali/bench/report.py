@@ -20,7 +20,7 @@ def show(runs: Sequence[Run], decided: Verdict | None, console: Console) -> None
     """Prints what was measured, and the verdict where there is one."""
     alone = [run for run in runs if run["model"] is None]
     trained = [run for run in runs if run["model"] is not None]
-    console.print(_table("Loading alone", alone, _ALONE))
+    _print("Loading alone", alone, _ALONE, console)
     ours = next((run for run in alone if run.get("alone")), None)
     if ours:
         console.print(_parts(ours["alone"]))
@@ -29,17 +29,17 @@ def show(runs: Sequence[Run], decided: Verdict | None, console: Console) -> None
         shared = [
             {**run, "share": run["images_per_s"] / top if top and run["status"] == "ok" else None} for run in trained
         ]
-        console.print(_table(f"Beside a training step of {trained[0]['model']}", shared, _TRAINED))
+        _print(f"Beside a training step of {trained[0]['model']}", shared, _TRAINED, console)
     if decided:
         console.print(f"[bold]Verdict[/]: {decided.sentence}.", highlight=False)
 
 
 _ALONE = {
     "images/s": ("images_per_s", ",.0f"),
-    "gap p50": ("gap_ms.median", ",.1f"),
-    "p99, ms": ("gap_ms.p99", ",.1f"),
+    "between batches, ms p50": ("gap_ms.median", ",.1f"),
+    "p99": ("gap_ms.p99", ",.1f"),
     "first batch, s": ("first_batch_s", ".2f"),
-    "next epoch's": ("second_epoch_first_batch_s", ".2f"),
+    "next epoch's first, s": ("second_epoch_first_batch_s", ".2f"),
     "CPU-s per 1,000": ("cpu_s_per_1000_images", ".2f"),
     "GPU MiB": ("gpu_peak_mib", ",.0f"),
     "host MiB": ("pss_mib", ",.0f"),
@@ -48,27 +48,29 @@ _TRAINED = {
     "images/s": ("images_per_s", ",.0f"),
     "of the ceiling": ("share", ".1%"),
     "waiting": ("waiting_share", ".1%"),
-    "step p50": ("gap_ms.median", ",.1f"),
-    "p99, ms": ("gap_ms.p99", ",.1f"),
+    "a step, ms p50": ("gap_ms.median", ",.1f"),
+    "p99": ("gap_ms.p99", ",.1f"),
     "CPU-s per 1,000": ("cpu_s_per_1000_images", ".2f"),
     "GPU MiB": ("gpu_peak_mib", ",.0f"),
 }
 
 
-def _table(title: str, runs: Sequence[Run], columns: Mapping[str, tuple[str, str]]) -> Table:
+def _print(title: str, runs: Sequence[Run], rows: Mapping[str, tuple[str, str]], console: Console) -> None:
+    """A column for each loader, which fits a terminal of 80 columns; figures that nobody has are left out."""
     table = Table(title=title, title_justify="left")
-    table.add_column("")
-    for name in columns:
-        table.add_column(name, justify="right")
+    table.add_column("", no_wrap=True)
     for run in runs:
-        cells = [_cell(run, *column) for column in columns.values()]
-        if run["status"] != "ok":
-            cells = [run["status"], *[""] * (len(columns) - 1)]
-        table.add_row(LOADERS[run["loader"]], *cells, style="bold" if run["loader"] == "torchdali" else "")
+        table.add_column(LOADERS[run["loader"]], justify="right", style="bold" if run["loader"] == "torchdali" else "")
+    if any(run["status"] != "ok" for run in runs):
+        table.add_row("", *("" if run["status"] == "ok" else run["status"] for run in runs))
+    for name, row in rows.items():
+        cells = [_cell(run, *row) if run["status"] == "ok" else "" for run in runs]
+        if any(cells):
+            table.add_row(name, *cells)
+    console.print(table)
     for run in runs:
         if run["status"] != "ok":
-            table.caption = f"{table.caption or ''}\n{LOADERS[run['loader']]}: {reason(run)}".strip()
-    return table
+            console.print(f"{LOADERS[run['loader']]}: {reason(run)}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _cell(run: Run, key: str, form: str) -> str:
