@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -215,6 +216,43 @@ def test_an_epoch_that_cannot_go_on_is_not_over(
     again = DALILoader(dataset, PER_BATCH, sampler=sampler, device="cpu")
     again.load_state_dict(state)
     assert_pairs(again, dataset, in_order()[count:])
+
+
+SILENT = """
+import os, sys, threading
+from torchvision.transforms import v2
+from torchdali import DALILoader
+
+answer = os.open
+os.open = lambda path, *how: threading.Event().wait() if str(path).endswith("7.jpg") else answer(path, *how)
+crop = v2.Compose([v2.ToImage(), v2.CenterCrop(8)])
+loader = DALILoader(sys.argv[1], 2, transform=crop, timeout=float(sys.argv[2]), device="cpu")
+if loader.timeout == 0:
+    threading.Timer(1, os.kill, (os.getpid(), 2)).start()
+try:
+    list(loader)
+except (RuntimeError, KeyboardInterrupt) as error:
+    print(type(error).__name__, error)
+if len(sys.argv) > 3:
+    loader.close()
+print("done", flush=True)
+"""
+
+
+@pytest.mark.parametrize("close", [[], ["close"]], ids=["left", "closed"])
+@pytest.mark.parametrize(
+    ("timeout", "raised"), [(0.3, "RuntimeError DataLoader timed out after 0.3 seconds"), (0, "KeyboardInterrupt")]
+)
+def test_a_process_ends_beside_storage_that_does_not_answer(
+    run_script: Script, pictures: Path, timeout: float, raised: str, close: list[str]
+) -> None:
+    try:
+        done = run_script(SILENT, pictures, timeout, *close, timeout=20)
+    except subprocess.TimeoutExpired as expired:
+        pytest.fail(f"it did not end; it said {expired.stdout}")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(raised)
+    assert done.stdout.endswith("done\n")
 
 
 # What is left behind

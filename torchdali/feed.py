@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Generator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +19,7 @@ import torch
 
 from torchdali import devices
 from torchdali.clock import Clock
+from torchdali.daemons import Daemons
 from torchdali.engine import Engine, EnginePool, Taken, Views, died
 from torchdali.errors import PipelineError, SampleError
 from torchdali.rng import Draws
@@ -91,7 +91,7 @@ class Feed:
         self._waiting: deque[Batch] = deque()
         self._flying: deque[Batch] = deque()
         self._engines: list[tuple[EnginePool, Engine]] = []
-        self._threads: ThreadPoolExecutor | None = None
+        self._threads: Daemons | None = None
         self._process = os.getpid()
         self._over = ""
 
@@ -170,16 +170,16 @@ class Feed:
         self._waiting.clear()
         self._flying.clear()
         if self._threads:
-            self._threads.shutdown(wait=False, cancel_futures=True)
+            self._threads.shutdown()
             self._threads = None
         if self._process == os.getpid():
             while self._engines:
                 pool, engine = self._engines.pop()
                 pool.give_back(engine)
 
-    def _scan_threads(self) -> ThreadPoolExecutor:
+    def _scan_threads(self) -> Daemons:
         if self._threads is None:
-            self._threads = ThreadPoolExecutor(_SCAN_THREADS, thread_name_prefix="torchdali-scan")
+            self._threads = Daemons(_SCAN_THREADS, "torchdali-scan")
         return self._threads
 
     def _advance(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from contextlib import ExitStack
 from typing import Any, Literal
 
@@ -88,7 +88,7 @@ class FileBatch(Source):
     def images(self, rows: IntArray, by_pil: IntArray, held: ExitStack) -> Any:
         return self.files.images(rows, by_pil, held)
 
-    def scan(self, rows: IntArray, pool: Callable[[], ThreadPoolExecutor]) -> Scan:
+    def scan(self, rows: IntArray, pool: Callable[[], Executor]) -> Scan:
         return self.files.scan(rows, pool)
 
     def beside_engine(self) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from contextlib import ExitStack
 from threading import Lock
 from typing import Any
@@ -159,7 +159,7 @@ class KeptFiles(FileBatch):
         self._cache, self._patience = cache, patience
         self._data: dict[int, Bytes] = {}
 
-    def scan(self, rows: IntArray, pool: Callable[[], ThreadPoolExecutor]) -> Scan:
+    def scan(self, rows: IntArray, pool: Callable[[], Executor]) -> Scan:
         """Reads all files that are not kept, and looks whether the others are what they were."""
         return Scan(np.unique(rows).tolist(), self._read, pool, patience=self._patience)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from contextlib import ExitStack
 from functools import partial
 from threading import Lock
@@ -264,7 +264,7 @@ class ImageBatch(Source):
     def error(self, row: int, reason: str) -> SampleError:
         return self._files.error(row, reason)
 
-    def scan(self, rows: IntArray, pool: Callable[[], ThreadPoolExecutor]) -> Scan:
+    def scan(self, rows: IntArray, pool: Callable[[], Executor]) -> Scan:
         """Looks the batch up; if it is called again, anew."""
         self.there, self._others = False, []
         self.files_read = FilesRead(self._files)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
@@ -116,7 +116,7 @@ class FileSource(Source):
             paths[place, : len(name)] = np.frombuffer(name, np.uint8)
         return paths
 
-    def scan(self, rows: IntArray, pool: Callable[[], ThreadPoolExecutor]) -> Scan:
+    def scan(self, rows: IntArray, pool: Callable[[], Executor]) -> Scan:
         """Reads the headers of those files that are not known yet, in the threads of ``pool()``."""
         unknown = self._facts.unknown(rows)
         if self.read_heads is None or len(unknown) < _MANY or self._facts.keeps_modified:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent import futures
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future
 from time import monotonic, perf_counter
 
 __all__ = ["Scan"]
@@ -31,7 +31,7 @@ class Scan:
         self,
         indices: Sequence[int],
         learn: Callable[[int], None],
-        pool: Callable[[], ThreadPoolExecutor],
+        pool: Callable[[], Executor],
         chunk: int = _CHUNK,
         patience: float = 0.0,
     ) -> None:

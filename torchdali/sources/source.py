@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from contextlib import ExitStack
 from typing import Any
 
@@ -51,7 +51,7 @@ class Source:
         """
         raise NotImplementedError
 
-    def scan(self, rows: IntArray, pool: Callable[[], ThreadPoolExecutor]) -> Scan:
+    def scan(self, rows: IntArray, pool: Callable[[], Executor]) -> Scan:
         """Learns what must be known before parameters are drawn, in the threads of ``pool()``."""
         return Scan([], self.check, pool)
 

@@ -1,0 +1,69 @@
+"""Threads for what may never return, for which nobody waits when the process ends."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from contextlib import suppress
+from typing import Any
+
+__all__ = ["Daemons"]
+
+_Task = tuple["Future[Any]", Callable[[], Any]]
+
+
+class Daemons(Executor):
+    """As ``ThreadPoolExecutor``, but that nobody waits for the threads.
+
+    The interpreter waits for those of ``ThreadPoolExecutor`` before it ends, and a thread that reads from storage that
+    does not answer would keep the process alive.
+
+    Args:
+        most: The most threads; each is started when it is needed.
+        name: What their names begin with.
+    """
+
+    def __init__(self, most: int, name: str) -> None:
+        self._most, self._name = most, name
+        self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
+        self._idle = threading.Semaphore(0)
+        self._started = 0
+        self._over = False
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """As of ``concurrent.futures.Executor``."""
+        assert not self._over
+        future: Future[Any] = Future()
+        self._tasks.put((future, lambda: fn(*args, **kwargs)))
+        if not self._idle.acquire(blocking=False) and self._started < self._most:
+            self._started += 1
+            name = f"{self._name}_{self._started}"
+            threading.Thread(target=_work, args=(self._tasks, self._idle), name=name, daemon=True).start()
+        return future
+
+    def shutdown(self, wait: bool = False, *, cancel_futures: bool = True) -> None:
+        """Ends the threads, each when it has done what it does; what none has begun is cancelled."""
+        del wait, cancel_futures
+        self._over = True
+        with suppress(queue.Empty):
+            while task := self._tasks.get_nowait():
+                task[0].cancel()
+        self._tasks.put(None)
+
+
+def _work(tasks: queue.SimpleQueue[_Task | None], idle: threading.Semaphore) -> None:
+    while task := tasks.get():
+        future, call = task
+        if future.set_running_or_notify_cancel():
+            try:
+                result = call()
+            except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+                del result
+        del task, future, call  # while it waits for the next one
+        idle.release()
+    tasks.put(None)  # for the others
