@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import skimage.data
 import torch
+from conftest import Script
 from PIL import Image
 from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
@@ -196,3 +197,32 @@ def test_closing_does_not_wait_for_a_file_that_never_answers(tmp_path: Path, mon
     os.close(os.open(pipe, os.O_RDWR))  # lets DALI's thread go
     waiting.join(10)
     assert not waiting.is_alive()
+
+
+WAITING = """
+import os, sys, threading
+from torchvision.transforms import v2
+from torchdali import DALILoader
+
+crop, timeout = v2.Compose([v2.ToImage(), v2.CenterCrop(8)]), float(sys.argv[2])
+loader = DALILoader(sys.argv[1], 100, transform=crop, timeout=timeout, device="cpu")
+if not timeout:
+    threading.Timer(2, os.kill, (os.getpid(), 2)).start()
+try:
+    list(loader)
+except (RuntimeError, KeyboardInterrupt) as error:
+    print(type(error).__name__)
+"""
+
+
+@pytest.mark.parametrize(("timeout", "raised"), [(1, "RuntimeError"), (0, "KeyboardInterrupt")])
+def test_a_process_ends_while_a_file_is_waited_for(
+    run_script: Script, tmp_path: Path, timeout: int, raised: str
+) -> None:
+    folder = tmp_path / "some" / "class"
+    folder.mkdir(parents=True)
+    for number in range(40):
+        (folder / f"{number}.jpg").write_bytes(next(kinds())[1])
+    os.mkfifo(folder / "pipe.jpg")
+    done = run_script(WAITING, folder.parent, timeout, timeout=30)
+    assert (done.returncode, done.stdout) == (0, f"{raised}\n"), done.stderr

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 from threading import Lock
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import numpy.typing as npt
@@ -44,6 +46,9 @@ class HeadReader:
             self.__init__()
         with self._lock:
             if self._pipeline is None or self._batch_size < len(paths):
+                _readers.add(self)
+                atexit.unregister(_leave)
+                atexit.register(_leave)  # when DALI has been imported, to come before what it does at the end
                 self._close()
                 self._pipeline, self._batch_size = graph.build_heads(len(paths), _THREADS), len(paths)
             self._pipeline.feed_input(graph.HEADS_OF, paths)
@@ -65,6 +70,11 @@ class HeadReader:
             finally:
                 self._lock.release()
         else:
+            self.leave()
+
+    def leave(self) -> None:
+        """Lets go of the pipeline where it waits for a file."""
+        if self._process == os.getpid() and self._lock.locked():
             if self._pipeline is not None:
                 graph.forget(self._pipeline)
             self.__init__()
@@ -73,3 +83,12 @@ class HeadReader:
         pipeline, self._pipeline = self._pipeline, None
         if pipeline is not None:
             pipeline.close()
+
+
+_readers: WeakSet[HeadReader] = WeakSet()
+
+
+def _leave() -> None:
+    """At the end of the process, where DALI would wait for all of its threads."""
+    for reader in list(_readers):
+        reader.leave()
