@@ -25,6 +25,7 @@ LAYERS = [
     {"errors", "devices", "sharding", "daemons"},
     {"spec"},
     {"rng", "occurrences", "generators", "remainder"},
+    {"redrawn"},
     {"place", "skip"},
     {"transforms"},
     {"sources"},

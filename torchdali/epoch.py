@@ -158,7 +158,7 @@ class Epoch(Resumable):
         return int(self._base_seed)
 
     def _counts(self) -> Callable[[Iterable[Any]], None]:
-        return lambda indices: self._occurrences.pass_over(map(operator.index, indices))
+        return self._occurrences.pass_over
 
     def start(self, key: Words) -> Epoch:
         """Begins with the epoch's random key. Workers would get their first indices now, so the sampler is asked."""

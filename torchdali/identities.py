@@ -6,7 +6,6 @@ import hashlib
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any, cast
 
 import numpy as np
@@ -20,7 +19,6 @@ __all__ = ["Identities", "Known"]
 
 _STREAM = 2**40
 """Samples that one worker's stream may have."""
-_CHUNK = 2**20
 
 
 @dataclass(frozen=True)
@@ -106,11 +104,12 @@ def _key_of(index: Any) -> int:
     return int.from_bytes(hashlib.blake2b(repr(index).encode(), digest_size=7).digest(), "little")
 
 
-def _keys_of(indices: Iterable[Any]) -> Iterator[IntArray]:
+def _keys_of(indices: Iterable[IntArray | list[Any]]) -> Iterator[IntArray]:
     """The same for many indices, some at a time."""
-    waiting = iter(indices)
-    while some := list(islice(waiting, _CHUNK)):
-        if set(map(type, some)) == {int} and min(some) >= -(2**63) and max(some) < 2**63:
+    for some in indices:
+        if isinstance(some, np.ndarray):
+            yield some
+        elif set(map(type, some)) == {int} and min(some) >= -(2**63) and max(some) < 2**63:
             yield np.array(some, np.int64)
         else:
             yield np.array(list(map(_key_of, some)), np.int64)

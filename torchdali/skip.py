@@ -9,10 +9,13 @@ from typing import Any, cast
 
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler, WeightedRandomSampler
 
+from torchdali.redrawn import Redrawn, redrawn
 from torchdali.remainder import Remainder
 from torchdali.sharding import Shard
 
 __all__ = ["Skip", "unless_over"]
+
+_CHUNK = 2**20
 
 
 class Skip:
@@ -24,8 +27,8 @@ class Skip:
         sampler: What gives the indices.
         iterator: Its iterator, which was not asked yet.
         batched: Whether it gives batches.
-        passed: Is given an iterator over the indices of samples that are passed over, and uses it up. It is not called
-            where the sampler cannot give an index twice.
+        passed: Is given an iterator over the indices of samples that are passed over, in arrays or lists of many, and
+            uses it up. It is not called where the sampler cannot give an index twice.
         loaded: Whether the sampler loaded a state of the epoch's begin.
     """
 
@@ -49,16 +52,23 @@ class Skip:
             return
         if self._opens:
             if self._within is None:  # made as late as the BatchSampler would have made it
-                self._within = iter(self._sampler.sampler)
+                self._within = redrawn(self._sampler.sampler)
                 if self._loaded:
                     self._within = chain(*unless_over(self._within, self._sampler.sampler))
-            self._passed(islice(self._within, batches * self._sampler.batch_size))
+            count = batches * self._sampler.batch_size
+            if isinstance(self._within, Redrawn):
+                self._passed(self._within.take(count))
+            else:
+                self._pass(islice(self._within, count))
         elif self._batched and self._passed is not _drop:
             some = islice(self._iterator, batches)
             lists = (cast("Iterable[Any]", batch) for batch in some if isinstance(batch, Iterable))
-            self._passed(chain.from_iterable(lists))
+            self._pass(chain.from_iterable(lists))
         else:
-            self._passed(islice(self._iterator, batches))
+            self._pass(islice(self._iterator, batches))
+
+    def _pass(self, indices: Iterator[Any]) -> None:
+        self._passed(indices if self._passed is _drop else iter(lambda: list(islice(indices, _CHUNK)), []))
 
     def rest(self) -> Iterator[Any]:
         """What was not passed over."""
