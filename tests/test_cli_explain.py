@@ -118,7 +118,7 @@ def test_a_folder_of_class_folders(pictures: Path) -> None:
 def test_a_folder_without_classes_and_a_transform(pictures: Path, mine: Path) -> None:
     result = run(pictures / "coffee", "--transform", f"{mine}:chain")
     assert result.exit_code == 0, result.output
-    assert "8 files in 1 classes" in result.output
+    assert "8 files in 1 class (" in result.output
     assert "RandomResizedCrop(size=(40, 40)" in result.output
 
 

@@ -50,6 +50,15 @@ def cells(output: str, row: str) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
+@pytest.mark.parametrize("command", ["demo", "parity"])
+def test_where_nothing_can_be_made_is_said_before_the_work(tmp_path: Path, command: str) -> None:
+    (tmp_path / "file").write_text("")
+    out = tmp_path / "file" / "some" / "out"
+    done = CliRunner().invoke(cli.commands(), [command, "--out", str(out)])
+    assert done.exit_code == 2
+    assert "cannot be written" in done.output
+
+
 def test_demo_command(tmp_path: Path) -> None:
     done = demo(tmp_path, "--epochs", "2", "--device", "cpu")
     assert done.returncode == 0, done.stdout + done.stderr

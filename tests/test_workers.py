@@ -14,6 +14,7 @@ from conftest import PER_BATCH, Script, assert_pairs, in_order
 from crops import DOES, EXACT, Crops, Truth, with_workers
 
 from torchdali import DALILoader
+from torchdali.parallel import _name_the_dead
 
 
 @with_workers
@@ -182,3 +183,30 @@ def test_a_worker_that_never_begins_is_named_and_ended(run_script: Script, worke
     first, alive, end = done.stdout.splitlines()
     assert first.startswith("DataLoader worker (pid OTHER) did not begin within 1 s after the fork. Most likely")
     assert (alive, end) == ("True -9", "done")
+
+
+# Workers that are just ending
+
+
+class Ending:
+    """A worker whose end is told by its sentinel and not yet by the system."""
+
+    pid = 7
+    exitcode: int | None = None
+
+    def __init__(self) -> None:
+        self.sentinel, end = os.pipe()
+        os.close(end)
+
+    def join(self) -> None:
+        self.exitcode = 0
+
+
+def test_one_that_is_ending_is_named_when_its_connection_broke() -> None:
+    worker, broken = Ending(), ConnectionResetError()
+    try:
+        with pytest.raises(RuntimeError, match=r"DataLoader worker \(pid 7\) exited with code 0") as raised:
+            _name_the_dead([worker], broken)
+    finally:
+        os.close(worker.sentinel)
+    assert raised.value.__cause__ is broken

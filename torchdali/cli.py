@@ -27,8 +27,15 @@ def commands() -> click.Group:
 
     def writable(_: click.Context, __: click.Parameter, out: Path | None) -> Path | None:
         """Nobody wants to hear after an hour that what was found cannot be written."""
-        if out and not os.access(out if out.exists() else out.absolute().parent, os.W_OK):
+        if out and not os.access(out if out.exists() else out.parent, os.W_OK):
             raise click.BadParameter(f"{str(out)!r} cannot be written: {out.parent} is no folder, or not open to you")
+        return out
+
+    def makable(_: click.Context, __: click.Parameter, out: Path) -> Path:
+        """The same where missing folders are made."""
+        there = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
+        if not os.access(there, os.W_OK) or not (there.is_dir() or there == out.absolute()):
+            raise click.BadParameter(f"{str(out)!r} cannot be written: {there} is no folder, or not open to you")
         return out
 
     def demand(device: str) -> None:
@@ -48,7 +55,7 @@ def commands() -> click.Group:
         type=click.Path(file_okay=False, path_type=Path),
         default=Path("torchdali-demo"),
         show_default=True,
-        callback=writable,
+        callback=makable,
         help="Folder for the pictures and the grid.",
     )
     @click.option("--epochs", type=click.IntRange(min=1), default=8, show_default=True, help="Epochs of each training.")
@@ -84,7 +91,7 @@ def commands() -> click.Group:
         type=click.Path(dir_okay=False, path_type=Path),
         default=Path("docs/parity.md"),
         show_default=True,
-        callback=writable,
+        callback=makable,
         help="The document; what was measured goes beside it, as JSON.",
     )
     @click.option(

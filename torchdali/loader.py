@@ -171,7 +171,7 @@ class DALILoader(Stateful, Distributed, Reporting, DataLoader[_T]):
             return None, id(dataset), str(error)
 
     def _lift_again(self) -> None:
-        """Looks at a dataset anew that was changed since."""
+        """Looks anew at a dataset that is read and was changed since."""
         if self._source is not None and dataset_state(self.dataset) != self._source_state:
             self._source, self._source_state, self._not_lifted = self._lift(self.dataset)
         self._check_cache()

@@ -87,11 +87,12 @@ class Parallel(Resumable):
     def _get_data(self) -> tuple[int, Any]:
         if self._lost:
             raise RuntimeError(self._lost)
+        at_work = self._at_work
         try:
             return cast("Any", super())._get_data()  # noqa: SLF001 - its own
         except Exception as error:
             if not died(error):
-                self._name_the_dead(error)
+                _name_the_dead(at_work, error)
             raise
 
     def _try_get_data(self, timeout: float = _INTERVAL) -> Any:
@@ -119,14 +120,6 @@ class Parallel(Resumable):
         """The workers that are to live."""
         return list(itertools.compress(self._workers, self._workers_status))
 
-    def _name_the_dead(self, error: Exception) -> None:
-        """Raises what torch's handler of signals would have, had it not come in the midst of something."""
-        if isinstance(error, (OSError, EOFError)):  # from a connection to one that is just ending
-            connection.wait([worker.sentinel for worker in self._workers if worker.exitcode is None], timeout=1)
-        for worker in self._workers:
-            if worker.exitcode or (worker in self._at_work and worker.exitcode is not None):
-                raise RuntimeError(_death(worker)) from error
-
     def _call_the_roll(self) -> None:
         """Kills workers that never began, and raises which."""
         missing = self._roll.missing() if self._roll else []
@@ -144,6 +137,18 @@ class Parallel(Resumable):
             self._workers[worker].kill()  # it may have inherited a handler of SIGTERM, and cannot run it
             self._workers[worker].join()
         raise RuntimeError(self._lost)
+
+
+def _name_the_dead(workers: list[Any], error: Exception) -> None:
+    """Raises what torch's handler of signals would have, had it not come in the midst of something."""
+    if isinstance(error, (OSError, EOFError)):  # from a connection to one that is just ending
+        ending = connection.wait([worker.sentinel for worker in workers if worker.exitcode is None], timeout=1)
+        for worker in workers:
+            if worker.sentinel in ending:
+                worker.join()
+    for worker in workers:
+        if worker.exitcode is not None:
+            raise RuntimeError(_death(worker)) from error
 
 
 def _death(worker: Any) -> str:
