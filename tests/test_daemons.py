@@ -54,10 +54,18 @@ def test_what_was_not_begun_is_cancelled() -> None:
     futures = [pool.submit(work, number) for number in range(6)]
     while not all(future.running() for future in futures[:2]):
         time.sleep(0.01)
-    pool.shutdown()
+    pool.shutdown(wait=False, cancel_futures=True)
     go_on.set()
     for future in futures[2:]:
         with pytest.raises(CancelledError):
             future.result(5)
     assert [future.result(5) for future in futures[:2]] == [None, None]
     assert sorted(done) == [0, 1]
+
+
+def test_what_was_begun_or_not_is_done_where_that_is_asked_for() -> None:
+    pool = Daemons(2, "test-daemons")
+    futures = [pool.submit(time.sleep, 0.02) for _ in range(8)]
+    pool.shutdown()
+    assert all(future.done() and not future.cancelled() for future in futures)
+    assert not mine()

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 from torchdali.errors import OptionError, TorchDALIError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import click
 
 __all__ = ["commands", "main"]
@@ -25,18 +27,19 @@ def commands() -> click.Group:
     import click
     from rich.console import Console
 
-    def writable(_: click.Context, __: click.Parameter, out: Path | None) -> Path | None:
+    def writable(makes_folders: bool = False) -> Callable[[click.Context, click.Parameter, Path | None], Path | None]:
         """Nobody wants to hear after an hour that what was found cannot be written."""
-        if out and not os.access(out if out.exists() else out.parent, os.W_OK):
-            raise click.BadParameter(f"{str(out)!r} cannot be written: {out.parent} is no folder, or not open to you")
-        return out
 
-    def makable(_: click.Context, __: click.Parameter, out: Path) -> Path:
-        """The same where missing folders are made."""
-        there = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
-        if not os.access(there, os.W_OK) or not (there.is_dir() or there == out.absolute()):
-            raise click.BadParameter(f"{str(out)!r} cannot be written: {there} is no folder, or not open to you")
-        return out
+        def check(_: click.Context, __: click.Parameter, out: Path | None) -> Path | None:
+            if out is None:
+                return None
+            above = out.absolute().parents if makes_folders else [out.absolute().parent]
+            there = next((path for path in (out.absolute(), *above) if path.exists()), out.parent)
+            if not os.access(there, os.W_OK) or not (there.is_dir() or out.exists()):
+                raise click.BadParameter(f"{str(out)!r} cannot be written: {there} is no folder, or not open to you")
+            return out
+
+        return check
 
     def demand(device: str) -> None:
         import torch
@@ -55,7 +58,7 @@ def commands() -> click.Group:
         type=click.Path(file_okay=False, path_type=Path),
         default=Path("torchdali-demo"),
         show_default=True,
-        callback=makable,
+        callback=writable(makes_folders=True),
         help="Folder for the pictures and the grid.",
     )
     @click.option("--epochs", type=click.IntRange(min=1), default=8, show_default=True, help="Epochs of each training.")
@@ -91,7 +94,7 @@ def commands() -> click.Group:
         type=click.Path(dir_okay=False, path_type=Path),
         default=Path("docs/parity.md"),
         show_default=True,
-        callback=makable,
+        callback=writable(makes_folders=True),
         help="The document; what was measured goes beside it, as JSON.",
     )
     @click.option(
@@ -147,7 +150,7 @@ def commands() -> click.Group:
         "--json",
         "out",
         type=click.Path(dir_okay=False, path_type=Path),
-        callback=writable,
+        callback=writable(),
         help="Where to write all figures as JSON.",
     )
     def bench(
@@ -194,7 +197,7 @@ def commands() -> click.Group:
         "out",
         metavar="FILE.csv|FILE.json",
         type=click.Path(dir_okay=False, path_type=Path),
-        callback=writable,
+        callback=writable(),
         help="Where to write what is wrong, too.",
     )
     @click.option(
@@ -288,7 +291,7 @@ def commands() -> click.Group:
         metavar="FILE.png|FILE.html",
         type=click.Path(dir_okay=False, path_type=Path),
         default=Path("torchdali-preview.png"),
-        callback=writable,
+        callback=writable(),
         show_default=True,
         help="Where to write the grid.",
     )

@@ -29,7 +29,7 @@ class Daemons(Executor):
         self._most, self._name = most, name
         self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
         self._idle = threading.Semaphore(0)
-        self._started = 0
+        self._threads: list[threading.Thread] = []
         self._over = False
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
@@ -37,20 +37,22 @@ class Daemons(Executor):
         assert not self._over
         future: Future[Any] = Future()
         self._tasks.put((future, lambda: fn(*args, **kwargs)))
-        if not self._idle.acquire(blocking=False) and self._started < self._most:
-            self._started += 1
-            name = f"{self._name}_{self._started}"
-            threading.Thread(target=_work, args=(self._tasks, self._idle), name=name, daemon=True).start()
+        if not self._idle.acquire(blocking=False) and len(self._threads) < self._most:
+            name = f"{self._name}_{len(self._threads)}"
+            thread = threading.Thread(target=_work, args=(self._tasks, self._idle), name=name, daemon=True)
+            self._threads.append(thread)
+            thread.start()
         return future
 
-    def shutdown(self, wait: bool = False, *, cancel_futures: bool = True) -> None:
-        """Ends the threads, each when it has done what it does; what none has begun is cancelled."""
-        del wait, cancel_futures
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """As of ``concurrent.futures.Executor``."""
         self._over = True
         with suppress(queue.Empty):
-            while task := self._tasks.get_nowait():
+            while cancel_futures and (task := self._tasks.get_nowait()):
                 task[0].cancel()
         self._tasks.put(None)
+        for thread in self._threads if wait else ():
+            thread.join()
 
 
 def _work(tasks: queue.SimpleQueue[_Task | None], idle: threading.Semaphore) -> None:

@@ -170,7 +170,7 @@ class Feed:
         self._waiting.clear()
         self._flying.clear()
         if self._threads:
-            self._threads.shutdown()
+            self._threads.shutdown(wait=False, cancel_futures=True)
             self._threads = None
         if self._process == os.getpid():
             while self._engines:

@@ -29,7 +29,7 @@ from torchdali.plain import ParallelPlain, SerialPlain
 from torchdali.plan import compile_plan, fuse
 from torchdali.proxy import ParallelProxyEpoch, SerialProxyEpoch
 from torchdali.reporting import Reporting
-from torchdali.resume import Bookmark, Resumable, Stateful
+from torchdali.resume import Bookmark, Resumable, Stateful, twin_of
 from torchdali.routes import Routes
 from torchdali.sharding import Distributed, Sharding
 from torchdali.sources import FolderSource, LiftedSource, dataset_state, lift
@@ -221,9 +221,8 @@ class DALILoader(Stateful, Distributed, Reporting, DataLoader[_T]):
         compiled = self._compile()
         if self.persistent_workers and self._base_seed is not None and not self._bookmark.loaded:
             # Persistent workers keep the first epoch's base seed, and no other is drawn from the loader's generator.
-            twin = copy.copy(self)
+            twin = twin_of(self)
             twin.generator = torch.Generator()
-            vars(twin)["_bookmark"] = self._bookmark
             epoch = Epoch(twin, compiled, again=self._base_seed)
         else:
             epoch = Epoch(self, compiled)

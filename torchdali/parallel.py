@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import multiprocessing
 import signal
@@ -15,7 +14,7 @@ from typing import Any, cast
 from torch.utils.data import _utils as data_utils  # pyright: ignore[reportPrivateUsage]
 
 from torchdali.engine import died
-from torchdali.resume import Resumable
+from torchdali.resume import Resumable, twin_of
 from torchdali.workers import RollCall, Starting, Uninterrupted, WorkerStart
 
 __all__ = ["Parallel", "forget_pids"]
@@ -57,10 +56,8 @@ class Parallel(Resumable):
         ours = isinstance(loader.worker_init_fn, WorkerStart)
         if (loader.multiprocessing_context or multiprocessing).get_start_method() == "fork":
             self._roll = RollCall(loader.worker_init_fn, loader.num_workers)
-            twin = copy.copy(loader)
-            vars(twin)["_bookmark"] = loader._bookmark  # noqa: SLF001
-            twin.worker_init_fn = self._roll
-            loader = twin
+            loader = twin_of(loader)
+            loader.worker_init_fn = self._roll
         with self._starting if ours else nullcontext():
             super().__init__(loader)
 

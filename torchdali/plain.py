@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any, cast
 
 from torch.utils.data.dataloader import (
@@ -11,7 +10,7 @@ from torch.utils.data.dataloader import (
 )
 
 from torchdali.parallel import Parallel
-from torchdali.resume import Resumable
+from torchdali.resume import Resumable, twin_of
 from torchdali.stream import Carried, Carrier, is_stream, put_stream
 
 __all__ = ["ParallelPlain", "SerialPlain"]
@@ -28,9 +27,8 @@ class _Plain(Resumable):
         self._size: int = loader.batch_size or 1
         self._streams = is_stream(loader.dataset)
         if self._streams:
-            twin = copy.copy(loader)
-            bookmark = vars(twin)["_bookmark"] = loader._bookmark  # noqa: SLF001
-            stream = put_stream(twin, bookmark.here(loader))
+            twin = twin_of(loader)
+            stream = put_stream(twin, loader._bookmark.here(loader))  # noqa: SLF001
             twin.collate_fn = Carrier(loader.collate_fn, stream)
             loader = twin
         super().__init__(loader)

@@ -7,7 +7,6 @@ before it is handed out.
 
 from __future__ import annotations
 
-import copy
 import os
 import sys
 from collections import deque
@@ -41,7 +40,7 @@ from torchdali.parallel import Parallel, forget_pids
 from torchdali.place import Saved
 from torchdali.received import source_of
 from torchdali.rejoin import rejoined, stand_in
-from torchdali.resume import Resumable
+from torchdali.resume import Resumable, twin_of
 from torchdali.rng import Draws
 from torchdali.samples import call_on_batch
 from torchdali.spec import First
@@ -99,8 +98,7 @@ class _ProxyEpoch(Resumable):
 
     def _twin(self, loader: Any) -> Any:
         """The loader as torch's iterator is to see it."""
-        twin = copy.copy(loader)
-        bookmark = vars(twin)["_bookmark"] = loader._bookmark  # noqa: SLF001
+        twin = twin_of(loader)
         routes = self.proxy.routes
         images: bool = routes is not None
         first: First = routes.first if routes else "conversion"
@@ -109,7 +107,7 @@ class _ProxyEpoch(Resumable):
         # Without images the batch itself crosses to the device, and torch has a thread that pins it.
         twin.pin_memory = self.proxy.device.type == "cuda" and not images
         if is_stream(loader.dataset):
-            twin.collate_fn = StreamPacker(twin.collate_fn, put_stream(twin, bookmark.here(loader)))
+            twin.collate_fn = StreamPacker(twin.collate_fn, put_stream(twin, loader._bookmark.here(loader)))  # noqa: SLF001
         if isinstance(loader.dataset, (IterDataPipe, MapDataPipe, IterableDataset)):
             return twin
         vars(twin)["dataset"] = Traced(

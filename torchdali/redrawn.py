@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import cache
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -47,21 +48,13 @@ class Redrawn(Iterator[int]):
 
     def take(self, count: int) -> Iterator[IntArray]:
         """The next indices, some at a time; fewer where there are no more."""
-        begun = np.fromiter(self._some(count), np.int64)
+        begun = np.fromiter(islice(self._waiting, count), np.int64)
         yield begun
         count -= len(begun)
         whole = min(count, self._left) // _AT_ONCE * _AT_ONCE
         for start in range(0, whole, _CHUNK):
             yield self._draw(min(whole - start, _CHUNK)).numpy()
-        yield np.fromiter(self._some(count - whole, draws=True), np.int64)
-
-    def _some(self, count: int, draws: bool = False) -> Iterator[int]:
-        """Up to ``count``, of those that were drawn unless ``draws``."""
-        for _ in range(count):
-            index = next(self if draws else self._waiting, None)
-            if index is None:
-                return
-            yield index
+        yield np.fromiter(islice(self, count - whole), np.int64)
 
     def _draw(self, count: int) -> torch.Tensor:
         sampler: Any = self._sampler

@@ -22,7 +22,7 @@ from torchdali.state import check_version, checked, describe, epochs_of, is_stat
 from torchdali.stream import Stream
 from torchdali.tracing import put_by
 
-__all__ = ["Bookmark", "Resumable", "Stateful"]
+__all__ = ["Bookmark", "Resumable", "Stateful", "twin_of"]
 
 _ITERATOR = "iterator"
 _STATES = ("state_at_begin", "state")
@@ -146,6 +146,13 @@ class Bookmark:
             self.begin(loader, 0)
         assert self.place is not None
         return self.place
+
+
+def twin_of(loader: Any) -> Any:
+    """A copy of a loader, whose place is the loader's own, for an iterator that is to see other arguments."""
+    twin = copy.copy(loader)
+    vars(twin)["_bookmark"] = loader._bookmark  # noqa: SLF001 - a copy for others has one of its own
+    return twin
 
 
 class Stateful:
