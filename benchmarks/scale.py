@@ -1,13 +1,14 @@
 """Several GPUs of one host, a process each: images/s of each GPU, and what each process holds, epoch by epoch.
 
     python -m benchmarks.scale
-    python -m benchmarks.scale --gpus 1,2 --seconds 3 --name trial
+    python -m benchmarks.scale --gpus 1,2 --systems torchdali --seconds 3 --name trial
 
 Each number of GPUs is run by itself: so many processes with the variables that `torchrun` sets, each with its own GPU
 and its own cores, a `DistributedSampler` and a `DALILoader` with no option set. Every GPU gets as many pictures as one
 GPU alone does. First each process counts images for the same few seconds, after an epoch that warms up; then another
 loader goes through short epochs, and after each of them memory, threads and open files are looked at. While all loaders
-are there, the memory that is in use on each GPU tells whether a process has also put something on another's.
+are there, the memory that is in use on each GPU tells whether a process has also put something on another's. DALI by
+hand, tuned, is counted beside it in as many processes, each with all pictures: what it loses is lost to the host.
 
 Without a GPU the processes run on the CPU, which is good for trying the harness only.
 """
@@ -27,14 +28,16 @@ from benchmarks import data, held, report
 from benchmarks.script import Results, parsed, parser_of
 
 _REPOSITORY = Path(__file__).resolve().parent.parent
+SYSTEMS = ("torchdali", "dali_tuned")
 _FIGURES = ("pss_mib", "anonymous_mib", "gpu_mib", "threads", "files")
 _LEGEND = """\
 Each process has {cores} cores (where there are so many) and one GPU, batches of {batch_size}. *Images/s* are of each
 process over the same {seconds} s, in the mean, the slowest and the fastest; *of one* is the mean as a share of that
-with one process. Memory is of one process, after the first of {epochs} epochs of {batches} batches and after the last;
-on the GPU it includes CUDA's context. *Slope* is the largest of any process, per epoch, by the median of all pairs,
-the first epoch left out; *range* is the largest less the smallest. *Used on each GPU* is while all loaders are there:
-equal numbers mean that each process is on its own GPU only."""
+with one process. Tuned DALI has half as many threads as cores. Memory is of one process of torchdali, after the first
+of {epochs} epochs of {batches} batches and after the last; on the GPU it includes CUDA's context. *Slope* is the
+largest of any process, per epoch, by the median of all pairs, the first epoch left out; *range* is the largest less the
+smallest. *Used on each GPU* is while all loaders are there: equal numbers mean that each process is on its own GPU
+only."""
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
@@ -45,12 +48,13 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     about = {name: getattr(args, name) for name in ("batch_size", "seconds", "epochs", "batches", "cores")}
     results = Results("scale", args, write, data=pictures, **about)
     for count in args.gpus:
-        entry = {"processes": count, **measured(args, root, count)}
-        results.add(entry, _line(entry))
+        for system in args.systems:
+            entry = {"processes": count, "system": system, **measured(args, root, count, system)}
+            results.add(entry, _line(entry))
     return results.whole
 
 
-def measured(args: argparse.Namespace, root: Path, count: int) -> dict[str, Any]:
+def measured(args: argparse.Namespace, root: Path, count: int, system: str = "torchdali") -> dict[str, Any]:
     """So many processes at once: each one's figures and status 'ok', or what the first that failed wrote last."""
     cpus = sorted(os.sched_getaffinity(0))
     share = max(1, min(args.cores, len(cpus) // count))
@@ -63,6 +67,7 @@ def measured(args: argparse.Namespace, root: Path, count: int) -> dict[str, Any]
             mine = [cpus[i % len(cpus)] for i in range(rank * share, (rank + 1) * share)]
             options = {
                 "root": root.resolve(),
+                "system": system,
                 "result": result,
                 "cpus": ",".join(map(str, mine)),
                 **{name: getattr(args, name) for name in ("batch_size", "seconds", "epochs", "batches", "timeout")},
@@ -120,14 +125,18 @@ def _about(figures: dict[str, Any]) -> dict[str, Any]:
 def summary(ranks: list[dict[str, Any]]) -> dict[str, Any]:
     """What all processes did together."""
     rates = [rank["images_per_s"] for rank in ranks]
-    moved = [held.drifts(rank["held"]) for rank in ranks]
-    figures = [name for name in _FIGURES if name in moved[0]]
-    return {
+    whole = {
         "images_per_s": round(sum(rates) / len(rates), 1),
         "slowest": min(rates),
         "fastest": max(rates),
         "first_batch_s": max(rank["first_batch_s"] for rank in ranks),
         "cpu_s_per_1000_images": max(rank["cpu_s_per_1000_images"] for rank in ranks),
+    }
+    if "held" not in ranks[0]:
+        return whole
+    moved = [held.drifts(rank["held"]) for rank in ranks]
+    figures = [name for name in _FIGURES if name in moved[0]]
+    return whole | {
         "drift": {
             name: {what: max((one[name][what] for one in moved), key=abs) for what in ("slope", "range")}
             for name in figures
@@ -162,22 +171,26 @@ def write(whole: dict[str, Any], out: Path, name: str) -> None:
 
 
 def table(runs: list[dict[str, Any]]) -> str:
-    """Throughput: a line a number of processes."""
-    rows = [["GPUs", "cores each", "images/s each", "slowest to fastest", "of one", "together", "first batch, s"]]
-    alone = next((run for run in runs if run["status"] == "ok" and run["processes"] == 1), None)
-    for run in runs:
+    """Throughput: a line a system and number of processes."""
+    titles = ["GPUs", "cores each", "images/s each", "slowest to fastest", "of one", "together"]
+    rows = [["", *titles, "CPU-s per 1,000", "first batch, s"]]
+    alone = {run["system"]: run["images_per_s"] for run in runs if run["status"] == "ok" and run["processes"] == 1}
+    for run in sorted(runs, key=lambda run: SYSTEMS.index(run["system"])):
+        system = run["system"]
         if run["status"] != "ok":
-            rows.append([str(run["processes"]), "", run["status"], *[""] * 4])
+            rows.append([system, str(run["processes"]), "", run["status"], *[""] * 5])
             continue
         rate = run["images_per_s"]
         rows.append(
             [
+                system,
                 str(run["processes"]),
                 str(run["cores_each"]),
                 f"{rate:,.0f}",
                 f"{run['slowest']:,.0f} to {run['fastest']:,.0f}",
-                f"{rate / alone['images_per_s']:.3f}" if alone else "-",
+                f"{rate / alone[system]:.3f}" if system in alone else "-",
                 f"{rate * run['processes']:,.0f}",
+                f"{run['cpu_s_per_1000_images']:.2f}",
                 f"{run['first_batch_s']:.2f}",
             ]
         )
@@ -204,7 +217,7 @@ def memory_table(runs: list[dict[str, Any]]) -> str:
 
 
 def _line(entry: dict[str, Any]) -> str:
-    line = f"{entry['processes']:>3} processes  "
+    line = f"{entry['processes']:>3} processes  {entry['system']:<11}"
     if entry["status"] != "ok":
         return f"{line}{entry['status']}\n{entry['stderr']}"
     return f"{line}{entry['images_per_s']:,.0f} images/s each, {entry['slowest']:,.0f} to {entry['fastest']:,.0f}"
@@ -218,6 +231,7 @@ def parse(command: list[str]) -> argparse.Namespace:
     parser.add_argument("--images", type=int, default=8192, help="number of pictures to make")
     parser.add_argument("--root", type=Path, help="where they are or will be [in /dev/shm]")
     parser.add_argument("--gpus", default="1,2,4", help="numbers of GPUs, separated by commas")
+    parser.add_argument("--systems", default=",".join(SYSTEMS), help="what is measured, separated by commas")
     parser.add_argument("--cores", type=int, default=16, help="cores of a process, where there are so many")
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--seconds", type=float, default=6.0, help="time of one measurement")
@@ -225,6 +239,9 @@ def parse(command: list[str]) -> argparse.Namespace:
     parser.add_argument("--batches", type=int, default=20, help="batches of a short epoch")
     parser.add_argument("--timeout", type=float, default=150.0, help="limit of one number of processes, seconds")
     args = parsed(parser, command)
+    args.systems = args.systems.split(",")
+    if wrong := set(args.systems) - set(SYSTEMS):
+        parser.error(f"--systems: {', '.join(sorted(wrong))}: it is of {', '.join(SYSTEMS)}")
     wanted = [int(count) for count in args.gpus.split(",")]
     here = torch.cuda.device_count() or max(wanted)
     args.gpus = [count for count in wanted if count <= here]

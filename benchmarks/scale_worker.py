@@ -6,8 +6,9 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,35 +17,47 @@ from torchdali.bench import process
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """What this process does and holds."""
+    """What this process does, and holds where the system is torchdali."""
+    import torch
+    from torch import distributed
+
+    from benchmarks.batches import surroundings
+
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    # For waiting alone, which takes no GPU: what is measured is the loader, not NCCL.
+    distributed.init_process_group("gloo", timeout=timedelta(seconds=args.timeout))
+    figures = (_torchdali if args.system == "torchdali" else _dali_tuned)(args)
+    distributed.barrier()
+    distributed.destroy_process_group()
+    return {**figures, "cpus": sorted(os.sched_getaffinity(0)), **surroundings()}
+
+
+def _dali_tuned(args: argparse.Namespace) -> dict[str, Any]:
+    """All pictures in each process: what is looked at is the host, not how they are shared out."""
+    from benchmarks import systems
+
+    job = systems.Job(args.root, args.batch_size, max(1, len(os.sched_getaffinity(0)) // 2))
+    build = cache(systems.dali_tuned)
+    return _warm_and_rate(lambda _: build(job)(), args.seconds)
+
+
+def _torchdali(args: argparse.Namespace) -> dict[str, Any]:
     import torch
     from torch import distributed
     from torchvision.datasets import ImageFolder
 
-    from benchmarks.batches import surroundings
     from benchmarks.systems import transforms
     from torchdali import DALILoader
 
     rank, world = int(os.environ["LOCAL_RANK"]), int(os.environ["WORLD_SIZE"])
-    if torch.cuda.is_available():
-        torch.cuda.set_device(rank)
-    # For waiting alone, which takes no GPU: what is measured is the loader, not NCCL.
-    distributed.init_process_group("gloo", timeout=timedelta(seconds=args.timeout))
     folder = ImageFolder(args.root, transforms())
     once = folder.samples
 
     # As many pictures for each process as there are, however many processes there are.
     folder.samples = once * world
     loader: Any = _loader(DALILoader, folder, args.batch_size)
-    start = time.perf_counter()
-    batches = _epoch(loader, 0)
-    next(batches)
-    _wait()
-    first_batch_s = round(time.perf_counter() - start, 3)
-    for _ in batches:
-        pass
-    distributed.barrier()
-    figures = {"first_batch_s": first_batch_s, **_rate(loader, args.seconds)}
+    figures = _warm_and_rate(lambda number: _epoch(loader, number), args.seconds)
     distributed.barrier()
     figures["used_on_each_gpu_mib"] = _used_on_each_gpu() if rank == 0 else []
     distributed.barrier()
@@ -64,9 +77,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     others = [i for i in range(torch.cuda.device_count()) if i != rank]
     figures["torch_on_other_gpus_mib"] = max((torch.cuda.memory_reserved(i) / 2**20 for i in others), default=0)
     loader.close()
-    distributed.barrier()
-    distributed.destroy_process_group()
-    return {**figures, "cpus": sorted(os.sched_getaffinity(0)), **surroundings()}
+    return figures
 
 
 def _loader(kind: Any, dataset: Any, batch_size: int) -> Any:
@@ -80,14 +91,29 @@ def _epoch(loader: Any, number: int) -> Iterator[Any]:
     return iter(loader)
 
 
-def _rate(loader: Any, seconds: float) -> dict[str, float]:
+def _warm_and_rate(epoch: Callable[[int], Iterator[Any]], seconds: float) -> dict[str, Any]:
+    """An epoch that warms up, and images/s once all processes are through with theirs."""
+    from torch import distributed
+
+    start = time.perf_counter()
+    batches = epoch(0)
+    next(batches)
+    _wait()
+    first_batch_s = round(time.perf_counter() - start, 3)
+    for _ in batches:
+        pass
+    distributed.barrier()
+    return {"first_batch_s": first_batch_s, **_rate(epoch, seconds)}
+
+
+def _rate(epoch: Callable[[int], Iterator[Any]], seconds: float) -> dict[str, float]:
     """Images/s over epochs, the last of them cut."""
     images, number = 0, 0
     cpu_before = process.cpu_seconds()
     start = now = time.perf_counter()
     while now - start < seconds:
         number += 1
-        for batch in _epoch(loader, number):
+        for batch in epoch(number):
             images += len(batch[0])
             now = time.perf_counter()
             if now - start >= seconds:
@@ -123,6 +149,7 @@ def main() -> None:
     """Measures as the command line says and writes the figures as JSON."""
     parser = argparse.ArgumentParser(description="One process of benchmarks.scale, which starts it.")
     parser.add_argument("--root", type=Path, required=True)
+    parser.add_argument("--system", required=True, help="torchdali or dali_tuned")
     parser.add_argument("--result", type=Path, required=True)
     parser.add_argument("--cpus", required=True, help="the cores to run on, separated by commas")
     parser.add_argument("--batch-size", type=int, required=True)

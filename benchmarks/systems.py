@@ -232,10 +232,12 @@ def mirrored_normalized(images: Any, size: int = SIZE) -> Any:
 
 
 def _pipeline_options(job: Job, depth: int) -> dict[str, Any]:
+    import torch
+
     return {
         "batch_size": job.batch_size,
         "num_threads": job.threads,
-        "device_id": 0 if has_gpu() else None,
+        "device_id": torch.cuda.current_device() if has_gpu() else None,
         "prefetch_queue_depth": depth,
         "seed": 12,
     }

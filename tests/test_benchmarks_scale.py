@@ -22,13 +22,16 @@ def options(tmp_path: Path) -> list[str]:
 
 def test_two_processes(options: list[str], tmp_path: Path) -> None:
     whole = scale.run(scale.parse([*options, "--gpus", "2", "--seconds", "0.3"]))
-    (run,) = whole["runs"]
-    assert run["status"] == "ok", run
+    run, tuned = whole["runs"]
+    assert [one["status"] for one in (run, tuned)] == ["ok", "ok"], whole["runs"]
+    assert (run["system"], tuned["system"]) == ("torchdali", "dali_tuned")
+    assert tuned["images_per_s"] > 0
+    assert "held" not in tuned["ranks"][0]
     assert len(run["ranks"]) == 2
     assert run["slowest"] <= run["images_per_s"] <= run["fastest"]
     assert all(len(rank["held"]) == 4 for rank in run["ranks"])
     assert run["drift"]["files"] == {"slope": 0, "range": 0}
-    assert json.loads((tmp_path / "small.json").read_text())["runs"] == [run]
+    assert json.loads((tmp_path / "small.json").read_text())["runs"] == [run, tuned]
     assert "host, MiB" in (tmp_path / "small.md").read_text()
 
 
