@@ -319,7 +319,7 @@ class Event:
 
 
 def test_the_gpus_own_time_is_read_when_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr("torchdali.clock.Event", Event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     Event.now = Event.reached = Event.made = 0

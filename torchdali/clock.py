@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 
 from torchdali import devices
+from torchdali.events import Event
 
 __all__ = ["NOTICEABLE", "Clock", "Part", "Timed"]
 
@@ -166,7 +167,7 @@ class Clock:
             self._spare += before, asked
 
     def _record(self, device: torch.device) -> Any:
-        event: Any = self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)
+        event: Any = self._spare.pop() if self._spare else Event(enable_timing=True)
         with devices.on(device):
             event.record(torch.cuda.current_stream(device))
         return event

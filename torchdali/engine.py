@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 
 from torchdali import bridge, devices, graph
+from torchdali.events import Event
 from torchdali.plan import Plan
 from torchdali.tuning import Threads
 
@@ -56,7 +57,7 @@ class Engine:
         self._views = len(plan.views)
         self._entry = plan.entry
         self._held: deque[ExitStack] = deque()
-        self._settling: deque[tuple[torch.cuda.Event | None, ExitStack]] = deque()
+        self._settling: deque[tuple[Event | None, ExitStack]] = deque()
         self._broken = False
         self._process = os.getpid()
         self._device = plan.device
@@ -132,7 +133,7 @@ class Engine:
                 self._held.popleft().close()
                 self._broken = broken
             raise
-        self._settling.append((stream.record_event() if stream else None, self._held.popleft()))
+        self._settling.append((stream.record_event(Event()) if stream else None, self._held.popleft()))
         self._broken = broken
         self._settle()
         return taken
@@ -159,7 +160,7 @@ class Engine:
         with devices.on(self._device) if here else nullcontext():
             self._pipeline.close()
             for event, stack in self._settling:
-                if event:
+                if event and here:
                     event.synchronize()
                 self._held.append(stack)
         self._settling.clear()

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.lib.stride_tricks import as_strided
 
+from torchdali.events import Event
 from torchdali.spec import IntArray
 
 __all__ = ["WORD", "Store"]
@@ -82,7 +83,7 @@ class Store:
             self._images += count
             start += count
         if self.device.type == "cuda":
-            self._written = torch.cuda.current_stream(self.device).record_event()
+            self._written = torch.cuda.current_stream(self.device).record_event(Event())
         return np.concatenate(places) if places else np.empty(0, np.int64)
 
     def gather(self, places: IntArray, words: IntArray, others: Sequence[torch.Tensor]) -> torch.Tensor:
