@@ -7,7 +7,7 @@ one process; torchdali is told nothing.
 import os
 import time
 from argparse import Namespace
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.context import BaseContext
 from pathlib import Path
@@ -17,7 +17,7 @@ from benchmarks import loader_report, page_cache
 from benchmarks.batches import describe, imported, set_queues, surroundings
 from benchmarks.loader_systems import DECODE, LOADER, SYSTEMS
 from benchmarks.regime import Regime, Run, none
-from benchmarks.systems import Job, System
+from benchmarks.systems import PASSES, Job, System
 from torchdali.bench import children, loading
 from torchdali.bench.gauges import Gpu
 
@@ -60,7 +60,8 @@ def _cases(regime: str, args: Namespace, root: Path) -> list[Case]:
                 continue
             threads = max(1, cores // 2) if system.threads == "half" else cores
             tried = _candidates(cores) if system.threads == "tried" and args.tune else ()
-            job = Job(root, args.batch_size, threads, args.data)
+            passes = 1 if args.quick or args.cache == "cold" else PASSES
+            job = Job(root, args.batch_size, threads, args.data, passes)
             found.append(Case(regime, name, cores, job, args.seconds, args.warmup, args.cache == "cold", tried))
     ranks = ("all", "some", "most")
     return sorted(found, key=lambda case: ranks.index(SYSTEMS[regime][case.system].cores))
@@ -86,8 +87,7 @@ def _measure(context: BaseContext, case: Case, args: Namespace) -> Run:
         if tried:
             threads = int(max(tried, key=tried.get))
         told = {"threads_tried": {count: tried.get(str(count)) for count in case.tried}}
-    job = Job(case.job.root, case.job.batch_size, threads, case.job.data)
-    case = Case(case.regime, case.system, case.cores, job, case.seconds, case.warmup, case.cold)
+    case = replace(case, job=replace(case.job, threads=threads), tried=())
     figures = children.measured(context, measure_case, case, args.timeout)
     return {**figures, "threads": None if system.threads == "its own" else threads, **told}
 
@@ -118,7 +118,7 @@ def try_threads(case: Case, result: Path) -> None:
     gpu, _ = _prepare(system, case)
     rates: dict[int, float] = {}
     for threads in case.tried:
-        epoch = system.build(Job(case.job.root, case.job.batch_size, threads, case.job.data))
+        epoch = system.build(replace(case.job, threads=threads))
         rates[threads] = _rate(epoch, gpu, case.job.batch_size, min(_TRIAL_SECONDS, case.seconds))
         children.write({"images_per_s": rates}, result)
         del epoch

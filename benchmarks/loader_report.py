@@ -4,15 +4,17 @@ from typing import Any
 
 from benchmarks import report
 from benchmarks.regime import Bars, Run
-from benchmarks.systems import System
+from benchmarks.systems import PASSES, System
 
-LEGEND = """\
+LEGEND = f"""\
 Each line is a process of its own that may use only those cores, forked from one that has imported torch and
 torchvision. *First batch* is construction and the first batch, with CUDA initialised and modules imported. Images/s
-and gaps are from the second epoch on; *cut* means that it was stopped before an epoch's end. CPU time and memory
-include child processes. Host memory is the sum of every process's peak, which counts shared pages several times (PSS,
-at the end, counts them once). GPU memory leaves out the CUDA context. Threads are what the system was told; where
-there is no number, it chose by itself. What is marked as tried was the best of a few numbers beforehand."""
+and gaps are from the second epoch on, or where the first takes long from some seconds on; *cut* means that it was
+stopped before an epoch's end. Systems with workers go {PASSES} times through the pictures in an epoch, because workers
+begin each with nothing in hand (not with cold files). CPU time and memory include child processes. Host memory is the
+sum of every process's peak, which counts shared pages several times (PSS, at the end, counts them once). GPU memory
+leaves out the CUDA context. Threads are what the system was told; where there is no number, it chose by itself. What
+is marked as tried was the best of a few numbers beforehand."""
 
 
 def tables(systems: dict[str, System], runs: list[Run]) -> list[str]:

@@ -11,7 +11,13 @@ LOADER = {
     "dali_tuned": System("DALI tuned by hand", DALI, systems.dali_tuned, threads="tried", cores="all"),
     "dali_documented": System("DALI as documented", DALI, systems.dali_documented),
     "dali_proxy": System(
-        "DALI's proxy", (*TORCH, *DALI, _PROXY), other_systems.dali_proxy, threads="half", data=_JPEGS, exits=False
+        "DALI's proxy",
+        (*TORCH, *DALI, _PROXY),
+        other_systems.dali_proxy,
+        threads="half",
+        data=_JPEGS,
+        exits=False,
+        workers=True,
     ),
     "dali_torchvision": System(
         "DALI's torchvision classes in a DataLoader loop",
@@ -20,6 +26,7 @@ LOADER = {
         cores="most",
         needs_cuda=True,
         data=_JPEGS,
+        workers=True,
     ),
     "torchvision_cuda": System(
         "torchvision, decoding and v2 on CUDA",
@@ -28,11 +35,17 @@ LOADER = {
         cores="most",
         needs_cuda=True,
         data=_JPEGS,
+        workers=True,
     ),
-    "dataloader_v2": System("DataLoader, torchvision v2 on tensors", TORCH, systems.dataloader_v2),
-    "dataloader_pil": System("DataLoader, PIL", TORCH, systems.dataloader_pil, cores="most"),
+    "dataloader_v2": System("DataLoader, torchvision v2 on tensors", TORCH, systems.dataloader_v2, workers=True),
+    "dataloader_pil": System("DataLoader, PIL", TORCH, systems.dataloader_pil, cores="most", workers=True),
     "spdl": System(
-        "SPDL, torchvision v2 in threads", (*TORCH, "spdl.pipeline"), other_systems.spdl, cores="most", package="spdl"
+        "SPDL, torchvision v2 in threads",
+        (*TORCH, "spdl.pipeline"),
+        other_systems.spdl,
+        cores="most",
+        package="spdl",
+        workers=True,
     ),
     "ffcv": System("FFCV", ("torch", "ffcv"), other_systems.ffcv, cores="most", package="ffcv", data=_JPEGS),
 }
@@ -54,6 +67,7 @@ DECODE = {
         output="uint8 first",
         needs_cuda=True,
         data=_JPEGS,
+        workers=True,
     ),
     "dataloader_v2": System(
         "DataLoader, torchvision's decoder",
@@ -61,6 +75,7 @@ DECODE = {
         systems.dataloader_decode,
         output="uint8 first",
         cores="most",
+        workers=True,
     ),
 }
 SYSTEMS = {"loader": LOADER, "decode": DECODE}

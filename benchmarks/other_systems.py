@@ -19,6 +19,7 @@ from benchmarks.systems import (
     decoded_crop,
     has_gpu,
     mirrored_normalized,
+    shuffled,
     transforms,
 )
 
@@ -49,11 +50,12 @@ def dali_proxy(job: Job) -> Epoch:
         return mirrored_normalized(fn.resize(images, resize_x=SIZE, resize_y=SIZE))
 
     server = proxy.DALIServer(pipeline())
+    dataset = ImageFolder(job.root, transform=server.proxy, loader=path_bytes)
     loader = proxy.DataLoader(
         server,
-        ImageFolder(job.root, transform=server.proxy, loader=path_bytes),
+        dataset,
         batch_size=job.batch_size,
-        shuffle=True,
+        sampler=shuffled(dataset, job.passes),
         drop_last=True,
         num_workers=job.threads,
         persistent_workers=True,
@@ -99,10 +101,11 @@ def _of_unequal_sizes(job: Job, load: Any) -> Any:
     from torch.utils.data import DataLoader
     from torchvision.datasets import ImageFolder
 
+    dataset = ImageFolder(job.root, loader=load)
     return DataLoader(
-        ImageFolder(job.root, loader=load),
+        dataset,
         batch_size=job.batch_size,
-        shuffle=True,
+        sampler=shuffled(dataset, job.passes),
         drop_last=True,
         num_workers=job.threads,
         collate_fn=packed,
@@ -187,6 +190,7 @@ def spdl(job: Job) -> Epoch:
     from spdl.pipeline import PipelineBuilder
     from torchvision.datasets import ImageFolder
 
+    torch.set_num_threads(1)  # beside SPDL's own, as in DataLoader's workers
     dataset = ImageFolder(job.root, transforms(job.data), loader=decode)
     device = torch.device("cuda" if has_gpu() else "cpu")
 
@@ -197,7 +201,7 @@ def spdl(job: Job) -> Epoch:
     def epoch() -> Iterator[Any]:
         pipeline = (
             PipelineBuilder()
-            .add_source(torch.randperm(len(dataset)).tolist())
+            .add_source(shuffled(dataset, job.passes))
             .pipe(dataset.__getitem__, concurrency=job.threads)
             .aggregate(job.batch_size, drop_last=True)
             .pipe(batch)

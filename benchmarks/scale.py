@@ -69,16 +69,19 @@ def measured(args: argparse.Namespace, root: Path, count: int, system: str = "to
                 "root": root.resolve(),
                 "system": system,
                 "result": result,
-                "cpus": ",".join(map(str, mine)),
                 **{name: getattr(args, name) for name in ("batch_size", "seconds", "epochs", "batches", "timeout")},
             }
             command = [sys.executable, "-m", "benchmarks.scale_worker"]
             command += [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
             variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
             variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}
+            variables |= {"OMP_NUM_THREADS": 1} if count > 1 and "OMP_NUM_THREADS" not in os.environ else {}
             environment = {**os.environ, **{name: str(value) for name, value in variables.items()}}
+            # Before it starts: a library that has seen all cores would start as many threads on the few.
+            os.sched_setaffinity(0, mine)
             with log.open("w") as said:
                 child = subprocess.Popen(command, cwd=_REPOSITORY, stdout=said, stderr=said, env=environment)
+            os.sched_setaffinity(0, cpus)
             children.append(child)
         ended = _wait(children, args.timeout)
         if ended == "ok" and all(result.exists() for result in results):

@@ -26,6 +26,7 @@ MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
 SIZE = 224
 SMALL = 32
+PASSES = 8
 PADDING = 4
 RANGES = {"random_area": [0.08, 1.0], "random_aspect_ratio": [3 / 4, 4 / 3]}
 
@@ -41,12 +42,15 @@ class Job:
         batch_size: images in a batch.
         threads: what it is told about threads or workers.
         data: which set the pictures are of, a name in `benchmarks.data.KINDS`.
+        passes: how often an epoch of a system with workers goes through the pictures. Workers begin each epoch with
+            nothing in hand, which counts for little where epochs are long, as those of real data sets are.
     """
 
     root: Path
     batch_size: int
     threads: int
     data: str = "imagenet"
+    passes: int = 1
 
     @property
     def size(self) -> int:
@@ -72,6 +76,7 @@ class System:
         needs_cuda: whether it is measured on a GPU only.
         data: the sets that it can read.
         exits: whether its process ends by itself when the work is done.
+        workers: whether it makes `Job.passes` of the job.
     """
 
     title: str
@@ -84,6 +89,7 @@ class System:
     needs_cuda: bool = False
     data: tuple[str, ...] = tuple(KINDS)
     exits: bool = True
+    workers: bool = False
 
     def cannot(self, data: str) -> str:
         """Why it cannot be measured here with these pictures; empty where it can."""
@@ -118,21 +124,25 @@ def dataloader_v2(job: Job) -> Epoch:
     """DataLoader as the fastest plain PyTorch: torchvision's decoder and v2 transforms on tensors."""
     from torchvision.datasets import ImageFolder
 
-    return dataloader(ImageFolder(job.root, transforms(job.data), loader=decode), job.batch_size, job.threads)
+    return dataloader(
+        ImageFolder(job.root, transforms(job.data), loader=decode), job.batch_size, job.threads, passes=job.passes
+    )
 
 
 def dataloader_decode(job: Job) -> Epoch:
     """The same with no more transforms than a batch needs."""
     from torchvision.datasets import ImageFolder
 
-    return dataloader(ImageFolder(job.root, decoded(job.data), loader=decode), job.batch_size, job.threads)
+    return dataloader(
+        ImageFolder(job.root, decoded(job.data), loader=decode), job.batch_size, job.threads, passes=job.passes
+    )
 
 
 def dataloader_pil(job: Job) -> Epoch:
     """DataLoader as most scripts write it: ImageFolder's own PIL loader, one worker a core."""
     from torchvision.datasets import ImageFolder
 
-    return dataloader(ImageFolder(job.root, transforms(job.data)), job.batch_size, job.threads)
+    return dataloader(ImageFolder(job.root, transforms(job.data)), job.batch_size, job.threads, passes=job.passes)
 
 
 def dali_documented(job: Job) -> Epoch:
@@ -258,7 +268,14 @@ def _dali_epochs(pipeline: Any) -> Epoch:
     return epoch
 
 
-def dataloader(dataset: Any, batch_size: int, threads: int, persistent: bool = True) -> Epoch:
+def shuffled(dataset: Any, passes: int) -> Any:
+    """A sampler of so many permutations, one after another."""
+    from torch.utils.data import RandomSampler
+
+    return RandomSampler(dataset, num_samples=passes * len(dataset))
+
+
+def dataloader(dataset: Any, batch_size: int, threads: int, persistent: bool = True, passes: int = 1) -> Epoch:
     """DataLoader with `threads` workers, its batches moved to the GPU."""
     import torch
 
@@ -266,7 +283,7 @@ def dataloader(dataset: Any, batch_size: int, threads: int, persistent: bool = T
     loader: torch.utils.data.DataLoader[Any] = torch.utils.data.DataLoader(
         dataset,
         batch_size=batch_size,
-        shuffle=True,
+        sampler=shuffled(dataset, passes),
         drop_last=True,
         num_workers=threads,
         pin_memory=device.type == "cuda",

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from benchmarks import report, training_report
 from benchmarks.regime import Regime, Run, none
+from benchmarks.systems import PASSES
 from benchmarks.training_systems import DEFAULT, LEVERS, MODELS, QUEUES, SYSTEMS, Case
 from benchmarks.training_worker import measure_case
 from torchdali.bench import children
@@ -42,6 +43,7 @@ def cases(args: Namespace, root: Path) -> list[Case]:
         patience=args.warmup,
         cudnn_benchmark=args.cudnn_benchmark,
         data=args.data,
+        passes=1 if args.quick else PASSES,
     )
     found: list[Case] = []
     for cores, model, name in itertools.product(args.cores, args.models, args.systems):
@@ -50,6 +52,8 @@ def cases(args: Namespace, root: Path) -> list[Case]:
             continue
         seconds = args.seconds / 2 if system.short else args.seconds
         case = replace(plain, cores=cores, model=model, system=name, seconds=seconds)
+        if system.workers:
+            case = replace(case, length=case.length * case.passes)
         found.append(case)
         if name == "synthetic":
             found.append(replace(case, queues=QUEUES))

@@ -4,19 +4,21 @@ from typing import Any
 
 from benchmarks import report
 from benchmarks.regime import Bars, Run
+from benchmarks.systems import PASSES
 from benchmarks.training_systems import LEVERS, MODELS, SYSTEMS
 
-LEGEND = """\
+LEGEND = f"""\
 Each line is a process of its own that may use only those cores. *Share* is of the ceiling: the same step on one batch
 that lies on the GPU, channels last already, with 8 or 32 hardware queues, whichever was faster. For all others the
 conversion to channels last is part of the step; *to channels last* is what it takes alone. Images/s are by the host's
-clock with the GPU waited for at both ends, over whole epochs, starts of epochs included, after a few steps to warm
-up; *cut* means that it was stopped before an epoch's end. *Step to step* is the GPU's time between the ends of two
+clock with the GPU waited for at both ends, over whole epochs, starts of epochs included, after a few steps to warm up;
+*cut* means that it was stopped before an epoch's end. An epoch of a system with workers goes {PASSES} times through
+the pictures, because workers begin each with nothing in hand. *Step to step* is the GPU's time between the ends of two
 steps, and of this *waiting* is where the training's stream had no batch to read. *Epoch start* is that wait for an
 epoch's first batch. *In loader* is the host's time in the loader for each batch. GPU memory leaves out the CUDA
-context; *torch's* is what tensors took at most. CPU time includes child processes. DALI tuned by hand has half as
-many threads as cores, which was best in the loader benchmark; DALI as documented has as many as cores, and so many
-workers has DataLoader."""
+context; *torch's* is what tensors took at most. CPU time includes child processes. DALI tuned by hand has half as many
+threads as cores, which was best in the loader benchmark; DALI as documented has as many as cores, and so many workers
+has DataLoader."""
 
 
 def tables(runs: list[Run]) -> list[str]:

@@ -43,6 +43,7 @@ class Case:
         patience: seconds after which the warm-up ends, however slow the last steps were.
         cudnn_benchmark: whether cuDNN tries its kernels and takes the fastest.
         data: which set the pictures are of.
+        passes: as `systems.Job.passes`.
     """
 
     model: str
@@ -58,10 +59,11 @@ class Case:
     patience: float
     cudnn_benchmark: bool
     data: str = "imagenet"
+    passes: int = 1
 
     def job(self, threads: int) -> Job:
         """What a system is to do, told about so many threads or workers."""
-        return Job(self.root, self.batch_size, threads, self.data)
+        return Job(self.root, self.batch_size, threads, self.data, self.passes)
 
     def label(self) -> dict[str, Any]:
         """What it is, for the report."""
@@ -170,6 +172,7 @@ class Loader:
         short: whether half the time will do.
         cannot: why it cannot be measured here with a set of pictures; empty where it can.
         exits: whether its process ends by itself when the work is done.
+        workers: as `systems.System.workers`.
     """
 
     title: str
@@ -180,6 +183,7 @@ class Loader:
     short: bool = False
     cannot: Callable[[str], str] = lambda _: ""
     exits: bool = True
+    workers: bool = False
 
 
 def synthetic(case: Case) -> Epoch:
@@ -243,7 +247,7 @@ def epochs_of(case: Case) -> Epoch:
     return (lambda: one_ahead(epoch())) if lever_of(case).ahead else epoch
 
 
-def _of_loader(name: str, every_core_count: bool = True, for_compiled: bool = False, short: bool = False) -> Loader:
+def _of_loader(name: str, every_core_count: bool = True, for_compiled: bool = False) -> Loader:
     """A system of the loader regime.
 
     Where threads were tried there, half the cores were the best number on 16 and on 4 of them.
@@ -260,9 +264,9 @@ def _of_loader(name: str, every_core_count: bool = True, for_compiled: bool = Fa
         build,
         for_compiled,
         every_core_count,
-        short,
         cannot=system.cannot,
         exits=system.exits,
+        workers=system.workers,
     )
 
 
@@ -272,7 +276,7 @@ SYSTEMS = {
     "dali_tuned": _of_loader("dali_tuned", for_compiled=True),
     "dali_documented": _of_loader("dali_documented"),
     **{
-        name: _of_loader(name, every_core_count=False, short=True)
+        name: _of_loader(name, every_core_count=False)
         for name in LOADER
         if name not in ("torchdali", "dali_tuned", "dali_documented")
     },

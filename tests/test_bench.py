@@ -7,14 +7,18 @@ import os
 import shutil
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner, Result
 
-from torchdali.bench import children, command
+from torchdali.bench import children, command, loading
 from torchdali.bench.folder import ONE_CLASS, class_folders, dataset, loaded
+from torchdali.bench.gauges import Gpu
 from torchdali.bench.verdict import Verdict, verdict
 from torchdali.bench.work import Case, measure_case
 from torchdali.cli import commands
@@ -170,6 +174,44 @@ def test_batches_fit_the_folder() -> None:
 
 
 @pytest.mark.slow
+class SlowLoader:
+    """Worker processes on a clock of their own: half a second until an epoch's first batch, then 20 ms for each."""
+
+    def __init__(self, batches: int) -> None:
+        self.batches, self.begun, self.now = batches, 0, 0.0
+
+    def __call__(self) -> Iterator[Any]:
+        self.begun += 1
+        self.now += 0.5
+        for _ in range(self.batches):
+            self.now += 0.02
+            yield [torch.zeros(2, 1), torch.zeros(2)]
+
+
+def measured(loader: SlowLoader, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.cuda, "is_available", lambda: False)
+        patch.setattr(time, "perf_counter", lambda: loader.now)
+        return loading.measure(lambda: loader, Gpu(), 2, seconds=0.5, warmup=0.6)[0]
+
+
+def test_a_slow_loader_is_measured_without_the_start_of_another_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = SlowLoader(1000)
+    figures = measured(loader, monkeypatch)
+    assert loader.begun == 1
+    assert figures["images_per_s"] == pytest.approx(2 / 0.02)
+    assert figures["seconds"] == pytest.approx(1, abs=0.03)
+    assert figures["ended_mid_epoch"]
+    assert figures["epoch_start_median_s"] is figures["second_epoch_first_batch_s"] is None
+
+
+def test_an_epoch_that_ends_after_the_warm_up_is_followed_by_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = SlowLoader(12)
+    figures = measured(loader, monkeypatch)
+    assert loader.begun == 3
+    assert figures["epoch_start_median_s"] == pytest.approx(0.52)
+
+
 def test_a_case_that_hangs_or_fails_is_reported(pictures: Path) -> None:
     context = children.start_context(())
     case = Case("torchdali", pictures / "missing", None, 4, 1, 1, 0.1)

@@ -1,7 +1,8 @@
 """Loading alone: what a loader gives when nobody uses the batches.
 
 The order is that of a training script: build, take the first batch, finish the first epoch (the warm-up), then
-measure whole epochs.
+measure whole epochs. Where the first epoch takes long, what follows is measured of the same epoch: another one would
+begin with throwing away what worker processes have prepared.
 
 What the figures mean:
 
@@ -45,8 +46,9 @@ def measure(
         build: makes the loader.
         gpu: the GPU, where there is one.
         batch_size: images in a batch; every batch must have as many.
-        seconds: how long to measure; a last epoch is finished unless it would take as long again.
-        warmup: seconds after which the first epoch of a slow loader is cut.
+        seconds: how long to measure; a last epoch is finished unless it would take as long again. Twice as long where
+            the warm-up was cut, since batches of worker processes come in bursts.
+        warmup: seconds after which the warm-up of a slow loader ends within the first epoch.
         before_epoch: called before each epoch; its time is left out.
     """
     figures: dict[str, Any] = {"cuda_init_s": gpu.initialised_s}
@@ -64,10 +66,13 @@ def measure(
     taken, whole = _warm_up(batches, start + warmup)
     gpu.wait()
     figures["first_epoch_images_per_s"] = round(taken * batch_size / (time.perf_counter() - start), 1)
-    del batches
     gpu.sample_memory()
 
-    measured, batch = _measure_epochs(epoch, gpu, batch_size, taken if whole else None, seconds, before_epoch)
+    if whole:
+        del batches
+        measured, batch = _measure_epochs(epoch, gpu, batch_size, taken, seconds, before_epoch)
+    else:
+        measured, batch = _measure_epochs(epoch, gpu, batch_size, None, 2 * seconds, before_epoch, batches)
     figures |= measured
     gpu.sample_memory()
     figures |= process.memory()
@@ -93,11 +98,11 @@ def _measure_epochs(
     batches_of_epoch: int | None,
     seconds: float,
     before_epoch: Callable[[], None] | None,
+    going_on: Iterator[Any] | None = None,
 ) -> tuple[dict[str, Any], Any]:
-    """Throughput, gaps and CPU time over epochs, from the second on; and the last batch.
+    """Throughput, gaps and CPU time over epochs, from the second on, or from where `going_on` is; and the last batch.
 
-    `batches_of_epoch` is None when the first epoch was cut: then the second one's start tells nothing,
-    because the loader first has to throw away what it had prepared.
+    `batches_of_epoch` is None where nobody knows, because no epoch has come to its end.
     """
     marks: list[Marks] = []
     epoch_starts: list[float] = []
@@ -106,7 +111,8 @@ def _measure_epochs(
     start = now = time.perf_counter()
     aside = aside_cpu = 0.0
     while not cut and now - start - aside < seconds:
-        if before_epoch:
+        running, going_on = going_on, None
+        if before_epoch and running is None:
             cpu, begun = process.cpu_seconds(), time.perf_counter()
             before_epoch()
             aside += time.perf_counter() - begun
@@ -115,8 +121,8 @@ def _measure_epochs(
         begun = now
         mark = Marks(gpu)
         marks.append(mark)
-        for batch in epoch():
-            if not mark.host:
+        for batch in running or epoch():
+            if not mark.host and running is None:
                 gpu.wait()
                 epoch_starts.append(time.perf_counter() - begun)
             if len(batch[0]) != batch_size or len(batch[1]) != batch_size:
@@ -128,7 +134,7 @@ def _measure_epochs(
             if over and _left(now - begun, len(mark.host), batches_of_epoch) > seconds:
                 cut = True
                 break
-        if not mark.host:
+        if not mark.host and running is None:
             raise RuntimeError("an epoch without a batch")
     gpu.wait()
     elapsed = time.perf_counter() - start - aside
@@ -140,7 +146,7 @@ def _measure_epochs(
         "epochs": len(marks),
         "ended_mid_epoch": cut,
         "second_epoch_first_batch_s": None if batches_of_epoch is None else round(epoch_starts[0], 4),
-        "epoch_start_median_s": round(statistics.median(epoch_starts), 4),
+        "epoch_start_median_s": round(statistics.median(epoch_starts), 4) if epoch_starts else None,
         "gap_ms": summary([gap for mark in marks for gap in mark.gaps()]),
         "host_gap_ms": summary([gap for mark in marks for gap in mark.host_gaps()]),
         "cpu_s_per_1000_images": round(cpu / taken / batch_size * 1000, 3),
