@@ -33,8 +33,8 @@ def torchdali(row: Row, inputs: Inputs, seconds: float) -> Figures:
     import numpy as np
 
     from torchdali import graph, machine
+    from torchdali.compiler import compile_plan, fuse
     from torchdali.engine import Engine
-    from torchdali.plan import compile_plan, fuse
     from torchdali.rng import Draws, epoch_key
     from torchdali.spec import Spec
 

@@ -18,8 +18,8 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 from torchdali import DALILoader, SampleError
+from torchdali.compiler import compile_plan, fuse
 from torchdali.engine import EnginePool
-from torchdali.plan import compile_plan, fuse
 from torchdali.rng import Draws, epoch_key
 from torchdali.sources import lift
 from torchdali.sources.arrays import Arrays, ArraySource

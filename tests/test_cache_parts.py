@@ -15,7 +15,7 @@ from torchvision.transforms import v2
 from torchdali import machine
 from torchdali.cache.cut import cut
 from torchdali.cache.store import WORD, Store
-from torchdali.plan import compile_plan
+from torchdali.compiler import compile_plan
 from torchdali.rng import Draws, epoch_key
 from torchdali.spec import Spec
 from torchdali.transforms import flatten

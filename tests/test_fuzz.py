@@ -17,9 +17,10 @@ from torchvision.transforms.v2 import functional as F
 
 import torchdali
 from torchdali import SampleError
+from torchdali.compiler import compile_plan, fuse
 from torchdali.engine import Engine
 from torchdali.parity.photographs import photographs
-from torchdali.plan import View, compile_plan, fuse
+from torchdali.plan import View
 from torchdali.rng import Draws, epoch_key
 from torchdali.samples import as_kind
 from torchdali.spec import Spec

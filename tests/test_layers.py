@@ -33,6 +33,7 @@ LAYERS = [
     {"preparing", "transfer", "machine"},
     {"packing"},
     {"plan"},
+    {"compiler"},
     {"graph"},
     {"bridge"},
     {"tuning"},

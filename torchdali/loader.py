@@ -21,12 +21,12 @@ from torchdali import devices, graph, machine
 from torchdali.admission import Proxy
 from torchdali.cache import Cache, cached, check_arguments
 from torchdali.clock import Clock
+from torchdali.compiler import compile_plan, fuse
 from torchdali.engine import EnginePool
 from torchdali.epoch import Compiled, Epoch, EpochKeys, default_collate
 from torchdali.errors import DALIUnavailableError, SampleError, TransformError, UnsupportedDatasetError
 from torchdali.heads import HeadReader
 from torchdali.plain import ParallelPlain, SerialPlain
-from torchdali.plan import compile_plan, fuse
 from torchdali.proxy import ParallelProxyEpoch, SerialProxyEpoch
 from torchdali.reporting import Reporting
 from torchdali.resume import Bookmark, Resumable, Stateful, twin_of

@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
+from torchdali.compiler import compile_plan, first_of, fuse
 from torchdali.engine import EnginePool
-from torchdali.plan import Plan, compile_plan, first_of, fuse
+from torchdali.plan import Plan
 from torchdali.spec import Entry, Fidelity, First, Spec
 from torchdali.transforms import flatten
 from torchdali.tuning import Threads

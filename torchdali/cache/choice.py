@@ -10,7 +10,8 @@ from torchdali.cache.base import Cache, Kind
 from torchdali.cache.cut import cut
 from torchdali.cache.files import FileCache
 from torchdali.cache.images import ImageCache
-from torchdali.plan import Plan, fuse
+from torchdali.compiler import fuse
+from torchdali.plan import Plan
 from torchdali.sources import FolderSource
 from torchdali.transforms import snapshot
 

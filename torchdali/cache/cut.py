@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchdali.plan import Plan, View, compile_plan, fuse
+from torchdali.compiler import compile_plan, fuse
+from torchdali.plan import Plan, View
 from torchdali.rng import Draws
 from torchdali.spec import IntArray, Params, Spec
 from torchdali.transforms import Input, Node, Ops, Rule

@@ -14,9 +14,9 @@ import torch
 from torchvision.transforms import v2
 
 from torchdali.commands.files import Problem, cut_off
+from torchdali.compiler import compile_plan
 from torchdali.engine import Engine, EnginePool, Taken
 from torchdali.errors import SampleError
-from torchdali.plan import compile_plan
 from torchdali.rng import Draws, epoch_key
 from torchdali.sources import FileSource
 from torchdali.spec import IntArray

@@ -14,9 +14,10 @@ from torchvision.transforms.v2 import functional as F
 from torchdali import graph
 from torchdali.bench.folder import as_classes, dataset, loaded
 from torchdali.commands.grid import MAGNIFIED, Column, write
+from torchdali.compiler import fuse
 from torchdali.errors import OptionError
 from torchdali.parity.compare import compiled, in_batches, replayed, run
-from torchdali.plan import Plan, fuse
+from torchdali.plan import Plan
 from torchdali.sources import lift
 from torchdali.transforms import Rule
 from torchdali.transforms.normalize import Arithmetic, Normalize

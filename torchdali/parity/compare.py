@@ -10,11 +10,12 @@ import numpy as np
 import torch
 from torchvision.transforms.v2 import functional as F
 
+from torchdali.compiler import compile_plan, fuse
 from torchdali.engine import EnginePool
 from torchdali.feed import Batch, Feed
 from torchdali.occurrences import DenseOccurrences
 from torchdali.parity.case import Case
-from torchdali.plan import Plan, compile_plan, fuse
+from torchdali.plan import Plan
 from torchdali.rng import Draws, epoch_key
 from torchdali.sources import lift
 from torchdali.spec import Fidelity
