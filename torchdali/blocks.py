@@ -74,7 +74,8 @@ class _Block:
         self.capacity = capacity
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        close(self.file)
+        if hasattr(self, "file"):  # there may be no descriptor left
+            close(self.file)
 
 
 class BlockRing:

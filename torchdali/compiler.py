@@ -18,6 +18,8 @@ from torchdali.transforms.crop import Window
 __all__ = ["compile_plan", "first_of", "fuse"]
 
 _CONVERSIONS = (ToImage, PILToTensor, ToTensor)
+_WITH_ALPHA = (2, 4)
+_RESAMPLING = ("resize", "warp", "remap")
 
 
 class _Compiler:
@@ -71,10 +73,12 @@ class _Compiler:
                 raise Unsupported("the sample is several images already")
             rule = found[0]
             parts = rule.split(self.branches[0][1])
+            self._refuse_alpha(one for part, _ in parts for one in part.parts)
             self.rules, self.container = self.branches[0][0], rule.container
             self.branches = [(list(part.parts), spec) for part, spec in parts]
         else:
             specs = [rule.infer(spec) for rule, (_, spec) in zip(found, self.branches, strict=True)]
+            self._refuse_alpha(found)
             if self.container is not None and found[0].randomness and len({spec.size for _, spec in self.branches}) > 1:
                 raise Unsupported("the images of a sample differ in size")
             self.branches = [
@@ -85,6 +89,12 @@ class _Compiler:
         first = found[0]
         where = "DALI" if first.operators else "nothing"
         self.steps.append(Step(position, leaf, where, first.operators, first.randomness))
+
+    def _refuse_alpha(self, rules: Iterable[Rule]) -> None:
+        if any(spec.kind == "pil" and spec.channels in _WITH_ALPHA for _, spec in self.branches) and any(
+            name in rule.operators for rule in rules for name in _RESAMPLING
+        ):
+            raise Unsupported("PIL multiplies the colours of an image with its alpha channel while it resamples them")
 
     def _on_batches(self, leaf: Any) -> bool:
         specs: list[Spec] = []

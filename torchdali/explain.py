@@ -14,7 +14,7 @@ from torchdali.packing import listed, outline
 from torchdali.plan import Plan
 from torchdali.preparing import RefusedError, prepared
 from torchdali.samples import seeded
-from torchdali.structure import images_of
+from torchdali.structure import images_of, tree
 from torchdali.tuning import Threads
 
 __all__ = ["device_of", "lifted", "proxied"]
@@ -113,9 +113,10 @@ def _images(loader: Any, proxy: Proxy) -> tuple[str, Sequence[Plan]]:
             sample = loader.dataset[0]
     except Exception as error:  # noqa: BLE001 - the dataset's own, of any kind; to explain is not to fail
         return f"not known before the first batch (dataset[0] raises {error!r}): {_RULE}", []
-    found = images_of(sample)
+    parts = tree(sample)
+    found = images_of(parts)
     if not found:
-        return f"none in dataset[0], which is {outline(sample)}: {_RULE}", []
+        return f"none in dataset[0], which is {outline(parts)}: {_RULE}", []
     try:
         routes = list(dict.fromkeys(prepared(leaf, proxy.routes.first).route for _, leaf in found))
     except RefusedError as error:

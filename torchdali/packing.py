@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any, cast
@@ -20,11 +20,12 @@ from torch.utils.data import get_worker_info
 from torchvision import tv_tensors
 
 from torchdali.blocks import BlockRing, ReceivedBlock, SentBlock, aligned
+from torchdali.byvalue import ByValue
 from torchdali.errors import TransformError
 from torchdali.preparing import Prepared, RefusedError, UnreadableError, black, prepared
 from torchdali.sources import Header
 from torchdali.spec import Entry, First, IntArray, Spec
-from torchdali.structure import collate, images_of, leaves, replaced, with_slots
+from torchdali.structure import Tree, collate, images_of, leaves, replaced, tree, with_slots
 from torchdali.tolerance import SIZE, OnError
 from torchdali.tracing import Failure, note
 
@@ -139,8 +140,10 @@ class Packer:
         # A dataset may have a loader of its own, without workers but in one: it is no worker of that loader.
         info = get_worker_info() if self._process != os.getpid() else None
         samples: list[Any] = [data]
-        if self._batched:  # what a dataset's __getitems__ gives may be no list, and is the collate_fn's affair then
-            samples = list(cast("Sequence[Any]", data)) if isinstance(data, Sequence) else []
+        if self._batched and isinstance(data, Sequence):
+            samples = list(cast("Sequence[Any]", data))
+        elif self._batched and self._images:
+            data = samples = _told_apart(data)
         packed = Packed(None, len(samples), worker=info.id if info else 0)
         failed = {i: (one.named, one.reason) for i, one in enumerate(samples) if isinstance(one, Failure)}
         while True:
@@ -166,9 +169,10 @@ class Packer:
 
     def _fill(self, packed: Packed, data: Any, samples: list[Any], in_worker: bool) -> dict[int, tuple[str, str]]:
         """Packs what there is; returns which samples others have to take the place of."""
-        found = [images_of(sample) for sample in samples] if self._images else []
+        trees = [tree(sample) for sample in samples] if self._images else []
+        found = [images_of(one) for one in trees]
         if not any(found):
-            packed.outline = outline(samples[0]) if self._images and samples else ""
+            packed.outline = outline(trees[0]) if trees else ""
             try:
                 packed.rest = self._collate(data)
             except Exception as error:
@@ -176,10 +180,10 @@ class Packer:
                     note(error, f"no image for transform= was found in a sample, which is {packed.outline}")
                 raise
             return {}
-        for sample in samples:
-            _refuse_annotations(sample)
+        for one in trees:
+            _refuse_annotations(one)
         if self._stacks or self._on_error != "raise":
-            places, wrong, without = _common_places(samples, found)
+            places, wrong, without = _common_places(trees, found)
             if self._on_error == "skip" and without:
                 return without
             if self._on_error == "replace" and without:
@@ -195,9 +199,9 @@ class Packer:
             if not packed.reasons:
                 self._pack(packed, images, in_worker)
         if not packed.reasons:
-            slotted = [with_slots(sample, images) for sample, images in zip(samples, found, strict=True)]
+            slotted = [with_slots(one, images) for one, images in zip(trees, found, strict=True)]
             if not self._stacks:
-                packed.rest = slotted
+                packed.rest = _sent(slotted) if in_worker else slotted
             else:
                 packed.rest = collate(slotted) if self._batched else self._collate(slotted[0])
         return {}
@@ -295,7 +299,7 @@ def _laid_out(
 
 
 def _common_places(
-    samples: Sequence[Any], found: Sequence[Sequence[tuple[str, Any]]]
+    samples: Sequence[Tree], found: Sequence[Sequence[tuple[str, Any]]]
 ) -> tuple[tuple[str, ...], dict[int, tuple[str, str]], dict[int, tuple[str, str]]]:
     """Where most samples have their images, what is wrong with the first that has not, and which ones have none."""
     each = [tuple(path for path, _ in images) for images in found]
@@ -317,7 +321,7 @@ def listed(places: Sequence[str]) -> str:
     return ", ".join(place or "the sample itself" for place in places) or "none"
 
 
-def outline(sample: Any) -> str:
+def outline(sample: Tree) -> str:
     """What a sample is made of."""
     parts: list[str] = []
     for path, leaf in leaves(sample):
@@ -329,7 +333,31 @@ def outline(sample: Any) -> str:
     return text if len(text) <= 300 else f"{text[:297]}..."
 
 
-def _refuse_annotations(sample: Any) -> None:
+def _told_apart(data: Any) -> list[Any]:
+    """The samples of what a dataset's ``__getitems__`` gave in the place of a list."""
+    if isinstance(data, Iterable) and not isinstance(data, (Mapping, str, bytes)):
+        return list(cast("Iterable[Any]", data))
+    kind = type(cast("object", data)).__name__
+    raise TransformError(
+        f"the dataset's __getitems__ gave a {kind}, in which transform= cannot tell the samples apart: give a list of "
+        "samples, or put the transform into the dataset or collate_fn"
+    )
+
+
+def _sent(samples: list[Any]) -> ByValue:
+    """Samples on their way to the loader's own ``collate_fn``, which runs where the images are transformed."""
+    try:
+        return ByValue(samples)
+    except Exception as error:
+        note(
+            error,
+            "while samples were sent to the process that transforms their images, where collate_fn runs then: leave "
+            "out in the dataset what cannot be pickled, or set num_workers=0",
+        )
+        raise
+
+
+def _refuse_annotations(sample: Tree) -> None:
     for path, leaf in leaves(sample):
         if isinstance(leaf, tv_tensors.TVTensor) and not isinstance(leaf, tv_tensors.Image):
             raise TransformError(

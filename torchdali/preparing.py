@@ -85,12 +85,14 @@ def prepared(leaf: Any, first: First = "conversion") -> Prepared:
     tensor: torch.Tensor = leaf.detach()
     if tensor.ndim == 1:
         return _encoded(tensor.cpu().contiguous().numpy())
+    if tensor.layout != torch.strided:
+        raise RefusedError(f"it is a tensor of layout {tensor.layout}, not strided")
     if tensor.ndim != 3:
         raise RefusedError(f"it is a tensor of shape {tuple(tensor.shape)}, not (C, H, W)")
     if tensor.dtype not in PIXEL_DTYPES:
         raise _refused_dtype(tensor.dtype)
     kind = "image" if isinstance(leaf, tv_tensors.Image) else "tensor"
-    return _pixels(kind, tensor.as_subclass(torch.Tensor).permute(1, 2, 0).cpu().numpy())
+    return _pixels(kind, tensor.as_subclass(torch.Tensor).resolve_neg().permute(1, 2, 0).cpu().numpy())
 
 
 def _file(path: PurePath) -> Prepared:

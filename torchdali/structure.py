@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import re
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, MutableSequence, Sequence
 from pathlib import Path, PurePath
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import PIL.Image
@@ -18,21 +19,24 @@ from torch.utils.data import _utils as data_utils  # pyright: ignore[reportPriva
 from torchvision import tv_tensors
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
-__all__ = ["Slot", "collate", "images_of", "is_encoded", "replaced", "with_slots"]
+__all__ = ["Slot", "Tree", "collate", "images_of", "is_encoded", "leaves", "replaced", "tree", "with_slots"]
 
 MAX_CHANNELS = 4
 """Of plain arrays and tensors that are taken for images."""
 
-_MAGIC = (
-    b"\xff\xd8\xff",  # JPEG
-    b"\x89PNG\r\n\x1a\n",
-    b"GIF8",
-    b"BM",
-    b"II*\x00",  # TIFF
-    b"MM\x00*",
-    b"\x00\x00\x00\x0cjP  ",  # JPEG 2000
-    *(b"P%d" % kind for kind in range(1, 7)),  # portable anymaps
+_MAGIC = re.compile(
+    rb"\xff\xd8\xff"  # JPEG
+    rb"|\x89PNG\r\n\x1a\n"
+    rb"|GIF8"
+    rb"|BM.{12}[\x0c\x10\x28\x34\x38\x40\x6c\x7c]\0\0\0"  # the length of a bitmap's header
+    rb"|II\*\0|MM\0\*"  # TIFF
+    rb"|\0\0\0\x0cjP  "  # JPEG 2000
+    rb"|P[1-6][\s#]"  # portable anymaps
+    rb"|RIFF.{4}WEBP",
+    re.DOTALL,
 )
+_START = 18
+"""Bytes that tell what a file is."""
 
 _SUFFIXES = (*IMG_EXTENSIONS, ".gif", ".jp2", ".jpe")
 
@@ -77,6 +81,10 @@ def _children(node: Any) -> Sequence[tuple[str, Any]]:
 
 def _is_sequence(node: Any) -> bool:
     return isinstance(node, Sequence) and not isinstance(node, (str, bytes, bytearray, memoryview, range))
+
+
+def _is_mapping(node: Any) -> bool:
+    return isinstance(node, Mapping)
 
 
 def _is_dataclass(node: Any) -> bool:
@@ -126,44 +134,72 @@ def _rebuilt(node: Any, parts: Sequence[Any]) -> Any:
     """A structure of the same type, as ``default_collate`` would make it, of other parts."""
     kind: Any = type(cast("object", node))
     if isinstance(node, Mapping):
-        entries = dict(zip(cast("Mapping[Any, Any]", node), parts, strict=True))
-        try:
-            if isinstance(node, MutableMapping):
-                twin: Any = copy.copy(cast("Any", node))
-                twin.update(entries)
-                return twin
-            return kind(entries)
-        except TypeError:
-            return entries
+        return _mapping(cast("Mapping[Any, Any]", node), dict(zip(cast("Any", node), parts, strict=True)))
     if _is_dataclass(node):
         twin = copy.copy(node)
         for field, part in zip(dataclasses.fields(node), parts, strict=True):
             object.__setattr__(twin, field.name, part)  # a frozen one too
         return twin
     if isinstance(node, tuple):
-        return kind(*parts) if hasattr(cast("Any", node), "_fields") else tuple(parts)
+        if hasattr(cast("Any", node), "_fields"):
+            return kind(*parts)
+        twin = cast("Any", tuple).__new__(kind, parts)
+        vars(twin).update(vars(node)) if hasattr(twin, "__dict__") else None
+        return twin
     try:
         if isinstance(node, MutableSequence):
             twin = copy.copy(cast("Any", node))
-            twin[:] = parts
+            for i, part in enumerate(parts):
+                twin[i] = part
             return twin
         return kind(parts)
     except TypeError:
         return list(parts)
 
 
-def _parts(node: Any, path: str) -> Sequence[tuple[str, Any]]:
-    """As above, but a stored file is whole; a sample that is like one is not, because its path may be asked for."""
-    return () if path and is_stored(node) else _children(node)
+def _mapping(node: Mapping[Any, Any], entries: dict[Any, Any]) -> Mapping[Any, Any]:
+    """Entries as a mapping of the same type, where it can be made of them and gives them back; else as a dict."""
+    kind: Any = type(node)
+    try:
+        if isinstance(node, MutableMapping):
+            twin: Any = copy.copy(cast("Any", node))
+            twin.update(entries)
+        else:
+            twin = kind(entries)
+        return twin if kind is dict or all(twin[key] is part for key, part in entries.items()) else entries
+    except Exception:  # noqa: BLE001 - whatever a constructor does that was made for something else
+        return entries
 
 
-def leaves(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """All leaves of a structure with their places, as they would be written in Python."""
-    parts = _parts(node, path)
-    if not parts:
-        yield path, node
-    for step, child in parts:
-        yield from leaves(child, path + step)
+class Tree(NamedTuple):
+    """A sample, of which every part was asked for once: some make their parts when they are asked.
+
+    Attributes:
+        node: The sample, or the part.
+        path: Where it is in the sample, as it would be written in Python.
+        parts: What it is made of.
+    """
+
+    node: Any
+    path: str
+    parts: Sequence[Tree]
+
+
+def tree(node: Any, path: str = "") -> Tree:
+    """The parts of a sample.
+
+    A stored file is whole; a sample that is like one is not, because its path may be asked for.
+    """
+    children = () if path and is_stored(node) else _children(node)
+    return Tree(node, path, [tree(child, path + step) for step, child in children])
+
+
+def leaves(sample: Tree) -> Iterator[tuple[str, Any]]:
+    """All leaves of a sample with their places."""
+    if not sample.parts:
+        yield sample.path, sample.node
+    for part in sample.parts:
+        yield from leaves(part)
 
 
 def is_stored(node: Any) -> bool:
@@ -187,15 +223,15 @@ def _opened(leaf: Any) -> Any:
 def is_encoded(leaf: Any) -> bool:
     """Whether bytes, or an array of bytes, begin as an image file does."""
     if isinstance(leaf, (bytes, bytearray, memoryview)):
-        start = bytes(cast("bytes", leaf)[:12])
+        start = bytes(cast("bytes", leaf)[:_START])
     elif isinstance(leaf, (np.ndarray, torch.Tensor)):
         array: Any = cast("Any", leaf)
         if array.ndim != 1 or array.dtype not in (np.uint8, torch.uint8):
             return False
-        start = bytes(array[:12].tolist())
+        start = bytes(array[:_START].tolist())
     else:
         return False
-    return start.startswith(_MAGIC) or (start[:4] == b"RIFF" and start[8:12] == b"WEBP")
+    return _MAGIC.match(start) is not None
 
 
 def _surely(leaf: Any) -> bool:
@@ -213,7 +249,7 @@ def _likely(leaf: Any) -> bool:
     return False
 
 
-def images_of(sample: Any) -> list[tuple[str, Any]]:
+def images_of(sample: Tree) -> list[tuple[str, Any]]:
     """The images of a sample, with their places.
 
     As in torchvision's v2 transforms these are all PIL images and ``tv_tensors.Image``; where there is none, the first
@@ -226,20 +262,21 @@ def images_of(sample: Any) -> list[tuple[str, Any]]:
     return sure or [(path, leaf) for path, leaf in everything if _likely(leaf)][:1]
 
 
-def with_slots(sample: Any, images: Sequence[tuple[str, Any]]) -> Any:
+def with_slots(sample: Tree, images: Sequence[tuple[str, Any]]) -> Any:
     """A sample with a :class:`Slot` in the place of each of its images; the sample itself is not touched."""
     places = {path: Slot(number) for number, (path, _) in enumerate(images)}
 
-    def walk(node: Any, path: str) -> Any:
-        if path in places:
-            return places[path]
-        parts = _parts(node, path)
-        done = [walk(child, path + step) for step, child in parts]
-        if all(new is old for new, (_, old) in zip(done, parts, strict=True)):
-            return node
-        return _rebuilt(node, done)
+    def walk(part: Tree) -> Any:
+        if part.path in places:
+            return places[part.path]
+        done = [walk(child) for child in part.parts]
+        kept = all(new is old.node for new, old in zip(done, part.parts, strict=True))
+        # What may make other parts when it is asked again is not to be asked again.
+        node = cast("object", part.node)
+        made = bool(done) and type(node) is not dict and _is_mapping(node)
+        return part.node if kept and not made else _rebuilt(part.node, done)
 
-    return walk(sample, "")
+    return walk(sample)
 
 
 def _collate_slots(batch: Sequence[Any], *, collate_fn_map: Any) -> Slot:  # noqa: ARG001 - torch passes it
