@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import io
+import pickle
 
 import numpy as np
 import pytest
@@ -188,6 +190,16 @@ def test_an_image_too_small_names_its_place(images, device):
         crop([images[0].resize((90, 90)), images[0].resize((20, 90))])
     assert raised.value.index == 1
     assert crop([images[0].resize((90, 90))]).shape == (1, 3, 50, 50)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))], ids=["deep", "pickle"])
+def test_it_is_copied_before_and_after_it_was_called(images, copied, device):
+    compiled = torchdali.compile(EVAL, device=device)
+    early = copied(compiled)
+    expected = compiled(images)
+    assert torch.equal(early(images), expected)
+    assert torch.equal(copied(compiled)(images), expected)
+    assert torch.equal(compiled(images), expected)
 
 
 def test_explain_and_repr(capsys):

@@ -38,6 +38,10 @@ class Routes:
         self._batch_size = batch_size
         self._pools: dict[Route, EnginePool] = {}
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy, pickled or not, has built nothing yet."""
+        return {**self.__dict__, "_pools": {}}
+
     def __iter__(self) -> Iterator[Route]:
         return iter(self._pools)
 
