@@ -182,6 +182,14 @@ def test_damaged_bytes_name_their_place(images, device):
     with pytest.raises(SampleError, match="sample 1") as raised:
         torchdali.compile(EVAL, device=device)([images[0], b"not an image", images[1]])
     assert raised.value.index == 1
+    assert "(image 1)" in str(raised.value)
+    assert "/proc" not in str(raised.value)
+
+
+def test_a_missing_file_is_named_by_its_path(images, tmp_path):
+    with pytest.raises(SampleError) as raised:
+        torchdali.compile(EVAL, device="cpu")([images[0], tmp_path / "none.png"])
+    assert (raised.value.index, raised.value.path) == (1, str(tmp_path / "none.png"))
 
 
 def test_an_image_too_small_names_its_place(images, device):

@@ -29,6 +29,7 @@ from torchdali.transforms import RowError
 __all__ = ["CompiledTransform", "compile"]
 
 _TAKEN = "paths, encoded bytes, PIL images and (C, H, W) tensors, or one (N, C, H, W) tensor"
+_IN_MEMORY = "/proc/self/fd/"
 
 
 def compile(  # noqa: A001 - as in torch.compile
@@ -161,7 +162,7 @@ class CompiledTransform:
             paths = [""] * len(images)
             for i in rows.tolist():
                 paths[i] = _path_of(images[i], files)
-            source = FileSource(paths)
+            source = _Given(paths)
             feed = Feed(window=1, timeout=0)
             try:
                 feed.push(Batch(source, pool, rows, draws))
@@ -190,6 +191,20 @@ class CompiledTransform:
             pool.give_back(engine)
 
 
+class _Given(FileSource):
+    """What was given as a file; encoded bytes are named by their place, not by the file in memory that they became."""
+
+    def name(self, row: int) -> str:
+        return f"sample {row}, {self._called(row)}"
+
+    def error(self, row: int, reason: str) -> SampleError:
+        return SampleError(row, self._called(row), reason)
+
+    def _called(self, row: int) -> str:
+        path = self.path(row)
+        return f"image {row}" if path.startswith(_IN_MEMORY) else path
+
+
 def _path_of(image: Any, files: ExitStack) -> str:
     """The path of a file; encoded bytes become a file in memory, which is closed with ``files``."""
     if isinstance(image, (str, os.PathLike)):
@@ -198,7 +213,7 @@ def _path_of(image: Any, files: ExitStack) -> str:
     files.callback(os.close, file)
     with os.fdopen(file, "wb", closefd=False) as stream:
         stream.write(image)
-    return f"/proc/self/fd/{file}"
+    return f"{_IN_MEMORY}{file}"
 
 
 def _pixels(image: Any, resident: bool) -> Any:
