@@ -164,6 +164,12 @@ def saved(file: Path, save: Any = np.savez, **arrays: Any) -> None:
         save(stream, **arrays)
 
 
+def damaged(file: Path, start: int, end: int) -> None:
+    ImageIndex.write(file, [("a.jpg", 3), ("b.jpg", 4)])
+    whole = file.read_bytes()
+    file.write_bytes(whole[:start] + b"\xff" * (end - start) + whole[end:])
+
+
 BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
     "text": (lambda f: f.write_text("a.jpg 3\n"), "is no index"),
     "compressed": (lambda f: saved(f, np.savez_compressed, paths=[b"a"], labels=[1]), "is compressed"),
@@ -173,6 +179,9 @@ BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
     "few labels": (lambda f: saved(f, paths=[b"a", b"b"], labels=[1]), "no array 'labels' of 2 integers"),
     "floats": (lambda f: saved(f, paths=[b"a"], labels=[1.0]), "no array 'labels'"),
     "objects": (lambda f: saved(f, paths=np.array([b"a"], object), labels=[1]), "Python objects"),
+    "one class": (lambda f: saved(f, paths=[b"a"], labels=[1], classes="cat"), "'classes' is no list of names"),
+    "damaged header": (lambda f: damaged(f, 100, 160), "is no index, which is a file that"),
+    "damaged magic": (lambda f: damaged(f, 40, 60), "is no index, which is a file that"),
 }
 
 
@@ -191,9 +200,22 @@ def test_an_index_by_numpy_alone_is_one(index: ImageIndex, dataset: ImageFolder,
     assert_pairs(DALILoader(own, 3, device="cpu"), dataset, in_order())
 
 
-def test_a_label_that_is_no_int_leaves_the_old_index(index: ImageIndex) -> None:
-    with pytest.raises(TypeError, match=r"the label of b\.jpg is no int: '7'"):
-        ImageIndex.write(index.file, [("a.jpg", 3), ("b.jpg", "7")])
+@pytest.mark.parametrize("label", ["7", 2**63, 2**70, -(2**63) - 1])
+def test_a_label_that_is_no_int_leaves_the_old_index(index: ImageIndex, label: Any) -> None:
+    with pytest.raises(TypeError, match=rf"the label of b\.jpg is no int of 64 bits: {label!r}"):
+        ImageIndex.write(index.file, [("a.jpg", 3), ("b.jpg", label)])
+    assert len(ImageIndex(index.file)) == len(index)
+
+
+def test_labels_of_64_bits_are_kept(tmp_path: Path) -> None:
+    ImageIndex.write(tmp_path / "a.npz", [("a.jpg", 2**63 - 1), ("b.jpg", -(2**63))])
+    assert ImageIndex(tmp_path / "a.npz").targets.tolist() == [2**63 - 1, -(2**63)]
+
+
+@pytest.mark.parametrize("classes", ["cat", [["cat"], ["dog"]]])
+def test_classes_that_are_no_list_of_names_leave_the_old_index(index: ImageIndex, classes: Any) -> None:
+    with pytest.raises(TypeError, match="classes is a list of names, not"):
+        ImageIndex.write(index.file, [("a.jpg", 3)], classes=classes)
     assert len(ImageIndex(index.file)) == len(index)
 
 

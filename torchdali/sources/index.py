@@ -20,7 +20,7 @@ from torchvision.datasets.folder import IMG_EXTENSIONS, find_classes, make_datas
 from torchdali.errors import SampleError
 from torchdali.sources.facts import Columns, Facts
 from torchdali.sources.folder import FileSource
-from torchdali.sources.paths import Paths, Table, read_samples
+from torchdali.sources.paths import Paths, Table, as_int64, read_samples
 
 __all__ = ["ImageIndex"]
 
@@ -78,7 +78,10 @@ class ImageIndex(Dataset[Any]):
             raise ValueError(f"{self.file} is no index: it has no array 'paths' of one axis and of a type S")
         if self.targets.dtype.kind not in "iu" or self.targets.shape != self.paths.shape:
             raise ValueError(f"{self.file} is no index: it has no array 'labels' of {len(self.paths)} integers")
-        self.classes: list[str] = [str(name) for name in classes]
+        try:
+            self.classes: list[str] = [str(name) for name in classes]
+        except (TypeError, SystemError) as error:  # not one axis, or no Unicode
+            raise ValueError(f"{self.file} is no index: its array 'classes' is no list of names") from error
         self.class_to_idx = {name: label for label, name in enumerate(self.classes)}
         self.has_headers = all(name in arrays and len(arrays[name]) == len(self.paths) for name in _HEADERS)
 
@@ -131,19 +134,18 @@ class ImageIndex(Dataset[Any]):
                 cannot be read raises in its turn, as ever, and one whose length has changed is read anew.
 
         Raises:
-            TypeError: A label is no int.
+            TypeError: A label is no int, or one of more than 64 bits; or ``classes`` is no list of names.
         """
         if isinstance(samples, (str, os.PathLike)):
             classes, samples = _folder(os.fspath(samples))
         paths, labels = read_samples(samples)
         if not isinstance(labels, np.ndarray):
-            row = next(row for row, label in enumerate(labels) if type(label) is not int)
-            raise TypeError(f"the label of {os.fsdecode(paths[row])} is no int: {labels[row]!r}")
-        arrays: dict[str, npt.NDArray[Any]] = {
-            "paths": paths,
-            "labels": labels,
-            "classes": np.array(classes or [], np.str_),
-        }
+            row = next(row for row, label in enumerate(labels) if as_int64([label]) is None)
+            raise TypeError(f"the label of {os.fsdecode(paths[row])} is no int of 64 bits: {labels[row]!r}")
+        names = np.array(classes or [], np.str_)
+        if names.ndim != 1:
+            raise TypeError(f"classes is a list of names, not {classes!r}")
+        arrays: dict[str, npt.NDArray[Any]] = {"paths": paths, "labels": labels, "classes": names}
         if headers:
             arrays |= zip(_HEADERS, _read_headers(paths), strict=True)
         unfinished = Path(f"{os.fspath(file)}.unfinished")
@@ -176,27 +178,35 @@ def _read_headers(paths: Table) -> Columns:
 
 def _mapped(file: Path, mode: Literal["r", "c"]) -> dict[str, npt.NDArray[Any]]:
     """The arrays of an uncompressed ``.npz``, mapped into memory, which ``numpy.load`` only does with a ``.npy``."""
-    arrays: dict[str, npt.NDArray[Any]] = {}
+    arrays: dict[str, npt.NDArray[Any] | None] = {}
     try:
         with zipfile.ZipFile(file) as archive, file.open("rb") as stream:
-            for entry in archive.infolist():
-                if entry.compress_type != zipfile.ZIP_STORED:
-                    raise ValueError(f"{file} is compressed, so it cannot be mapped; write it with numpy.savez")
+            entries = archive.infolist()
+            compressed = any(entry.compress_type != zipfile.ZIP_STORED for entry in entries)
+            for entry in () if compressed else entries:
                 stream.seek(entry.header_offset)
                 name, extra = struct.unpack("<26xHH", stream.read(30))
                 stream.seek(name + extra, os.SEEK_CUR)
                 arrays[entry.filename.removesuffix(".npy")] = _map_array(stream, file, mode)
-    except zipfile.BadZipFile as error:
+    except OSError:
+        raise
+    except Exception as error:  # of damaged bytes zipfile, struct and numpy raise nearly anything
         raise ValueError(f"{file} is no index, which is a file that ImageIndex.write or numpy.savez made") from error
-    return arrays
+    if compressed:
+        raise ValueError(f"{file} is compressed, so it cannot be mapped; write it with numpy.savez")
+    mapped = {name: array for name, array in arrays.items() if array is not None}
+    if len(mapped) < len(arrays):
+        raise ValueError(f"{file} is no index: it has an array of Python objects, or in Fortran's order")
+    return mapped
 
 
-def _map_array(stream: Any, file: Path, mode: Literal["r", "c"]) -> npt.NDArray[Any]:
+def _map_array(stream: Any, file: Path, mode: Literal["r", "c"]) -> npt.NDArray[Any] | None:
+    """None of an array of Python objects, or in Fortran's order."""
     version = np.lib.format.read_magic(stream)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, fortran, dtype = read(stream)
     if dtype.hasobject or fortran:
-        raise ValueError(f"{file} is no index: it has an array of Python objects, or in Fortran's order")
+        return None
     if 0 in shape or not dtype.itemsize:
         return np.empty(shape, dtype)
     # As a plain array, which keeps the mapping: what is gathered from it is not of another class.

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from torchdali.spec import IntArray
 
-__all__ = ["Paths", "Table", "read_samples", "smaller", "table_of"]
+__all__ = ["Paths", "Table", "as_int64", "read_samples", "smaller", "table_of"]
 
 Table = npt.NDArray[np.bytes_]
 """``(N,)`` paths, of a NumPy type ``S``: as wide as the longest, padded with NUL."""
@@ -87,7 +87,7 @@ def read_samples(samples: Iterable[tuple[Any, Any]]) -> tuple[Table, npt.NDArray
     """Paths and targets of ``(path, target)`` pairs, in one pass.
 
     Returns:
-        The paths, and the targets: ``(N,)`` int32 or int64 where all of them are of type int, else a list.
+        The paths, and the targets: ``(N,)`` int32 or int64 where all of them are of type int and fit, else a list.
     """
     tables: list[Table] = []
     labels: list[IntArray] = []
@@ -96,13 +96,21 @@ def read_samples(samples: Iterable[tuple[Any, Any]]) -> tuple[Table, npt.NDArray
     while chunk := list(islice(rest, _AT_ONCE)):
         tables.append(table_of([path for path, _ in chunk]))
         targets = [target for _, target in chunk]
-        if others is None and set(map(type, targets)) != {int}:
-            others = [label for part in labels for label in part.tolist()]
-        if others is None:
-            labels.append(np.array(targets, np.int64))
+        numbers = as_int64(targets) if others is None else None
+        if numbers is not None:
+            labels.append(numbers)
         else:
+            others = [label for part in labels for label in part.tolist()] if others is None else others
             others += targets
     return _joined(tables), smaller(np.concatenate(labels or [np.empty(0, np.int64)])) if others is None else others
+
+
+def as_int64(targets: Sequence[Any]) -> IntArray | None:
+    """The targets as numbers; None where one is not of type int, or too large."""
+    try:
+        return np.array(targets, np.int64) if set(map(type, targets)) == {int} else None
+    except OverflowError:
+        return None
 
 
 def smaller(numbers: IntArray) -> npt.NDArray[np.signedinteger[Any]]:
