@@ -137,8 +137,18 @@ def test_what_cannot_be_called_is_no_transform(dataset: ImageFolder, given: Any)
 
 def test_no_batch_ahead_is_refused_when_dataloader_does(dataset: ImageFolder) -> None:
     loader = DALILoader(dataset, PER_BATCH, num_workers=1, prefetch_factor=0, device="cpu")
-    with pytest.raises(ValueError, match="prefetch_factor must be greater than 0"):
+    with pytest.raises(AssertionError, match="prefetch_factor must be greater than 0"):
         iter(loader)
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+@pytest.mark.parametrize("given", [{"num_workers": 1.5}, {"num_workers": 1, "prefetch_factor": 1.5}], ids=repr)
+def test_numbers_that_are_not_whole_are_refused_when_dataloader_does(dataset: ImageFolder, given: Any) -> None:
+    theirs, ours = DataLoader(dataset, **given), DALILoader(dataset, device="cpu", **given)
+    with pytest.raises(TypeError, match="'float' object cannot be interpreted as an integer"):
+        iter(theirs)
+    with pytest.raises(TypeError, match=rf"{[*given][-1]} is a whole number, not 1\.5"):
+        iter(ours)
 
 
 # Batches that cannot be made

@@ -37,7 +37,7 @@ from torchdali.spec import Fidelity
 from torchdali.stats import Probe
 from torchdali.tolerance import OnError, Tolerance
 from torchdali.transforms import flatten, snapshot
-from torchdali.tuning import Threads, Unasked, fitting_window
+from torchdali.tuning import Threads, Unasked, check_numbers, fitting_window
 
 __all__ = ["DALILoader"]
 
@@ -339,8 +339,7 @@ class DALILoader(Stateful, Distributed, Reporting, DataLoader[_T]):
             )
         if device.type == "cuda":
             machine.warn_of_few_connections()
-        if self._window == 0:
-            raise ValueError("prefetch_factor must be greater than 0")
+        check_numbers(num_workers=self.num_workers, prefetch_factor=self._window)
         size = self._declared_batch_size()
         resident = source.resident
         if self.cache and isinstance(source, FolderSource):

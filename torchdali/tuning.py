@@ -15,7 +15,7 @@ from torchdali import graph, machine
 from torchdali.plan import Plan
 from torchdali.spec import Entry
 
-__all__ = ["Threads", "Unasked", "fitting_window"]
+__all__ = ["Threads", "Unasked", "check_numbers", "fitting_window"]
 
 _FEW = 4
 """Threads that keep a JPEG engine busy.
@@ -81,6 +81,15 @@ class Threads:
         if _MORE * beside <= _FEW:
             return f"chosen: what keeps the card's JPEG engine busy; of {cores}"
         return f"chosen: {beside:.0%} of the files seen are not for the card's JPEG engine; of {cores}"
+
+
+def check_numbers(**numbers: Any) -> None:
+    """Raises what DataLoader raises of ``num_workers`` and ``prefetch_factor`` when it starts its workers."""
+    for name, number in numbers.items():
+        if number and not hasattr(number, "__index__"):
+            raise TypeError(f"{name} is a whole number, not {number!r}")
+    if numbers["prefetch_factor"] == 0:
+        raise AssertionError("prefetch_factor must be greater than 0")
 
 
 def fitting_window(plan: Plan, batch_size: int, memory: int) -> int:
