@@ -13,6 +13,7 @@ import torch
 from conftest import CROP, encoded
 from proxied import EXACT, Image, Make, Samples, assert_near, decoded, decoded_in, pair
 from torch.utils.data import DataLoader
+from torchvision import transforms as v1
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
@@ -183,10 +184,11 @@ def test_modes_that_only_pil_knows_must_be_converted(photographs: Any, mode: str
     assert compared(photographs, MODES["RGBA"], MODES["RGBA"], chain, device, 0)
 
 
-@pytest.mark.parametrize("kind", ["I", "F", "array float32", "array int16"])
+@pytest.mark.parametrize("kind", ["I", "F", "I;16", "array float32", "array int16", "array uint16"])
+@pytest.mark.parametrize("to_tensor", [v1.ToTensor, v2.ToTensor], ids=["v1", "v2"])
 @pytest.mark.filterwarnings("ignore:The transform `ToTensor:UserWarning")
-def test_to_tensor_scales_bytes_alone(photographs: Any, kind: str, device: str) -> None:
-    chain = v2.Compose([v2.ToTensor(), v2.CenterCrop(CROP)])
+def test_to_tensor_scales_bytes_alone(photographs: Any, to_tensor: Any, kind: str, device: str) -> None:
+    chain = v2.Compose([to_tensor(), v2.CenterCrop(CROP)])
     assert compared(photographs, (MODES | PIXELS)[kind], (MODES | PIXELS)[kind], chain, device, 0)
 
 

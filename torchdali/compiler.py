@@ -146,13 +146,17 @@ def compile_plan(
     """
     spec = replace(spec or Spec(), device="gpu" if device.type == "cuda" else "cpu")
     chain = list(flatten(transform))
-    if spec.kind == "array" and first_of(chain) != "torch":
+    given, first = spec.kind, first_of(chain)
+    if given == "array" and first != "torch":
         spec = replace(spec, kind="pil")
     compiler = _Compiler(spec, device)
     for position, leaf in enumerate(chain, start=1):
         compiler.add(position, leaf)
     views = compiler.branches
     shared = compiler.rules
+    out = views[0][1]
+    if first == "conversion" and out.kind == "pil":  # torch runs it, and it may treat an array as no PIL image
+        out = replace(out, kind=given)
     if compiler.container is None:
         shared, views = views[0][0], [(list[Rule](), views[0][1])]
     return Plan(
@@ -161,7 +165,7 @@ def compile_plan(
         views=tuple(View(tuple(rules), spec) for rules, spec in views),
         container=compiler.container,
         tail=tuple(compiler.tail),
-        spec=compiler.branches[0][1],
+        spec=out,
         suffix=tuple(compiler.suffix),
         suffix_step=compiler.number,
         device=device,

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 import numpy as np
+import PIL.Image
 import torch
 from torchvision import tv_tensors
 from torchvision.transforms.v2 import functional as F
@@ -27,6 +28,8 @@ __all__ = ["Images", "as_samples", "call_on_batch", "check_shapes", "run_on_batc
 def as_kind(image: torch.Tensor, kind: Kind) -> Any:
     """An image (CHW) as the object that torchvision would be holding at this place."""
     if kind == "pil":
+        if image.dtype == torch.uint16:  # mode I;16, which torchvision only makes of int16
+            return PIL.Image.fromarray(image[0].cpu().numpy())
         return _to_pil_image(image.cpu())
     if kind == "array":
         return image.permute(1, 2, 0).contiguous().cpu().numpy()
