@@ -56,7 +56,7 @@ class SampleError(TorchDALIError, RuntimeError):
 
     Attributes:
         index: The sample's index in the loader's dataset.
-        path: The file's path.
+        path: The file's path; of an image that is in no file, what it is and where.
         reason: What is wrong with it.
     """
 
