@@ -177,3 +177,20 @@ def assert_as_it_was(seen: list[Any], true: list[Any], mode: str) -> None:
                 assert image.any()
             assert batch["name"][place] == f"number {now}"
             assert [part[place].item() for part in batch["at"]] == [now, now]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("mode", ["skip", "replace"])
+def test_bad_samples_are_counted_in_the_order_of_their_batches(fresh: ImageFolder, mode: Any, workers: int) -> None:
+    """Whether a worker finds them ahead of time or DALI only then."""
+    scrambled(Path(fresh.samples[1][0]))
+    Path(fresh.samples[BATCH + 1][0]).unlink()
+    options: Any = {"num_workers": workers, "transform": RANDOM, "device": "cpu", "on_error": mode, "max_errors": 1}
+    loader: DALILoader[Any] = DALILoader(Given(fresh, "path"), BATCH, **options)
+    iterator = iter(loader)
+    assert len(next(iterator)["label"]) == BATCH
+    assert [error.index for error in loader.errors] == [1]
+    with pytest.raises(SampleError, match="max_errors=1 were found before") as caught:
+        next(iterator)
+    assert caught.value.index == BATCH + 1
+    assert len(next(iterator)["label"]) == BATCH

@@ -81,12 +81,14 @@ class Delivery:
         index: ``(N,)`` what its samples' random numbers are keyed by.
         occurrence: ``(N,)`` how often each was drawn before in this epoch.
         runs: Its images in DALI, a run for each kind.
+        given_up: The samples that others stand in for, or black images.
     """
 
     packed: Packed
     index: IntArray
     occurrence: IntArray
     runs: list[Batch] = field(default_factory=list[Batch])
+    given_up: list[SampleError] = field(default_factory=list[SampleError])
 
 
 def stacks(collate_fn: Any) -> bool:

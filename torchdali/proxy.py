@@ -252,8 +252,7 @@ class _ProxyEpoch(Resumable):
 
         for sample, (named, reason) in packed.reasons.items():
             raise fault(sample, named, reason)
-        for sample, (named, reason) in packed.given_up.items():
-            self._tolerance.note(known.fault(sample, named, reason))
+        delivery.given_up = [known.fault(sample, *why) for sample, why in packed.given_up.items()]
         self.proxy.check_places(packed, fault)
         for group in packed.groups:
             assert self.proxy.routes is not None
@@ -273,8 +272,8 @@ class _ProxyEpoch(Resumable):
         """The batch as the user gets it."""
         packed, proxy = delivery.packed, self.proxy
         data = packed.rest
+        self._land(delivery)
         if packed.groups:
-            self._land(delivery)
             collate = None if self._stacks else self._user_collate
             assert proxy.routes is not None
             data = rejoined(packed, delivery.runs, self._auto_collation, collate, proxy.routes.chain)
@@ -289,10 +288,19 @@ class _ProxyEpoch(Resumable):
         self.clock.leave(packed.count)
         return data
 
+    def _too_many(self, delivery: Delivery) -> Exception | None:
+        """Counts the samples of a batch that were given up, in its turn; what to raise where they are too many."""
+        try:
+            for error in delivery.given_up:
+                self._tolerance.note(error)
+        except SampleError as error:
+            return error
+        return None
+
     def _land(self, delivery: Delivery) -> None:
         """Takes all runs of a batch, so that the next one's come next, and raises what the first failing one raised."""
         assert self._feed is not None
-        failure: Exception | None = None
+        failure = self._too_many(delivery)
         for i in range(len(delivery.runs)):
             try:
                 delivery.runs[i] = self._feed.pop()
@@ -303,7 +311,7 @@ class _ProxyEpoch(Resumable):
                 raise failure
             finally:
                 del failure
-        if self._tolerance.mode == "skip":
+        if self._tolerance.mode == "skip" and delivery.runs:
             stand_in(delivery.packed, delivery.runs, self._stacks)
 
     def close(self) -> None:
