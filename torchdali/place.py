@@ -19,14 +19,20 @@ class StreamPlace:
     """Where a worker's part of an ``IterableDataset`` is.
 
     Attributes:
-        batches: How many of it were delivered.
-        samples: How many were in them.
-        state: What the dataset and its iterator say of themselves, by these names; and whether it has "ended".
+        batches: How many of it had their turn.
+        samples: How many samples it was asked for in these.
+        state: What the dataset and its iterator say of themselves, by these names; and whether it has "ended". Where
+            they say nothing, how often it "raised" an exception.
     """
 
     batches: int = 0
     samples: int = 0
     state: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    @property
+    def known(self) -> bool:
+        """Whether the dataset or its iterator says where it is."""
+        return "dataset" in self.state or "iterator" in self.state
 
     def after(self, samples: int, state: dict[str, Any]) -> StreamPlace:
         """Where it is a batch later."""
@@ -122,7 +128,7 @@ class Place:
         return len(self.draws) > _MOST
 
     def stream_delivered(self, worker: int, workers: int, samples: int, state: dict[str, Any]) -> None:
-        """A worker's batch was delivered."""
+        """A worker's batch was delivered, or the exception in its place."""
         self.streams[worker] = self.streams.get(worker, StreamPlace()).after(samples, state)
         self.worker = (worker + 1) % max(workers, 1)
 

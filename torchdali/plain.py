@@ -21,26 +21,14 @@ _PROFILE = "enumerate(DataLoader)#{}.__next__"
 class _Plain(Resumable):
     """What both have in common."""
 
-    _worker = 0
-
     def __init__(self, loader: Any) -> None:
-        self._size: int = loader.batch_size or 1
-        self._streams = is_stream(loader.dataset)
-        if self._streams:
+        if is_stream(loader.dataset):
             twin = twin_of(loader)
             stream = put_stream(twin, loader._bookmark.here(loader))  # noqa: SLF001
-            twin.collate_fn = Carrier(loader.collate_fn, stream)
+            if loader.num_workers:
+                twin.collate_fn = Carrier(loader.collate_fn, stream)
             loader = twin
         super().__init__(loader)
-
-    def _taken(self, data: Any) -> Any:
-        """A batch, of which account is kept."""
-        state: dict[str, Any] = {}
-        if isinstance(data, Carried):
-            data, state = data.data, data.state
-        if self._streams:
-            self.place.stream_delivered(self._worker, self._num_workers, self._size, state)
-        return data
 
 
 class SerialPlain(_Plain, _SingleProcessDataLoaderIter, Resumable):
@@ -58,10 +46,15 @@ class SerialPlain(_Plain, _SingleProcessDataLoaderIter, Resumable):
             self.place.over = True
             raise
         except Exception:
-            self.place.delivered = self._handed
+            self._account()
             raise
+        self._account()
+        return data
+
+    def _account(self) -> None:
         self.place.delivered = self._handed
-        return self._taken(data)
+        if self._stream:
+            self.place.stream_delivered(0, 0, *self._stream.taken())
 
 
 class ParallelPlain(_Plain, Parallel, _MultiProcessingDataLoaderIter, Resumable):
@@ -72,16 +65,17 @@ class ParallelPlain(_Plain, Parallel, _MultiProcessingDataLoaderIter, Resumable)
         self._profile_name = _PROFILE.format(_MultiProcessingDataLoaderIter.__name__)
 
     def _process_data(self, data: Any, worker_idx: int) -> Any:
-        self._worker = worker_idx
+        if isinstance(data, Carried):
+            self.place.stream_delivered(worker_idx, self._num_workers, data.samples, data.state)
+            data = data.data  # torch raises it, if it is an exception
         return cast("Any", super()._process_data(data, worker_idx))
 
     def _next_data(self) -> Any:
         self._read_ahead.take()
         try:
-            data = cast("Any", super()._next_data())
+            return cast("Any", super()._next_data())
         except StopIteration:
             self.place.over = True
             raise
         finally:
             self.place.delivered = self._first + self._rcvd_idx
-        return self._taken(data)

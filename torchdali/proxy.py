@@ -16,6 +16,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from torch._utils import ExceptionWrapper
 from torch.utils.data import IterableDataset
 from torch.utils.data import _utils as data_utils  # pyright: ignore[reportPrivateUsage]
 from torch.utils.data.dataloader import (
@@ -60,6 +61,9 @@ _FORKED = "an iterator cannot be used in a forked process; iterate over the load
 _BATCH_STEP = 2**16 - 1
 """The position that keys the random numbers of ``batch_transform``: after every chain."""
 
+_Share = tuple[int, int, dict[str, Any]]
+"""What a batch was of streams: whose, how many samples, and what the stream said of itself after it."""
+
 
 class _ProxyEpoch(Resumable):
     """What both of torch's iterators are given. It comes before them in the order of inheritance.
@@ -88,7 +92,7 @@ class _ProxyEpoch(Resumable):
         self._transfer = Transfer(proxy.device)
         self._tolerance: Tolerance = loader.tolerance
         self._pending: deque[Delivery | Exception] = deque()
-        self._turns: deque[int] = deque()
+        self._turns: deque[tuple[int, _Share | None]] = deque()
         self._mappings: dict[tuple[int, int], Mapping] = {}
         twin = self._twin(loader)
         with devices.on(proxy.device):  # torch's thread that pins memory takes the device
@@ -141,7 +145,7 @@ class _ProxyEpoch(Resumable):
         self._identities = Identities(self._auto_collation, self._by_stream, self._num_workers > 0)
         self._received = deque()
         self._over, self._ended, self._delivered = "", False, 0
-        self._from: tuple[int, int, dict[str, Any]] | None = None
+        self._share: _Share | None = None
 
     @property
     def _by_stream(self) -> bool:
@@ -192,10 +196,10 @@ class _ProxyEpoch(Resumable):
 
     def _account(self) -> None:
         self.place.delivered = self._delivered
-        if self._from and self._by_stream:
-            worker, count, state = self._from
+        if self._share and self._by_stream:
+            worker, count, state = self._share
             self.place.stream_delivered(worker, self._num_workers, count, state)
-        self._from = None
+        self._share = None
 
     def _deliver(self) -> Any:
         self.clock.enter(starved=bool(self._num_workers) and not self._pending)
@@ -206,11 +210,10 @@ class _ProxyEpoch(Resumable):
             self._leave()
             self.place.over = True
             raise StopIteration
-        delivery, self._delivered = self._pending.popleft(), self._turns.popleft()
+        delivery, (self._delivered, self._share) = self._pending.popleft(), self._turns.popleft()
         try:
             if isinstance(delivery, Exception):
                 raise delivery
-            self._from = delivery.packed.worker, delivery.packed.count, delivery.packed.state
             return self._finished(delivery)
         finally:
             del delivery  # raised, its traceback would hold this iterator in a cycle
@@ -219,6 +222,7 @@ class _ProxyEpoch(Resumable):
         """Takes what the dataset has ready, as far as the window reaches; waits only where nothing is on its way."""
         window = self.proxy.window if self._num_workers and self.proxy.routes else 1
         while not self._ended and len(self._pending) < window and (not self._pending or self._arrived()):
+            packed: Packed | None = None
             try:
                 packed = cast("Packed", super()._next_data())
                 self.clock.lap("dataset")
@@ -233,7 +237,12 @@ class _ProxyEpoch(Resumable):
                     raise
                 # Raised in its turn, after the batches before it.
                 self._pending.append(put_by(error) if self._num_workers else error)
-            self._turns.append(self._turn())
+                packed = packed or self._missed()
+            self._turns.append((self._turn(), (packed.worker, packed.count, packed.state) if packed else None))
+
+    def _missed(self) -> Packed | None:
+        """Counts the samples of a batch that was asked for and did not come; returns what stands in its place."""
+        return None
 
     def _arrived(self) -> bool:
         """Whether the next batch can be taken without waiting."""
@@ -242,6 +251,8 @@ class _ProxyEpoch(Resumable):
     def _admitted(self, packed: Packed) -> Delivery:
         """Starts to work on a batch."""
         known = self._identities.of(packed)
+        if isinstance(packed.rest, ExceptionWrapper):  # a stream's
+            packed.rest.reraise()
         delivery = Delivery(packed, known.index, known.occurrence)
         skips = self._tolerance.mode == "skip"
 
@@ -338,6 +349,14 @@ class _ProxyEpoch(Resumable):
 
 class SerialProxyEpoch(_ProxyEpoch, _SingleProcessDataLoaderIter, Resumable):
     """Asks the dataset for samples in this process, when a batch is asked for."""
+
+    def _missed(self) -> Packed | None:
+        if self._stream is None:
+            return None
+        asked, state = self._stream.taken()
+        packed = Packed(None, asked, state=state)
+        self._identities.of(packed)
+        return packed
 
 
 class ParallelProxyEpoch(_ProxyEpoch, Parallel, _MultiProcessingDataLoaderIter, Resumable):

@@ -170,7 +170,7 @@ def state_of(loader: Any, place: Place | None, epochs: int, used: set[str]) -> d
 
 def _stays(loader: Any, place: Place) -> bool:
     """Whether a stream that has a state is asked again in the next epoch, and not a copy of what the user made."""
-    return (loader.persistent_workers or not loader.num_workers) and any(one.state for one in place.streams.values())
+    return (loader.persistent_workers or not loader.num_workers) and any(one.known for one in place.streams.values())
 
 
 def _text(states: States) -> dict[str, str]:

@@ -1,0 +1,197 @@
+"""A loop that catches an error and goes on can be saved, too: a loader that loads its state goes on as it does."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import encoded
+from PIL import Image
+from proxied import difference
+from test_state import through_files
+from torch.utils.data import IterableDataset, default_collate, get_worker_info
+from torchvision.transforms import v2
+
+from torchdali import DALILoader, SampleError
+
+pytestmark = [
+    pytest.mark.timeout(60),
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+    pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),
+]
+
+COUNT, BAD = 14, 5
+WORKERS = [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}]
+AUGMENT = v2.RandomResizedCrop(8)
+RESIZED = v2.Compose([v2.ToImage(), v2.RandomResizedCrop(8)])
+
+
+class OwnError(Exception):
+    """Raised by what users write."""
+
+
+def picture(number: int) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(number).integers(0, 256, (3, 16, 16), np.uint8))
+
+
+def jpeg(number: int) -> bytes:
+    data = encoded(Image.fromarray(picture(number).permute(1, 2, 0).numpy()), "JPEG")
+    return data[: len(data) // 2] if number == BAD else data
+
+
+class Stream(IterableDataset[Any]):
+    """Gives each worker numbers of its own, the pictures of which are made by ``make``."""
+
+    def __init__(self, make: Callable[[int], Any]) -> None:
+        self.make = make
+
+    def numbers(self) -> range:
+        info = get_worker_info()
+        return range(info.id * 100, info.id * 100 + COUNT) if info else range(COUNT)
+
+    def __iter__(self) -> Iterator[Any]:
+        return ((self.make(number), number) for number in self.numbers())
+
+
+class Raising:
+    """An iterator that raises an exception and can be asked for more."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream, self.left = stream, iter(stream.numbers())
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        number = next(self.left)
+        if number % 100 == BAD:
+            raise OwnError(number)
+        return self.stream.make(number), number
+
+
+class RaisingStream(Stream):
+    def __iter__(self) -> Iterator[Any]:
+        return Raising(self)
+
+
+class Ending(Stream):
+    """Its generator is over where it raises an exception."""
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from Raising(self)
+
+
+class EndingWithAState(Stream):
+    """Knows its place, from which it could go on where its generator did not."""
+
+    at = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        numbers = self.numbers()
+        while self.at < len(numbers):
+            self.at += 1
+            if self.at - 1 == BAD:
+                raise OwnError(BAD)
+            yield self.make(numbers[self.at - 1]), numbers[self.at - 1]
+        self.at = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at = state["at"]
+
+
+class RaisingWithAState(Stream):
+    """Is asked for more after its exception, and knows its place."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return Placed(self)
+
+
+class Placed(Raising):
+    at = 0
+
+    def __next__(self) -> Any:
+        self.at += 1
+        return super().__next__()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for self.at in range(1, state["at"] + 1):
+            next(self.left, None)
+
+
+def refusing(batch: Any) -> Any:
+    if any(number % 100 == BAD for _, number in batch):
+        raise OwnError(BAD)
+    return default_collate(batch)
+
+
+def events(iterator: Iterator[Any]) -> Iterator[Any]:
+    """What comes of an epoch, where errors are caught."""
+    while True:
+        try:
+            seen = next(iterator)
+        except StopIteration:
+            return
+        except (OwnError, SampleError) as error:
+            traceback.clear_frames(error.__traceback__)  # torch's hold the iterator
+            seen = type(error).__name__
+        yield seen
+
+
+def assert_goes_on(make: Callable[[], DALILoader[Any]], error: type[Exception]) -> None:
+    """After the error, and an epoch later, as well."""
+    loader = make()
+    seen, states = [], [loader.state_dict()]
+    for event in events(iter(loader)):
+        seen.append(event)
+        states.append(loader.state_dict())
+    after = list(events(iter(loader)))
+    at = seen.index(error.__name__)
+    for taken in range(at, len(states))[: 3 if loader.num_workers else None]:
+        again = make()
+        again.load_state_dict(through_files(states[taken]))
+        assert not difference(list(events(iter(again))), seen[taken:]), taken
+        assert not difference(list(events(iter(again))), after), taken
+
+
+STREAMS = [RaisingStream, Ending, EndingWithAState, RaisingWithAState]
+
+
+DOES = pytest.mark.parametrize("does", [{}, {"transform": AUGMENT, "seed": 1}], ids=["plain", "transform"])
+
+
+@DOES
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("kind", STREAMS)
+def test_after_an_error_of_a_stream(kind: type[Stream], workers: Any, does: Any) -> None:
+    options = {"device": "cpu", "batch_size": 3, **does, **workers}
+    assert_goes_on(lambda: DALILoader(kind(picture), generator=torch.Generator(), **options), OwnError)
+
+
+@DOES
+@pytest.mark.parametrize("kind", STREAMS)
+def test_after_an_error_of_a_stream_that_is_not_batched(kind: type[Stream], does: Any) -> None:
+    options = {"device": "cpu", "batch_size": None, **does}
+    assert_goes_on(lambda: DALILoader(kind(picture), generator=torch.Generator(), **options), OwnError)
+
+
+@DOES
+@pytest.mark.parametrize("workers", WORKERS)
+def test_after_an_error_of_what_collates(workers: Any, does: Any) -> None:
+    options = {"device": "cpu", "batch_size": 4, "collate_fn": refusing, **does, **workers}
+    assert_goes_on(lambda: DALILoader(Stream(picture), generator=torch.Generator(), **options), OwnError)
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_after_a_damaged_sample_of_a_stream(workers: Any) -> None:
+    options = {"device": "cpu", "batch_size": 4, "transform": RESIZED, "seed": 1, **workers}
+    assert_goes_on(lambda: DALILoader(Stream(jpeg), **options), SampleError)
