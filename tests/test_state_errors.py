@@ -13,7 +13,7 @@ from conftest import encoded
 from PIL import Image
 from proxied import difference
 from test_state import through_files
-from torch.utils.data import IterableDataset, default_collate, get_worker_info
+from torch.utils.data import Dataset, IterableDataset, RandomSampler, default_collate, get_worker_info
 from torchvision.transforms import v2
 
 from torchdali import DALILoader, SampleError
@@ -195,3 +195,26 @@ def test_after_an_error_of_what_collates(workers: Any, does: Any) -> None:
 def test_after_a_damaged_sample_of_a_stream(workers: Any) -> None:
     options = {"device": "cpu", "batch_size": 4, "transform": RESIZED, "seed": 1, **workers}
     assert_goes_on(lambda: DALILoader(Stream(jpeg), **options), SampleError)
+
+
+class Refusing(Dataset[Any]):
+    """Cannot give one of its samples."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 2:
+            raise OwnError(index)
+        return picture(index), index
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("batch_size", [2, None])
+def test_samples_of_a_batch_that_failed_count_as_drawn(batch_size: int | None, workers: Any) -> None:
+    def make() -> DALILoader[Any]:
+        sampler = RandomSampler(range(4), replacement=True, num_samples=16, generator=torch.Generator())
+        options = {"device": "cpu", "batch_size": batch_size, "transform": AUGMENT, "seed": 1, **workers}
+        return DALILoader(Refusing(), sampler=sampler, **options)
+
+    assert_goes_on(make, OwnError)

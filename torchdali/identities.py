@@ -73,7 +73,7 @@ class Identities:
         self._streamed = dict(samples)
 
     def of(self, packed: Packed) -> Known:
-        """What is known of the samples of a batch that came; to be asked once for each."""
+        """What is known of the samples of a batch; to be asked once for each, of one that failed as of an empty one."""
         indices = self._indices(packed)
         if not self._stream:
             keys = np.array([_key_of(index) for index in indices], np.int64)
@@ -86,11 +86,13 @@ class Identities:
 
     def _indices(self, packed: Packed) -> Sequence[Any]:
         """The sampler's indices, where there is one for each of the samples."""
-        sent = self._sent.pop(packed.task, None)
+        if packed.task not in self._sent:  # one that failed before it was asked for
+            return []
+        sent = self._sent.pop(packed.task)
         if not self._batched:
             return [sent]
         indices: list[Any] = list(cast("Iterable[Any]", sent)) if isinstance(sent, Iterable) else []
-        return indices if len(indices) == packed.count else [(sent, i) for i in range(packed.count)]
+        return indices if packed.count in (len(indices), 0) else [(sent, i) for i in range(packed.count)]
 
 
 def _key_of(index: Any) -> int:

@@ -351,9 +351,7 @@ class SerialProxyEpoch(_ProxyEpoch, _SingleProcessDataLoaderIter, Resumable):
     """Asks the dataset for samples in this process, when a batch is asked for."""
 
     def _missed(self) -> Packed | None:
-        if self._stream is None:
-            return None
-        asked, state = self._stream.taken()
+        asked, state = self._stream.taken() if self._stream else (0, {})
         packed = Packed(None, asked, state=state)
         self._identities.of(packed)
         return packed
@@ -364,6 +362,10 @@ class ParallelProxyEpoch(_ProxyEpoch, Parallel, _MultiProcessingDataLoaderIter, 
 
     def _task(self) -> int:
         return self._send_idx
+
+    def _missed(self) -> Packed | None:
+        self._identities.of(Packed(None, 0, task=self._rcvd_idx - 1))
+        return None  # a stream's share comes with its exception
 
     def _turn(self) -> int:
         return self._first + self._rcvd_idx
