@@ -140,11 +140,15 @@ class Packer:
         # A dataset may have a loader of its own, without workers but in one: it is no worker of that loader.
         info = get_worker_info() if self._process != os.getpid() else None
         samples: list[Any] = [data]
+        whole = False
         if self._batched and isinstance(data, Sequence):
             samples = list(cast("Sequence[Any]", data))
-        elif self._batched and self._images:
-            data = samples = _told_apart(data)
-        packed = Packed(None, len(samples), worker=info.id if info else 0)
+        elif self._batched and self._images and _can_be_told_apart(data):  # a dataset's __getitems__ may give anything
+            data = samples = list(cast("Iterable[Any]", data))
+        elif self._batched:
+            samples, whole = [], True
+        packed = Packed(None, 1 if whole else len(samples), worker=info.id if info else 0)
+        packed.outline = outline(tree(data)) if whole and self._images else ""
         failed = {i: (one.named, one.reason) for i, one in enumerate(samples) if isinstance(one, Failure)}
         while True:
             if failed and not self._stand_in(packed, samples, failed):
@@ -172,7 +176,7 @@ class Packer:
         trees = [tree(sample) for sample in samples] if self._images else []
         found = [images_of(one) for one in trees]
         if not any(found):
-            packed.outline = outline(trees[0]) if trees else ""
+            packed.outline = outline(trees[0]) if trees else packed.outline
             try:
                 packed.rest = self._collate(data)
             except Exception as error:
@@ -333,15 +337,8 @@ def outline(sample: Tree) -> str:
     return text if len(text) <= 300 else f"{text[:297]}..."
 
 
-def _told_apart(data: Any) -> list[Any]:
-    """The samples of what a dataset's ``__getitems__`` gave in the place of a list."""
-    if isinstance(data, Iterable) and not isinstance(data, (Mapping, str, bytes)):
-        return list(cast("Iterable[Any]", data))
-    kind = type(cast("object", data)).__name__
-    raise TransformError(
-        f"the dataset's __getitems__ gave a {kind}, in which transform= cannot tell the samples apart: give a list of "
-        "samples, or put the transform into the dataset or collate_fn"
-    )
+def _can_be_told_apart(data: Any) -> bool:
+    return isinstance(data, Iterable) and not isinstance(data, (Mapping, str, bytes))
 
 
 def _sent(samples: list[Any]) -> ByValue:
