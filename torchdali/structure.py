@@ -144,7 +144,8 @@ def _rebuilt(node: Any, parts: Sequence[Any]) -> Any:
         if hasattr(cast("Any", node), "_fields"):
             return kind(*parts)
         twin = cast("Any", tuple).__new__(kind, parts)
-        vars(twin).update(vars(node)) if hasattr(twin, "__dict__") else None
+        if hasattr(twin, "__dict__"):
+            vars(twin).update(vars(node))
         return twin
     try:
         if isinstance(node, MutableSequence):
