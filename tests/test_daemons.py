@@ -63,6 +63,16 @@ def test_what_was_not_begun_is_cancelled() -> None:
     assert sorted(done) == [0, 1]
 
 
+def test_the_threads_end_where_nobody_ends_them() -> None:
+    pool = Daemons(2, "test-daemons")
+    futures = [pool.submit(time.sleep, 0.02) for _ in range(4)]
+    del pool
+    for future in futures:
+        future.result(5)
+    while mine():
+        time.sleep(0.01)
+
+
 def test_what_was_begun_or_not_is_done_where_that_is_asked_for() -> None:
     pool = Daemons(2, "test-daemons")
     futures = [pool.submit(time.sleep, 0.02) for _ in range(8)]

@@ -54,6 +54,9 @@ class Daemons(Executor):
         for thread in self._threads if wait else ():
             thread.join()
 
+    def __del__(self) -> None:
+        self._tasks.put(None)  # the threads hold the tasks, and not this
+
 
 def _work(tasks: queue.SimpleQueue[_Task | None], idle: threading.Semaphore) -> None:
     while task := tasks.get():
