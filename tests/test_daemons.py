@@ -66,11 +66,12 @@ def test_what_was_not_begun_is_cancelled() -> None:
 def test_the_threads_end_where_nobody_ends_them() -> None:
     pool = Daemons(2, "test-daemons")
     futures = [pool.submit(time.sleep, 0.02) for _ in range(4)]
+    threads = mine()
     del pool
-    for future in futures:
-        future.result(5)
-    while mine():
-        time.sleep(0.01)
+    assert [future.result(5) for future in futures] == [None] * 4
+    for thread in threads:
+        thread.join(5)
+    assert not mine()
 
 
 def test_what_was_begun_or_not_is_done_where_that_is_asked_for() -> None:
