@@ -5,7 +5,7 @@ gives each process its share, as it does with DataLoader; gradients are accumula
 that were repeated, and ``save_state()`` and ``load_state()`` go on in the midst of an epoch.
 
 DATA holds ``train/`` and ``val/``, each with one folder of images per class. Alone, with DataLoader to compare, with
-one process for each of four GPUs, and after it was stopped::
+one process for each of four GPUs, and after it was stopped; only DataLoader needs torchdata::
 
     pip install accelerate torchdata
     python recipes/accelerate_classification.py DATA

@@ -26,6 +26,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "not even": {"even_batches": False},
     "split": {"split_batches": True},
     "seedable": {"use_seedable_sampler": True, "data_seed": 5},
+    "stateful": {"use_stateful_dataloader": True, "dispatch_batches": False},  # which streams are by default
     "dispatch": {"dispatch_batches": True},
     "dispatch, split": {"dispatch_batches": True, "split_batches": True},
 }

@@ -195,7 +195,6 @@ def test_a_saved_run_goes_on_in_any_epoch(pictures: Path, tmp_path: Path, config
 
 def test_a_loader_between_epochs_leaves_the_generators_alone(pictures: Path) -> None:
     """Which Accelerate restores itself, and which other loaders have moved since."""
-    pytest.importorskip("torchdata", reason="needs torchdata")
 
     def numbers(state: dict[str, Any] | None) -> list[int]:
         loader = accelerator(True, use_stateful_dataloader=True).prepare(made(pictures, shuffle=True))

@@ -71,7 +71,7 @@ def test_lightning(colours: Path, tmp_path: Path) -> None:
 @needs("torchdata")
 @pytest.mark.parametrize("loader", ["torchdali", "torch"])
 def test_accelerate(colours: Path, tmp_path: Path, loader: str) -> None:
-    options = [colours, *SMALL, "--lr", 0.02, "--epochs", 3, "--loader", loader, "--accumulate", 2]
+    options = [colours, *SMALL, "--lr", 0.005, "--epochs", 3, "--loader", loader, "--accumulate", 2]
     options += ["--checkpoint", tmp_path / "kept", "--save-every", 4]
     whole = run("accelerate_classification.py", *options)
     assert [line[:2] for line in whole] == [(epoch, "3") for epoch in "123"]

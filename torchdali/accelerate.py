@@ -10,6 +10,7 @@ new one has a ``DALILoader`` inside; all else, the shares too, is Accelerate's o
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import inspect
 from typing import Any, cast
@@ -133,7 +134,14 @@ def prepare_data_loader(accelerator: Any, loader: Any, *args: Any, **kwargs: Any
     # A DALILoader would refuse to be made a DataLoader of.
     plain = DataLoader[Any](given.dataset)
     vars(plain).update({name: value for name, value in vars(given).items() if name in vars(plain)}, _iterator=None)
-    made = _accelerate.Accelerator.prepare_data_loader(accelerator, plain, *args, **kwargs)
+    # Accelerate would have torchdata's loader, and ask for its state at once, for which it draws an epoch's order.
+    stateful, config = accelerator.use_stateful_dataloader, accelerator.dataloader_config
+    accelerator.dataloader_config = dataclasses.replace(config, use_stateful_dataloader=False)
+    try:
+        made = _accelerate.Accelerator.prepare_data_loader(accelerator, plain, *args, **kwargs)
+    finally:
+        accelerator.dataloader_config = config
+    made.use_stateful_dataloader = stateful
     ours = _with_dali(made, given, accelerator.device)
     accelerator._dataloaders[-1] = ours  # noqa: SLF001 - which save_state and its like go through
     return ours
