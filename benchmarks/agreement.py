@@ -304,7 +304,7 @@ def parse(command: list[str]) -> argparse.Namespace:
     parser.add_argument("--commit", help="torchdali's commit, where git cannot tell it")
     parser.add_argument("--name", help="name of the result files [agreement-<GPU>]")
     args = parser.parse_args(command)
-    args.command = command
+    args.command = report.shown(command, args)
     args.workers = args.workers or max(1, cores // args.jobs)
     args.root = args.root or data.default_root(args.images).with_name("torchdali-agreement")
     args.name = args.name or report.default_name("agreement")

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import proxy, training
+from benchmarks import proxy, report, training
 from benchmarks.data import KINDS
 from benchmarks.regime import Regime
 from benchmarks.regimes import DEFAULT, REGIMES
@@ -57,9 +57,7 @@ def parse(command: Sequence[str]) -> Namespace:
     parser.add_argument("--sources", help=f"proxy: some of {', '.join(proxy.SOURCES)}")
     parser.add_argument("--lengths", help="proxy: samples in an epoch, for each number of cores")
     args = parser.parse_args(command)
-    places = {str(place): name for name, place in (("OUT", args.out), ("ROOT", args.root)) if place}
-    shown = [places.get(word, word) if Path(word).is_absolute() else word for word in command]
-    args.command = shlex.join(["python", "-m", "benchmarks", *shown])
+    args.command = shlex.join(["python", "-m", "benchmarks", *report.shown(command, args)])
     args.regimes = args.regimes or list(DEFAULT)
     args.data = args.data.split(",")
     _check(parser, "regime", args.regimes, REGIMES)
@@ -107,7 +105,7 @@ def settings(regime: Regime, given: Namespace, kind: str) -> Namespace:
     for option, known in (("models", training.MODELS), ("levers", training.LEVERS), ("sources", proxy.SOURCES)):
         if unknown := set(getattr(args, option) or ()) - set(known):
             raise ValueError(f"--{option}: unknown: {', '.join(sorted(unknown))}; there are {', '.join(known)}")
-    args.cores = _cores(args.cores)
+    args.cores = _cores(args.cores, given.cores is not None)
     if args.images < args.batch_size:
         raise ValueError(f"--images {args.images} is less than one batch of {args.batch_size}")
     if "lengths" in regime.defaults:
@@ -115,17 +113,17 @@ def settings(regime: Regime, given: Namespace, kind: str) -> Namespace:
     return args
 
 
-def _cores(text: str) -> list[int]:
-    """The numbers of cores that this process has, the largest first."""
+def _cores(text: str, asked: bool) -> list[int]:
+    """The numbers of cores that this process has, the largest first; all of its cores, where none was asked for."""
     here = len(os.sched_getaffinity(0))
     try:
         wanted = {int(count) for count in text.split(",")}
     except ValueError:
         raise ValueError(f"--cores {text} are not numbers, separated by commas") from None
     found = sorted((count for count in wanted if 0 < count <= here), reverse=True)
-    if not found:
+    if asked and not found:
         raise ValueError(f"--cores {text}: this process has only {here}")
-    return found
+    return found or [here]
 
 
 def _lengths(args: Namespace) -> list[int]:

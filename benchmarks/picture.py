@@ -47,7 +47,8 @@ def draw(bars: Bars, title: str, path: Path) -> bool:
         axes.set_title(title, loc="left")
         axes.spines[["top", "right"]].set_visible(False)
         if columns > 1:
-            axes.legend(frameon=False, fontsize=8, loc="lower right")
+            # under the bars, any of which may be the longest
+            figure.legend(frameon=False, fontsize=8, loc="outside lower right", ncols=columns)
         figure.savefig(path, format="svg", metadata={"Date": None})
     return True
 

@@ -6,7 +6,8 @@ import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
+from argparse import Namespace
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,12 @@ def machine(runs: list[Run], commit: str | None = None) -> dict[str, Any]:
         "versions": versions,
         "commit": commit or _commit(),
     }
+
+
+def shown(command: Sequence[str], args: Namespace) -> list[str]:
+    """A command's words as results show them: without the folders of the machine that it ran on."""
+    places = {str(place): name.upper() for name in ("out", "root") if (place := vars(args).get(name))}
+    return [places.get(word, word) if Path(word).is_absolute() else word for word in command]
 
 
 def default_name(benchmark: str) -> str:

@@ -27,7 +27,7 @@ def parser_of(benchmark: str, description: str) -> argparse.ArgumentParser:
 def parsed(parser: argparse.ArgumentParser, command: list[str]) -> argparse.Namespace:
     """What was given, with the command itself and the name of the results."""
     args = parser.parse_args(command)
-    args.command = command
+    args.command = report.shown(command, args)
     args.name = args.name or report.default_name(parser.prog.rpartition(".")[2])
     return args
 

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 from PIL import Image
 
 from benchmarks import batches as batches_module
-from benchmarks import data, options, other_systems, page_cache, transform_report
+from benchmarks import data, index, memory, options, other_systems, page_cache, scale, transform_report, transforms
 from benchmarks.data import KINDS
 from benchmarks.loader_systems import LOADER
 from benchmarks.regimes import REGIMES
@@ -150,6 +151,22 @@ def test_options_that_mean_nothing_are_refused(command, said, capsys):
         options.parse(command)
     assert ended.value.code == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("of", [options, scale, memory, index, transforms], ids=lambda module: module.__name__)
+def test_results_do_not_say_where_a_machine_has_its_files(of, tmp_path):
+    said = of.parse(["--out", str(tmp_path), "--commit", "abc"]).command
+    assert str(tmp_path) not in said
+    assert (said if isinstance(said, str) else shlex.join(said)).endswith("--out OUT --commit abc")
+
+
+def test_defaults_are_what_a_machine_has(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    names = ["decode", "loader", "training", "startup", "proxy"]  # make bench
+    args = options.parse(names)
+    of = {name: options.settings(REGIMES[name], args, "imagenet") for name in names}
+    assert [of[name].cores for name in names] == [[2, 1], [2, 1], [2], [2], [2]]
+    assert len(of["proxy"].lengths) == 1
 
 
 def test_each_regime_has_its_own_defaults(monkeypatch):
