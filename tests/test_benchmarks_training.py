@@ -232,6 +232,11 @@ def test_steps_waits_and_their_sums_are_by_the_gpus_clock():
     assert figures["waiting_share"] == round(6 / 36, 4)
     assert figures["epoch_start_wait_ms"]["max"] == 4, "of the fifth step, the first of an epoch of four"
     assert steps.figures(before=1, length=9)["epoch_start_wait_ms"] is None
+    assert [(one["in_epoch"], one["ms"], one["wait_ms"]) for one in figures["longest"]] == [
+        (3, 11, 1),
+        (0, 14, 4),
+        (1, 11, 1),
+    ]
 
 
 def test_the_loop_trains_on_what_the_loader_gives():

@@ -46,11 +46,13 @@ class Gpu:
         if self.present:
             torch.cuda.synchronize()
 
-    def sample_memory(self) -> None:
-        """Looks at the memory in use."""
-        if self.present:
-            used = round((self._free_before - torch.cuda.mem_get_info()[0]) / 2**20)
-            self.peak_mib = max(used, self.peak_mib or 0)
+    def sample_memory(self) -> int | None:
+        """Looks at the memory in use; in MiB, without the CUDA context, None without a GPU."""
+        if not self.present:
+            return None
+        used = round((self._free_before - torch.cuda.mem_get_info()[0]) / 2**20)
+        self.peak_mib = max(used, self.peak_mib or 0)
+        return used
 
     def event(self) -> torch.cuda.Event:
         """An event recorded now on the current stream."""

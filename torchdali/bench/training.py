@@ -32,6 +32,8 @@ __all__ = ["Steps", "Training", "conversion_ms", "endless", "is_enough", "measur
 
 _SLOW_STEP = 1.0
 """Seconds of the host in one step that say that something was compiled or tuned."""
+_LONGEST = 5
+"""How many steps are told singly, the longest ones, for whoever looks for what made them so."""
 
 
 def measure(
@@ -72,7 +74,7 @@ def measure(
     train(batches, training, warm_up, warm)
     gpu.wait_for_all()
     warmup_s = round(warm_up.elapsed(), 3)
-    gpu.sample_memory()
+    mib_before = gpu.sample_memory()
 
     cpu_before = process.cpu_seconds()
     gpu.wait_for_all()
@@ -82,7 +84,7 @@ def measure(
     elapsed = steps.elapsed()
     cpu = process.cpu_seconds() - cpu_before
 
-    gpu.sample_memory()
+    mib_after = gpu.sample_memory()
     count, loss = len(steps), float(training.loss)
     figures = {
         "images_per_s": round(count * batch_size / elapsed, 1),
@@ -95,6 +97,7 @@ def measure(
         "busy_cores": round(cpu / elapsed, 2),
         "cpu_s_per_1000_images": round(cpu / count / batch_size * 1000, 3),
         "gpu_peak_mib": gpu.peak_mib,
+        "gpu_mib_before_and_after": [mib_before, mib_after],
         "torch_peak_mib": round(torch.cuda.max_memory_allocated() / 2**20) if gpu.present else None,
         **process.memory(),
         "allowed_cores": process.allowed_cores(),
@@ -173,6 +176,7 @@ class Steps:
             steps = [begin.elapsed_time(end) for begin, end in zip(begins, ends[1:], strict=True)]
         both = [step + waited for step, waited in zip(steps, waits, strict=True)]
         starts = [waited for number, waited in enumerate(waits, before) if number % length == 0]
+        late = sorted(range(len(both)), key=both.__getitem__, reverse=True)[:_LONGEST]
         return {
             "gap_ms": summary(both),
             "step_ms": summary(steps),
@@ -181,6 +185,17 @@ class Steps:
             "epoch_start_wait_ms": summary(starts),
             "host_in_loader_ms": summary(in_loader),
             "host_step_ms": summary(host_steps),
+            "longest": [
+                {
+                    "in_epoch": (before + number) % length,
+                    "after_s": round(self._host[2 * number] - self._host[0], 3),
+                    "ms": round(both[number], 1),
+                    "wait_ms": round(waits[number], 1),
+                    "host_in_loader_ms": round(in_loader[number], 1),
+                    "host_step_ms": round(host_steps[number], 1),
+                }
+                for number in sorted(late)
+            ],
         }
 
 
