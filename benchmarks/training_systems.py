@@ -6,6 +6,7 @@ one batch that lies on the GPU, handed out again and again.
 Modules are imported where they are used, as in `benchmarks.systems`.
 """
 
+import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -125,6 +126,7 @@ class Lever:
         half: whether the images come as float16.
         high_priority: whether the training runs on a stream of high priority.
         ahead: whether each batch is asked for before the step on the one before it is launched.
+        before: what is done once in the process, before the loader is made.
         system: what it is tried with.
     """
 
@@ -134,7 +136,18 @@ class Lever:
     half: bool = False
     high_priority: bool = False
     ahead: bool = False
+    before: Callable[[], None] | None = None
     system: str = "torchdali"
+
+
+def _reserve() -> None:
+    """Has DALI's pools take more memory than a loader needs, so that they never grow beside the training."""
+    import torch
+    from nvidia.dali import backend
+
+    if torch.cuda.is_available():
+        backend.PreallocateDeviceMemory(4 * 2**30, torch.cuda.current_device())
+        backend.PreallocatePinnedMemory(2**30)
 
 
 LEVERS = {
@@ -145,6 +158,8 @@ LEVERS = {
     "high_priority": Lever("training on a stream of high priority", high_priority=True),
     "half": Lever("float16 images", half=True),
     "ahead": Lever("each batch asked for one step ahead", ahead=True),
+    "reserved": Lever("DALI's pools filled beforehand", before=_reserve),
+    "no_gc": Lever("without Python's garbage collector", before=gc.disable),
     "tuned_queues": Lever(f"for comparison: DALI tuned by hand, {QUEUES} queues", queues=QUEUES, system="dali_tuned"),
     "once_more": Lever("defaults, once more"),
 }

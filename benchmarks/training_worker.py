@@ -22,6 +22,8 @@ def measure_case(case: Case, result: Path) -> None:
     torch.set_num_threads(case.cores)  # it was imported before the process had given up the other cores
     torch.backends.cudnn.benchmark = case.cudnn_benchmark
     gpu = Gpu()
+    if before := lever_of(case).before:
+        before()
     with _stream(case, gpu):
         start = time.perf_counter()
         net = MODELS[case.model].make()

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks import data, options, training, training_report
+from benchmarks import data, options, training, training_report, training_worker
 from benchmarks.training_systems import DEFAULT, LEVERS, Case, epochs_of, one_ahead
 from benchmarks.training_worker import measure_case
 from torchdali.bench import children
@@ -179,6 +179,20 @@ def test_a_lever_changes_the_loader_as_it_says(pictures, lever, monkeypatch):
     assert [len(labels) for _, labels in batches] == [8, 8, 8]
     assert batches[0][0].dtype == (torch.float16 if lever == "half" else torch.float32)
     assert len(set(torch.cat([labels for _, labels in batches]).tolist())) > 1
+
+
+def test_what_is_done_before_is_done_once_before_the_loader_is_made(tmp_path, monkeypatch):
+    done = []
+    monkeypatch.setitem(LEVERS, "no_gc", replace(LEVERS["no_gc"], before=lambda: done.append("before")))
+    monkeypatch.setattr(training_worker, "epochs_of", lambda _: done.append("loader"))
+    monkeypatch.setattr(
+        training_worker.training, "measure", lambda *_, **__: ({}, (torch.zeros(8, 3, 8, 8), torch.zeros(8)))
+    )
+    monkeypatch.setattr(training_worker.children, "leave", lambda _: None)
+    monkeypatch.setattr(training_worker, "describe", lambda *_, **__: {})
+    monkeypatch.setattr(training_worker, "set_queues", lambda *_: None)
+    training_worker.measure_case(replace(CASE, model="tiny", lever="no_gc"), tmp_path / "result")
+    assert done == ["before", "loader"]
 
 
 def test_one_ahead_asks_for_the_next_batch_first():
