@@ -75,12 +75,16 @@ def parse(command: Sequence[str]) -> Namespace:
         parser.error(f"--cache cold means nothing to {' or '.join(warm)}")
     if args.root and len(args.data) > 1:
         parser.error("--root holds one set of pictures, and --data names several")
+    images: set[int] = set()
     for regime in regimes:
         for kind in args.data:
             try:
-                settings(regime, args, kind)
+                images.add(settings(regime, args, kind).images)
             except ValueError as error:
                 parser.error(str(error))
+    if args.root and len(images) > 1:
+        numbers = " and ".join(map(str, sorted(images)))
+        parser.error(f"--root holds one set of pictures, and these regimes have {numbers}: give --images")
     return args
 
 

@@ -140,6 +140,7 @@ def test_what_there_is_no_time_for_is_skipped(tmp_path):
         (("decode", "--systems", "dali_proxy"), "no such system: dali_proxy"),
         (("--data", "huge"), "no such data: huge"),
         (("--data", "small,large", "--root", "x"), "--root holds one set"),
+        (("loader", "proxy", "--quick", "--root", "x"), "these regimes have 64 and 96: give --images"),
         (("loader", "--cores", "1000"), "--cores 1000: this process has only"),
         (("loader", "--images", "8"), "--images 8 is less than one batch of 256"),
         (("training", "--models", "resnet1"), "--models: unknown: resnet1"),
