@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from conftest import same
 
 accelerate = pytest.importorskip("accelerate", reason="needs accelerate")
 
-from accelerated import BATCH, CONFIGS, OPTIONS, accelerator, datasets, looks  # noqa: E402
+from accelerated import BATCH, CONFIGS, OPTIONS, Labels, accelerator, datasets, looks  # noqa: E402
 from processes import run_ranks  # noqa: E402
 from ranked import TRAIN  # noqa: E402
 
@@ -20,7 +21,7 @@ from torchdali import DALILoader  # noqa: E402
 from torchdali.accelerate import Accelerator, prepare_data_loader, skip_first_batches  # noqa: E402
 
 pytestmark = [
-    pytest.mark.timeout(150),
+    pytest.mark.timeout(190),
     pytest.mark.filterwarnings("ignore:.*accelerate.*:FutureWarning"),
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
@@ -36,7 +37,7 @@ def found(request: Any, pictures: Path, tmp_path_factory: pytest.TempPathFactory
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     ranks = [(rank, request.param, port, pictures, folder) for rank in range(request.param)]
-    run_ranks("accelerated.py", *ranks, limit=100)
+    run_ranks("accelerated.py", *ranks, limit=170)
     return [torch.load(folder / str(rank), weights_only=False) for rank in range(request.param)]
 
 
@@ -141,7 +142,7 @@ def test_arguments_are_kept(pictures: Path) -> None:
     given |= {"on_error": "replace", "max_errors": 2, "batch_transform": lambda images, labels: [labels, images]}
     loader = accelerator(True).prepare(made(pictures, **given))
     base = loader.base_dataloader
-    assert type(base) is DALILoader
+    assert isinstance(base, DALILoader)
     assert {name: getattr(base, name) for name in given} == given
     assert base._window is None
     labels, images = next(iter(loader))
@@ -191,6 +192,74 @@ def test_a_saved_run_goes_on_in_any_epoch(pictures: Path, tmp_path: Path, config
     assert len(true) == 18
     torch.manual_seed(4)
     assert labels(None)[: 18 - stop] == true[stop:]
+
+
+def pixels(loader: Any) -> dict[int, bytes]:
+    return {
+        label: image.numpy().tobytes()
+        for images, labels in loader
+        for image, label in zip(images, labels.tolist(), strict=True)
+    }
+
+
+def test_augmentations_follow_the_epochs_of_accelerate(pictures: Path) -> None:
+    """After a restart in another process as well, and where first batches are skipped."""
+    of = accelerator(True)
+
+    def prepared() -> Any:
+        return of.prepare(made(pictures, shuffle=True, seed=1))
+
+    loader = prepared()
+    true = [pixels(loader) for _ in range(5)]
+    assert all(one[0] != other[0] for one in true for other in true if one is not other)
+    again = prepared()
+    again.set_epoch(3)
+    rest = pixels(of.skip_first_batches(again, 2))
+    assert rest == {label: true[3][label] for label in rest}
+    assert pixels(again) == true[4], "which is counted on after what was skipped, too"
+    again.set_epoch(2)
+    assert pixels(again) == true[2]
+    left = prepared()
+    first = next(iter(left))[1].tolist()[0]
+    next(iter(left))
+    assert pixels(left)[first] == true[2][first], "Accelerate does not count an epoch that is left, its loader does"
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_a_run_that_draws_goes_on(pictures: Path, tmp_path: Path, shuffle: bool) -> None:
+    """Dropout on the CPU, for one: Accelerate puts the global generators back itself, later than the place's."""
+
+    def steps(save: bool) -> list[Any]:
+        of = accelerator(True, use_stateful_dataloader=True)
+        loader = of.prepare(made(pictures, shuffle=shuffle))
+        if not save:
+            of.load_state(str(tmp_path))
+        seen: list[Any] = []
+        for _ in range(2):
+            for images, labels in loader:
+                seen.append((labels.tolist(), images, torch.rand(1).item()))
+                if save and len(seen) == 2:
+                    of.save_state(str(tmp_path))
+        return seen
+
+    torch.manual_seed(3)
+    true = steps(save=True)
+    torch.manual_seed(9)
+    assert same(steps(save=False), true[2:])
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_order_of_two_stateful_loaders_is_that_without_a_state(pictures: Path, num_workers: int) -> None:
+    """Accelerate has torchdata's loaders draw when they are prepared; a DALILoader draws when it is iterated over."""
+
+    def labels(ours: bool) -> list[Any]:
+        torch.manual_seed(3)
+        of = accelerator(ours, **({"use_stateful_dataloader": True} if ours else {}))
+        make: Any = partial(made, pictures) if ours else partial(torch.utils.data.DataLoader, Labels(), BATCH)
+        pair = of.prepare(*(make(shuffle=True, num_workers=num_workers) for _ in range(2)))
+        return [[batch.tolist() for _, batch in loader] for loader in pair]
+
+    assert labels(True) == labels(False)
 
 
 def test_a_loader_between_epochs_leaves_the_generators_alone(pictures: Path) -> None:

@@ -340,3 +340,10 @@ def test_facts_hold_sizes_and_lengths_of_any_size(tmp_path: Path) -> None:
 def test_many_draws_of_few_samples(index: ImageIndex, dataset: ImageFolder) -> None:
     sampler = RandomSampler(range(2), replacement=True, num_samples=600, generator=torch.Generator().manual_seed(0))
     assert_pairs(DALILoader(Subset(index, [0, 5]), 200, sampler=sampler, device="cpu"), dataset)
+
+
+def test_labels_may_be_a_column_of_a_table(tmp_path: Path) -> None:
+    files = ["a.jpg", "b.jpg"]
+    for dtype in (np.int64, np.int8, np.uint16):
+        ImageIndex.write(tmp_path / "index.npz", zip(files, np.array([3, 1], dtype), strict=True), headers=False)
+        assert ImageIndex(tmp_path / "index.npz").targets.tolist() == [3, 1]

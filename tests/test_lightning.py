@@ -292,6 +292,27 @@ def test_epochs_look_different_and_are_numbered_by_the_trainer(pictures: Path, t
     assert not torch.equal(looks[0][0], looks[0][1])
 
 
+@pytest.mark.parametrize("limit", [1.0, 1])
+def test_order_of_the_modules_loaders_is_dataloaders(pictures: Path, tmp_path: Path, limit: float) -> None:
+    """Of two to train on, which draw in turns, and of one to validate on, whose iterator outlives its epoch."""
+
+    def fit(make: Any, of_module: bool) -> Net:
+        torch.manual_seed(3)
+        train = {"a": make(shuffle=True), "b": make(shuffle=True)}
+        val = make(shuffle=True, generator=torch.Generator().manual_seed(7))
+        data: Any = {"datamodule": DALIDataModule(train, val)} if of_module else {}
+        given = () if of_module else (train, val)
+        trainer(tmp_path, limit_val_batches=limit).fit(net := Net(), *given, **data)
+        return net
+
+    theirs = fit(plain, False)
+    for of_module in (False, True):
+        ours = fit(lambda **own: loader("read", pictures, **own), of_module)
+        assert ours.labels() == theirs.labels()
+        assert ours.validated == theirs.validated
+    assert len(theirs.validated) > 3
+
+
 @pytest.mark.parametrize(("step", "epoch"), [(2, 0), (STEPS, 1)])
 def test_a_checkpoint_that_does_not_fit(pictures: Path, tmp_path: Path, step: int, epoch: int) -> None:
     trainer(tmp_path, every_step(tmp_path), max_epochs=2).fit(Net(), datamodule=module("read", pictures))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
+import pickle
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -162,6 +164,27 @@ def test_order_and_generators_are_dataloaders(
     assert_same_epochs(ours, theirs, "cpu")
 
 
+@pytest.mark.parametrize("arguments", [pytest.param(ARGUMENTS[name], id=name) for name in ("shuffle", "random")])
+@pytest.mark.parametrize("before_the_end", [1, 2])
+def test_order_while_an_iterator_that_was_left_near_its_end_is_alive(
+    dataset: ImageFolder, arguments: Any, before_the_end: int
+) -> None:
+    """As trainers leave it: they keep the iterator that they have, until they ask for the next one."""
+    found = []
+    for kind in (DataLoader, DALILoader):
+        generator = torch.Generator().manual_seed(5)
+        loader = kind(dataset, generator=generator, **arguments(len(dataset), generator))
+        kept: list[Any] = []
+        seen: list[Any] = []
+        for _ in range(3):
+            kept.append(iter(loader))
+            seen.append([next(kept[-1])[1].tolist() for _ in range(len(loader) - before_the_end)])
+        found.append((seen, [labels.tolist() for _, labels in loader], generator.get_state().tolist()))
+    theirs, ours = found
+    assert ours == theirs
+    assert len(theirs[0][0]) >= 1
+
+
 def test_order_on_each_device(dataset: ImageFolder, device: str) -> None:
     theirs = epochs(DataLoader, dataset, ARGUMENTS["shuffle"], own_generator=False)
     ours = epochs(DALILoader, dataset, ARGUMENTS["shuffle"], own_generator=False, device=device)
@@ -235,6 +258,14 @@ def test_is_a_dataloader(dataset: ImageFolder) -> None:
     assert ours.collate_fn is default_collate
     with pytest.raises(ValueError, match="batch_size attribute should not be set after DALILoader is initialized"):
         ours.batch_size = 3
+
+
+@pytest.mark.parametrize("name", ["seed", "on_error", "max_errors", "fidelity"])
+def test_what_is_settled_is_not_set_in_vain(dataset: ImageFolder, name: str) -> None:
+    loader = DALILoader(dataset, device="cpu")
+    for one in (loader, copy.copy(loader), pickle.loads(pickle.dumps(loader))):
+        with pytest.raises(ValueError, match=f"^{name} attribute should not be set after DALILoader is initialized"):
+            setattr(one, name, getattr(one, name))
 
 
 WRONG: list[dict[str, Any]] = [

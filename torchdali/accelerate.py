@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from torchdali.errors import TransformError
-from torchdali.generators import TORCH, samplers_of
+from torchdali.generators import TORCH, Generators, samplers_of
 from torchdali.loader import DALILoader
 
 try:
@@ -47,6 +47,44 @@ class _Guard:
             "Accelerate made a plain DataLoader of a prepared DALILoader, without its transforms: use the "
             "skip_first_batches of torchdali.accelerate or of its Accelerator"
         )
+
+
+class _Base(DALILoader[Any]):
+    """The loader inside, whose epochs Accelerate numbers, and around whose place it puts the global generators back."""
+
+    _midst = False
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As ``DALILoader``'s."""
+        super().load_state_dict(state_dict)
+        self._midst = bool(state_dict.get("begun")) and not state_dict["over"]
+
+    def follow(self, epoch: int, known: bool) -> None:
+        """Says which number the next epoch has.
+
+        Args:
+            epoch: The number.
+            known: Whether Accelerate says what it said before: after a ``break`` it does not count on.
+        """
+        if not known:
+            self._keys.set_epoch(epoch)
+        elif not self._bookmark.loaded:
+            self._keys.set_epoch(max(epoch, self._keys.epochs))
+
+    def count_with(self, other: _Base) -> None:
+        """Has one count of epochs together with another loader."""
+        self._keys = other._keys
+
+    def __iter__(self) -> Any:
+        """An epoch; where it goes on in its midst, the global generators stay as Accelerate has put them back."""
+        midst, self._midst = self._midst, False
+        if not midst:
+            return super().__iter__()
+        generators = Generators(self)
+        before = {name: state for name, state in generators.states().items() if name in _GLOBAL}
+        iterator = super().__iter__()
+        generators.set(before)
+        return iterator
 
 
 class _Prepared:
@@ -88,6 +126,13 @@ class _Prepared:
             for part in ("generators", "generators_at_begin")
         }
         return state | own
+
+    def set_epoch(self, epoch: int) -> None:
+        """Says which number the next epoch has; Accelerate itself does so at the begin of each, with ``iteration``."""
+        known = epoch == self.iteration
+        cast("Any", super()).set_epoch(epoch)
+        if isinstance(self.base_dataloader, _Base):
+            self.base_dataloader.follow(epoch, known)
 
     def _update_state_dict(self) -> None:
         """Called for every batch."""
@@ -154,7 +199,10 @@ def skip_first_batches(loader: Any, num_batches: int = 0) -> Any:
         return made
     made.use_stateful_dataloader = loader.use_stateful_dataloader
     device = loader.state.device if type(loader) is _Dispatcher else loader.device
-    return _with_dali(made, loader.template, device)
+    rest = _with_dali(made, loader.template, device)
+    if isinstance(rest.base_dataloader, _Base):
+        rest.base_dataloader.count_with(loader.base_dataloader)
+    return rest
 
 
 def _with_dali(made: Any, loader: DALILoader[Any], device: Any) -> Any:
@@ -192,7 +240,7 @@ def _with_dali(made: Any, loader: DALILoader[Any], device: Any) -> Any:
     if dispatches:
         options["generator"] = None
     kind = _Dispatcher if dispatches else _Shard
-    return kind(made, loader, DALILoader[Any](base.dataset, **batches, **options))
+    return kind(made, loader, _Base(base.dataset, **batches, **options))
 
 
 class Accelerator(_accelerate.Accelerator):

@@ -240,6 +240,8 @@ class Feed:
         except SampleError:
             raise
         except TimeoutError as error:
+            if not self._timeout:
+                raise
             self._over = f"DataLoader timed out after {self._timeout} seconds; {_ANEW}"
             raise RuntimeError(self._over) from error
         except RuntimeError as error:

@@ -61,21 +61,33 @@ class TrainLoader(DALILoader[Any]):
         self._of: int | None = None
 
     def __iter__(self) -> Iterator[Any]:
-        """An epoch that begins with its first batch: only then does the Trainer's number hold."""
-        return _Pending(self)
+        """An epoch, which draws its random numbers now, as DataLoader's does.
+
+        One that goes on from a saved place begins with its first batch: only then does the Trainer's number hold. So
+        does each where loaders are made anew, which the Trainer asks for an iterator twice, or once when it resumes.
+        """
+        trainer = self.module.trainer
+        waits = self.module.has_state(self.number) or trainer.reload_dataloaders_every_n_epochs
+        return _Numbered(self, None if waits else self._new(trainer.current_epoch))
 
     def begin(self) -> Iterator[Any]:
         """The iterator of the Trainer's current epoch: a new one, or what is left of the one that was saved."""
         epoch = self.module.trainer.current_epoch
         saved = self.module.claim(self.number)
         if saved is not None and self._goes_on(saved, epoch):
-            return self._started(epoch)
+            return self._plain()
+        return self._new(epoch)
+
+    def number_is(self, epoch: int) -> None:
+        """The first batch of an epoch of the Trainer is asked for."""
+        self._of = epoch
+
+    def _new(self, epoch: int) -> Iterator[Any]:
         if epoch != self._of:
             self.set_epoch(epoch)
-        return self._started(epoch)
+        return self._plain()
 
-    def _started(self, epoch: int) -> Iterator[Any]:
-        self._of = epoch
+    def _plain(self) -> Iterator[Any]:
         return cast("Iterator[Any]", super().__iter__())
 
     def _goes_on(self, saved: Mapping[str, Any], epoch: int) -> bool:
@@ -111,19 +123,30 @@ def _constructor() -> inspect.Signature:
 cast("Any", TrainLoader).__init__.__signature__ = _constructor()
 
 
-class _Pending:
-    """An iterator that is made when the first batch is asked for."""
+class _Numbered:
+    """An iterator that belongs to the epoch in which its first batch is asked for.
 
-    def __init__(self, loader: TrainLoader) -> None:
-        self._loader = loader
-        self._iterator: Iterator[Any] | None = None
+    Args:
+        loader: Whose it is.
+        iterator: What was begun for the epoch that the Trainer is in now; None where it is to be begun later.
+    """
+
+    def __init__(self, loader: TrainLoader, iterator: Iterator[Any] | None) -> None:
+        self._loader, self._iterator = loader, iterator
+        self._epoch = loader.module.trainer.current_epoch
+        self._asked = False
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
-        if self._iterator is None:
-            self._iterator = self._loader.begin()
+        if not self._asked:
+            now = self._loader.module.trainer.current_epoch
+            if self._iterator is None or now != self._epoch:
+                self._iterator = self._loader.begin()
+            self._loader.number_is(now)
+            self._asked = True
+        assert self._iterator is not None
         return next(self._iterator)
 
 

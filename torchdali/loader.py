@@ -47,6 +47,7 @@ _RESIDENT_BYTES = 2**30
 _T = TypeVar("_T", covariant=True)
 
 _DATALOADER = inspect.signature(cast("Any", DataLoader).__init__)
+_SETTLED = ("seed", "on_error", "max_errors", "fidelity")
 
 
 class DALILoader(Stateful, Distributed, Reporting, DataLoader[_T]):
@@ -181,6 +182,12 @@ class DALILoader(Stateful, Distributed, Reporting, DataLoader[_T]):
         """The samples that could not be read or decoded and were put up with so far, each once, as they were found."""
         return self.tolerance.errors
 
+    def __setattr__(self, attr: str, val: Any) -> None:
+        """Refuses, as ``DataLoader`` does, what is looked at only when a loader is made."""
+        if attr in _SETTLED and attr in vars(self):
+            raise ValueError(f"{attr} attribute should not be set after {type(self).__name__} is initialized")
+        super().__setattr__(attr, val)
+
     def _check_cache(self) -> None:
         check_arguments(self.cache, self.cache_bytes, self._source, self._not_lifted)
 
@@ -200,6 +207,8 @@ class DALILoader(Stateful, Distributed, Reporting, DataLoader[_T]):
 
     def __iter__(self) -> Any:
         """A fresh epoch, whatever became of the ones before."""
+        for epoch in list(self._live):
+            epoch.leave()
         self._lift_again()
         self._sharding.begin(self)
         proxy = self._proxy_now() if self._source is None else None

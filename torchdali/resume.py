@@ -305,6 +305,10 @@ class Resumable(_BaseDataLoaderIter):
         """What counts the indices of samples that are passed over, where it matters."""
         return None
 
+    def leave(self) -> None:
+        """Another epoch begins: generators go back to where DataLoader would have left them."""
+        self._read_ahead.leave()
+
     def resume(self) -> None:
         """Goes to where the loaded state was taken, if one was, without loading a sample.
 

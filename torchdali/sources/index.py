@@ -138,7 +138,8 @@ class ImageIndex(Dataset[Any]):
         """
         if isinstance(samples, (str, os.PathLike)):
             classes, samples = _folder(os.fspath(samples))
-        paths, labels = read_samples(samples)
+        # A column of a table gives numpy's integers.
+        paths, labels = read_samples((path, int(x) if isinstance(x, np.integer) else x) for path, x in samples)
         if not isinstance(labels, np.ndarray):
             row = next(row for row, label in enumerate(labels) if as_int64([label]) is None)
             raise TypeError(f"the label of {os.fsdecode(paths[row])} is no int of 64 bits: {labels[row]!r}")

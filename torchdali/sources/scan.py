@@ -78,4 +78,6 @@ class Scan:
             while self._futures:
                 self._futures.pop(0).result(None if end is None else max(end - monotonic(), 0))
         except futures.TimeoutError as error:  # another class than the built-in one before Python 3.11
+            if timeout is None:
+                raise  # from the handler of somebody's signal
             raise TimeoutError(f"headers were not read in {timeout} seconds") from error
