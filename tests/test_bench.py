@@ -31,6 +31,11 @@ from torchvision.transforms import v2
 
 small = v2.Compose([v2.ToImage(), v2.RandomResizedCrop(64), v2.ToDtype(torch.float32, scale=True)])
 number = 3
+several = [v2.ToImage(), v2.CenterCrop(8)]
+
+
+def made(size=8):
+    return [v2.ToImage(), v2.CenterCrop(size)]
 """
 
 
@@ -116,7 +121,7 @@ def test_a_damaged_file_is_named_in_a_folder_without_classes(pictures: Path, tmp
         (("--train", "resnet1"), "torchvision has no model 'resnet1'"),
         (("--transform", "nowhere.py:x"), "'nowhere.py:x' is not FILE:NAME with a file that exists"),
         (("--transform", "MINE"), "is not FILE:NAME"),
-        (("--transform", "MINE:number"), "has no transform 'number'"),
+        (("--transform", "MINE:number"), " is no transform, but of type int"),
         (("--transform", "MINE:large"), "has nothing that is called 'large'"),
         (("--seconds", "0"), "Invalid value for '--seconds'"),
         (("--json", "nowhere/figures.json"), "'nowhere/figures.json' cannot be written"),
@@ -343,3 +348,9 @@ def test_no_verdict_without_what_it_takes(missing: str) -> None:
     last = max(place for place, one in enumerate(runs) if one["loader"] == missing)
     runs[last] = {**runs[last], "status": "failed"}
     assert command._decided(runs, 4) is None
+
+
+@pytest.mark.parametrize("name", ["several", "made"])
+def test_a_transform_may_be_a_list_or_made_by_a_function(mine: Path, name: str) -> None:
+    found = loaded(f"{mine}:{name}")
+    assert [type(one).__name__ for one in found.transforms] == ["ToImage", "CenterCrop"]

@@ -156,6 +156,8 @@ def test_what_is_none_of_these(mine: Path, pictures: Path) -> None:
         result = run(target)
         assert result.exit_code == 2, result.output
         assert text in said(result)
+    picture = next(pictures.glob("*/*.jpg"))
+    assert "is no Python script: SCRIPT, DIR or FILE:NAME is expected" in said(run(picture))
     assert "--transform goes with DIR" in said(run(mine, "--transform", f"{mine}:chain"))
     assert "ARGUMENTS go with SCRIPT" in said(run(pictures, "--", "--epochs", 3))
     for wrong in (run(mine, "--transform", f"{mine}:chain"), run(pictures, "--", "x"), run(f"{mine}:chain", "--", "x")):

@@ -242,6 +242,19 @@ def test_unequal_shapes_name_two_samples_and_a_transform(
     assert len(list(DALILoader(dataset, 1, device=device))) == 24
 
 
+@pytest.mark.parametrize(
+    ("last", "advice"),
+    [
+        (v2.RandomApply([v2.Pad(1)]), "a transform after CenterCrop changes sizes"),
+        (v2.RandomApply([v2.Grayscale()]), r"with v2\.RGB\(\) or v2\.Grayscale\(num_output_channels=3\)"),
+    ],
+)
+def test_advice_is_not_what_is_done_already(pictures: Path, numbered: Numbered, last: Any, advice: str) -> None:
+    dataset = numbered(pictures, v2.Compose([v2.ToImage(), v2.Resize(32), v2.CenterCrop(24), last]))
+    with pytest.raises(BatchShapeError, match=f"differ in shape: .*; .*{advice}"):
+        next(iter(DALILoader(dataset, 24, device="cpu", seed=0)))
+
+
 def test_crop_larger_than_a_picture_names_both(pictures: Path, numbered: Numbered, device: str) -> None:
     dataset = numbered(pictures, v2.Compose([v2.ToImage(), v2.RandomCrop(70)]))
     smaller = [min(picture.size) < 70 for picture, _ in numbered(pictures, None)]

@@ -26,6 +26,7 @@ from torch.utils.data import (
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
+import torchdali
 from torchdali import DALILoader
 
 pytestmark = [
@@ -266,6 +267,14 @@ def test_what_is_settled_is_not_set_in_vain(dataset: ImageFolder, name: str) -> 
     for one in (loader, copy.copy(loader), pickle.loads(pickle.dumps(loader))):
         with pytest.raises(ValueError, match=f"^{name} attribute should not be set after DALILoader is initialized"):
             setattr(one, name, getattr(one, name))
+
+
+def test_a_class_of_transforms_is_no_transform(dataset: ImageFolder) -> None:
+    for wrong in ({"transform": v2.RandomCrop}, {"transform": [v2.ToImage]}, {"batch_transform": v2.MixUp}):
+        with pytest.raises(TypeError, match=r"^(\w+) is a class of transforms: give what \1\(\.\.\.\) makes"):
+            DALILoader(dataset, **wrong)
+    with pytest.raises(TypeError, match="a transform is something that can be called, not 'x'"):
+        torchdali.compile("x")
 
 
 WRONG: list[dict[str, Any]] = [

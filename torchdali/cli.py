@@ -273,6 +273,8 @@ def commands() -> click.Group:
                 explain_folder(path, transform, device, sys.stdout)
             elif not path.is_file():
                 explain_named(target, device, sys.stdout)
+            elif b"\0" in path.read_bytes()[:4096]:
+                raise click.UsageError(f"{path} is no Python script: SCRIPT, DIR or FILE:NAME is expected")
         except OptionError as error:
             raise click.UsageError(str(error)) from error
         if path.is_file() and not explain_script(path, arguments, device, sys.stdout):

@@ -24,7 +24,7 @@ from torchdali.routes import Route, Routes
 from torchdali.samples import as_samples, run_on_batch
 from torchdali.sources import FileSource
 from torchdali.spec import Fidelity, IntArray, Spec
-from torchdali.transforms import RowError
+from torchdali.transforms import RowError, check_callable, flatten
 
 __all__ = ["CompiledTransform", "compile"]
 
@@ -49,7 +49,9 @@ def compile(  # noqa: A001 - as in torch.compile
 
     Raises:
         DALIUnavailableError: DALI is missing or cannot use the device; the text says what to install.
+        TypeError: A transform cannot be called.
     """
+    check_callable(*flatten(transform))
     graph.require_dali()
     if device != "auto" and (reason := graph.unavailable_on(torch.device(device))):
         raise DALIUnavailableError(f"device={device!r} cannot be used: {reason}")

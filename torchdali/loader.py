@@ -36,7 +36,7 @@ from torchdali.sources import FolderSource, LiftedSource, dataset_state, lift
 from torchdali.spec import Fidelity
 from torchdali.stats import Probe
 from torchdali.tolerance import OnError, Tolerance
-from torchdali.transforms import flatten, snapshot
+from torchdali.transforms import check_callable, flatten, snapshot
 from torchdali.tuning import Threads, Unasked, check_numbers, fitting_window
 
 __all__ = ["DALILoader"]
@@ -125,9 +125,7 @@ class DALILoader(Stateful, Distributed, Reporting, DataLoader[_T]):
     ) -> None:
         if isinstance(dataset, (str, os.PathLike)):
             dataset = ImageFolder(Path(cast("str | os.PathLike[str]", dataset)))
-        wrong = [one for one in (*flatten(transform), batch_transform) if not (one is None or callable(one))]
-        if wrong:
-            raise TypeError(f"a transform is something that can be called, not {wrong[0]!r}")
+        check_callable(*flatten(transform), batch_transform)
         if fidelity not in ("exact", "fast"):
             raise ValueError(f"fidelity is 'exact' or 'fast', not {fidelity!r}")
         # Each argument is an attribute of its name, by which Lightning makes a loader anew.

@@ -158,24 +158,29 @@ def check_shapes(images: Sequence[Any], chain: Sequence[Any], name: Callable[[in
     row = next((i for i, shape in enumerate(shapes) if shape != shapes[0]), None)
     if row is None:
         return
-    one_side = [size for size in map(_one_side, chain) if size]
-    if one_side:
-        size = one_side[-1]
-        advice = (
-            f"Resize({size}) keeps each image's aspect ratio: add CenterCrop({size}) or RandomCrop({size}) after it, "
-            f"or make it Resize(({size}, {size}))"
-        )
-    else:
-        advice = "add a transform that gives all images one size, such as RandomResizedCrop(224) or Resize((224, 224))"
+    advice = _advice(chain, shapes[0], shapes[row])
     raise BatchShapeError(
         f"the images of a batch differ in shape: {shapes[0]} ({name(0)}) and {shapes[row]} ({name(row)}); {advice}"
     )
 
 
-def _one_side(transform: Any) -> int | None:
-    """The size of a transform that is given for one side only."""
+def _advice(chain: Sequence[Any], one: tuple[int, ...], other: tuple[int, ...]) -> str:
+    """What would make the shapes of two images equal."""
+    if one[-2:] == other[-2:]:
+        return "give all images as many channels, with v2.RGB() or v2.Grayscale(num_output_channels=3)"
+    sized = [transform for transform in chain if _sides(transform)]
+    if not sized:
+        return "add a transform that gives all images one size, such as RandomResizedCrop(224) or Resize((224, 224))"
+    last, sides = type(sized[-1]).__name__, _sides(sized[-1])
+    if len(sides) > 1:
+        return f"a transform after {last} changes sizes: put one that gives all images one size behind it"
+    return (
+        f"{last}({sides[0]}) keeps each image's aspect ratio: add CenterCrop({sides[0]}) or RandomCrop({sides[0]}) "
+        f"after it, or make it {last}(({sides[0]}, {sides[0]}))"
+    )
+
+
+def _sides(transform: Any) -> list[int]:
+    """The size that a transform makes, for one side or for both; empty where it has none."""
     size: Any = getattr(transform, "size", None)
-    if isinstance(size, (list, tuple)):
-        sides = cast("list[int]", size)
-        return sides[0] if len(sides) == 1 else None
-    return size if isinstance(size, int) else None
+    return list(cast("list[int]", size)) if isinstance(size, (list, tuple)) else [size] if isinstance(size, int) else []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import sys
 import tempfile
@@ -69,18 +70,29 @@ def standard() -> v2.Compose:
 
 
 def loaded(named: str | None) -> Callable[[Any], Any]:
-    """The transform that ``FILE:NAME`` names; the standard one for None.
+    """The transform, or the list of them, that ``FILE:NAME`` names or makes; the standard one for None.
 
     Raises:
-        OptionError: there is no such file or name, or it cannot be called.
+        OptionError: there is no such file or name, or it is no transform.
     """
     if named is None:
         return standard()
-    transform = named_object(named)
+    found = named_object(named)
+    transform = found() if is_maker(found) else found
+    if isinstance(transform, (list, tuple)):
+        transform = v2.Compose(list(cast("list[Any]", transform)))
     if not callable(transform):
         file, _, name = named.rpartition(":")
-        raise OptionError(f"{Path(file).name} has no transform {name!r}")
+        raise OptionError(f"{name!r} of {Path(file).name} is no transform, but of type {type(transform).__name__}")
     return cast("Callable[[Any], Any]", transform)
+
+
+def is_maker(thing: Any) -> bool:
+    """Whether it is a function or class that can be called with nothing."""
+    if not (inspect.isfunction(thing) or inspect.isclass(thing)):
+        return False
+    parameters = inspect.signature(thing).parameters.values()
+    return all(p.default is not p.empty or p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)
 
 
 def named_object(named: str) -> Any:

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from torchdali import DALILoader
 from torchdali import compile as compile_transform
-from torchdali.bench.folder import as_classes, dataset, loaded, named_object
+from torchdali.bench.folder import as_classes, dataset, is_maker, loaded, named_object
 from torchdali.errors import OptionError, UnsupportedDatasetError
 from torchdali.sources import lift
 
@@ -78,7 +78,7 @@ def _explain(thing: Any, called: str, device: str, file: TextIO) -> None:
     parts = _parts(thing)
     if isinstance(thing, DataLoader):
         _explain_loader(cast("Any", thing), device, file)
-    elif _is_maker(thing):
+    elif is_maker(thing):
         _explain(thing(), f"{called}()", device, file)
     elif parts and not all(map(_is_transform, parts.values())):
         for name, part in parts.items():
@@ -106,14 +106,6 @@ def _parts(thing: Any) -> dict[str, Any]:
 
 def _is_transform(thing: Any) -> bool:
     return callable(thing) and not isinstance(thing, (DataLoader, Dataset)) and not inspect.isclass(thing)
-
-
-def _is_maker(thing: Any) -> bool:
-    """Whether it is a function or class that can be called with nothing."""
-    if not (inspect.isfunction(thing) or inspect.isclass(thing)):
-        return False
-    parameters = inspect.signature(thing).parameters.values()
-    return all(p.default is not p.empty or p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)
 
 
 def _explain_loader(loader: DataLoader[Any], device: str, file: TextIO) -> None:

@@ -11,6 +11,7 @@ from pkgutil import iter_modules
 
 from torchvision.transforms.v2 import *  # noqa: F403  # pyright: ignore[reportWildcardImportFromLibrary]
 
+from torchdali.transforms._containers import check_callable as check_callable
 from torchdali.transforms._containers import flatten as flatten
 from torchdali.transforms._rule import Input as Input
 from torchdali.transforms._rule import Node as Node

@@ -10,7 +10,7 @@ from torch import nn
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
-__all__ = ["flatten", "is_container"]
+__all__ = ["check_callable", "flatten", "is_container"]
 
 
 def _held(transform: Any) -> Sequence[Any]:
@@ -47,6 +47,16 @@ def _inner(transform: Any) -> Callable[[Any], Sequence[Any]] | None:
 def is_container(transform: Any) -> bool:
     """Whether it only calls others, one after another."""
     return _inner(transform) is not None
+
+
+def check_callable(*transforms: Any) -> None:
+    """Raises TypeError where one is nothing that can be called with an image; a class of transforms is not."""
+    for one in transforms:
+        kind = cast("type[Any] | None", one if isinstance(one, type) else None)
+        if kind and issubclass(kind, nn.Module):
+            raise TypeError(f"{kind.__name__} is a class of transforms: give what {kind.__name__}(...) makes")
+        if not (one is None or callable(one)):
+            raise TypeError(f"a transform is something that can be called, not {one!r}")
 
 
 def flatten(transform: Any) -> list[Any]:
