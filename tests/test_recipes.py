@@ -92,7 +92,7 @@ def test_learns_without_labels(folder: Path, loader: str) -> None:
     assert [line[:2] for line in lines] == [(str(epoch), "6") for epoch in range(1, 7)]
     losses, accuracies = [float(line[2]) for line in lines], [float(line[3]) for line in lines]
     # Of one epoch to the next it rises at times, in bfloat16 by a tenth.
-    assert min(losses[1:]) < losses[0]
+    assert sum(losses[-3:]) / 3 < losses[0]
     assert accuracies[-1] >= 80
 
 

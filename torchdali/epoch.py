@@ -305,12 +305,12 @@ class Epoch(Resumable):
     def close(self) -> None:
         """Ends the epoch before its end."""
         if self._feed is not None:
-            self._read_ahead.leave()
+            self.take_back()
             self._feed.end(CLOSED)
 
     def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
         if self._feed is not None and not ending():
-            self._read_ahead.leave()
+            self.take_back()
             self._feed.close()
 
 

@@ -206,7 +206,7 @@ class DALILoader(Stateful, Distributed, Reporting, DataLoader[_T]):
     def __iter__(self) -> Any:
         """A fresh epoch, whatever became of the ones before."""
         for epoch in list(self._live):
-            epoch.leave()
+            epoch.take_back()
         self._lift_again()
         self._sharding.begin(self)
         proxy = self._proxy_now() if self._source is None else None

@@ -155,7 +155,7 @@ class _ProxyEpoch(Resumable):
         self._pending.clear()
         self._turns.clear()
         if self._feed is not None:
-            self._read_ahead.leave()
+            self.take_back()
             self._feed.close()
             self._feed = None
 

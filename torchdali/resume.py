@@ -305,8 +305,8 @@ class Resumable(_BaseDataLoaderIter):
         """What counts the indices of samples that are passed over, where it matters."""
         return None
 
-    def leave(self) -> None:
-        """Another epoch begins: generators go back to where DataLoader would have left them."""
+    def take_back(self) -> None:
+        """The epoch is left, or another one begins: generators go back to where DataLoader would have left them."""
         self._read_ahead.leave()
 
     def resume(self) -> None:

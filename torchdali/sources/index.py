@@ -20,7 +20,7 @@ from torchvision.datasets.folder import IMG_EXTENSIONS, find_classes, make_datas
 from torchdali.errors import SampleError
 from torchdali.sources.facts import Columns, Facts
 from torchdali.sources.folder import FileSource
-from torchdali.sources.paths import Paths, Table, as_int64, read_samples
+from torchdali.sources.paths import Paths, Table, as_int64, read_samples, smaller
 
 __all__ = ["ImageIndex"]
 
@@ -138,11 +138,15 @@ class ImageIndex(Dataset[Any]):
         """
         if isinstance(samples, (str, os.PathLike)):
             classes, samples = _folder(os.fspath(samples))
-        # A column of a table gives numpy's integers.
-        paths, labels = read_samples((path, int(x) if isinstance(x, np.integer) else x) for path, x in samples)
+        paths, labels = read_samples(samples)
         if not isinstance(labels, np.ndarray):
-            row = next(row for row, label in enumerate(labels) if as_int64([label]) is None)
-            raise TypeError(f"the label of {os.fsdecode(paths[row])} is no int of 64 bits: {labels[row]!r}")
+            # A column of a table gives numpy's integers.
+            plain = [cast("Any", label).item() if isinstance(label, np.integer) else label for label in labels]
+            numbers = as_int64(plain)
+            if numbers is None:
+                row = next(row for row, label in enumerate(plain) if as_int64([label]) is None)
+                raise TypeError(f"the label of {os.fsdecode(paths[row])} is no int of 64 bits: {labels[row]!r}")
+            labels = smaller(numbers)
         names = np.array(classes or [], np.str_)
         if names.ndim != 1:
             raise TypeError(f"classes is a list of names, not {classes!r}")
