@@ -18,7 +18,19 @@ from benchmarks.data import KINDS
 from benchmarks.regime import Regime
 from benchmarks.regimes import DEFAULT, REGIMES
 
-_OWN = ("cores", "seconds", "warmup", "timeout", "tune", "models", "levers", "cudnn_benchmark", "sources", "lengths")
+_OWN = (
+    "cores",
+    "seconds",
+    "warmup",
+    "settle",
+    "timeout",
+    "tune",
+    "models",
+    "levers",
+    "cudnn_benchmark",
+    "sources",
+    "lengths",
+)
 
 
 def parse(command: Sequence[str]) -> Namespace:
@@ -41,6 +53,7 @@ def parse(command: Sequence[str]) -> Namespace:
     parser.add_argument("--limit", type=float, help="seconds in all, after which what is left is skipped")
     parser.add_argument("--timeout", type=float, help="limit of one process, seconds; more for compiled models")
     parser.add_argument("--warmup", type=float, help="where to cut a slow first epoch or warm-up, seconds")
+    parser.add_argument("--settle", type=float, help="training: seconds of it before it is measured")
     parser.add_argument("--images", type=int, help="number of pictures to make, and in an epoch")
     parser.add_argument("--batch-size", type=int, help="images in a batch")
     parser.add_argument("--root", type=Path, help="where the pictures are or will be [in /dev/shm; cold: in /tmp]")

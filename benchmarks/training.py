@@ -40,7 +40,8 @@ def cases(args: Namespace, root: Path) -> list[Case]:
         length=args.images // args.batch_size,
         seconds=args.seconds,
         warmup=_QUICK_STEPS if args.quick else _STEPS,
-        patience=args.warmup,
+        patience=args.warmup + args.settle,
+        settle=args.settle,
         cudnn_benchmark=args.cudnn_benchmark,
         data=args.data,
         passes=1 if args.quick else PASSES,
@@ -50,8 +51,11 @@ def cases(args: Namespace, root: Path) -> list[Case]:
         system, compiled = SYSTEMS[name], MODELS[model].compiled
         if (compiled and not system.for_compiled) or (cores != most and (compiled or not system.every_core_count)):
             continue
-        seconds = args.seconds / 2 if system.short else args.seconds
-        case = replace(plain, cores=cores, model=model, system=name, seconds=seconds)
+        part = 0.5 if system.short else 1.0
+        case = replace(plain, cores=cores, model=model, system=name)
+        case = replace(case, seconds=args.seconds * part, settle=args.settle * part)
+        if compiled:
+            case = replace(case, patience=case.patience + _COMPILING)
         if system.workers:
             case = replace(case, length=case.length * case.passes)
         found.append(case)
@@ -96,9 +100,10 @@ REGIME = Regime(
         "cudnn_benchmark": False,
         "seconds": 4.0,
         "warmup": 20.0,
+        "settle": 8.0,
         "timeout": 60.0,
     },
-    quick={"images": 64, "batch_size": 8, "cores": "1", "seconds": 0.1, "models": "tiny"},
+    quick={"images": 64, "batch_size": 8, "cores": "1", "seconds": 0.1, "settle": 0.0, "models": "tiny"},
     preloaded=(
         "torch",
         "torchvision.transforms.v2",

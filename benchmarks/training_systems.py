@@ -45,6 +45,7 @@ class Case:
         cudnn_benchmark: whether cuDNN tries its kernels and takes the fastest.
         data: which set the pictures are of.
         passes: as `systems.Job.passes`.
+        settle: seconds of training before it is measured.
     """
 
     model: str
@@ -61,6 +62,7 @@ class Case:
     cudnn_benchmark: bool
     data: str = "imagenet"
     passes: int = 1
+    settle: float = 0.0
 
     def job(self, threads: int) -> Job:
         """What a system is to do, told about so many threads or workers."""
@@ -184,7 +186,7 @@ class Loader:
         build: a case to a function that starts one epoch.
         for_compiled: whether it is measured beside a compiled model.
         every_core_count: whether it is measured for every number of cores, or for the largest only.
-        short: whether half the time will do.
+        short: whether half the time will do, to warm up as well.
         cannot: why it cannot be measured here with a set of pictures; empty where it can.
         exits: whether its process ends by itself when the work is done.
         workers: as `systems.System.workers`.

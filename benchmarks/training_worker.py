@@ -37,6 +37,7 @@ def measure_case(case: Case, result: Path) -> None:
             length=case.length,
             seconds=case.seconds,
             warmup=case.warmup,
+            settle=case.settle,
             patience=case.patience,
             compiled=MODELS[case.model].compiled,
         )

@@ -16,11 +16,12 @@ import pytest
 import torch
 
 from benchmarks import data, options, training, training_report, training_worker
-from benchmarks.training_systems import DEFAULT, LEVERS, Case, epochs_of, one_ahead
+from benchmarks.training_systems import DEFAULT, LEVERS, MODELS, Case, epochs_of, one_ahead
 from benchmarks.training_worker import measure_case
 from torchdali.bench import children
+from torchdali.bench import training as timing
 from torchdali.bench.gauges import Gpu
-from torchdali.bench.training import Steps, Training, endless, is_enough, train
+from torchdali.bench.training import Steps, Training, endless, is_enough, measure, one_batch, train
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -71,6 +72,7 @@ def test_every_system_and_kind_of_lever(tmp_path):
         assert run["allowed_cores"] == 1
         assert run["steps"] * 8 == run["images"] > 0
         assert run["warmup_steps"] >= 2
+        assert run["warmup_share"] > 0
         assert run["batch"]["shape"] == [8, 3, 224, 224]
         assert run["batch"]["dtype"] == ("torch.float16" if run["lever"] == "half" else "torch.float32")
     queues = [run["environment"].get("CUDA_DEVICE_MAX_CONNECTIONS") for run in report["runs"]]
@@ -253,10 +255,39 @@ def test_steps_waits_and_their_sums_are_by_the_gpus_clock():
     ]
 
 
+def test_a_training_settles_from_its_last_slow_step_on(monkeypatch):
+    times = iter([0, 1, 2, 2, 5, 5.5, 6, 7])  # the second of the first three steps is slow
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: next(times)))
+    steps = Steps(SimpleNamespace(present=False))
+    for _ in range(6):
+        steps.add()
+
+    assert steps.since_slow() == 1
+    assert steps.settled() == 2, "from 5 to 7"
+
+
+def test_the_seconds_before_are_reported():
+    images, labels = torch.randn(8, 3, 224, 224), torch.arange(8)
+    settle = 0.3
+
+    figures, _ = measure(
+        MODELS["tiny"].make(),
+        one_batch(images, labels, 4),
+        Gpu(),
+        batch_size=8,
+        length=4,
+        seconds=0.1,
+        warmup=1,
+        settle=settle,
+        patience=30.0,
+    )
+
+    assert figures["warmup_s"] >= settle
+    assert figures["warmup_steps"] * 8 >= figures["warmup_images_per_s"] * settle > 0
+
+
 def test_the_loop_trains_on_what_the_loader_gives():
     torch.manual_seed(0)
-    from benchmarks.training_systems import MODELS
-
     images, labels = torch.randn(8, 3, 224, 224), torch.arange(8)
     fetched = []
 
@@ -297,7 +328,13 @@ def test_shares_are_of_the_faster_ceiling_of_the_same_model_and_cores():
     for model, cores, system, queues, lever, rate in rates:
         run = {"model": model, "cores": cores, "system": system, "queues": queues, "lever": lever, "status": "timeout"}
         if rate:
-            run |= {"status": "ok", "images_per_s": rate, "ended_mid_epoch": False, "waiting_share": 0.5}
+            run |= {
+                "status": "ok",
+                "images_per_s": rate,
+                "warmup_images_per_s": rate / 2,
+                "ended_mid_epoch": False,
+                "waiting_share": 0.5,
+            }
             run |= {"environment": {}, **dict.fromkeys(times)}
         runs.append(run)
 

@@ -45,6 +45,7 @@ def measure(
     length: int,
     seconds: float,
     warmup: int,
+    settle: float,
     patience: float,
     compiled: bool = False,
 ) -> tuple[dict[str, Any], Any]:
@@ -58,6 +59,7 @@ def measure(
         length: batches in an epoch.
         seconds: how long to measure, rounded to whole epochs.
         warmup: steps before that, from the last slow one on.
+        settle: seconds before that, likewise. In the first epoch headers are read, and for some seconds pools grow.
         patience: seconds after which the warm-up ends, however slow the last steps were.
         compiled: whether the model goes through ``torch.compile``.
     """
@@ -65,7 +67,7 @@ def measure(
     batches = endless(epoch)
 
     def warm(steps: Steps) -> bool:
-        return steps.elapsed() > patience or steps.since_slow() >= warmup
+        return steps.elapsed() > patience or (steps.since_slow() >= warmup and steps.settled() >= settle)
 
     def enough(steps: Steps) -> bool:
         return is_enough(steps.elapsed(), len(steps), length, seconds)
@@ -74,6 +76,7 @@ def measure(
     train(batches, training, warm_up, warm)
     gpu.wait_for_all()
     warmup_s = round(warm_up.elapsed(), 3)
+    warmup_rate = round(warm_up.since_slow() * batch_size / warm_up.settled(), 1)
     mib_before = gpu.sample_memory()
 
     cpu_before = process.cpu_seconds()
@@ -103,6 +106,7 @@ def measure(
         "allowed_cores": process.allowed_cores(),
         "warmup_s": warmup_s,
         "warmup_steps": len(warm_up),
+        "warmup_images_per_s": warmup_rate,
         "first_step_s": round(warm_up.host_steps()[0], 3),
         "loss": round(loss, 4) if math.isfinite(loss) else str(loss),
         "to_channels_last_ms": conversion_ms(batch[0], gpu),
@@ -164,6 +168,10 @@ class Steps:
         """How many steps there were since the last slow one."""
         steps = self.host_steps()
         return next((count for count, seconds in enumerate(reversed(steps)) if seconds > _SLOW_STEP), len(steps))
+
+    def settled(self) -> float:
+        """Seconds since the end of the last slow step."""
+        return time.perf_counter() - self._host[2 * (len(self) - self.since_slow())]
 
     def figures(self, before: int, length: int) -> dict[str, Any]:
         """Milliseconds of steps, waits and of both together; `before` steps were done earlier, `length` an epoch."""

@@ -87,6 +87,7 @@ def _beside(case: Case, name: str, gpu: Gpu) -> dict[str, Any]:
         length=case.length,
         seconds=case.seconds,
         warmup=_WARM_STEPS if gpu.present else 1,
+        settle=case.seconds / 2 if gpu.present else 0.0,
         patience=case.seconds,
     )
     return figures
