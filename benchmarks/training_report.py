@@ -12,14 +12,13 @@ Each line is a process of its own that may use only those cores. *Share* is of t
 that lies on the GPU, channels last already, with 8 or 32 hardware queues, whichever was faster. For all others the
 conversion to channels last is part of the step; *to channels last* is what it takes alone. Images/s are by the host's
 clock with the GPU waited for at both ends, over whole epochs, starts of epochs included, once the training has gone on
-for some seconds, half as many for one batch on the GPU; *before* is the share in those seconds, in which a loader may
-read headers and memory pools grow. *Cut* means that it was stopped before an epoch's end. An epoch of a system with
-workers goes {PASSES} times through the pictures, because workers begin each with nothing in hand. *Step to step* is the
-GPU's time between the ends of two steps, and of this *waiting* is where the training's stream had no batch to read.
-*Epoch start* is that wait for an epoch's first batch. *In loader* is the host's time in the loader for each batch. GPU
-memory leaves out the CUDA context; *torch's* is what tensors took at most. CPU time includes child processes. DALI
-tuned by hand has half as many threads as cores, which was best in the loader benchmark; DALI as documented has as many
-as cores, and so many workers has DataLoader."""
+for some seconds (half as many with one batch on the GPU), in which headers are read and memory pools grow; *cut* means
+that it was stopped before an epoch's end. An epoch of a system with workers goes {PASSES} times through the pictures,
+because workers begin each with nothing in hand. *Step to step* is the GPU's time between the ends of two steps, and of
+this *waiting* is where the training's stream had no batch to read. *Epoch start* is that wait for an epoch's first
+batch. *In loader* is the host's time in the loader for each batch. GPU memory leaves out the CUDA context; *torch's* is
+what tensors took at most. CPU time includes child processes. DALI tuned by hand has half as many threads as cores,
+which was best in the loader benchmark; DALI as documented has as many as cores, and so many workers has DataLoader."""
 
 
 def tables(runs: list[Run]) -> list[str]:
@@ -39,7 +38,6 @@ def add_shares(runs: list[dict[str, Any]]) -> None:
         ceiling = ceilings.get((run["model"], run["cores"]))
         if ceiling and run["status"] == "ok":
             run["share"] = round(run["images_per_s"] / ceiling, 4)
-            run["warmup_share"] = round(run["warmup_images_per_s"] / ceiling, 4)
 
 
 def title(run: dict[str, Any]) -> str:
@@ -100,7 +98,6 @@ def full_table(runs: list[dict[str, Any]]) -> str:
         "cores": lambda run: str(run["cores"]),
         "images/s, share": rate,
         **_TIMES,
-        "before": lambda run: f"{run['warmup_share']:.1%}" if "warmup_share" in run else "-",
         "to channels last, ms": lambda run: report.number(run, "to_channels_last_ms", 2),
         "first step, s": lambda run: report.number(run, "first_step_s", 1),
     }

@@ -9,6 +9,7 @@ Modules are imported where they are used, as in `benchmarks.systems`.
 import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -142,14 +143,16 @@ class Lever:
     system: str = "torchdali"
 
 
-def _reserve() -> None:
+def _reserve(device: int, pinned: int) -> None:
     """Has DALI's pools take more memory than a loader needs, so that they never grow beside the training."""
     import torch
     from nvidia.dali import backend
 
     if torch.cuda.is_available():
-        backend.PreallocateDeviceMemory(4 * 2**30, torch.cuda.current_device())
-        backend.PreallocatePinnedMemory(2**30)
+        if device:
+            backend.PreallocateDeviceMemory(device, torch.cuda.current_device())
+        if pinned:
+            backend.PreallocatePinnedMemory(pinned)
 
 
 LEVERS = {
@@ -160,7 +163,9 @@ LEVERS = {
     "high_priority": Lever("training on a stream of high priority", high_priority=True),
     "half": Lever("float16 images", half=True),
     "ahead": Lever("each batch asked for one step ahead", ahead=True),
-    "reserved": Lever("DALI's pools filled beforehand", before=_reserve),
+    "reserved": Lever("DALI's pools filled beforehand", before=partial(_reserve, 4 * 2**30, 2**30)),
+    "reserved_device": Lever("DALI's pool of GPU memory filled beforehand", before=partial(_reserve, 4 * 2**30, 0)),
+    "reserved_pinned": Lever("DALI's pool of pinned memory filled beforehand", before=partial(_reserve, 0, 2**30)),
     "no_gc": Lever("without Python's garbage collector", before=gc.disable),
     "tuned_queues": Lever(f"for comparison: DALI tuned by hand, {QUEUES} queues", queues=QUEUES, system="dali_tuned"),
     "once_more": Lever("defaults, once more"),

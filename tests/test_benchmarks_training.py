@@ -72,7 +72,6 @@ def test_every_system_and_kind_of_lever(tmp_path):
         assert run["allowed_cores"] == 1
         assert run["steps"] * 8 == run["images"] > 0
         assert run["warmup_steps"] >= 2
-        assert run["warmup_share"] > 0
         assert run["batch"]["shape"] == [8, 3, 224, 224]
         assert run["batch"]["dtype"] == ("torch.float16" if run["lever"] == "half" else "torch.float32")
     queues = [run["environment"].get("CUDA_DEVICE_MAX_CONNECTIONS") for run in report["runs"]]
@@ -266,7 +265,7 @@ def test_a_training_settles_from_its_last_slow_step_on(monkeypatch):
     assert steps.settled() == 2, "from 5 to 7"
 
 
-def test_the_seconds_before_are_reported():
+def test_some_seconds_pass_before_a_training_is_measured():
     images, labels = torch.randn(8, 3, 224, 224), torch.arange(8)
     settle = 0.3
 
@@ -283,7 +282,7 @@ def test_the_seconds_before_are_reported():
     )
 
     assert figures["warmup_s"] >= settle
-    assert figures["warmup_steps"] * 8 >= figures["warmup_images_per_s"] * settle > 0
+    assert figures["warmup_steps"] > 1
 
 
 def test_the_loop_trains_on_what_the_loader_gives():
@@ -328,13 +327,7 @@ def test_shares_are_of_the_faster_ceiling_of_the_same_model_and_cores():
     for model, cores, system, queues, lever, rate in rates:
         run = {"model": model, "cores": cores, "system": system, "queues": queues, "lever": lever, "status": "timeout"}
         if rate:
-            run |= {
-                "status": "ok",
-                "images_per_s": rate,
-                "warmup_images_per_s": rate / 2,
-                "ended_mid_epoch": False,
-                "waiting_share": 0.5,
-            }
+            run |= {"status": "ok", "images_per_s": rate, "ended_mid_epoch": False, "waiting_share": 0.5}
             run |= {"environment": {}, **dict.fromkeys(times)}
         runs.append(run)
 

@@ -11,7 +11,8 @@ that stream, and on streams that wait for it, sees complete data, and the host d
 dropped, its memory is reused after the work that was queued on that stream by then. So, as with every tensor of
 torch that crosses streams: code that reads a batch on another stream waits first
 (``other.wait_stream(torch.cuda.current_stream())``) and keeps the batch, or lets the first stream wait in
-turn, until it has read.
+turn, until it has read. DALI 2.4 does more than that: a thread of its own waits for the whole device before it takes
+the memory back, since DLPack says nothing of streams at the end. It is not promised here.
 """
 
 from __future__ import annotations

@@ -76,7 +76,6 @@ def measure(
     train(batches, training, warm_up, warm)
     gpu.wait_for_all()
     warmup_s = round(warm_up.elapsed(), 3)
-    warmup_rate = round(warm_up.since_slow() * batch_size / warm_up.settled(), 1)
     mib_before = gpu.sample_memory()
 
     cpu_before = process.cpu_seconds()
@@ -106,7 +105,6 @@ def measure(
         "allowed_cores": process.allowed_cores(),
         "warmup_s": warmup_s,
         "warmup_steps": len(warm_up),
-        "warmup_images_per_s": warmup_rate,
         "first_step_s": round(warm_up.host_steps()[0], 3),
         "loss": round(loss, 4) if math.isfinite(loss) else str(loss),
         "to_channels_last_ms": conversion_ms(batch[0], gpu),
