@@ -363,12 +363,35 @@ def test_a_device_beyond_the_last(monkeypatch: pytest.MonkeyPatch, dataset: Imag
         DALILoader(dataset, device="cuda:1")
 
 
-@pytest.mark.parametrize("wanted", ["gpu", "nowhere"])
-def test_a_device_that_does_not_exist(dataset: ImageFolder, wanted: str) -> None:
-    with pytest.raises((ValueError, RuntimeError), match=wanted):
+@pytest.mark.parametrize(
+    ("wanted", "error"),
+    [("gpu", ValueError), ("cuda:first", ValueError), (None, TypeError), (1.5, TypeError)],
+)
+def test_a_device_that_does_not_exist(dataset: ImageFolder, wanted: Any, error: type[Exception]) -> None:
+    said = f"^device is 'auto' or a device of torch's such as 'cuda:1', not {re.escape(repr(wanted))}$"
+    with pytest.raises(error, match=said):
         DALILoader(dataset, device=wanted)
+    with pytest.raises(error, match=said):
+        torchdali.compile([], device=wanted)
+
+
+@pytest.mark.parametrize("wanted", ["one", 1.5])
+def test_a_seed_that_is_no_number(dataset: ImageFolder, wanted: Any) -> None:
+    with pytest.raises(TypeError, match=f"^seed is a whole number, not {wanted!r}$"):
+        DALILoader(dataset, seed=wanted, device="cpu")
 
 
 def test_a_fidelity_that_does_not_exist(dataset: ImageFolder) -> None:
     with pytest.raises(ValueError, match="'exact' or 'fast', not 'perfect'"):
         DALILoader(dataset, fidelity="perfect", device="cpu")  # pyright: ignore
+    with pytest.raises(ValueError, match="'exact' or 'fast', not 'perfect'"):
+        torchdali.compile([], fidelity="perfect", device="cpu")  # pyright: ignore
+
+
+@pytest.mark.parametrize(
+    ("wanted", "error", "said"),
+    [("two", TypeError, "a whole number, not 'two'"), (-1, ValueError, "0 or more, not -1")],
+)
+def test_threads_that_there_cannot_be(wanted: Any, error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=f"^num_threads is {said}$"):
+        torchdali.compile([], num_threads=wanted, device="cpu")

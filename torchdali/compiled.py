@@ -15,7 +15,7 @@ from torchvision import tv_tensors
 
 from torchdali import graph
 from torchdali.engine import EnginePool, Views
-from torchdali.errors import DALIUnavailableError, SampleError
+from torchdali.errors import SampleError
 from torchdali.feed import Batch, Feed
 from torchdali.plan import Plan
 from torchdali.preparing import PIXEL_DTYPES
@@ -23,8 +23,9 @@ from torchdali.rng import Draws, Words, epoch_key
 from torchdali.routes import Route, Routes
 from torchdali.samples import as_samples, run_on_batch
 from torchdali.sources import FileSource
-from torchdali.spec import Fidelity, IntArray, Spec
+from torchdali.spec import Fidelity, IntArray, Spec, check_fidelity
 from torchdali.transforms import RowError, check_callable, flatten
+from torchdali.tuning import check_numbers
 
 __all__ = ["CompiledTransform", "compile"]
 
@@ -49,12 +50,15 @@ def compile(  # noqa: A001 - as in torch.compile
 
     Raises:
         DALIUnavailableError: DALI is missing or cannot use the device; the text says what to install.
-        TypeError: A transform cannot be called.
+        TypeError: A transform cannot be called, or an argument is of no type that it may have.
+        ValueError: An argument is none that exists.
     """
     check_callable(*flatten(transform))
-    graph.require_dali()
-    if device != "auto" and (reason := graph.unavailable_on(torch.device(device))):
-        raise DALIUnavailableError(f"device={device!r} cannot be used: {reason}")
+    check_fidelity(fidelity)
+    check_numbers(num_threads=num_threads)
+    if num_threads < 0:
+        raise ValueError(f"num_threads is 0 or more, not {num_threads}")
+    graph.require_device(device)
     return CompiledTransform(transform, graph.resolve(device), fidelity, num_threads)
 
 

@@ -31,6 +31,7 @@ __all__ = [
     "has_jpeg_engine",
     "release_memory",
     "require_dali",
+    "require_device",
     "resolve",
     "unavailable_on",
 ]
@@ -67,6 +68,27 @@ def require_dali() -> Any:
     if tuple(int(part) for part in version.split(".")[:2]) < (2, 4):
         raise DALIUnavailableError(f"torchdali needs NVIDIA DALI 2.4 or newer, this is {version}: {_INSTALL}")
     return dali
+
+
+def require_device(device: Any) -> None:
+    """Checks a device that a user named.
+
+    Raises:
+        DALIUnavailableError: DALI is missing, or cannot use it.
+        TypeError, ValueError: It is no device, and not "auto".
+    """
+    require_dali()
+    wrong = f"device is 'auto' or a device of torch's such as 'cuda:1', not {device!r}"
+    if not isinstance(device, (str, int, torch.device)):
+        raise TypeError(wrong)
+    if device == "auto":
+        return
+    try:
+        named = torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(wrong) from error
+    if reason := unavailable_on(named):
+        raise DALIUnavailableError(f"device={device!r} cannot be used: {reason}")
 
 
 def unavailable_on(device: torch.device) -> str | None:

@@ -24,7 +24,7 @@ from torchdali.clock import Clock
 from torchdali.compiler import compile_plan, fuse
 from torchdali.engine import EnginePool
 from torchdali.epoch import Compiled, Epoch, EpochKeys, default_collate
-from torchdali.errors import DALIUnavailableError, SampleError, TransformError, UnsupportedDatasetError
+from torchdali.errors import SampleError, TransformError, UnsupportedDatasetError
 from torchdali.heads import HeadReader
 from torchdali.plain import ParallelPlain, SerialPlain
 from torchdali.proxy import ParallelProxyEpoch, SerialProxyEpoch
@@ -33,7 +33,7 @@ from torchdali.resume import Bookmark, Resumable, Stateful, twin_of
 from torchdali.routes import Routes
 from torchdali.sharding import Distributed, Sharding
 from torchdali.sources import FolderSource, LiftedSource, dataset_state, lift
-from torchdali.spec import Fidelity
+from torchdali.spec import Fidelity, check_fidelity
 from torchdali.stats import Probe
 from torchdali.tolerance import OnError, Tolerance
 from torchdali.transforms import check_callable, flatten, snapshot
@@ -104,7 +104,7 @@ class DALILoader(Stateful, Distributed, Reporting, DataLoader[_T]):
         DALIUnavailableError: DALI is missing or cannot use the device; the text says what to install.
         ValueError: An argument is none that exists; there is a cache, and the dataset no image folder; or
             ``distributed="auto"`` with a sampler, or an ``IterableDataset``.
-        TypeError: A transform cannot be called.
+        TypeError: A transform cannot be called, or an argument is of no type that it may have.
     """
 
     def __init__(
@@ -126,8 +126,8 @@ class DALILoader(Stateful, Distributed, Reporting, DataLoader[_T]):
         if isinstance(dataset, (str, os.PathLike)):
             dataset = ImageFolder(Path(cast("str | os.PathLike[str]", dataset)))
         check_callable(*flatten(transform), batch_transform)
-        if fidelity not in ("exact", "fast"):
-            raise ValueError(f"fidelity is 'exact' or 'fast', not {fidelity!r}")
+        check_fidelity(fidelity)
+        check_numbers(seed=seed)
         # Each argument is an attribute of its name, by which Lightning makes a loader anew.
         self.on_error: OnError = on_error
         self.max_errors = max_errors
@@ -157,9 +157,7 @@ class DALILoader(Stateful, Distributed, Reporting, DataLoader[_T]):
         self._window: int | None = None if isinstance(asked, Unasked) else asked
         self._mark_window()
         self._sharding = Sharding(distributed, self, given)
-        graph.require_dali()
-        if device != "auto" and (reason := graph.unavailable_on(torch.device(device))):
-            raise DALIUnavailableError(f"device={device!r} cannot be used: {reason}")
+        graph.require_device(device)
 
     @staticmethod
     def _lift(dataset: Any) -> tuple[LiftedSource | None, object, str]:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["Entry", "Fidelity", "First", "Inputs", "IntArray", "Kind", "Params", "Sample", "Spec"]
+__all__ = ["Entry", "Fidelity", "First", "Inputs", "IntArray", "Kind", "Params", "Sample", "Spec", "check_fidelity"]
 
 Kind = Literal["pil", "image", "tensor", "array"]
 """What torchvision would be holding: a PIL image, a ``tv_tensors.Image``, a plain tensor, an array HWC.
@@ -69,3 +69,9 @@ class Spec:
     def __str__(self) -> str:
         height, width = self.size or ("H", "W")
         return f"{str(self.dtype).removeprefix('torch.')} ({self.channels}, {height}, {width})"
+
+
+def check_fidelity(fidelity: Any) -> None:
+    """Raises ValueError of what is no :data:`Fidelity`."""
+    if fidelity not in ("exact", "fast"):
+        raise ValueError(f"fidelity is 'exact' or 'fast', not {fidelity!r}")

@@ -84,11 +84,11 @@ class Threads:
 
 
 def check_numbers(**numbers: Any) -> None:
-    """Raises what DataLoader raises of ``num_workers`` and ``prefetch_factor`` when it starts its workers."""
+    """Raises TypeError of what is no whole number, and what DataLoader raises of a ``prefetch_factor`` of 0."""
     for name, number in numbers.items():
         if number and not hasattr(number, "__index__"):
             raise TypeError(f"{name} is a whole number, not {number!r}")
-    if numbers["prefetch_factor"] == 0:
+    if numbers.get("prefetch_factor") == 0:
         raise AssertionError("prefetch_factor must be greater than 0")
 
 
