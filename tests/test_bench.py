@@ -17,7 +17,7 @@ import torch
 from click.testing import CliRunner, Result
 
 from torchdali.bench import children, command, loading
-from torchdali.bench.folder import ONE_CLASS, class_folders, dataset, loaded
+from torchdali.bench.folder import ONE_CLASS, class_folders, dataset, loaded, named_object
 from torchdali.bench.gauges import Gpu
 from torchdali.bench.verdict import Verdict, verdict
 from torchdali.bench.work import Case, measure_case
@@ -26,6 +26,8 @@ from torchdali.cli import commands
 pytestmark = pytest.mark.timeout(60)
 
 MINE = """
+import sys
+
 import torch
 from torchvision.transforms import v2
 
@@ -36,6 +38,13 @@ several = [v2.ToImage(), v2.CenterCrop(8)]
 
 def made(size=8):
     return [v2.ToImage(), v2.CenterCrop(size)]
+
+
+def taken(*images):
+    return images[0]
+
+
+given = sys.argv
 """
 
 
@@ -178,7 +187,6 @@ def test_batches_fit_the_folder() -> None:
 # Processes
 
 
-@pytest.mark.slow
 class SlowLoader:
     """Worker processes on a clock of their own: half a second until an epoch's first batch, then 20 ms for each."""
 
@@ -217,6 +225,7 @@ def test_an_epoch_that_ends_after_the_warm_up_is_followed_by_others(monkeypatch:
     assert figures["epoch_start_median_s"] == pytest.approx(0.52)
 
 
+@pytest.mark.slow
 def test_a_case_that_hangs_or_fails_is_reported(pictures: Path) -> None:
     context = children.start_context(())
     case = Case("torchdali", pictures / "missing", None, 4, 1, 1, 0.1)
@@ -354,3 +363,13 @@ def test_no_verdict_without_what_it_takes(missing: str) -> None:
 def test_a_transform_may_be_a_list_or_made_by_a_function(mine: Path, name: str) -> None:
     found = loaded(f"{mine}:{name}")
     assert [type(one).__name__ for one in found.transforms] == ["ToImage", "CenterCrop"]
+
+
+def test_a_function_that_takes_any_images_is_a_transform(mine: Path) -> None:
+    assert loaded(f"{mine}:taken")("an image") == "an image"
+
+
+def test_a_file_that_is_imported_does_not_see_the_commands_arguments(mine: Path) -> None:
+    before = sys.argv
+    assert named_object(f"{mine}:given") == [str(mine.resolve())]
+    assert sys.argv is before

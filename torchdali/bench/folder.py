@@ -88,10 +88,12 @@ def loaded(named: str | None) -> Callable[[Any], Any]:
 
 
 def is_maker(thing: Any) -> bool:
-    """Whether it is a function or class that can be called with nothing."""
+    """Whether it is a function or class that can be called with nothing; a function of any images is a transform."""
     if not (inspect.isfunction(thing) or inspect.isclass(thing)):
         return False
     parameters = inspect.signature(thing).parameters.values()
+    if inspect.isfunction(thing) and any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        return False
     return all(p.default is not p.empty or p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)
 
 
@@ -107,7 +109,11 @@ def named_object(named: str) -> Any:
         raise OptionError(f"{named!r} is not FILE:NAME with a file that exists")
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))  # as for a script, so that worker processes find the module too
-    module = importlib.import_module(path.stem)
+    argv, sys.argv = sys.argv, [str(path)]  # a file that reads its arguments finds none of torchdali's
+    try:
+        module = importlib.import_module(path.stem)
+    finally:
+        sys.argv = argv
     if Path(module.__file__ or "").resolve() != path:
         raise OptionError(f"another module is called {path.stem!r}: rename {path.name}")
     if not hasattr(module, name):
