@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -15,8 +16,9 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner, Result
+from rich.console import Console
 
-from torchdali.bench import children, command, loading
+from torchdali.bench import children, command, loading, report
 from torchdali.bench.folder import ONE_CLASS, class_folders, dataset, loaded, named_object
 from torchdali.bench.gauges import Gpu
 from torchdali.bench.verdict import Verdict, verdict
@@ -153,6 +155,17 @@ def test_a_folder_without_images(tmp_path: Path) -> None:
     assert result.exit_code == 2
     assert "has no images" in result.output
     assert invoked(tmp_path / "missing").exit_code == 2
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_every_figure_is_seen_in_a_terminal_of_any_width(width: int) -> None:
+    figures = {"images_per_s": 24851.0, "gap_ms": {"median": 9.1, "p99": 10.4}, "pss_mib": 21943.0}
+    runs = [{"status": "ok", "loader": loader, "model": None, **figures} for loader in ("torchdali", "tensors", "pil")]
+    console = Console(width=width, file=io.StringIO())
+    report.show(runs, None, console)
+    printed = console.file.getvalue()  # pyright: ignore
+    assert max(map(len, printed.splitlines())) <= width
+    assert [printed.count(figure) for figure in ("24,851", "9.1", "10.4", "21,943")] == [3, 3, 3, 3]
 
 
 # The folder

@@ -56,17 +56,22 @@ _TRAINED = {
 
 
 def _print(title: str, runs: Sequence[Run], rows: Mapping[str, tuple[str, str]], console: Console) -> None:
-    """A column for each loader, which fits a terminal of 80 columns; figures that nobody has are left out."""
-    table = Table(title=title, title_justify="left")
-    table.add_column("", no_wrap=True)
-    for run in runs:
-        table.add_column(LOADERS[run["loader"]], justify="right", style="bold" if run["loader"] == "torchdali" else "")
+    """A column for each loader, in narrow terminals with folded names; figures that nobody has are left out."""
+    lines: list[tuple[str, list[str]]] = []
     if any(run["status"] != "ok" for run in runs):
-        table.add_row("", *("" if run["status"] == "ok" else run["status"] for run in runs))
+        lines.append(("", ["" if run["status"] == "ok" else run["status"] for run in runs]))
     for name, row in rows.items():
         cells = [_cell(run, *row) if run["status"] == "ok" else "" for run in runs]
         if any(cells):
-            table.add_row(name, *cells)
+            lines.append((name, cells))
+    table = Table(title=title, title_justify="left")
+    table.add_column("", overflow="fold")
+    for i, run in enumerate(runs):
+        style = "bold" if run["loader"] == "torchdali" else ""
+        widest = max((len(cells[i]) for _, cells in lines), default=0)
+        table.add_column(LOADERS[run["loader"]], justify="right", style=style, overflow="fold", min_width=widest)
+    for name, cells in lines:
+        table.add_row(name, *cells)
     console.print(table)
     for run in runs:
         if run["status"] != "ok":
