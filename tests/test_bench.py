@@ -261,7 +261,9 @@ def parts(read: float = 1, decode: float = 1, transforms: float = 1, together: f
     return {"images": 256, "parts": in_thread, "overlapping": True, **{k: v / 1000 for k, v in seconds.items()}}
 
 
-def decided(ours: float, theirs: float, alone: Any = None, busy: float = 1.0, **trained: float) -> Verdict:
+def decided(
+    ours: float, theirs: float, alone: Any = None, busy: float = 1.0, waiting: float = 0.3, **trained: float
+) -> Verdict:
     """The verdict on images/s, on 4 cores; ``trained`` are those beside a training step."""
     runs: dict[str, Any] = {
         "torchdali": {"images_per_s": ours, "busy_cores": busy, "alone": alone or parts(decode=9)},
@@ -270,7 +272,8 @@ def decided(ours: float, theirs: float, alone: Any = None, busy: float = 1.0, **
     }
     costs = {"torchdali": 0.1, "pil": 2.5, "synthetic": 0.0}
     beside = {
-        loader: {"images_per_s": rate, "cpu_s_per_1000_images": costs[loader]} for loader, rate in trained.items()
+        loader: {"images_per_s": rate, "cpu_s_per_1000_images": costs[loader], "waiting_share": waiting}
+        for loader, rate in trained.items()
     }
     return verdict(runs, beside, 4)
 
@@ -324,7 +327,10 @@ def decided(ours: float, theirs: float, alone: Any = None, busy: float = 1.0, **
             (600, 500, parts(together=30, torch=25)),
             "torch",
             True,
-            "the iterating thread is the limit (torch); torchdali loads 1.2 times as fast as DataLoader",
+            (
+                "transforms that run in torch are the limit: `torchdali explain` names them; torchdali loads 1.2 times "
+                "as fast as DataLoader"
+            ),
         ),
     ],
 )
@@ -360,9 +366,31 @@ def test_the_loader_is_the_limit_beside_a_model() -> None:
     )
 
 
+def test_the_model_is_the_limit_where_it_does_not_wait() -> None:
+    said = decided(24851, 3000, waiting=0.002, synthetic=13021, torchdali=12167, pil=3850)
+
+    assert (said.limit, said.helps) == ("model", True)
+    assert said.sentence == (
+        "with torchdali your model is the limit: 12,167 of 24,851 images/s used, and a faster loader would change "
+        "nothing; loading on the same GPU and cores costs it 7%; it trains 3.2 times as fast as DataLoader"
+    )
+
+
+@pytest.mark.parametrize("rates", [{"torchdali": 105, "pil": 40}, {"torchdali": 90, "pil": 110}])
+def test_figures_that_contradict_each_other_are_no_ground_for_a_verdict(rates: dict[str, float]) -> None:
+    said = decided(300, 200, synthetic=14, **rates)
+
+    assert (said.limit, said.helps) == ("not measured", False)
+    assert said.sentence == (
+        f"these figures contradict each other: {max(rates.values())} images/s beside the model, which made 14 with a "
+        "batch that lay there; measure again with nothing else on the machine"
+    )
+
+
 @pytest.mark.parametrize("missing", ["torchdali", "synthetic", "pil"])
 def test_no_verdict_without_what_it_takes(missing: str) -> None:
     figures = {"status": "ok", "images_per_s": 1.0, "busy_cores": 1.0, "cpu_s_per_1000_images": 1.0, "alone": parts()}
+    figures["waiting_share"] = 0.5
     runs = [{"loader": loader, "model": None, **figures} for loader in ("torchdali", "pil")]
     runs += [{"loader": loader, "model": "x", **figures} for loader in ("synthetic", "torchdali", "pil")]
     assert command._decided(runs, 4) is not None

@@ -207,10 +207,24 @@ def test_a_probe_names_a_damaged_file(fresh: ImageFolder, damage: Callable[[Path
         DALILoader(fresh, PER_BATCH, device="cpu").stats(probe=True)
 
 
+@pytest.mark.parametrize("on_error", ["skip", "replace"])
+@pytest.mark.parametrize("found", [False, True], ids=["new", "found in an epoch"])
+def test_a_probe_puts_up_with_what_the_loader_does(fresh: ImageFolder, on_error: Any, found: bool) -> None:
+    for path, _ in fresh.samples[1:4]:
+        Path(path).write_bytes(b"no image")
+    loader = DALILoader(fresh, PER_BATCH, device="cpu", on_error=on_error, max_errors=3)
+    epochs(loader, int(found))
+    before = list(loader.errors)
+    assert loader.stats(probe=True).possible is not None
+    assert loader.errors == before
+    assert len(before) == 3 * found
+
+
 def test_batches_of_a_probe_differ(monkeypatch: pytest.MonkeyPatch) -> None:
-    first, second = probe._chosen(10_000, 16, 6)
+    first, second = probe._chosen(10_000, (), 16, 6)
     assert len(set(np.concatenate([*first, *second]).tolist())) == 32 * len(first)
-    assert {len(batch) for batch in probe._chosen(1, 16, 6)[1]} == {16}
+    assert {len(batch) for batch in probe._chosen(1, (), 16, 6)[1]} == {16}
+    assert set(np.concatenate(probe._chosen(4, {0, 2}, 16, 6)[0]).tolist()) <= {1, 3}
 
 
 def test_the_documents_show_what_is_printed(dataset: ImageFolder) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import os
 import pickle
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 from conftest import CROP, PER_BATCH, assert_pairs, in_order
 from in_memory import MAKERS
 from timed import COUNT, NAP, Asked, epochs, nap, slow_engine, with_transform
-from torch.utils.data import default_collate
+from torch.utils.data import SequentialSampler, default_collate
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
@@ -25,6 +26,9 @@ from torchdali.sources import folder
 from torchdali.stats import HOST, Limit, Stats
 
 pytestmark = pytest.mark.timeout(60)
+
+FEW_AHEAD = {"num_workers": 1, "prefetch_factor": 1}
+"""Lets little of an epoch's work fall into its start."""
 
 
 @pytest.fixture
@@ -99,7 +103,7 @@ def test_transforms_for_whole_batches(dataset: ImageFolder) -> None:
     assert clock is not None
     assert "torch" in case.parts
     assert "on whole batches, are the limit: LinearTransformation at position 4 take" in verdict._sentence(
-        case, clock, None
+        case, clock, None, verdict._Loader()
     )
 
 
@@ -242,11 +246,12 @@ def test_between_batches_after_a_break_and_in_the_next_epoch(dataset: ImageFolde
 def test_nothing_to_load(dataset: ImageFolder) -> None:
     loader = DALILoader(dataset, sampler=[], device="cpu")
     epochs(loader, 1)
-    assert loader.stats() == Stats()
+    nothing = Stats(verdict="the epoch had no batch")
+    assert (DALILoader(dataset, device="cpu").stats(), loader.stats()) == (Stats(), nothing)
     dataset.samples = []
     empty = DALILoader(dataset, device="cpu")
     epochs(empty, 1)
-    assert empty.stats(probe=True) == Stats()
+    assert empty.stats(probe=True) == nothing
 
 
 def test_a_batch_that_fails_is_not_counted(fresh: ImageFolder) -> None:
@@ -292,6 +297,103 @@ def test_what_is_given_cannot_be_changed_and_prints_a_table(dataset: ImageFolder
     assert max(map(len, str(stats).splitlines()[:-1])) <= 120
     assert sum(stats.parts.values()) == pytest.approx(stats.waited), "what is done in next() is what is waited for"
     assert 0 <= stats.waited_p50 <= stats.waited_p99 <= stats.waited_max <= stats.waited
+
+
+@pytest.mark.parametrize("kind", ["host", "device"])
+def test_with_a_cache(dataset: ImageFolder, kind: Any) -> None:
+    loader = DALILoader(dataset, PER_BATCH, device="cpu", cache=kind)
+    for _ in range(2):
+        epochs(loader, 1)
+        assert "probe" not in loader.stats().verdict, "such a loader is not probed"
+    stats, clock = loader.stats(), loader._clock
+    assert clock is not None
+    said = {
+        limit: verdict._naming(dataclasses.replace(stats, limit=limit), clock, None, verdict._Loader(cached=True))
+        for limit in ("pipeline", "storage")
+    }
+    assert said["pipeline"].startswith("DALI, which transforms what is in the cache" if kind == "device" else "deco")
+    assert said["storage"].startswith("storage is the limit: reading files for the cache, or looking whether they chan")
+
+
+def test_decoding_into_a_cache_is_dalis_work(dataset: ImageFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow_engine(monkeypatch)
+    loader = DALILoader(dataset, PER_BATCH, device="cpu", cache="device")
+    epochs(loader, 1)
+    assert loader.stats().limit == "pipeline"
+    assert loader.stats().parts["DALI"] > loader.stats().waited / 2
+
+
+@pytest.mark.parametrize("kind", ["host", "device"])
+def test_files_that_come_slowly_into_a_cache(dataset: ImageFolder, monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
+    loader = DALILoader(dataset, 1, device="cpu", cache=kind, **FEW_AHEAD)
+    epochs(loader, 1)
+    look = os.stat
+    monkeypatch.setattr(os, "stat", lambda *args, **options: nap(nap(look(*args, **options))))
+    epochs(loader, 1)
+    assert loader.stats().limit == "storage"
+
+
+def test_a_slow_sampler(dataset: ImageFolder) -> None:
+    class Slow(SequentialSampler):
+        def __iter__(self) -> Iterator[int]:
+            return (nap(index) for index in super().__iter__())
+
+    loader = DALILoader(dataset, 1, sampler=Slow(dataset), device="cpu", **FEW_AHEAD)
+    epochs(loader)
+    stats = loader.stats()
+    assert stats.limit == "sampler"
+    assert stats.verdict.startswith("the sampler is the limit: asking it for indices takes")
+
+
+def test_what_dali_may_need_between_batches_is_not_known(dataset: ImageFolder) -> None:
+    loader = DALILoader(dataset, PER_BATCH, device="cpu", collate_fn=lambda samples: nap(default_collate(samples)))
+    epochs(loader, between=NAP)
+    stats = loader.stats()
+    assert (stats.limit, stats.possible) == ("collate", None)
+
+
+def test_pauses_are_left_out(dataset: ImageFolder) -> None:
+    pause = 100 * NAP
+    loader = DALILoader(dataset, PER_BATCH, device="cpu")
+    epochs(loader, 1)
+    batches = iter(loader)
+    begin = time.perf_counter()
+    loader.stats(probe=True)
+    probed = time.perf_counter() - begin
+    next(batches)
+    start = loader.stats().start
+    assert start is not None
+    assert start < probed, "a probe is not the epoch's start"
+    clock = loader._clock
+    assert clock is not None
+    clock.enter()  # raises
+    time.sleep(pause)
+    next(batches)
+    assert loader.stats().elapsed < probed + pause
+
+
+def test_only_exceptions_between_batches(dataset: ImageFolder) -> None:
+    loader = DALILoader(dataset, PER_BATCH, device="cpu")
+    batches = iter(loader)
+    for _ in range(3):
+        next(batches)
+        clock = loader._clock
+        assert clock is not None
+        clock.enter()  # raises
+    stats = loader.stats()
+    assert (stats.batches, stats.timed) == (3, 0)
+    assert stats.verdict == "no batch followed another one, without an exception between, and nothing can be said"
+
+
+def test_a_transform_that_finds_no_image(photographs: list[Path], exact: Any) -> None:
+    class Names(Asked):
+        def __getitem__(self, index: int) -> Any:
+            return str(super().__getitem__(index)[1])
+
+    loader = DALILoader(Names(photographs), PER_BATCH, transform=exact, device="cpu")
+    with pytest.warns(UserWarning, match="no image was found"):
+        epochs(loader, 1)
+    assert "; transform= found no image" in loader.stats().verdict
 
 
 # On a GPU

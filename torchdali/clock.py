@@ -20,10 +20,11 @@ from torchdali.events import Event
 
 __all__ = ["NOTICEABLE", "Clock", "Part", "Timed"]
 
-Part = Literal["dataset", "headers", "feed", "DALI", "torch", "collate", "batch_transform"]
+Part = Literal["dataset", "sampler", "headers", "feed", "DALI", "torch", "collate", "batch_transform"]
 """What the host does in ``next()``. "dataset": waits for samples, or asks for them where there are no workers.
-"headers": waits for headers of files. "feed": asks the sampler, draws parameters, feeds DALI. "DALI": waits for it.
-"torch": transforms without a rule. "collate": targets, ``collate_fn``, copies of what is not an image."""
+"sampler": asks it for indices. "headers": waits for headers of files, or for files that are to be kept. "feed": draws
+parameters, feeds DALI. "DALI": waits for it. "torch": transforms without a rule. "collate": targets, ``collate_fn``,
+copies of what is not an image."""
 
 NOTICEABLE = 0.1
 """The share of the time that the training loop may wait before the loader, and not the model, is the limit."""
@@ -107,7 +108,7 @@ class Clock:
                 waited for the dataset.
         """
         if self._inside:  # the one before raised
-            self.skip()
+            self.skip(perf_counter() - self._lapped)
         self._inside, self._starved = True, starved
         self._entered = self._lapped = perf_counter()
         if self._gpu:
@@ -149,9 +150,11 @@ class Clock:
             self.over, self._inside = True, False
             self.elapsed = perf_counter() - self._began
 
-    def skip(self) -> None:
-        """The time since the latest batch is nobody's."""
+    def skip(self, seconds: float = 0.0) -> None:
+        """The time since the latest batch is nobody's, nor are as many seconds of the epoch's."""
         self._left, self._events = None, (None, None)
+        if not self.over:
+            self._began += seconds
 
     def read(self) -> None:
         """Takes the times that the GPU has reached by now."""

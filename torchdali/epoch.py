@@ -173,7 +173,9 @@ class Epoch(Resumable):
         """Takes indices from the sampler, as far ahead as DataLoader would, in the thread that DataLoader would."""
         while self._end is None and len(feed) < self._ahead:
             try:
+                self.clock.lap("feed")
                 index: Any = self._next_index()
+                self.clock.lap("sampler")
                 feed.push(self._batch(index if self._auto_collation else [index]))
             except StopIteration:
                 self._end = StopIteration()  # without a traceback, which would hold this iterator in a cycle

@@ -110,7 +110,9 @@ class Feed:
     def push(self, batch: Batch) -> None:
         """Takes a batch and starts to work on it as soon as its turn comes."""
         with self._uninterrupted(), devices.on(batch.pool.plan.device):
+            self._clock.lap("feed")
             batch.scan = batch.source.scan(batch.rows, self._scan_threads)
+            self._clock.lap("headers")
             self._waiting.append(batch)
             self._advance()
 

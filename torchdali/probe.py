@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -22,12 +22,14 @@ import torch
 from torchdali import devices
 from torchdali.engine import Engine, EnginePool
 from torchdali.epoch import Compiled, Epoch
+from torchdali.errors import SampleError
 from torchdali.plan import Plan, View
 from torchdali.resume import Bookmark
 from torchdali.rng import Draws, epoch_key
 from torchdali.samples import seeded
 from torchdali.spec import Inputs, IntArray, Spec
 from torchdali.stats import Probe
+from torchdali.tolerance import Tolerance
 from torchdali.transforms import Input, Node, Ops, Rule
 from torchdali.transforms.crop import Window
 
@@ -35,6 +37,8 @@ __all__ = ["probe_of"]
 
 _SECONDS = 1.5
 _BATCHES = 32
+_PUT_UP_WITH = 16
+"""Bad samples, for each of which a probe begins anew."""
 _IN_FLIGHT_BYTES = 2**30
 _SCAN_THREADS = 16
 _NONE: IntArray = np.empty(0, np.int64)
@@ -104,23 +108,35 @@ def probe_of(loader: Any, compiled: Compiled, size: int) -> Probe | None:
         size: Of a batch.
 
     Returns:
-        The times; None of a dataset without samples.
+        The times; None of a dataset without samples that can be read.
 
     Raises:
-        SampleError: A sample that was drawn for it is damaged.
+        SampleError: A sample that was drawn for it is damaged. Where the loader skips or replaces those, others are
+            drawn instead.
     """
     count = len(compiled.source)
     if not count:
         return None
+    bad = {error.index for error in loader.errors}
+    met = 0
     with seeded(compiled.device):
-        return _Probing(loader, compiled, size, _chosen(count, size, compiled.window)).run()
+        while len(bad) < count:
+            try:
+                return _Probing(loader, compiled, size, _chosen(count, bad, size, compiled.window)).run()
+            except SampleError as error:
+                met += 1
+                if met > _PUT_UP_WITH or not loader.tolerance.takes(error):
+                    raise
+                bad.add(error.index)
+    return None
 
 
-def _chosen(count: int, size: int, window: int) -> list[list[IntArray]]:
+def _chosen(count: int, bad: Iterable[int], size: int, window: int) -> list[list[IntArray]]:
     """Batches of rows: for reading and for all together others, so that the one does not warm the other's files."""
     batches = _BATCHES + 2 * window + 8
-    rows = np.random.default_rng().choice(count, min(count, 2 * batches * size), replace=False)
-    halves = np.array_split(rows, 2) if count > 1 else [rows, rows]
+    good = np.setdiff1d(np.arange(count), list(bad))
+    rows = np.random.default_rng().choice(good, min(len(good), 2 * batches * size), replace=False)
+    halves = np.array_split(rows, 2) if len(rows) > 1 else [rows, rows]
     return [list(np.resize(half, (batches, size)).astype(np.int64)) for half in halves]
 
 
@@ -208,6 +224,7 @@ class _Probing:
         compiled, twin = self.compiled, copy.copy(self.loader)
         twin.generator = torch.Generator()
         vars(twin)["_bookmark"] = Bookmark()
+        vars(twin)["tolerance"] = Tolerance("raise", None)  # the loader's own counts what epochs meet
         # DataLoader refuses a change of its samplers; this is a copy, and the user's own are not asked.
         batches = [rows.tolist() for rows in self.rows[1]]
         vars(twin)["sampler"] = [batch[0] for batch in batches]

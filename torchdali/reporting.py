@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import sys
+from time import perf_counter
 from typing import Any, TextIO, cast
 
 from torchdali import explain, graph, machine
@@ -64,16 +65,17 @@ class Reporting:
                 raise ValueError(
                     "a loader with a cache is not probed, because what it can do changes as the cache fills"
                 )
-            compiled, seen = loader._compile(), loader._clock
+            compiled, seen, begin = loader._compile(), loader._clock, perf_counter()
             mean = round(seen.images / seen.batches) if seen and seen.batches else 1
             loader._probed = compiled.state, probe_of(loader, compiled, max(mean, loader._declared_batch_size()))
             if seen:
-                seen.skip()
+                seen.skip(perf_counter() - begin)
         if loader._source is None:
             if loader._clock is None and loader._proxy_now() is None:
                 return UNMEASURED
-            return judged(loader._clock, None, loader.num_workers)
+            return judged(loader._clock, None, loader.num_workers, given=loader.transform is not None)
         state, probed = loader._probed or (None, None)
         outdated = loader._compiled is not None and loader._compiled.state != state
         steps = loader._compiled.plan.steps if loader._compiled else ()
-        return judged(loader._clock, None if outdated else probed, None, steps)
+        probed = None if outdated else probed
+        return judged(loader._clock, probed, None, steps, cached=loader.cache is not None)

@@ -23,13 +23,16 @@ Limit = Literal[
     "collate",
     "batch_transform",
     "host",
+    "sampler",
     "dataset",
 ]
 """What a verdict names. "pipeline": storage, decoding or transforms, and only a probe can tell which; "transforms":
-those in DALI; "torch": those in torch; "host": drawing parameters and feeding DALI; "dataset": its ``__getitem__``."""
+those in DALI; "torch": those in torch; "host": drawing parameters and feeding DALI; "sampler": asking it; "dataset":
+its ``__getitem__``."""
 
 HOST: dict[Part, Limit] = {
     "dataset": "dataset",
+    "sampler": "sampler",
     "headers": "storage",
     "feed": "host",
     "DALI": "pipeline",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,7 +19,27 @@ _IN_DALI = {
     "files": "reading, decoding and transforming in DALI is",
     "encoded": "decoding and transforming in DALI is",
     "pixels": "DALI, whose only work is the transforms, is",
+    "packed": "DALI, which transforms what is in the cache, and decodes what is not yet, is",
 }
+
+
+class _Loader(NamedTuple):
+    """What a sentence says of the loader besides.
+
+    Attributes:
+        cached: Whether it has a cache, and can be probed no more.
+        given: Whether it has a ``transform=``.
+    """
+
+    cached: bool = False
+    given: bool = False
+
+    def nothing(self, clock: Clock) -> str:
+        """That nothing runs in DALI, where it is so."""
+        if clock.entry:
+            return ""
+        return "; transform= found no image" if self.given else "; without transform= nothing runs in DALI"
+
 
 UNMEASURED = Stats(
     limit="not measured",
@@ -54,7 +75,15 @@ def _of(part: float, whole: float) -> str:
     return f"{milliseconds(min(part, whole))} of {milliseconds(whole)} ms a batch"
 
 
-def judged(clock: Clock | None, probe: Probe | None, asked: int | None, steps: Sequence[Step] = ()) -> Stats:
+def judged(
+    clock: Clock | None,
+    probe: Probe | None,
+    asked: int | None,
+    steps: Sequence[Step] = (),
+    *,
+    cached: bool = False,
+    given: bool = False,
+) -> Stats:
     """What an epoch's clock says.
 
     Args:
@@ -62,19 +91,28 @@ def judged(clock: Clock | None, probe: Probe | None, asked: int | None, steps: S
         probe: What was measured beside it.
         asked: How many workers ask the dataset for samples, 0 where the iterating thread does; None where nobody does.
         steps: The chain of transforms, where there was no epoch.
+        cached: Whether the loader has a cache, and can be probed no more.
+        given: Whether there is a ``transform=``.
     """
     if clock is None or clock.start is None:
         if probe is None:
-            return Stats()
+            return Stats(verdict="the epoch had no batch") if clock and clock.over else Stats()
         verdict = f"{_at_best(probe, steps)}; {probe.rate:,.0f} images/s are possible"
         return Stats(possible=probe.rate, probe=probe, limit=probe.limit, verdict=verdict)
     stats = _measured(clock, probe)
     if not stats.timed:
-        return replace(stats, verdict="one batch was handed out, and nothing can be said before the second")
+        said = "one batch was handed out, and nothing can be said before the second"
+        if stats.batches > 1:
+            said = "no batch followed another one, without an exception between, and nothing can be said"
+        return replace(stats, verdict=said)
     limit = _limit(stats, clock)
-    stats = replace(stats, limit=limit, possible=probe.rate if probe else _possible(stats, limit, bool(asked)))
-    few = f" (of {stats.timed} batches only)" if stats.timed < _FEW else ""
-    return replace(stats, verdict=_sentence(stats, clock, asked) + few)
+    stats = replace(stats, limit=limit, possible=probe.rate if probe else _possible(stats, clock, limit, bool(asked)))
+    few = f" (of {_number(stats.timed, 'batch', 'batches')} only)" if stats.timed < _FEW else ""
+    return replace(stats, verdict=_sentence(stats, clock, asked, _Loader(cached, given)) + few)
+
+
+def _number(count: int, one: str, more: str) -> str:
+    return f"{count} {one if count == 1 else more}"
 
 
 def _measured(clock: Clock, probe: Probe | None) -> Stats:
@@ -127,43 +165,45 @@ def _work(stats: Stats) -> dict[Part, float]:
     return parts
 
 
-def _possible(stats: Stats, limit: Limit, workers: bool) -> float | None:
+def _possible(stats: Stats, clock: Clock, limit: Limit, workers: bool) -> float | None:
     """Images/s, where the loader shows what it can do: what runs beside the training loop does when it always waits."""
     if limit in ("start", "model"):
         return None
     if limit in ("pipeline", "transforms", "storage") or (limit == "dataset" and workers):
         return stats.taken if stats.waited_batches > 0.9 else None
-    return (stats.taken or 0.0) / stats.waited_share
+    alone = (stats.taken or 0.0) / stats.waited_share
+    return None if clock.entry and stats.waited_share < 0.9 else alone  # DALI may need the time between batches
 
 
-def _sentence(stats: Stats, clock: Clock, asked: int | None) -> str:
+def _sentence(stats: Stats, clock: Clock, asked: int | None, loader: _Loader) -> str:
     assert stats.taken is not None
     if stats.limit == "start":
         start = stats.start or 0.0
-        return f"the start is the limit: {start:,.1f} of {start + _rest(stats):,.1f} s passed before the first batch"
+        whole = start + _rest(stats)
+        digits = 1 if whole >= 1 else 3
+        return f"the start is the limit: {start:,.{digits}f} of {whole:,.{digits}f} s passed before the first batch"
     if stats.limit == "model":
-        return model(stats.taken, stats.possible) + _nothing_in_dali(clock)
-    return f"{_naming(stats, clock, asked)}; the training loop waited {stats.waited_share:.0%} of the time"
+        return model(stats.taken, stats.possible) + loader.nothing(clock)
+    return f"{_naming(stats, clock, asked, loader)}; the training loop waited {stats.waited_share:.0%} of the time"
 
 
-def _naming(stats: Stats, clock: Clock, asked: int | None) -> str:
+def _naming(stats: Stats, clock: Clock, asked: int | None, loader: _Loader) -> str:
     limit, parts = stats.limit, _work(stats)
     if stats.probe and limit == stats.probe.in_dali:
         return _in_dali(stats.probe)
     if limit in ("pipeline", "transforms"):
-        hint = "; stats(probe=True) tells which of them" if asked is None and limit == "pipeline" else ""
+        probed = asked is None and not loader.cached and limit == "pipeline"
+        hint = "; stats(probe=True) tells which of them" if probed else ""
         return f"{_IN_DALI[clock.entry or 'files']} the limit{hint}"
     seconds = next(x for part, x in parts.items() if HOST[part] == limit) / stats.timed
     takes = _of(seconds, (stats.waited + stats.consumer) / stats.timed)
     if limit == "dataset":
-        where = f"in {asked} workers" if asked else "in this process (num_workers=0)"
+        where = f"in {_number(asked, 'worker', 'workers')}" if asked else "in this process (num_workers=0)"
         named = f"the dataset's own __getitem__ {where} is the limit"
-        return f"{named}: waiting for it takes {takes}{_nothing_in_dali(clock)}"
+        return f"{named}: waiting for it takes {takes}{loader.nothing(clock)}"
+    if limit == "storage" and loader.cached:
+        return f"storage is the limit: reading files for the cache, or looking whether they changed, takes {takes}"
     return f"{_in_thread(limit, clock.steps)} {takes}"
-
-
-def _nothing_in_dali(clock: Clock) -> str:
-    return "" if clock.entry else "; without transform= nothing runs in DALI"
 
 
 def _in_thread(limit: Limit, steps: Sequence[Step]) -> str:
@@ -178,6 +218,7 @@ def _in_thread(limit: Limit, steps: Sequence[Step]) -> str:
     return {
         "storage": "storage is the limit: reading the headers of files that were not known yet takes",
         "host": "the iterating thread is the limit: drawing parameters and feeding DALI takes",
+        "sampler": "the sampler is the limit: asking it for indices takes",
         "collate": "the iterating thread is the limit: targets and collate_fn take",
     }.get(limit, f"{limit} is the limit: it takes")
 

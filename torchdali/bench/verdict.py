@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from torchdali.clock import NOTICEABLE
 from torchdali.stats import Limit, Probe
 from torchdali.verdict import decoding, model, storage, transforms
 
@@ -15,10 +16,19 @@ _NO_FASTER = 1.1
 """Times as fast as DataLoader, below which it is not worth changing anything."""
 _KEEPS_UP = 0.97
 """The share of the ceiling from which on the model is the limit."""
+_IMPOSSIBLE = 1.05
+"""Times the ceiling, above which something else was at work while it was measured."""
 _BUSY = 0.9
 """The share of the cores that are busy where they are the limit."""
 
+_AGAIN = "measure again with nothing else on the machine"
 _WORK = {"decoding": "decoding", "transforms": "the transforms in DALI"}
+
+_IN_THREAD = {
+    "torch": "transforms that run in torch are the limit: `torchdali explain` names them",
+    "collate": "the iterating thread is the limit: labels and default_collate",
+    "host": "the iterating thread is the limit: drawing parameters and feeding DALI",
+}
 
 Run = Mapping[str, Any]
 
@@ -52,6 +62,10 @@ def verdict(runs: Mapping[str, Run], trained: Mapping[str, Run], cores: int) -> 
     if trained:
         ceiling, with_ours, with_theirs = trained["synthetic"], trained["torchdali"], _best(trained)
         top = ceiling["images_per_s"]
+        fastest = max(with_ours["images_per_s"], with_theirs["images_per_s"])
+        if fastest > _IMPOSSIBLE * top:
+            said = f"{fastest:,.0f} images/s beside the model, which made {top:,.0f} with a batch that lay there"
+            return Verdict("not measured", False, f"these figures contradict each other: {said}; {_AGAIN}")
         if with_theirs["images_per_s"] >= _KEEPS_UP * top:
             saved = f"{_cpu(with_theirs)} CPU-seconds for 1,000 images instead of {_cpu(with_ours)}"
             said = f"{model(with_theirs['images_per_s'], theirs['images_per_s'])}; DataLoader keeps up, with {saved}"
@@ -60,6 +74,10 @@ def verdict(runs: Mapping[str, Run], trained: Mapping[str, Run], cores: int) -> 
         if with_ours["images_per_s"] >= _KEEPS_UP * top:
             said = model(with_ours["images_per_s"], ours["images_per_s"])
             return Verdict("model", gain >= _NO_FASTER, f"with torchdali {said}; {_gain(gain, 'it trains')}")
+        if with_ours["waiting_share"] < NOTICEABLE:
+            said = model(with_ours["images_per_s"], ours["images_per_s"])
+            beside = f"loading on the same GPU and cores costs it {1 - with_ours['images_per_s'] / top:.0%}"
+            return Verdict("model", gain >= _NO_FASTER, f"with torchdali {said}; {beside}; {_gain(gain, 'it trains')}")
         limit, said = _limit(ours, cores)
         share = f"{with_ours['images_per_s'] / top:.0%} of what the model could take"
         return Verdict(limit, gain >= _NO_FASTER, f"{said}: {share}; {_gain(gain, 'torchdali trains')}")
@@ -97,4 +115,4 @@ def _limit(ours: Run, cores: int) -> tuple[str, str]:
         return probe.limit, decoding(probe.decode or 0.0, probe.together)
     if probe.limit == "transforms":
         return probe.limit, transforms(probe.transforms, probe.together)
-    return probe.limit, f"the iterating thread is the limit ({probe.limit})"
+    return probe.limit, _IN_THREAD.get(probe.limit, f"the iterating thread is the limit ({probe.limit})")

@@ -218,8 +218,11 @@ class ImageFeed(Feed):
     def _take(self) -> None:
         """Stores the oldest batch that was sent to be decoded. What is wrong with it is kept for its turn."""
         images = self._awaited.popleft()
+        self._clock.lap("feed")
         try:
-            images.take(self._decoding.pop())
+            decoded = self._decoding.pop()
+            self._clock.lap("DALI")
+            images.take(decoded)
         except Exception as error:  # noqa: BLE001 - raised in its turn
             images.fault = TimeoutError() if isinstance(error.__cause__, TimeoutError) else put_by(error)
         images.there = True

@@ -45,17 +45,19 @@ class Scan:
 
     def _read_here(self, indices: Sequence[int], patience: float) -> Sequence[int]:
         """Reads until patience is at an end; returns what is left. An error waits for :meth:`wait`."""
-        begin = perf_counter()
-        for start in range(0, len(indices), _LOOKED_AT):
+        begin, start = perf_counter(), 0
+        while start < len(indices):
             if perf_counter() - begin >= patience + start * _QUICK:
                 return indices[start:]
+            end = start + (_LOOKED_AT if start else 1)  # from slow storage no more than one
             try:
-                self._read(indices[start : start + _LOOKED_AT])
+                self._read(indices[start:end])
             except Exception as error:  # noqa: BLE001 - raised in its turn
                 failed: Future[None] = Future()
                 failed.set_exception(error)
                 self._futures.append(failed)
-                return indices[start + _LOOKED_AT :]
+                return indices[end:]
+            start = end
         return ()
 
     def _read(self, chunk: Sequence[int]) -> None:
