@@ -163,6 +163,10 @@ REJECTED: dict[str, tuple[Callable[[Make, Path], Any], str]] = {
         lambda m, p: ConcatDataset([ImageFolder(p, v2.CenterCrop(3)), ImageFolder(p, v2.CenterCrop(4))]),
         "different transforms",
     ),
+    "dtypes that repr leaves out": (
+        lambda m, p: ConcatDataset([ImageFolder(p, v2.ToDtype(d, scale=True)) for d in (torch.float32, torch.float16)]),
+        "different transforms",
+    ),
     "no index": (lambda m, p: Subset(m("CIFAR10"), [0.5]), "Subset cannot be read.*TypeError"),  # pyright: ignore
     "outside": (lambda m, p: Subset(m("CIFAR10"), [COUNT]), "Subset cannot be read.*IndexError"),
     "raising samples": (lambda m, p: of(Raising, ImageFolder(p)), "Raising cannot be read.*ZeroDivisionError"),

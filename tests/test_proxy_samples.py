@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import OrderedDict, UserDict, defaultdict
+from collections import Counter, OrderedDict, UserDict, defaultdict
 from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
@@ -14,7 +14,7 @@ import pytest
 import torch
 from conftest import CROP, encoded, same
 from proxied import EXACT, Image, Samples, assert_near, decoded_in, pair
-from torch.utils.data import DataLoader, get_worker_info
+from torch.utils.data import DataLoader, default_convert, get_worker_info
 from torchvision import tv_tensors
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
@@ -187,6 +187,28 @@ def test_collate_fn_gets_samples_as_torchvision_gives_them(
     )
     assert_near(ours, theirs)
     assert end != "Image" or ours[0][0][0]["image"].device.type == device
+
+
+@pytest.mark.parametrize("batch_size", [None, 2])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_batch_of_default_convert_is_a_list_of_samples(
+    photographs: Any, batch_size: int | None, workers: int, device: str
+) -> None:
+    chain, options = v2.Compose([v2.ToImage(), v2.CenterCrop(CROP)]), {"collate_fn": default_convert}
+    theirs = list(DataLoader(Samples(photographs, pair, chain), batch_size, **options))
+    ours = DALILoader(
+        Samples(photographs, pair), batch_size, transform=chain, num_workers=workers, device=device, **options
+    )
+    assert_near(list(ours), theirs)
+
+
+def test_collate_fn_gets_a_counter(photographs: Any) -> None:
+    def sample(image: Any, index: int) -> Any:
+        return image, Counter("ab" * index)
+
+    options = {"transform": v2.CenterCrop(CROP), "collate_fn": lambda samples: [other for _, other in samples]}
+    (counters,) = DALILoader(Samples(photographs, sample), COUNT, device="cpu", **options)
+    assert [(type(one), one) for one in counters] == [(Counter, Counter("ab" * index)) for index in range(COUNT)]
 
 
 def test_collate_fn_without_transform_runs_in_the_workers(photographs: Any, device: str) -> None:

@@ -22,7 +22,7 @@ __all__ = ["Delivery", "Fault", "Proxy", "check_sizes", "stacks"]
 Fault = Callable[[int, str, str], SampleError]
 """Makes the error that blames a sample: its number in the batch, what is at fault, and why."""
 
-_own_collate = cast("tuple[Any, ...]", (data_utils.collate.default_collate, data_utils.collate.default_convert))
+_collate, _convert = cast("tuple[Any, ...]", (data_utils.collate.default_collate, data_utils.collate.default_convert))
 
 
 @dataclass
@@ -91,9 +91,9 @@ class Delivery:
     given_up: list[SampleError] = field(default_factory=list[SampleError])
 
 
-def stacks(collate_fn: Any) -> bool:
-    """Whether a ``collate_fn`` is one of DataLoader's own, which need no image to do their work."""
-    return collate_fn in _own_collate
+def stacks(loader: Any) -> bool:
+    """Whether the ``collate_fn`` is the one that DataLoader would choose, which needs no image to do its work."""
+    return loader.collate_fn is _collate or (loader.batch_size is None and loader.collate_fn is _convert)
 
 
 def check_sizes(packed: Packed, fault: Fault) -> None:

@@ -74,7 +74,7 @@ def proxied(loader: Any, proxy: Proxy | None, not_lifted: str) -> Rows:
     places, plans = _images(loader, proxy)
     rows["images"] = places
     rows |= {("" if i == 0 else " " * i): str(plan) for i, plan in enumerate(plans)}
-    if stacks(loader.collate_fn):
+    if stacks(loader):
         rows["collate"] = f"{_named(loader.collate_fn)}, where the dataset is asked, of all but the images"
     else:
         rows["collate"] = (

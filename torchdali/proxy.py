@@ -86,7 +86,7 @@ class _ProxyEpoch(Resumable):
         self.proxy = proxy
         self._keys = keys
         self._user_collate: Callable[[Any], Any] = loader.collate_fn
-        self._stacks = stacks(loader.collate_fn)
+        self._stacks = stacks(loader)
         self._transform_batch: Callable[..., Any] | None = loader.batch_transform
         self._pins: bool = loader.pin_memory and proxy.device.type == "cpu" and torch.cuda.is_available()
         self._transfer = Transfer(proxy.device)

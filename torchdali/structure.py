@@ -164,7 +164,8 @@ def _mapping(node: Mapping[Any, Any], entries: dict[Any, Any]) -> Mapping[Any, A
     try:
         if isinstance(node, MutableMapping):
             twin: Any = copy.copy(cast("Any", node))
-            twin.update(entries)
+            for key, part in entries.items():  # update() adds to what is in a Counter
+                twin[key] = part
         else:
             twin = kind(entries)
         return twin if kind is dict or all(twin[key] is part for key, part in entries.items()) else entries

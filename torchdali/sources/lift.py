@@ -260,9 +260,9 @@ def _check_same_transform(leaves: Sequence[Any]) -> None:
     for other in transforms[1:]:
         if other is transforms[0]:
             continue
-        # Two transforms may be two objects that do the same; where a rule knows them, their repr says it all.
+        # Two transforms may be two objects that do the same; of those that a rule knows the attributes tell.
         known = all(find_rule(leaf) for leaf in flatten(transforms[0]) + flatten(other))
-        if not known or repr(other) != repr(transforms[0]):
+        if not known or snapshot(other) != snapshot(transforms[0]):
             raise UnsupportedDatasetError(
                 "the datasets under ConcatDataset have different transforms:\n"
                 f"{transforms[0]}\nand\n{other}\nGive them the same transform object, or make a loader for each."
