@@ -12,7 +12,7 @@ import numpy as np
 import PIL.Image
 import pytest
 import torch
-from conftest import PER_BATCH, Numbered, assert_pairs, encoded, in_order
+from conftest import CROP, PER_BATCH, Numbered, assert_pairs, encoded, in_order
 from torch.utils.data import DataLoader, Subset, default_collate
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
@@ -149,6 +149,14 @@ def test_numbers_that_are_not_whole_are_refused_when_dataloader_does(dataset: Im
         iter(theirs)
     with pytest.raises(TypeError, match=rf"{[*given][-1]} is a whole number, not 1\.5"):
         iter(ours)
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_all_samples_in_one_batch(dataset: ImageFolder, asked: bool) -> None:
+    transform = {"transform": v2.CenterCrop(CROP)} if asked else {}
+    samples: Any = [dataset[0], dataset[1]] if asked else dataset
+    (batch,) = DALILoader(samples, sys.maxsize, device="cpu", **transform)
+    assert len(batch[1]) == len(samples)
 
 
 # Batches that cannot be made

@@ -77,6 +77,18 @@ def test_quick_files_need_no_patience(
     assert threading.get_ident() in readers.threads
 
 
+def test_of_slow_files_no_more_than_one_is_read_where_they_are_asked_for(pool: ThreadPoolExecutor) -> None:
+    here: list[int] = []
+    caller = threading.get_ident()
+
+    def read(index: int) -> None:
+        time.sleep(0.01)
+        here.extend([index] if threading.get_ident() == caller else [])
+
+    Scan(range(COUNT), read, lambda: pool, patience=1e-3).wait()
+    assert here == [0]
+
+
 def test_the_timeout_is_for_all_of_them() -> None:
     with ThreadPoolExecutor(1) as pool:
         whole = Scan(range(4), lambda _: time.sleep(0.4), lambda: pool, chunk=1)

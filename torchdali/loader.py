@@ -44,6 +44,9 @@ __all__ = ["DALILoader"]
 _RESIDENT_BYTES = 2**30
 """Pixels that are already in memory are kept on the GPU where they take no more than this."""
 
+_MOST = 2**31 - 1
+"""The largest batch that DALI can be told of."""
+
 _T = TypeVar("_T", covariant=True)
 
 _DATALOADER = inspect.signature(cast("Any", DataLoader).__init__)
@@ -276,7 +279,8 @@ class DALILoader(Stateful, Distributed, Reporting, DataLoader[_T]):
         )
 
     def _declared_batch_size(self) -> int:
-        return self.batch_size or getattr(cast("Any", self.batch_sampler), "batch_size", None) or 1
+        size = self.batch_size or getattr(cast("Any", self.batch_sampler), "batch_size", None) or 1
+        return min(size, _MOST)
 
     def close(self) -> None:
         """Frees what the loader has: threads, worker processes, and memory on the host and on the GPU.
