@@ -189,16 +189,16 @@ def test_collate_fn_gets_samples_as_torchvision_gives_them(
     assert end != "Image" or ours[0][0][0]["image"].device.type == device
 
 
-@pytest.mark.parametrize("batch_size", [None, 2])
+@pytest.mark.parametrize(
+    "batches", [{"batch_size": None}, {"batch_size": 2}, {"batch_sampler": [[1, 0], [2]]}], ids=str
+)
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_batch_of_default_convert_is_a_list_of_samples(
-    photographs: Any, batch_size: int | None, workers: int, device: str
+    photographs: Any, batches: dict[str, Any], workers: int, device: str
 ) -> None:
-    chain, options = v2.Compose([v2.ToImage(), v2.CenterCrop(CROP)]), {"collate_fn": default_convert}
-    theirs = list(DataLoader(Samples(photographs, pair, chain), batch_size, **options))
-    ours = DALILoader(
-        Samples(photographs, pair), batch_size, transform=chain, num_workers=workers, device=device, **options
-    )
+    chain, options = v2.Compose([v2.ToImage(), v2.CenterCrop(CROP)]), {"collate_fn": default_convert, **batches}
+    theirs = list(DataLoader(Samples(photographs, pair, chain), **options))
+    ours = DALILoader(Samples(photographs, pair), transform=chain, num_workers=workers, device=device, **options)
     assert_near(list(ours), theirs)
 
 

@@ -93,7 +93,8 @@ class Delivery:
 
 def stacks(loader: Any) -> bool:
     """Whether the ``collate_fn`` is the one that DataLoader would choose, which needs no image to do its work."""
-    return loader.collate_fn is _collate or (loader.batch_size is None and loader.collate_fn is _convert)
+    alone = not loader._auto_collation  # noqa: SLF001
+    return loader.collate_fn is _collate or (alone and loader.collate_fn is _convert)
 
 
 def check_sizes(packed: Packed, fault: Fault) -> None:
