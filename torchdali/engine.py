@@ -192,16 +192,18 @@ class EnginePool:
         # would then finalise the pipeline before the epoch could give it back.
         self._leased: set[Engine] = set()
 
-    def lease(self, batch_size: int, beside: float = 0.0) -> Engine:
+    def lease(self, batch_size: int, beside: float = 0.0, pinned: int = 0) -> Engine:
         """An engine with nothing in flight for batches up to this size; another iterator's if it is done with it.
 
         Args:
             batch_size: The most samples that a run will have.
             beside: The share of the images, as far as is known, that are not for a JPEG engine.
+            pinned: Bytes of pinned memory that its runs are expected to take on their way to a GPU.
         """
         threads = self._threads.number(beside)
         engine = self._reuse(batch_size, threads)
         if engine is None:
+            graph.reserve_pinned(pinned, self.plan.device)
             engine = self.make(max(batch_size, self._batch_size), threads)
         self._leased.add(engine)
         return engine

@@ -27,6 +27,7 @@ from torchdali.sources import Scan, Source
 from torchdali.spec import Inputs, IntArray, Params
 from torchdali.tracing import put_by
 from torchdali.transforms import RowError
+from torchdali.tuning import pinned_bytes
 
 __all__ = ["Batch", "Feed"]
 
@@ -83,10 +84,12 @@ class Feed:
         window: Batches in flight.
         timeout: Seconds that a batch may take; 0 for ever.
         clock: The epoch's, if it has one.
+        at_once: Batches that an engine will have in flight, where somebody else sees to that.
     """
 
-    def __init__(self, window: int, timeout: float, clock: Clock | None = None) -> None:
+    def __init__(self, window: int, timeout: float, clock: Clock | None = None, at_once: int | None = None) -> None:
         self._window, self._timeout = window, timeout
+        self._at_once = at_once or window
         self._clock = clock or Clock(torch.device("cpu"))
         self._waiting: deque[Batch] = deque()
         self._flying: deque[Batch] = deque()
@@ -225,7 +228,9 @@ class Feed:
         for pool, engine in reversed(self._engines):
             if pool is batch.pool and engine.batch_size >= len(batch.rows) and not engine.broken:
                 return engine
-        engine = batch.pool.lease(len(batch.rows), batch.source.beside_engine())
+        source = batch.source
+        pinned = pinned_bytes(source.encoded_bytes(batch.rows), self._at_once)
+        engine = batch.pool.lease(len(batch.rows), source.beside_engine(), pinned)
         self._engines.append((batch.pool, engine))
         return engine
 

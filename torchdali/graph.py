@@ -8,6 +8,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -32,6 +33,7 @@ __all__ = [
     "release_memory",
     "require_dali",
     "require_device",
+    "reserve_pinned",
     "resolve",
     "unavailable_on",
 ]
@@ -188,6 +190,22 @@ def forget(pipeline: Any) -> None:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(inner))
 
 
+_reserved = {"pinned": 0}
+
+
+def reserve_pinned(size: int, device: torch.device) -> None:
+    """Has DALI's pool of pinned memory, which is one for the process, take what pipelines for a GPU will need of it.
+
+    Args:
+        size: Bytes; nothing is done where as many were asked for before.
+        device: Where DALI runs.
+    """
+    if device.type == "cuda" and size > _reserved["pinned"]:
+        _reserved["pinned"] = size
+        with suppress(MemoryError, RuntimeError):  # then it grows as it needs to, as it would have anyway
+            importlib.import_module("nvidia.dali.backend").PreallocatePinnedMemory(size)
+
+
 def release_memory(device: torch.device | None) -> None:
     """Gives the memory that DALI's pools and malloc keep for later, on the host and on GPUs, back to the system.
 
@@ -197,6 +215,7 @@ def release_memory(device: torch.device | None) -> None:
     require_dali()
     with devices.on(device or torch.device("cpu")):
         importlib.import_module("nvidia.dali.backend").ReleaseUnusedMemory()
+    _reserved["pinned"] = 0
     # What DALI's threads freed stays in a heap for each thread, up to 50 MiB after some pipelines.
     if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # glibc's
         trim(0)

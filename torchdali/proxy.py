@@ -140,7 +140,7 @@ class _ProxyEpoch(Resumable):
         self._leave()
         self._key = self._keys.next(int(self._base_seed), loader)
         # The window is of batches, and kept by _fill.
-        feed = Feed(sys.maxsize, self._timeout, self.clock)
+        feed = Feed(sys.maxsize, self._timeout, self.clock, self._window)
         self._feed = LenientFeed(feed, partial(Feed, 1, self._timeout), self._tolerance) if self._tolerance else feed
         self._identities = Identities(self._auto_collation, self._by_stream, self._num_workers > 0)
         self._received = deque()
@@ -218,10 +218,14 @@ class _ProxyEpoch(Resumable):
         finally:
             del delivery  # raised, its traceback would hold this iterator in a cycle
 
+    @property
+    def _window(self) -> int:
+        """Batches in flight."""
+        return self.proxy.window if self._num_workers and self.proxy.routes else 1
+
     def _fill(self) -> None:
         """Takes what the dataset has ready, as far as the window reaches; waits only where nothing is on its way."""
-        window = self.proxy.window if self._num_workers and self.proxy.routes else 1
-        while not self._ended and len(self._pending) < window and (not self._pending or self._arrived()):
+        while not self._ended and len(self._pending) < self._window and (not self._pending or self._arrived()):
             packed: Packed | None = None
             try:
                 packed = cast("Packed", super()._next_data())

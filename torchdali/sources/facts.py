@@ -113,6 +113,10 @@ class Facts:
         wanted = _NATIVE | _BASELINE
         return int(np.count_nonzero((flags & wanted) != wanted)) / len(flags)
 
+    def bytes_of(self, rows: IntArray) -> int:
+        """Bytes of all those files."""
+        return int(self._lengths[self._of(rows)].sum(dtype=np.int64))
+
     def of_other_length(self, rows: IntArray, lengths: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
         """``(N,)`` whether files are not as long as they were; ``(N,)`` lengths, those above 2**31 wrapped around."""
         return self._lengths[self._of(rows)] != lengths.view(np.uint32)

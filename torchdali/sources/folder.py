@@ -134,6 +134,9 @@ class FileSource(Source):
     def beside_engine(self) -> float:
         return self._facts.beside_engine()
 
+    def encoded_bytes(self, rows: IntArray) -> int:
+        return self._facts.bytes_of(rows)
+
     def foreign(self, rows: IntArray) -> IntArray:
         return np.flatnonzero(~self._facts.native(rows))
 
