@@ -12,6 +12,7 @@ import skimage.data
 import torch
 from conftest import Script
 from PIL import Image
+from torch.utils.data import Dataset
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
@@ -68,34 +69,45 @@ def test_a_pool_that_cannot_grow_ends_nothing(
     assert pool == [5]
 
 
-@pytest.mark.parametrize("kind", ["files", "host", "bytes", "pixels"])
+class OneByOne(Dataset[Any]):
+    """A dataset that is asked for its samples: paths, encoded files or pictures."""
+
+    def __init__(self, folder: ImageFolder, kind: str) -> None:
+        self.folder, self.kind = folder, kind
+
+    def __len__(self) -> int:
+        return len(self.folder)
+
+    def __getitem__(self, index: int) -> Any:
+        path = Path(self.folder.samples[index][0])
+        if self.kind == "pixels":
+            return Image.open(path).convert("RGB")
+        return path if self.kind == "paths" else path.read_bytes()
+
+
+@pytest.mark.parametrize("kind", ["read", "paths", "host", "bytes", "pixels"])
 def test_loaders_ask_for_what_their_first_batch_tells(
     pictures: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     asked: list[int] = []
     monkeypatch.setattr(graph, "reserve_pinned", lambda size, _device: asked.append(size))
     folder = ImageFolder(pictures, CHAIN)
-    if kind in ("files", "host"):
+    if kind in ("read", "host"):
         loader: Any = DALILoader(folder, 4, device="cpu", cache="host" if kind == "host" else None)
-        window = 6
     else:
-        samples = [
-            Path(path).read_bytes() if kind == "bytes" else Image.open(path).convert("RGB")
-            for path, _ in folder.samples
-        ]
-        loader = DALILoader(cast("Any", samples), 4, transform=CHAIN, device="cpu")
-        window = 1
+        loader = DALILoader(cast("Any", OneByOne(folder, kind)), 4, transform=CHAIN, device="cpu")
     for _ in range(2):
         list(loader)
     first = sum(Path(path).stat().st_size for path, _ in folder.samples[:4])
-    assert asked == [0 if kind == "pixels" else pinned_bytes(first, window)]
+    assert asked == [{"read": pinned_bytes(first, 6), "paths": pinned_bytes(first, 1)}.get(kind, 0)]
 
 
 GROWTH = """
     import json, sys, time
     from pathlib import Path
     import torch
-    from torchvision.datasets import ImageFolder
+    from torch.utils.data import Dataset
+from torchvision.datasets import ImageFolder
     from torchvision.transforms import v2
     from torchdali import DALILoader, graph
 

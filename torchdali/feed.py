@@ -229,7 +229,8 @@ class Feed:
             if pool is batch.pool and engine.batch_size >= len(batch.rows) and not engine.broken:
                 return engine
         source = batch.source
-        pinned = pinned_bytes(source.encoded_bytes(batch.rows), self._at_once)
+        read_by_dali = source.file_bytes(batch.rows) if batch.pool.plan.entry == "files" else 0
+        pinned = pinned_bytes(read_by_dali, self._at_once)
         engine = batch.pool.lease(len(batch.rows), source.beside_engine(), pinned)
         self._engines.append((batch.pool, engine))
         return engine

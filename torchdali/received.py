@@ -64,10 +64,6 @@ class ReceivedImages(Source):
             return 0.0
         return float(np.mean([not header_of(self.image(row).data).baseline for row in range(len(self._group.size))]))
 
-    def encoded_bytes(self, rows: IntArray) -> int:
-        """As of :class:`Source`."""
-        return int(self._group.length[rows].sum()) if self._entry == "encoded" else 0
-
     def check(self, row: int) -> None:
         """Raises SampleError where PIL does not read an encoded file."""
         if self._entry == "encoded":

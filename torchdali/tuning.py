@@ -102,13 +102,13 @@ def fitting_window(plan: Plan, batch_size: int, memory: int) -> int:
 
 
 def pinned_bytes(batch: int, window: int) -> int:
-    """Pinned memory that DALI takes for encoded files, to have it before they come.
+    """Pinned memory that DALI takes for the files that it reads, to have it before they come.
 
     DALI's pool takes twice as much each time that it grows. The driver holds up all of the process for the last time,
     100 to 200 ms on an H200, which then is in the midst of a training; and the pool has become larger than it need be.
 
     Args:
-        batch: Bytes of a batch's files; 0 where nothing is decoded.
+        batch: Bytes of a batch's files; 0 where it reads none.
         window: Batches in flight.
     """
     return min((window + _PINNED_BATCHES) * batch + _PINNED_BESIDE, _PINNED_MOST) if batch else 0

@@ -94,8 +94,8 @@ class FileBatch(Source):
     def beside_engine(self) -> float:
         return self.files.beside_engine()
 
-    def encoded_bytes(self, rows: IntArray) -> int:
-        return self.files.encoded_bytes(rows)
+    def file_bytes(self, rows: IntArray) -> int:
+        return self.files.file_bytes(rows)
 
     def foreign(self, rows: IntArray) -> IntArray:
         return self.files.foreign(rows)

@@ -134,7 +134,7 @@ class FileSource(Source):
     def beside_engine(self) -> float:
         return self._facts.beside_engine()
 
-    def encoded_bytes(self, rows: IntArray) -> int:
+    def file_bytes(self, rows: IntArray) -> int:
         return self._facts.bytes_of(rows)
 
     def foreign(self, rows: IntArray) -> IntArray:

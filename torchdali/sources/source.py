@@ -59,8 +59,8 @@ class Source:
         """The share of the images, as far as is known, that are not for a card's JPEG engine."""
         return 0.0
 
-    def encoded_bytes(self, rows: IntArray) -> int:
-        """Bytes of the files that DALI decodes for a scanned batch; 0 where it decodes none."""
+    def file_bytes(self, rows: IntArray) -> int:
+        """Bytes of the files of a scanned batch; 0 where there are none."""
         return 0
 
     def foreign(self, rows: IntArray) -> IntArray:
