@@ -99,6 +99,6 @@ def test_accelerate_launch(colours: Path, tmp_path: Path) -> None:
 @needs("fastai")
 @pytest.mark.parametrize("loader", ["torchdali", "fastai"])
 def test_fastai(colours: Path, loader: str) -> None:
-    lines = run("fastai_training.py", colours, *SMALL, "--lr", 0.01, "--epochs", 3, "--loader", loader)
-    assert [line[:2] for line in lines] == [(epoch, "3") for epoch in "123"]
+    lines = run("fastai_training.py", colours, *SMALL, "--lr", 0.003, "--epochs", 5, "--loader", loader)
+    assert [line[:2] for line in lines] == [(epoch, "5") for epoch in "12345"]
     assert float(lines[-1][2]) < float(lines[0][2])
