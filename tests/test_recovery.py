@@ -329,7 +329,7 @@ def test_no_file_stays_open(fresh_pictures: Path, numbered: Numbered) -> None:
 # Forks, and the end of the interpreter
 
 PRELUDE = """
-import faulthandler, gc, os, sys
+import faulthandler, gc, os, sys, threading, time
 from nvidia.dali import Pipeline
 from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
@@ -424,6 +424,15 @@ except KeyboardInterrupt:
     pass  # the exception would keep what the child is to drop
 fork(drops_what_it_inherited)
 assert len(list(loader)) == 8
+""",
+    "exit beside a daemon thread in the midst of an epoch": """
+def take_for_ever():
+    while True:
+        for _ in loader:
+            time.sleep(0.01)
+
+threading.Thread(target=take_for_ever, daemon=True).start()
+time.sleep(0.5)
 """,
     "exit in the midst of an epoch": """
 try:

@@ -41,6 +41,19 @@ def commands() -> click.Group:
 
         return check
 
+    class WithScript(click.Command):
+        """A command whose argument may be a script with arguments of its own."""
+
+        def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+            script = next((arg for arg in args if arg.endswith(".py")), None)
+            try:
+                return super().parse_args(ctx, args)
+            except click.NoSuchOption as error:
+                if script is None:
+                    raise
+                said = f"{error.message} What {script} is to get comes after it and --."
+                raise click.NoSuchOption(error.option_name, said, error.possibilities, ctx) from error
+
     def demand(device: str) -> None:
         import torch
 
@@ -232,7 +245,7 @@ def commands() -> click.Group:
         if checked.problems:
             sys.exit(1)
 
-    @torchdali.command()
+    @torchdali.command(cls=WithScript)
     @click.argument("target", metavar="DIR|SCRIPT|FILE:NAME")
     @click.argument("arguments", metavar="[-- ARGUMENTS]", nargs=-1)
     @click.option(
@@ -273,6 +286,8 @@ def commands() -> click.Group:
                 explain_folder(path, transform, device, sys.stdout)
             elif not path.is_file():
                 explain_named(target, device, sys.stdout)
+            elif path.suffix == ".ipynb":
+                raise click.UsageError(f"{path} is a notebook: call loader.explain() in it, or export it as a script")
             elif b"\0" in path.read_bytes()[:4096]:
                 raise click.UsageError(f"{path} is no Python script: SCRIPT, DIR or FILE:NAME is expected")
         except OptionError as error:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from torchdali import bridge, devices, graph
+from torchdali import bridge, devices, ending, graph
 from torchdali.events import Event
 from torchdali.plan import Plan
 from torchdali.tuning import Threads
@@ -63,6 +63,7 @@ class Engine:
         self._device = plan.device
         with devices.on(plan.device):
             self._pipeline: Any = graph.build(plan, batch_size, threads, plan.device, resident)
+        ending.expect()
 
     @property
     def broken(self) -> bool:
@@ -83,7 +84,7 @@ class Engine:
             inputs: What the plan feeds.
             held: What the run reads; it is taken over, and closed when the run is done.
         """
-        with devices.on(self._device):
+        with ending.parked(), devices.on(self._device):
             self._settle()
             self._broken = True  # until the end: an interrupt in between leaves inputs that belong to no run
             self._pipeline.feed_input(self._entry, images)
@@ -105,7 +106,7 @@ class Engine:
             RuntimeError: The run failed. The runs after it are not harmed.
             TimeoutError: It did not finish in time. The engine is of no use any more.
         """
-        with devices.on(self._device):
+        with ending.parked(), devices.on(self._device):
             return self._take(timeout)
 
     def _take(self, timeout: float) -> Taken:
@@ -167,8 +168,8 @@ class Engine:
         while self._held:
             self._held.popleft().close()
 
-    def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
-        if hasattr(self, "_pipeline") and not ending():  # DALI has shut its pipelines down by then
+    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if hasattr(self, "_pipeline") and not finalizing():  # DALI has shut its pipelines down by then
             self.close()
 
 

@@ -198,7 +198,14 @@ class Epoch(Resumable):
     def _batch_of(self, indices: Iterable[int]) -> Batch:
         source = self._compiled.source
         count = len(source)
-        index = np.fromiter(map(operator.index, indices), np.int64)
+        try:
+            index = np.fromiter(map(operator.index, indices), np.int64)
+        except TypeError as error:
+            odd = [one for one in indices if not hasattr(one, "__index__")]
+            if not odd:
+                raise
+            advice = "; give what makes lists of indices as batch_sampler=" if isinstance(odd[0], (list, tuple)) else ""
+            raise TypeError(f"the sampler gave {odd[0]!r:.80}, which is no index{advice}") from error
         outside = (index < -count) | (index >= count)
         if outside.any():
             raise IndexError(f"the sampler gave index {int(index[outside][0])} for a dataset of {count} samples")

@@ -62,7 +62,8 @@ def lifted(loader: Any, compiled: Compiled, window: int | None) -> Rows:
 
 def proxied(loader: Any, proxy: Proxy | None, not_lifted: str) -> Rows:
     """For a dataset that is asked for samples; ``proxy`` is None where DataLoader does all there is to do."""
-    where = f"{loader.num_workers} worker processes" if loader.num_workers else "this process (num_workers=0)"
+    workers = "1 worker process" if loader.num_workers == 1 else f"{loader.num_workers} worker processes"
+    where = workers if loader.num_workers else "this process (num_workers=0)"
     rows = {"source": f"{type(loader.dataset).__name__}, asked for samples in {where}, as DataLoader does"}
     rows["not read"] = not_lifted
     if proxy is None or proxy.routes is None:

@@ -11,7 +11,7 @@ from weakref import WeakSet
 import numpy as np
 import numpy.typing as npt
 
-from torchdali import bridge, graph
+from torchdali import bridge, ending, graph
 
 __all__ = ["HeadReader"]
 
@@ -44,11 +44,12 @@ class HeadReader:
         """
         if self._process != os.getpid():
             self.__init__()
-        with self._lock:
+        with ending.parked(), self._lock:
             if self._pipeline is None or self._batch_size < len(paths):
                 _readers.add(self)
                 atexit.unregister(_leave)
                 atexit.register(_leave)  # when DALI has been imported, to come before what it does at the end
+                ending.expect()
                 self._close()
                 self._pipeline, self._batch_size = graph.build_heads(len(paths), _THREADS), len(paths)
             self._pipeline.feed_input(graph.HEADS_OF, paths)

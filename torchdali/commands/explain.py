@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import TracebackType
 from typing import Any, TextIO, cast
 
 from torch.utils.data import DataLoader, Dataset, IterableDataset
@@ -56,6 +57,8 @@ def explain_folder(folder: Path, transform: str | None, device: str, file: TextI
         images = dataset(root, chain)
         if not len(images):
             raise OptionError(f"{folder} has no images")
+        if not root.samefile(folder):
+            file.write(f"{folder} has no class folders, which ImageFolder asks for. With one, all of it in there:\n")
         with DALILoader[Any](images, _BATCH, shuffle=True, device=device) as loader:
             loader.explain(file)
 
@@ -172,7 +175,10 @@ def explain_script(script: Path, arguments: Sequence[str], device: str, file: Te
         file: Where to print.
 
     Returns:
-        Whether it iterated. What it raises before that is raised.
+        Whether it iterated.
+
+    Raises:
+        SystemExit: It failed before that. What it raised is on stderr, as the interpreter would have shown it.
     """
     done = False
 
@@ -195,7 +201,17 @@ def explain_script(script: Path, arguments: Sequence[str], device: str, file: Te
         except SystemExit as ended:
             if not done and ended.code not in (None, 0):
                 raise
+        except Exception as error:
+            traceback.print_exception(error.with_traceback(_of_script(error.__traceback__, script)))
+            raise SystemExit(1) from error
     return done
+
+
+def _of_script(frames: TracebackType | None, script: Path) -> TracebackType | None:
+    """The frames from the script's on; none where it does not get so far."""
+    while frames and frames.tb_frame.f_code.co_filename != str(script):
+        frames = frames.tb_next
+    return frames
 
 
 def _place() -> str:

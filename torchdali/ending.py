@@ -1,0 +1,55 @@
+"""The end of the process, at which DALI shuts its pipelines down while daemon threads may still run."""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+
+__all__ = ["expect", "parked"]
+
+_PATIENCE = 2.0
+_come = threading.Event()
+_inside: set[int] = set()
+
+
+def expect() -> None:
+    """Has the end be known before DALI, which must be imported already, does what it does then."""
+    atexit.unregister(_end)
+    atexit.register(_end)
+
+
+@contextmanager
+def parked() -> Generator[None, None, None]:
+    """For what DALI is asked: never returns to a daemon thread of a process that ends, and shows it no error.
+
+    The interpreter ends such a thread a little later, when it comes back to Python. From within DALI's code, which is
+    C++, that would abort the process: so the end waits for what is under way here.
+    """
+    _park()
+    _inside.add(threading.get_ident())
+    try:
+        yield
+    except Exception:
+        _park()
+        raise
+    finally:
+        _inside.discard(threading.get_ident())
+    _park()
+
+
+def _park() -> None:
+    if _come.is_set() and threading.current_thread().daemon:
+        _inside.discard(threading.get_ident())
+        threading.Event().wait()
+
+
+def _end() -> None:
+    _come.set()
+    end = time.monotonic() + _PATIENCE
+    while _inside.intersection(thread.ident for thread in threading.enumerate() if thread.daemon):
+        if time.monotonic() > end:
+            return  # it waits for storage that does not answer, and will not come back
+        time.sleep(0.001)
