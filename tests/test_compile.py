@@ -13,6 +13,7 @@ from PIL import Image
 from torchvision import transforms as v1
 from torchvision import tv_tensors
 from torchvision.transforms import InterpolationMode, v2
+from torchvision.transforms._presets import ImageClassification
 from torchvision.transforms.v2 import functional as F
 
 import torchdali
@@ -62,6 +63,34 @@ def test_every_kind_of_image(images, kind, tmp_path, device):
     assert type(ours) is torch.Tensor
     assert ours.device.type == torch.device(device).type
     assert torch.allclose(ours.cpu(), theirs, atol=1e-6)
+
+
+APPLIED = v2.RandomApply([v2.RandomHorizontalFlip(1)], p=1)
+HALF = v2.ToDtype(torch.float16, scale=True)
+AS_GIVEN = {
+    "flip of halves in RandomApply": (HALF, v2.Compose([APPLIED, HALF]), 0),
+    "flips of halves in RandomOrder": (HALF, v2.RandomOrder([APPLIED, v2.RandomVerticalFlip(1)]), 0),
+    "halves within RandomChoice": (F.to_image, v2.RandomChoice([v2.Compose([HALF, APPLIED])]), 0),
+    "border of halves in RandomApply": (HALF, v2.RandomApply([v2.Pad(3, padding_mode="reflect")], p=1), 0),
+    "hue of -1 to 1": (lambda image: FLOAT(image) * 2 - 1, v2.ColorJitter(hue=(0.1, 0.1)), 0),
+    "hue of 0 to 255": (v2.ToDtype(torch.float32), v1.ColorJitter(hue=(0.1, 0.1)), 0),
+    "equalized -1 to 1": (lambda image: FLOAT(image) * 2 - 1, v2.RandomEqualize(1), 0),
+    "two channels rotated": (lambda image: image[:2], v2.RandomRotation((30, 30), "bilinear"), 0),
+    "two channels in perspective": (lambda image: image[:2], v2.RandomApply([v2.RandomAffine((9, 9))], p=1), 0),
+    "five channels rotated": (lambda image: torch.cat([image, image[:2]]), v2.RandomRotation((30, 30)), 0),
+    "preset": (F.to_image, ImageClassification(crop_size=32, resize_size=40), 1e-3),
+}
+
+
+@pytest.mark.parametrize("name", AS_GIVEN)
+def test_tensors_that_are_not_like_a_picture(name, images, device):
+    """They are of a kind that DALI does otherwise than torch or not at all, or torch otherwise than pictures."""
+    convert, transform, bound = AS_GIVEN[name]
+    given = [convert(F.pil_to_tensor(image)) for image in images]
+    ours = torchdali.compile(transform, device=device)(given)
+    for image, one in zip(given, ours, strict=True):
+        inside = transform(image).double()[:, 1:-1, 1:-1]
+        assert (one.cpu().double()[:, 1:-1, 1:-1] - inside).abs().mean() <= bound
 
 
 def test_a_mixture_stays_in_order(images, tmp_path, device):

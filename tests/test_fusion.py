@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 from torchdali.parity.compare import compiled, in_batches, run
@@ -94,3 +95,33 @@ def test_neighbours_become_one_operator(name, photographs, device):
         for fused, plain in zip(one.images, other.images, strict=True):
             assert fused.dtype == plain.dtype
             assert (fused.double() - plain.double()).abs().max() <= bound
+
+
+MODES = ("constant", "edge", "reflect", "symmetric")
+OUTER = {
+    "CenterCrop": v2.CenterCrop(90),
+    "RandomResizedCrop": v2.RandomResizedCrop(90),
+    "TenCrop": v2.TenCrop(90),
+    **{f"Pad {mode}": v2.Pad((3, 12, 5, 1), padding_mode=mode) for mode in MODES},
+    **{f"RandomCrop {mode}": v2.RandomCrop(100, padding=(3, 12, 5, 1), padding_mode=mode) for mode in MODES},
+    "v1 RandomCrop reflect": v1.RandomCrop(100, padding=9, padding_mode="reflect"),
+}
+INNER = {
+    "CenterCrop": v2.CenterCrop(80),
+    "RandomCrop": v2.RandomCrop(80),
+    "RandomCrop reflect": v2.RandomCrop(80, padding=7, padding_mode="reflect"),
+    "RandomResizedCrop": v2.RandomResizedCrop(80),
+    "FiveCrop": v2.FiveCrop(80),
+}
+
+
+@pytest.mark.parametrize("inner", INNER)
+@pytest.mark.parametrize("outer", OUTER)
+def test_a_window_of_a_window(outer, inner, photographs, device):
+    plans = [compiled([OUTER[outer], INNER[inner]], device, fused=fused) for fused in (True, False)]
+    batches = in_batches(len(photographs))
+    for one, other in zip(*(run(photographs, plan, batches) for plan in plans), strict=True):
+        views = zip(one.views, other.views, strict=True)
+        for fused, plain in (pair for both in views for pair in zip(*both, strict=True)):
+            # A window that is decoded alone may begin within one of a JPEG's blocks.
+            assert (fused.double() - plain.double()).abs().mean() <= (0.02 if "Resized" in outer + inner else 0)

@@ -12,7 +12,9 @@ import torch
 from PIL import Image
 from scipy import stats
 from torchvision import transforms as v1
+from torchvision.transforms.v2 import functional as F
 
+import torchdali
 from torchdali.parity.case import Case
 from torchdali.parity.cases import BILINEAR, EDGE, EXACT
 from torchdali.parity.compare import compiled, exceeded, measure, run
@@ -127,6 +129,24 @@ def cases():
 def test_pixels_are_torchvisions(name, photographs, device):
     case = cases()[name]
     assert exceeded(case, measure(case, photographs, device)) == ""
+
+
+RESIZING = {
+    "ResizeKeepRatio": timm.ResizeKeepRatio((60, 50), interpolation="bicubic"),
+    "RandomResizedCropAndInterpolation": timm.RandomResizedCropAndInterpolation(
+        60, scale=(1, 1), ratio=(1, 1), interpolation="bicubic"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RESIZING)
+def test_tensors_are_rounded_once(name, photographs, device):
+    """As by torchvision's v1 functionals, which timm calls; v2's round after each axis."""
+    given = [F.pil_to_tensor(image.crop((0, 0, 90, 90))) for image, _ in photographs]
+    ours = torchdali.compile(RESIZING[name], device=device)(given)
+    for image, one in zip(given, ours, strict=True):
+        difference = (one.cpu().double() - RESIZING[name](image).double()).abs()[:, 2:-2, 2:-2]
+        assert difference.mean() < 0.05
 
 
 class Numbers:

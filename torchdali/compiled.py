@@ -142,7 +142,7 @@ class CompiledTransform:
             )
         kind = "image" if isinstance(image, tv_tensors.Image) else "tensor"
         resident = self.device.type == "cuda" and image.device == self.device
-        return Spec(kind, image.dtype, image.shape[0]), "pixels", resident
+        return Spec.given(kind, image.dtype, image.shape[0]), "pixels", resident
 
     @staticmethod
     def _key(plans: Sequence[Plan]) -> Words:

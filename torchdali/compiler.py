@@ -11,7 +11,7 @@ from torchvision.transforms import v2
 
 from torchdali.plan import Plan, Step, View
 from torchdali.spec import Entry, Fidelity, First, Kind, Spec
-from torchdali.transforms import Rule, Unsupported, Views, find_rule, flatten
+from torchdali.transforms import Rule, Unsupported, Views, find_rule, flatten, infer
 from torchdali.transforms.conversion import Identity, PILToTensor, ToImage, ToTensor
 from torchdali.transforms.crop import Window
 
@@ -64,10 +64,6 @@ class _Compiler:
         if self.container is not None and not _takes_several(leaf):
             raise Unsupported("it takes one image, and the sample is several")
         found = [rule for _ in self.branches if (rule := find_rule(leaf))]
-        if found[0].operators and any(
-            spec.dtype == torch.float16 and spec.device == "cpu" for _, spec in self.branches
-        ):
-            raise Unsupported("few of DALI's operators take float16 on the CPU")
         if isinstance(found[0], Views):
             if self.container is not None:
                 raise Unsupported("the sample is several images already")
@@ -77,7 +73,7 @@ class _Compiler:
             self.rules, self.container = self.branches[0][0], rule.container
             self.branches = [(list(part.parts), spec) for part, spec in parts]
         else:
-            specs = [rule.infer(spec) for rule, (_, spec) in zip(found, self.branches, strict=True)]
+            specs = [infer(rule, spec) for rule, (_, spec) in zip(found, self.branches, strict=True)]
             self._refuse_alpha(found)
             if self.container is not None and found[0].randomness and len({spec.size for _, spec in self.branches}) > 1:
                 raise Unsupported("the images of a sample differ in size")

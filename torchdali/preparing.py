@@ -125,7 +125,7 @@ def _pixels(kind: Any, array: npt.NDArray[Any]) -> Prepared:
     if not array.size:
         raise RefusedError(f"it is empty, {array.shape}")
     height, width, channels = array.shape
-    return Prepared((Spec(kind, dtype, channels), "pixels"), (height, width), array)
+    return Prepared((Spec.given(kind, dtype, channels), "pixels"), (height, width), array)
 
 
 def _pil_array(image: PIL.Image.Image) -> npt.NDArray[Any]:

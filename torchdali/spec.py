@@ -61,6 +61,11 @@ class Spec:
     device: Literal["cpu", "gpu"] = "cpu"
     unit: bool = True
 
+    @classmethod
+    def given(cls, kind: Kind, dtype: torch.dtype, channels: int) -> Spec:
+        """An image that a dataset gives, into whose values nobody has looked."""
+        return cls(kind, dtype, channels, unit=not dtype.is_floating_point)
+
     def filled(self, values: Iterable[float]) -> Spec:
         """The image after some of it became one of these values."""
         floating = self.dtype.is_floating_point

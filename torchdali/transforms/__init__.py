@@ -21,6 +21,7 @@ from torchdali.transforms._rule import Rule as Rule
 from torchdali.transforms._rule import Unsupported as Unsupported
 from torchdali.transforms._rule import Views as Views
 from torchdali.transforms._rule import find_rule as find_rule
+from torchdali.transforms._rule import infer as infer
 from torchdali.transforms._snapshot import snapshot as snapshot
 from torchdali.transforms.views import MultiView as MultiView
 

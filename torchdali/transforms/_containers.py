@@ -20,7 +20,7 @@ def _held(transform: Any) -> Sequence[Any]:
 def _classification(preset: Any) -> Sequence[Any]:
     """What ``torchvision.models``' ``Weights.transforms()`` do, one after another."""
     return [
-        v2.Resize(preset.resize_size, interpolation=preset.interpolation, antialias=preset.antialias),
+        v1.Resize(preset.resize_size, interpolation=preset.interpolation, antialias=preset.antialias),
         v2.CenterCrop(preset.crop_size),
         v2.PILToTensor(),
         v2.ToDtype(torch.float32, scale=True),

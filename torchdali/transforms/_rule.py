@@ -35,6 +35,7 @@ __all__ = [
     "Views",
     "check_ranges",
     "find_rule",
+    "infer",
 ]
 
 Node = Any
@@ -199,6 +200,18 @@ class Rule(ABC):
         return None
 
 
+def infer(rule: Rule, spec: Spec) -> Spec:
+    """What comes out of a rule.
+
+    Raises:
+        Unsupported: It runs in torch for such images.
+    """
+    out = rule.infer(spec)
+    if rule.operators and spec.dtype == torch.float16 and spec.device == "cpu":
+        raise Unsupported("few of DALI's operators take float16 on the CPU")
+    return out
+
+
 def check_ranges(**ranges: Sequence[float] | None) -> None:
     """Raises Unsupported unless every range is one that torch's ``uniform_`` draws from: (least, most)."""
     for name, ends in ranges.items():
@@ -229,7 +242,7 @@ class Composite(Rule):
 
     def infer(self, spec: Spec) -> Spec:
         for part in self.parts:
-            spec = part.infer(spec)
+            spec = infer(part, spec)
         return spec
 
     @property

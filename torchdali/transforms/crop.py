@@ -317,6 +317,8 @@ class RandomCrop(Window):
             # v2 keeps what it parsed, in the order left, right, top, bottom.
             padding = [padding[i] for i in (0, 2, 1, 3)]
         self.border = Border.parse(padding, transform.padding_mode)
+        if self._framed:
+            self.operators = "slice, flip, cat"
 
     def infer(self, spec: Spec) -> Spec:
         check_vector(self.transform, spec)

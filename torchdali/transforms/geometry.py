@@ -31,11 +31,13 @@ class Warp(Rule):
     """A map of the plane that is drawn for each sample."""
 
     operators = "warp_perspective"
-    limits: ClassVar[str] = "interpolation neither nearest nor bilinear; not uint8 or float32"
+    limits: ClassVar[str] = "interpolation neither nearest nor bilinear; not uint8 or float32; not 1, 3 or 4 channels"
 
     def infer(self, spec: Spec) -> Spec:
         if spec.dtype not in (torch.uint8, torch.float32):
             raise Unsupported(f"no rule for {spec.dtype} images")
+        if spec.channels not in (1, 3, 4):
+            raise Unsupported(f"DALI's warp of {spec.channels} channels is another one, or none")
         self.interpolation = resolve_interpolation(self.transform, spec)
         self.fill = resolve_border(self.transform, spec)
         self.floating = spec.dtype == torch.float32

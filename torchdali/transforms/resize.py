@@ -26,7 +26,6 @@ _BY_PILLOW_CONSTANT = {
     4: InterpolationMode.BOX,
     5: InterpolationMode.HAMMING,
 }
-_V1 = (v1.Resize, v1.RandomResizedCrop)
 _NEAREST = (InterpolationMode.NEAREST, InterpolationMode.NEAREST_EXACT)
 _FILTERS = {InterpolationMode.BILINEAR: 1, InterpolationMode.BICUBIC: 2}
 """DALI's numbers of the filters: ``DALIInterpType``."""
@@ -37,7 +36,8 @@ class Resampling:
 
     torchvision resamples uint8 images along the width, rounds, and then along the height. Two one-dimensional
     passes of DALI do the same; its one two-dimensional pass keeps floats between and so differs by a level
-    on every sixth value. Tensors are made floats by v1's classes, which round once, as that pass does. Nearest
+    on every sixth value. Tensors are made floats by v1's functionals, which timm calls, too; so they are rounded once,
+    as by that pass. Nearest
     neighbours are picked at ``floor(i * scale)``, DALI's at ``floor((i + .5) * scale)``: the region is moved by half
     a step. A thousandth of a pixel keeps exact halves from falling below.
 
@@ -56,7 +56,7 @@ class Resampling:
         self.pil = spec.kind == "pil"
         self.antialias: bool = self.pil or bool(getattr(transform, "antialias", True))
         self.floating = spec.dtype.is_floating_point
-        self.rounds_once = isinstance(transform, _V1) and not self.pil
+        self.rounds_once = not isinstance(transform, v2.Transform) and not self.pil
         modes: Any = transform.interpolation
         several = isinstance(modes, (tuple, list))
         self.modes = tuple(self._parse(mode) for mode in cast("Sequence[Any]", modes if several else [modes]))
