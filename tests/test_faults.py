@@ -335,10 +335,11 @@ class Raising:
         (Raising(), OwnError, "mine"),
         ([*in_order()[:2], [1, 24]], IndexError, "24"),
         ([*in_order()[:2], [-25, 0]], IndexError, "-25"),
-        ([*in_order()[:2], ["x"]], TypeError, "str"),
-        ([*in_order()[:2], [1.0]], TypeError, "float"),
+        ([*in_order()[:2], ["x"]], TypeError, r"gave 'x' \(str\), which is no index$"),
+        ([*in_order()[:2], [1.0]], TypeError, r"gave 1.0 \(float\), which is no index$"),
+        ([*in_order()[:2], [[1, 2]]], TypeError, r"gave \[1, 2\] \(list\), which is no index; .* as batch_sampler="),
     ],
-    ids=["raises", "too large", "too small", "text", "float"],
+    ids=["raises", "too large", "too small", "text", "float", "list"],
 )
 def test_errors_of_the_sampler_come_after_the_batches_before(
     dataset: ImageFolder, sampler: Any, error: type[Exception], text: str, workers: int

@@ -205,7 +205,8 @@ class Epoch(Resumable):
             if not odd:
                 raise
             advice = "; give what makes lists of indices as batch_sampler=" if isinstance(odd[0], (list, tuple)) else ""
-            raise TypeError(f"the sampler gave {odd[0]!r:.80}, which is no index{advice}") from error
+            kind = type(odd[0]).__name__
+            raise TypeError(f"the sampler gave {odd[0]!r:.80} ({kind}), which is no index{advice}") from error
         outside = (index < -count) | (index >= count)
         if outside.any():
             raise IndexError(f"the sampler gave index {int(index[outside][0])} for a dataset of {count} samples")
