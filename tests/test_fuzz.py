@@ -540,6 +540,8 @@ HUE = v2.ColorJitter(hue=0.2)
         ([v1.FiveCrop(0)], TENSOR),
         ([v2.RandomCrop((3, 0))], TENSOR),
         ([v2.Resize(10, interpolation="foo")], TENSOR),
+        ([v2.Resize((10.7, 20))], TENSOR),
+        ([v2.CenterCrop((3.7, 5))], PIL_SPEC),
         ([v2.RandomPosterize(0, 1)], PIL_SPEC),
         ([v2.RandomSolarize(-1, 1)], TENSOR),
         ([v2.ToDtype({})], TENSOR),

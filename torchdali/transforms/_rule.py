@@ -34,6 +34,7 @@ __all__ = [
     "Unsupported",
     "Views",
     "check_ranges",
+    "check_whole",
     "find_rule",
     "infer",
 ]
@@ -210,6 +211,12 @@ def infer(rule: Rule, spec: Spec) -> Spec:
     if rule.operators and spec.dtype == torch.float16 and spec.device == "cpu":
         raise Unsupported("few of DALI's operators take float16 on the CPU")
     return out
+
+
+def check_whole(size: Any) -> None:
+    """Raises Unsupported where a size, a number or several, is not of whole pixels, which torchvision may refuse."""
+    if any(isinstance(side, (float, np.floating)) for side in np.atleast_1d(np.array(size, object))):
+        raise Unsupported(f"size={size} is not of whole pixels")
 
 
 def check_ranges(**ranges: Sequence[float] | None) -> None:

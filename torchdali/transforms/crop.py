@@ -15,7 +15,7 @@ from torchvision.transforms.v2 import functional as F
 
 from torchdali.rng import Draws
 from torchdali.spec import IntArray, Params, Sample, Spec
-from torchdali.transforms._rule import Input, Node, Ops, RowError, Rule, Unsupported
+from torchdali.transforms._rule import Input, Node, Ops, RowError, Rule, Unsupported, check_whole
 from torchdali.transforms.conversion import TYPES
 
 
@@ -135,6 +135,7 @@ class CenterCrop(Window):
         self.size = (int(sides[0]), int(sides[-1]))
 
     def infer(self, spec: Spec) -> Spec:
+        check_whole(self.transform.size)
         check_size(self.size)
         self.inside = spec.size is not None and all(a >= b for a, b in zip(spec.size, self.size, strict=True))
         return replace(spec, size=self.size)

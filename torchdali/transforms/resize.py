@@ -16,7 +16,7 @@ from torchvision.transforms.v2 import functional as F
 
 from torchdali.rng import Draws
 from torchdali.spec import IntArray, Params, Sample, Spec
-from torchdali.transforms._rule import Input, Node, Ops, RowError, Rule, Unsupported
+from torchdali.transforms._rule import Input, Node, Ops, RowError, Rule, Unsupported, check_whole
 
 _BY_PILLOW_CONSTANT = {
     0: InterpolationMode.NEAREST,
@@ -216,6 +216,7 @@ class Resize(Resizing):
         self.max_size: int | None = transform.max_size
 
     def infer(self, spec: Spec) -> Spec:
+        check_whole(self.target)
         both = (self.target[0], self.target[1]) if self.target and len(self.target) == 2 else None
         self.resampling = Resampling(self.transform, spec, both)
         if both and self.max_size is not None:
