@@ -340,6 +340,18 @@ def test_a_script_that_fails_says_what_the_interpreter_would(script: Any, code: 
     assert (explained.returncode, explained.stdout, explained.stderr) == (1, "", interpreted.stderr)
 
 
+def test_a_loader_of_a_script_that_cannot_be_explained(script: Any) -> None:
+    code = """
+    from torchvision.datasets import ImageFolder
+    from torchdali import DALILoader
+    list(DALILoader(ImageFolder(PICTURES), device="cpu"))
+    """
+    command = [sys.executable, "-m", "torchdali.cli", "explain", str(script(code))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("torchdali: the transforms end in PIL images")
+
+
 def test_options_of_a_script_come_after_two_dashes(script: Any) -> None:
     path = script(TRAIN)
     result = run(path, "--epochs", 1)

@@ -32,6 +32,7 @@ _WINDOW_BYTES = 2**30
 
 _PINNED_BATCHES = 4
 _PINNED_BESIDE = 2**25
+"""Batches beyond the window, and bytes, with which DALI's pool did not grow: ``benchmarks/results/levers-h200.md``."""
 _PINNED_MOST = 2**30
 
 

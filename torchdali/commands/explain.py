@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torchdali import DALILoader
 from torchdali import compile as compile_transform
 from torchdali.bench.folder import as_classes, dataset, is_maker, loaded, named_object
-from torchdali.errors import OptionError, UnsupportedDatasetError
+from torchdali.errors import OptionError, TorchDALIError, UnsupportedDatasetError
 from torchdali.sources import lift
 
 __all__ = ["explain_folder", "explain_named", "explain_script", "take_over"]
@@ -179,6 +179,7 @@ def explain_script(script: Path, arguments: Sequence[str], device: str, file: Te
 
     Raises:
         SystemExit: It failed before that. What it raised is on stderr, as the interpreter would have shown it.
+        TorchDALIError: The loader cannot do what it is to do.
     """
     done = False
 
@@ -202,6 +203,8 @@ def explain_script(script: Path, arguments: Sequence[str], device: str, file: Te
             if not done and ended.code not in (None, 0):
                 raise
         except Exception as error:
+            if done and isinstance(error, TorchDALIError):
+                raise  # it is said of the loader, and not of the script
             traceback.print_exception(error.with_traceback(_of_script(error.__traceback__, script)))
             raise SystemExit(1) from error
     return done
