@@ -93,6 +93,46 @@ def test_tensors_that_are_not_like_a_picture(name, images, device):
         assert (one.cpu().double()[:, 1:-1, 1:-1] - inside).abs().mean() <= bound
 
 
+@pytest.mark.parametrize("order", ["dal", "ald", "lad", "dlaal"])
+def test_views_of_a_mixture_stay_in_order(order, device):
+    """uint8 is split into views in DALI, floats in torch, because of the hue."""
+    views = MultiView([v2.CenterCrop(20), v2.Compose([v2.CenterCrop(20), v2.ColorJitter(hue=0.2)])])
+    compiled = torchdali.compile(v2.Compose([v2.ToImage(), views, FLOAT]), device=device)
+    grey = {"d": torch.full((3, 30, 30), 51, dtype=torch.uint8), "a": torch.full((3, 30, 30), 0.8)}
+    grey["l"] = torch.full((3, 30, 30), 0.4)
+    value = {"d": 0.2, "a": 0.8, "l": 0.4}
+    found = compiled([grey[one] for one in order])
+    assert [view.mean((1, 2, 3)).tolist() for view in found] == [pytest.approx([value[one] for one in order])] * 2
+
+
+HOOKED = {
+    "hook": lambda t: t.register_forward_hook(lambda module, given, out: out * 0),
+    "pre-hook": lambda t: t.register_forward_pre_hook(lambda module, given: (given[0] * 0,)),
+    "forward": lambda t: setattr(t, "forward", lambda image: image * 0),
+    "transform": lambda t: setattr(t, "transform", lambda image, params: image * 0),
+}
+
+
+@pytest.mark.parametrize("container", [False, True])
+@pytest.mark.parametrize("how", HOOKED)
+def test_what_is_not_as_its_class_says_is_called(how, container, images, device):
+    flip = v2.RandomHorizontalFlip(1)
+    changed = v2.Compose([flip]) if container and how != "transform" else flip
+    compiled = torchdali.compile(v2.Compose([v2.ToImage(), v2.CenterCrop(40), changed]), device=device)
+    assert compiled(images).any()
+    HOOKED[how](changed)
+    later = torchdali.compile(v2.Compose([v2.ToImage(), v2.CenterCrop(40), changed]), device=device)
+    assert not later(images).any()
+
+
+@pytest.mark.parametrize("kind", [tv_tensors.Mask, tv_tensors.Video])
+def test_what_is_no_image_is_refused(kind, device):
+    compiled = torchdali.compile(EVAL, device=device)
+    for given in ([kind(torch.zeros(1, 1, 8, 8))], kind(torch.zeros(2, 1, 8, 8))):
+        with pytest.raises(TypeError, match=f"^a {kind.__name__} is no image; taken are "):
+            compiled(given)
+
+
 def test_a_mixture_stays_in_order(images, tmp_path, device):
     kinds = ["paths", "PIL", "bytes", "tensors", "images", "PIL"]
     mixed = [inputs(kind, images, tmp_path)[i] for i, kind in enumerate(kinds)]

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch.utils.data import _utils as data_utils  # pyright: ignore[reportPrivateUsage]
 
+from torchdali.engine import EnginePool
 from torchdali.errors import SampleError, TransformError
 from torchdali.feed import Batch
 from torchdali.packing import Packed, listed
@@ -46,6 +47,15 @@ class Proxy:
     places: tuple[str, ...] = ()
     found: bool = False
     warned: bool = False
+
+    def pools(self, packed: Packed) -> list[EnginePool]:
+        """The engines for each group of a batch's images."""
+        if not packed.groups:
+            return []
+        assert self.routes is not None
+        samples = [np.unique(group.sample) for group in packed.groups]
+        together = len(np.unique(np.concatenate(samples))) < sum(map(len, samples))
+        return self.routes.pools([(group.spec, group.entry, False) for group in packed.groups], together)
 
     def check_places(self, packed: Packed, fault: Fault) -> None:
         """Raises where a batch has its images in other places than the ones before it, which hides a damaged sample."""

@@ -99,6 +99,9 @@ class CompiledTransform:
             raise TypeError(f"a sequence is expected ({_TAKEN}), not one {type(images).__name__}: put it into a list")
         if not len(images):
             raise ValueError("there are no images")
+        for one in [images] if isinstance(images, torch.Tensor) else images:
+            if isinstance(one, tv_tensors.TVTensor) and not isinstance(one, tv_tensors.Image):
+                raise TypeError(f"a {type(one).__name__} is no image; taken are {_TAKEN}")
         if isinstance(images, torch.Tensor) and images.ndim != 4:
             raise TypeError(f"a tensor is taken for a batch and has 4 axes (N, C, H, W), not {images.ndim}")
         groups: dict[Route, list[int]] = {}
@@ -108,11 +111,16 @@ class CompiledTransform:
             for i, image in enumerate(images):
                 groups.setdefault(self._route(image, i), []).append(i)
         key = self._key([self._routes.pool(route).plan for route in groups])
-        results = [(rows, self._run(route, images, np.array(rows, np.int64), key)) for route, rows in groups.items()]
+        results = [self._run(route, images, np.array(rows, np.int64), key) for route, rows in groups.items()]
         if len(results) == 1:
-            return results[0][1]
-        plan = self._routes.pool(next(iter(groups))).plan
-        return _in_order(results, len(images), plan.container is not None and not plan.suffix)
+            return results[0]
+        plans = [self._routes.pool(route).plan for route in groups]
+        apart = [plan.container is not None and not plan.suffix for plan in plans]
+        whole: list[Any] = [None] * len(images)
+        for rows, result, views in zip(groups.values(), results, apart, strict=True):
+            for row, one in zip(rows, zip(*result, strict=True) if views else result, strict=True):
+                whole[row] = one
+        return [_stacked(list(view)) for view in zip(*whole, strict=True)] if any(apart) else _stacked(whole)
 
     def explain(self, file: TextIO | None = None) -> None:
         """Prints what will run, and where, for files and PIL images.
@@ -236,15 +244,3 @@ def _stacked(samples: list[Any]) -> Any:
     if all(isinstance(one, torch.Tensor) and one.shape == first.shape for one in samples):
         return torch.stack(samples).as_subclass(torch.Tensor)
     return samples
-
-
-def _in_order(results: Sequence[tuple[list[int], Any]], count: int, views: bool) -> Any:
-    """The results of several groups as one, each row in its place; views stay apart."""
-    if views:
-        each = [[(rows, result[v]) for rows, result in results] for v in range(len(results[0][1]))]
-        return [_in_order(one, count, False) for one in each]
-    whole: list[Any] = [None] * count
-    for rows, result in results:
-        for row, one in zip(rows, result, strict=True):
-            whole[row] = one
-    return _stacked(whole)

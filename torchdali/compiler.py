@@ -25,8 +25,8 @@ _RESAMPLING = ("resize", "warp", "remap")
 class _Compiler:
     """Walks a chain: through DALI as far as rules go, then through torch batch by batch, then sample by sample."""
 
-    def __init__(self, spec: Spec, device: torch.device) -> None:
-        self.device = device
+    def __init__(self, spec: Spec, device: torch.device, until: int | None) -> None:
+        self.device, self.until = device, until
         self.steps: list[Step] = []
         self.rules: list[Rule] = []
         self.branches: list[tuple[list[Rule], Spec]] = [([], spec)]
@@ -39,6 +39,9 @@ class _Compiler:
         """Takes the next transform of the chain."""
         if self.suffix:
             self._in_torch(position, leaf, "for each sample, after the one before it")
+            return
+        if position == self.until:
+            self._in_torch(position, leaf, "for each sample after DALI: for another image of the sample it must be so")
             return
         if find_rule(leaf) is None:
             self._in_torch(
@@ -129,7 +132,12 @@ def first_of(chain: Iterable[Any]) -> First:
 
 
 def compile_plan(
-    transform: Any, device: torch.device, fidelity: Fidelity, spec: Spec | None = None, entry: Entry = "files"
+    transform: Any,
+    device: torch.device,
+    fidelity: Fidelity,
+    spec: Spec | None = None,
+    entry: Entry = "files",
+    until: int | None = None,
 ) -> Plan:
     """Finds the rules of a chain; what has none, and all that follows it, is left to torch.
 
@@ -139,13 +147,14 @@ def compile_plan(
         fidelity: "exact" or "fast".
         spec: The images that come in; by default PIL images.
         entry: What is fed for a sample.
+        until: The position, from 1, of the first transform that torch is to run even if there is a rule for it.
     """
     spec = replace(spec or Spec(), device="gpu" if device.type == "cuda" else "cpu")
     chain = list(flatten(transform))
     given, first = spec.kind, first_of(chain)
     if given == "array" and first != "torch":
         spec = replace(spec, kind="pil")
-    compiler = _Compiler(spec, device)
+    compiler = _Compiler(spec, device, until)
     for position, leaf in enumerate(chain, start=1):
         compiler.add(position, leaf)
     views = compiler.branches

@@ -175,6 +175,8 @@ class Packer:
         """Packs what there is; returns which samples others have to take the place of."""
         trees = [tree(sample) for sample in samples] if self._images else []
         found = [images_of(one) for one in trees]
+        for one in trees:
+            _refuse_annotations(one)
         if not any(found):
             packed.outline = outline(trees[0]) if trees else packed.outline
             try:
@@ -184,8 +186,6 @@ class Packer:
                     note(error, f"no image for transform= was found in a sample, which is {packed.outline}")
                 raise
             return {}
-        for one in trees:
-            _refuse_annotations(one)
         if self._stacks or self._on_error != "raise":
             places, wrong, without = _common_places(trees, found)
             if self._on_error == "skip" and without:

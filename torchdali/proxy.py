@@ -269,9 +269,7 @@ class _ProxyEpoch(Resumable):
             raise fault(sample, named, reason)
         delivery.given_up = [known.fault(sample, *why) for sample, why in packed.given_up.items()]
         self.proxy.check_places(packed, fault)
-        for group in packed.groups:
-            assert self.proxy.routes is not None
-            pool = self.proxy.routes.pool((group.spec, group.entry, False))
+        for group, pool in zip(packed.groups, self.proxy.pools(packed), strict=True):
             source = source_of(packed, group, fault)
             self.clock.entry, self.clock.steps = group.entry, pool.plan.steps
             draws = Draws(self._key, delivery.index[group.sample], delivery.occurrence[group.sample])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -36,14 +36,14 @@ class Routes:
         self.chain: tuple[Any, ...] = tuple(flatten(transform))
         self._fidelity: Fidelity = fidelity
         self._batch_size = batch_size
-        self._pools: dict[Route, EnginePool] = {}
+        self._pools: dict[tuple[Route, int | None], EnginePool] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy, pickled or not, has built nothing yet."""
         return {**self.__dict__, "_pools": {}}
 
     def __iter__(self) -> Iterator[Route]:
-        return iter(self._pools)
+        return iter(dict.fromkeys(route for route, _ in self._pools))
 
     @property
     def first(self) -> First:
@@ -56,19 +56,40 @@ class Routes:
             pool.close()
         self._pools.clear()
 
-    def plan(self, spec: Spec, entry: Entry) -> Plan:
-        """What is done with images of one kind."""
-        return fuse(compile_plan(self.transform, self.device, self._fidelity, spec, entry))
+    def plan(self, spec: Spec, entry: Entry, until: int | None = None) -> Plan:
+        """What is done with images of one kind; ``until`` as for :func:`compile_plan`."""
+        return fuse(compile_plan(self.transform, self.device, self._fidelity, spec, entry, until))
 
     def threads(self, entry: Entry) -> Threads:
         """DALI's CPU threads, for images that are fed in this way."""
         return Threads(self._threads, self.device, entry)
 
-    def pool(self, route: Route) -> EnginePool:
-        """The engines for images of one kind."""
-        pool = self._pools.get(route)
+    def pool(self, route: Route, until: int | None = None) -> EnginePool:
+        """The engines for images of one kind; ``until`` as for :func:`compile_plan`."""
+        pool = self._pools.get((route, until))
         if pool is None:
             spec, entry, resident = route
-            pool = EnginePool(self.plan(spec, entry), self._batch_size, self.threads(entry), resident)
-            self._pools[route] = pool
+            pool = EnginePool(self.plan(spec, entry, until), self._batch_size, self.threads(entry), resident)
+            self._pools[route, until] = pool
         return pool
+
+    def pools(self, routes: Sequence[Route], together: bool) -> list[EnginePool]:
+        """The engines for images of several kinds.
+
+        Args:
+            routes: The kinds.
+            together: Whether there are samples with more than one of them, for whose images torchvision draws once.
+        """
+        pools = [self.pool(route) for route in routes]
+        until = _drawn_apart([pool.plan for pool in pools]) if together else None
+        return [self.pool(route, until) for route in routes] if until else pools
+
+
+def _drawn_apart(plans: Sequence[Plan]) -> int | None:
+    """Where torch begins for one of the plans, from 1, if after that DALI draws anything for another one.
+
+    The two draw in different ways, and so two crops of one sample's images would be two crops.
+    """
+    begins = [step.position for plan in plans for step in plan.steps if step.where == "torch"]
+    drawn = [step.position for plan in plans for step in plan.steps if step.where == "DALI" and step.randomness]
+    return min(begins) if begins and drawn and max(drawn) >= min(begins) else None

@@ -97,7 +97,7 @@ def judge(draw: Draw) -> Tested:
     ours = np.asarray(draw.ours(drawn(draw.transform, dtype=draw.dtype)), np.float64)
     theirs = draw.theirs
     if callable(theirs):
-        return p_value(ours, [theirs(params) for params in torchvisions(draw.transform)])
+        return p_value(ours, [theirs(params) for params in torchvisions(draw.sampled)])
     if isinstance(theirs, (int, float)):
         coin = _stats.binomtest(int(ours.sum()), len(ours), theirs)
         return Tested(f"binomial, p = {theirs:g}", float(coin.pvalue))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
@@ -31,12 +32,19 @@ class Draw:
         theirs: The same from the result of torchvision's ``make_params``, for one sample; or, for what torchvision
             draws outside of it: a coin's probability, or the probabilities of the values 0, 1, 2 and so on.
         dtype: Of the images.
+        noting: A copy of it whose ``make_params`` gives what torchvision draws elsewhere; None where there is no need.
     """
 
     transform: Any
     ours: Callable[[Params], Any]
     theirs: Callable[[Any], Any] | float | tuple[float, ...]
     dtype: torch.dtype = torch.uint8
+    noting: Any = None
+
+    @property
+    def sampled(self) -> Any:
+        """What gives torchvision's side."""
+        return self.noting or self.transform
 
 
 def _place(name: str, transform: Any) -> dict[str, Draw]:
@@ -144,9 +152,9 @@ def _policy(name: str, transform: Any, places: tuple[int, ...]) -> dict[str, Dra
             made.append((OPERATIONS.index(operation), magnitude))
             return image
 
-        transform._apply_image_or_video_transform = note  # noqa: SLF001
-        transform(image[0].to("meta"))
-        del transform._apply_image_or_video_transform  # noqa: SLF001
+        noting._apply_image_or_video_transform = note  # noqa: SLF001
+        noting(image[0].to("meta"))
+        del noting._apply_image_or_video_transform  # noqa: SLF001
         # What changes nothing is left out on both sides, because ours has it in places that are not taken.
         return [*filter(lambda one: one[0], made), *[(0, 0.0)] * (max(places) + 1)]
 
@@ -160,13 +168,16 @@ def _policy(name: str, transform: Any, places: tuple[int, ...]) -> dict[str, Dra
         """One number for both."""
         return np.fmod(operation * 2**0.5 + magnitude * 3**0.5, 1)
 
-    transform.make_params = notes
-    transform._sample_dirichlet = torch.zeros_like  # noqa: SLF001
+    noting = copy.copy(transform)
+    noting.make_params = notes
+    noting._sample_dirichlet = torch.zeros_like  # noqa: SLF001
     draws: dict[str, Draw] = {}
     for i in places:
-        draws[f"{name}: operation {i}"] = Draw(transform, lambda p, i=i: ours(p, i)[0], lambda p, i=i: p[i][0])
+        draws[f"{name}: operation {i}"] = Draw(
+            transform, lambda p, i=i: ours(p, i)[0], lambda p, i=i: p[i][0], noting=noting
+        )
         draws[f"{name}: operation and magnitude {i}"] = Draw(
-            transform, lambda p, i=i: both(*ours(p, i)), lambda p, i=i: both(*p[i])
+            transform, lambda p, i=i: both(*ours(p, i)), lambda p, i=i: both(*p[i]), noting=noting
         )
     return draws
 
@@ -180,9 +191,10 @@ def _weights(name: str, transform: Any) -> dict[str, Draw]:
         chains = sample(torch.full((1, transform.mixture_width), transform.alpha))[0]
         return [image, *(rest * chains).tolist()]
 
-    transform.make_params = notes
+    noting = copy.copy(transform)
+    noting.make_params = notes
     return {
-        f"{name}: weight {i}": Draw(transform, lambda p, i=i: p[f"weight{i}"], lambda p, i=i: p[i])
+        f"{name}: weight {i}": Draw(transform, lambda p, i=i: p[f"weight{i}"], lambda p, i=i: p[i], noting=noting)
         for i in range(transform.mixture_width + 1)
     }
 
@@ -197,8 +209,10 @@ def _noise(transform: Any) -> Draw:
     def notes(_: Any) -> float:
         return torch.randn(1).item()
 
-    transform.make_params = notes
-    return Draw(transform, ours, lambda value: value, torch.float32)  # uint8 is refused by torchvision before 0.24
+    noting = copy.copy(transform)
+    noting.make_params = notes
+    # uint8 is refused by torchvision before 0.24.
+    return Draw(transform, ours, lambda value: value, torch.float32, noting)
 
 
 def _displaced(params: Params) -> Any:

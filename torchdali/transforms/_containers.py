@@ -10,7 +10,7 @@ from torch import nn
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
-__all__ = ["check_callable", "flatten", "is_container"]
+__all__ = ["as_its_class_says", "check_callable", "flatten", "is_container"]
 
 
 def _held(transform: Any) -> Sequence[Any]:
@@ -39,9 +39,18 @@ _INNER: dict[type | str, Callable[[Any], Sequence[Any]]] = {
 """What is in a container, by its class or, where that is private, its class's full name. A subclass may do anything."""
 
 
+def as_its_class_says(transform: Any) -> bool:
+    """Whether it does what its class does: it has no hooks, and no methods of its own."""
+    kind, own = type(cast("object", transform)), cast("dict[str, Any]", getattr(transform, "__dict__", {}))
+    if own.get("_forward_hooks") or own.get("_forward_pre_hooks"):
+        return False
+    return not any(callable(value) and callable(getattr(kind, name, None)) for name, value in own.items())
+
+
 def _inner(transform: Any) -> Callable[[Any], Sequence[Any]] | None:
     kind = type(cast("object", transform))
-    return _INNER.get(kind) or _INNER.get(f"{kind.__module__}.{kind.__qualname__}")
+    found = _INNER.get(kind) or _INNER.get(f"{kind.__module__}.{kind.__qualname__}")
+    return found if found and as_its_class_says(transform) else None
 
 
 def is_container(transform: Any) -> bool:

@@ -22,6 +22,7 @@ import torch
 
 from torchdali.rng import Draws
 from torchdali.spec import Fidelity, IntArray, Params, Sample, Spec
+from torchdali.transforms._containers import as_its_class_says
 
 __all__ = [
     "Chain",
@@ -228,7 +229,8 @@ def check_ranges(**ranges: Sequence[float] | None) -> None:
 
 def _class_for(transform: Any) -> type[Rule] | None:
     kind = type(cast("object", transform))
-    return _RULES.get(kind) or _RULES.get(f"{kind.__module__}.{kind.__qualname__}")
+    found = _RULES.get(kind) or _RULES.get(f"{kind.__module__}.{kind.__qualname__}")
+    return found if found and as_its_class_says(transform) else None
 
 
 def has_rule(transform: Any) -> bool:
