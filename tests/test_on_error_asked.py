@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import io
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import PIL.Image
 import pytest
+import skimage.data
 import torch
 from test_faults import DAMAGES
 from test_on_error import RANDOM, of_next
@@ -194,3 +198,41 @@ def test_bad_samples_are_counted_in_the_order_of_their_batches(fresh: ImageFolde
         next(iterator)
     assert caught.value.index == BATCH + 1
     assert len(next(iterator)["label"]) == BATCH
+
+
+def unread(path: Path) -> PIL.Image.Image:
+    return PIL.Image.open(io.BytesIO(path.read_bytes()))
+
+
+class Opened(Dataset[Any]):
+    """Samples that are made of paths."""
+
+    def __init__(self, give: Callable[[Path], Any], paths: list[Path]) -> None:
+        self.give, self.paths = give, paths
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.give(self.paths[index])
+
+
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "CMYK", "P"])
+@pytest.mark.parametrize("give", [Path, Path.read_bytes, unread], ids=["path", "bytes", "PIL"])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_black_image_is_as_large_as_its_header_says(tmp_path: Path, give: Any, mode: str, workers: int) -> None:
+    """And not as the one beside it, though the file is cut off, whoever decodes it."""
+    suffix = "jpg" if mode == "CMYK" else "png"
+    photograph = PIL.Image.fromarray(skimage.data.astronaut())
+    for name, size in (("cut", (60, 50)), ("good", (30, 20))):
+        photograph.resize(size).convert(mode).save(tmp_path / f"{name}.{suffix}")
+    cut = tmp_path / f"cut.{suffix}"
+    cut.write_bytes(cut.read_bytes()[: cut.stat().st_size // 2])
+    dataset = Opened(give, [cut, tmp_path / f"good.{suffix}"])
+    transform = v2.Compose([v2.ToImage(), v2.Pad(4)])
+    loader = DALILoader(
+        dataset, 2, transform=transform, collate_fn=list, on_error="replace", num_workers=workers, device="cpu"
+    )
+    (images,) = loader
+    assert [tuple(image.shape[1:]) for image in images] == [(58, 68), (28, 38)]
+    assert not images[0][:, 4:-4, 4:-4].any()

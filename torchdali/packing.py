@@ -216,6 +216,7 @@ class Packer:
         """Each image with its sample and slot, slot by slot; and which samples others have to take the place of."""
         images: list[tuple[int, int, Prepared]] = []
         unreadable: dict[tuple[int, int], tuple[str, str]] = {}
+        of_unknown_size: set[tuple[int, int]] = set()
         for slot in range(max(map(len, found))):
             for sample, of_sample in enumerate(found):
                 if slot >= len(of_sample):
@@ -227,14 +228,17 @@ class Packer:
                     named = str(leaf) if isinstance(leaf, PurePath) else place or "the sample itself"
                     if self._on_error != "raise" and isinstance(error, UnreadableError):
                         unreadable[sample, slot] = named, str(error)
-                        images.append((sample, slot, black(SIZE)))
+                        images.append((sample, slot, black(error.size or SIZE)))
+                        if not error.size:
+                            of_unknown_size.add((sample, slot))
                     else:
                         packed.reasons.setdefault(sample, (named, str(error)))
         whole = {sample: why for (sample, _), why in reversed(unreadable.items())}
         if self._on_error == "skip":
             return images, whole
         packed.given_up |= whole
-        return [_as_large(images, image, unreadable) for image in images], {}
+        read = [(sample, slot, image) for sample, slot, image in images if (sample, slot) not in unreadable]
+        return [_as_large(read, one) if one[:2] in of_unknown_size else one for one in images], {}
 
     def _pack(self, packed: Packed, images: Sequence[tuple[int, int, Prepared]], in_worker: bool) -> None:
         groups: dict[tuple[Spec, Entry], list[tuple[int, int, Prepared]]] = {}
@@ -268,15 +272,11 @@ def stand_ins(given_up: Container[int], count: int) -> dict[int, int] | None:
 
 
 def _as_large(
-    images: Sequence[tuple[int, int, Prepared]],
-    image: tuple[int, int, Prepared],
-    unreadable: Container[tuple[int, int]],
+    images: Sequence[tuple[int, int, Prepared]], image: tuple[int, int, Prepared]
 ) -> tuple[int, int, Prepared]:
-    """A black image as large as the next one of its slot that was read; any other image as it is."""
+    """A black image as large as the next one of its slot among ``images``."""
     sample, slot, _ = image
-    if (sample, slot) not in unreadable:
-        return image
-    sizes = {i: one.size for i, at, one in images if at == slot and (i, at) not in unreadable}
+    sizes = {i: one.size for i, at, one in images if at == slot}
     after = [i for i in sizes if i > sample] or list(sizes)
     return sample, slot, black(sizes[after[0]] if after else SIZE)
 

@@ -53,7 +53,20 @@ class RefusedError(Exception):
 
 
 class UnreadableError(RefusedError):
-    """The same, because its file is missing or damaged."""
+    """The same, because its file is missing or damaged.
+
+    Args:
+        reason: Why.
+        size: Height and width, where that is known all the same.
+
+    Attributes:
+        size: Likewise; None also where PIL would not decode an image that large.
+    """
+
+    def __init__(self, reason: str, size: tuple[int, int] | None = None) -> None:
+        super().__init__(reason)
+        most = PIL.Image.MAX_IMAGE_PIXELS
+        self.size = size if size and min(size) > 0 and (not most or size[0] * size[1] <= most) else None
 
 
 def prepared(leaf: Any, first: First = "conversion") -> Prepared:
@@ -133,7 +146,8 @@ def _pil_array(image: PIL.Image.Image) -> npt.NDArray[Any]:
     try:
         array = np.asarray(image)
     except (*UNREADABLE, AttributeError, AssertionError) as error:  # the last two where its file was closed unread
-        raise UnreadableError(f"it cannot be decoded ({words_of(error) or 'its file is closed'})") from error
+        size = image.height, image.width
+        raise UnreadableError(f"it cannot be decoded ({words_of(error) or 'its file is closed'})", size) from error
     if array.dtype == np.bool_:
         array = array.astype(np.uint8) * 255
     return array[..., None] if array.ndim == 2 else array
@@ -158,15 +172,17 @@ def _unread(image: Any) -> _Bytes | None:
 def _encoded(data: _Bytes) -> Prepared:
     """A file that DALI decodes as PIL does; any other is decoded here, by PIL."""
     memory = memoryview(cast("Any", data))
+    size: tuple[int, int] | None = None
     try:
         header = header_of(memory)
+        size = header.height, header.width
         whole = not header.jpeg or bytes(memory[-2:]) == b"\xff\xd9"
         if not (header.native and whole):
             pixels = ppm(data)  # of a JPEG without an end marker only to see whether PIL reads it
             data = data if header.native else pixels
     except UNREADABLE as error:
-        raise UnreadableError(f"it cannot be decoded ({words_of(error)})") from error
-    return Prepared((Spec(), "encoded"), (header.height, header.width), data)
+        raise UnreadableError(f"it cannot be decoded ({words_of(error)})", size) from error
+    return Prepared((Spec(), "encoded"), size, data)
 
 
 def ppm(data: _Bytes) -> _Bytes:
