@@ -86,6 +86,7 @@ AS_GIVEN = {
 def test_tensors_that_are_not_like_a_picture(name, images, device):
     """They are of a kind that DALI does otherwise than torch or not at all, or torch otherwise than pictures."""
     convert, transform, bound = AS_GIVEN[name]
+    bound += 0.02 * (torch.device(device).type == "cuda")  # where torch's kernels add in another order
     given = [convert(F.pil_to_tensor(image)) for image in images]
     ours = torchdali.compile(transform, device=device)(given)
     for image, one in zip(given, ours, strict=True):
