@@ -75,13 +75,17 @@ AS_GIVEN = {
     "hue of -1 to 1": (lambda image: FLOAT(image) * 2 - 1, v2.ColorJitter(hue=(0.1, 0.1)), 0),
     "hue of 0 to 255": (v2.ToDtype(torch.float32), v1.ColorJitter(hue=(0.1, 0.1)), 0),
     "equalized -1 to 1": (lambda image: FLOAT(image) * 2 - 1, v2.RandomEqualize(1), 0),
-    "two channels rotated": (lambda image: image[:2], v2.RandomRotation((30, 30), "bilinear"), 0),
+    "two channels rotated": (lambda image: image[:2], v2.RandomRotation((30, 30), v2.InterpolationMode.BILINEAR), 0),
     "two channels in perspective": (lambda image: image[:2], v2.RandomApply([v2.RandomAffine((9, 9))], p=1), 0),
     "five channels rotated": (lambda image: torch.cat([image, image[:2]]), v2.RandomRotation((30, 30)), 0),
+    "grey, compressed": (lambda image: image[:1], v2.RandomApply([v2.JPEG((50, 50))], p=1), 0),
+    "compressed after a function": (F.to_image, v2.Compose([lambda image: image.clone(), v2.JPEG((50, 50))]), 0),
+    "of two bytes, inverted": (lambda image: image.to(torch.uint16), v2.Compose([v2.RandomInvert(1)] * 2), 0),
     "preset": (F.to_image, ImageClassification(crop_size=32, resize_size=40), 1e-3),
 }
 
 
+@pytest.mark.filterwarnings("ignore:The image decoding and encoding:DeprecationWarning")
 @pytest.mark.parametrize("name", AS_GIVEN)
 def test_tensors_that_are_not_like_a_picture(name, images, device):
     """They are of a kind that DALI does otherwise than torch or not at all, or torch otherwise than pictures."""

@@ -8,9 +8,11 @@ import torch
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
+import torchdali
+from torchdali.parity.photographs import photographs
 from torchdali.rng import Draws, epoch_key
 from torchdali.spec import Spec
-from torchdali.transforms import RowError, Unsupported, find_rule
+from torchdali.transforms import MultiView, RowError, Unsupported, find_rule
 
 FLOAT = Spec("image", torch.float32)
 BYTES = Spec("image")
@@ -76,3 +78,22 @@ def test_erasing_gives_up_where_torchvision_does(size, scale):
     drawn = rule.draw(Draws(epoch_key(0, 0), index, index * 0), np.tile(size, (5, 1)))
     assert not drawn["erase"].any()
     assert not drawn["shape"].any()
+
+
+COMPRESSED = v2.JPEG((50, 50))
+GREY = v2.Grayscale(3)
+PICTURES = [torch.from_numpy(picture[:90, :120].copy()).permute(2, 0, 1) for picture in photographs().values()][:4]
+
+
+@pytest.mark.parametrize("after", [v2.Resize((20, 30)), COMPRESSED, v2.GaussianBlur(3)], ids=lambda t: type(t).__name__)
+def test_no_image_of_a_batch_may_be_compressed(after, device):
+    """What comes of no images has the axes of images all the same, for the transform after it."""
+    chain = v2.RandomApply([COMPRESSED, after], p=0)
+    assert torch.equal(torchdali.compile(chain, device=device)(PICTURES).cpu(), torch.stack(PICTURES))
+
+
+def test_views_that_begin_alike_and_of_which_one_is_compressed(device):
+    views = torchdali.compile(MultiView([GREY, v2.Compose([GREY, COMPRESSED])]), device=device)
+    plain, compressed = views(PICTURES)
+    assert torch.equal(plain, torchdali.compile(GREY, device=device)(PICTURES))
+    assert torch.equal(compressed, torchdali.compile(v2.Compose([GREY, COMPRESSED]), device=device)(PICTURES))

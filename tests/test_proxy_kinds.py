@@ -192,9 +192,9 @@ def test_to_tensor_scales_bytes_alone(photographs: Any, to_tensor: Any, kind: st
     assert compared(photographs, (MODES | PIXELS)[kind], (MODES | PIXELS)[kind], chain, device, 0)
 
 
-def test_half_precision_is_flipped(photographs: Any) -> None:
+def test_half_precision_is_flipped(photographs: Any, device: str) -> None:
     chain = v2.Compose([v2.ToImage(), v2.CenterCrop(CROP), v2.RandomHorizontalFlip(1)])
-    assert compared(photographs, PIXELS["array float16"], PIXELS["array float16"], chain, "cpu", 0)
+    assert compared(photographs, PIXELS["array float16"], PIXELS["array float16"], chain, device, 0)
 
 
 @pytest.mark.parametrize("kind", ["array", "array (H, W, 1)", "array float32", "array int16"])

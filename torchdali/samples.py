@@ -11,16 +11,20 @@ import numpy as np
 import PIL.Image
 import torch
 from torchvision import tv_tensors
+from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 from torchdali.errors import BatchShapeError
 from torchdali.plan import Plan
 from torchdali.spec import IntArray, Kind
+from torchdali.structure import replaced
 from torchdali.tracing import note
 
 Images = torch.Tensor | list[torch.Tensor]
 
 _to_pil_image = cast("Callable[..., Any]", F.to_pil_image)
+_FEW_KERNELS = {torch.uint16, torch.uint32, torch.uint64}
+"""Types for which torch has kernels on the CPU that it has not on CUDA."""
 
 __all__ = ["Images", "as_samples", "call_on_batch", "check_shapes", "run_on_batch", "seeded"]
 
@@ -103,7 +107,7 @@ def run_in_torch(
     """Calls each of the transforms on each image; an exception of one says on which.
 
     The transforms draw from the global generators; each sample's numbers come from its own seed, and the generators
-    are left as they were.
+    are left as they were. What torch or torchvision does on the CPU alone is done there, and the result comes back.
 
     Args:
         suffix: Transforms, in order.
@@ -113,18 +117,34 @@ def run_in_torch(
         name: Names the sample of a row.
     """
     done: list[Any] = []
+    coders = [_codes(transform) for transform in suffix]
     with seeded(device) as seed:
         for row, (image, number) in enumerate(zip(images, seeds.tolist(), strict=True)):
             seed(number)
-            for transform in suffix:
+            for transform, codes in zip(suffix, coders, strict=True):
                 try:
-                    image = transform(image)
+                    image = _called(transform, image, codes, device)
                 except Exception as error:
                     called = getattr(transform, "__qualname__", type(transform).__name__)
                     note(error, f"while {called} ran in torch on {name(row)}")
                     raise
             done.append(image)
     return done
+
+
+def _codes(transform: Any) -> bool:
+    """Whether torchvision's JPEG coder is in it, which takes tensors on the CPU only."""
+    held = getattr(transform, "transforms", ())
+    return isinstance(transform, v2.JPEG) or (isinstance(held, (list, tuple)) and any(map(_codes, cast("Any", held))))
+
+
+def _called(transform: Callable[[Any], Any], image: Any, codes: bool, device: torch.device) -> Any:
+    def on_host(leaf: Any) -> Any:
+        return leaf.cpu() if isinstance(leaf, torch.Tensor) and (codes or leaf.dtype in _FEW_KERNELS) else leaf
+
+    host = replaced(image, on_host)
+    done = transform(host)
+    return done if host is image else replaced(done, lambda x: x.to(device) if isinstance(x, torch.Tensor) else x)
 
 
 def call_on_batch(transform: Callable[..., Any], data: Any, number: int, device: torch.device) -> Any:

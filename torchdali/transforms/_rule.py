@@ -209,8 +209,8 @@ def infer(rule: Rule, spec: Spec) -> Spec:
         Unsupported: It runs in torch for such images.
     """
     out = rule.infer(spec)
-    if rule.operators and spec.dtype == torch.float16 and spec.device == "cpu":
-        raise Unsupported("few of DALI's operators take float16 on the CPU")
+    if rule.operators and spec.dtype == torch.float16:
+        raise Unsupported("few of DALI's operators take float16")
     return out
 
 

@@ -80,8 +80,10 @@ class JPEG(Rule):
     def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
         if ops.device == "gpu" and ops.fidelity == "exact":
             # On the GPU colours are enlarged without interpolation, as the decoders there do: mean difference .8.
-            image = image.cpu()
-            return ops.fn.jpeg_compression_distortion(image, quality=params["quality"]).gpu()
+            # What is copied to the CPU must not be merged with its like in another view, or DALI looks for it in vain.
+            image = ops.fn.copy(image, preserve=True).cpu()
+            image = ops.fn.jpeg_compression_distortion(image, quality=params["quality"]).gpu()
+            return ops.fn.reinterpret(image, layout="HWC")  # a copy of no images has no axes
         return ops.fn.jpeg_compression_distortion(image, quality=params["quality"])
 
     def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
