@@ -66,11 +66,6 @@ SHORT = [
 ]
 
 
-@pytest.fixture(params=list(KINDS))
-def kind(request: pytest.FixtureRequest, pictures: Path, numbered: Numbered) -> tuple[Any, dict[str, Any]]:
-    return KINDS[request.param](pictures, numbered)
-
-
 def through_files(state: dict[str, Any]) -> dict[str, Any]:
     """A state that was saved, both ways."""
     file = io.BytesIO()

@@ -44,10 +44,12 @@ class Quiet(Dataset[Any]):
         return sample
 
 
-@pytest.fixture(params=list(KINDS))
+@pytest.fixture(params=[*KINDS, *(pytest.param(f"{kind} cuda", marks=pytest.mark.gpu) for kind in ("read", "asked"))])
 def make(request: pytest.FixtureRequest, pictures: Any, numbered: Any) -> Callable[..., DALILoader[Any]]:
     """Makes a loader of 12 or 24 samples in batches of 3, shuffled."""
-    dataset, own = KINDS[request.param](pictures, numbered)
+    kind, *device = request.param.split()
+    dataset, own = KINDS[kind](pictures, numbered)
+    own = {**own, "device": device[0]} if device else own
     if isinstance(dataset, Asked):
         dataset = Quiet(dataset)
 

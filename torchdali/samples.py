@@ -142,7 +142,7 @@ def _called(transform: Callable[[Any], Any], image: Any, codes: bool, device: to
     def on_host(leaf: Any) -> Any:
         return leaf.cpu() if isinstance(leaf, torch.Tensor) and (codes or leaf.dtype in _FEW_KERNELS) else leaf
 
-    host = replaced(image, on_host)
+    host = image if device.type == "cpu" else replaced(image, on_host)
     done = transform(host)
     return done if host is image else replaced(done, lambda x: x.to(device) if isinstance(x, torch.Tensor) else x)
 
