@@ -67,6 +67,7 @@ def test_every_kind_of_image(images, kind, tmp_path, device):
 
 APPLIED = v2.RandomApply([v2.RandomHorizontalFlip(1)], p=1)
 HALF = v2.ToDtype(torch.float16, scale=True)
+MATRIX = v2.LinearTransformation(torch.rand(192, 192, generator=torch.Generator().manual_seed(0)), torch.zeros(192))
 AS_GIVEN = {
     "flip of halves in RandomApply": (HALF, v2.Compose([APPLIED, HALF]), 0),
     "flips of halves in RandomOrder": (HALF, v2.RandomOrder([APPLIED, v2.RandomVerticalFlip(1)]), 0),
@@ -81,6 +82,10 @@ AS_GIVEN = {
     "grey, compressed": (lambda image: image[:1], v2.RandomApply([v2.JPEG((50, 50))], p=1), 0),
     "compressed after a function": (F.to_image, v2.Compose([lambda image: image.clone(), v2.JPEG((50, 50))]), 0),
     "of two bytes, inverted": (lambda image: image.to(torch.uint16), v2.Compose([v2.RandomInvert(1)] * 2), 0),
+    "to two bytes": (F.to_image, v2.ToDtype(torch.uint16, scale=True), 0),
+    "grey, compressed at a depth": (lambda x: x[:1], v2.RandomApply(torch.nn.ModuleList([v2.JPEG((50, 50))]), p=1), 0),
+    "matrix within RandomApply": (lambda x: FLOAT(F.center_crop(x, 8)), v2.RandomApply([MATRIX], p=1), 1e-6),
+    "blurred widely": (lambda x: F.resize(x, [180, 180]), v2.GaussianBlur((171, 171), 20.0), 1),
     "preset": (F.to_image, ImageClassification(crop_size=32, resize_size=40), 1e-3),
 }
 
@@ -96,6 +101,36 @@ def test_tensors_that_are_not_like_a_picture(name, images, device):
     for image, one in zip(given, ours, strict=True):
         inside = transform(image).double()[:, 1:-1, 1:-1]
         assert (one.cpu().double()[:, 1:-1, 1:-1] - inside).abs().mean() <= bound
+
+
+def kept(image):
+    return image
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        v2.Compose([kept, v2.RandomRotation((10, 10))]),
+        v2.Compose([kept, v2.GaussianBlur(5, 1.0)]),
+        v2.Compose([v2.CenterCrop(8), v2.LinearTransformation(torch.rand(192, 192), torch.zeros(192))]),
+    ],
+    ids=["rotation", "blur", "matrix"],
+)
+def test_autocast_around_the_loop_does_not_reach_transforms(transform, images, device):
+    """As in DataLoader, whose worker processes know nothing of it."""
+    compiled = torchdali.compile(v2.Compose([v2.ToImage(), v2.CenterCrop(40), FLOAT, transform]), device=device)
+    plain = compiled(images)
+    with torch.autocast(device, torch.bfloat16):
+        cast = compiled(images)
+    assert cast.dtype == torch.float32
+    assert torch.equal(cast, plain)
+
+
+def test_a_default_device_is_the_consumers(images):
+    compiled = torchdali.compile(v2.Compose([v2.ToImage(), v2.CenterCrop(40), v2.TrivialAugmentWide()]), device="cpu")
+    with torch.device("meta"):
+        later = torchdali.compile(v2.Compose([v2.ToImage(), v2.CenterCrop(40), v2.RandAugment()]), device="cpu")
+    assert compiled(images).device.type == later(images).device.type == "cpu"
 
 
 @pytest.mark.parametrize("order", ["dal", "ald", "lad", "dlaal"])

@@ -66,7 +66,7 @@ class Redrawn(Iterator[int]):
                 self._generator.manual_seed(seed)
         self._left -= count
         size = len(sampler.data_source)
-        return torch.randint(size, (count,), dtype=torch.int64, generator=self._generator)
+        return torch.randint(size, (count,), dtype=torch.int64, generator=self._generator).cpu()
 
 
 def redrawn(sampler: Iterable[Any]) -> Iterator[Any]:

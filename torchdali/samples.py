@@ -10,8 +10,10 @@ from typing import Any, cast
 import numpy as np
 import PIL.Image
 import torch
+from torch import nn
+from torchvision import transforms as v1
 from torchvision import tv_tensors
-from torchvision.transforms import v2
+from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import functional as F
 
 from torchdali.errors import BatchShapeError
@@ -77,8 +79,9 @@ def run_on_batch(tail: Sequence[tuple[Kind, Any]], images: Images) -> Images:
 
 
 def _one_batch(tail: Sequence[tuple[Kind, Any]], images: torch.Tensor) -> torch.Tensor:
-    for kind, transform in tail:
-        images = transform(as_kind(images, kind))
+    with _as_written(images.device):
+        for kind, transform in tail:
+            images = _called(transform, as_kind(images, kind), _for_host(transform), images.device)
     return images.as_subclass(torch.Tensor)
 
 
@@ -117,13 +120,13 @@ def run_in_torch(
         name: Names the sample of a row.
     """
     done: list[Any] = []
-    coders = [_codes(transform) for transform in suffix]
-    with seeded(device) as seed:
+    for_host = [_for_host(transform) for transform in suffix]
+    with _as_written(device), seeded(device) as seed:
         for row, (image, number) in enumerate(zip(images, seeds.tolist(), strict=True)):
             seed(number)
-            for transform, codes in zip(suffix, coders, strict=True):
+            for transform, host in zip(suffix, for_host, strict=True):
                 try:
-                    image = _called(transform, image, codes, device)
+                    image = _called(transform, image, host, device)
                 except Exception as error:
                     called = getattr(transform, "__qualname__", type(transform).__name__)
                     note(error, f"while {called} ran in torch on {name(row)}")
@@ -132,19 +135,37 @@ def run_in_torch(
     return done
 
 
-def _codes(transform: Any) -> bool:
-    """Whether torchvision's JPEG coder is in it, which takes tensors on the CPU only."""
-    held = getattr(transform, "transforms", ())
-    return isinstance(transform, v2.JPEG) or (isinstance(held, (list, tuple)) and any(map(_codes, cast("Any", held))))
+def _for_host(transform: Any, held: bool = False) -> bool:
+    """Whether torchvision does it, or what it holds, to tensors on the CPU only."""
+    dtype, modes = getattr(transform, "dtype", None), getattr(transform, "interpolation", None)
+    dtypes = list(cast("dict[Any, Any]", dtype).values()) if isinstance(dtype, dict) else [dtype]
+    if (
+        isinstance(transform, v2.JPEG)
+        or (held and isinstance(transform, (v1.LinearTransformation, v2.LinearTransformation)))  # with its own matrix
+        or any(isinstance(one, torch.dtype) and one in _FEW_KERNELS for one in dtypes)
+        or InterpolationMode.LANCZOS in (modes if isinstance(modes, (list, tuple)) else [modes])
+    ):
+        return True
+    inner = getattr(transform, "transforms", ())
+    parts: list[Any] = [*inner] if isinstance(inner, (list, tuple)) else []
+    parts += transform.children() if isinstance(transform, nn.Module) else ()
+    return any(_for_host(part, held=True) for part in parts)
 
 
-def _called(transform: Callable[[Any], Any], image: Any, codes: bool, device: torch.device) -> Any:
+def _called(transform: Callable[[Any], Any], image: Any, for_host: bool, device: torch.device) -> Any:
     def on_host(leaf: Any) -> Any:
-        return leaf.cpu() if isinstance(leaf, torch.Tensor) and (codes or leaf.dtype in _FEW_KERNELS) else leaf
+        return leaf.cpu() if isinstance(leaf, torch.Tensor) and (for_host or leaf.dtype in _FEW_KERNELS) else leaf
 
     host = image if device.type == "cpu" else replaced(image, on_host)
     done = transform(host)
     return done if host is image else replaced(done, lambda x: x.to(device) if isinstance(x, torch.Tensor) else x)
+
+
+@contextmanager
+def _as_written(device: torch.device) -> Generator[None, None, None]:
+    """Without the consumer's autocast, which in DataLoader does not reach into worker processes."""
+    with torch.autocast("cpu", enabled=False), torch.autocast(device.type, enabled=False):
+        yield
 
 
 def call_on_batch(transform: Callable[..., Any], data: Any, number: int, device: torch.device) -> Any:
@@ -156,7 +177,7 @@ def call_on_batch(transform: Callable[..., Any], data: Any, number: int, device:
         number: The seed, below 2**63.
         device: Whose generator is seeded beside the CPU's.
     """
-    with seeded(device) as seed:
+    with _as_written(device), seeded(device) as seed:
         seed(number)
         return transform(*cast("Any", data)) if isinstance(data, (list, tuple)) else transform(data)
 

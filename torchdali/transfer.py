@@ -17,7 +17,8 @@ class Transfer:
     """Copies the tensors of a structure to a device.
 
     The copies go from pinned memory and on a stream of their own, so that they do not wait for kernels that were
-    queued before; torch's current stream waits for them.
+    queued before; torch's current stream waits for them. What is no plain tensor cannot say which stream uses its
+    memory, and is copied on the current one.
 
     Args:
         device: Where to; nothing is done for the CPU.
@@ -39,21 +40,22 @@ class Transfer:
         moved: list[torch.Tensor] = []
 
         def move(leaf: Any) -> Any:
-            if isinstance(leaf, torch.Tensor):
-                if leaf.device.type != "cpu":
-                    return leaf
-                if leaf.layout == torch.strided and not leaf.is_pinned():
-                    leaf = leaf.pin_memory()
+            if not isinstance(leaf, torch.Tensor):
+                return leaf.to(self._device) if _movable(leaf) else leaf
+            if leaf.device.type != "cpu":
+                return leaf
+            if leaf.layout != torch.strided:
+                return leaf.to(self._device)
+            if not leaf.is_pinned():
+                leaf = leaf.pin_memory()
+            with torch.cuda.stream(beside):
                 moved.append(leaf.to(self._device, non_blocking=True))
-                return moved[-1]
-            return leaf.to(self._device) if _movable(leaf) else leaf
+            return moved[-1]
 
-        with torch.cuda.stream(beside):
-            data = replaced(data, move, whole=_movable)
+        data = replaced(data, move, whole=_movable)
         current.wait_stream(beside)
         for tensor in moved:
-            if tensor.layout == torch.strided:
-                tensor.record_stream(current)
+            tensor.record_stream(current)
         return data
 
 

@@ -177,10 +177,11 @@ class Policy(Rule):
         ends |= {"ShearX": space.shear, "ShearY": space.shear, "Rotate": space.rotate}
         table = np.zeros((len(OPERATIONS), bins))
         for name, end in ends.items():
-            table[NUMBER[name]] = torch.linspace(0.0, end, bins).numpy()
+            table[NUMBER[name]] = torch.linspace(0.0, end, bins, device="cpu").numpy()
         most, fewer = space.bits
-        table[NUMBER["Posterize"]] = (most - (torch.arange(bins) / ((bins - 1) / fewer))).round().numpy()
-        table[NUMBER["Solarize"]] = torch.linspace(255.0 if self.is_v1 else 1.0, 0.0, bins).numpy()
+        steps = torch.arange(bins, device="cpu") / ((bins - 1) / fewer)
+        table[NUMBER["Posterize"]] = (most - steps).round().numpy()
+        table[NUMBER["Solarize"]] = torch.linspace(255.0 if self.is_v1 else 1.0, 0.0, bins, device="cpu").numpy()
         return table
 
     def _magnitude(self, operation: IntArray, which: IntArray, size: IntArray) -> Floats:

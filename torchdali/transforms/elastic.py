@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from torchdali.spec import IntArray, Params, Sample, Spec
 from torchdali.transforms import _noise
 from torchdali.transforms._rule import Input, Node, Ops, RowError, Unsupported
 from torchdali.transforms._warp import blend
+from torchdali.transforms.filters import check_window
 from torchdali.transforms.geometry import Warp
 
 # Before 0.26 torchvision divides moves along the width by the height, and those along the height by the width.
@@ -45,6 +47,7 @@ class ElasticTransform(Warp):
         self.sigma = [float(x) for x in self.transform.sigma]
         if max(self.sigma) > 0 >= min(self.sigma):
             raise Unsupported("torchvision blurs in both directions or in none")
+        check_window([window_of(max(self.sigma))] * 2, replace(spec, channels=1))
         return spec
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -15,19 +15,23 @@ from torchdali.rng import Draws
 from torchdali.spec import IntArray, Params, Sample, Spec
 from torchdali.transforms._rule import Input, Node, Ops, RowError, Rule, Unsupported
 
+_MOST_ON_GPU = 510
+"""What DALI's convolution on the GPU bounds the window's height times the channels by."""
+
 
 class GaussianBlur(Rule):
     """A Gaussian blur of fixed window and random sigma; the image is mirrored at its edges."""
 
     handles = (v2.GaussianBlur, v1.GaussianBlur)
     operators = "gaussian_blur"
-    limits = "not uint8 or float32"
+    limits = "not uint8 or float32; on a GPU windows as large as 170 (510 for one channel)"
 
     def infer(self, spec: Spec) -> Spec:
         if spec.dtype not in (torch.uint8, torch.float32):
             raise Unsupported(f"no rule for {spec}")
         width, height = (int(x) for x in self.transform.kernel_size)
         self.window = [height, width]
+        check_window(self.window, spec)
         low, high = self.transform.sigma
         self.randomness = "sigma" if low < high else ""
         return spec
@@ -53,6 +57,12 @@ class GaussianBlur(Rule):
 
     def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
         return F.gaussian_blur(image, self.window[::-1], [float(sample["sigma"])] * 2)
+
+
+def check_window(window: Sequence[int], spec: Spec) -> None:
+    """Raises Unsupported where DALI's blur on the GPU takes no window of this (height, width)."""
+    if spec.device == "gpu" and max(window) * spec.channels >= _MOST_ON_GPU:
+        raise Unsupported(f"a window of {window[1]} x {window[0]} (width x height) is too large for DALI on a GPU")
 
 
 class JPEG(Rule):
