@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -69,7 +70,8 @@ def test_what_cannot_be_sent_is_raised_in_its_turn(part: Any) -> None:
     assert [label for _, label in next(batches)] == [0, 1, 2, 3]
     with pytest.raises((TypeError, AttributeError, pickle.PicklingError)) as caught:
         next(batches)
-    assert "num_workers=0" in "".join([*getattr(caught.value, "__notes__", []), str(caught.value)])
+    if sys.version_info >= (3, 11):  # before, exceptions have no notes
+        assert "num_workers=0" in "".join([*getattr(caught.value, "__notes__", []), str(caught.value)])
     assert [label for _, label in next(batches)] == [8, 9, 10, 11]
 
 

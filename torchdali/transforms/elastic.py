@@ -35,7 +35,10 @@ class ElasticTransform(Warp):
     handles = (v2.ElasticTransform, v1.ElasticTransform)
     operators = "arithmetic, gaussian_blur, remap"
     randomness = "two uniform numbers for every pixel"
-    limits = "on the CPU, where DALI has no remap; interpolation neither nearest nor bilinear; not uint8 or float32"
+    limits = (
+        "on the CPU, where DALI has no remap; interpolation neither nearest nor bilinear; not uint8 or float32; sigma "
+        "above 63"
+    )
 
     def infer(self, spec: Spec) -> Spec:
         spec = super().infer(spec)

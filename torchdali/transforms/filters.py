@@ -24,7 +24,7 @@ class GaussianBlur(Rule):
 
     handles = (v2.GaussianBlur, v1.GaussianBlur)
     operators = "gaussian_blur"
-    limits = "not uint8 or float32; on a GPU windows as large as 170 (510 for one channel)"
+    limits = "not uint8 or float32; on a GPU windows of more than 169 (one channel: 509)"
 
     def infer(self, spec: Spec) -> Spec:
         if spec.dtype not in (torch.uint8, torch.float32):
