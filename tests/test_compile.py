@@ -126,11 +126,18 @@ def test_autocast_around_the_loop_does_not_reach_transforms(transform, images, d
     assert torch.equal(cast, plain)
 
 
-def test_a_default_device_is_the_consumers(images):
-    compiled = torchdali.compile(v2.Compose([v2.ToImage(), v2.CenterCrop(40), v2.TrivialAugmentWide()]), device="cpu")
-    with torch.device("meta"):
-        later = torchdali.compile(v2.Compose([v2.ToImage(), v2.CenterCrop(40), v2.RandAugment()]), device="cpu")
-    assert compiled(images).device.type == later(images).device.type == "cpu"
+def test_the_default_device_and_type_are_the_consumers(images):
+    chain = v2.Compose([v2.ToImage(), v2.CenterCrop(40), v2.RandAugment()])
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.device("meta"):
+            compiled = torchdali.compile(chain, device="cpu")
+    finally:
+        torch.set_default_dtype(torch.float32)
+    torch.manual_seed(0)
+    ours = compiled(images)
+    torch.manual_seed(0)
+    assert torch.equal(ours, torchdali.compile(chain, device="cpu")(images))
 
 
 @pytest.mark.parametrize("order", ["dal", "ald", "lad", "dlaal"])

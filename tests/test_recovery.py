@@ -5,20 +5,25 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import signal
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import nvidia.dali
 import PIL.Image
 import pytest
 from conftest import PER_BATCH, Numbered, Script, assert_pairs, in_order
+from torch.utils.data import Dataset
 from torchvision.datasets import ImageFolder
 
-from torchdali import DALILoader, SampleError
+from torchdali import DALILoader, SampleError, bridge
+from torchdali.engine import Engine
+from torchdali.feed import Feed
 from torchdali.sources.scan import Scan
 
 pytestmark = pytest.mark.timeout(50)
@@ -127,6 +132,74 @@ def test_interrupt_pairs_no_picture_with_another_label(
         taken += until_error(iterator)
     assert_pairs(taken, dataset)
     del iterator
+    assert_pairs(loader, dataset, in_order())
+
+
+class Paths(Dataset[Any]):
+    """The files of a folder and their labels, given one by one."""
+
+    def __init__(self, folder: ImageFolder) -> None:
+        self.samples = folder.samples
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> tuple[Path, int]:
+        path, label = self.samples[index]
+        return Path(path), label
+
+
+class TooLongError(Exception):
+    """What a handler of the user's raises."""
+
+
+class Handler:
+    """Handlers may be of any kind that can be called."""
+
+    def __call__(self, *_: Any) -> None:
+        raise TooLongError
+
+    def method(self, *_: Any) -> None:
+        raise TooLongError
+
+
+def handler(*_: Any) -> None:
+    raise TooLongError
+
+
+HANDLERS = {"function": handler, "object": Handler(), "method": Handler().method, "partial": partial(handler, 1)}
+
+
+@pytest.mark.parametrize("kind", ["read", "asked"])
+@pytest.mark.parametrize("raises", HANDLERS.values(), ids=HANDLERS.keys())
+@pytest.mark.parametrize(("owner", "name"), [(Engine, "submit"), (bridge, "stream_of"), (Feed, "_advance")])
+def test_what_a_signals_handler_raises_is_raised_at_once_and_pairs_no_picture_with_another_label(
+    monkeypatch: pytest.MonkeyPatch, dataset: ImageFolder, owner: Any, name: str, raises: Any, kind: str
+) -> None:
+    """Whatever it raises, as after a KeyboardInterrupt: nobody knows what it came between."""
+    method, calls = getattr(owner, name), iter(range(10**6))
+
+    def signalled(*args: Any, **kwargs: Any) -> Any:
+        result = method(*args, **kwargs)
+        if next(calls) == 3:
+            signal.raise_signal(signal.SIGUSR1)
+        return result
+
+    given = dataset if kind == "read" else Paths(dataset)
+    options: dict[str, Any] = {} if kind == "read" else {"transform": dataset.transform}
+    loader = DALILoader(cast("Any", given), PER_BATCH, device="cpu", **options)
+    iterator, taken = iter(loader), []
+    monkeypatch.setattr(owner, name, signalled)
+    before = signal.signal(signal.SIGUSR1, raises)
+    try:
+        with pytest.raises(TooLongError):
+            taken.extend(iterator)
+        assert next(calls) == 4, "it is not kept for later"
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    with pytest.raises(RuntimeError, match="interrupted"):
+        taken.extend(iterator)
+    assert_pairs(taken, dataset)
     assert_pairs(loader, dataset, in_order())
 
 

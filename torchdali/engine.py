@@ -18,9 +18,10 @@ import torch
 from torchdali import bridge, devices, ending, graph
 from torchdali.events import Event
 from torchdali.plan import Plan
+from torchdali.tracing import came_between
 from torchdali.tuning import Threads
 
-__all__ = ["Engine", "EnginePool", "Taken", "Views", "died"]
+__all__ = ["Engine", "EnginePool", "Taken", "Views"]
 
 Views = list[torch.Tensor | list[torch.Tensor]]
 
@@ -123,14 +124,16 @@ class Engine:
             about = [bridge.to_array(outputs[i]) for i in range(self._views, len(outputs))]
             taken = Taken(views, *(about or (_NOTHING, _NOTHING)))
             self._pipeline.release_outputs()
-        except TimeoutError:
+        except TimeoutError as error:
+            if came_between(error):
+                raise
             graph.forget(self._pipeline)
             # Never closed: the run may still read the files, or others under their numbers, and the memory.
             _LEFT_BEHIND.extend(self._held)
             self._held.clear()
             raise
         except RuntimeError as error:
-            if not died(error):
+            if not came_between(error):
                 self._held.popleft().close()
                 self._broken = broken
             raise
@@ -150,7 +153,7 @@ class Engine:
             try:
                 self.take()
             except RuntimeError as error:
-                if died(error):
+                if came_between(error):
                     raise
 
     def close(self) -> None:
@@ -244,11 +247,6 @@ class EnginePool:
             engine.close()
         else:
             self._idle.append(engine)
-
-
-def died(error: Exception) -> bool:
-    """Whether a worker process did. torch raises it from a signal's handler, at any point as a KeyboardInterrupt."""
-    return isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker (pid ")
 
 
 def _done_with(images: Any) -> None:

@@ -27,7 +27,7 @@ from torchdali.rng import Draws, Words, epoch_key
 from torchdali.samples import as_samples, call_on_batch, check_shapes, run_on_batch, seeded
 from torchdali.sources import LiftedSource
 from torchdali.tolerance import Tolerance
-from torchdali.tracing import note, put_by
+from torchdali.tracing import came_between, note, put_by
 from torchdali.tuning import Threads
 
 __all__ = ["CLOSED", "Compiled", "Epoch", "EpochKeys", "default_collate"]
@@ -179,17 +179,19 @@ class Epoch(Resumable):
                 feed.push(self._batch(index if self._auto_collation else [index]))
             except StopIteration:
                 self._end = StopIteration()  # without a traceback, which would hold this iterator in a cycle
-            except Exception as error:  # noqa: BLE001 - raised in its turn, after the batches before it
-                self._end = put_by(error)
-            except BaseException:
-                feed.interrupt()  # the sampler's iterator has ended by it, and the epoch would seem to be over
-                raise
+            except BaseException as error:
+                if not isinstance(error, Exception) or came_between(error):
+                    feed.interrupt()  # the sampler's iterator has ended by it, and the epoch would seem to be over
+                    raise
+                self._end = put_by(error)  # raised in its turn, after the batches before it
 
     def _batch(self, indices: Iterable[int]) -> Batch:
         """The batch of some indices; what is wrong with them is raised in its turn."""
         try:
             return self._batch_of(indices)
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:
+            if came_between(error):
+                raise
             none = np.empty(0, np.int64)
             batch = Batch(self._compiled.source, self._compiled.pool, none, Draws(self._key, none, none))
             batch.error = put_by(error)

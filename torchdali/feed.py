@@ -20,12 +20,12 @@ import torch
 from torchdali import devices
 from torchdali.clock import Clock
 from torchdali.daemons import Daemons
-from torchdali.engine import Engine, EnginePool, Taken, Views, died
+from torchdali.engine import Engine, EnginePool, Taken, Views
 from torchdali.errors import PipelineError, SampleError
 from torchdali.rng import Draws
 from torchdali.sources import Scan, Source
 from torchdali.spec import Inputs, IntArray, Params
-from torchdali.tracing import put_by
+from torchdali.tracing import came_between, put_by
 from torchdali.transforms import RowError
 from torchdali.tuning import pinned_bytes
 
@@ -107,7 +107,7 @@ class Feed:
         return self._over
 
     def interrupt(self) -> None:
-        """A KeyboardInterrupt came while a batch was made for it: nobody knows what was lost."""
+        """A KeyboardInterrupt or its like came while a batch was made for it: nobody knows what was lost."""
         self._over = self._over or _INTERRUPTED
 
     def push(self, batch: Batch) -> None:
@@ -137,7 +137,7 @@ class Feed:
             try:
                 self._land(batch)
             except Exception as error:
-                if self._over is not _INTERRUPTED or died(error):
+                if self._over is not _INTERRUPTED or came_between(error):
                     raise
                 failure = error
             self._advance()  # not while an error is handled, which would become the context of those to come
@@ -152,7 +152,7 @@ class Feed:
     def _uninterrupted(self) -> Generator[None, None, None]:
         """Ends the epoch where a KeyboardInterrupt comes in between: nobody knows what is in flight then.
 
-        So may the death of a worker process.
+        So may what another signal's handler raises, and torch's where a worker process dies.
         """
         if self._over:
             raise RuntimeError(self._over)
@@ -160,7 +160,7 @@ class Feed:
         try:
             yield
         except Exception as error:
-            if self._over is _INTERRUPTED and not died(error):
+            if self._over is _INTERRUPTED and not came_between(error):
                 self._over = ""
             raise
         self._over = ""
@@ -205,7 +205,7 @@ class Feed:
                 self._submit(engine, batch, batch.source.foreign(batch.rows))
                 batch.engine = engine
         except Exception as error:
-            if died(error):
+            if came_between(error):
                 raise
             batch.error = put_by(error)
 
@@ -248,12 +248,12 @@ class Feed:
         except SampleError:
             raise
         except TimeoutError as error:
-            if not self._timeout:
+            if not self._timeout or came_between(error):
                 raise
             self._over = f"DataLoader timed out after {self._timeout} seconds; {_ANEW}"
             raise RuntimeError(self._over) from error
         except RuntimeError as error:
-            if died(error):
+            if came_between(error):
                 raise
             taken = self._again(batch)
         else:

@@ -13,8 +13,8 @@ from typing import Any, cast
 
 from torch.utils.data import _utils as data_utils  # pyright: ignore[reportPrivateUsage]
 
-from torchdali.engine import died
 from torchdali.resume import Resumable, twin_of
+from torchdali.tracing import came_between
 from torchdali.workers import RollCall, Starting, Uninterrupted, WorkerStart
 
 __all__ = ["Parallel", "forget_pids"]
@@ -88,7 +88,7 @@ class Parallel(Resumable):
         try:
             return cast("Any", super())._get_data()  # noqa: SLF001 - its own
         except Exception as error:
-            if not died(error):
+            if not came_between(error):
                 _name_the_dead(at_work, error)
             raise
 

@@ -30,7 +30,6 @@ from torchdali import devices
 from torchdali.admission import Delivery, Proxy, check_sizes, stacks
 from torchdali.blocks import Mapping, ReceivedBlock
 from torchdali.clock import Clock
-from torchdali.engine import died
 from torchdali.epoch import CLOSED, EpochKeys
 from torchdali.errors import SampleError
 from torchdali.feed import Batch, Feed
@@ -47,7 +46,7 @@ from torchdali.samples import call_on_batch
 from torchdali.spec import First
 from torchdali.stream import StreamPacker, is_stream, put_stream
 from torchdali.tolerance import Tolerance
-from torchdali.tracing import Traced, put_by
+from torchdali.tracing import Traced, came_between, put_by
 from torchdali.transfer import Transfer
 from torchdali.workers import WorkerStart
 
@@ -186,7 +185,7 @@ class _ProxyEpoch(Resumable):
         try:
             data = self._deliver()
         except Exception as error:
-            if not died(error):
+            if not came_between(error):
                 self._over = ""
                 self._account()
             raise
@@ -237,7 +236,7 @@ class _ProxyEpoch(Resumable):
                 self._ended = True
                 break
             except Exception as error:
-                if died(error):
+                if came_between(error):
                     raise
                 # Raised in its turn, after the batches before it.
                 self._pending.append(put_by(error) if self._num_workers else error)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import operator
+import signal
 import traceback
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 from torchdali.errors import TorchDALIError
 
-__all__ = ["Failure", "Traced", "note", "put_by"]
+__all__ = ["Failure", "Traced", "came_between", "note", "put_by"]
 
 _OURS = ("torchdali.", "torch.utils.data.dataloader", "torch._utils")
 """Modules whose frames are of no interest to users."""
@@ -92,3 +95,22 @@ def put_by(error: Exception) -> Exception:
             chain += one.__cause__, one.__context__
             one.__traceback__ = None
     return error
+
+
+def came_between(error: BaseException) -> bool:
+    """Whether it is of nothing that was called: a signal's handler raised it, at any point, as a KeyboardInterrupt.
+
+    So does torch's where a worker process dies, and a user's that bounds the time of a step.
+    """
+    if isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker (pid "):
+        return True
+    handlers = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
+    return any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__))
+
+
+def _code_of(handler: Any) -> Any:
+    while isinstance(handler, partial):
+        handler = cast("partial[Any]", handler).func
+    if not hasattr(handler, "__code__") and callable(handler):  # methods have the attributes of their functions
+        handler = operator.attrgetter("__call__")(handler)
+    return getattr(handler, "__code__", None)

@@ -176,12 +176,13 @@ class Policy(Rule):
         ends = dict.fromkeys(("Brightness", "Color", "Contrast", "Sharpness"), space.enhance)
         ends |= {"ShearX": space.shear, "ShearY": space.shear, "Rotate": space.rotate}
         table = np.zeros((len(OPERATIONS), bins))
+        # Whatever the consumer's default type and device are.
+        how: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
         for name, end in ends.items():
-            table[NUMBER[name]] = torch.linspace(0.0, end, bins, device="cpu").numpy()
+            table[NUMBER[name]] = torch.linspace(0.0, end, bins, **how).numpy()
         most, fewer = space.bits
-        steps = torch.arange(bins, device="cpu") / ((bins - 1) / fewer)
-        table[NUMBER["Posterize"]] = (most - steps).round().numpy()
-        table[NUMBER["Solarize"]] = torch.linspace(255.0 if self.is_v1 else 1.0, 0.0, bins, device="cpu").numpy()
+        table[NUMBER["Posterize"]] = (most - (torch.arange(bins, **how) / ((bins - 1) / fewer))).round().numpy()
+        table[NUMBER["Solarize"]] = torch.linspace(255.0 if self.is_v1 else 1.0, 0.0, bins, **how).numpy()
         return table
 
     def _magnitude(self, operation: IntArray, which: IntArray, size: IntArray) -> Floats:
