@@ -167,6 +167,9 @@ def _pipeline_class(dali: Any) -> Any:
         pipeline down at any time, when it collects garbage that it inherited.
         """
 
+        _pipe: Any = None  # until it is made, should that be interrupted
+        _process = 0
+
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             self._process = own()
             super().__init__(*args, **kwargs)
