@@ -153,8 +153,14 @@ def _for_host(transform: Any, held: bool = False) -> bool:
 
 
 def _called(transform: Callable[[Any], Any], image: Any, for_host: bool, device: torch.device) -> Any:
+    dtype = getattr(transform, "dtype", None)
+    # Every type can be made floats of on CUDA, and whole batches are.
+    to_floats = isinstance(transform, v2.ToDtype) and isinstance(dtype, torch.dtype) and dtype.is_floating_point
+
     def on_host(leaf: Any) -> Any:
-        return leaf.cpu() if isinstance(leaf, torch.Tensor) and (for_host or leaf.dtype in _FEW_KERNELS) else leaf
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        return leaf.cpu() if for_host or (leaf.dtype in _FEW_KERNELS and not to_floats) else leaf
 
     host = image if device.type == "cpu" else replaced(image, on_host)
     done = transform(host)
