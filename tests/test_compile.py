@@ -103,29 +103,6 @@ def test_tensors_that_are_not_like_a_picture(name, images, device):
         assert (one.cpu().double()[:, 1:-1, 1:-1] - inside).abs().mean() <= bound
 
 
-def kept(image):
-    return image
-
-
-@pytest.mark.parametrize(
-    "transform",
-    [
-        v2.Compose([kept, v2.RandomRotation((10, 10))]),
-        v2.Compose([kept, v2.GaussianBlur(5, 1.0)]),
-        v2.Compose([v2.CenterCrop(8), v2.LinearTransformation(torch.rand(192, 192), torch.zeros(192))]),
-    ],
-    ids=["rotation", "blur", "matrix"],
-)
-def test_autocast_around_the_loop_does_not_reach_transforms(transform, images, device):
-    """As in DataLoader, whose worker processes know nothing of it."""
-    compiled = torchdali.compile(v2.Compose([v2.ToImage(), v2.CenterCrop(40), FLOAT, transform]), device=device)
-    plain = compiled(images)
-    with torch.autocast(device, torch.bfloat16):
-        cast = compiled(images)
-    assert cast.dtype == torch.float32
-    assert torch.equal(cast, plain)
-
-
 def test_the_default_device_and_type_are_the_consumers(images):
     chain = v2.Compose([v2.ToImage(), v2.CenterCrop(40), v2.RandAugment()])
     torch.set_default_dtype(torch.bfloat16)

@@ -30,7 +30,7 @@ LAYERS = [
     {"transforms"},
     {"sources"},
     {"structure", "blocks", "tracing", "tolerance", "workers"},
-    {"preparing", "transfer", "machine"},
+    {"preparing", "transfer", "machine", "hosted"},
     {"packing"},
     {"plan"},
     {"compiler"},

@@ -10,23 +10,18 @@ from typing import Any, cast
 import numpy as np
 import PIL.Image
 import torch
-from torch import nn
-from torchvision import transforms as v1
 from torchvision import tv_tensors
-from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import functional as F
 
 from torchdali.errors import BatchShapeError
+from torchdali.hosted import as_written, called, parts_for_host
 from torchdali.plan import Plan
 from torchdali.spec import IntArray, Kind
-from torchdali.structure import replaced
 from torchdali.tracing import note
 
 Images = torch.Tensor | list[torch.Tensor]
 
 _to_pil_image = cast("Callable[..., Any]", F.to_pil_image)
-_FEW_KERNELS = {torch.uint16, torch.uint32, torch.uint64}
-"""Types for which torch has kernels on the CPU that it has not on CUDA."""
 
 __all__ = ["Images", "as_samples", "call_on_batch", "check_shapes", "run_on_batch", "seeded"]
 
@@ -79,9 +74,10 @@ def run_on_batch(tail: Sequence[tuple[Kind, Any]], images: Images) -> Images:
 
 
 def _one_batch(tail: Sequence[tuple[Kind, Any]], images: torch.Tensor) -> torch.Tensor:
-    with _as_written(images.device):
-        for kind, transform in tail:
-            images = _called(transform, as_kind(images, kind), _for_host(transform), images.device)
+    device, transforms = images.device, [transform for _, transform in tail]
+    with as_written(transforms, device):
+        for (kind, transform), host in zip(tail, parts_for_host(transforms, device), strict=True):
+            images = called(transform, as_kind(images, kind), host, device)
     return images.as_subclass(torch.Tensor)
 
 
@@ -120,58 +116,19 @@ def run_in_torch(
         name: Names the sample of a row.
     """
     done: list[Any] = []
-    for_host = [_for_host(transform) for transform in suffix]
-    with _as_written(device), seeded(device) as seed:
+    for_host = parts_for_host(suffix, device)
+    with as_written(suffix, device), seeded(device) as seed:
         for row, (image, number) in enumerate(zip(images, seeds.tolist(), strict=True)):
             seed(number)
             for transform, host in zip(suffix, for_host, strict=True):
                 try:
-                    image = _called(transform, image, host, device)
+                    image = called(transform, image, host, device)
                 except Exception as error:
-                    called = getattr(transform, "__qualname__", type(transform).__name__)
-                    note(error, f"while {called} ran in torch on {name(row)}")
+                    name_of = getattr(transform, "__qualname__", type(transform).__name__)
+                    note(error, f"while {name_of} ran in torch on {name(row)}")
                     raise
             done.append(image)
     return done
-
-
-def _for_host(transform: Any, held: bool = False) -> bool:
-    """Whether torchvision does it, or what it holds, to tensors on the CPU only."""
-    dtype, modes = getattr(transform, "dtype", None), getattr(transform, "interpolation", None)
-    dtypes = list(cast("dict[Any, Any]", dtype).values()) if isinstance(dtype, dict) else [dtype]
-    if (
-        isinstance(transform, v2.JPEG)
-        or (held and isinstance(transform, (v1.LinearTransformation, v2.LinearTransformation)))  # with its own matrix
-        or any(isinstance(one, torch.dtype) and one in _FEW_KERNELS for one in dtypes)
-        or InterpolationMode.LANCZOS in (modes if isinstance(modes, (list, tuple)) else [modes])
-    ):
-        return True
-    inner = getattr(transform, "transforms", ())
-    parts: list[Any] = [*inner] if isinstance(inner, (list, tuple)) else []
-    parts += transform.children() if isinstance(transform, nn.Module) else ()
-    return any(_for_host(part, held=True) for part in parts)
-
-
-def _called(transform: Callable[[Any], Any], image: Any, for_host: bool, device: torch.device) -> Any:
-    dtype = getattr(transform, "dtype", None)
-    # Every type can be made floats of on CUDA, and whole batches are.
-    to_floats = isinstance(transform, v2.ToDtype) and isinstance(dtype, torch.dtype) and dtype.is_floating_point
-
-    def on_host(leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor):
-            return leaf
-        return leaf.cpu() if for_host or (leaf.dtype in _FEW_KERNELS and not to_floats) else leaf
-
-    host = image if device.type == "cpu" else replaced(image, on_host)
-    done = transform(host)
-    return done if host is image else replaced(done, lambda x: x.to(device) if isinstance(x, torch.Tensor) else x)
-
-
-@contextmanager
-def _as_written(device: torch.device) -> Generator[None, None, None]:
-    """Without the consumer's autocast, which in DataLoader does not reach into worker processes."""
-    with torch.autocast("cpu", enabled=False), torch.autocast(device.type, enabled=False):
-        yield
 
 
 def call_on_batch(transform: Callable[..., Any], data: Any, number: int, device: torch.device) -> Any:
@@ -183,7 +140,7 @@ def call_on_batch(transform: Callable[..., Any], data: Any, number: int, device:
         number: The seed, below 2**63.
         device: Whose generator is seeded beside the CPU's.
     """
-    with _as_written(device), seeded(device) as seed:
+    with as_written([transform], device), seeded(device) as seed:
         seed(number)
         return transform(*cast("Any", data)) if isinstance(data, (list, tuple)) else transform(data)
 

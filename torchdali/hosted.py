@@ -1,0 +1,129 @@
+"""Transforms that torch runs on a GPU, with the results that they have on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from torchvision import transforms as v1
+from torchvision.transforms import InterpolationMode, v2
+
+from torchdali.structure import replaced
+
+_FEW_KERNELS = {torch.uint16, torch.uint32, torch.uint64}
+"""Types for which torch has kernels on the CPU that it has not on CUDA."""
+
+_PRODUCTS = {
+    *(torch.bmm, torch.mm, torch.matmul),
+    *(torch.Tensor.bmm, torch.Tensor.mm, torch.Tensor.matmul, torch.Tensor.__matmul__),
+}
+"""What grids of places and ``LinearTransformation`` are multiplied with."""
+
+_ONLY_ON_THE_CPU = (
+    "interpolation parameters can not be handled",  # an antialiased resize to less than about a fiftieth
+    "does not have a deterministic implementation",
+    "Deterministic behavior was enabled",  # cuBLAS without its workspace
+)
+"""What torch says where CUDA has no kernel for a call and the CPU has one."""
+
+__all__ = ["as_written", "called", "parts_for_host"]
+
+
+def parts_for_host(transforms: Sequence[Any], device: torch.device) -> list[bool]:
+    """For each transform, whether torchvision does it, or what it holds, to tensors on the CPU only."""
+    return [device.type != "cpu" and _for_host(transform) for transform in transforms]
+
+
+def _for_host(transform: Any, held: bool = False) -> bool:
+    dtype, modes = getattr(transform, "dtype", None), getattr(transform, "interpolation", None)
+    dtypes = list(cast("dict[Any, Any]", dtype).values()) if isinstance(dtype, dict) else [dtype]
+    return (
+        isinstance(transform, v2.JPEG)
+        or (held and isinstance(transform, (v1.LinearTransformation, v2.LinearTransformation)))  # with its own matrix
+        or any(isinstance(one, torch.dtype) and one in _FEW_KERNELS for one in dtypes)
+        or InterpolationMode.LANCZOS in (modes if isinstance(modes, (list, tuple)) else [modes])
+        or any(_for_host(part, held=True) for part in _parts(transform))
+    )
+
+
+def _parts(transform: Any) -> list[Any]:
+    inner = getattr(transform, "transforms", ())
+    parts: list[Any] = [*inner] if isinstance(inner, (list, tuple)) else []
+    return [*parts, *(transform.children() if isinstance(transform, nn.Module) else ())]
+
+
+def called(transform: Callable[[Any], Any], image: Any, for_host: bool, device: torch.device) -> Any:
+    """What a transform makes of an image; what it does on the CPU alone is done there, and the result comes back.
+
+    Args:
+        transform: Called with the image.
+        image: What torchvision would be holding.
+        for_host: What ``parts_for_host`` said of the transform.
+        device: Where tensors lie.
+    """
+    dtype = getattr(transform, "dtype", None)
+    # Every type can be made floats of on CUDA, and whole batches are.
+    to_floats = isinstance(transform, v2.ToDtype) and isinstance(dtype, torch.dtype) and dtype.is_floating_point
+
+    def on_host(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        return leaf.cpu() if for_host or (leaf.dtype in _FEW_KERNELS and not to_floats) else leaf
+
+    host = image if device.type == "cpu" else replaced(image, on_host)
+    done = transform(host)
+    return done if host is image else replaced(done, lambda x: x.to(device) if isinstance(x, torch.Tensor) else x)
+
+
+@contextmanager
+def as_written(transforms: Sequence[Any], device: torch.device) -> Generator[None, None, None]:
+    """Without what the consumer set for the model, which in DataLoader does not reach transforms on the CPU.
+
+    That is autocast, TF32 in products of matrices (a grid's places are off by a part of a pixel with it), and deterministic
+    algorithms where CUDA has none.
+
+    Args:
+        transforms: What will be called.
+        device: Where tensors lie.
+    """
+    mode = _AsOnTheCPU() if device.type != "cpu" and _differs(transforms) else nullcontext()
+    with torch.autocast("cpu", enabled=False), torch.autocast(device.type, enabled=False), mode:
+        yield
+
+
+def _differs(transforms: Sequence[Any]) -> bool:
+    """Whether a call may need the mode, which costs every call some microseconds."""
+    try:
+        exact = torch.get_float32_matmul_precision() == "highest"
+    except RuntimeError:  # as torch answers where precisions were set for single backends
+        exact = False
+    return not exact or torch.are_deterministic_algorithms_enabled() or any(_resizes(each) for each in transforms)
+
+
+def _resizes(transform: Any) -> bool:
+    return bool(getattr(transform, "antialias", False)) or any(_resizes(part) for part in _parts(transform))
+
+
+class _AsOnTheCPU(TorchFunctionMode):
+    """Multiplies matrices of float32 in full precision, and calls on the CPU what CUDA refuses."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _PRODUCTS and not kwargs and all(each.dtype == torch.float32 for each in args):
+            return func(*(each.double() for each in args)).float()
+        try:
+            return func(*args, **kwargs)
+        except RuntimeError as error:
+            name: str = getattr(func, "__name__", "__")
+            if name.startswith("__") or not any(said in str(error) for said in _ONLY_ON_THE_CPU):
+                raise
+            device = next(each.device for each in args if isinstance(each, torch.Tensor))
+        there = replaced((args, kwargs), lambda x: x.cpu() if isinstance(x, torch.Tensor) else x)
+        done = func(*there[0], **there[1])
+        if name.endswith("_"):
+            return args[0].copy_(done)
+        return replaced(done, lambda x: x.to(device) if isinstance(x, torch.Tensor) else x)
