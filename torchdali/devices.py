@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-__all__ = ["local_rank", "on", "own"]
+__all__ = ["failed", "local_rank", "on", "own"]
 
 _HERE: AbstractContextManager[None] = nullcontext()
 
@@ -38,3 +38,13 @@ def on(device: torch.device) -> AbstractContextManager[None]:
     if device.type != "cuda" or torch.cuda.current_device() == device.index:
         return _HERE
     return torch.cuda.device(device)
+
+
+def failed(index: int | None) -> bool:
+    """Whether an error has put a CUDA device out of use for the rest of the process; without a number, the CPU."""
+    try:
+        if index is not None:
+            torch.cuda.current_stream(index).query()
+    except RuntimeError:  # with which every call of CUDA ends from then on
+        return True
+    return False

@@ -127,10 +127,7 @@ class Engine:
         except TimeoutError as error:
             if came_between(error):
                 raise
-            graph.forget(self._pipeline)
-            # Never closed: the run may still read the files, or others under their numbers, and the memory.
-            _LEFT_BEHIND.extend(self._held)
-            self._held.clear()
+            self._abandon()
             raise
         except RuntimeError as error:
             if not came_between(error):
@@ -147,6 +144,12 @@ class Engine:
         while self._settling and (self._settling[0][0] is None or self._settling[0][0].query()):
             self._settling.popleft()[1].close()
 
+    def _abandon(self) -> None:
+        """Leaves the pipeline to itself. What its runs read is never closed: files, or others under their numbers."""
+        graph.forget(self._pipeline)
+        _LEFT_BEHIND.extend(self._held)
+        self._held.clear()
+
     def drain(self) -> None:
         """Waits for what is in flight and drops it, failures too: nobody asks for it any more."""
         while self.in_flight and not self.broken:
@@ -161,6 +164,10 @@ class Engine:
         self._broken = True
         # In a forked process nothing is freed, and CUDA cannot be asked for the current device.
         here = self._process == os.getpid()
+        if here and devices.failed(self._device.index):
+            self._held.extend(stack for _, stack in self._settling)
+            self._settling.clear()
+            self._abandon()
         with devices.on(self._device) if here else nullcontext():
             self._pipeline.close()
             for event, stack in self._settling:

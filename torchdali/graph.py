@@ -158,13 +158,15 @@ class _Operators:
 
 @functools.cache
 def _pipeline_class(dali: Any) -> Any:
-    own, let_go = os.getpid, forget  # when the interpreter ends, a module's names are gone before its pipelines
+    # When the interpreter ends, a module's names are gone before its pipelines.
+    own, let_go, failed = os.getpid, forget, devices.failed
 
     class Pipeline(dali.Pipeline):
-        """A pipeline that is shut down only by the process that built it.
+        """A pipeline that is shut down only by the process that built it, and only while its device is of use.
 
         Its threads do not exist in a forked child, which would wait for them for ever: and a child may get to shut a
-        pipeline down at any time, when it collects garbage that it inherited.
+        pipeline down at any time, when it collects garbage that it inherited. After an error of CUDA's that stays,
+        such as an assertion in a kernel of the training step, DALI waits for runs that never end.
         """
 
         _pipe: Any = None  # until it is made, should that be interrupted
@@ -179,7 +181,7 @@ def _pipeline_class(dali: Any) -> Any:
             self._shutdown()
 
         def _shutdown(self) -> None:
-            if self._process != own():
+            if self._pipe and (self._process != own() or failed(self.device_id)):
                 let_go(self)
             super()._shutdown()
 
