@@ -72,7 +72,6 @@ def step():
 
 
 @pytest.mark.gpu
-@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty:UserWarning")
 @pytest.mark.parametrize("taken", [0, 1, 2])
 def test_a_graph_is_captured_while_batches_are_made(taken, step, dataset):
     """Of this thread, as torch.compile does it; DALI's threads meanwhile ask CUDA for memory and wait for it."""
@@ -93,6 +92,7 @@ def test_a_graph_is_captured_while_batches_are_made(taken, step, dataset):
 @pytest.mark.gpu
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # of torch.compile's own imports
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty:UserWarning")  # which torch.compile begins with
 def test_torch_compile_that_captures_graphs(pictures):
     """Also of the last, short batch, in the midst of the first epoch."""
     dataset = ImageFolder(
