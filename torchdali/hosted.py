@@ -119,9 +119,9 @@ class _AsOnTheCPU(TorchFunctionMode):
             return func(*args, **kwargs)
         except RuntimeError as error:
             name: str = getattr(func, "__name__", "__")
-            if name.startswith("__") or not any(said in str(error) for said in _ONLY_ON_THE_CPU):
+            device = next((each.device for each in args if isinstance(each, torch.Tensor)), None)
+            if device is None or name.startswith("__") or not any(said in str(error) for said in _ONLY_ON_THE_CPU):
                 raise
-            device = next(each.device for each in args if isinstance(each, torch.Tensor))
         there = replaced((args, kwargs), lambda x: x.cpu() if isinstance(x, torch.Tensor) else x)
         done = func(*there[0], **there[1])
         if name.endswith("_"):
