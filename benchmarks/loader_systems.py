@@ -9,6 +9,9 @@ _PROXY = "nvidia.dali.plugin.pytorch.experimental.proxy"
 LOADER = {
     "torchdali": System("**torchdali**, defaults", TORCHDALI, systems.torchdali, threads="its own", cores="all"),
     "dali_tuned": System("DALI tuned by hand", DALI, systems.dali_tuned, threads="tried", cores="all"),
+    "dali_tuned_read": System(
+        "DALI tuned by hand, files read instead of mapped", DALI, systems.dali_tuned_read, threads="tried"
+    ),
     "dali_documented": System("DALI as documented", DALI, systems.dali_documented),
     "dali_proxy": System(
         "DALI's proxy",

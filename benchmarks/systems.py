@@ -159,6 +159,11 @@ def dali_tuned(job: Job) -> Epoch:
     return _dali(job, 8, {"hw_decoder_load": 1.0} if has_gpu() else {})
 
 
+def dali_tuned_read(job: Job) -> Epoch:
+    """The same, and files are read into memory instead of mapped into it."""
+    return _dali(job, 8, {"hw_decoder_load": 1.0} if has_gpu() else {}, {"dont_use_mmap": True})
+
+
 def dali_decode_only(job: Job) -> Epoch:
     """Decode and crop, nothing else, tuned: what the JPEG engine can give at most."""
     from nvidia.dali import fn, pipeline_def
@@ -174,7 +179,7 @@ def dali_decode_only(job: Job) -> Epoch:
     return _dali_epochs(pipeline())
 
 
-def _dali(job: Job, depth: int, decoder: dict[str, Any]) -> Epoch:
+def _dali(job: Job, depth: int, decoder: dict[str, Any], reader: dict[str, Any] | None = None) -> Epoch:
     from nvidia.dali import fn, pipeline_def
 
     gpu = has_gpu()
@@ -182,7 +187,7 @@ def _dali(job: Job, depth: int, decoder: dict[str, Any]) -> Epoch:
     @pipeline_def(**_pipeline_options(job, depth))
     def pipeline() -> Any:
         files, labels = fn.readers.file(
-            file_root=str(job.root), random_shuffle=True, pad_last_batch=True, name="Reader"
+            file_root=str(job.root), random_shuffle=True, pad_last_batch=True, name="Reader", **(reader or {})
         )
         if job.data == "small":
             images = padded_crop(decoded_whole(files, decoder))

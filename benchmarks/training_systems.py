@@ -168,6 +168,9 @@ LEVERS = {
     "reserved_pinned": Lever("DALI's pool of pinned memory filled beforehand", before=partial(_reserve, 0, 2**30)),
     "no_gc": Lever("without Python's garbage collector", before=gc.disable),
     "tuned_queues": Lever(f"for comparison: DALI tuned by hand, {QUEUES} queues", queues=QUEUES, system="dali_tuned"),
+    "tuned_read_queues": Lever(
+        f"for comparison: DALI tuned by hand, {QUEUES} queues, files read", queues=QUEUES, system="dali_tuned_read"
+    ),
     "once_more": Lever("defaults, once more"),
 }
 _NONE = Lever("none")

@@ -149,6 +149,7 @@ def test_levers_are_tried_on_the_first_model_and_most_cores(parsed):
         "queues_32": 32,
         "queues_64": 64,
         "tuned_queues": 32,
+        "tuned_read_queues": 32,
     }
     assert [case.lever for case in training.cases(parsed("--levers", "ahead,half"), Path("root"))][-2:] == [
         "ahead",

@@ -83,8 +83,8 @@ def called(transform: Callable[[Any], Any], image: Any, for_host: bool, device: 
 def as_written(transforms: Sequence[Any], device: torch.device) -> Generator[None, None, None]:
     """Without what the consumer set for the model, which in DataLoader does not reach transforms on the CPU.
 
-    That is autocast, TF32 in products of matrices (a grid's places are off by a part of a pixel with it), and deterministic
-    algorithms where CUDA has none.
+    That is autocast, TF32 in products of matrices (a grid's places are off by a part of a pixel with it), and
+    deterministic algorithms where CUDA has none.
 
     Args:
         transforms: What will be called.
