@@ -129,7 +129,7 @@ class Engine:
                 raise
             self._abandon()
             raise
-        except RuntimeError as error:
+        except (RuntimeError, MemoryError) as error:
             if not came_between(error):
                 self._held.popleft().close()
                 self._broken = broken
@@ -155,7 +155,7 @@ class Engine:
         while self.in_flight and not self.broken:
             try:
                 self.take()
-            except RuntimeError as error:
+            except (RuntimeError, MemoryError) as error:
                 if came_between(error):
                     raise
 

@@ -15,6 +15,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.utils.data import get_worker_info
 
 from torchdali import devices
 from torchdali.errors import DALIUnavailableError
@@ -124,8 +125,9 @@ def unavailable_on(device: torch.device) -> str | None:
 
 def resolve(device: str | int | torch.device) -> torch.device:
     """The device that is meant now: of "auto", this process's own GPU where DALI can use one, else the CPU."""
-    if device == "auto":
-        return devices.own() if unavailable_on(torch.device("cuda")) is None else torch.device("cpu")
+    if device == "auto":  # in another loader's worker, after a fork, CUDA cannot be used
+        usable = get_worker_info() is None and unavailable_on(torch.device("cuda")) is None
+        return devices.own() if usable else torch.device("cpu")
     device = torch.device(device)
     return torch.device("cuda", torch.cuda.current_device()) if str(device) == "cuda" else device
 
@@ -323,6 +325,17 @@ def _enter(ops: _Operators, plan: Plan, nodes: dict[str, Any], resident: bool) -
     return _decode(ops, plan, encoded, nodes), ending, length
 
 
+def _with_header(ops: _Operators, encoded: Any) -> Any:
+    """The same files, after an operator that fails where DALI cannot read one's header.
+
+    DALI 2.4's decoder on the CPU reads the headers of batches of 32 and more in several threads, and where one of them
+    fails, it returns while others still write to what is gone then: the process dies.
+    """
+    sides = ops.fn.peek_image_shape(encoded, dtype=ops.types.INT32)
+    nothing = 0 * ops.fn.slice(sides, start=[0], shape=[1], axes=[0])
+    return ops.fn.reshape(encoded, shape=encoded.shape(dtype=ops.types.INT32) + nothing)
+
+
 def _decode(ops: _Operators, plan: Plan, encoded: Any, nodes: dict[str, Any]) -> Any:
     how: dict[str, Any] = {
         "device": "mixed" if ops.device == "gpu" else "cpu",
@@ -335,6 +348,8 @@ def _decode(ops: _Operators, plan: Plan, encoded: Any, nodes: dict[str, Any]) ->
         how["hw_decoder_load"] = 1.0
         # Each process of a host would tie its threads to the same cores.
         how["affine"] = False
+    else:
+        encoded = _with_header(ops, encoded)
     if plan.decode_window:
         params = plan.params_of(0, nodes)
         return ops.fn.decoders.image_slice(encoded, start=params["start"], shape=params["shape"], axes=[0, 1], **how)

@@ -11,7 +11,7 @@ import numpy as np
 from torchdali.errors import SampleError
 from torchdali.feed import Batch, Feed
 from torchdali.spec import IntArray
-from torchdali.tolerance import SIZE, Tolerance
+from torchdali.tolerance import SIZE, Tolerance, drawable
 
 __all__ = ["LenientFeed"]
 
@@ -84,7 +84,7 @@ class LenientFeed:
             self._tolerance.note(error)
             if self._tolerance.mode == "replace":
                 for row in blamed:
-                    source.replace(row, source.size_of(row) or _size_beside(asked, row))
+                    source.replace(row, drawable(source.size_of(row)) or _size_beside(asked, row))
             source.bad = source.bad.union(blamed)
             batch = self._without(asked)
             if batch is None:
@@ -127,5 +127,5 @@ def _names(one: SampleError, other: SampleError) -> bool:
 def _size_beside(batch: Batch, row: int) -> tuple[int, int]:
     """Height and width of the next image of a batch that can be read, because images are often of one size."""
     order: IntArray = np.roll(batch.rows, -int(np.flatnonzero(batch.rows == row)[0]))
-    sizes = (batch.source.size_of(other) for other in order.tolist() if other != row)
+    sizes = (drawable(batch.source.size_of(other)) for other in order.tolist() if other != row)
     return next(filter(None, sizes), SIZE)

@@ -16,6 +16,7 @@ from torchvision import tv_tensors
 
 from torchdali.sources import UNREADABLE, Header, header_of, read_header, words_of
 from torchdali.spec import Entry, First, Spec
+from torchdali.tolerance import drawable
 
 __all__ = ["PIXEL_DTYPES", "Prepared", "RefusedError", "UnreadableError", "black", "ppm", "ppm_of", "prepared"]
 
@@ -65,8 +66,7 @@ class UnreadableError(RefusedError):
 
     def __init__(self, reason: str, size: tuple[int, int] | None = None) -> None:
         super().__init__(reason)
-        most = PIL.Image.MAX_IMAGE_PIXELS
-        self.size = size if size and min(size) > 0 and (not most or size[0] * size[1] <= most) else None
+        self.size = drawable(size)
 
 
 def prepared(leaf: Any, first: First = "conversion") -> Prepared:

@@ -32,7 +32,8 @@ _MAGIC = re.compile(
     rb"|II\*\0|MM\0\*"  # TIFF
     rb"|\0\0\0\x0cjP  "  # JPEG 2000
     rb"|P[1-6][\s#]"  # portable anymaps
-    rb"|RIFF.{4}WEBP",
+    rb"|RIFF.{4}WEBP"
+    rb"|.{4}ftypavi[fs]",
     re.DOTALL,
 )
 _START = 18

@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 from typing import Any, Literal
 
+import PIL.Image
+
 from torchdali.errors import SampleError
 from torchdali.transforms import RowError
 
-__all__ = ["SIZE", "OnError", "Tolerance"]
+__all__ = ["SIZE", "OnError", "Tolerance", "drawable"]
 
 OnError = Literal["raise", "skip", "replace"]
 
@@ -16,6 +18,12 @@ SIZE = 256, 256
 """Height and width of a black image where nothing tells them."""
 
 _log = logging.getLogger("torchdali")
+
+
+def drawable(size: tuple[int, int] | None) -> tuple[int, int] | None:
+    """The size for a black image; None where it is none, or one in which PIL would not decode an image."""
+    most = PIL.Image.MAX_IMAGE_PIXELS
+    return size if size and min(size) > 0 and (not most or size[0] * size[1] <= most) else None
 
 
 class Tolerance:

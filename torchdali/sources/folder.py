@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import struct
+import zlib
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack, contextmanager, suppress
@@ -23,7 +25,10 @@ from torchdali.spec import IntArray
 
 __all__ = ["UNREADABLE", "FileSource", "FolderSource", "words_of"]
 
-UNREADABLE = (OSError, ValueError, SyntaxError, PIL.Image.DecompressionBombError)
+UNREADABLE = (
+    *(OSError, ValueError, SyntaxError, PIL.Image.DecompressionBombError),
+    *(RuntimeError, EOFError, IndexError, KeyError, TypeError, struct.error, zlib.error),
+)
 """What PIL raises on files that are no image or a damaged one."""
 
 
@@ -125,6 +130,10 @@ class FileSource(Source):
 
     def _read_many(self, rows: IntArray) -> None:
         assert self.read_heads is not None
+        replaced = np.isin(rows, list(self._black))
+        for row in rows[replaced].tolist():  # whose files say something else
+            self.read(row)
+        rows = rows[~replaced]
         with suppress(RuntimeError):  # a file that cannot be read is named below
             heads, lengths = self.read_heads(self._paths.gather(rows))
             self._facts.learn_many(rows, parse(heads), lengths)

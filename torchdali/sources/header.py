@@ -97,8 +97,8 @@ def _own(read: Callable[[int], bytes], length: int) -> Header | None:
 
 def _png(start: bytes, length: int) -> Header | None:
     width, height = int.from_bytes(start[16:20], "big"), int.from_bytes(start[20:24], "big")
-    depth, colour = start[24], start[25]
-    return Header(height, width, length, False, True) if depth == 8 and colour in (0, 2, 3) else None
+    native = start[24:25] == b"\x08" and start[25:26] in (b"\0", b"\2", b"\3")
+    return Header(height, width, length, False, True) if native and height and width else None
 
 
 def _jpeg(read: Callable[[int], bytes], start: bytes, length: int) -> Header | None:

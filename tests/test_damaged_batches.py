@@ -1,0 +1,152 @@
+"""Damaged files in batches as large as those of a training, and files whose headers say what is not so."""
+
+from __future__ import annotations
+
+import io
+import zlib
+
+import numpy as np
+import pytest
+import torch
+from conftest import encoded
+from PIL import Image, features
+from skimage.data import coffee
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import v2
+
+from torchdali import DALILoader, SampleError
+
+pytestmark = pytest.mark.timeout(120)
+
+CHAIN = v2.Compose([v2.Resize((16, 16)), v2.ToImage()])
+COUNT, BAD = 64, 5
+PICTURE = Image.fromarray(coffee()).resize((60, 40))
+
+
+def folder(root, damaged, suffix, kind="PNG"):
+    """64 whole files, but for one."""
+    (root / "c").mkdir(parents=True)
+    whole = encoded(PICTURE, kind)
+    for number in range(COUNT):
+        (root / "c" / f"{number:02}.{suffix}").write_bytes(damaged if number == BAD else whole)
+    return ImageFolder(root, CHAIN)
+
+
+def png_of(height, width):
+    """A PNG whose header, with a checksum that is right, says another size."""
+    data = bytearray(encoded(PICTURE, "PNG"))
+    data[16:24] = width.to_bytes(4, "big") + height.to_bytes(4, "big")
+    data[29:33] = zlib.crc32(data[12:29]).to_bytes(4, "big")
+    return bytes(data)
+
+
+def jpeg_of(height, width):
+    data = bytearray(encoded(PICTURE, "JPEG"))
+    at = data.index(b"\xff\xc0") + 5
+    data[at : at + 4] = height.to_bytes(2, "big") + width.to_bytes(2, "big")
+    return bytes(data)
+
+
+LARGE_BATCH = """
+import sys
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import v2
+from torchdali import DALILoader, SampleError
+
+chain = v2.Compose([v2.Resize((16, 16)), v2.ToImage()])
+for _ in range(4):
+    loader = DALILoader(ImageFolder(sys.argv[1], chain), batch_size=64, on_error=sys.argv[2], device=sys.argv[3])
+    try:
+        ((images, labels),) = loader
+        print("made", len(images), [error.index for error in loader.errors])
+    except SampleError as error:
+        print("refused", error.index)
+"""
+
+WHAT_COMES = {
+    "raise": "refused 5",
+    "skip": "made 64 [5]",
+    "replace": "made 64 [5]",
+}
+
+
+@pytest.mark.parametrize("mode", WHAT_COMES)
+@pytest.mark.parametrize(("kind", "kept"), [("JPEG", 200), ("PNG", 40)])
+def test_a_header_that_ends_too_early_in_a_large_batch(kind, kept, mode, run_script, tmp_path):
+    """DALI's decoder on the CPU reads headers in several threads from 32 images on, and dies of such a file."""
+    folder(tmp_path / "root", encoded(PICTURE, kind)[:kept], kind.lower(), kind)
+    done = run_script(LARGE_BATCH, tmp_path / "root", mode, "cpu", timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n")[:-1] == [WHAT_COMES[mode]] * 4
+
+
+def test_a_png_without_its_last_chunk_is_read_as_pil_reads_it(run_script, tmp_path):
+    data = encoded(PICTURE, "PNG")[:-12]
+    Image.open(io.BytesIO(data)).load()
+    folder(tmp_path / "root", data, "png")
+    done = run_script(LARGE_BATCH, tmp_path / "root", "raise", "cpu", timeout=100)
+    assert done.stdout.split("\n")[:-1] == ["made 64 []"] * 4, done.stderr
+
+
+@pytest.mark.filterwarnings("ignore:Image size:PIL.Image.DecompressionBombWarning")
+@pytest.mark.parametrize(
+    ("damaged", "kind"),
+    [(jpeg_of(65_535, 65_535), "JPEG"), (png_of(30_000, 30_000), "PNG"), (png_of(2**31 - 1, 20), "PNG")],
+    ids=["JPEG", "PNG", "PNG of two gigapixels"],
+)
+def test_a_black_image_is_no_larger_than_pil_would_decode(damaged, kind, tmp_path):
+    dataset = folder(tmp_path / "root", damaged, kind.lower(), kind)
+    dataset.transform = v2.ToImage()
+    loader = DALILoader(dataset, batch_size=COUNT, on_error="replace", device="cpu")
+    ((images, _),) = loader
+    assert images.shape == (COUNT, 3, 40, 60)
+    assert images[BAD].sum() == 0
+    assert [error.index for error in loader.errors] == [BAD]
+
+
+def broken_data():
+    """A JPEG with a second beginning in its data, and no end: PIL refuses it, DALI decodes it."""
+    data = bytearray(encoded(PICTURE, "JPEG"))
+    data[-200:-198] = b"\xff\xd8"
+    return bytes(data[:-2])
+
+
+@pytest.mark.parametrize("size", [16, COUNT])
+def test_a_black_image_stands_for_a_damaged_one_in_batches_of_any_size(size, tmp_path):
+    """Headers of 32 files and more are read together, from files that a black image stands for as well."""
+    dataset = folder(tmp_path / "root", broken_data(), "jpg", "JPEG")
+    (tmp_path / "root/c/10.jpg").write_bytes(encoded(PICTURE, "PNG")[:-12])
+    loader = DALILoader(dataset, batch_size=size, on_error="replace", device="cpu")
+    images = torch.cat([images for images, _ in loader])
+    assert [error.index for error in loader.errors] == [BAD]
+    assert images[BAD].sum() == 0
+    assert np.count_nonzero(images.flatten(1).sum(1).numpy() == 0) == 1
+
+
+def avif():
+    if not features.check("avif"):
+        pytest.skip("this PIL has no AVIF")
+    data = bytearray(encoded(PICTURE, "AVIF"))
+    start = data.index(b"mdat") + 8
+    data[start : start + 16] = b"\xff" * 16
+    return bytes(data)
+
+
+OTHERS = {
+    "twenty bytes": lambda: encoded(PICTURE, "PNG")[:20],
+    "no size": lambda: png_of(0, 0),
+    "AVIF": avif,
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_pil_raises_on_a_damaged_file_is_its_samples_error(name, tmp_path):
+    damaged = OTHERS[name]()
+    with pytest.raises((OSError, SyntaxError, RuntimeError)):
+        Image.open(io.BytesIO(damaged)).load()
+    dataset = folder(tmp_path / "root", damaged, "png")
+    with pytest.raises(SampleError, match=r"sample 5 .*cannot be"):
+        list(DALILoader(dataset, batch_size=8, device="cpu"))
+    loader = DALILoader(dataset, batch_size=8, on_error="skip", device="cpu")
+    assert sum(len(labels) for _, labels in loader) == COUNT
+    assert [error.index for error in loader.errors] == [BAD]
