@@ -450,3 +450,11 @@ def test_a_loader_can_be_pickled_though_lightning_looks_on(dataset: ImageFolder)
     labels = [labels.tolist() for _, labels in loader]
     assert "__pl_attrs_record" in vars(loader)
     assert [labels.tolist() for _, labels in pickle.loads(pickle.dumps(loader))] == labels
+
+
+@pytest.mark.parametrize("options", [{"batch_size": 7}, {"seed": 3}, {"num_workers": 2, "batch_size": 2}])
+def test_options_for_loaders_that_are_made_already(options, pictures):
+    loader = DALILoader(ImageFolder(pictures, v2.Compose([v2.CenterCrop(24), v2.ToImage()])), device="cpu")
+    with pytest.raises(ValueError, match="there is no dataset whose loader would take this"):
+        DALIDataModule(loader, [loader, loader], **options)
+    DALIDataModule(loader, loader.dataset, **options)

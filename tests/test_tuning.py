@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -79,8 +78,7 @@ def test_nvjpeg_says_of_this_card_what_its_kind_does() -> None:
     [(602_112, 2**40, 6), (3 * 2**20, 2**40, 2), (602_112, 2**29, 3), (602_112, 2**10, 2), (100, 2**40, 6)],
 )
 def test_the_window_fits_the_memory(sample: int, memory: int, most: int) -> None:
-    plan: Any = SimpleNamespace(sample_bytes=sample)
-    assert fitting_window(plan, 256, memory) == most
+    assert fitting_window(256 * sample, memory) == most
 
 
 def test_batches_do_not_depend_on_threads_or_window(pictures: Any, device: str) -> None:

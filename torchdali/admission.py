@@ -17,6 +17,7 @@ from torchdali.feed import Batch
 from torchdali.packing import Packed, listed
 from torchdali.routes import Routes
 from torchdali.spec import IntArray
+from torchdali.tuning import fitting_window
 
 __all__ = ["Delivery", "Fault", "Proxy", "check_sizes", "stacks"]
 
@@ -34,7 +35,8 @@ class Proxy:
         state: Differs when anything did change.
         routes: The engines; None where there is no transform.
         device: Where batches are made.
-        window: Batches in flight, where there are workers.
+        memory: Bytes that batches in flight may take.
+        window: Batches in flight, where there are workers: as many as fit, once a batch has shown how large they are.
         places: Where the images are in the samples, once a batch has shown it and if they all have them there.
         found: Whether there was an image.
         warned: Whether it was said that there is no image.
@@ -43,6 +45,7 @@ class Proxy:
     state: object
     routes: Routes | None
     device: torch.device
+    memory: int
     window: int = 6
     places: tuple[str, ...] = ()
     found: bool = False
@@ -55,7 +58,11 @@ class Proxy:
         assert self.routes is not None
         samples = [np.unique(group.sample) for group in packed.groups]
         together = len(np.unique(np.concatenate(samples))) < sum(map(len, samples))
-        return self.routes.pools([(group.spec, group.entry, False) for group in packed.groups], together)
+        pools = self.routes.pools([(group.spec, group.entry, False) for group in packed.groups], together)
+        each = zip(packed.groups, pools, strict=True)
+        size = sum(int(group.length.sum()) + len(group.sample) * pool.plan.sample_bytes for group, pool in each)
+        self.window = min(self.window, fitting_window(size, self.memory, self.memory))
+        return pools
 
     def check_places(self, packed: Packed, fault: Fault) -> None:
         """Raises where a batch has its images in other places than the ones before it, which hides a damaged sample."""

@@ -24,7 +24,7 @@ from torchdali.occurrences import DenseOccurrences
 from torchdali.plan import Plan
 from torchdali.resume import Resumable
 from torchdali.rng import Draws, Words, epoch_key
-from torchdali.samples import as_samples, call_on_batch, check_shapes, run_on_batch, seeded
+from torchdali.samples import as_samples, call_on_batch, check_shapes, collate_samples, run_on_batch, seeded
 from torchdali.sources import LiftedSource
 from torchdali.tolerance import Tolerance
 from torchdali.tracing import came_between, note, put_by
@@ -150,7 +150,7 @@ class Epoch(Resumable):
         self._end: Exception | None = None
         self._turns = 0
         self._sampler: Any = loader.sampler
-        self._tolerance: Tolerance = loader.tolerance
+        self._tolerance: Tolerance = loader._tolerance  # noqa: SLF001
 
     @property
     def base_seed(self) -> int:
@@ -287,8 +287,12 @@ class Epoch(Resumable):
         if stack and plan.container is None:
             self._check_shapes(batch, images)
         samples = list(zip(images, targets, strict=True))
-        data = self._collate(samples if self._auto_collation else samples[0])
-        device = self._compiled.device
+        data, device = samples if self._auto_collation else samples[0], self._compiled.device
+        if stack or not len(batch.rows):
+            data = self._collate(data)
+        else:
+            number = int(batch.draws.at(plan.suffix_step + 2).seeds()[0])
+            data = collate_samples(self._collate, data, number=number, device=device)
         return _map_tensors(torch.Tensor, partial(to_device, device=device), data)
 
     def _samples(self, batch: Batch, views: Views) -> tuple[list[Any], list[Any]]:
@@ -319,6 +323,8 @@ class Epoch(Resumable):
         if self._feed is not None:
             self.take_back()
             self._feed.end(CLOSED)
+
+    _shutdown_workers = close
 
     def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
         if self._feed is not None and not ending():

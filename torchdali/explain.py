@@ -128,7 +128,7 @@ def _images(loader: Any, proxy: Proxy) -> tuple[str, Sequence[Plan]]:
 
 
 def _on_error(loader: Any) -> Rows:
-    return {"on error": loader.tolerance.explained(), **_timeout(loader)}
+    return {"on error": loader._tolerance.explained(), **_timeout(loader)}  # noqa: SLF001
 
 
 def _output(plan: Plan) -> str:

@@ -224,6 +224,10 @@ class DALIDataModule(_Base):
                 raise ValueError(
                     f"{', '.join(self._own[stage])}: for {stage}= there is no dataset whose loader would take this"
                 )
+        given = [*options, *(["batch_size"] if batch_size != 1 else [])]
+        leaves = [leaf for data in self._data.values() for leaf in _leaves(data)]
+        if given and leaves and all(map(_is_loader, leaves)):
+            raise ValueError(f"{', '.join(given)}: there is no dataset whose loader would take this")
         # As Lightning's from_datasets does: a method that is defined says that there is data.
         for stage in (stage for stage, data in self._data.items() if data is not None):
             setattr(self, f"{stage}_dataloader", partial(self._loaders, stage))

@@ -51,6 +51,8 @@ _T = TypeVar("_T", covariant=True)
 
 _DATALOADER = inspect.signature(cast("Any", DataLoader).__init__)
 _SETTLED = ("seed", "on_error", "max_errors", "fidelity")
+_TRANSFORMS = ("transform", "batch_transform")
+_OPTIONS = {*_SETTLED, *_TRANSFORMS, "device", "cache", "cache_bytes"}
 
 
 class DALILoader(Stateful, Distributed, Reporting, DataLoader[_T]):
@@ -128,13 +130,15 @@ class DALILoader(Stateful, Distributed, Reporting, DataLoader[_T]):
     ) -> None:
         if isinstance(dataset, (str, os.PathLike)):
             dataset = ImageFolder(Path(cast("str | os.PathLike[str]", dataset)))
+        if taken := sorted(_OPTIONS.intersection(vars(self))):
+            raise ValueError(_kept(self, taken[0]))
         check_callable(*flatten(transform), batch_transform)
         check_fidelity(fidelity)
         check_numbers(seed=seed)
         # Each argument is an attribute of its name, by which Lightning makes a loader anew.
         self.on_error: OnError = on_error
         self.max_errors = max_errors
-        self.tolerance = Tolerance(on_error, max_errors)
+        self._tolerance = Tolerance(on_error, max_errors)
         self.cache: Literal["host", "device"] | None = cache
         self.cache_bytes = cache_bytes
         self._cache: Cache | None = None
@@ -179,12 +183,14 @@ class DALILoader(Stateful, Distributed, Reporting, DataLoader[_T]):
     @property
     def errors(self) -> list[SampleError]:
         """The samples that could not be read or decoded and were put up with so far, each once, as they were found."""
-        return self.tolerance.errors
+        return self._tolerance.errors
 
     def __setattr__(self, attr: str, val: Any) -> None:
         """Refuses, as ``DataLoader`` does, what is looked at only when a loader is made."""
         if attr in _SETTLED and attr in vars(self):
             raise ValueError(f"{attr} attribute should not be set after {type(self).__name__} is initialized")
+        if attr in _TRANSFORMS and attr in vars(self) and not type(self).__module__.startswith("torchdali."):
+            raise ValueError(_kept(self, attr))
         super().__setattr__(attr, val)
 
     def _check_cache(self) -> None:
@@ -256,7 +262,7 @@ class DALILoader(Stateful, Distributed, Reporting, DataLoader[_T]):
     def _proxy_now(self) -> Proxy | None:
         """What is done with a batch that the dataset gave; None where DataLoader itself does all there is to do."""
         device = graph.resolve(self.device)
-        if self.transform is None and self.batch_transform is None and device.type == "cpu" and not self.tolerance:
+        if self.transform is None and self.batch_transform is None and device.type == "cpu" and not self._tolerance:
             return None
         key = (device, snapshot(self.transform), self.fidelity)
         if self._proxy is None or self._proxy.state != key:
@@ -265,7 +271,7 @@ class DALILoader(Stateful, Distributed, Reporting, DataLoader[_T]):
                 routes = Routes(self.transform, device, self.fidelity, self._declared_batch_size(), 0)
             if device.type == "cuda":
                 machine.warn_of_few_connections()
-            self._proxy = Proxy(key, routes, device)
+            self._proxy = Proxy(key, routes, device, machine.memory_for_batches(device))
         return self._proxy
 
     @property
@@ -285,8 +291,9 @@ class DALILoader(Stateful, Distributed, Reporting, DataLoader[_T]):
     def close(self) -> None:
         """Frees what the loader has: threads, worker processes, and memory on the host and on the GPU.
 
-        Epochs under way end. Batches that were handed out stay valid and keep their memory. The loader may be used
-        again, and then builds its pipelines anew. Leaving a ``with`` block closes, too.
+        Iterators under way raise ``RuntimeError`` when they are asked again. Batches that were handed out stay valid
+        and keep their memory. The loader may be used again, and then builds its pipelines anew. Leaving a ``with``
+        block closes, too.
         """
         for epoch in list(self._live):
             epoch.close()
@@ -360,9 +367,16 @@ class DALILoader(Stateful, Distributed, Reporting, DataLoader[_T]):
             self._free_cache()
         threads = Threads(self.num_workers, device, plan.entry)
         free = machine.memory_for_batches(device)
-        window = self._window or fitting_window(plan, size, free)
+        window = self._window or fitting_window(size * plan.sample_bytes, free)
         pool = EnginePool(plan, size, threads, resident)
         return Compiled(key, source, pool, chain, threads, window, self._cache)
+
+
+def _kept(loader: Any, name: str) -> str:
+    return (
+        f"{type(loader).__name__} keeps an attribute {name} of its own, which DALILoader takes for its argument "
+        f"{name}=: give the attribute another name"
+    )
 
 
 def _signature() -> inspect.Signature:

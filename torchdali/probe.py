@@ -125,7 +125,7 @@ def probe_of(loader: Any, compiled: Compiled, size: int) -> Probe | None:
                 return _Probing(loader, compiled, size, _chosen(count, bad, size, compiled.window)).run()
             except SampleError as error:
                 met += 1
-                if met > _PUT_UP_WITH or not loader.tolerance.takes(error):
+                if met > _PUT_UP_WITH or not loader._tolerance.takes(error):  # noqa: SLF001
                     raise
                 bad.add(error.index)
     return None
@@ -224,7 +224,7 @@ class _Probing:
         compiled, twin = self.compiled, copy.copy(self.loader)
         twin.generator = torch.Generator()
         vars(twin)["_bookmark"] = Bookmark()
-        vars(twin)["tolerance"] = Tolerance("raise", None)  # the loader's own counts what epochs meet
+        vars(twin)["_tolerance"] = Tolerance("raise", None)  # the loader's own counts what epochs meet
         # DataLoader refuses a change of its samplers; this is a copy, and the user's own are not asked.
         batches = [rows.tolist() for rows in self.rows[1]]
         vars(twin)["sampler"] = [batch[0] for batch in batches]

@@ -42,7 +42,7 @@ from torchdali.received import source_of
 from torchdali.rejoin import rejoined, stand_in
 from torchdali.resume import Resumable, twin_of
 from torchdali.rng import Draws
-from torchdali.samples import call_on_batch
+from torchdali.samples import call_on_batch, collate_samples
 from torchdali.spec import First
 from torchdali.stream import StreamPacker, is_stream, put_stream
 from torchdali.tolerance import Tolerance
@@ -57,7 +57,7 @@ _pin_memory = cast("Callable[[Any], Any]", data_utils.pin_memory.pin_memory)
 _ANEW = "this epoch cannot go on, a new one can be started"
 _INTERRUPTED = f"the loader was interrupted; {_ANEW}"
 _FORKED = "an iterator cannot be used in a forked process; iterate over the loader anew there"
-_BATCH_STEP = 2**16 - 1
+_BATCH_STEP, _COLLATE_STEP = 2**16 - 1, 2**16 - 2
 """The position that keys the random numbers of ``batch_transform``: after every chain."""
 
 _Share = tuple[int, int, dict[str, Any]]
@@ -89,7 +89,7 @@ class _ProxyEpoch(Resumable):
         self._transform_batch: Callable[..., Any] | None = loader.batch_transform
         self._pins: bool = loader.pin_memory and proxy.device.type == "cpu" and torch.cuda.is_available()
         self._transfer = Transfer(proxy.device)
-        self._tolerance: Tolerance = loader.tolerance
+        self._tolerance: Tolerance = loader._tolerance  # noqa: SLF001
         self._pending: deque[Delivery | Exception] = deque()
         self._turns: deque[tuple[int, _Share | None]] = deque()
         self._mappings: dict[tuple[int, int], Mapping] = {}
@@ -285,16 +285,18 @@ class _ProxyEpoch(Resumable):
         packed, proxy = delivery.packed, self.proxy
         data = packed.rest
         self._land(delivery)
+        draws = Draws(self._key, delivery.index, delivery.occurrence)
         if packed.groups:
-            collate = None if self._stacks else self._user_collate
+            number = int(draws.at(_COLLATE_STEP).seeds()[0])
+            collate = partial(collate_samples, self._user_collate, number=number, device=proxy.device)
+            collate = None if self._stacks else collate
             assert proxy.routes is not None
             data = rejoined(packed, delivery.runs, self._auto_collation, collate, proxy.routes.chain)
             self.clock.lap("torch" if any(run.pool.plan.in_torch for run in delivery.runs) else "collate")
         data = self._transfer(data)
         if self._transform_batch is not None and packed.count:
-            draws = Draws(self._key, delivery.index, delivery.occurrence, _BATCH_STEP)
             self.clock.lap("collate")
-            data = call_on_batch(self._transform_batch, data, int(draws.seeds()[0]), proxy.device)
+            data = call_on_batch(self._transform_batch, data, int(draws.at(_BATCH_STEP).seeds()[0]), proxy.device)
             self.clock.lap("batch_transform")
         data = _pin_memory(data) if self._pins else data
         self.clock.leave(packed.count)

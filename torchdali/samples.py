@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
@@ -23,7 +25,7 @@ Images = torch.Tensor | list[torch.Tensor]
 
 _to_pil_image = cast("Callable[..., Any]", F.to_pil_image)
 
-__all__ = ["Images", "as_samples", "call_on_batch", "check_shapes", "run_on_batch", "seeded"]
+__all__ = ["Images", "as_samples", "call_on_batch", "check_shapes", "collate_samples", "run_on_batch", "seeded"]
 
 
 def as_kind(image: torch.Tensor, kind: Kind) -> Any:
@@ -37,9 +39,38 @@ def as_kind(image: torch.Tensor, kind: Kind) -> Any:
     return tv_tensors.Image(image) if kind == "image" else image
 
 
+_lent = threading.RLock()
+_PATIENCE = 10.0
+"""Seconds after which a thread no longer waits for another one, whose transforms may be waiting for it."""
+
+
+def _free_again() -> None:
+    """In a forked process, which has no thread that would let go of it."""
+    global _lent
+    _lent = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_free_again)
+
+
 @contextmanager
 def seeded(device: torch.device) -> Generator[Callable[[int], None], None, None]:
-    """Lends the global generators of torch, numpy and Python; gives a function that seeds them for one sample."""
+    """Lends the global generators of torch, numpy and Python; gives a function that seeds them for one sample.
+
+    To one thread at a time: else one would put back what another one had seeded, for good.
+    """
+    lock, taken = _lent, _lent.acquire(timeout=_PATIENCE)
+    try:
+        with _seeded(device) as seed:
+            yield seed
+    finally:
+        if taken:
+            lock.release()
+
+
+@contextmanager
+def _seeded(device: torch.device) -> Generator[Callable[[int], None], None, None]:
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
     cuda = torch.cuda.default_generators[device.index] if device.type == "cuda" else None
     cuda_state = cuda.get_state() if cuda else None
@@ -143,6 +174,22 @@ def call_on_batch(transform: Callable[..., Any], data: Any, number: int, device:
     with as_written([transform], device), seeded(device) as seed:
         seed(number)
         return transform(*cast("Any", data)) if isinstance(data, (list, tuple)) else transform(data)
+
+
+def collate_samples(collate: Callable[[Any], Any], samples: Any, *, number: int, device: torch.device) -> Any:
+    """What a user's ``collate_fn`` makes of samples; the global generators are seeded, and put back after it.
+
+    In DataLoader's worker processes it draws from theirs, and the main process's stay where they are.
+
+    Args:
+        collate: Called with the samples.
+        samples: A list of them, or the one where there are no batches.
+        number: The seed, below 2**63.
+        device: Whose generator is seeded beside the CPU's.
+    """
+    with as_written([], device), seeded(device) as seed:
+        seed(number)
+        return collate(samples)
 
 
 def check_shapes(images: Sequence[Any], chain: Sequence[Any], name: Callable[[int], str]) -> None:

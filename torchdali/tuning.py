@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from torchdali import graph, machine
-from torchdali.plan import Plan
 from torchdali.spec import Entry
 
 __all__ = ["Threads", "Unasked", "check_numbers", "fitting_window", "pinned_bytes"]
@@ -28,7 +27,6 @@ _MORE = 56
 """Threads that decode as fast as the JPEG engine what is not for it: 2.1 ms an image on a core, 37 us in the engine."""
 
 _WINDOW = 6
-_WINDOW_BYTES = 2**30
 
 _PINNED_BATCHES = 4
 _PINNED_BESIDE = 2**25
@@ -97,9 +95,9 @@ def check_numbers(**numbers: Any) -> None:
         raise AssertionError("prefetch_factor must be greater than 0")
 
 
-def fitting_window(plan: Plan, batch_size: int, memory: int) -> int:
-    """How many batches are in flight: as many as fit ``memory`` bytes and 1 GiB, at least 2 and at most 6."""
-    return max(2, min(_WINDOW, min(memory, _WINDOW_BYTES) // (batch_size * plan.sample_bytes)))
+def fitting_window(batch_bytes: int, memory: int, most: int = 2**30) -> int:
+    """How many batches are in flight: as many as fit ``memory`` bytes and ``most``, at least 2 and at most 6."""
+    return max(2, min(_WINDOW, min(memory, most) // max(batch_bytes, 1)))
 
 
 def pinned_bytes(batch: int, window: int) -> int:

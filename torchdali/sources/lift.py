@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torchvision
 from torch.utils.data import ConcatDataset, IterableDataset, Subset
-from torchvision.datasets import DatasetFolder
+from torchvision.datasets import DatasetFolder, folder
 from torchvision.datasets.folder import default_loader, pil_loader
 
 from torchdali.errors import UnsupportedDatasetError
@@ -226,7 +226,12 @@ def _is_plain(dataset: Any, base: type[Any]) -> bool:
     several: Any = getattr(dataset, "__getitems__", None)
     theirs: Any = getattr(base, "__getitems__", None)
     same = several is None if theirs is None else getattr(several, "__func__", None) is theirs
-    return same and kind.__getitem__ is cast("Any", base).__getitem__
+    return same and kind.__getitem__ is cast("Any", base).__getitem__ and not _patched(kind.__getitem__)
+
+
+def _patched(function: Any) -> bool:
+    """Whether a function of torchvision's has had another put in its place."""
+    return function.__module__.partition(".")[0] not in ("torch", "torchvision", "torchdali")
 
 
 def _checked(dataset: Any) -> int:
@@ -241,7 +246,8 @@ def _checked(dataset: Any) -> int:
         raise UnsupportedDatasetError(f"{name} overrides how samples are fetched (__getitem__). {_HINT}.")
     if base is DatasetFolder:
         loader = dataset.loader
-        if loader is not pil_loader and (loader is not default_loader or _image_backend() != "PIL"):
+        other = loader is not pil_loader and (loader is not default_loader or _image_backend() != "PIL")
+        if other or _patched(folder.pil_loader):
             called = getattr(loader, "__name__", repr(loader))
             raise UnsupportedDatasetError(f"{name} opens its files with a loader of its own, {called}. {_HINT}.")
     images = dataset.samples if base is DatasetFolder else dataset.paths if base is ImageIndex else dataset.data
