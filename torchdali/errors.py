@@ -10,7 +10,7 @@
     ├── BatchShapeError (RuntimeError)       the images of a batch differ in shape
     └── PipelineError (RuntimeError)         DALI failed, and no file is to blame
 
-Each also derives from the built-in type that a script around ``torch.utils.data.DataLoader`` would catch.
+Each also derives from the built-in type that comes closest to what ``torch.utils.data.DataLoader`` raises.
 """
 
 from __future__ import annotations
