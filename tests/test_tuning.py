@@ -13,7 +13,7 @@ from PIL import Image
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
-from torchdali import DALILoader, devices, graph, machine
+from torchdali import DALILoader, devices, jpeg_engine, machine
 from torchdali.tuning import Threads, fitting_window
 
 CUDA = torch.device("cuda", 0)
@@ -26,7 +26,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def use(engine: bool) -> None:
         monkeypatch.setattr(machine, "available_cores", lambda: 16)
-        monkeypatch.setattr(graph, "has_jpeg_engine", lambda _device: engine)
+        monkeypatch.setattr(jpeg_engine, "has_jpeg_engine", lambda _device: engine)
 
     return use
 
@@ -62,15 +62,15 @@ def test_nvjpeg_is_asked_only_where_the_kind_of_card_does_not_tell(
 
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
     monkeypatch.setattr(devices, "on", lambda _device: nullcontext())
-    monkeypatch.setattr(graph, "_nvjpeg_finds_engine", ask)
-    assert graph.has_jpeg_engine.__wrapped__(CUDA) is engine
+    monkeypatch.setattr(jpeg_engine, "_nvjpeg_finds_engine", ask)
+    assert jpeg_engine.has_jpeg_engine.__wrapped__(CUDA) is engine
 
 
 @pytest.mark.gpu
 def test_nvjpeg_says_of_this_card_what_its_kind_does() -> None:
-    if (torch.cuda.get_device_capability(0)) not in graph._WITH_ENGINE:
+    if (torch.cuda.get_device_capability(0)) not in jpeg_engine._WITH_ENGINE:
         pytest.skip("a card whose kind does not tell")
-    assert graph._nvjpeg_finds_engine()
+    assert jpeg_engine._nvjpeg_finds_engine()
 
 
 @pytest.mark.parametrize(

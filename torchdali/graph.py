@@ -9,7 +9,6 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -30,7 +29,6 @@ __all__ = [
     "build_heads",
     "decode_files",
     "forget",
-    "has_jpeg_engine",
     "release_memory",
     "require_dali",
     "require_device",
@@ -41,9 +39,6 @@ __all__ = [
 
 _INSTALL = "pip install 'nvidia-dali-cuda120>=2.4,<3'"
 HEADS_OF = "paths"
-_WITH_ENGINE = {(8, 0), (9, 0), (10, 0)}
-"""Compute capabilities all of whose cards have JPEG engines: A100 and A30, H100 and H200, B200."""
-_FIRST_WITH_ENGINE = (8, 0)
 
 
 def require_dali() -> Any:
@@ -226,30 +221,6 @@ def release_memory(device: torch.device | None) -> None:
     # What DALI's threads freed stays in a heap for each thread, up to 50 MiB after some pipelines.
     if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # glibc's
         trim(0)
-
-
-@functools.cache
-def has_jpeg_engine(device: torch.device) -> bool:
-    """Whether a card decodes JPEGs in hardware. Where its kind does not tell, nvJPEG is asked: half a second."""
-    capability = torch.cuda.get_device_capability(device)
-    if capability in _WITH_ENGINE or capability < _FIRST_WITH_ENGINE:
-        return capability in _WITH_ENGINE
-    with devices.on(device):
-        return _nvjpeg_finds_engine()
-
-
-def _nvjpeg_finds_engine() -> bool:
-    try:
-        folder = Path(next(iter(importlib.import_module("nvidia.nvjpeg").__path__))) / "lib"
-        nvjpeg = ctypes.CDLL(str(next(folder.glob("libnvjpeg.so*"))))
-        handle = ctypes.c_void_p()
-        hardware = 3  # NVJPEG_BACKEND_HARDWARE; where there is none, creating fails
-        if nvjpeg.nvjpegCreateEx(hardware, None, None, 0, ctypes.byref(handle)):
-            return False
-        nvjpeg.nvjpegDestroy(handle)
-    except (ImportError, OSError, AttributeError, StopIteration):
-        return False
-    return True
 
 
 def build(plan: Plan, batch_size: int, threads: int, device: torch.device, resident: bool = False) -> Any:

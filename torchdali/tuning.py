@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from torchdali import graph, machine
+from torchdali import jpeg_engine, machine
 from torchdali.spec import Entry
 
 __all__ = ["Threads", "Unasked", "check_numbers", "fitting_window", "pinned_bytes"]
@@ -56,7 +56,7 @@ class Threads:
         self._cores = machine.available_cores()
         self._decodes = entry in ("files", "encoded")
         self._gpu = device.type == "cuda"
-        self._engine = self._gpu and self._decodes and graph.has_jpeg_engine(device)
+        self._engine = self._gpu and self._decodes and jpeg_engine.has_jpeg_engine(device)
 
     def number(self, beside: float = 0.0) -> int:
         """How many threads to build a pipeline with.
