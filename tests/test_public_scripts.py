@@ -228,3 +228,50 @@ def test_large_batches_of_an_asked_dataset_are_fewer_at_a_time(memory, window, p
     proxy = loader._proxy
     assert isinstance(proxy, Proxy)
     assert proxy.window == window, "3 images of 24x24x3 bytes, before and after"
+
+
+class Negated:
+    """Goes round an iterator, as a subclass puts it."""
+
+    def __init__(self, iterator):
+        self.iterator = iterator
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        images, labels = next(self.iterator)
+        return -images.float(), labels
+
+
+class Hooked(DALILoader):
+    """Hands out another iterator than the loader's own."""
+
+    def _get_iterator(self):
+        return Negated(super()._get_iterator())
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("asked", [False, True], ids=["read", "asked"])
+def test_a_subclass_may_put_something_round_the_iterator(asked, workers, pictures, device):
+    options = {"batch_size": 4, "shuffle": True, "num_workers": workers, "transform": SMALL, "device": device}
+    dataset = Asked(pictures) if asked else ImageFolder(pictures)
+    plain, hooked = (
+        kind(dataset, generator=torch.Generator().manual_seed(2), **options) for kind in (DALILoader, Hooked)
+    )
+    for _ in range(2):
+        for (images, labels), (negated, same_labels) in zip(plain, hooked, strict=True):
+            assert torch.equal(negated, -images.float())
+            assert torch.equal(labels, same_labels)
+
+
+def test_an_iterator_that_a_script_makes_by_itself(pictures):
+    """As Ultralytics' loader does where its dataset has changed."""
+    dataset = ImageFolder(pictures, SMALL)
+    dataset.samples = [(path, number) for number, (path, _) in enumerate(dataset.samples)]
+    loaders = [kind(dataset, batch_size=4, shuffle=True, num_workers=2) for kind in (DataLoader, DALILoader)]
+    orders = []
+    for loader in loaders:
+        start(4)
+        orders.append([labels.tolist() for _ in range(2) for _, labels in loader._get_iterator()])
+    assert orders[0] == orders[1]

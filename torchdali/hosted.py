@@ -113,7 +113,7 @@ class _AsOnTheCPU(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in _PRODUCTS and not kwargs and all(each.dtype == torch.float32 for each in args):
+        if func in _PRODUCTS and not kwargs and all(getattr(each, "dtype", None) == torch.float32 for each in args):
             return func(*(each.double() for each in args)).float()
         try:
             return func(*args, **kwargs)

@@ -220,12 +220,14 @@ class DALILoader(Stateful, Distributed, Reporting, DataLoader[_T]):
         if self._bookmark.loaded or getattr(self._iterator, "proxy", None) is not proxy:
             self._iterator = None  # persistent workers of another epoch, transform or device
         self._keys.epochs = self._bookmark.begin(self, self._keys.epochs)
-        iterator = cast("Resumable", super().__iter__()) if self._source is None else self._begin()
-        iterator.resume()
+        iterator = super().__iter__() if self._source is None else self._get_iterator()
+        if isinstance(iterator, Resumable):  # persistent workers' again; a subclass may give one of its own
+            iterator.resume()
         if self._bookmark.begun():
-            now = iterator.place.generators.states()
+            generators = self._bookmark.here(self).generators
+            now = generators.states()
             deque(iterator, maxlen=0)  # what a stream does at its end counts for the next epoch
-            iterator.place.generators.set(now)  # samples that drop_last left out may draw again
+            generators.set(now)  # samples that drop_last left out may draw again
             return iter(self)
         self._clock = getattr(iterator, "clock", None)  # torch's own iterators have none
         return iterator
@@ -249,6 +251,12 @@ class DALILoader(Stateful, Distributed, Reporting, DataLoader[_T]):
         return super().__len__()
 
     def _get_iterator(self) -> Any:
+        iterator = self._begin() if self._source is not None else self._ask()
+        iterator.resume()
+        return iterator
+
+    def _ask(self) -> Resumable:
+        """An epoch of a dataset that is asked for samples."""
         if self.num_workers:
             self.check_worker_number_rationality()
         proxy = self._proxy_now()
