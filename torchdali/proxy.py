@@ -287,10 +287,11 @@ class _ProxyEpoch(Resumable):
         self._land(delivery)
         draws = Draws(self._key, delivery.index, delivery.occurrence)
         if packed.groups:
-            number = int(draws.at(_COLLATE_STEP).seeds()[0])
-            collate = partial(collate_samples, self._user_collate, number=number, device=proxy.device)
-            collate = None if self._stacks else collate
             assert proxy.routes is not None
+            collate = None
+            if not self._stacks:
+                number = int(draws.at(_COLLATE_STEP).seeds()[0])
+                collate = partial(collate_samples, self._user_collate, number=number, device=proxy.device)
             data = rejoined(packed, delivery.runs, self._auto_collation, collate, proxy.routes.chain)
             self.clock.lap("torch" if any(run.pool.plan.in_torch for run in delivery.runs) else "collate")
         data = self._transfer(data)
