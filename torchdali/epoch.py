@@ -24,7 +24,7 @@ from torchdali.occurrences import DenseOccurrences
 from torchdali.plan import Plan
 from torchdali.resume import Resumable
 from torchdali.rng import Draws, Words, epoch_key
-from torchdali.samples import as_samples, call_on_batch, check_shapes, collate_samples, run_on_batch, seeded
+from torchdali.samples import as_samples, call_on_batch, call_seeded, check_shapes, run_on_batch, seeded
 from torchdali.sources import LiftedSource
 from torchdali.tolerance import Tolerance
 from torchdali.tracing import came_between, note, put_by
@@ -292,7 +292,7 @@ class Epoch(Resumable):
             data = self._collate(data)
         else:
             number = int(batch.draws.at(plan.suffix_step + 2).seeds()[0])
-            data = collate_samples(self._collate, data, number=number, device=device)
+            data = call_seeded(self._collate, data, number=number, device=device)
         return _map_tensors(torch.Tensor, partial(to_device, device=device), data)
 
     def _samples(self, batch: Batch, views: Views) -> tuple[list[Any], list[Any]]:

@@ -42,7 +42,7 @@ from torchdali.received import source_of
 from torchdali.rejoin import rejoined, stand_in
 from torchdali.resume import Resumable, twin_of
 from torchdali.rng import Draws
-from torchdali.samples import call_on_batch, collate_samples
+from torchdali.samples import call_on_batch, call_seeded
 from torchdali.spec import First
 from torchdali.stream import StreamPacker, is_stream, put_stream
 from torchdali.tolerance import Tolerance
@@ -291,7 +291,7 @@ class _ProxyEpoch(Resumable):
             collate = None
             if not self._stacks:
                 number = int(draws.at(_COLLATE_STEP).seeds()[0])
-                collate = partial(collate_samples, self._user_collate, number=number, device=proxy.device)
+                collate = partial(call_seeded, self._user_collate, number=number, device=proxy.device)
             data = rejoined(packed, delivery.runs, self._auto_collation, collate, proxy.routes.chain)
             self.clock.lap("torch" if any(run.pool.plan.in_torch for run in delivery.runs) else "collate")
         data = self._transfer(data)

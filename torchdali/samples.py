@@ -25,7 +25,7 @@ Images = torch.Tensor | list[torch.Tensor]
 
 _to_pil_image = cast("Callable[..., Any]", F.to_pil_image)
 
-__all__ = ["Images", "as_samples", "call_on_batch", "check_shapes", "collate_samples", "run_on_batch", "seeded"]
+__all__ = ["Images", "as_samples", "call_on_batch", "call_seeded", "check_shapes", "run_on_batch", "seeded"]
 
 
 def as_kind(image: torch.Tensor, kind: Kind) -> Any:
@@ -99,17 +99,16 @@ def run_on_batch(tail: Sequence[tuple[Kind, Any]], images: Images) -> Images:
         tail: The transforms, in order, each with what it expects to be given.
         images: ``(N, C, H, W)``, or one tensor a sample where shapes differ.
     """
-    if not isinstance(images, torch.Tensor):
-        return [_one_batch(tail, image) for image in images]
-    return _one_batch(tail, images)
-
-
-def _one_batch(tail: Sequence[tuple[Kind, Any]], images: torch.Tensor) -> torch.Tensor:
-    device, transforms = images.device, [transform for _, transform in tail]
+    together = isinstance(images, torch.Tensor)
+    done = [images] if together else list(images)
+    if not done:
+        return []
+    device, transforms = done[0].device, [transform for _, transform in tail]
     with as_written(transforms, device):
         for (kind, transform), host in zip(tail, parts_for_host(transforms, device), strict=True):
-            images = called(transform, as_kind(images, kind), host, device)
-    return images.as_subclass(torch.Tensor)
+            done = [called(transform, as_kind(each, kind), host, device) for each in done]
+    plain = [each.as_subclass(torch.Tensor) for each in done]
+    return plain[0] if together else plain
 
 
 def as_samples(plan: Plan, views: Sequence[Images], seeds: IntArray, name: Callable[[int], str]) -> list[Any]:
@@ -171,25 +170,23 @@ def call_on_batch(transform: Callable[..., Any], data: Any, number: int, device:
         number: The seed, below 2**63.
         device: Whose generator is seeded beside the CPU's.
     """
-    with as_written([transform], device), seeded(device) as seed:
-        seed(number)
-        return transform(*cast("Any", data)) if isinstance(data, (list, tuple)) else transform(data)
+    return call_seeded(transform, *(data if isinstance(data, (list, tuple)) else (data,)), number=number, device=device)
 
 
-def collate_samples(collate: Callable[[Any], Any], samples: Any, *, number: int, device: torch.device) -> Any:
-    """What a user's ``collate_fn`` makes of samples; the global generators are seeded, and put back after it.
+def call_seeded(function: Callable[..., Any], *given: Any, number: int, device: torch.device) -> Any:
+    """What a user's function, such as a ``collate_fn``, makes of a batch; the global generators are put back after it.
 
     In DataLoader's worker processes it draws from theirs, and the main process's stay where they are.
 
     Args:
-        collate: Called with the samples.
-        samples: A list of them, or the one where there are no batches.
+        function: What is called.
+        *given: With these.
         number: The seed, below 2**63.
         device: Whose generator is seeded beside the CPU's.
     """
-    with as_written([], device), seeded(device) as seed:
+    with as_written([function], device), seeded(device) as seed:
         seed(number)
-        return collate(samples)
+        return function(*given)
 
 
 def check_shapes(images: Sequence[Any], chain: Sequence[Any], name: Callable[[int], str]) -> None:
