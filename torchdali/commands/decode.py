@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -58,12 +57,10 @@ class Decoder:
         Args:
             chunks: Numbers of files, some at a time.
         """
-        limit = 2 * (PIL.Image.MAX_IMAGE_PIXELS or sys.maxsize)
         waiting: list[Future[Problem | None]] = []
         for rows in chunks:
             by_pil = np.zeros(len(rows), np.bool_)
             by_pil[self._source.foreign(rows)] = True
-            by_pil |= self._source.sizes(rows).prod(1) > limit
             before, waiting = waiting, [self._threads.submit(self._by_pil, row) for row in rows[by_pil].tolist()]
             for batch in self._batches(rows[~by_pil]):
                 while len(self._flying) >= _WINDOW:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import io
 import os
 import stat
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import PIL.Image
 
-__all__ = ["Header", "header_of", "open_file", "read_header"]
+__all__ = ["Header", "header_of", "most_pixels", "open_file", "read_header"]
 
 _open: Callable[..., Any] = PIL.Image.open
 _READ = 2048
@@ -45,6 +46,11 @@ class Header(NamedTuple):
     native: bool
     baseline: bool = False
     modified: int = 0
+
+
+def most_pixels() -> int:
+    """Of an image that PIL opens; it raises ``DecompressionBombError`` of a larger one, to which it is left then."""
+    return 2 * PIL.Image.MAX_IMAGE_PIXELS if PIL.Image.MAX_IMAGE_PIXELS else sys.maxsize
 
 
 def open_file(path: str) -> tuple[int, os.stat_result]:
@@ -98,7 +104,7 @@ def _own(read: Callable[[int], bytes], length: int) -> Header | None:
 def _png(start: bytes, length: int) -> Header | None:
     width, height = int.from_bytes(start[16:20], "big"), int.from_bytes(start[20:24], "big")
     native = start[24:25] == b"\x08" and start[25:26] in (b"\0", b"\2", b"\3")
-    return Header(height, width, length, False, True) if native and height and width else None
+    return Header(height, width, length, False, True) if native and 0 < height * width <= most_pixels() else None
 
 
 def _jpeg(read: Callable[[int], bytes], start: bytes, length: int) -> Header | None:
@@ -123,9 +129,9 @@ def _jpeg(read: Callable[[int], bytes], start: bytes, length: int) -> Header | N
             named_rgb = components == 3 and bytes(window[body + 6 : body + 14 : 3]) == b"RGB"
             native = depth == 8 and components in (1, 3) and not (adobe_rgb or named_rgb)
             # A height of 0 says that the height comes after the pixels, which only a whole decoder follows.
-            return (
-                Header(height, width, length, True, True, marker == _BASELINE) if native and height and width else None
-            )
+            if not native or not 0 < height * width <= most_pixels():
+                return None
+            return Header(height, width, length, True, True, marker == _BASELINE)
         if marker in _OTHER_FRAMES or marker in (0xD9, 0xDA):
             return None
         if marker == 0xEE and window[body : body + 5] == b"Adobe":

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from torchdali.sources.header import most_pixels
 from torchdali.spec import IntArray
 
 __all__ = ["HEAD", "Heads", "ReadHeads", "parse"]
@@ -31,7 +32,7 @@ class ReadHeads(Protocol):
     """What reads the first bytes of many files."""
 
     def __call__(self, paths: Bytes, /) -> tuple[Bytes, npt.NDArray[np.int32]]:
-        """``(N, 2048)`` first bytes and ``(N,)`` lengths of ``(N, L)`` paths; RuntimeError where one cannot be read."""
+        """``(N, 2048)`` first bytes and ``(N,)`` lengths of ``(N, L)`` paths; RuntimeError where DALI reads one not."""
         ...
 
     def close(self) -> None:
@@ -112,6 +113,7 @@ def _frames(heads: Bytes, found: Heads, rows: IntArray, place: IntArray, adobe_r
 def _keep(found: Heads, rows: IntArray, height: IntArray, width: IntArray) -> Flags:
     # A height of 0 says that the height comes after the pixels, which only a whole decoder follows.
     told: Flags = (np.minimum(height, width) > 0) & (np.maximum(height, width) < _LARGE)
+    told &= height * width <= most_pixels()
     found.known[rows[told]] = True
     found.sizes[rows[told]] = np.stack((height, width), 1)[told]
     return told
