@@ -72,19 +72,19 @@ WHAT_COMES = {
 
 @pytest.mark.parametrize("mode", WHAT_COMES)
 @pytest.mark.parametrize(("kind", "kept"), [("JPEG", 200), ("PNG", 40)])
-def test_a_header_that_ends_too_early_in_a_large_batch(kind, kept, mode, run_script, tmp_path):
-    """DALI's decoder on the CPU reads headers in several threads from 32 images on, and dies of such a file."""
+def test_a_header_that_ends_too_early_in_a_large_batch(kind, kept, mode, device, run_script, tmp_path):
+    """DALI's decoder reads headers in several threads from 32 images on, and dies of such a file."""
     folder(tmp_path / "root", encoded(PICTURE, kind)[:kept], kind.lower(), kind)
-    done = run_script(LARGE_BATCH, tmp_path / "root", mode, "cpu", timeout=100)
+    done = run_script(LARGE_BATCH, tmp_path / "root", mode, device, timeout=100)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split("\n")[:-1] == [WHAT_COMES[mode]] * 4
 
 
-def test_a_png_without_its_last_chunk_is_read_as_pil_reads_it(run_script, tmp_path):
+def test_a_png_without_its_last_chunk_is_read_as_pil_reads_it(device, run_script, tmp_path):
     data = encoded(PICTURE, "PNG")[:-12]
     Image.open(io.BytesIO(data)).load()
     folder(tmp_path / "root", data, "png")
-    done = run_script(LARGE_BATCH, tmp_path / "root", "raise", "cpu", timeout=100)
+    done = run_script(LARGE_BATCH, tmp_path / "root", "raise", device, timeout=100)
     assert done.stdout.split("\n")[:-1] == ["made 64 []"] * 4, done.stderr
 
 
@@ -94,14 +94,29 @@ def test_a_png_without_its_last_chunk_is_read_as_pil_reads_it(run_script, tmp_pa
     [(jpeg_of(65_535, 65_535), "JPEG"), (png_of(30_000, 30_000), "PNG"), (png_of(2**31 - 1, 20), "PNG")],
     ids=["JPEG", "PNG", "PNG of two gigapixels"],
 )
-def test_a_black_image_is_no_larger_than_pil_would_decode(damaged, kind, tmp_path):
+def test_a_black_image_is_no_larger_than_pil_would_decode(damaged, kind, device, tmp_path):
     dataset = folder(tmp_path / "root", damaged, kind.lower(), kind)
     dataset.transform = v2.ToImage()
-    loader = DALILoader(dataset, batch_size=COUNT, on_error="replace", device="cpu")
+    loader = DALILoader(dataset, batch_size=COUNT, on_error="replace", device=device)
     ((images, _),) = loader
     assert images.shape == (COUNT, 3, 40, 60)
     assert images[BAD].sum() == 0
     assert [error.index for error in loader.errors] == [BAD]
+
+
+@pytest.mark.parametrize("size", [8, COUNT])
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_images_are_as_large_as_pil_allows(kind, size, device, monkeypatch, tmp_path):
+    dataset = folder(tmp_path / "root", encoded(PICTURE.resize((120, 80)), kind), kind.lower(), kind)
+    for most in (None, 120 * 80):
+        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", most)
+        assert sum(len(images) for images, _ in DALILoader(dataset, size, device=device)) == COUNT
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 120 * 80 // 2 - 1)
+    with pytest.raises(Image.DecompressionBombError):
+        dataset[BAD]
+    with pytest.raises(SampleError, match="sample 5 ") as raised:
+        list(DALILoader(dataset, size, device=device))
+    assert isinstance(raised.value.__cause__, Image.DecompressionBombError)
 
 
 def broken_data():
@@ -112,15 +127,15 @@ def broken_data():
 
 
 @pytest.mark.parametrize("size", [16, COUNT])
-def test_a_black_image_stands_for_a_damaged_one_in_batches_of_any_size(size, tmp_path):
+def test_a_black_image_stands_for_a_damaged_one_in_batches_of_any_size(size, device, tmp_path):
     """Headers of 32 files and more are read together, from files that a black image stands for as well."""
     dataset = folder(tmp_path / "root", broken_data(), "jpg", "JPEG")
     (tmp_path / "root/c/10.jpg").write_bytes(encoded(PICTURE, "PNG")[:-12])
-    loader = DALILoader(dataset, batch_size=size, on_error="replace", device="cpu")
+    loader = DALILoader(dataset, batch_size=size, on_error="replace", device=device)
     images = torch.cat([images for images, _ in loader])
     assert [error.index for error in loader.errors] == [BAD]
     assert images[BAD].sum() == 0
-    assert np.count_nonzero(images.flatten(1).sum(1).numpy() == 0) == 1
+    assert np.count_nonzero(images.flatten(1).sum(1).cpu().numpy() == 0) == 1
 
 
 def avif():
@@ -140,13 +155,13 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_what_pil_raises_on_a_damaged_file_is_its_samples_error(name, tmp_path):
+def test_what_pil_raises_on_a_damaged_file_is_its_samples_error(name, device, tmp_path):
     damaged = OTHERS[name]()
     with pytest.raises((OSError, SyntaxError, RuntimeError)):
         Image.open(io.BytesIO(damaged)).load()
     dataset = folder(tmp_path / "root", damaged, "png")
     with pytest.raises(SampleError, match=r"sample 5 .*cannot be"):
-        list(DALILoader(dataset, batch_size=8, device="cpu"))
-    loader = DALILoader(dataset, batch_size=8, on_error="skip", device="cpu")
+        list(DALILoader(dataset, batch_size=8, device=device))
+    loader = DALILoader(dataset, batch_size=8, on_error="skip", device=device)
     assert sum(len(labels) for _, labels in loader) == COUNT
     assert [error.index for error in loader.errors] == [BAD]

@@ -22,8 +22,9 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from torchdali import DALILoader, SampleError, heads
+from torchdali.feed import Feed
 from torchdali.heads import HeadReader
-from torchdali.sources import HEAD, read_header
+from torchdali.sources import HEAD, folder, read_header
 from torchdali.sources.heads import parse
 
 pytestmark = pytest.mark.timeout(60)
@@ -75,13 +76,21 @@ def write(folder: Path, times: int = 1) -> list[Path]:
 
 
 def heads_of(paths: list[Path]) -> tuple[Any, Any]:
+    """The first bytes of files and their lengths; nothing of those that DALI refuses."""
     reader = HeadReader()
     table = np.array([str(path).encode() for path in paths], np.bytes_)
     matrix = np.zeros((len(paths), table.dtype.itemsize + 1), np.uint8)
     matrix[:, :-1] = table.view(np.uint8).reshape(len(paths), -1)
-    read = reader(matrix)
+    heads, lengths = np.zeros((len(paths), HEAD), np.uint8), np.zeros(len(paths), np.int32)
+    for i in range(len(paths)):
+        with contextlib.suppress(RuntimeError):
+            heads[i : i + 1], lengths[i : i + 1] = reader(matrix[i : i + 1])
+    read = np.flatnonzero(lengths)
+    together = reader(matrix[read])
+    assert (together[0] == heads[read]).all()
+    assert (together[1] == lengths[read]).all()
     reader.close()
-    return read
+    return heads, lengths
 
 
 def test_first_bytes_say_what_the_header_says(tmp_path: Path) -> None:
@@ -92,7 +101,7 @@ def test_first_bytes_say_what_the_header_says(tmp_path: Path) -> None:
     assert found.known.tolist() == [known for _, _, known in kinds()]
     for i, path in enumerate(paths):
         header = read_header(str(path))
-        assert lengths[i] == header.length
+        assert lengths[i] == (0 if path.suffix == ".gif" else header.length)
         if found.known[i]:
             said = (*found.sizes[i].tolist(), bool(found.jpeg[i]), True, bool(found.baseline[i]))
             assert said == (header.height, header.width, header.jpeg, header.native, header.baseline)
@@ -157,7 +166,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, missing: int, devic
 
 
 def test_reader_is_made_anew_for_larger_batches_and_after_closing(tmp_path: Path) -> None:
-    paths = write(tmp_path / "a", 2)
+    paths = [path for path in write(tmp_path / "a", 2) if path.suffix != ".gif"]  # which DALI does not read
     reader = HeadReader()
     rows = np.zeros((len(paths), 200), np.uint8)
     for row, path in zip(rows, paths, strict=True):
@@ -226,3 +235,29 @@ def test_a_process_ends_while_a_file_is_waited_for(
     os.mkfifo(folder / "pipe.jpg")
     done = run_script(WAITING, folder.parent, timeout, timeout=30)
     assert (done.returncode, done.stdout) == (0, f"{raised}\n"), done.stderr
+
+
+@pytest.mark.parametrize("times", [1, 4])
+def test_a_file_whose_header_dali_refuses_is_left_to_pil(
+    tmp_path: Path, device: str, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the others are still read together; no batch is run twice for it."""
+    write(tmp_path / "a", times)
+    photograph = Image.fromarray(skimage.data.coffee()).resize((40, 30))
+    for name in ("x", "y"):
+        photograph.save(tmp_path / "a" / f"{name}.png")
+    whole = (tmp_path / "a" / "x.png").read_bytes()
+    (tmp_path / "a" / "x.png").write_bytes(whole[:-12])  # PIL needs no last chunk
+    dataset = ImageFolder(tmp_path, CHAIN)
+    dataset.samples = [sample for sample in dataset.samples if "cut" not in sample[0] and "16.png" not in sample[0]]
+    monkeypatch.setattr(Feed, "_again", lambda self, batch: pytest.fail("run twice"))
+    if device == "cpu":  # beside a GPU no file is read alone
+        monkeypatch.setattr(folder, "_MANY", 1)
+    loader = DALILoader(dataset, len(dataset), device=device)
+    ((images, _),) = loader
+    at = [Path(path).name for path, _ in dataset.samples].index("x.png")
+    assert (images[at] == images[at + 1]).all()
+    foreign = loader._source.foreign(np.arange(len(dataset))).tolist()
+    known = {name for name, _, _ in kinds() if read_header(str(tmp_path / "a" / f"0_{name}")).native}
+    assert [place for place in foreign if place >= at] == [at]
+    assert not {Path(dataset.samples[place][0]).name[2:] for place in foreign if place < at} & known

@@ -40,7 +40,7 @@ class HeadReader:
             ``(N, 2048)``, padded with 0, and ``(N,)``.
 
         Raises:
-            RuntimeError: One of them cannot be read.
+            RuntimeError: One of them cannot be read, or DALI's decoder would not read its header.
         """
         if self._process != os.getpid():
             self.__init__()
@@ -54,7 +54,7 @@ class HeadReader:
                 self._pipeline, self._batch_size = graph.build_heads(len(paths), _THREADS), len(paths)
             self._pipeline.feed_input(graph.HEADS_OF, paths)
             self._pipeline.schedule_run()
-            heads, lengths = (bridge.to_array(output) for output in self._pipeline.share_outputs())
+            heads, lengths, _ = (bridge.to_array(output) for output in self._pipeline.share_outputs())
             self._pipeline.release_outputs()
             return heads, lengths[:, 0]
 

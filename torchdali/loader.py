@@ -10,6 +10,7 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
@@ -371,7 +372,7 @@ class DALILoader(Stateful, Distributed, Reporting, DataLoader[_T]):
             self._cache, plan = cached(*kept, source, plan, chain, size, self.num_workers)
             resident = plan.entry == "packed" and device.type == "cuda"
         else:
-            plan = fuse(plan)
+            plan = replace(fuse(plan), vetted=source.vets)
             self._free_cache()
         threads = Threads(self.num_workers, device, plan.entry)
         free = machine.memory_for_batches(device)

@@ -77,6 +77,7 @@ class Plan:
         fidelity: "exact" or "fast".
         entry: What is fed.
         decode_window: Whether the decoder decodes only the window of the first rule.
+        vetted: Whether DALI has read the header of each file before, so that its decoder need not fear them.
     """
 
     steps: tuple[Step, ...]
@@ -91,6 +92,7 @@ class Plan:
     fidelity: Fidelity
     entry: Entry = "files"
     decode_window: bool = False
+    vetted: bool = False
     # What `Draws.ahead` puts down for the next batch: a hint, which changes no number.
     _blocks: dict[int, int] = field(default_factory=dict[int, int], init=False, compare=False, repr=False)
 

@@ -83,6 +83,11 @@ class Facts:
         self._sizes[files] = heads.sizes[heads.known]
 
     @property
+    def nothing(self) -> bool:
+        """Whether nothing is known."""
+        return not self._sizes[:, 0].any()
+
+    @property
     def keeps_modified(self) -> bool:
         """Whether :meth:`stamps` are known."""
         return self._modified is not None

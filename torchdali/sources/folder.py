@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import PIL.Image
+import torch
 
 from torchdali.errors import SampleError
 from torchdali.sources.facts import Columns, Facts
@@ -57,11 +58,16 @@ class FileSource(Source):
     """
 
     read_heads: ReadHeads | None = None
+    _vets = False
 
     def __init__(self, paths: Sequence[str] | Paths, facts: Facts | None = None) -> None:
         self._paths = paths if isinstance(paths, Paths) else Paths([table_of(paths)])
         self._facts = facts or Facts(Columns.unknown(len(self._paths)))
         self._black: dict[int, _Size] = {}
+
+    @property
+    def vets(self) -> bool:
+        return self._vets and not self._facts.keeps_modified
 
     def learn(self, row: int, header: Header) -> None:
         """Takes what a file's header says."""
@@ -124,19 +130,31 @@ class FileSource(Source):
     def scan(self, rows: IntArray, pool: Callable[[], Executor]) -> Scan:
         """Reads the headers of those files that are not known yet, in the threads of ``pool()``."""
         unknown = self._facts.unknown(rows)
-        if self.read_heads is None or len(unknown) < _MANY or self._facts.keeps_modified:
+        few = len(unknown) < (1 if self.vets else _MANY)
+        if few or self.read_heads is None or self._facts.keeps_modified:
             return Scan(unknown.tolist(), self.read, pool)
         return Scan([0], lambda _: self._read_many(unknown), pool)
 
     def _read_many(self, rows: IntArray) -> None:
-        assert self.read_heads is not None
         replaced = np.isin(rows, list(self._black))
         for row in rows[replaced].tolist():  # whose files say something else
             self.read(row)
-        rows = rows[~replaced]
-        with suppress(RuntimeError):  # a file that cannot be read is named below
+        if len(rows := rows[~replaced]):
+            self._read_together(rows)
+
+    def _read_together(self, rows: IntArray) -> None:
+        """Reads headers, by halves where there are files among them that DALI does not read: they are for PIL."""
+        assert self.read_heads is not None
+        try:
             heads, lengths = self.read_heads(self._paths.gather(rows))
-            self._facts.learn_many(rows, parse(heads), lengths)
+        except RuntimeError:
+            if len(rows) == 1:
+                self.read(int(rows[0]), by_pil=True)
+            else:
+                for half in np.array_split(rows, 2):
+                    self._read_together(half)
+            return
+        self._facts.learn_many(rows, parse(heads), lengths)
         for row in self._facts.unknown(rows).tolist():
             self.read(row)
 
@@ -186,8 +204,8 @@ class FileSource(Source):
 
     def size_of(self, row: int) -> _Size | None:
         with suppress(SampleError):
-            if len(self._facts.unknown(np.array([row]))):
-                self.read(row)
+            if len(unknown := self._facts.unknown(np.array([row]))):
+                self._read_many(unknown) if self.vets else self.read(row)
             return super().size_of(row)
         return None
 
@@ -218,8 +236,12 @@ class FileSource(Source):
         self._facts.forget(rows)
         return rows
 
-    def read(self, row: int) -> None:
+    def read(self, row: int, by_pil: bool = False) -> None:
         """Reads a file's header.
+
+        Args:
+            row: Its sample.
+            by_pil: Whether PIL is to decode the file, whatever its header says.
 
         Raises:
             SampleError: The file is missing or no image.
@@ -229,7 +251,7 @@ class FileSource(Source):
             return
         with self.blaming(row, "read as an image"):
             header = read_header(self.path(row))
-        self.learn(row, header)
+        self.learn(row, header._replace(native=header.native and not by_pil))
 
     @contextmanager
     def blaming(self, row: int, what: str) -> Generator[None, None, None]:
@@ -254,6 +276,11 @@ class FolderSource(FileSource, LiftedSource):
     def __init__(self, paths: Paths, facts: Facts, *about: Any) -> None:
         FileSource.__init__(self, paths, facts)
         LiftedSource.__init__(self, *about)
+
+    def on(self, device: torch.device, budget: int) -> LiftedSource:
+        if device.type == "cuda" and self._facts.nothing:  # else some headers were read by Python alone
+            self._vets = True
+        return self
 
     def close(self) -> None:
         if self.read_heads:

@@ -29,6 +29,11 @@ class Source:
 
     bad: frozenset[int] = frozenset()
 
+    @property
+    def vets(self) -> bool:
+        """Whether DALI reads the header of each file before it decodes any, and leaves those that it refuses to PIL."""
+        return False
+
     def name(self, row: int) -> str:
         """A sample as messages name it."""
         raise NotImplementedError
