@@ -140,7 +140,7 @@ class Refusing:
 @contextmanager
 def on_cuda():
     """The rules of CUDA for tensors on the CPU."""
-    with precision("high"), as_written([], torch.device("cuda")):
+    with precision("high"), as_written(torch.device("cuda")):
         yield
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torchvision.transforms import v2
 
+from torchdali.hosted import InTorch
 from torchdali.plan import Plan, Step, View
 from torchdali.spec import Entry, Fidelity, First, Kind, Spec
 from torchdali.transforms import Rule, Unsupported, Views, find_rule, flatten, infer
@@ -31,8 +32,8 @@ class _Compiler:
         self.rules: list[Rule] = []
         self.branches: list[tuple[list[Rule], Spec]] = [([], spec)]
         self.container: type[list[Any] | tuple[Any, ...]] | None = None
-        self.tail: list[tuple[Kind, Any]] = []
-        self.suffix: list[Any] = []
+        self.tail: list[tuple[Kind, InTorch]] = []
+        self.suffix: list[InTorch] = []
         self.number = 0
 
     def add(self, position: int, leaf: Any) -> None:
@@ -117,9 +118,9 @@ def _takes_several(transform: Any) -> bool:
     return isinstance(transform, v2.Transform) and all(map(_takes_several, getattr(transform, "transforms", ())))
 
 
-def _for_torch(leaf: Any, device: torch.device) -> Any:
+def _for_torch(leaf: Any, device: torch.device) -> InTorch:
     rule = find_rule(leaf)
-    return rule.for_torch(device) if rule else leaf
+    return InTorch(rule.for_torch(device) if rule else leaf, device)
 
 
 def first_of(chain: Iterable[Any]) -> First:

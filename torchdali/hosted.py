@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager, nullcontext
 from typing import Any, cast
 
@@ -30,15 +30,48 @@ _ONLY_ON_THE_CPU = (
 )
 """What torch says where CUDA has no kernel for a call and the CPU has one."""
 
-__all__ = ["as_written", "called", "parts_for_host"]
+__all__ = ["InTorch", "as_written", "resizes"]
 
 
-def parts_for_host(transforms: Sequence[Any], device: torch.device) -> list[bool]:
-    """For each transform, whether torchvision does it, or what it holds, to tensors on the CPU only."""
-    return [device.type != "cpu" and _for_host(transform) for transform in transforms]
+class InTorch:
+    """A transform that torch runs; what it does on the CPU alone is done there, and the result comes back.
+
+    Args:
+        transform: As it stands in the chain.
+        device: Where tensors lie.
+
+    Attributes:
+        transform: What is called with images.
+        resizes: What :func:`resizes` says of it.
+    """
+
+    def __init__(self, transform: Any, device: torch.device) -> None:
+        dtype = getattr(transform, "dtype", None)
+        self.transform = transform
+        self.resizes = resizes(transform, device)
+        self._device = device
+        self._for_host = device.type != "cpu" and _for_host(transform)
+        # Every type can be made floats of on CUDA, and whole batches are.
+        self._to_floats = (
+            isinstance(transform, v2.ToDtype) and isinstance(dtype, torch.dtype) and dtype.is_floating_point
+        )
+
+    def __call__(self, image: Any) -> Any:
+        """What the transform makes of what torchvision would be holding."""
+        host = image if self._device.type == "cpu" else replaced(image, self._on_host)
+        done = self.transform(host)
+        if host is image:
+            return done
+        return replaced(done, lambda x: x.to(self._device) if isinstance(x, torch.Tensor) else x)
+
+    def _on_host(self, leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        return leaf.cpu() if self._for_host or (leaf.dtype in _FEW_KERNELS and not self._to_floats) else leaf
 
 
 def _for_host(transform: Any, held: bool = False) -> bool:
+    """Whether torchvision does it, or what it holds, to tensors on the CPU only."""
     dtype, modes = getattr(transform, "dtype", None), getattr(transform, "interpolation", None)
     dtypes = list(cast("dict[Any, Any]", dtype).values()) if isinstance(dtype, dict) else [dtype]
     return (
@@ -56,56 +89,36 @@ def _parts(transform: Any) -> list[Any]:
     return [*parts, *(transform.children() if isinstance(transform, nn.Module) else ())]
 
 
-def called(transform: Callable[[Any], Any], image: Any, for_host: bool, device: torch.device) -> Any:
-    """What a transform makes of an image; what it does on the CPU alone is done there, and the result comes back.
-
-    Args:
-        transform: Called with the image.
-        image: What torchvision would be holding.
-        for_host: What ``parts_for_host`` said of the transform.
-        device: Where tensors lie.
-    """
-    dtype = getattr(transform, "dtype", None)
-    # Every type can be made floats of on CUDA, and whole batches are.
-    to_floats = isinstance(transform, v2.ToDtype) and isinstance(dtype, torch.dtype) and dtype.is_floating_point
-
-    def on_host(leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor):
-            return leaf
-        return leaf.cpu() if for_host or (leaf.dtype in _FEW_KERNELS and not to_floats) else leaf
-
-    host = image if device.type == "cpu" else replaced(image, on_host)
-    done = transform(host)
-    return done if host is image else replaced(done, lambda x: x.to(device) if isinstance(x, torch.Tensor) else x)
+def resizes(transform: Any, device: torch.device) -> bool:
+    """Whether a transform, or what it holds, resizes with antialias on a GPU, whose kernel may refuse."""
+    return device.type != "cpu" and (
+        bool(getattr(transform, "antialias", False)) or any(resizes(part, device) for part in _parts(transform))
+    )
 
 
 @contextmanager
-def as_written(transforms: Sequence[Any], device: torch.device) -> Generator[None, None, None]:
+def as_written(device: torch.device, resizing: bool = False) -> Generator[None, None, None]:
     """Without what the consumer set for the model, which in DataLoader does not reach transforms on the CPU.
 
     That is autocast, TF32 in products of matrices (a grid's places are off by a part of a pixel with it), and
     deterministic algorithms where CUDA has none.
 
     Args:
-        transforms: What will be called.
         device: Where tensors lie.
+        resizing: What :func:`resizes` said of what will be called.
     """
-    mode = _AsOnTheCPU() if device.type != "cpu" and _differs(transforms) else nullcontext()
+    mode = _AsOnTheCPU() if device.type != "cpu" and (resizing or _differs()) else nullcontext()
     with torch.autocast("cpu", enabled=False), torch.autocast(device.type, enabled=False), mode:
         yield
 
 
-def _differs(transforms: Sequence[Any]) -> bool:
-    """Whether a call may need the mode, which costs every call some microseconds."""
+def _differs() -> bool:
+    """Whether any call may need the mode, which costs every call some microseconds."""
     try:
         exact = torch.get_float32_matmul_precision() == "highest"
     except RuntimeError:  # as torch answers where precisions were set for single backends
         exact = False
-    return not exact or torch.are_deterministic_algorithms_enabled() or any(_resizes(each) for each in transforms)
-
-
-def _resizes(transform: Any) -> bool:
-    return bool(getattr(transform, "antialias", False)) or any(_resizes(part) for part in _parts(transform))
+    return not exact or torch.are_deterministic_algorithms_enabled()
 
 
 class _AsOnTheCPU(TorchFunctionMode):

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from torchdali.hosted import InTorch
 from torchdali.rng import Draws
 from torchdali.spec import Entry, Fidelity, Inputs, IntArray, Kind, Params, Spec
 from torchdali.transforms import Input, RowError, Rule
@@ -84,9 +85,9 @@ class Plan:
     rules: tuple[Rule, ...]
     views: tuple[View, ...]
     container: type[list[Any] | tuple[Any, ...]] | None
-    tail: tuple[tuple[Kind, Any], ...]
+    tail: tuple[tuple[Kind, InTorch], ...]
     spec: Spec
-    suffix: tuple[Any, ...]
+    suffix: tuple[InTorch, ...]
     suffix_step: int
     device: torch.device
     fidelity: Fidelity

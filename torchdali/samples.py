@@ -16,7 +16,7 @@ from torchvision import tv_tensors
 from torchvision.transforms.v2 import functional as F
 
 from torchdali.errors import BatchShapeError
-from torchdali.hosted import as_written, called, parts_for_host
+from torchdali.hosted import InTorch, as_written, resizes
 from torchdali.plan import Plan
 from torchdali.spec import IntArray, Kind
 from torchdali.tracing import note
@@ -92,7 +92,7 @@ def _seeded(device: torch.device) -> Generator[Callable[[int], None], None, None
             cuda.set_state(cuda_state)
 
 
-def run_on_batch(tail: Sequence[tuple[Kind, Any]], images: Images) -> Images:
+def run_on_batch(tail: Sequence[tuple[Kind, InTorch]], images: Images) -> Images:
     """Calls transforms that do to a batch what they do to each image.
 
     Args:
@@ -103,10 +103,9 @@ def run_on_batch(tail: Sequence[tuple[Kind, Any]], images: Images) -> Images:
     done = [images] if together else list(images)
     if not done:
         return []
-    device, transforms = done[0].device, [transform for _, transform in tail]
-    with as_written(transforms, device):
-        for (kind, transform), host in zip(tail, parts_for_host(transforms, device), strict=True):
-            done = [called(transform, as_kind(each, kind), host, device) for each in done]
+    with as_written(done[0].device, any(transform.resizes for _, transform in tail)):
+        for kind, transform in tail:
+            done = [transform(as_kind(each, kind)) for each in done]
     plain = [each.as_subclass(torch.Tensor) for each in done]
     return plain[0] if together else plain
 
@@ -127,7 +126,7 @@ def as_samples(plan: Plan, views: Sequence[Images], seeds: IntArray, name: Calla
 
 
 def run_in_torch(
-    suffix: Sequence[Callable[[Any], Any]],
+    suffix: Sequence[InTorch],
     images: Sequence[Any],
     seeds: IntArray,
     device: torch.device,
@@ -136,7 +135,7 @@ def run_in_torch(
     """Calls each of the transforms on each image; an exception of one says on which.
 
     The transforms draw from the global generators; each sample's numbers come from its own seed, and the generators
-    are left as they were. What torch or torchvision does on the CPU alone is done there, and the result comes back.
+    are left as they were.
 
     Args:
         suffix: Transforms, in order.
@@ -146,15 +145,14 @@ def run_in_torch(
         name: Names the sample of a row.
     """
     done: list[Any] = []
-    for_host = parts_for_host(suffix, device)
-    with as_written(suffix, device), seeded(device) as seed:
+    with as_written(device, any(transform.resizes for transform in suffix)), seeded(device) as seed:
         for row, (image, number) in enumerate(zip(images, seeds.tolist(), strict=True)):
             seed(number)
-            for transform, host in zip(suffix, for_host, strict=True):
+            for transform in suffix:
                 try:
-                    image = called(transform, image, host, device)
+                    image = transform(image)
                 except Exception as error:
-                    name_of = getattr(transform, "__qualname__", type(transform).__name__)
+                    name_of = getattr(transform.transform, "__qualname__", type(transform.transform).__name__)
                     note(error, f"while {name_of} ran in torch on {name(row)}")
                     raise
             done.append(image)
@@ -184,7 +182,7 @@ def call_seeded(function: Callable[..., Any], *given: Any, number: int, device: 
         number: The seed, below 2**63.
         device: Whose generator is seeded beside the CPU's.
     """
-    with as_written([function], device), seeded(device) as seed:
+    with as_written(device, resizes(function, device)), seeded(device) as seed:
         seed(number)
         return function(*given)
 
