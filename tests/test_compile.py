@@ -68,6 +68,7 @@ def test_every_kind_of_image(images, kind, tmp_path, device):
 APPLIED = v2.RandomApply([v2.RandomHorizontalFlip(1)], p=1)
 HALF = v2.ToDtype(torch.float16, scale=True)
 MATRIX = v2.LinearTransformation(torch.rand(192, 192, generator=torch.Generator().manual_seed(0)), torch.zeros(192))
+SUBCLASS = type("Mine", (v2.LinearTransformation,), {})(MATRIX.transformation_matrix, MATRIX.mean_vector)
 AS_GIVEN = {
     "flip of halves in RandomApply": (HALF, v2.Compose([APPLIED, HALF]), 0),
     "flips of halves in RandomOrder": (HALF, v2.RandomOrder([APPLIED, v2.RandomVerticalFlip(1)]), 0),
@@ -84,6 +85,7 @@ AS_GIVEN = {
     "of two bytes, inverted": (lambda image: image.to(torch.uint16), v2.Compose([v2.RandomInvert(1)] * 2), 0),
     "to two bytes": (F.to_image, v2.ToDtype(torch.uint16, scale=True), 0),
     "grey, compressed at a depth": (lambda x: x[:1], v2.RandomApply(torch.nn.ModuleList([v2.JPEG((50, 50))]), p=1), 0),
+    "matrix of a subclass": (lambda x: FLOAT(F.center_crop(x, 8)), SUBCLASS, 1e-6),
     "matrix within RandomApply": (lambda x: FLOAT(F.center_crop(x, 8)), v2.RandomApply([MATRIX], p=1), 1e-6),
     "blurred widely": (lambda x: F.resize(x, [180, 180]), v2.GaussianBlur((171, 171), 20.0), 1),
     "preset": (F.to_image, ImageClassification(crop_size=32, resize_size=40), 1e-3),

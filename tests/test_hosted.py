@@ -15,7 +15,7 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 import torchdali
-from torchdali.hosted import as_written
+from torchdali.hosted import InTorch, as_written
 
 FLOAT = v2.ToDtype(torch.float32, scale=True)
 pytestmark = pytest.mark.timeout(60)
@@ -82,6 +82,13 @@ def test_precision_of_the_models_products_does_not_reach_transforms(name, value,
         low = run(IN_TORCH[name], tensors, device)
         assert torch.get_float32_matmul_precision() == value
     assert ((low - plain).abs() / (1 + plain.abs())).max() < 1e-4
+
+
+def test_a_matrix_is_moved_and_the_users_transform_keeps_its_own():
+    given = v2.LinearTransformation(torch.rand(12, 12), torch.zeros(12))
+    moved = InTorch(given, torch.device("meta")).transform
+    assert {moved.transformation_matrix.device.type, moved.mean_vector.device.type} == {"meta"}
+    assert {given.transformation_matrix.device.type, given.mean_vector.device.type} == {"cpu"}
 
 
 REFUSED = {

@@ -104,23 +104,18 @@ class _Compiler:
             if out is None:
                 return False
             specs.append(out)
-        self.tail.append((self.branches[0][1].kind, _for_torch(leaf, self.device)))
+        self.tail.append((self.branches[0][1].kind, InTorch(leaf, self.device)))
         self.branches = [(rules, spec) for (rules, _), spec in zip(self.branches, specs, strict=True)]
         return True
 
     def _in_torch(self, position: int, leaf: Any, note: str) -> None:
-        self.suffix.append(_for_torch(leaf, self.device))
+        self.suffix.append(InTorch(leaf, self.device))
         self.steps.append(Step(position, leaf, "torch", note))
 
 
 def _takes_several(transform: Any) -> bool:
     """Whether torchvision applies it to each of several images, and not only to one."""
     return isinstance(transform, v2.Transform) and all(map(_takes_several, getattr(transform, "transforms", ())))
-
-
-def _for_torch(leaf: Any, device: torch.device) -> InTorch:
-    rule = find_rule(leaf)
-    return InTorch(rule.for_torch(device) if rule else leaf, device)
 
 
 def first_of(chain: Iterable[Any]) -> First:

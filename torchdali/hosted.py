@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Generator
 from contextlib import contextmanager, nullcontext
 from typing import Any, cast
@@ -23,6 +24,9 @@ _PRODUCTS = {
 }
 """What grids of places and ``LinearTransformation`` are multiplied with."""
 
+_LINEAR = (v1.LinearTransformation, v2.LinearTransformation)
+"""They hold a matrix, which is moved to the GPU, but out of sight in another transform stays on the CPU."""
+
 _ONLY_ON_THE_CPU = (
     "interpolation parameters can not be handled",  # an antialiased resize to less than about a fiftieth
     "does not have a deterministic implementation",
@@ -41,16 +45,16 @@ class InTorch:
         device: Where tensors lie.
 
     Attributes:
-        transform: What is called with images.
+        transform: What is called with images: the one in the chain, or the same with its matrix on the device.
         resizes: What :func:`resizes` says of it.
     """
 
     def __init__(self, transform: Any, device: torch.device) -> None:
         dtype = getattr(transform, "dtype", None)
-        self.transform = transform
+        self.transform = _with_matrix_on(transform, device) if type(transform) in _LINEAR else transform
         self.resizes = resizes(transform, device)
         self._device = device
-        self._for_host = device.type != "cpu" and _for_host(transform)
+        self._for_host = device.type != "cpu" and self.transform is transform and _for_host(transform)
         # Every type can be made floats of on CUDA, and whole batches are.
         self._to_floats = (
             isinstance(transform, v2.ToDtype) and isinstance(dtype, torch.dtype) and dtype.is_floating_point
@@ -70,16 +74,23 @@ class InTorch:
         return leaf.cpu() if self._for_host or (leaf.dtype in _FEW_KERNELS and not self._to_floats) else leaf
 
 
-def _for_host(transform: Any, held: bool = False) -> bool:
+def _with_matrix_on(transform: Any, device: torch.device) -> Any:
+    """The same on a device: torchvision asks for the matrix where the images are."""
+    moved = copy.copy(transform)
+    moved.transformation_matrix = transform.transformation_matrix.to(device)
+    moved.mean_vector = transform.mean_vector.to(device)
+    return moved
+
+
+def _for_host(transform: Any) -> bool:
     """Whether torchvision does it, or what it holds, to tensors on the CPU only."""
     dtype, modes = getattr(transform, "dtype", None), getattr(transform, "interpolation", None)
     dtypes = list(cast("dict[Any, Any]", dtype).values()) if isinstance(dtype, dict) else [dtype]
     return (
-        isinstance(transform, v2.JPEG)
-        or (held and isinstance(transform, (v1.LinearTransformation, v2.LinearTransformation)))  # with its own matrix
+        isinstance(transform, (v2.JPEG, *_LINEAR))
         or any(isinstance(one, torch.dtype) and one in _FEW_KERNELS for one in dtypes)
         or InterpolationMode.LANCZOS in (modes if isinstance(modes, (list, tuple)) else [modes])
-        or any(_for_host(part, held=True) for part in _parts(transform))
+        or any(_for_host(part) for part in _parts(transform))
     )
 
 

@@ -144,11 +144,6 @@ class Rule(ABC):
         del spec
         return None
 
-    def for_torch(self, device: torch.device) -> Any:
-        """The transform for images on ``device``, where torch runs it: itself, unless it holds tensors."""
-        del device
-        return self.transform
-
     @property
     def inputs(self) -> dict[str, Input]:
         """The parameters that ``draw`` gives, by name."""

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-from typing import Any
-
-import torch
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
@@ -24,10 +20,3 @@ class LinearTransformation(Rule):
 
     def infer_batch(self, spec: Spec) -> Spec | None:
         return spec if spec.kind != "pil" and spec.size and spec.dtype.is_floating_point else None
-
-    def for_torch(self, device: torch.device) -> Any:
-        # torchvision asks for the matrix on the images' device.
-        moved = copy.copy(self.transform)
-        moved.transformation_matrix = self.transform.transformation_matrix.to(device)
-        moved.mean_vector = self.transform.mean_vector.to(device)
-        return moved
