@@ -29,11 +29,12 @@ from torchdali.tracing import came_between, put_by
 from torchdali.transforms import RowError
 from torchdali.tuning import pinned_bytes
 
-__all__ = ["Batch", "Feed"]
+__all__ = ["FORKED", "INTERRUPTED", "Batch", "Feed"]
 
 _SCAN_THREADS = 16
 _ANEW = "this epoch cannot go on, a new one can be started"
-_INTERRUPTED = f"the loader was interrupted; {_ANEW}"
+INTERRUPTED = f"the loader was interrupted; {_ANEW}"
+FORKED = "an iterator cannot be used in a forked process; iterate over the loader anew there"
 
 
 @dataclass
@@ -108,7 +109,7 @@ class Feed:
 
     def interrupt(self) -> None:
         """A KeyboardInterrupt or its like came while a batch was made for it: nobody knows what was lost."""
-        self._over = self._over or _INTERRUPTED
+        self._over = self._over or INTERRUPTED
 
     def push(self, batch: Batch) -> None:
         """Takes a batch and starts to work on it as soon as its turn comes."""
@@ -128,7 +129,7 @@ class Feed:
             RuntimeError: It took longer than the timeout.
         """
         if self._process != os.getpid():
-            raise RuntimeError("an iterator cannot be used in a forked process; iterate over the loader anew there")
+            raise RuntimeError(FORKED)
         with self._uninterrupted(), devices.on((self._flying or self._waiting)[0].pool.plan.device):
             if not self._flying:
                 self._launch(self._waiting.popleft())
@@ -137,7 +138,7 @@ class Feed:
             try:
                 self._land(batch)
             except Exception as error:
-                if self._over is not _INTERRUPTED or came_between(error):
+                if self._over is not INTERRUPTED or came_between(error):
                     raise
                 failure = error
             self._advance()  # not while an error is handled, which would become the context of those to come
@@ -156,11 +157,11 @@ class Feed:
         """
         if self._over:
             raise RuntimeError(self._over)
-        self._over = _INTERRUPTED
+        self._over = INTERRUPTED
         try:
             yield
         except Exception as error:
-            if self._over is _INTERRUPTED and not came_between(error):
+            if self._over is INTERRUPTED and not came_between(error):
                 self._over = ""
             raise
         self._over = ""

@@ -32,7 +32,7 @@ from torchdali.blocks import Mapping, ReceivedBlock
 from torchdali.clock import Clock
 from torchdali.epoch import CLOSED, EpochKeys
 from torchdali.errors import SampleError
-from torchdali.feed import Batch, Feed
+from torchdali.feed import FORKED, INTERRUPTED, Batch, Feed
 from torchdali.identities import Identities
 from torchdali.lenient import LenientFeed
 from torchdali.packing import Packed, Packer, stand_ins
@@ -54,9 +54,6 @@ __all__ = ["ParallelProxyEpoch", "SerialProxyEpoch"]
 
 _pin_memory = cast("Callable[[Any], Any]", data_utils.pin_memory.pin_memory)
 
-_ANEW = "this epoch cannot go on, a new one can be started"
-_INTERRUPTED = f"the loader was interrupted; {_ANEW}"
-_FORKED = "an iterator cannot be used in a forked process; iterate over the loader anew there"
 _BATCH_STEP, _COLLATE_STEP = 2**16 - 1, 2**16 - 2
 """The position that keys the random numbers of ``batch_transform``: after every chain."""
 
@@ -129,7 +126,7 @@ class _ProxyEpoch(Resumable):
         if not first_iter:
             self.clock = Clock(self.proxy.device)
         self._begin(loader)
-        self._over = _INTERRUPTED  # until all workers are at the new epoch
+        self._over = INTERRUPTED  # until all workers are at the new epoch
         super()._reset(loader, first_iter)
         self._received.clear()
         self._over = ""
@@ -178,10 +175,10 @@ class _ProxyEpoch(Resumable):
 
     def _next_data(self) -> Any:
         if self._process != os.getpid():
-            raise RuntimeError(_FORKED)
+            raise RuntimeError(FORKED)
         if self._over:
             raise RuntimeError(self._over)
-        self._over = _INTERRUPTED  # until the end: nobody knows what was lost where a KeyboardInterrupt comes between
+        self._over = INTERRUPTED  # until the end: nobody knows what was lost where a KeyboardInterrupt comes between
         try:
             data = self._deliver()
         except Exception as error:
