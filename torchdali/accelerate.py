@@ -67,9 +67,9 @@ class _Base(DALILoader[Any]):
             known: Whether Accelerate says what it said before: after a ``break`` it does not count on.
         """
         if not known:
-            self._keys.set_epoch(epoch)
+            self._keys.epochs = epoch
         elif not self._bookmark.loaded:
-            self._keys.set_epoch(max(epoch, self._keys.epochs))
+            self._keys.epochs = max(epoch, self._keys.epochs)
 
     def count_with(self, other: _Base) -> None:
         """Has one count of epochs together with another loader."""

@@ -52,10 +52,6 @@ class EpochKeys:
         self._seed = seed
         self.epochs = 0
 
-    def set_epoch(self, number: int) -> None:
-        """Says which number the next epoch has."""
-        self.epochs = number
-
     def next(self, base_seed: int, loader: Any) -> Words:
         """The key of the next epoch.
 

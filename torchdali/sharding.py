@@ -167,5 +167,5 @@ class Distributed:
         Those after it are counted on, but by a sampler with a ``set_epoch`` that was given.
         """
         epoch = operator.index(epoch)
-        self._keys.set_epoch(epoch)
+        self._keys.epochs = epoch
         self._sharding.set_epoch(self, epoch)
