@@ -34,7 +34,7 @@ class Taken(NamedTuple):
 
     Attributes:
         views: For each view of the plan its images: one tensor, or one a sample where shapes differ.
-        endings: ``(N, 2)`` the last two bytes of each file; empty where pixels were fed.
+        endings: ``(N, 2)`` the last two bytes of each file; empty where no paths were fed.
         lengths: ``(N, 1)`` bytes that were read of each file; likewise.
     """
 

@@ -55,7 +55,7 @@ __all__ = ["ParallelProxyEpoch", "SerialProxyEpoch"]
 _pin_memory = cast("Callable[[Any], Any]", data_utils.pin_memory.pin_memory)
 
 _BATCH_STEP, _COLLATE_STEP = 2**16 - 1, 2**16 - 2
-"""The position that keys the random numbers of ``batch_transform``: after every chain."""
+"""The positions that key the random numbers of ``batch_transform`` and ``collate_fn``: after every chain."""
 
 _Share = tuple[int, int, dict[str, Any]]
 """What a batch was of streams: whose, how many samples, and what the stream said of itself after it."""
