@@ -141,7 +141,6 @@ class Rule(ABC):
         It is asked where ``infer`` raised, and may answer where the transform does to a batch what it does to each
         image.
         """
-        del spec
         return None
 
     @property
@@ -169,27 +168,22 @@ class Rule(ABC):
 
     def resized(self, size: IntArray, params: Params) -> IntArray:
         """``(N, 2)`` heights and widths of the images that come out."""
-        del params
         return size
 
     def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
         """Emits the operators for ``image`` (HWC) and returns the result (HWC)."""
-        del ops, params
         return image
 
     def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
         """torchvision's functionals on one image (CHW) with the numbers drawn for it: the oracle of the tests."""
-        del sample
         return image
 
     def absorb(self, previous: Rule) -> Rule | None:
         """One rule that does what ``previous`` and then this one do, in fewer operators, or None."""
-        del previous
         return None
 
     def extend(self, later: Rule) -> Rule | None:
         """One rule that does what this and then ``later`` do: asked where ``later`` does not absorb this."""
-        del later
         return None
 
     def channels_first(self) -> Rule | None:

@@ -64,7 +64,6 @@ class Window(Rule):
 
     def lower_window(self, ops: Ops, window: Node, params: Mapping[str, Node]) -> Node:
         """What is done with the window."""
-        del ops, params
         return window
 
     def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:

@@ -27,9 +27,8 @@ from torchdali.transforms.color import bound, check, check_range, grey, settle, 
 __all__ = ["Coin", "Value", "invert", "posterize", "posterize_by", "sharpen", "solarize"]
 
 
-def invert(ops: Ops, image: Node, white: Node, spec: Spec) -> Node:
+def invert(image: Node, white: Node, spec: Spec) -> Node:
     """``white - image`` where white is the value of white, and the image where it is 0; of the image's type."""
-    del ops
     if spec.dtype == torch.uint8:
         return image ^ white
     return image * (1.0 - white * 2.0) + white
@@ -149,7 +148,6 @@ class Coin(Rule):
         Raises:
             Unsupported: The transform runs in torch.
         """
-        del spec
         return None
 
     @abstractmethod
@@ -219,7 +217,7 @@ class RandomInvert(Coin):
         return Value(np.float32 if spec.dtype.is_floating_point else np.uint8, bound(spec), 0)
 
     def apply(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
-        return invert(ops, image, params["value"], self.spec)
+        return invert(image, params["value"], self.spec)
 
     def applied(self, image: torch.Tensor) -> torch.Tensor:
         return F.invert(image)
