@@ -126,14 +126,11 @@ class FiveCrop(Views):
     container = tuple
     limits = "on several views"
 
-    def _crops(self) -> list[list[Rule]]:
+    def views(self) -> list[list[Rule]]:
+        """The rules of each view."""
         size = (int(self.transform.size[0]), int(self.transform.size[1]))
         corners = [_Corner(self.transform, size, bottom, right) for bottom in (False, True) for right in (False, True)]
         return [*([corner] for corner in corners), [CenterCrop(self.transform)]]
-
-    def views(self) -> list[list[Rule]]:
-        """The rules of each view."""
-        return self._crops()
 
     def split(self, spec: Spec) -> list[tuple[Chain, Spec]]:
         parts: list[tuple[Chain, Spec]] = []
@@ -152,4 +149,4 @@ class TenCrop(FiveCrop):
 
     def views(self) -> list[list[Rule]]:
         mirror = _UpsideDown if self.transform.vertical_flip else _Mirrored
-        return [*self._crops(), *([mirror(self.transform), *crop] for crop in self._crops())]
+        return [*super().views(), *([mirror(self.transform), *crop] for crop in super().views())]
