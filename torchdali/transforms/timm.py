@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +12,7 @@ import torch
 
 from torchdali.rng import Draws
 from torchdali.spec import IntArray, Sample, Spec
-from torchdali.transforms._rule import Composite, Node, Ops, RowError, Unsupported
+from torchdali.transforms._rule import Composite, RowError, Unsupported
 from torchdali.transforms.conversion import PILToTensor, ToDtype, ToTensor
 from torchdali.transforms.crop import CenterCrop, Window, resolve_fill
 from torchdali.transforms.erasing import RandomErasing
@@ -163,15 +162,9 @@ class MaybeToTensor(ToTensor):
     handles = ("timm.data.transforms.MaybeToTensor",)
 
     def infer(self, spec: Spec) -> Spec:
-        self.converts = spec.kind == "pil"
-        self.operators = ToTensor.operators if self.converts else ""
-        return super().infer(spec) if self.converts else spec
-
-    def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
-        return super().lower(ops, image, params) if self.converts else image
-
-    def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
-        return super().replay(image, sample) if self.converts else image
+        converts = spec.kind == "pil"
+        self.operators = ToTensor.operators if converts else ""
+        return super().infer(spec) if converts else spec
 
 
 class MaybePILToTensor(PILToTensor):
