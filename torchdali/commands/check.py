@@ -36,7 +36,7 @@ from torchdali.commands.files import Found, Problem, find, format_of, format_of_
 from torchdali.errors import OptionError, SampleError
 from torchdali.heads import HeadReader
 from torchdali.machine import available_cores
-from torchdali.sources import FileSource
+from torchdali.sources import HEAD, FileSource
 from torchdali.sources.facts import Columns, Facts
 from torchdali.sources.heads import parse
 from torchdali.sources.paths import Paths, table_of
@@ -45,7 +45,6 @@ from torchdali.spec import IntArray
 __all__ = ["Checked", "check", "write"]
 
 _CHUNK = 1024
-_HEAD = 2048
 _OTHERS = ("JPEG", "PNG", "GIF", "WEBP")
 """Formats whose first bytes nothing but an image begins with, so that a file of any name is one."""
 
@@ -201,7 +200,7 @@ class _Files:
 def _head(path: str) -> bytes:
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        return os.pread(file, _HEAD, 0)
+        return os.pread(file, HEAD, 0)
     finally:
         os.close(file)
 
