@@ -17,6 +17,7 @@ from torchdali import graph
 from torchdali.engine import EnginePool, Views
 from torchdali.errors import SampleError
 from torchdali.feed import Batch, Feed
+from torchdali.generators import draw_seed
 from torchdali.plan import Plan
 from torchdali.preparing import PIXEL_DTYPES
 from torchdali.rng import Draws, Words, epoch_key
@@ -155,7 +156,7 @@ class CompiledTransform:
     @staticmethod
     def _key(plans: Sequence[Plan]) -> Words:
         random = any(plan.random for plan in plans)
-        return epoch_key(int(torch.empty((), dtype=torch.int64).random_()) if random else 0, 0)
+        return epoch_key(draw_seed(None) if random else 0, 0)
 
     def _run(self, route: Route, images: Any, rows: IntArray, key: Words) -> Any:
         pool = self._routes.pool(route)

@@ -131,7 +131,7 @@ class Generators:
 
 
 def draw_seed(generator: torch.Generator | None) -> int:
-    """The base seed of DataLoader's workers, from its generator."""
+    """A seed, as torch draws the base seed of DataLoader's workers, and that of a sampler without a generator."""
     return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
 
 

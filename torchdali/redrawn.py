@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch.utils.data import RandomSampler
 
+from torchdali.generators import draw_seed
 from torchdali.spec import IntArray
 
 __all__ = ["Redrawn", "redrawn"]
@@ -61,9 +62,8 @@ class Redrawn(Iterator[int]):
         if self._generator is None:
             self._generator = sampler.generator
             if self._generator is None:
-                seed = int(torch.empty((), dtype=torch.int64).random_().item())
                 self._generator = torch.Generator()
-                self._generator.manual_seed(seed)
+                self._generator.manual_seed(draw_seed(None))
         self._left -= count
         size = len(sampler.data_source)
         return torch.randint(size, (count,), dtype=torch.int64, generator=self._generator).cpu()
