@@ -247,9 +247,9 @@ def is_enough(elapsed: float, steps: int, length: int, seconds: float) -> bool:
     return steps % length == 0 and elapsed + elapsed / steps * length / 2 >= seconds
 
 
-def conversion_ms(images: Tensor, gpu: Gpu, times: int = 20) -> float:
+def conversion_ms(images: Tensor, gpu: Gpu) -> float:
     """Milliseconds of one `images.to(memory_format=torch.channels_last)` of a batch as loaders give it."""
-    planes = images.contiguous()
+    planes, times = images.contiguous(), 20
     planes.to(memory_format=torch.channels_last)
     gpu.wait_for_all()
     start = time.perf_counter()

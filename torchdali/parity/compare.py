@@ -79,9 +79,9 @@ def run(dataset: Any, plan: Plan, batches: Sequence[Sequence[int]], seed: int = 
         feed.close()
 
 
-def in_batches(count: int, size: int = SIZE) -> list[list[int]]:
+def in_batches(count: int) -> list[list[int]]:
     """The indices of a dataset in order."""
-    return [list(range(start, min(start + size, count))) for start in range(0, count, size)]
+    return [list(range(start, min(start + SIZE, count))) for start in range(0, count, SIZE)]
 
 
 def pairs(dataset: Any, chain: Sequence[Any], device: str | torch.device = "cpu") -> Iterator[Pair]:
