@@ -23,7 +23,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["stream_of", "to_array", "to_torch"]
+__all__ = ["Images", "stream_of", "to_array", "to_torch"]
+
+Images = torch.Tensor | list[torch.Tensor]
+"""A batch of them: one tensor, or one a sample where shapes differ."""
 
 
 def stream_of(device: torch.device) -> Any:
@@ -31,7 +34,7 @@ def stream_of(device: torch.device) -> Any:
     return torch.cuda.current_stream(device) if device.type == "cuda" else None
 
 
-def to_torch(outputs: Any, stream: Any = None) -> torch.Tensor | list[torch.Tensor]:
+def to_torch(outputs: Any, stream: Any = None) -> Images:
     """A DALI ``TensorList`` as one tensor with the batch in front; one tensor a sample where shapes differ.
 
     Args:

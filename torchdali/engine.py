@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from torchdali import bridge, devices, ending, graph
 from torchdali.events import Event
@@ -23,7 +22,7 @@ from torchdali.tuning import Threads
 
 __all__ = ["Engine", "EnginePool", "Taken", "Views"]
 
-Views = list[torch.Tensor | list[torch.Tensor]]
+Views = list[bridge.Images]
 
 _NOTHING: npt.NDArray[Any] = np.empty((0, 0), np.uint8)
 _LEFT_BEHIND: list[ExitStack] = []

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import torch
 
 from torchdali import devices
+from torchdali.bridge import Images
 from torchdali.clock import Clock
 from torchdali.daemons import Daemons
 from torchdali.engine import Engine, EnginePool, Taken, Views
@@ -66,7 +67,7 @@ class Batch:
     inputs: Inputs = field(default_factory=dict[str, npt.NDArray[Any]])
 
     @property
-    def images(self) -> torch.Tensor | list[torch.Tensor]:
+    def images(self) -> Images:
         """The images of the only view."""
         (images,) = self.views or [[]]
         return images

@@ -15,17 +15,16 @@ import torch
 from torchvision import tv_tensors
 from torchvision.transforms.v2 import functional as F
 
+from torchdali.bridge import Images
 from torchdali.errors import BatchShapeError
 from torchdali.hosted import InTorch, as_written, resizes
 from torchdali.plan import Plan
 from torchdali.spec import IntArray, Kind
 from torchdali.tracing import note
 
-Images = torch.Tensor | list[torch.Tensor]
-
 _to_pil_image = cast("Callable[..., Any]", F.to_pil_image)
 
-__all__ = ["Images", "as_samples", "call_on_batch", "call_seeded", "check_shapes", "run_on_batch", "seeded"]
+__all__ = ["as_samples", "call_on_batch", "call_seeded", "check_shapes", "run_on_batch", "seeded"]
 
 
 def as_kind(image: torch.Tensor, kind: Kind) -> Any:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from torchdali import graph
+from torchdali.bridge import Images
 from torchdali.cache.base import Cache, FileBatch, patience, share_of_free
 from torchdali.cache.cut import ALIGNMENT
 from torchdali.cache.store import WORD, Store
@@ -33,7 +34,6 @@ __all__ = ["ImageCache"]
 
 UNKNOWN = -1
 _LOOKS = 128  # files that a thread looks at in a row
-Images = torch.Tensor | list[torch.Tensor]
 
 
 class ImageCache(Cache):
