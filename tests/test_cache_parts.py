@@ -169,7 +169,7 @@ def test_the_rest_draws_what_the_whole_draws() -> None:
         assert all(np.array_equal(one[name], other[name]) for name in one)
 
 
-# Memory of the host
+# What the control group grants
 
 
 def version_2(root: Path, most: str) -> None:
@@ -200,6 +200,24 @@ def test_limit_of_a_control_group(
 ) -> None:
     make(tmp_path, most)
     assert machine._cgroup_memory(tmp_path) == left
+
+
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({"cpu.max": "150000 100000\n"}, 1.5),
+        ({"cpu.max": "max 100000\n"}, None),
+        ({"cpu/cpu.cfs_quota_us": "150000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 1.5),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, None),
+        ({}, None),
+    ],
+    ids=["version 2", "version 2, no limit", "version 1", "version 1, no limit", "none"],
+)
+def test_cores_of_a_control_group(tmp_path: Path, files: dict[str, str], cores: float | None) -> None:
+    (tmp_path / "cpu").mkdir()
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert machine._cgroup_quota(tmp_path) == cores
 
 
 def test_memory_of_this_process() -> None:
