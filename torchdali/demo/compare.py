@@ -22,7 +22,6 @@ from torchdali.demo.train import (
     LoaderClass,
     Training,
     make_loader,
-    seed_torch,
     settle,
     train,
 )
@@ -95,7 +94,7 @@ def observe(
         seed: For ``torch.manual_seed``.
         tick: Called with the number of images just seen.
     """
-    seed_torch(seed)
+    torch.manual_seed(seed)
     numbered = ImageFolder(str(root / "train"), transform=v2.Compose(VIEW))
     # Each label becomes its file's number, so that the loader itself says which file it took an image for.
     numbered.samples = [(path, number) for number, (path, _) in enumerate(numbered.samples)]

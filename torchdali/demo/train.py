@@ -4,8 +4,6 @@ The class of the loader is its only variable. A script of your own would say so 
 
     from torchdali import DALILoader as DataLoader
 """
-# torch leaves the parameters of manual_seed, backward and step without types.
-# pyright: reportUnknownMemberType=false
 
 from __future__ import annotations
 
@@ -29,7 +27,6 @@ __all__ = [
     "LoaderClass",
     "Training",
     "make_loader",
-    "seed_torch",
     "settle",
     "shown",
     "train",
@@ -103,7 +100,7 @@ def train(
         seed: For ``torch.manual_seed``.
         tick: Called with the number of images just seen.
     """
-    seed_torch(seed)
+    torch.manual_seed(seed)
     train_set = ImageFolder(str(root / "train"), transform=v2.Compose([*AUGMENT, *NORMALIZE]))
     val_set = ImageFolder(str(root / "val"), transform=v2.Compose([*VIEW, *NORMALIZE]))
     train_loader = make_loader(loader_class, train_set, shuffle=True, device=device, workers=workers)
@@ -173,11 +170,6 @@ def small_cnn(classes: int) -> nn.Module:
             nn.ReLU(),
         ]
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, classes))
-
-
-def seed_torch(seed: int) -> None:
-    """Seeds torch's generators: the network's weights and the order of every loader follow from it."""
-    torch.manual_seed(seed)
 
 
 def settle(device: torch.device) -> None:
