@@ -7,13 +7,11 @@ import inspect
 import mmap
 import signal
 import threading
+from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch.utils.data import get_worker_info
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = ["RollCall", "Starting", "Uninterrupted", "WorkerStart"]
 
