@@ -84,10 +84,6 @@ def _is_sequence(node: Any) -> bool:
     return isinstance(node, Sequence) and not isinstance(node, (str, bytes, bytearray, memoryview, range))
 
 
-def _is_mapping(node: Any) -> bool:
-    return isinstance(node, Mapping)
-
-
 def _is_dataclass(node: Any) -> bool:
     return dataclasses.is_dataclass(node) and not isinstance(node, type)
 
@@ -276,7 +272,7 @@ def with_slots(sample: Tree, images: Sequence[tuple[str, Any]]) -> Any:
         kept = all(new is old.node for new, old in zip(done, part.parts, strict=True))
         # What may make other parts when it is asked again is not to be asked again.
         node = cast("object", part.node)
-        made = bool(done) and type(node) is not dict and _is_mapping(node)
+        made = bool(done) and type(node) is not dict and isinstance(node, Mapping)
         return part.node if kept and not made else _rebuilt(part.node, done)
 
     return walk(sample)
