@@ -62,7 +62,7 @@ class Engine:
         self._process = os.getpid()
         self._device = plan.device
         with devices.on(plan.device):
-            self._pipeline: Any = graph.build(plan, batch_size, threads, plan.device, resident)
+            self._pipeline: Any = graph.build(plan, batch_size, threads, resident)
         ending.expect()
 
     @property

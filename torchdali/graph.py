@@ -223,7 +223,7 @@ def release_memory(device: torch.device | None) -> None:
         trim(0)
 
 
-def build(plan: Plan, batch_size: int, threads: int, device: torch.device, resident: bool = False) -> Any:
+def build(plan: Plan, batch_size: int, threads: int, resident: bool = False) -> Any:
     """Builds the pipeline of a plan.
 
     Its inputs are one that is called as the plan's ``entry``, which takes the batch, and ``plan.inputs``. What the
@@ -234,7 +234,6 @@ def build(plan: Plan, batch_size: int, threads: int, device: torch.device, resid
         plan: What to run.
         batch_size: The most samples that one run may have.
         threads: Number of DALI's CPU threads.
-        device: The CPU or a CUDA device.
         resident: Whether pixels are fed from the device's own memory.
 
     Returns:
@@ -242,11 +241,11 @@ def build(plan: Plan, batch_size: int, threads: int, device: torch.device, resid
     """
     dali = require_dali()
     fn, types = dali.fn, dali.types
-    gpu = device.type == "cuda"
+    gpu = plan.device.type == "cuda"
     pipeline = _pipeline_class(dali)(
         batch_size=batch_size,
         num_threads=threads,
-        device_id=device.index if gpu else None,
+        device_id=plan.device.index if gpu else None,
         # The window of runs in flight is kept by feed.py: a queue in the pipeline would hold batches that are
         # finished, and with dynamic execution a run that is scheduled needs no place in it.
         prefetch_queue_depth=1,

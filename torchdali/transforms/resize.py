@@ -92,11 +92,8 @@ class Resampling:
             sides |= {"mode": Input(np.int32)}
         return sides
 
-    def draw(self, size: IntArray, target: IntArray, draws: Draws | None = None) -> Params:
-        """Parameters for images of ``size`` resized to ``target``, both ``(N, 2)``.
-
-        Several interpolations need ``draws`` to choose among them.
-        """
+    def draw(self, size: IntArray, target: IntArray, draws: Draws) -> Params:
+        """Parameters for images of ``size`` resized to ``target``, both ``(N, 2)``; of several interpolations one."""
         empty = ((target < 1) | (size < 1)).any(axis=1)
         if empty.any():
             row = int(np.flatnonzero(empty)[0])
@@ -109,7 +106,7 @@ class Resampling:
             shift = 1e-3 - (0.5 * size / target if self.mode is InterpolationMode.NEAREST else 0.0)
             params["roi_start"] = np.broadcast_to(shift, size.shape).astype(np.float32)
             params["roi_end"] = (size + shift).astype(np.float32)
-        if draws is not None and len(self.modes) > 1:
+        if len(self.modes) > 1:
             choice = draws.choice(np.full(len(self.modes), 1 / len(self.modes)))
             params["mode"] = np.array([_FILTERS[mode] for mode in self.modes], np.int32)[choice]
         return params
