@@ -121,33 +121,27 @@ def as_samples(plan: Plan, views: Sequence[Images], seeds: IntArray, name: Calla
     each = [[as_kind(image, plan.spec.kind) for image in images] for images in views]
     rows = zip(*each, strict=True)  # none where the batch is empty, which has no views
     images = [row[0] if plan.container is None else plan.container(row) for row in rows]
-    return run_in_torch(plan.suffix, images, seeds, plan.device, name) if plan.suffix else images
+    return run_in_torch(plan, images, seeds, name) if plan.suffix else images
 
 
-def run_in_torch(
-    suffix: Sequence[InTorch],
-    images: Sequence[Any],
-    seeds: IntArray,
-    device: torch.device,
-    name: Callable[[int], str],
-) -> list[Any]:
-    """Calls each of the transforms on each image; an exception of one says on which.
+def run_in_torch(plan: Plan, images: Sequence[Any], seeds: IntArray, name: Callable[[int], str]) -> list[Any]:
+    """Calls each transform of the plan's suffix on each image; an exception of one says on which.
 
     The transforms draw from the global generators; each sample's numbers come from its own seed, and the generators
     are left as they were.
 
     Args:
-        suffix: Transforms, in order.
+        plan: What was run.
         images: One object a sample, as torchvision would be holding it.
         seeds: ``(N,)`` numbers below 2**63.
-        device: Whose generator is seeded beside the CPU's.
         name: Names the sample of a row.
     """
     done: list[Any] = []
-    with as_written(device, any(transform.resizes for transform in suffix)), seeded(device) as seed:
+    resizing = any(transform.resizes for transform in plan.suffix)
+    with as_written(plan.device, resizing), seeded(plan.device) as seed:
         for row, (image, number) in enumerate(zip(images, seeds.tolist(), strict=True)):
             seed(number)
-            for transform in suffix:
+            for transform in plan.suffix:
                 try:
                     image = transform(image)
                 except Exception as error:
