@@ -128,7 +128,8 @@ def _images(loader: Any, proxy: Proxy) -> tuple[str, Sequence[Plan]]:
 
 
 def _on_error(loader: Any) -> Rows:
-    return {"on error": loader._tolerance.explained(), **_timeout(loader)}  # noqa: SLF001
+    timeout = f"{loader.timeout} s a batch" if loader.timeout else "none"
+    return {"on error": loader._tolerance.explained(), "timeout": timeout}  # noqa: SLF001
 
 
 def _output(plan: Plan) -> str:
@@ -145,10 +146,6 @@ def _batch_transform(loader: Any) -> Rows:
 def _random(loader: Any, counter: str) -> str:
     key = f"seed {loader.seed}, epoch" if loader.seed is not None else "DataLoader's base seed of the epoch"
     return f"Philox4x32-10 keyed by {key}, {counter}"
-
-
-def _timeout(loader: Any) -> Rows:
-    return {"timeout": f"{loader.timeout} s a batch" if loader.timeout else "none"}
 
 
 def _named(function: Any) -> str:
