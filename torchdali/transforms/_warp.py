@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ from torchvision.transforms import InterpolationMode
 
 from torchdali.spec import IntArray, Spec
 from torchdali.transforms._rule import Node, Ops, Unsupported
-from torchdali.transforms.conversion import TYPES
+from torchdali.transforms.conversion import of_kind
 from torchdali.transforms.crop import resolve_fill
 
 Floats = npt.NDArray[np.float64]
@@ -218,10 +218,7 @@ def resolve_border(transform: Any, spec: Spec) -> list[float] | None:
     Raises:
         Unsupported: There is none for this kind, their number does not fit, or a uint8 cannot hold it.
     """
-    fill: Any = transform.fill
-    if isinstance(fill, dict):
-        by_type = cast("dict[Any, Any]", fill)
-        fill = by_type.get(TYPES[spec.kind], by_type.get("others", 0))
+    fill: Any = of_kind(transform.fill, spec, "fill names")
     # A PIL image is filled with whole numbers; on a tensor torchvision rounds the result.
     values = resolve_fill(transform, spec if spec.kind == "pil" else replace(spec, dtype=torch.float32))
     if spec.dtype == torch.uint8 and not all(0 <= x <= 255 for x in values):

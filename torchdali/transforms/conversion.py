@@ -22,6 +22,21 @@ TYPES: dict[str, type] = {"pil": PIL.Image.Image, "image": tv_tensors.Image, "te
 """The type that torchvision would be holding, by :attr:`torchdali.spec.Spec.kind`."""
 
 
+def of_kind(given: Any, spec: Spec, named: str) -> Any:
+    """What a transform was given for images of this kind: one for all kinds, or in a dictionary by type.
+
+    Raises:
+        Unsupported: There is none for this kind.
+    """
+    if not isinstance(given, dict):
+        return given
+    by_type = cast("dict[Any, Any]", given)
+    for key in (TYPES[spec.kind], "others"):
+        if key in by_type:
+            return by_type[key]
+    raise Unsupported(f"its {named} neither {TYPES[spec.kind].__name__} nor 'others'")
+
+
 class Identity(Rule):
     """Nothing."""
 
@@ -138,14 +153,7 @@ class ToDtype(Rule):
             return None
 
     def _dtype_for(self, spec: Spec) -> torch.dtype | None:
-        dtype: Any = self.transform.dtype
-        if not isinstance(dtype, dict):
-            return dtype
-        by_type = cast("dict[Any, torch.dtype | None]", dtype)
-        for key in (TYPES[spec.kind], "others"):
-            if key in by_type:
-                return by_type[key]
-        raise Unsupported(f"its dtypes name neither {TYPES[spec.kind].__name__} nor 'others'")
+        return of_kind(self.transform.dtype, spec, "dtypes name")
 
     @property
     def scales(self) -> bool:

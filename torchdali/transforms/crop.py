@@ -16,7 +16,7 @@ from torchvision.transforms.v2 import functional as F
 from torchdali.rng import Draws
 from torchdali.spec import IntArray, Params, Sample, Spec
 from torchdali.transforms._rule import Input, Node, Ops, RowError, Rule, Unsupported, check_whole
-from torchdali.transforms.conversion import TYPES
+from torchdali.transforms.conversion import TYPES, of_kind
 
 
 class Window(Rule):
@@ -221,13 +221,7 @@ def resolve_fill(transform: Any, spec: Spec) -> list[float]:
     Raises:
         Unsupported: There is none for this kind, or it does not fit.
     """
-    fill: Any = transform.fill
-    if isinstance(fill, dict):
-        by_type = cast("dict[Any, Any]", fill)
-        keys = [key for key in (TYPES[spec.kind], "others") if key in by_type]
-        if not keys:
-            raise Unsupported(f"its fill names neither {TYPES[spec.kind].__name__} nor 'others'")
-        fill = by_type[keys[0]]
+    fill: Any = of_kind(transform.fill, spec, "fill names")
     if isinstance(fill, str):
         raise Unsupported(f"a fill of {fill!r}")
     values = [0] if fill is None else [fill] if isinstance(fill, (int, float)) else list(fill)
