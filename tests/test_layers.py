@@ -49,7 +49,7 @@ LAYERS = [
     {"proxy", "plain"},
     {"stats"},
     {"explain", "verdict", "probe"},
-    {"reporting"},
+    {"reporting", "building"},
     {"loader", "compiled"},
     {"__init__", "accelerate", "lightning"},
     {"parity"},

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
@@ -243,7 +243,13 @@ def _with_dali(made: Any, loader: DALILoader[Any], device: Any) -> Any:
     return kind(made, loader, _Base(base.dataset, **batches, **options))
 
 
-class Accelerator(_accelerate.Accelerator):
+if TYPE_CHECKING:
+    from accelerate import Accelerator as _Theirs
+else:
+    _Theirs = _accelerate.Accelerator
+
+
+class Accelerator(_Theirs):
     """``accelerate.Accelerator``, whose ``prepare`` keeps a ``DALILoader`` what it is."""
 
     def prepare_data_loader(self, data_loader: Any, *args: Any, **kwargs: Any) -> Any:

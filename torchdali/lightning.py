@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from torch.utils.data import Dataset, IterableDataset
 from torchvision.datasets import ImageFolder
@@ -42,7 +42,16 @@ def _bases() -> tuple[Any, ...]:
     raise ModuleNotFoundError("torchdali.lightning needs Lightning: pip install lightning", name="lightning")
 
 
-_Base: Any = type("_Base", _bases(), {})
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningDataModule
+
+    class _Base(LightningDataModule, Any):
+        """As a type it is that of either package."""
+
+        trainer: Any
+
+else:
+    _Base = type("_Base", _bases(), {})
 
 
 class TrainLoader(DALILoader[Any]):
@@ -257,7 +266,7 @@ class DALIDataModule(_Base):
         if options.get("batch_sampler") is not None:
             del options["batch_size"]
         if stage != "train":
-            return cast("DALILoader[Any]", DALILoader(data, **options))
+            return DALILoader(data, **options)
         ordered = any(options.get(name) is not None for name in ("sampler", "batch_sampler", "shuffle"))
         if not ordered and not isinstance(data, IterableDataset):
             options["shuffle"] = True

@@ -9,54 +9,46 @@ import os
 import sys
 import weakref
 from collections import deque
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterable
+from multiprocessing.context import BaseContext
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast, overload
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset, Sampler
 from torchvision.datasets import ImageFolder
 
-from torchdali import devices, graph, machine
-from torchdali.admission import Proxy
-from torchdali.cache import Cache, cached, check_arguments
+from torchdali import graph
+from torchdali.building import Building
+from torchdali.cache import check_arguments
 from torchdali.clock import Clock
-from torchdali.compiler import compile_plan, fuse
-from torchdali.engine import EnginePool
-from torchdali.epoch import Compiled, Epoch, EpochKeys, default_collate
-from torchdali.errors import SampleError, TransformError, UnsupportedDatasetError
-from torchdali.heads import HeadReader
+from torchdali.epoch import Epoch, EpochKeys
+from torchdali.errors import SampleError, UnsupportedDatasetError
 from torchdali.plain import ParallelPlain, SerialPlain
 from torchdali.proxy import ParallelProxyEpoch, SerialProxyEpoch
 from torchdali.reporting import Reporting
 from torchdali.resume import Bookmark, Resumable, Stateful, twin_of
-from torchdali.routes import Routes
 from torchdali.sharding import Distributed, Sharding
-from torchdali.sources import FolderSource, LiftedSource, dataset_state, lift
+from torchdali.sources import LiftedSource, dataset_state, lift
 from torchdali.spec import Fidelity, check_fidelity
 from torchdali.stats import Probe
 from torchdali.tolerance import OnError, Tolerance
-from torchdali.transforms import check_callable, flatten, snapshot
-from torchdali.tuning import Threads, Unasked, check_numbers, fitting_window
+from torchdali.transforms import check_callable, flatten
+from torchdali.tuning import Unasked, check_numbers
 
 __all__ = ["DALILoader"]
 
-_RESIDENT_BYTES = 2**30
-"""Pixels that are already in memory are kept on the GPU where they take no more than this."""
-
-_MOST = 2**31 - 1
-"""The largest batch that DALI can be told of."""
-
 _T = TypeVar("_T", covariant=True)
+_Self = TypeVar("_Self", bound="DALILoader[Any]")
 
 _DATALOADER = inspect.signature(cast("Any", DataLoader).__init__)
 _SETTLED = ("seed", "on_error", "max_errors", "fidelity")
 _TRANSFORMS = ("transform", "batch_transform")
+_READ_ONLY = ("distributed", "errors")
 _OPTIONS = {*_SETTLED, *_TRANSFORMS, "device", "cache", "cache_bytes"}
 
 
-class DALILoader(Stateful, Distributed, Reporting, DataLoader[_T]):
+class DALILoader(Stateful, Distributed, Reporting, Building, DataLoader[_T]):
     """A ``torch.utils.data.DataLoader`` whose images are decoded and transformed by NVIDIA DALI.
 
     It takes the arguments of ``DataLoader`` and yields the batches that ``DataLoader`` would: in the same order, of
@@ -113,6 +105,73 @@ class DALILoader(Stateful, Distributed, Reporting, DataLoader[_T]):
         TypeError: A transform cannot be called, or an argument is of no type that it may have.
     """
 
+    # What type checkers and editors see: the parameters of torch's DataLoader, then torchdali's own.
+    @overload
+    def __init__(
+        self,
+        dataset: Dataset[_T],
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        sampler: Sampler[Any] | Iterable[Any] | None = None,
+        batch_sampler: Sampler[list[Any]] | Iterable[list[Any]] | None = None,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: str | BaseContext | None = None,
+        generator: torch.Generator | None = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+        transform: Any = None,
+        batch_transform: Callable[..., Any] | None = None,
+        device: str | int | torch.device = "auto",
+        seed: int | None = None,
+        fidelity: Fidelity = "exact",
+        cache: Literal["host", "device"] | None = None,
+        cache_bytes: int | None = None,
+        on_error: OnError = "raise",
+        max_errors: int | None = None,
+        distributed: Literal["auto"] | None = None,
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: DALILoader[tuple[Any, Any]],
+        dataset: str | os.PathLike[str],
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        sampler: Sampler[Any] | Iterable[Any] | None = None,
+        batch_sampler: Sampler[list[Any]] | Iterable[list[Any]] | None = None,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: str | BaseContext | None = None,
+        generator: torch.Generator | None = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+        transform: Any = None,
+        batch_transform: Callable[..., Any] | None = None,
+        device: str | int | torch.device = "auto",
+        seed: int | None = None,
+        fidelity: Fidelity = "exact",
+        cache: Literal["host", "device"] | None = None,
+        cache_bytes: int | None = None,
+        on_error: OnError = "raise",
+        max_errors: int | None = None,
+        distributed: Literal["auto"] | None = None,
+    ) -> None: ...
+
     def __init__(
         self,
         dataset: Any,
@@ -140,20 +199,17 @@ class DALILoader(Stateful, Distributed, Reporting, DataLoader[_T]):
         self.on_error: OnError = on_error
         self.max_errors = max_errors
         self._tolerance = Tolerance(on_error, max_errors)
-        self.cache: Literal["host", "device"] | None = cache
+        self.cache = cache
         self.cache_bytes = cache_bytes
-        self._cache: Cache | None = None
         self.transform = transform
         self.batch_transform = batch_transform
         self.device = device
-        self.seed = None if seed is None else operator.index(seed)  # numpy's are none that a state may have
-        self.fidelity: Fidelity = fidelity
+        self.seed: int | None = None if seed is None else operator.index(seed)  # numpy's are none that a state may have
+        self.fidelity = fidelity
         self._keys = EpochKeys(self.seed)
         self._bookmark = Bookmark()
         self._live: weakref.WeakSet[Epoch | SerialProxyEpoch | ParallelProxyEpoch] = weakref.WeakSet()
         self._base_seed: int | None = None
-        self._compiled: Compiled | None = None
-        self._proxy: Proxy | None = None
         self._clock: Clock | None = None
         self._probed: tuple[object, Probe | None] | None = None
         self._source, self._source_state, self._not_lifted = self._lift(dataset)
@@ -166,6 +222,12 @@ class DALILoader(Stateful, Distributed, Reporting, DataLoader[_T]):
         self._mark_window()
         self._sharding = Sharding(distributed, self, given)
         graph.require_device(device)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """A subclass that has an ``__init__`` of its own has its signature, too, and not the one that is set below."""
+        super().__init_subclass__(**kwargs)
+        if cast("Any", cls).__init__ is not cast("Any", DALILoader).__init__:
+            cast("Any", cls).__signature__ = None
 
     @staticmethod
     def _lift(dataset: Any) -> tuple[LiftedSource | None, object, str]:
@@ -190,6 +252,11 @@ class DALILoader(Stateful, Distributed, Reporting, DataLoader[_T]):
         """Refuses, as ``DataLoader`` does, what is looked at only when a loader is made."""
         if attr in _SETTLED and attr in vars(self):
             raise ValueError(f"{attr} attribute should not be set after {type(self).__name__} is initialized")
+        if attr in _READ_ONLY and getattr(type(self), attr) is getattr(DALILoader, attr):
+            raise ValueError(
+                f"{type(self).__name__} keeps an attribute {attr} of its own, which DALILoader has for reading: give "
+                "the attribute another name"
+            )
         if attr in _TRANSFORMS and attr in vars(self) and not type(self).__module__.startswith("torchdali."):
             raise ValueError(_kept(self, attr))
         super().__setattr__(attr, val)
@@ -200,11 +267,6 @@ class DALILoader(Stateful, Distributed, Reporting, DataLoader[_T]):
     def _mark_window(self) -> None:
         if self._window is None and self.prefetch_factor is not None:
             self.prefetch_factor = Unasked(self.prefetch_factor)
-
-    def _free_cache(self) -> None:
-        if self._cache:
-            self._cache.close()
-        self._cache = None
 
     def check_worker_number_rationality(self) -> None:
         """Warns of more workers than cores, as in ``DataLoader``, where there are workers."""
@@ -268,21 +330,6 @@ class DALILoader(Stateful, Distributed, Reporting, DataLoader[_T]):
         self._live.add(epoch)
         return epoch
 
-    def _proxy_now(self) -> Proxy | None:
-        """What is done with a batch that the dataset gave; None where DataLoader itself does all there is to do."""
-        device = graph.resolve(self.device)
-        if self.transform is None and self.batch_transform is None and device.type == "cpu" and not self._tolerance:
-            return None
-        key = (device, snapshot(self.transform), self.fidelity)
-        if self._proxy is None or self._proxy.state != key:
-            routes = None
-            if self.transform is not None:
-                routes = Routes(self.transform, device, self.fidelity, self._declared_batch_size(), 0)
-            if device.type == "cuda":
-                machine.warn_of_few_connections()
-            self._proxy = Proxy(key, routes, device, machine.memory_for_batches(device))
-        return self._proxy
-
     @property
     def _is_accelerate_prepared(self) -> bool:
         """Asked by Hugging Face Accelerate before it makes a plain ``DataLoader`` of the attributes."""
@@ -292,10 +339,6 @@ class DALILoader(Stateful, Distributed, Reporting, DataLoader[_T]):
             "accelerate's prepare() would make a plain DataLoader of this DALILoader, and nothing would run in DALI: "
             "use the Accelerator of torchdali.accelerate, or its prepare_data_loader()"
         )
-
-    def _declared_batch_size(self) -> int:
-        size = self.batch_size or getattr(cast("Any", self.batch_sampler), "batch_size", None) or 1
-        return min(size, _MOST)
 
     def close(self) -> None:
         """Frees what the loader has: threads, worker processes, and memory on the host and on the GPU.
@@ -333,52 +376,11 @@ class DALILoader(Stateful, Distributed, Reporting, DataLoader[_T]):
         self._live = weakref.WeakSet()
         self._mark_window()
 
-    def __enter__(self) -> DALILoader[_T]:
+    def __enter__(self: _Self) -> _Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-    def _compile(self) -> Compiled:
-        """The source, plan and engines; anew where the dataset, a transform or the device is another one now."""
-        assert self._source is not None
-        device = graph.resolve(self.device)  # torch's current one may be set after the loader is made
-        key = (self._source, device, snapshot(self.transform), self.num_workers, self.fidelity)
-        key = (*key, self.cache, self.cache_bytes)
-        if not self._compiled or self._compiled.state != key:
-            with devices.on(device):
-                self._compiled = self._compile_on(device, key)
-        return self._compiled
-
-    def _compile_on(self, device: torch.device, key: object) -> Compiled:
-        assert self._source is not None
-        source = self._source.on(device, _RESIDENT_BYTES)
-        if isinstance(source, FolderSource) and source.read_heads is None:
-            source.read_heads = HeadReader()
-        chain = tuple(flatten(source.transform) + flatten(self.transform))
-        plan = compile_plan(list(chain), device, self.fidelity, source.spec, source.entry)
-        if self.collate_fn is default_collate and not plan.suffix and plan.spec.kind == "pil":
-            raise TransformError(
-                "the transforms end in PIL images, which default_collate does not take; add v2.ToImage() or "
-                "v2.PILToTensor() to them"
-            )
-        if device.type == "cuda":
-            machine.warn_of_few_connections()
-        check_numbers(num_workers=self.num_workers, prefetch_factor=self._window)
-        size = self._declared_batch_size()
-        resident = source.resident
-        if self.cache and isinstance(source, FolderSource):
-            kept = (self.cache, self.cache_bytes, self._cache)
-            self._cache, plan = cached(*kept, source, plan, chain, size, self.num_workers)
-            resident = plan.entry == "packed" and device.type == "cuda"
-        else:
-            plan = replace(fuse(plan), vetted=source.vets)
-            self._free_cache()
-        threads = Threads(self.num_workers, device, plan.entry)
-        free = machine.memory_for_batches(device)
-        window = self._window or fitting_window(size * plan.sample_bytes, free)
-        pool = EnginePool(plan, size, threads, resident)
-        return Compiled(key, source, pool, chain, threads, window, self._cache)
 
 
 def _kept(loader: Any, name: str) -> str:

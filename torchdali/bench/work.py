@@ -66,7 +66,7 @@ def measure_case(case: Case, result: Path) -> None:
     def build() -> loading.Epoch:
         if case.loader != "torchdali":
             return _dataloader(dataset, case, gpu)
-        loaders.append(DALILoader(dataset, batch_size=case.batch_size, shuffle=True, drop_last=True))
+        loaders.append(DALILoader[Any](dataset, batch_size=case.batch_size, shuffle=True, drop_last=True))
         return lambda: iter(loaders[0])
 
     figures, batch = loading.measure(build, gpu, case.batch_size, case.seconds, warmup=case.seconds)

@@ -122,7 +122,7 @@ def _explain_loader(loader: DataLoader[Any], device: str, file: TextIO) -> None:
 
 
 def _explain_dataset(thing: Any, device: str, file: TextIO) -> None:
-    shuffle = None if isinstance(thing, IterableDataset) else True
+    shuffle = None if isinstance(cast("object", thing), IterableDataset) else True
     with DALILoader[Any](thing, _BATCH, shuffle, device=device) as loader:
         loader.explain(file)
     _explain_own(thing, loader, device, file)

@@ -31,7 +31,7 @@ _SCAN_THREADS = 16
 _SCAN_AT_ONCE = 256
 
 
-class ImageIndex(Dataset[Any]):
+class ImageIndex(Dataset[tuple[Any, Any]]):
     """Image files and their labels, as ``ImageFolder`` has them, from a file that :meth:`write` made.
 
     ``ImageFolder`` keeps a list, which for ten million files takes 2 GB in each process. An index is mapped into
@@ -64,7 +64,7 @@ class ImageIndex(Dataset[Any]):
         transform: Callable[[Any], Any] | None = None,
         target_transform: Callable[[Any], Any] | None = None,
     ) -> None:
-        self.file = Path(file)
+        self.file: Path = Path(file)
         self.transform = transform
         self.target_transform = target_transform
         self._open()
@@ -82,8 +82,8 @@ class ImageIndex(Dataset[Any]):
             self.classes: list[str] = [str(name) for name in classes]
         except (TypeError, SystemError) as error:  # not one axis, or no Unicode
             raise ValueError(f"{self.file} is no index: its array 'classes' is no list of names") from error
-        self.class_to_idx = {name: label for label, name in enumerate(self.classes)}
-        self.has_headers = all(name in arrays and len(arrays[name]) == len(self.paths) for name in _HEADERS)
+        self.class_to_idx: dict[str, int] = {name: label for label, name in enumerate(self.classes)}
+        self.has_headers: bool = all(name in arrays and len(arrays[name]) == len(self.paths) for name in _HEADERS)
 
     def headers(self) -> Columns:
         """What is known of the files. It may be written to: what is, is copied, page by page, and the file stays."""
