@@ -295,15 +295,25 @@ def _enter(ops: _Operators, plan: Plan, nodes: dict[str, Any], resident: bool) -
     return _decode(ops, plan, encoded, nodes), ending, length
 
 
-def _with_header(ops: _Operators, encoded: Any) -> Any:
-    """The same files, after an operator that fails where DALI cannot read one's header.
+def _with_header(ops: _Operators, encoded: Any, window: Mapping[str, Any]) -> Any:
+    """The same files, after operators that fail where DALI cannot read one's header, or its window is not within it.
 
     DALI 2.4's decoders read the headers of batches of 32 and more in several threads, and where one of them fails, they
     return while others still write to what is gone then: the process dies, on the CPU and beside a GPU.
+
+    Args:
+        ops: The operators.
+        encoded: The files.
+        window: Where the windows to decode begin, and how large they are; nothing where whole images are decoded.
     """
-    sides = ops.fn.peek_image_shape(encoded, dtype=ops.types.INT32)
-    nothing = 0 * ops.fn.slice(sides, start=[0], shape=[1], axes=[0])
-    return ops.fn.reshape(encoded, shape=encoded.shape(dtype=ops.types.INT32) + nothing)
+    sides = ops.fn.peek_image_shape(encoded, dtype=ops.types.INT32, adjust_orientation=False)
+    if window:  # which was drawn before the file became a smaller one
+        room = ops.fn.slice(sides, start=[0], shape=[2], axes=[0]) - window["start"] - window["shape"]
+        wrong = ops.fn.reductions.sum(ops.fn.cast(room < 0, dtype=ops.types.INT32), keep_dims=True)
+    else:
+        wrong = 0 * ops.fn.slice(sides, start=[0], shape=[1], axes=[0])
+    # A length that is not the file's is what fails.
+    return ops.fn.reshape(encoded, shape=encoded.shape(dtype=ops.types.INT32) + wrong)
 
 
 def _decode(ops: _Operators, plan: Plan, encoded: Any, nodes: dict[str, Any]) -> Any:
@@ -318,11 +328,11 @@ def _decode(ops: _Operators, plan: Plan, encoded: Any, nodes: dict[str, Any]) ->
         how["hw_decoder_load"] = 1.0
         # Each process of a host would tie its threads to the same cores.
         how["affine"] = False
-    if not plan.vetted:  # on 16 cores beside a GPU the operator costs up to a tenth of the images/s
-        encoded = _with_header(ops, encoded)
-    if plan.decode_window:
-        params = plan.params_of(0, nodes)
-        return ops.fn.decoders.image_slice(encoded, start=params["start"], shape=params["shape"], axes=[0, 1], **how)
+    window = plan.params_of(0, nodes) if plan.decode_window else {}
+    if not plan.vetted:  # on 16 cores beside a GPU the operators cost up to a tenth of the images/s
+        encoded = _with_header(ops, encoded, window)
+    if window:
+        return ops.fn.decoders.image_slice(encoded, start=window["start"], shape=window["shape"], axes=[0, 1], **how)
     return ops.fn.decoders.image(encoded, **how)
 
 
