@@ -94,7 +94,8 @@ class ImageCache(Cache):
             ``(N,)`` their places; below 0 where there was none left.
         """
         with self.lock:
-            new = np.flatnonzero((self._place[rows] == UNKNOWN) | (self._stamp[rows] != stamps).any(axis=1))
+            other = (self._place[rows] == UNKNOWN) | (self._stamp[rows] != stamps).any(axis=1)
+            new = np.flatnonzero(other & stamps.any(axis=1))  # a black image is that of no file, and not looked for
             if len(new) < len(rows):
                 images = [images[i] for i in new.tolist()]
             places = store.add(images, packed_words(size[new], self.channels))
@@ -235,6 +236,7 @@ class FilesRead(FileBatch):
     stamps: IntArray
 
     def sizes(self, rows: IntArray) -> IntArray:
+        self.files.know(rows)  # another batch may have found them changed since they were scanned
         self.size, self.stamps = self.files.sizes(rows), self.files.stamps(rows)
         return self.size
 

@@ -40,7 +40,7 @@ class Store:
         self._longest = 0
         self._images = 0
         self._words = 0
-        self._full = False
+        self._full = self._closed = False
         self._written: Any = None
 
     @property
@@ -97,6 +97,8 @@ class Store:
         Returns:
             ``(N, L)`` bytes; L is the length of the longest image, and behind the others there is anything.
         """
+        if self._closed and (places >= 0).any():
+            raise RuntimeError("the cache was closed meanwhile")  # the batch is looked up anew
         if self._written is not None:
             torch.cuda.current_stream(self.device).wait_event(self._written)
         width = int(words.max())
@@ -123,7 +125,7 @@ class Store:
 
     def close(self) -> None:
         """Frees the memory, whoever still refers to this."""
-        self._blocks, self._capacity, self._full = [], [], True
+        self._blocks, self._capacity, self._full, self._closed = [], [], True, True
 
     def _rows(self, block: torch.Tensor, places: IntArray, words: IntArray, width: int) -> torch.Tensor:
         last = len(block) - width

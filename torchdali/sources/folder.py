@@ -167,15 +167,17 @@ class FileSource(Source):
     def foreign(self, rows: IntArray) -> IntArray:
         return np.flatnonzero(~self._facts.native(rows))
 
-    def changed(self, rows: IntArray, lengths: npt.NDArray[np.int32]) -> bool:
-        """Whether a file of a batch has another length than when its header was read, so that its size may be wrong.
+    def changed(self, rows: IntArray, lengths: npt.NDArray[np.int32], sizes: IntArray) -> bool:
+        """Whether a file of a batch has another length or size than when its parameters were drawn.
 
         Args:
             rows: ``(N,)`` the batch.
             lengths: ``(N, 1)`` bytes that were read of each file; of foreign files it is not looked at.
+            sizes: ``(N, 2)`` heights and widths that its parameters were drawn for. Another batch may have found out
+                meanwhile that a file is another one.
         """
         other = self._facts.of_other_length(rows, np.ascontiguousarray(lengths[:, 0]))
-        return bool((self._facts.native(rows) & other).any())
+        return bool((self._facts.native(rows) & other).any() or (self._facts.sizes(rows) != sizes).any())
 
     def distrust(self, row: int) -> None:
         self._facts.distrust(row)
@@ -235,6 +237,11 @@ class FileSource(Source):
     def forget(self, rows: IntArray) -> IntArray:
         self._facts.forget(rows)
         return rows
+
+    def know(self, rows: IntArray) -> None:
+        """Reads the headers of those files that are not known any more."""
+        for row in self._facts.unknown(rows).tolist():
+            self.read(row)
 
     def read(self, row: int, by_pil: bool = False) -> None:
         """Reads a file's header.
