@@ -64,6 +64,7 @@ class Batch:
     scan: Scan | None = None
     engine: Engine | None = None
     error: Exception | None = None
+    size: IntArray = field(default_factory=lambda: np.empty((0, 2), np.int64))
     inputs: Inputs = field(default_factory=dict[str, npt.NDArray[Any]])
 
     @property
@@ -217,7 +218,8 @@ class Feed:
             batch.scan.wait(self._timeout or None)
             self._clock.lap("headers")
         try:
-            batch.inputs, batch.params = batch.pool.plan.draw(batch.draws, batch.source.sizes(batch.rows))
+            batch.size = batch.source.sizes(batch.rows)
+            batch.inputs, batch.params = batch.pool.plan.draw(batch.draws, batch.size)
         except RowError as error:
             raise batch.source.error(int(batch.rows[error.row]), str(error)) from error
 
@@ -259,7 +261,7 @@ class Feed:
                 raise
             taken = self._again(batch)
         else:
-            if source.changed(batch.rows, taken.lengths):
+            if source.changed(batch.rows, taken.lengths, batch.size):
                 taken = self._again(batch)
         batch.views = taken.views
         source.check_endings(batch.rows, taken.endings)

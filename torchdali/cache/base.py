@@ -100,8 +100,8 @@ class FileBatch(Source):
     def foreign(self, rows: IntArray) -> IntArray:
         return self.files.foreign(rows)
 
-    def changed(self, rows: IntArray, lengths: npt.NDArray[np.int32]) -> bool:
-        return self.files.changed(rows, lengths)
+    def changed(self, rows: IntArray, lengths: npt.NDArray[np.int32], sizes: IntArray) -> bool:
+        return self.files.changed(rows, lengths, sizes)
 
     def check_endings(self, rows: IntArray, endings: npt.NDArray[np.uint8]) -> None:
         self.files.check_endings(rows, endings)

@@ -27,6 +27,8 @@ _UNKNOWN = -1
 _BLOCK = 2**26
 
 Bytes = npt.NDArray[np.uint8]
+About = tuple[int, int, bool]
+"""Height and width, and whether DALI decodes the bytes as PIL does."""
 
 
 class FileCache(Cache):
@@ -44,6 +46,7 @@ class FileCache(Cache):
         self._budget: int | None = None
         self._place = np.full(len(files), _UNKNOWN, np.int64)
         self._stamp = np.zeros((len(files), 2), np.int64)
+        self._about = np.zeros((len(files), 3), np.int32)
         self._blocks: list[Bytes] = []
         self._bases: list[int] = []
         self._filled = 0  # of the last block
@@ -54,38 +57,56 @@ class FileCache(Cache):
             self._budget = share_of_free(torch.device("cpu")) if self._given is None else self._given
         return FileFeed(self, window, timeout, clock)
 
-    def read(self, row: int) -> Bytes:
-        """The bytes of a file, from memory where it is the one that was kept.
+    def read(self, row: int) -> tuple[Bytes, About]:
+        """The bytes of a file, and what their header says, from memory where it is the one that was kept.
 
         Raises:
             SampleError: It is missing, no image, or truncated.
         """
         files = self.files
         if black := files.black(row):
-            return ppm_of(black)
-        if (place := int(self._place[row])) >= 0:
-            stamp = self._stamp[row]
+            return ppm_of(black), (black.height, black.width, False)
+        if kept := self._kept(row):
+            place, length, modified, data, about = kept
             with files.blaming(row, "read as an image"):
                 now = os.stat(files.path(row))  # noqa: PTH116 - a Path takes longer to make than this takes
-            if now.st_size == stamp[0] and now.st_mtime_ns == stamp[1]:
-                return self._view(place, now.st_size)
-            self._place[row] = _UNKNOWN
+            if (now.st_size, now.st_mtime_ns) == (length, modified):
+                return data, about
+            self._drop(row, place)
         with files.blaming(row, "read as an image"):
             data, modified = _read(files.path(row))
             header = header_of(data.data)
         files.learn(row, header._replace(modified=modified))
         files.check_endings(np.array([row]), np.pad(data[-2:], (2, 0))[None, -2:])
-        self._keep(row, data, modified)
-        return data
+        about = header.height, header.width, header.native
+        self._keep(row, data, modified, about)
+        return data, about
+
+    def _kept(self, row: int) -> tuple[int, int, int, Bytes, About] | None:
+        """All that is kept of a file at one moment: another thread may keep it anew meanwhile."""
+        with self._lock:
+            place = int(self._place[row])
+            if place < 0:
+                return None
+            length, modified = self._stamp[row].tolist()
+            height, width, native = self._about[row].tolist()
+            return place, length, modified, self._view(place, length), (height, width, bool(native))
+
+    def _drop(self, row: int, place: int) -> None:
+        with self._lock:
+            if self._place[row] == place:
+                self._place[row] = _UNKNOWN
 
     def _view(self, place: int, length: int) -> Bytes:
         number = bisect_right(self._bases, place) - 1
         start = place - self._bases[number]
         return self._blocks[number][start : start + length]
 
-    def _keep(self, row: int, data: Bytes, modified: int) -> None:
+    def _keep(self, row: int, data: Bytes, modified: int, about: About) -> None:
         length = len(data)
         with self._lock:
+            if self._place[row] >= 0 and self._stamp[row].tolist() == [length, modified]:
+                return  # another batch, or iterator, was first
             if not self._has_room(length):
                 return
             start, self._filled = self._filled, self._filled + length
@@ -93,7 +114,7 @@ class FileCache(Cache):
             block, base = self._blocks[-1], self._bases[-1]
         block[start : start + length] = data
         with self._lock:
-            self._stamp[row] = length, modified
+            self._stamp[row], self._about[row] = (length, modified), about
             self._place[row] = base + start
 
     def _has_room(self, length: int) -> bool:
@@ -157,7 +178,7 @@ class KeptFiles(FileBatch):
     def __init__(self, cache: FileCache, patience: float) -> None:
         super().__init__(cache.files)
         self._cache, self._patience = cache, patience
-        self._data: dict[int, Bytes] = {}
+        self._data: dict[int, tuple[Bytes, About]] = {}
 
     def scan(self, rows: IntArray, pool: Callable[[], Executor]) -> Scan:
         """Reads all files that are not kept, and looks whether the others are what they were."""
@@ -168,14 +189,21 @@ class KeptFiles(FileBatch):
 
     def images(self, rows: IntArray, by_pil: IntArray, held: ExitStack) -> list[Bytes]:
         """The bytes of each file; where PIL is to read it, of another one with its pixels."""
-        images: list[Bytes] = [self._data[row] for row in rows.tolist()]
+        images: list[Bytes] = [self._data[row][0] for row in rows.tolist()]
         for place in by_pil.tolist():
             row = int(rows[place])
             with self.files.blaming(row, "decoded"):
-                images[place] = ppm(self._data[row])
+                images[place] = ppm(self._data[row][0])
         return images
 
-    def changed(self, rows: IntArray, lengths: npt.NDArray[np.int32]) -> bool:
+    def sizes(self, rows: IntArray) -> IntArray:
+        return np.array([self._data[row][1][:2] for row in rows.tolist()], np.int64).reshape(-1, 2)
+
+    def foreign(self, rows: IntArray) -> IntArray:
+        odd = [place for place, row in enumerate(rows.tolist()) if not self._data[row][1][2]]
+        return np.union1d(np.array(odd, np.int64), self.files.foreign(rows))
+
+    def changed(self, rows: IntArray, lengths: npt.NDArray[np.int32], sizes: IntArray) -> bool:
         return False
 
     def check_endings(self, rows: IntArray, endings: npt.NDArray[np.uint8]) -> None:

@@ -138,7 +138,7 @@ class Decoder:
         except SampleError:
             return False
         # Of a file that was changed meanwhile only PIL can tell.
-        return not self._source.changed(rows, taken.lengths)
+        return not self._source.changed(rows, taken.lengths, self._source.sizes(rows))
 
     def _at_fault(self, rows: IntArray) -> list[Problem]:
         """Who is to blame for a batch that failed: files that PIL does not read either, or that DALI alone refuses."""

@@ -72,8 +72,8 @@ class Source:
         """``(M,)`` places in a scanned batch whose files DALI does not decode as PIL does."""
         return _NONE
 
-    def changed(self, rows: IntArray, lengths: npt.NDArray[np.int32]) -> bool:
-        """Whether what was fed is not what was scanned; ``lengths`` are those of the files that were read."""
+    def changed(self, rows: IntArray, lengths: npt.NDArray[np.int32], sizes: IntArray) -> bool:
+        """Whether what was fed is not what ``sizes`` were of; ``lengths`` are those of the files that were read."""
         return False
 
     def check_endings(self, rows: IntArray, endings: npt.NDArray[np.uint8]) -> None:
