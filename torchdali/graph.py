@@ -304,16 +304,17 @@ def _with_header(ops: _Operators, encoded: Any, window: Mapping[str, Any]) -> An
     Args:
         ops: The operators.
         encoded: The files.
-        window: Where the windows to decode begin, and how large they are; nothing where whole images are decoded.
+        window: Where the windows to decode begin, and how large they are, where the files may have become smaller since
+            they were drawn; else nothing.
     """
     sides = ops.fn.peek_image_shape(encoded, dtype=ops.types.INT32, adjust_orientation=False)
-    if window:  # which was drawn before the file became a smaller one
+    # No file is shorter than the three numbers. Each operator that needs a thread waits for the decoder's.
+    length = ops.math.max(encoded.shape(dtype=ops.types.INT32), sides.shape(dtype=ops.types.INT32))
+    if window:
         room = ops.fn.slice(sides, start=[0], shape=[2], axes=[0]) - window["start"] - window["shape"]
-        wrong = ops.fn.reductions.sum(ops.fn.cast(room < 0, dtype=ops.types.INT32), keep_dims=True)
-    else:
-        wrong = 0 * ops.fn.slice(sides, start=[0], shape=[1], axes=[0])
-    # A length that is not the file's is what fails.
-    return ops.fn.reshape(encoded, shape=encoded.shape(dtype=ops.types.INT32) + wrong)
+        # A length that is not the file's is what fails.
+        length += ops.fn.reductions.sum(ops.fn.cast(room < 0, dtype=ops.types.INT32), keep_dims=True)
+    return ops.fn.reshape(encoded, shape=length)
 
 
 def _decode(ops: _Operators, plan: Plan, encoded: Any, nodes: dict[str, Any]) -> Any:
@@ -330,7 +331,7 @@ def _decode(ops: _Operators, plan: Plan, encoded: Any, nodes: dict[str, Any]) ->
         how["affine"] = False
     window = plan.params_of(0, nodes) if plan.decode_window else {}
     if not plan.vetted:  # on 16 cores beside a GPU the operators cost up to a tenth of the images/s
-        encoded = _with_header(ops, encoded, window)
+        encoded = _with_header(ops, encoded, window if plan.entry == "files" else {})
     if window:
         return ops.fn.decoders.image_slice(encoded, start=window["start"], shape=window["shape"], axes=[0, 1], **how)
     return ops.fn.decoders.image(encoded, **how)
