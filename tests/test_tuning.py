@@ -102,6 +102,20 @@ def test_batches_do_not_depend_on_threads_or_window(pictures: Any, device: str) 
                 assert torch.equal(labels, theirs)
 
 
+@pytest.mark.parametrize("cache", [None, "host", "device"])
+def test_a_window_that_is_set_later_holds_from_the_next_epoch_on(pictures: Any, device: str, cache: Any) -> None:
+    options: dict[str, Any] = {"num_workers": 2, "device": device, "cache": cache, "seed": 5}
+    loader, other = (DALILoader(ImageFolder(pictures, CHAIN), 4, **options) for _ in range(2))
+    _, expected = list(other), list(other)
+    list(loader)
+    chosen = loader._compile()
+    loader.prefetch_factor = chosen.window + 3
+    images = [images for images, _ in loader]
+    assert loader._compile().window == chosen.window + 3
+    assert loader._compile().cache is chosen.cache
+    assert all(torch.equal(one, theirs) for one, (theirs, _) in zip(images, expected, strict=True))
+
+
 @pytest.mark.parametrize("asked", [False, True], ids=["folder", "bytes"])
 def test_files_that_are_not_for_an_engine_are_counted(
     tmp_path: Path, asked: bool, monkeypatch: pytest.MonkeyPatch

@@ -52,7 +52,7 @@ class Building:
         """The source, plan and engines; anew where the dataset, a transform or the device is another one now."""
         device = graph.resolve(self.device)  # torch's current one may be set after the loader is made
         key = (self._source, device, snapshot(self.transform), cast("Any", self).num_workers, self.fidelity)
-        key = (*key, self.cache, self.cache_bytes)
+        key = (*key, self.cache, self.cache_bytes, self._window)
         if not self._compiled or self._compiled.state != key:
             with devices.on(device):
                 self._compiled = self._compile_on(device, key)

@@ -259,6 +259,8 @@ class DALILoader(Stateful, Distributed, Reporting, Building, DataLoader[_T]):
             )
         if attr in _TRANSFORMS and attr in vars(self) and not type(self).__module__.startswith("torchdali."):
             raise ValueError(_kept(self, attr))
+        if attr == "prefetch_factor" and "_window" in vars(self) and not isinstance(val, Unasked):
+            self._window = val
         super().__setattr__(attr, val)
 
     def _check_cache(self) -> None:
