@@ -127,20 +127,22 @@ def test_each_batch_has_the_old_file_or_the_new_one(cache, filled, device, tmp_p
     loader.close()
 
 
-@pytest.mark.parametrize("change", ["transform", "cache"])
-@pytest.mark.parametrize("cache", ["host", "device"])
+@pytest.mark.parametrize(
+    ("cache", "change"),
+    [(one, other) for one in (None, "host", "device") for other in ("transform", None, "host", "device")],
+)
 def test_an_iterator_goes_on_when_the_cache_is_made_anew(cache, change, device, tmp_path):
     folder(tmp_path, 40)
     loader = loader_of(tmp_path, RESIZED, 2, num_workers=1, prefetch_factor=2, cache=cache, device=device)
     expected = [images.clone() for images, _ in loader]
     batches = iter(loader)
-    first = next(batches)[0]
+    first = [next(batches)[0] for _ in range(10)]
     if change == "transform":
         loader.dataset.transform = v2.Compose([v2.ToImage(), v2.Resize((16, 16))])
     else:
-        loader.cache = None
+        loader.cache = change
     next(iter(loader))
-    images = [first, *(images for images, _ in batches)]
+    images = [*first, *(images for images, _ in batches)]
     assert len(images) == len(expected)
     assert all(torch.equal(one, other) for one, other in zip(images, expected, strict=True))
     loader.close()

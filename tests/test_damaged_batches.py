@@ -14,7 +14,7 @@ from skimage.data import coffee
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
-from torchdali import DALILoader, SampleError
+from torchdali import DALILoader, ImageIndex, SampleError
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -116,6 +116,16 @@ def test_images_are_as_large_as_pil_allows(kind, size, device, monkeypatch, tmp_
         dataset[BAD]
     with pytest.raises(SampleError, match="sample 5 ") as raised:
         list(DALILoader(dataset, size, device=device))
+    assert isinstance(raised.value.__cause__, Image.DecompressionBombError)
+
+
+def test_images_of_an_index_are_as_large_as_pil_allows(device, monkeypatch, tmp_path):
+    """It knows their sizes from when it was written."""
+    folder(tmp_path / "root", encoded(PICTURE.resize((120, 80)), "PNG"), "png")
+    ImageIndex.write(tmp_path / "index.npz", tmp_path / "root", headers=True)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 120 * 80 // 2 - 1)
+    with pytest.raises(SampleError, match="sample 5 ") as raised:
+        list(DALILoader(ImageIndex(tmp_path / "index.npz", CHAIN), 8, device=device))
     assert isinstance(raised.value.__cause__, Image.DecompressionBombError)
 
 

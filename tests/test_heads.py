@@ -21,10 +21,10 @@ from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
-from torchdali import DALILoader, SampleError, heads
+from torchdali import DALILoader, SampleError, graph, heads
 from torchdali.feed import Feed
 from torchdali.heads import HeadReader
-from torchdali.sources import HEAD, folder, read_header
+from torchdali.sources import HEAD, FileSource, read_header
 from torchdali.sources.heads import parse
 
 pytestmark = pytest.mark.timeout(60)
@@ -75,22 +75,18 @@ def write(folder: Path, times: int = 1) -> list[Path]:
     return paths
 
 
-def heads_of(paths: list[Path]) -> tuple[Any, Any]:
-    """The first bytes of files and their lengths; nothing of those that DALI refuses."""
-    reader = HeadReader()
+def table_of(paths: list[Path]) -> Any:
     table = np.array([str(path).encode() for path in paths], np.bytes_)
     matrix = np.zeros((len(paths), table.dtype.itemsize + 1), np.uint8)
     matrix[:, :-1] = table.view(np.uint8).reshape(len(paths), -1)
-    heads, lengths = np.zeros((len(paths), HEAD), np.uint8), np.zeros(len(paths), np.int32)
-    for i in range(len(paths)):
-        with contextlib.suppress(RuntimeError):
-            heads[i : i + 1], lengths[i : i + 1] = reader(matrix[i : i + 1])
-    read = np.flatnonzero(lengths)
-    together = reader(matrix[read])
-    assert (together[0] == heads[read]).all()
-    assert (together[1] == lengths[read]).all()
+    return matrix
+
+
+def heads_of(paths: list[Path]) -> tuple[Any, Any]:
+    reader = HeadReader()
+    read = reader(table_of(paths), False)
     reader.close()
-    return heads, lengths
+    return read
 
 
 def test_first_bytes_say_what_the_header_says(tmp_path: Path) -> None:
@@ -101,7 +97,7 @@ def test_first_bytes_say_what_the_header_says(tmp_path: Path) -> None:
     assert found.known.tolist() == [known for _, _, known in kinds()]
     for i, path in enumerate(paths):
         header = read_header(str(path))
-        assert lengths[i] == (0 if path.suffix == ".gif" else header.length)
+        assert lengths[i] == header.length
         if found.known[i]:
             said = (*found.sizes[i].tolist(), bool(found.jpeg[i]), True, bool(found.baseline[i]))
             assert said == (header.height, header.width, header.jpeg, header.native, header.baseline)
@@ -166,17 +162,17 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, missing: int, devic
 
 
 def test_reader_is_made_anew_for_larger_batches_and_after_closing(tmp_path: Path) -> None:
-    paths = [path for path in write(tmp_path / "a", 2) if path.suffix != ".gif"]  # which DALI does not read
+    paths = write(tmp_path / "a", 2)
     reader = HeadReader()
     rows = np.zeros((len(paths), 200), np.uint8)
     for row, path in zip(rows, paths, strict=True):
         row[: len(str(path))] = np.frombuffer(str(path).encode(), np.uint8)
-    few, _ = reader(rows[:3])
-    many, lengths = reader(rows)
+    few, _ = reader(rows[:3], False)
+    many, lengths = reader(rows, False)
     assert torch.equal(torch.from_numpy(few), torch.from_numpy(many[:3]))
     assert lengths.tolist() == [path.stat().st_size for path in paths]
     reader.close()
-    again, _ = reader(rows[:3])
+    again, _ = reader(rows[:3], False)
     assert (again == few).all()
     reader.close()
 
@@ -190,7 +186,7 @@ def test_closing_does_not_wait_for_a_file_that_never_answers(tmp_path: Path, mon
     def read(path: Path) -> Any:
         rows[0] = 0
         rows[0, : len(str(path))] = np.frombuffer(str(path).encode(), np.uint8)
-        return reader(rows)
+        return reader(rows, False)
 
     def wait() -> None:
         with contextlib.suppress(Exception):  # its pipeline is gone
@@ -237,9 +233,22 @@ def test_a_process_ends_while_a_file_is_waited_for(
     assert (done.returncode, done.stdout) == (0, f"{raised}\n"), done.stderr
 
 
+@pytest.fixture
+def vetting(device: str, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Has headers read as beside a GPU, also on the CPU; the lengths of what was read together."""
+    if device == "cpu":
+        monkeypatch.setattr(FileSource, "_vets", True)
+    together: list[int] = []
+    read = HeadReader.__call__
+    monkeypatch.setattr(
+        HeadReader, "__call__", lambda self, paths, vet: together.append(len(paths)) or read(self, paths, vet)
+    )
+    return together
+
+
 @pytest.mark.parametrize("times", [1, 4])
 def test_a_file_whose_header_dali_refuses_is_left_to_pil(
-    tmp_path: Path, device: str, times: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, device: str, times: int, vetting: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And the others are still read together; no batch is run twice for it."""
     write(tmp_path / "a", times)
@@ -251,8 +260,6 @@ def test_a_file_whose_header_dali_refuses_is_left_to_pil(
     dataset = ImageFolder(tmp_path, CHAIN)
     dataset.samples = [sample for sample in dataset.samples if "cut" not in sample[0] and "16.png" not in sample[0]]
     monkeypatch.setattr(Feed, "_again", lambda self, batch: pytest.fail("run twice"))
-    if device == "cpu":  # beside a GPU no file is read alone
-        monkeypatch.setattr(folder, "_MANY", 1)
     loader = DALILoader(dataset, len(dataset), device=device)
     ((images, _),) = loader
     at = [Path(path).name for path, _ in dataset.samples].index("x.png")
@@ -261,3 +268,66 @@ def test_a_file_whose_header_dali_refuses_is_left_to_pil(
     known = {name for name, _, _ in kinds() if read_header(str(tmp_path / "a" / f"0_{name}")).native}
     assert [place for place in foreign if place >= at] == [at]
     assert not {Path(dataset.samples[place][0]).name[2:] for place in foreign if place < at} & known
+    assert 1 < len(vetting) < 16
+
+
+@pytest.mark.parametrize("count", [10, 80])
+def test_what_is_for_pil_is_not_asked_of_dali_again(
+    tmp_path: Path, device: str, count: int, vetting: list[int]
+) -> None:
+    (tmp_path / "a").mkdir()
+    photograph = Image.fromarray(skimage.data.coffee()).resize((40, 30))
+    for i in range(count):
+        photograph.save(tmp_path / "a" / f"{i:02}.png", "GIF" if i % 4 else "PNG")
+    ((images, _),) = DALILoader(ImageFolder(tmp_path, CHAIN), count, device=device)
+    assert len(images) == count
+    few = -(-count // 4)
+    assert vetting == ([few] if count < 32 else [count, few])
+
+
+def test_a_pipe_among_few_files_is_named(tmp_path: Path, device: str, vetting: list[int]) -> None:
+    write(tmp_path / "a")
+    os.mkfifo(tmp_path / "a" / "0_a.jpg")
+    with pytest.raises(SampleError, match=r"0_a\.jpg\): .*it is no regular file"):
+        next(iter(DALILoader(ImageFolder(tmp_path, CHAIN), 4, device=device)))
+    assert max(vetting) < 5
+
+
+def test_an_interrupted_reader_gives_no_other_files_headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = write(tmp_path / "a")
+    reader, table = HeadReader(), table_of(paths)
+    reader(table[:1], False)
+
+    def interrupted(_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(heads.bridge, "to_array", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            reader(table[:1], False)
+    for i, path in enumerate(paths):
+        assert reader(table[i : i + 1], False)[1].tolist() == [path.stat().st_size]
+    reader.close()
+
+
+@pytest.mark.parametrize("vets", [False, True])
+def test_no_sound_file_is_left_to_pil_for_want_of_a_reader(
+    tmp_path: Path, vets: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a").mkdir()
+    photograph = Image.fromarray(skimage.data.coffee()).resize((40, 30))
+    for i in range(80):
+        photograph.save(tmp_path / "a" / f"{i:02}.jpg")
+    build, fails = graph.build_heads, [1]
+
+    def build_heads(*about: Any) -> Any:
+        if fails.pop() if fails else False:
+            raise RuntimeError("Resource temporarily unavailable")
+        return build(*about)
+
+    monkeypatch.setattr(graph, "build_heads", build_heads)
+    monkeypatch.setattr(FileSource, "_vets", vets)
+    loader = DALILoader(ImageFolder(tmp_path, CHAIN), 40, device="cpu")
+    assert [len(images) for images, _ in loader] == [40, 40]
+    assert not fails
+    assert not len(loader._source.foreign(np.arange(80)))

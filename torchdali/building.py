@@ -82,7 +82,7 @@ class Building:
             self._cache, plan = cached(*kept, source, plan, chain, size, workers)
             resident = plan.entry == "packed" and device.type == "cuda"
         else:
-            plan = replace(fuse(plan), vetted=source.vets)
+            plan = replace(fuse(plan), vetted=source.vet(device))
             self._free_cache()
         threads = Threads(workers, device, plan.entry)
         free = machine.memory_for_batches(device)

@@ -308,7 +308,8 @@ def _with_header(ops: _Operators, encoded: Any, window: Mapping[str, Any]) -> An
             they were drawn; else nothing.
     """
     sides = ops.fn.peek_image_shape(encoded, dtype=ops.types.INT32, adjust_orientation=False)
-    # No file is shorter than the three numbers. Each operator that needs a thread waits for the decoder's.
+    # The file's length, which is never below 3, the number of sides: only that it has to wait for them matters. Of
+    # operators there should be few, since each that needs a thread waits for the decoder's.
     length = ops.math.max(encoded.shape(dtype=ops.types.INT32), sides.shape(dtype=ops.types.INT32))
     if window:
         room = ops.fn.slice(sides, start=[0], shape=[2], axes=[0]) - window["start"] - window["shape"]
@@ -337,11 +338,15 @@ def _decode(ops: _Operators, plan: Plan, encoded: Any, nodes: dict[str, Any]) ->
     return ops.fn.decoders.image(encoded, **how)
 
 
-def build_heads(batch_size: int, threads: int) -> Any:
-    """Builds a pipeline on the CPU that puts out the first bytes of files, their lengths, and their sizes for DALI.
+def build_heads(batch_size: int, threads: int, vet: bool) -> Any:
+    """Builds a pipeline on the CPU that puts out the first bytes of files, and their lengths.
 
-    Its input is called :data:`HEADS_OF`, and takes ``(N, L)`` bytes: paths, padded with NUL. A run fails where there is
-    a file whose header DALI's decoder would not read.
+    Its input is called :data:`HEADS_OF`, and takes ``(N, L)`` bytes: paths, padded with NUL.
+
+    Args:
+        batch_size: The most files that one run may have.
+        threads: Number of DALI's threads.
+        vet: Whether a run fails where DALI's decoder would not read a header; a third output comes of that.
     """
     dali = require_dali()
     fn, types = dali.fn, dali.types
@@ -350,7 +355,8 @@ def build_heads(batch_size: int, threads: int) -> Any:
         paths = fn.external_source(name=HEADS_OF, ndim=1, dtype=types.UINT8, no_copy=True)
         files = fn.io.file.read(paths, dont_use_mmap=True)
         heads = fn.slice(files, start=[0], shape=[HEAD], axes=[0], out_of_bounds_policy="pad")
-        pipeline.set_outputs(heads, files.shape(dtype=types.INT32), fn.peek_image_shape(files, dtype=types.INT32))
+        looked_at = [fn.peek_image_shape(files, dtype=types.INT32)] if vet else []
+        pipeline.set_outputs(heads, files.shape(dtype=types.INT32), *looked_at)
     pipeline.build()
     return pipeline
 

@@ -12,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from torchdali import bridge, ending, graph
+from torchdali.sources import HeadsError
+from torchdali.tracing import came_between
 
 __all__ = ["HeadReader"]
 
@@ -28,34 +30,45 @@ class HeadReader:
     def __init__(self) -> None:
         self._lock, self._process = Lock(), os.getpid()
         self._pipeline: Any = None
-        self._batch_size = 0
+        self._batch_size, self._vets = 0, False
+        self._broken = False
 
-    def __call__(self, paths: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
+    def __call__(self, paths: npt.NDArray[np.uint8], vet: bool) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
         """The first bytes of files, and their lengths.
 
         Args:
             paths: ``(N, L)`` the paths, padded with NUL.
+            vet: Whether it is to fail where DALI's decoder would not read a header.
 
         Returns:
             ``(N, 2048)``, padded with 0, and ``(N,)``.
 
         Raises:
-            RuntimeError: One of them cannot be read, or DALI's decoder would not read its header.
+            HeadsError: One of them cannot be read, or is refused.
+            RuntimeError: There are no threads, or there is no memory, for it.
         """
         if self._process != os.getpid():
             self.__init__()
         with ending.parked(), self._lock:
-            if self._pipeline is None or self._batch_size < len(paths):
+            fits = self._batch_size >= len(paths) and self._vets == vet
+            if self._pipeline is None or not fits or self._broken:
                 _readers.add(self)
                 atexit.unregister(_leave)
                 atexit.register(_leave)  # when DALI has been imported, to come before what it does at the end
                 ending.expect()
                 self._close()
-                self._pipeline, self._batch_size = graph.build_heads(len(paths), _THREADS), len(paths)
+                self._pipeline = graph.build_heads(len(paths), _THREADS, vet)
+                self._batch_size, self._vets = len(paths), vet
+            self._broken = True  # until the end: an interrupt leaves a run whose outputs the next one would get
             self._pipeline.feed_input(graph.HEADS_OF, paths)
             self._pipeline.schedule_run()
-            heads, lengths, _ = (bridge.to_array(output) for output in self._pipeline.share_outputs())
-            self._pipeline.release_outputs()
+            try:
+                heads, lengths = (bridge.to_array(output) for output in self._pipeline.share_outputs()[:2])
+                self._pipeline.release_outputs()
+            except RuntimeError as error:
+                self._broken = came_between(error)
+                raise HeadsError from error
+            self._broken = False
             return heads, lengths[:, 0]
 
     def __reduce__(self) -> tuple[type[HeadReader], tuple[()]]:

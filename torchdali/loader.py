@@ -226,7 +226,7 @@ class DALILoader(Stateful, Distributed, Reporting, Building, DataLoader[_T]):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """A subclass that has an ``__init__`` of its own has its signature, too, and not the one that is set below."""
         super().__init_subclass__(**kwargs)
-        if cast("Any", cls).__init__ is not cast("Any", DALILoader).__init__:
+        if cast("Any", cls).__init__ is not cast("Any", DALILoader).__init__ and "__signature__" not in vars(cls):
             cast("Any", cls).__signature__ = None
 
     @staticmethod
@@ -253,10 +253,7 @@ class DALILoader(Stateful, Distributed, Reporting, Building, DataLoader[_T]):
         if attr in _SETTLED and attr in vars(self):
             raise ValueError(f"{attr} attribute should not be set after {type(self).__name__} is initialized")
         if attr in _READ_ONLY and getattr(type(self), attr) is getattr(DALILoader, attr):
-            raise ValueError(
-                f"{type(self).__name__} keeps an attribute {attr} of its own, which DALILoader has for reading: give "
-                "the attribute another name"
-            )
+            raise ValueError(f"{attr} of a DALILoader is for reading; a subclass keeps its own under another name")
         if attr in _TRANSFORMS and attr in vars(self) and not type(self).__module__.startswith("torchdali."):
             raise ValueError(_kept(self, attr))
         if attr == "prefetch_factor" and "_window" in vars(self) and not isinstance(val, Unasked):

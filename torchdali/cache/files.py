@@ -114,8 +114,9 @@ class FileCache(Cache):
             block, base = self._blocks[-1], self._bases[-1]
         block[start : start + length] = data
         with self._lock:
-            self._stamp[row], self._about[row] = (length, modified), about
-            self._place[row] = base + start
+            if any(one is block for one in self._blocks):  # it was not closed meanwhile
+                self._stamp[row], self._about[row] = (length, modified), about
+                self._place[row] = base + start
 
     def _has_room(self, length: int) -> bool:
         if self._blocks and self._filled + length <= len(self._blocks[-1]):

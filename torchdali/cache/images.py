@@ -236,7 +236,6 @@ class FilesRead(FileBatch):
     stamps: IntArray
 
     def sizes(self, rows: IntArray) -> IntArray:
-        self.files.know(rows)  # another batch may have found them changed since they were scanned
         self.size, self.stamps = self.files.sizes(rows), self.files.stamps(rows)
         return self.size
 

@@ -162,7 +162,7 @@ class _Files:
         assert self._table is not None
         known = np.zeros(len(rows), np.bool_)
         try:
-            heads, lengths = self._heads(self._table.gather(rows))
+            heads, lengths = self._heads(self._table.gather(rows), False)
         except RuntimeError:  # one of them cannot be read; each is asked alone
             pass
         else:

@@ -2,7 +2,7 @@
 
 from torchdali.sources.folder import UNREADABLE, FileSource, FolderSource, words_of
 from torchdali.sources.header import Header, header_of, open_file, read_header
-from torchdali.sources.heads import HEAD
+from torchdali.sources.heads import HEAD, HeadsError
 from torchdali.sources.index import ImageIndex
 from torchdali.sources.lift import dataset_state, lift
 from torchdali.sources.scan import Scan
@@ -14,6 +14,7 @@ __all__ = [
     "FileSource",
     "FolderSource",
     "Header",
+    "HeadsError",
     "ImageIndex",
     "LiftedSource",
     "Scan",

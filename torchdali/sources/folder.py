@@ -17,8 +17,8 @@ import torch
 
 from torchdali.errors import SampleError
 from torchdali.sources.facts import Columns, Facts
-from torchdali.sources.header import Header, read_header
-from torchdali.sources.heads import ReadHeads, parse
+from torchdali.sources.header import Header, most_pixels, read_header
+from torchdali.sources.heads import HeadsError, ReadHeads, parse
 from torchdali.sources.paths import Paths, table_of
 from torchdali.sources.scan import Scan
 from torchdali.sources.source import LiftedSource, Source
@@ -65,10 +65,6 @@ class FileSource(Source):
         self._facts = facts or Facts(Columns.unknown(len(self._paths)))
         self._black: dict[int, _Size] = {}
 
-    @property
-    def vets(self) -> bool:
-        return self._vets and not self._facts.keeps_modified
-
     def learn(self, row: int, header: Header) -> None:
         """Takes what a file's header says."""
         self._facts.learn(row, header)
@@ -105,6 +101,7 @@ class FileSource(Source):
         return SampleError(row, self.path(row), reason)
 
     def sizes(self, rows: IntArray) -> IntArray:
+        self._know(rows)
         return self._facts.sizes(rows)
 
     def images(self, rows: IntArray, by_pil: IntArray, held: ExitStack) -> npt.NDArray[np.uint8]:
@@ -130,33 +127,63 @@ class FileSource(Source):
     def scan(self, rows: IntArray, pool: Callable[[], Executor]) -> Scan:
         """Reads the headers of those files that are not known yet, in the threads of ``pool()``."""
         unknown = self._facts.unknown(rows)
-        few = len(unknown) < (1 if self.vets else _MANY)
-        if few or self.read_heads is None or self._facts.keeps_modified:
+        few = len(unknown) < (1 if self._vets else _MANY)
+        if few or self.read_heads is None or (self._facts.keeps_modified and not self._vets):
             return Scan(unknown.tolist(), self.read, pool)
         return Scan([0], lambda _: self._read_many(unknown), pool)
 
     def _read_many(self, rows: IntArray) -> None:
-        replaced = np.isin(rows, list(self._black))
-        for row in rows[replaced].tolist():  # whose files say something else
-            self.read(row)
-        if len(rows := rows[~replaced]):
-            self._read_together(rows)
+        """Reads headers together; one by one those of files that were replaced, as these say something else.
 
-    def _read_together(self, rows: IntArray) -> None:
-        """Reads headers, by halves where there are files among them that DALI does not read: they are for PIL."""
+        Where few are to be vetted, or DALI does not read them all, Python looks first: what is for PIL, no file or a
+        pipe need not be vetted.
+        """
+        replaced = np.isin(rows, list(self._black))
+        for row in rows[replaced].tolist():
+            self.read(row)
+        rows = rows[~replaced]
+        if not len(rows) or (len(rows) >= _MANY and self._read_together(rows)):
+            return
+        if self._vets:
+            self._vet(np.array([row for row in rows.tolist() if self._is_native(row)], np.int64))
+        else:
+            for row in rows.tolist():
+                self.read(row)
+
+    def _vet(self, rows: IntArray) -> None:
+        """Reads headers by halves where DALI refuses some, which are for PIL then."""
+        if not len(rows) or self._read_together(rows):
+            return
+        if len(rows) == 1:
+            self.read(int(rows[0]), by_pil=True)
+            return
+        for half in np.array_split(rows, 2):
+            self._vet(half)
+
+    def _read_together(self, rows: IntArray) -> bool:
+        """Whether all headers could be read."""
         assert self.read_heads is not None
         try:
-            heads, lengths = self.read_heads(self._paths.gather(rows))
-        except RuntimeError:
-            if len(rows) == 1:
-                self.read(int(rows[0]), by_pil=True)
-            else:
-                for half in np.array_split(rows, 2):
-                    self._read_together(half)
-            return
-        self._facts.learn_many(rows, parse(heads), lengths)
+            heads, lengths = self.read_heads(self._paths.gather(rows), self._vets)
+        except HeadsError:
+            return False
+        except RuntimeError:  # there are no threads, or no memory, for it
+            if self._vets:
+                raise
+            return False
+        if not self._facts.keeps_modified:
+            self._facts.learn_many(rows, parse(heads), lengths)
         for row in self._facts.unknown(rows).tolist():
             self.read(row)
+        return True
+
+    def _is_native(self, row: int) -> bool:
+        """Whether DALI decodes a file as PIL does, as far as Python tells; learns the header of one that is for PIL."""
+        with self.blaming(row, "read as an image"):
+            header = read_header(self.path(row))
+        if not header.native:
+            self.learn(row, header)
+        return header.native
 
     def beside_engine(self) -> float:
         return self._facts.beside_engine()
@@ -165,7 +192,8 @@ class FileSource(Source):
         return self._facts.bytes_of(rows)
 
     def foreign(self, rows: IntArray) -> IntArray:
-        return np.flatnonzero(~self._facts.native(rows))
+        too_large = self._facts.sizes(rows).prod(axis=1) > most_pixels()  # as an index may say
+        return np.flatnonzero(~self._facts.native(rows) | too_large)
 
     def changed(self, rows: IntArray, lengths: npt.NDArray[np.int32], sizes: IntArray) -> bool:
         """Whether a file of a batch has another length or size than when its parameters were drawn.
@@ -206,8 +234,6 @@ class FileSource(Source):
 
     def size_of(self, row: int) -> _Size | None:
         with suppress(SampleError):
-            if len(unknown := self._facts.unknown(np.array([row]))):
-                self._read_many(unknown) if self.vets else self.read(row)
             return super().size_of(row)
         return None
 
@@ -238,10 +264,14 @@ class FileSource(Source):
         self._facts.forget(rows)
         return rows
 
-    def know(self, rows: IntArray) -> None:
-        """Reads the headers of those files that are not known any more."""
-        for row in self._facts.unknown(rows).tolist():
-            self.read(row)
+    def _know(self, rows: IntArray) -> None:
+        """Reads the headers of files that another batch, or a cache, has forgotten since they were scanned."""
+        if len(unknown := self._facts.unknown(rows)):
+            if self._vets:
+                self._read_many(unknown)
+            else:
+                for row in unknown.tolist():
+                    self.read(row)
 
     def read(self, row: int, by_pil: bool = False) -> None:
         """Reads a file's header.
@@ -284,10 +314,10 @@ class FolderSource(FileSource, LiftedSource):
         FileSource.__init__(self, paths, facts)
         LiftedSource.__init__(self, *about)
 
-    def on(self, device: torch.device, budget: int) -> LiftedSource:
-        if device.type == "cuda" and self._facts.nothing:  # else some headers were read by Python alone
-            self._vets = True
-        return self
+    def vet(self, device: torch.device) -> bool:
+        # Once begun it goes on, for the sake of iterators that rely on it; and some headers may have been read before.
+        self._vets = self._vets or (device.type == "cuda" and self._facts.nothing)
+        return self._vets
 
     def close(self) -> None:
         if self.read_heads:

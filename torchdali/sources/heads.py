@@ -14,7 +14,7 @@ import numpy.typing as npt
 from torchdali.sources.header import most_pixels
 from torchdali.spec import IntArray
 
-__all__ = ["HEAD", "Heads", "ReadHeads", "parse"]
+__all__ = ["HEAD", "Heads", "HeadsError", "ReadHeads", "parse"]
 
 HEAD = 2048
 """Bytes of a file that are looked at."""
@@ -28,11 +28,15 @@ Bytes = npt.NDArray[np.uint8]
 Flags = npt.NDArray[np.bool_]
 
 
+class HeadsError(RuntimeError):
+    """One of several files cannot be read, or is refused by DALI."""
+
+
 class ReadHeads(Protocol):
     """What reads the first bytes of many files."""
 
-    def __call__(self, paths: Bytes, /) -> tuple[Bytes, npt.NDArray[np.int32]]:
-        """``(N, 2048)`` first bytes and ``(N,)`` lengths of ``(N, L)`` paths; RuntimeError where DALI reads one not."""
+    def __call__(self, paths: Bytes, vet: bool, /) -> tuple[Bytes, npt.NDArray[np.int32]]:
+        """``(N, 2048)`` first bytes and ``(N,)`` lengths of ``(N, L)`` paths; HeadsError where they cannot be read."""
         ...
 
     def close(self) -> None:

@@ -29,11 +29,6 @@ class Source:
 
     bad: frozenset[int] = frozenset()
 
-    @property
-    def vets(self) -> bool:
-        """Whether DALI reads the header of each file before it decodes any, and leaves those that it refuses to PIL."""
-        return False
-
     def name(self, row: int) -> str:
         """A sample as messages name it."""
         raise NotImplementedError
@@ -156,6 +151,10 @@ class LiftedSource(Source):
             budget: Bytes of the device's memory that a copy may take.
         """
         return self
+
+    def vet(self, device: torch.device) -> bool:
+        """Whether DALI reads the header of each file before it decodes any, and leaves those that it refuses to PIL."""
+        return False
 
     def close(self) -> None:
         """Frees the threads that it reads with, until it is used again."""
