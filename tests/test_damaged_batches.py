@@ -80,6 +80,68 @@ def test_a_header_that_ends_too_early_in_a_large_batch(kind, kept, mode, device,
     assert done.stdout.split("\n")[:-1] == [WHAT_COMES[mode]] * 4
 
 
+def two_frames(damaged):
+    """A JPEG with a second frame header, which DALI would take for the one that counts."""
+    data = encoded(Image.new("RGB", (60, 40)), "JPEG")
+    if damaged == "one bit":  # a table of Huffman codes becomes a frame header, of 17 bits a sample
+        at = data.rindex(b"\xff\xc4")
+        return data[: at + 1] + b"\xc5" + data[at + 2 :]
+    at = data.index(b"\xff\xc0")
+    frame = bytearray(data[at : at + 19])
+    frame[5:9] = b"\0\2\0\2"
+    return data[: at + 19] + bytes(frame) + data[at + 19 :]
+
+
+COMPILED = """
+import sys
+from pathlib import Path
+import torchdali
+from torchvision.transforms import v2
+
+bad, whole = (Path(name).read_bytes() for name in sys.argv[1:3])
+run = torchdali.compile(v2.Compose([v2.RandomResizedCrop(16), v2.ToImage()]), device=sys.argv[3], num_threads=4)
+for _ in range(20):
+    try:
+        run([bad if i % 16 == 3 else whole for i in range(64)])
+    except torchdali.SampleError as error:
+        print(error.index)
+"""
+
+
+@pytest.mark.parametrize("damaged", ["one bit", "19 bytes"])
+def test_a_second_frame_header_in_a_large_batch(damaged, device, run_script, tmp_path):
+    """DALI's decoder dies of a strange one, or of a window that is not within its image."""
+    (tmp_path / "bad.jpg").write_bytes(two_frames(damaged))
+    (tmp_path / "whole.jpg").write_bytes(encoded(PICTURE, "JPEG"))
+    done = run_script(COMPILED, tmp_path / "bad.jpg", tmp_path / "whole.jpg", device, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["3"] * 20
+
+
+@pytest.mark.parametrize("damaged", ["one bit", "19 bytes"])
+def test_a_second_frame_header_is_found_in_first_bytes_and_in_files(damaged, device, tmp_path):
+    dataset = folder(tmp_path / "root", two_frames(damaged), "jpg", "JPEG")
+    with pytest.raises((OSError, SyntaxError)):
+        dataset[BAD]
+    for size in (8, COUNT):
+        loader = DALILoader(dataset, batch_size=size, on_error="skip", device=device)
+        assert sum(len(images) for images, _ in loader) == COUNT
+        assert [error.index for error in loader.errors] == [BAD]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("apart", [False, True])
+def test_of_an_animated_png_comes_the_image_that_pil_shows(count, apart, device, tmp_path):
+    pictures = [PICTURE.rotate(90 * i) for i in range(count + 1)]
+    stream = io.BytesIO()
+    pictures[0].save(stream, "PNG", save_all=True, append_images=pictures[1:], default_image=apart)
+    dataset = folder(tmp_path / "root", stream.getvalue(), "png")
+    dataset.transform = v2.ToImage()
+    for size in (8, COUNT):
+        images = torch.cat([images for images, _ in DALILoader(dataset, batch_size=size, device=device)])
+        assert torch.equal(images[BAD].cpu(), dataset[BAD][0])
+
+
 def test_a_png_without_its_last_chunk_is_read_as_pil_reads_it(device, run_script, tmp_path):
     data = encoded(PICTURE, "PNG")[:-12]
     Image.open(io.BytesIO(data)).load()
@@ -91,8 +153,13 @@ def test_a_png_without_its_last_chunk_is_read_as_pil_reads_it(device, run_script
 @pytest.mark.filterwarnings("ignore:Image size:PIL.Image.DecompressionBombWarning")
 @pytest.mark.parametrize(
     ("damaged", "kind"),
-    [(jpeg_of(65_535, 65_535), "JPEG"), (png_of(30_000, 30_000), "PNG"), (png_of(2**31 - 1, 20), "PNG")],
-    ids=["JPEG", "PNG", "PNG of two gigapixels"],
+    [
+        (jpeg_of(65_535, 65_535), "JPEG"),
+        (png_of(30_000, 30_000), "PNG"),
+        (png_of(2**31 - 1, 20), "PNG"),
+        (png_of(1, 2**20 + 1), "PNG"),
+    ],
+    ids=["JPEG", "PNG", "PNG of two gigapixels", "PNG of one line"],
 )
 def test_a_black_image_is_no_larger_than_pil_would_decode(damaged, kind, device, tmp_path):
     dataset = folder(tmp_path / "root", damaged, kind.lower(), kind)

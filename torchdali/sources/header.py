@@ -104,12 +104,17 @@ def _own(read: Callable[[int], bytes], length: int) -> Header | None:
 def _png(start: bytes, length: int) -> Header | None:
     width, height = int.from_bytes(start[16:20], "big"), int.from_bytes(start[20:24], "big")
     native = start[24:25] == b"\x08" and start[25:26] in (b"\0", b"\2", b"\3")
+    native = native and b"acTL" not in start  # of an animated one DALI may show the second image
     return Header(height, width, length, False, True) if native and 0 < height * width <= most_pixels() else None
 
 
 def _jpeg(read: Callable[[int], bytes], start: bytes, length: int) -> Header | None:
-    """Walks from marker to marker (ITU-T T.81, annex B) to the frame header."""
+    """Walks from marker to marker (ITU-T T.81, annex B) to the first scan.
+
+    Not only to the frame header: of two DALI takes the last, another size and precision, and may die of it.
+    """
     at, adobe_rgb = 2, False
+    found: Header | None = None
     window, window_at = start, 0
     while True:
         if at + 20 > window_at + len(window):
@@ -122,7 +127,11 @@ def _jpeg(read: Callable[[int], bytes], start: bytes, length: int) -> Header | N
             at += 1
             continue
         body = here + 4
+        if marker == 0xDA:
+            return None if adobe_rgb else found
         if marker in _BASELINE_TO_PROGRESSIVE and body + 12 <= len(window):
+            if found:
+                return None
             depth, components = window[body], window[body + 5]
             height = int.from_bytes(window[body + 1 : body + 3], "big")
             width = int.from_bytes(window[body + 3 : body + 5], "big")
@@ -131,8 +140,8 @@ def _jpeg(read: Callable[[int], bytes], start: bytes, length: int) -> Header | N
             # A height of 0 says that the height comes after the pixels, which only a whole decoder follows.
             if not native or not 0 < height * width <= most_pixels():
                 return None
-            return Header(height, width, length, True, True, marker == _BASELINE)
-        if marker in _OTHER_FRAMES or marker in (0xD9, 0xDA):
+            found = Header(height, width, length, True, True, marker == _BASELINE)
+        elif marker in _BASELINE_TO_PROGRESSIVE or marker in _OTHER_FRAMES or marker == 0xD9:
             return None
         if marker == 0xEE and window[body : body + 5] == b"Adobe":
             adobe_rgb = len(window) > body + 11 and window[body + 11] == 0

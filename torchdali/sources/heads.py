@@ -20,7 +20,8 @@ HEAD = 2048
 """Bytes of a file that are looked at."""
 
 _FRAMES = (0xC0, 0xC1, 0xC2)
-_ENDS = (*(set(range(0xC3, 0xD0)) - {0xC4, 0xC8, 0xCC}), 0xD9, 0xDA)
+_ENDS = (*(set(range(0xC3, 0xD0)) - {0xC4, 0xC8, 0xCC}), 0xD9)
+_SCAN = 0xDA
 _ROOM = 20  # from a marker to the end of what is looked at of its segment
 _LARGE = 0xFFFF
 
@@ -78,28 +79,34 @@ def _pngs(heads: Bytes, found: Heads) -> None:
     start = np.frombuffer(b"\x89PNG\r\n\x1a\n", np.uint8)
     named = (heads[:, :8] == start).all(1) & (heads[:, 12:16] == np.frombuffer(b"IHDR", np.uint8)).all(1)
     rows = np.flatnonzero(named & (heads[:, 24] == 8) & np.isin(heads[:, 25], (0, 2, 3)))
+    rows = rows[[b"acTL" not in head.tobytes() for head in heads[rows]]] if len(rows) else rows
     width, height = (_number(heads, rows, np.full(len(rows), at), 4) for at in (16, 20))
     _keep(found, rows, height, width)
 
 
 def _jpegs(heads: Bytes, found: Heads) -> None:
-    """Walks all files from marker to marker (ITU-T T.81, annex B) at once, to their frame headers."""
+    """Walks all files from marker to marker (ITU-T T.81, annex B) at once, to their first scans."""
     rows = np.flatnonzero((heads[:, :3] == (0xFF, 0xD8, 0xFF)).all(1))
     at = np.full(len(heads), 2)
-    adobe_rgb = np.zeros(len(heads), np.bool_)
+    adobe_rgb, one_frame, scanned = (np.zeros(len(heads), np.bool_) for _ in range(3))
+    begun = rows
     while len(rows):
         rows = rows[at[rows] + _ROOM <= heads.shape[1]]
         rows = rows[heads[rows, at[rows]] == 0xFF]
         place = at[rows]
         marker = heads[rows, place + 1]
         frame = np.isin(marker, _FRAMES)
+        again = frame & one_frame[rows]  # of two frame headers DALI takes the last
         _frames(heads, found, rows[frame], place[frame], adobe_rgb)
-        going = ~frame & ~np.isin(marker, _ENDS)
+        one_frame[rows[frame]] = True
+        scanned[rows[marker == _SCAN]] = True
+        going = ~again & ~np.isin(marker, (*_ENDS, _SCAN))
         rows, place, marker = rows[going], place[going], marker[going]
         adobe = rows[(marker == 0xEE) & _says(heads, rows, place + 4, b"Adobe")]
         adobe_rgb[adobe] = heads[adobe, at[adobe] + 15] == 0
         # A byte 0xFF before a marker is padding.
         at[rows] += np.where(marker == 0xFF, 1, 2 + _number(heads, rows, place + 2, 2))
+    found.known[begun[~scanned[begun] | adobe_rgb[begun]]] = False
 
 
 def _frames(heads: Bytes, found: Heads, rows: IntArray, place: IntArray, adobe_rgb: Flags) -> None:
