@@ -240,31 +240,34 @@ class Feed:
         return engine
 
     def _land(self, batch: Batch) -> None:
-        source = batch.source
+        if batch.engine is None and batch.error is None:
+            return
         try:
-            if batch.error:
-                raise batch.claim_error()
-            if batch.engine is None:
-                return
-            self._clock.lap("feed")
-            taken = batch.engine.take(self._timeout)
-            self._clock.lap("DALI")
-        except SampleError:
-            raise
+            taken = self._taken(batch)
         except TimeoutError as error:
             if not self._timeout or came_between(error):
                 raise
             self._over = f"DataLoader timed out after {self._timeout} seconds; {_ANEW}"
             raise RuntimeError(self._over) from error
+        batch.views = taken.views
+        batch.source.check_endings(batch.rows, taken.endings)
+
+    def _taken(self, batch: Batch) -> Taken:
+        """What a batch's run put out; where it failed, or files are not what they were, what the next one does."""
+        try:
+            if batch.error:
+                raise batch.claim_error()
+            assert batch.engine is not None
+            self._clock.lap("feed")
+            taken = batch.engine.take(self._timeout)
+            self._clock.lap("DALI")
+        except SampleError:
+            raise
         except RuntimeError as error:
             if came_between(error):
                 raise
-            taken = self._again(batch)
-        else:
-            if source.changed(batch.rows, taken.lengths, batch.size):
-                taken = self._again(batch)
-        batch.views = taken.views
-        source.check_endings(batch.rows, taken.endings)
+            return self._again(batch)
+        return self._again(batch) if batch.source.changed(batch.rows, taken.lengths, batch.size) else taken
 
     def _again(self, batch: Batch) -> Taken:
         """Runs a batch whose files are not what they were, or that failed, and finds the sample that is to blame.

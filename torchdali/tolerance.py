@@ -17,13 +17,18 @@ OnError = Literal["raise", "skip", "replace"]
 SIZE = 256, 256
 """Height and width of a black image where nothing tells them."""
 
+_LONGEST = 2**20
+"""The longest side of a black image that DALI decodes."""
+
 _log = logging.getLogger("torchdali")
 
 
 def drawable(size: tuple[int, int] | None) -> tuple[int, int] | None:
     """The size for a black image; None where it is none, or one in which PIL would not decode an image."""
     most = PIL.Image.MAX_IMAGE_PIXELS
-    return size if size and min(size) > 0 and (not most or size[0] * size[1] <= most) else None
+    if not size or not 0 < min(size) <= max(size) <= _LONGEST:
+        return None
+    return size if not most or size[0] * size[1] <= most else None
 
 
 class Tolerance:
