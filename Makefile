@@ -18,9 +18,10 @@ demo: $(READY)
 	$(BIN)/torchdali demo
 
 # Two processes, because many tests wait for processes of their own; a file stays in one of them. Each has one thread of
-# OpenMP, because several that share a core wait for one another busily, which doubles the time of trainings.
+# OpenMP, because several that share a core wait for one another busily, which doubles the time of trainings. Files come
+# in the order of tests/conftest.py.
 test: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 check: $(READY)
 	$(BIN)/ruff check .

@@ -200,7 +200,7 @@ def _go_through(source: Any, occurrences: Any) -> None:
         source.images(rows, rows[:0], contextlib.ExitStack())
         source.labels(rows)
         occurrences.count(rows)
-        source.sizes(rows)
+        facts.sizes(rows)
         source.foreign(rows)
         unknown = facts.unknown(rows)
         for column in (facts._sizes, facts._lengths, facts._flags):  # noqa: SLF001
