@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gc
 
+import numpy as np
+import nvidia.dali.fn
 import pytest
 import torch
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
-from torchdali import DALILoader
+from torchdali import DALILoader, bridge
 
 CHAIN = v2.Compose([v2.ToImage(), v2.RandomResizedCrop(64), v2.ToDtype(torch.float32, scale=True)])
 DETERMINISTIC = v2.Compose([v2.ToImage(), v2.Resize((256, 256)), v2.ToDtype(torch.float32, scale=True)])
@@ -46,6 +48,32 @@ def test_single_images_own_their_memory_too(pictures, device):
             held += [(image, image.clone()) for image in images]
     assert len({tuple(image.shape) for image, _ in held}) > 1
     assert all(torch.equal(image, then) for image, then in held)
+
+
+def test_bytes_of_any_length_are_parts_of_one_tensor(device):
+    """As the cache of decoded images is given them; DALI takes its time for each tensor that is handed over."""
+    rng = np.random.default_rng(0)
+    given = [rng.integers(0, 256, length, np.uint8) for length in (48, 1, 300, 16)]
+    pipeline = nvidia.dali.Pipeline(
+        len(given), 1, 0 if device == "cuda" else None, prefetch_queue_depth=1, exec_dynamic=True
+    )
+    with pipeline:
+        node = nvidia.dali.fn.external_source(name="given", ndim=1)
+        pipeline.set_outputs(
+            nvidia.dali.fn.pad(node.gpu() if device == "cuda" else node, axes=[0], shape=[1], align=[16])
+        )
+    pipeline.feed_input("given", given)
+    pipeline.schedule_run()
+    stream = bridge.stream_of(torch.device(device))
+    (outputs,) = pipeline.share_outputs(stream)
+    parts = bridge.to_torch(outputs, stream)
+    pipeline.release_outputs()
+    del outputs, pipeline
+    gc.collect()
+    assert len({part.untyped_storage().data_ptr() for part in parts}) == 1
+    assert [len(part) for part in parts] == [48, 16, 304, 16]
+    for part, true in zip(parts, given, strict=True):
+        assert part.cpu().numpy()[: len(true)].tolist() == true.tolist()
 
 
 def test_batches_may_be_changed_in_place(pictures, device):
