@@ -62,8 +62,9 @@ class Building:
         assert self._source is not None
         loader = cast("Any", self)
         source = self._source.on(device, _RESIDENT_BYTES)
-        if isinstance(source, FolderSource) and source.read_heads is None:
-            source.read_heads = HeadReader()
+        if isinstance(source, FolderSource):
+            source.read_heads = source.read_heads or HeadReader()
+            source.read_heads.device = device
         chain = tuple(flatten(source.transform) + flatten(self.transform))
         plan = compile_plan(list(chain), device, self.fidelity, source.spec, source.entry)
         if loader.collate_fn is default_collate and not plan.suffix and plan.spec.kind == "pil":

@@ -10,8 +10,9 @@ from weakref import WeakSet
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from torchdali import bridge, ending, graph
+from torchdali import bridge, devices, ending, graph
 from torchdali.sources import HeadsError
 from torchdali.tracing import came_between
 
@@ -19,15 +20,21 @@ __all__ = ["HeadReader"]
 
 _THREADS = 16
 _PATIENCE = 5.0
+_CPU = torch.device("cpu")
 
 
 class HeadReader:
     """Reads batches of files one after another; it may be asked by several threads.
 
     It is built when it is first asked, and anew after a fork, which leaves its threads behind.
+
+    Args:
+        device: The one that the files are decoded on. The headers are not read there, but what vets them makes a
+            context on CUDA's current device.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device = _CPU) -> None:
+        self.device = device
         self._lock, self._process = Lock(), os.getpid()
         self._pipeline: Any = None
         self._batch_size, self._vets = 0, False
@@ -48,8 +55,8 @@ class HeadReader:
             RuntimeError: There are no threads, or there is no memory, for it.
         """
         if self._process != os.getpid():
-            self.__init__()
-        with ending.parked(), self._lock:
+            self.__init__(self.device)
+        with ending.parked(), devices.on(self.device), self._lock:
             fits = self._batch_size >= len(paths) and self._vets == vet
             if self._pipeline is None or not fits or self._broken:
                 _readers.add(self)
@@ -71,8 +78,8 @@ class HeadReader:
             self._broken = False
             return heads, lengths[:, 0]
 
-    def __reduce__(self) -> tuple[type[HeadReader], tuple[()]]:
-        return HeadReader, ()
+    def __reduce__(self) -> tuple[type[HeadReader], tuple[torch.device]]:
+        return HeadReader, (self.device,)
 
     def close(self) -> None:
         """Frees its threads and memory, until it is asked again; not those that wait for a file that never answers."""
@@ -91,7 +98,7 @@ class HeadReader:
         if self._process == os.getpid() and self._lock.locked():
             if self._pipeline is not None:
                 graph.forget(self._pipeline)
-            self.__init__()
+            self.__init__(self.device)
 
     def _close(self) -> None:
         pipeline, self._pipeline = self._pipeline, None

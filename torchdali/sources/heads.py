@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from torchdali.sources.header import most_pixels
 from torchdali.spec import IntArray
@@ -34,7 +35,13 @@ class HeadsError(RuntimeError):
 
 
 class ReadHeads(Protocol):
-    """What reads the first bytes of many files."""
+    """What reads the first bytes of many files.
+
+    Attributes:
+        device: The one that the files are decoded on.
+    """
+
+    device: torch.device
 
     def __call__(self, paths: Bytes, vet: bool, /) -> tuple[Bytes, npt.NDArray[np.int32]]:
         """``(N, 2048)`` first bytes and ``(N,)`` lengths of ``(N, L)`` paths; HeadsError where they cannot be read."""
