@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -17,6 +16,7 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 from rich.console import Console
+from started import run_python
 
 from torchdali.bench import children, command, loading, report
 from torchdali.bench.folder import ONE_CLASS, class_folders, dataset, loaded, named_object
@@ -60,15 +60,7 @@ def mine(tmp_path: Path) -> Path:
 
 def run(*options: object) -> subprocess.CompletedProcess[str]:
     """The command in a process of its own, as processes are started from it."""
-    arguments = ["bench", *map(str, options)]
-    return subprocess.run(
-        [sys.executable, "-m", "torchdali.cli", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=170,
-        check=False,
-        env={**os.environ, "COLUMNS": "160"},
-    )
+    return run_python("-m", "torchdali.cli", "bench", *options, timeout=170, COLUMNS="160")
 
 
 def invoked(*options: object) -> Result:

@@ -4,13 +4,12 @@ import importlib.util
 import json
 import os
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from PIL import Image
+from started import run_python
 
 from benchmarks import batches as batches_module
 from benchmarks import data, index, memory, options, other_systems, page_cache, scale, transform_report, transforms
@@ -22,6 +21,7 @@ from benchmarks.transform_rows import BY_CALL, Row
 from benchmarks.transform_worker import Worker
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+LIMIT = 290
 SYSTEMS = ("torchdali", "dali_tuned", "dataloader_v2")
 EVERYWHERE = {"images_per_s", "gap_ms", "cpu_s_per_1000_images", "busy_cores", "rss_peak_mib", "allowed_cores"}
 LOADING = EVERYWHERE | {"import_s", "construct_s", "first_batch_s", "second_epoch_first_batch_s", "versions"}
@@ -30,18 +30,17 @@ START = EVERYWHERE | {"imports_s", "in_all_s", "second_epoch_first_batch_s", "af
 
 def bench(folder: Path, *options: str) -> str:
     """Runs the harness on 64 pictures; what it printed."""
-    command = [sys.executable, "-m", "benchmarks", *options, "--images", "64", "--batch-size", "16", "--cores", "1"]
+    command = ["-m", "benchmarks", *options, "--images", "64", "--batch-size", "16", "--cores", "1"]
     command += ["--out", str(folder), "--name", "trial"]
     if "--root" not in options:
         command += ["--root", str(folder / "pictures")]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    done = run_python(*command, cwd=REPOSITORY, timeout=LIMIT)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
 def refused(*options: str) -> str:
-    command = [sys.executable, "-m", "benchmarks", *options]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    done = run_python("-m", "benchmarks", *options, cwd=REPOSITORY, timeout=LIMIT)
     assert done.returncode != 0
     return done.stderr
 
@@ -256,10 +255,10 @@ def test_images_of_unequal_sizes_cross_in_one_piece():
 
 def test_pictures_are_made_once_and_foreign_folders_are_left_alone(tmp_path):
     root = tmp_path / "pictures"
-    command = [sys.executable, "-m", "benchmarks.data", "--images", "24", "--root", str(root)]
-    subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True)
+    command = ["-m", "benchmarks.data", "--images", "24", "--root", root]
+    run_python(*command, cwd=REPOSITORY, timeout=LIMIT).check_returncode()
     files = {path: path.read_bytes() for path in root.glob("*/*.jpg")}
-    subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True)
+    run_python(*command, cwd=REPOSITORY, timeout=LIMIT).check_returncode()
 
     assert len(files) == len(set(files.values())) == 24
     assert 60_000 < sum(map(len, files.values())) / 24 < 140_000
@@ -268,7 +267,7 @@ def test_pictures_are_made_once_and_foreign_folders_are_left_alone(tmp_path):
     foreign = tmp_path / "foreign"
     foreign.mkdir()
     (foreign / "precious").write_text("")
-    refused = subprocess.run([*command[:-1], str(foreign)], cwd=REPOSITORY, check=False, capture_output=True, text=True)
+    refused = run_python(*command[:-1], foreign, cwd=REPOSITORY, timeout=LIMIT)
     assert refused.returncode != 0
     assert "not made by this benchmark" in refused.stderr
     assert [path.name for path in foreign.iterdir()] == ["precious"]
@@ -277,10 +276,10 @@ def test_pictures_are_made_once_and_foreign_folders_are_left_alone(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_every_transform_has_a_line(tmp_path):
-    command = [sys.executable, "-m", "benchmarks.transforms", "--device", "cpu", "--batch-size", "8"]
+    command = ["-m", "benchmarks.transforms", "--device", "cpu", "--batch-size", "8"]
     command += ["--only", r"^(RandomHorizontalFlip|Resize|FiveCrop|RandomShortestSize|GaussianNoise)\("]
     command += ["--sizes", "224x224", "--seconds", "0.05", "--out", str(tmp_path), "--name", "trial"]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    done = run_python(*command, cwd=REPOSITORY, timeout=LIMIT)
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads((tmp_path / "trial.json").read_text())
     table = (tmp_path / "trial.md").read_text()

@@ -3,13 +3,12 @@
 import io
 import json
 import multiprocessing
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+from started import run_python
 
 from benchmarks import data, proxy, proxy_report
 from benchmarks.proxy_datasets import Pictures, files, make_arrays
@@ -33,10 +32,10 @@ def pictures(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_every_system_with_every_kind_of_image(tmp_path):
-    command = [sys.executable, "-m", "benchmarks", "proxy", "--quick", "--seconds", "0.1", "--cores", "1"]
+    command = ["-m", "benchmarks", "proxy", "--quick", "--seconds", "0.1", "--cores", "1"]
     command += ["--images", "32", "--lengths", "32", "--batch-size", "8"]
     command += ["--root", str(tmp_path / "pictures"), "--out", str(tmp_path), "--name", "trial"]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    done = run_python(*command, cwd=REPOSITORY, timeout=290)
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads((tmp_path / "proxy-trial.json").read_text())
     table = (tmp_path / "proxy-trial.md").read_text()

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from started import run_python
 
 from benchmarks import data, options, training, training_report, training_worker
 from benchmarks.training_systems import DEFAULT, LEVERS, MODELS, Case, epochs_of, one_ahead
@@ -55,10 +56,10 @@ def planned(args):
 @pytest.mark.timeout(300)
 def test_every_system_and_kind_of_lever(tmp_path):
     levers = "queues_16,half,ahead,high_priority,window_2,tuned_queues"
-    command = [sys.executable, "-m", "benchmarks", "training", "--quick", "--cores", "1"]
+    command = ["-m", "benchmarks", "training", "--quick", "--cores", "1"]
     command += ["--images", "24", "--levers", levers]
     command += ["--root", str(tmp_path / "pictures"), "--out", str(tmp_path), "--name", "trial"]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    done = run_python(*command, cwd=REPOSITORY, timeout=290)
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads((tmp_path / "training-trial.json").read_text())
     table = (tmp_path / "training-trial.md").read_text()

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner, Result
+from started import run_python
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, WeightedRandomSampler
 from torchvision.datasets import ImageFolder
 
@@ -293,8 +294,7 @@ def test_a_script_that_iterates_in_a_thread(script: Any) -> None:
     thread.join()
     threading.Event().wait()
     """
-    command = [sys.executable, "-m", "torchdali.cli", "explain", str(script(code))]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+    done = run_python("-m", "torchdali.cli", "explain", script(code), timeout=50)
     assert (done.returncode, done.stderr) == (0, "")
     assert "24 files in 3 classes" in done.stdout
 
@@ -346,8 +346,7 @@ def test_a_loader_of_a_script_that_cannot_be_explained(script: Any) -> None:
     from torchdali import DALILoader
     list(DALILoader(ImageFolder(PICTURES), device="cpu"))
     """
-    command = [sys.executable, "-m", "torchdali.cli", "explain", str(script(code))]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+    done = run_python("-m", "torchdali.cli", "explain", script(code), timeout=50)
     assert done.returncode == 1
     assert done.stderr.startswith("torchdali: the transforms end in PIL images")
 

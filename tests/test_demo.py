@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -17,6 +16,7 @@ import torch
 from click.testing import CliRunner
 from PIL import Image
 from rich.console import Console
+from started import run_python
 
 from torchdali import cli
 from torchdali.demo.compare import Run, compare
@@ -27,14 +27,7 @@ from torchdali.parity.cases import FLOATING
 
 
 def demo(out: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "torchdali.cli", "demo", "--out", str(out), *options],
-        capture_output=True,
-        text=True,
-        timeout=170,
-        check=False,
-        env={**os.environ, "COLUMNS": "120"},
-    )
+    return run_python("-m", "torchdali.cli", "demo", "--out", out, *options, timeout=170, COLUMNS="120")
 
 
 def pixels(file: Path) -> np.ndarray:

@@ -109,6 +109,16 @@ ARGUMENTS: dict[str, Callable[[int, torch.Generator | None], Arguments]] = {
     "drawn at iter, batch_size=None": lambda n, g: {"batch_size": None, "sampler": Eager(n, g)},
     "batches drawn at iter": lambda n, g: {"batch_sampler": EagerBatches(n, g)},
 }
+# Both generators without workers; with them one or the other, as forks take their time.
+COMBINED = [
+    pytest.param(
+        arguments, *workers.values, own, id=f"{name}-{workers.id}-{'generator' if own else 'torch.manual_seed'}"
+    )
+    for number, (name, arguments) in enumerate(ARGUMENTS.items())
+    for place, workers in enumerate(WORKERS)
+    for own in (False, True)
+    if place == 0 or own == bool((number + place) % 2)
+]
 
 
 def length(loader: DataLoader[Any]) -> int | type[Exception]:
@@ -154,9 +164,7 @@ def assert_same_pictures(ours: torch.Tensor, theirs: torch.Tensor, device: str) 
         assert difference.max() < 5
 
 
-@pytest.mark.parametrize("own_generator", [False, True], ids=["torch.manual_seed", "generator"])
-@pytest.mark.parametrize("workers", WORKERS)
-@pytest.mark.parametrize("arguments", ARGUMENTS.values(), ids=ARGUMENTS.keys())
+@pytest.mark.parametrize(("arguments", "workers", "own_generator"), COMBINED)
 def test_order_and_generators_are_dataloaders(
     dataset: ImageFolder, arguments: Any, workers: dict[str, Any], own_generator: bool
 ) -> None:

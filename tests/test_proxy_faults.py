@@ -177,13 +177,15 @@ LIKE_DATALOADER: dict[str, dict[str, Any]] = {
 }
 
 
-@every_number
-@pytest.mark.parametrize("does", [DOES["transform"], DOES["batch_transform"]], ids=["transform", "batch_transform"])
+@pytest.mark.parametrize(
+    ("workers", "does"),
+    [("none", "transform"), ("none", "batch_transform"), ("workers", "batch_transform"), ("persistent", "transform")],
+)
 @pytest.mark.parametrize("case", LIKE_DATALOADER.values(), ids=LIKE_DATALOADER)
-def test_faults_are_dataloaders(case: dict[str, Any], workers: Any, does: Any) -> None:
+def test_faults_are_dataloaders(case: dict[str, Any], workers: str, does: str) -> None:
     """The same batches and exceptions, in the same order, in two epochs."""
-    case = {"dataset": Crops(), **case, **workers}
-    ours, theirs = DALILoader(**case, **does, device="cpu"), DataLoader(**case)
+    case = {"dataset": Crops(), **case, **WORKERS[workers]}
+    ours, theirs = DALILoader(**case, **DOES[does], device="cpu"), DataLoader(**case)
     assert [events(ours), events(ours)] == [events(theirs), events(theirs)]
 
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import math
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +13,7 @@ import pytest
 import torch
 from PIL import Image
 from scipy import stats
+from started import run_python
 
 REPOSITORY = Path(__file__).parents[1]
 RECIPE = REPOSITORY / "recipes" / "imagefolder_classification.py"
@@ -52,10 +50,9 @@ def recipe(
         script: The recipe.
         visible: The GPUs that it may see; None for all.
     """
-    command = [sys.executable, *launcher, str(script), str(folder), "--size", "32", "--epochs", "4"]
-    settings = ["--lr", "0.005", "--workers", "1", *options]
-    env = os.environ | ({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
-    done = subprocess.run([*command, *settings], capture_output=True, text=True, timeout=110, check=False, env=env)
+    settings = ["--size", "32", "--epochs", "4", "--lr", "0.005", "--workers", "1", *options]
+    variables = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    done = run_python(*launcher, script, folder, *settings, timeout=110, **variables)
     assert done.returncode == 0, done.stderr
     return LINE.findall(done.stdout)
 
@@ -101,8 +98,8 @@ def test_learns_without_labels(folder: Path, loader: str) -> None:
 def test_the_model_check_compares_both_loaders(tmp_path: Path) -> None:
     options = ["--seeds", "2", "--epochs", "1", "--classes", "3", "--images", "8", "--val-images", "5", "--size", "32"]
     options += ["--batch-size", "8", "--workers", "1", "--jobs", "1", "--root", str(tmp_path / "pieces")]
-    command = [sys.executable, "-m", "benchmarks.agreement", *options, "--out", str(tmp_path), "--name", "trial"]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=230, check=False)
+    command = ["-m", "benchmarks.agreement", *options, "--out", tmp_path, "--name", "trial"]
+    done = run_python(*command, cwd=REPOSITORY, timeout=230)
     assert done.returncode == 0, done.stdout + done.stderr
     report, text = json.loads((tmp_path / "trial.json").read_text()), (tmp_path / "trial.md").read_text()
     assert {(run["loader"], run["seed"], run["status"]) for run in report["runs"]} == {
@@ -152,8 +149,7 @@ def test_runs_under_torchrun(folder: Path) -> None:
 
 @pytest.mark.timeout(60)
 def test_says_that_the_folder_is_too_small(folder: Path) -> None:
-    command = [sys.executable, str(RECIPE), str(folder), "--batch-size", "97"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = run_python(RECIPE, folder, "--batch-size", "97", timeout=50)
     assert done.returncode == 1
     assert "96 training images" in done.stderr
     assert "--batch-size 97" in done.stderr

@@ -5,8 +5,6 @@ from __future__ import annotations
 import csv
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +12,7 @@ import pytest
 import torch
 from conftest import PER_CLASS, PHOTOGRAPHS
 from PIL import Image
+from started import run_python
 from torchvision import models
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
@@ -27,8 +26,7 @@ both = pytest.mark.parametrize("loader", ["torchdali", "torch"])
 
 def run(script: str, *options: object, succeeds: bool = True) -> str:
     """Runs a recipe; gives what it printed."""
-    command = [sys.executable, str(RECIPES / script), *map(str, options)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=170, check=False)
+    done = run_python(RECIPES / script, *options, timeout=170)
     assert (done.returncode == 0) == succeeds, done.stdout + done.stderr
     return done.stdout if succeeds else done.stderr
 

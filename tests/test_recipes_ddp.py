@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import importlib
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 import torch
 from proxied import difference
+from started import run_python
 
 REPOSITORY = Path(__file__).parents[1]
 RECIPE = REPOSITORY / "recipes" / "ddp_classification.py"
@@ -45,11 +43,11 @@ def run(
 ) -> Run:
     """Trains for three epochs of six batches for each of two processes, and saves after every fourth batch."""
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    command = [sys.executable, *launcher, "--max-restarts", str(restarts), str(RECIPE), str(data)]
-    settings = ["--checkpoint", str(checkpoint), "--batch-size", "2", "--size", "16", "--save-every", "4", *options]
-    own = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    command = [*launcher, "--max-restarts", restarts, RECIPE, data]
+    settings = ["--checkpoint", checkpoint, "--batch-size", "2", "--size", "16", "--save-every", "4", *options]
+    own = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "GLOO_SOCKET_IFNAME": "lo"}
     own |= {"CUDA_VISIBLE_DEVICES": visible} if visible is not None else {}
-    done = subprocess.run([*command, *settings], env=own, capture_output=True, text=True, timeout=110, check=False)
+    done = run_python(*command, *settings, timeout=110, **own)
     return Run(done.returncode, LINE.findall(done.stdout), TOTAL.findall(done.stdout), done.stdout + done.stderr)
 
 

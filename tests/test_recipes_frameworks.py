@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+from started import run_python
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 COLOURS = {"blue": (40, 60, 200), "green": (50, 180, 60), "red": (200, 50, 40)}
@@ -26,11 +24,7 @@ def needs(package: str) -> pytest.MarkDecorator:
 
 def run(script: str, *options: object, launcher: tuple[str, ...] = (), succeeds: bool = True) -> list[tuple[str, ...]]:
     """Runs a recipe; gives epoch, number of epochs, loss and accuracy of each line."""
-    command = [sys.executable, *launcher, RECIPES / script, *options]
-    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*map(str, command)], capture_output=True, text=True, timeout=110, check=False, env=one_thread
-    )
+    done = run_python(*launcher, RECIPES / script, *options, timeout=110, OMP_NUM_THREADS="1")
     assert (done.returncode == 0) == succeeds, done.stdout + done.stderr
     return LINE.findall(done.stdout)
 

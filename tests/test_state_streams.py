@@ -152,6 +152,12 @@ PAIRS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     *(({"batch_size": 3, "drop_last": True}, workers) for workers in ({}, TWO)),
     *(({"batch_size": None}, workers) for workers in ({}, PERSISTENT)),
 ]
+# Every kind with the first two, and with every pair one kind that has no state and one that has.
+GO_ON = [
+    (kind, *pair)
+    for number, pair in enumerate(PAIRS)
+    for kind in (KINDS if number < 2 else (Bare, KINDS[1 + number % 3]))  # a fork takes its time
+]
 
 
 @pytest.fixture(params=["plain", "asked"])
@@ -172,8 +178,7 @@ def known(batches: Any) -> list[Any]:
     return [batch[:2] for batch in batches]
 
 
-@pytest.mark.parametrize(("size", "workers"), PAIRS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "size", "workers"), GO_ON)
 def test_goes_on_from_every_batch(make: Any, kind: type[Bare], size: Any, workers: Any) -> None:
     loader = make(kind, **size, **workers)
     first = known(loader)
@@ -183,22 +188,27 @@ def test_goes_on_from_every_batch(make: Any, kind: type[Bare], size: Any, worker
     for batch in iterator:
         batches.append(batch)
         states.append(loader.state_dict())
-    true = [known(batches), known(loader), known(loader)]
+    true = [known(batches), known(loader)]
     for taken in (0, 1, len(batches) - 1):
         again = make(kind, 8, **size, **workers)
         again.load_state_dict(through_files(states[taken]))
-        assert not difference([known(again), known(again), known(again)], [true[0][taken:], *true[1:]])
+        assert not difference([known(again), known(again)], [true[0][taken:], true[1]])
 
 
 @pytest.mark.parametrize("workers", WORKERS)
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("size", [{"batch_size": 2}, {"batch_size": 3, "drop_last": True}], ids=["all", "drop_last"])
+@pytest.mark.parametrize(
+    ("kind", "size"),
+    [
+        *((kind, {"batch_size": 2}) for kind in KINDS),
+        *((kind, {"batch_size": 3, "drop_last": True}) for kind in KINDS[:2]),
+    ],
+)
 def test_before_and_after_an_epoch(make: Any, size: Any, kind: type[Bare], workers: Any) -> None:
     loader = make(kind, **size, **workers)
     states = [loader.state_dict()]
     true = [known(loader)]
     states.append(loader.state_dict())
-    true += [known(loader), known(loader)]
+    true.append(known(loader))
     for number, state in enumerate(states):
         again = make(kind, 8, **size, **workers)
         again.load_state_dict(through_files(state))
