@@ -41,11 +41,10 @@ def to_torch(outputs: Any, stream: Any = None) -> Images:
         outputs: What ``share_outputs`` gave.
         stream: The stream that it was bound to.
     """
-    shapes: list[tuple[int, ...]] = [tuple(shape) for shape in outputs.shape()]
-    if outputs.is_dense_tensor() or len(set(shapes)) == 1:
+    if outputs.is_dense_tensor() or len({tuple(shape) for shape in outputs.shape()}) == 1:
         return _adopt(outputs.as_tensor(), stream)
     if outputs.ndim() == 1:  # a cache's, for whom parts of one tensor will do: DALI takes its time for each
-        lengths = [length for (length,) in shapes]
+        lengths: list[int] = [length for (length,) in outputs.shape()]
         whole = _adopt(outputs.as_reshaped_tensor([sum(lengths)]), stream)
         return list(torch.split(whole, lengths))
     return [_adopt(outputs[i], stream) for i in range(len(outputs))]
