@@ -20,7 +20,6 @@ __all__ = ["HeadReader"]
 
 _THREADS = 16
 _PATIENCE = 5.0
-_CPU = torch.device("cpu")
 
 
 class HeadReader:
@@ -28,13 +27,14 @@ class HeadReader:
 
     It is built when it is first asked, and anew after a fork, which leaves its threads behind.
 
-    Args:
+    Attributes:
         device: The one that the files are decoded on. The headers are not read there, but what vets them makes a
             context on CUDA's current device.
     """
 
-    def __init__(self, device: torch.device = _CPU) -> None:
-        self.device = device
+    device = torch.device("cpu")
+
+    def __init__(self) -> None:
         self._lock, self._process = Lock(), os.getpid()
         self._pipeline: Any = None
         self._batch_size, self._vets = 0, False
@@ -55,7 +55,7 @@ class HeadReader:
             RuntimeError: There are no threads, or there is no memory, for it.
         """
         if self._process != os.getpid():
-            self.__init__(self.device)
+            self.__init__()
         with ending.parked(), devices.on(self.device), self._lock:
             fits = self._batch_size >= len(paths) and self._vets == vet
             if self._pipeline is None or not fits or self._broken:
@@ -78,8 +78,8 @@ class HeadReader:
             self._broken = False
             return heads, lengths[:, 0]
 
-    def __reduce__(self) -> tuple[type[HeadReader], tuple[torch.device]]:
-        return HeadReader, (self.device,)
+    def __reduce__(self) -> tuple[type[HeadReader], tuple[()]]:
+        return HeadReader, ()
 
     def close(self) -> None:
         """Frees its threads and memory, until it is asked again; not those that wait for a file that never answers."""
@@ -98,7 +98,7 @@ class HeadReader:
         if self._process == os.getpid() and self._lock.locked():
             if self._pipeline is not None:
                 graph.forget(self._pipeline)
-            self.__init__(self.device)
+            self.__init__()
 
     def _close(self) -> None:
         pipeline, self._pipeline = self._pipeline, None
