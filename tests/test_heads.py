@@ -288,8 +288,11 @@ def test_what_is_for_pil_is_not_asked_of_dali_again(
 def test_a_pipe_among_few_files_is_named(tmp_path: Path, device: str, vetting: list[int]) -> None:
     write(tmp_path / "a")
     os.mkfifo(tmp_path / "a" / "0_a.jpg")
+    iterator = iter(DALILoader(ImageFolder(tmp_path, CHAIN), 4, device=device))
     with pytest.raises(SampleError, match=r"0_a\.jpg\): .*it is no regular file"):
-        next(iter(DALILoader(ImageFolder(tmp_path, CHAIN), 4, device=device)))
+        next(iterator)
+    with contextlib.suppress(SampleError):  # one of these is cut off
+        next(iterator)  # whose headers other threads may have vetted only by now
     assert max(vetting) < 5
 
 
