@@ -95,10 +95,12 @@ def going_on(iterator: Iterator[Any]) -> list[Any]:
     return [(batch, torch.rand(1)) for batch in iterator]
 
 
-def rest_and_an_epoch(loader: DALILoader[Any], iterator: Iterator[Any], epoch: int) -> list[Any]:
-    rest = going_on(iterator)
-    set_epoch(loader, epoch + 1)
-    return [rest, going_on(iter(loader))]
+def rest_and_epochs(loader: DALILoader[Any], iterator: Iterator[Any], epoch: int) -> list[Any]:
+    seen = [going_on(iterator)]
+    for number in (1, 2):
+        set_epoch(loader, epoch + number)
+        seen.append(going_on(iter(loader)))
+    return seen
 
 
 def assert_goes_on(make: Callable[[int], DALILoader[Any]], epochs: int, batches: int) -> None:
@@ -113,13 +115,13 @@ def assert_goes_on(make: Callable[[int], DALILoader[Any]], epochs: int, batches:
     state = through_files(loader.state_dict())
     rng = torch.get_rng_state()
     assert state["batches"] == batches
-    true = rest_and_an_epoch(loader, iterator, epochs)
+    true = rest_and_epochs(loader, iterator, epochs)
     assert len(true[1]) > batches
     again = make(8)
     again.load_state_dict(state)
     if "torch" not in state["generators"]:  # then it is the consumer's
         torch.set_rng_state(rng)
-    assert not difference(rest_and_an_epoch(again, iter(again), epochs), true)
+    assert not difference(rest_and_epochs(again, iter(again), epochs), true)
 
 
 @pytest.mark.parametrize(("arguments", "workers", "own_generator"), COMBINED)

@@ -156,7 +156,7 @@ def assert_goes_on(make: Callable[[], DALILoader[Any]], error: type[Exception]) 
         states.append(loader.state_dict())
     after = list(events(iter(loader)))
     at = seen.index(error.__name__)
-    for taken in range(at, len(states))[: 2 if loader.num_workers else None]:
+    for taken in range(at, len(states))[: 3 if loader.num_workers else None]:
         again = make()
         again.load_state_dict(through_files(states[taken]))
         assert not difference(list(events(iter(again))), seen[taken:]), taken
