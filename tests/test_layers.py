@@ -22,7 +22,7 @@ from torchdali import DALILoader, DALIUnavailableError, machine
 pytestmark = pytest.mark.timeout(50)
 
 LAYERS = [
-    {"errors", "devices", "events", "sharding", "daemons", "ending", "byvalue"},
+    {"errors", "devices", "events", "sharding", "daemons", "ending", "byvalue", "uncompiled"},
     {"spec"},
     {"rng", "occurrences", "generators", "remainder"},
     {"redrawn"},

@@ -27,6 +27,7 @@ from torchdali.sources import FileSource
 from torchdali.spec import Fidelity, IntArray, Spec, check_fidelity
 from torchdali.transforms import RowError, check_callable, flatten
 from torchdali.tuning import check_numbers
+from torchdali.uncompiled import uncompiled
 
 __all__ = ["CompiledTransform", "compile"]
 
@@ -75,6 +76,7 @@ class CompiledTransform:
         self.device = device
         self._routes = Routes(transform, device, fidelity, 1, threads)
 
+    @uncompiled
     def __call__(self, images: torch.Tensor | Sequence[Any]) -> Any:
         """Transforms images.
 

@@ -35,6 +35,7 @@ from torchdali.stats import Probe
 from torchdali.tolerance import OnError, Tolerance
 from torchdali.transforms import check_callable, flatten
 from torchdali.tuning import Unasked, check_numbers
+from torchdali.uncompiled import uncompiled
 
 __all__ = ["DALILoader"]
 
@@ -272,6 +273,7 @@ class DALILoader(Stateful, Distributed, Reporting, Building, DataLoader[_T]):
         if self._source is None:
             super().check_worker_number_rationality()
 
+    @uncompiled
     def __iter__(self) -> Any:
         """A fresh epoch, whatever became of the ones before."""
         for epoch in list(self._live):

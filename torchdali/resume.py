@@ -21,6 +21,7 @@ from torchdali.skip import Skip, unless_over
 from torchdali.state import check_version, checked, describe, epochs_of, is_stateful, state_of, stateful_among
 from torchdali.stream import Stream
 from torchdali.tracing import put_by
+from torchdali.uncompiled import uncompiled
 
 __all__ = ["Bookmark", "Resumable", "Stateful", "twin_of"]
 
@@ -162,6 +163,7 @@ class Stateful:
     _keys: Any
     _sharding: Sharding
 
+    @uncompiled
     def state_dict(self) -> dict[str, Any]:
         """Where the loader is: in the epoch that was begun last, after the batches that were handed out.
 
@@ -287,6 +289,10 @@ class Resumable(_BaseDataLoaderIter):
             yield from islice(chain(first, self._sampler_iter), None)  # which ends without closing the iterator
 
         return found() if self._stateful else iterator
+
+    @uncompiled
+    def __next__(self) -> Any:
+        return super().__next__()
 
     def _next_index(self) -> Any:
         self.resume()
