@@ -36,7 +36,7 @@ class Store:
         self._expected = max(1, expected)
         self._blocks: list[torch.Tensor] = []
         self._filled = 0  # words of the last block
-        self._capacity: list[int] = []
+        self._capacity = 0  # words of it that an image may begin in
         self._longest = 0
         self._images = 0
         self._words = 0
@@ -68,7 +68,7 @@ class Store:
         start = 0
         while start < len(words):
             ends = np.cumsum(words[start:])
-            count = int(np.searchsorted(ends, self._room(), side="right"))
+            count = int(np.searchsorted(ends, self._capacity - self._filled, side="right"))
             if not count:
                 if not self._grow(words[start:]):
                     break
@@ -125,7 +125,7 @@ class Store:
 
     def close(self) -> None:
         """Frees the memory, whoever still refers to this."""
-        self._blocks, self._capacity, self._full, self._closed = [], [], True, True
+        self._blocks, self._capacity, self._filled, self._full, self._closed = [], 0, 0, True, True
 
     def _rows(self, block: torch.Tensor, places: IntArray, words: IntArray, width: int) -> torch.Tensor:
         last = len(block) - width
@@ -145,9 +145,6 @@ class Store:
         tensor = torch.from_numpy(np.ascontiguousarray(numbers))
         return tensor.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tensor
 
-    def _room(self) -> int:
-        return self._capacity[-1] - self._filled if self._capacity else 0
-
     def _grow(self, words: IntArray) -> bool:
         """Takes memory for all images that are expected still; False where there is none left."""
         known = self._images + len(words)
@@ -164,8 +161,7 @@ class Store:
         except RuntimeError:  # out of memory, on every device: what is there has to do
             self._full = True
             return False
-        self._capacity.append(length - self._longest)
-        self._filled = 0
+        self._capacity, self._filled = length - self._longest, 0
         return True
 
 
