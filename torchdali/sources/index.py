@@ -26,7 +26,6 @@ __all__ = ["ImageIndex"]
 
 _Name = str | os.PathLike[str]
 
-_HEADERS = {"sizes": np.uint16, "lengths": np.uint32, "flags": np.uint8}
 _SCAN_THREADS = 16
 _SCAN_AT_ONCE = 256
 
@@ -83,14 +82,16 @@ class ImageIndex(Dataset[tuple[Any, Any]]):
         except (TypeError, SystemError) as error:  # not one axis, or no Unicode
             raise ValueError(f"{self.file} is no index: its array 'classes' is no list of names") from error
         self.class_to_idx: dict[str, int] = {name: label for label, name in enumerate(self.classes)}
-        self.has_headers: bool = all(name in arrays and len(arrays[name]) == len(self.paths) for name in _HEADERS)
+        self.has_headers: bool = all(
+            name in arrays and len(arrays[name]) == len(self.paths) for name in Columns._fields
+        )
 
     def headers(self) -> Columns:
         """What is known of the files. It may be written to: what is, is copied, page by page, and the file stays."""
         if not self.has_headers:
             return Columns.unknown(len(self))
         arrays = _mapped(self.file, "c")
-        return Columns(*(arrays[name] for name in _HEADERS))
+        return Columns(*(arrays[name] for name in Columns._fields))
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -152,7 +153,7 @@ class ImageIndex(Dataset[tuple[Any, Any]]):
             raise TypeError(f"classes is a list of names, not {classes!r}")
         arrays: dict[str, npt.NDArray[Any]] = {"paths": paths, "labels": labels, "classes": names}
         if headers:
-            arrays |= zip(_HEADERS, _read_headers(paths), strict=True)
+            arrays |= _read_headers(paths)._asdict()
         unfinished = Path(f"{os.fspath(file)}.unfinished")
         with unfinished.open("wb") as stream:
             np.savez(stream, **cast("Any", arrays))
