@@ -231,9 +231,8 @@ def check_version(state: object) -> None:
         raise ValueError(f"the state is of version {version!r}, this torchdali reads version {VERSION}{foreign}")
 
 
-_OWN = ("base_seed", "base_seed_drawn", "generators", "generators_at_begin")
-_NONE: dict[str, Any] = {"base_seed": None, "base_seed_drawn": True, "generators": {}, "generators_at_begin": {}}
-"""What each rank has for itself, and what one has of which nothing is known."""
+_OWN: dict[str, Any] = {"base_seed": None, "base_seed_drawn": True, "generators": {}, "generators_at_begin": {}}
+"""What each rank has for itself; so a rank has it of which nothing is known."""
 
 
 def merge(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -299,9 +298,9 @@ def _of_rank(state: Mapping[str, Any], loader: Any) -> Mapping[str, Any]:
     of_ranks: list[dict[str, Any]] = state["of_ranks"]
     own, shard, here = of_ranks[0], shared(loader), describe(loader)
     if len(of_ranks) > 1 and shard:
-        own = of_ranks[shard.rank] if shard.num_replicas == state["ranks"] else _NONE
+        own = of_ranks[shard.rank] if shard.num_replicas == state["ranks"] else _OWN
         seeds = {one["base_seed"] for one in of_ranks}
-        if own is _NONE and state["begun"] and loader.seed is None and len(seeds) > 1:
+        if own is _OWN and state["begun"] and loader.seed is None and len(seeds) > 1:
             raise ValueError(
                 f"each of the {state['ranks']} ranks had random numbers of its own, so that samples cannot look the "
                 f"same on {shard.num_replicas} ranks: give seed=, or the same torch.manual_seed on each rank"
