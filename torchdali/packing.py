@@ -196,18 +196,17 @@ class Packer:
                     found[i] = [(place, None) for place in places]
             if self._stacks:
                 packed.places, packed.reasons = places, wrong
-        if not packed.reasons:
-            images, unreadable = self._prepared(packed, found)
-            if unreadable:
-                return unreadable
-            if not packed.reasons:
-                self._pack(packed, images, in_worker)
-        if not packed.reasons:
-            slotted = [with_slots(one, images) for one, images in zip(trees, found, strict=True)]
-            if not self._stacks:
-                packed.rest = _sent(slotted) if in_worker else slotted
-            else:
-                packed.rest = collate(slotted) if self._batched else self._collate(slotted[0])
+        if packed.reasons:
+            return {}
+        images, unreadable = self._prepared(packed, found)
+        if unreadable or packed.reasons:
+            return unreadable
+        self._pack(packed, images, in_worker)
+        slotted = [with_slots(one, of_one) for one, of_one in zip(trees, found, strict=True)]
+        if not self._stacks:
+            packed.rest = _sent(slotted) if in_worker else slotted
+        else:
+            packed.rest = collate(slotted) if self._batched else self._collate(slotted[0])
         return {}
 
     def _prepared(
