@@ -1,8 +1,8 @@
 """What a dataset gives to the graph: the files of an image folder, arrays in memory, or what workers packed."""
 
 from torchdali.sources.folder import UNREADABLE, FileSource, FolderSource, words_of
-from torchdali.sources.header import Header, header_of, open_file, read_header
-from torchdali.sources.heads import HEAD, HeadsError
+from torchdali.sources.header import HEAD, Header, header_of, open_file, read_header
+from torchdali.sources.heads import HeadsError
 from torchdali.sources.index import ImageIndex
 from torchdali.sources.lift import dataset_state, lift
 from torchdali.sources.scan import Scan

@@ -8,13 +8,12 @@ import numpy as np
 import numpy.typing as npt
 
 from torchdali.sources.header import Header
-from torchdali.sources.heads import Heads
+from torchdali.sources.heads import LARGE, Heads
 from torchdali.spec import IntArray
 
 __all__ = ["Columns", "Facts"]
 
 _NATIVE, _JPEG, _WHOLE, _BASELINE = 1, 2, 4, 8
-_LARGE = 0xFFFF  # a side that is this long or longer, which no JPEG's is, is kept apart
 
 
 class Columns(NamedTuple):
@@ -58,7 +57,7 @@ class Facts:
     def columns(self) -> Columns:
         """What is known; sizes of which a side is longer than 65,534 pixels are not in it."""
         sizes = np.array(self._sizes)
-        sizes[sizes[:, 0] == _LARGE] = 0
+        sizes[sizes[:, 0] == LARGE] = 0
         return self._columns._replace(sizes=sizes)
 
     def learn(self, row: int, header: Header) -> None:
@@ -68,11 +67,11 @@ class Facts:
         self._lengths[file] = header.length & 0xFFFFFFFF
         if self._modified is not None:
             self._modified[file] = header.modified
-        if max(header.height, header.width) < _LARGE:
+        if max(header.height, header.width) < LARGE:
             self._sizes[file] = header.height, header.width
         else:
             self._large[file] = header.height, header.width
-            self._sizes[file] = _LARGE
+            self._sizes[file] = LARGE
 
     def learn_many(self, rows: IntArray, heads: Heads, lengths: npt.NDArray[np.int32]) -> None:
         """Takes what the first bytes of files say, where they do."""
@@ -101,7 +100,7 @@ class Facts:
         files = self._of(rows)
         sizes = self._sizes[files].astype(np.int64)
         if self._large:
-            for place in np.flatnonzero(sizes[:, 0] == _LARGE).tolist():
+            for place in np.flatnonzero(sizes[:, 0] == LARGE).tolist():
                 sizes[place] = self._large[int(files[place])]
         return sizes
 

@@ -15,14 +15,30 @@ from typing import Any, NamedTuple
 
 import PIL.Image
 
-__all__ = ["Header", "header_of", "most_pixels", "open_file", "read_header"]
+__all__ = [
+    "ENDS",
+    "FRAMES",
+    "HEAD",
+    "PNG_SIGNATURE",
+    "SCAN",
+    "Header",
+    "header_of",
+    "most_pixels",
+    "open_file",
+    "read_header",
+]
 
 _open: Callable[..., Any] = PIL.Image.open
-_READ = 2048
-_BASELINE = 0xC0
-_BASELINE_TO_PROGRESSIVE = (_BASELINE, 0xC1, 0xC2)
-_OTHER_FRAMES = frozenset(range(0xC3, 0xD0)) - {0xC4, 0xC8, 0xCC}
-_PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+
+HEAD = 2048
+"""Bytes of a file that are looked at first."""
+
+FRAMES = (0xC0, 0xC1, 0xC2)
+"""A JPEG's markers of frames that DALI decodes: baseline, extended and progressive."""
+ENDS = (*sorted({*range(0xC3, 0xD0)} - {0xC4, 0xC8, 0xCC}), 0xD9)
+"""Its markers of other frames, and of its end."""
+SCAN = 0xDA
+PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
 class Header(NamedTuple):
@@ -75,7 +91,7 @@ def read_header(path: str) -> Header:
     """
     file, about = open_file(path)
     try:
-        found = _own(lambda at: os.pread(file, _READ, at), about.st_size)
+        found = _own(lambda at: os.pread(file, HEAD, at), about.st_size)
     finally:
         os.close(file)
     return (found or _by_pil(path, about.st_size))._replace(modified=about.st_mtime_ns)
@@ -87,7 +103,7 @@ def header_of(encoded: memoryview) -> Header:
     Raises:
         OSError: PIL does not know it.
     """
-    found = _own(lambda at: bytes(encoded[at : at + _READ]), len(encoded))
+    found = _own(lambda at: bytes(encoded[at : at + HEAD]), len(encoded))
     return found or _by_pil(io.BytesIO(encoded), len(encoded))
 
 
@@ -96,7 +112,7 @@ def _own(read: Callable[[int], bytes], length: int) -> Header | None:
     start = read(0)
     if start.startswith(b"\xff\xd8\xff"):
         return _jpeg(read, start, length)
-    if start.startswith(_PNG_SIGNATURE) and start[12:16] == b"IHDR":
+    if start.startswith(PNG_SIGNATURE) and start[12:16] == b"IHDR":
         return _png(start, length)
     return None
 
@@ -127,9 +143,9 @@ def _jpeg(read: Callable[[int], bytes], start: bytes, length: int) -> Header | N
             at += 1
             continue
         body = here + 4
-        if marker == 0xDA:
+        if marker == SCAN:
             return None if adobe_rgb else found
-        if marker in _BASELINE_TO_PROGRESSIVE and body + 12 <= len(window):
+        if marker in FRAMES and body + 12 <= len(window):
             if found:
                 return None
             depth, components = window[body], window[body + 5]
@@ -140,8 +156,8 @@ def _jpeg(read: Callable[[int], bytes], start: bytes, length: int) -> Header | N
             # A height of 0 says that the height comes after the pixels, which only a whole decoder follows.
             if not native or not 0 < height * width <= most_pixels():
                 return None
-            found = Header(height, width, length, True, True, marker == _BASELINE)
-        elif marker in _BASELINE_TO_PROGRESSIVE or marker in _OTHER_FRAMES or marker == 0xD9:
+            found = Header(height, width, length, True, True, marker == FRAMES[0])
+        elif marker in FRAMES or marker in ENDS:
             return None
         if marker == 0xEE and window[body : body + 5] == b"Adobe":
             adobe_rgb = len(window) > body + 11 and window[body + 11] == 0

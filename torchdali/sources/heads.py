@@ -12,19 +12,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from torchdali.sources.header import most_pixels
+from torchdali.sources.header import ENDS, FRAMES, PNG_SIGNATURE, SCAN, most_pixels
 from torchdali.spec import IntArray
 
-__all__ = ["HEAD", "Heads", "HeadsError", "ReadHeads", "parse"]
+__all__ = ["LARGE", "Heads", "HeadsError", "ReadHeads", "parse"]
 
-HEAD = 2048
-"""Bytes of a file that are looked at."""
-
-_FRAMES = (0xC0, 0xC1, 0xC2)
-_ENDS = (*(set(range(0xC3, 0xD0)) - {0xC4, 0xC8, 0xCC}), 0xD9)
-_SCAN = 0xDA
 _ROOM = 20  # from a marker to the end of what is looked at of its segment
-_LARGE = 0xFFFF
+
+LARGE = 0xFFFF
+"""A side that is this long or longer, which no JPEG's is, does not fit the columns of ``facts.py``."""
 
 Bytes = npt.NDArray[np.uint8]
 Flags = npt.NDArray[np.bool_]
@@ -83,8 +79,8 @@ def parse(heads: Bytes) -> Heads:
 
 
 def _pngs(heads: Bytes, found: Heads) -> None:
-    start = np.frombuffer(b"\x89PNG\r\n\x1a\n", np.uint8)
-    named = (heads[:, :8] == start).all(1) & (heads[:, 12:16] == np.frombuffer(b"IHDR", np.uint8)).all(1)
+    signed = (heads[:, :8] == np.frombuffer(PNG_SIGNATURE, np.uint8)).all(1)
+    named = signed & (heads[:, 12:16] == np.frombuffer(b"IHDR", np.uint8)).all(1)
     rows = np.flatnonzero(named & (heads[:, 24] == 8) & np.isin(heads[:, 25], (0, 2, 3)))
     rows = rows[[b"acTL" not in head.tobytes() for head in heads[rows]]] if len(rows) else rows
     width, height = (_number(heads, rows, np.full(len(rows), at), 4) for at in (16, 20))
@@ -102,12 +98,12 @@ def _jpegs(heads: Bytes, found: Heads) -> None:
         rows = rows[heads[rows, at[rows]] == 0xFF]
         place = at[rows]
         marker = heads[rows, place + 1]
-        frame = np.isin(marker, _FRAMES)
+        frame = np.isin(marker, FRAMES)
         again = frame & one_frame[rows]  # of two frame headers DALI takes the last
         _frames(heads, found, rows[frame], place[frame], adobe_rgb)
         one_frame[rows[frame]] = True
-        scanned[rows[marker == _SCAN]] = True
-        going = ~again & ~np.isin(marker, (*_ENDS, _SCAN))
+        scanned[rows[marker == SCAN]] = True
+        going = ~again & ~np.isin(marker, (*ENDS, SCAN))
         rows, place, marker = rows[going], place[going], marker[going]
         adobe = rows[(marker == 0xEE) & _says(heads, rows, place + 4, b"Adobe")]
         adobe_rgb[adobe] = heads[adobe, at[adobe] + 15] == 0
@@ -125,12 +121,12 @@ def _frames(heads: Bytes, found: Heads, rows: IntArray, place: IntArray, adobe_r
     rows, body = rows[native], body[native]
     kept = _keep(found, rows, _number(heads, rows, body + 1, 2), _number(heads, rows, body + 3, 2))
     found.jpeg[rows[kept]] = True
-    found.baseline[rows[kept]] = heads[rows[kept], body[kept] - 3] == _FRAMES[0]
+    found.baseline[rows[kept]] = heads[rows[kept], body[kept] - 3] == FRAMES[0]
 
 
 def _keep(found: Heads, rows: IntArray, height: IntArray, width: IntArray) -> Flags:
     # A height of 0 says that the height comes after the pixels, which only a whole decoder follows.
-    told: Flags = (np.minimum(height, width) > 0) & (np.maximum(height, width) < _LARGE)
+    told: Flags = (np.minimum(height, width) > 0) & (np.maximum(height, width) < LARGE)
     told &= height * width <= most_pixels()
     found.known[rows[told]] = True
     found.sizes[rows[told]] = np.stack((height, width), 1)[told]
