@@ -6,7 +6,7 @@ import itertools
 import multiprocessing
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from multiprocessing import connection
 from typing import Any, cast
@@ -45,6 +45,7 @@ class Parallel(Resumable):
     """
 
     _data_queue: Any
+    _worker_queue_idx_cycle: Iterator[int]
     _pin_memory: bool
     _workers: list[Any]
     _workers_status: list[bool]
@@ -69,7 +70,9 @@ class Parallel(Resumable):
         super()._reset(loader, first_iter)
 
     def _try_put_index(self) -> None:
-        self._rotate()
+        if saved := self.place.saved:  # until the sampler is asked; the worker that was next is next again
+            for _ in range(saved.given["worker"]):
+                next(self._worker_queue_idx_cycle)
         try:
             self._asked = super()._next_index()
         except StopIteration:

@@ -271,7 +271,6 @@ class Resumable(_BaseDataLoaderIter):
         if loader._bookmark.loaded:  # noqa: SLF001
             self._sampler_iter = self._unless_over(self._sampler_iter, self._index_sampler)
         self._stream = self._dataset if isinstance(self._dataset, Stream) else None
-        self._rotate_by = self.place.saved.given["worker"] if self.place.saved else 0
         self._read_ahead = ReadAhead(loader, self.place, self._stateful)
 
     def _note_iterator(self) -> None:
@@ -362,13 +361,6 @@ class Resumable(_BaseDataLoaderIter):
         place.streams, place.worker = dict(saved.streams), saved.given["worker"]
         if saved.begun:
             place.generators.set(saved.now)
-
-    def _rotate(self) -> None:
-        """Lets workers have their turns from the one on whose turn it is."""
-        cycle = cast("Iterator[int]", getattr(self, "_worker_queue_idx_cycle", iter(())))
-        for _ in range(self._rotate_by):
-            next(cycle)
-        self._rotate_by = 0
 
     def _passed_over(self, iterator: Any, saved: Saved, loaded: bool = False) -> Any:
         """What comes of a sampler's iterator after the batches that were delivered."""
