@@ -25,6 +25,7 @@ from torchdali.plan import Plan
 from torchdali.resume import Resumable
 from torchdali.rng import Draws, Words, epoch_key
 from torchdali.samples import as_samples, call_on_batch, call_seeded, check_shapes, run_on_batch, seeded
+from torchdali.sharding import told_epochs
 from torchdali.sources import LiftedSource
 from torchdali.tolerance import Tolerance
 from torchdali.tracing import came_between, note, put_by
@@ -62,9 +63,8 @@ class EpochKeys:
         number, self.epochs = self.epochs, self.epochs + 1
         if self._seed is None:
             return epoch_key(base_seed, number if loader.persistent_workers else 0)
-        samplers: list[Any] = [loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)]
-        for sampler in samplers:
-            if hasattr(sampler, "set_epoch") and hasattr(sampler, "epoch"):
+        for sampler in told_epochs(loader):
+            if hasattr(sampler, "epoch"):
                 return epoch_key(self._seed, int(sampler.epoch))
         return epoch_key(self._seed, number)
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from torch import distributed
 from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset
 
-__all__ = ["Distributed", "Shard", "Sharding", "group"]
+__all__ = ["Distributed", "Shard", "Sharding", "group", "told_epochs"]
 
 
 def group() -> tuple[int, int] | None:
@@ -19,6 +19,12 @@ def group() -> tuple[int, int] | None:
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()
     return None
+
+
+def told_epochs(loader: Any) -> list[Any]:
+    """The loader's samplers that want to know the number of an epoch, each once."""
+    samplers: list[Any] = [loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)]
+    return list({id(one): one for one in samplers if hasattr(one, "set_epoch")}.values())
 
 
 class Shard(DistributedSampler[Any]):
@@ -95,8 +101,7 @@ class Sharding:
     def set_epoch(self, loader: Any, epoch: int) -> None:
         """Says which number the next epoch has, to samplers that want to know."""
         self.apply(loader)
-        samplers: list[Any] = [loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)]
-        for sampler in {id(one): one for one in samplers if hasattr(one, "set_epoch")}.values():
+        for sampler in told_epochs(loader):
             sampler.set_epoch(epoch)
 
     def begin(self, loader: Any) -> None:
