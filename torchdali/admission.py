@@ -15,8 +15,8 @@ from torchdali.engine import EnginePool
 from torchdali.errors import SampleError, TransformError
 from torchdali.feed import Batch
 from torchdali.packing import Packed, listed
+from torchdali.rng import Draws
 from torchdali.routes import Routes
-from torchdali.spec import IntArray
 from torchdali.tuning import fitting_window
 
 __all__ = ["Delivery", "Fault", "Proxy", "check_sizes", "stacks"]
@@ -95,15 +95,13 @@ class Delivery:
 
     Attributes:
         packed: What came.
-        index: ``(N,)`` what its samples' random numbers are keyed by.
-        occurrence: ``(N,)`` how often each was drawn before in this epoch.
+        draws: The random numbers of its samples.
         runs: Its images in DALI, a run for each kind.
         given_up: The samples that others stand in for, or black images.
     """
 
     packed: Packed
-    index: IntArray
-    occurrence: IntArray
+    draws: Draws
     runs: list[Batch] = field(default_factory=list[Batch])
     given_up: list[SampleError] = field(default_factory=list[SampleError])
 

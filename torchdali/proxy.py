@@ -253,7 +253,7 @@ class _ProxyEpoch(Resumable):
         known = self._identities.of(packed)
         if isinstance(packed.rest, ExceptionWrapper):  # a stream's
             packed.rest.reraise()
-        delivery = Delivery(packed, known.index, known.occurrence)
+        delivery = Delivery(packed, Draws(self._key, known.index, known.occurrence))
         skips = self._tolerance.mode == "skip"
 
         def fault(sample: int, named: str, reason: str) -> SampleError:  # batches keep it, so it keeps no iterator
@@ -268,8 +268,8 @@ class _ProxyEpoch(Resumable):
         for group, pool in zip(packed.groups, self.proxy.pools(packed), strict=True):
             source = source_of(packed, group, fault)
             self.clock.entry, self.clock.steps = group.entry, pool.plan.steps
-            draws = Draws(self._key, delivery.index[group.sample], delivery.occurrence[group.sample])
-            delivery.runs.append(Batch(source, pool, np.arange(len(group.sample)), draws))
+            rows = np.arange(len(group.sample))
+            delivery.runs.append(Batch(source, pool, rows, delivery.draws.rows(group.sample)))
         if any(run.pool.plan.random for run in delivery.runs):
             check_sizes(packed, fault)
         for run in delivery.runs:  # not before all is known to be well: what is pushed is popped, run by run
@@ -279,10 +279,9 @@ class _ProxyEpoch(Resumable):
 
     def _finished(self, delivery: Delivery) -> Any:
         """The batch as the user gets it."""
-        packed, proxy = delivery.packed, self.proxy
+        packed, proxy, draws = delivery.packed, self.proxy, delivery.draws
         data = packed.rest
         self._land(delivery)
-        draws = Draws(self._key, delivery.index, delivery.occurrence)
         if packed.groups:
             assert proxy.routes is not None
             collate = None
