@@ -124,8 +124,7 @@ class ReceivedFiles(FileSource):
     def __init__(self, packed: Packed, group: PackedImages, fault: Callable[[int, str, str], SampleError]) -> None:
         paths = ReceivedImages(packed, group, fault)
         super().__init__([os.fsdecode(paths.image(row).tobytes()) for row in range(len(group.size))])
-        self._sample, self._fault = group.sample, fault
-        self._packed, self._group = packed, group
+        self._packed, self._group, self._fault = packed, group, fault
         for row, header in enumerate(group.headers):
             self.learn(row, header)
 
@@ -135,7 +134,7 @@ class ReceivedFiles(FileSource):
 
     def error(self, row: int, reason: str) -> SampleError:
         """Blames the sample whose file it is."""
-        return self._fault(int(self._sample[row]), self.path(row), reason)
+        return self._fault(int(self._group.sample[row]), self.path(row), reason)
 
     def instead(self, bad: npt.NDArray[np.bool_]) -> IntArray | None:
         """As of :class:`Source`; all files of a sample are those of the same other sample."""
