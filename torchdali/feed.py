@@ -50,9 +50,10 @@ class Batch:
         views: What DALI put out: for each view one tensor, or one a sample where shapes differ.
         params: What was drawn, for each rule of the plan.
         scan: What must be known of it before, being read.
-        inputs: The parameters that are fed for it.
         engine: Where it runs; None where it is empty or failed before.
         error: What it will raise in its turn.
+        size: ``(N, 2)`` heights and widths that its parameters were drawn for.
+        inputs: The parameters that are fed for it.
     """
 
     source: Source
