@@ -101,7 +101,9 @@ class FileSource(Source):
         return SampleError(row, self.path(row), reason)
 
     def sizes(self, rows: IntArray) -> IntArray:
-        self._know(rows)
+        # Another batch, or a cache, may have forgotten some since they were scanned.
+        if len(unknown := self._facts.unknown(rows)):
+            self._read_many(unknown)
         return self._facts.sizes(rows)
 
     def images(self, rows: IntArray, by_pil: IntArray, held: ExitStack) -> npt.NDArray[np.uint8]:
@@ -162,7 +164,8 @@ class FileSource(Source):
 
     def _read_together(self, rows: IntArray) -> bool:
         """Whether all headers could be read."""
-        assert self.read_heads is not None
+        if self.read_heads is None:
+            return False
         try:
             heads, lengths = self.read_heads(self._paths.gather(rows), self._vets)
         except HeadsError:
@@ -262,16 +265,6 @@ class FileSource(Source):
 
     def forget(self, rows: IntArray) -> IntArray:
         self._facts.forget(rows)
-        return rows
-
-    def _know(self, rows: IntArray) -> None:
-        """Reads the headers of files that another batch, or a cache, has forgotten since they were scanned."""
-        if len(unknown := self._facts.unknown(rows)):
-            if self._vets:
-                self._read_many(unknown)
-            else:
-                for row in unknown.tolist():
-                    self.read(row)
 
     def read(self, row: int, by_pil: bool = False) -> None:
         """Reads a file's header.
