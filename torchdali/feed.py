@@ -278,7 +278,8 @@ class Feed:
         source, rows = batch.source, batch.rows
         for row in rows.tolist():
             source.check(row)
-        batch.scan = source.scan(source.forget(rows), self._scan_threads)
+        source.forget(rows)
+        batch.scan = source.scan(rows, self._scan_threads)
         self._prepare(batch)
         engine = batch.pool.make(len(rows), threads=1)
         foreign = source.foreign(rows)

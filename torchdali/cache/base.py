@@ -109,8 +109,8 @@ class FileBatch(Source):
     def check(self, row: int) -> None:
         self.files.check(row)
 
-    def forget(self, rows: IntArray) -> IntArray:
-        return self.files.forget(rows)
+    def forget(self, rows: IntArray) -> None:
+        self.files.forget(rows)
 
     def distrust(self, row: int) -> None:
         self.files.distrust(row)

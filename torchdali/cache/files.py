@@ -210,9 +210,8 @@ class KeptFiles(FileBatch):
     def check_endings(self, rows: IntArray, endings: npt.NDArray[np.uint8]) -> None:
         pass
 
-    def forget(self, rows: IntArray) -> IntArray:
+    def forget(self, rows: IntArray) -> None:
         self._cache.forget(rows)
-        return rows
 
 
 def _read(path: str) -> tuple[Bytes, int]:

@@ -263,7 +263,7 @@ class FileSource(Source):
         with self.blaming(row, "decoded"), _open(path) as image:
             return image.convert("RGB")
 
-    def forget(self, rows: IntArray) -> IntArray:
+    def forget(self, rows: IntArray) -> None:
         self._facts.forget(rows)
 
     def read(self, row: int, by_pil: bool = False) -> None:

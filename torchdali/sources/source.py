@@ -77,9 +77,8 @@ class Source:
     def check(self, row: int) -> None:
         """Raises SampleError where a sample is damaged, after its batch failed."""
 
-    def forget(self, rows: IntArray) -> IntArray:
-        """Makes the samples of a batch unknown again; returns the batch."""
-        return rows
+    def forget(self, rows: IntArray) -> None:
+        """Makes the samples of a batch unknown again."""
 
     def distrust(self, row: int) -> None:
         """From now on DALI does not decode this sample as PIL does."""
