@@ -21,14 +21,14 @@ from torchvision.transforms import autoaugment as v1
 from torchdali.rng import Draws
 from torchdali.spec import IntArray, Params, Sample, Spec
 from torchdali.transforms._rule import Composite, Input, Node, Ops, Rule, Unsupported
-from torchdali.transforms.color import BRIGHTNESS, CONTRAST, SATURATION, blend, bound, check, check_range, weights
-from torchdali.transforms.geometry import (
+from torchdali.transforms._warp import (
     affine_matrices,
     resolve_border,
     resolve_interpolation,
     rotation_matrices,
     warp,
 )
+from torchdali.transforms.color import BRIGHTNESS, CONTRAST, SATURATION, blend, bound, check, check_range, weights
 from torchdali.transforms.histogram import autocontrast, equalize
 from torchdali.transforms.photometric import posterize, posterize_by, sharpen, solarize
 
