@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol, cast
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from torchdali.rng import Draws
@@ -37,6 +38,8 @@ __all__ = [
     "check_ranges",
     "check_whole",
     "find_rule",
+    "first_row",
+    "has_rule",
     "infer",
 ]
 
@@ -214,6 +217,11 @@ def check_ranges(**ranges: Sequence[float] | None) -> None:
     for name, ends in ranges.items():
         if ends is not None and not ends[0] <= ends[1]:
             raise Unsupported(f"{name}={tuple(ends[:2])} is no range (least, most)")
+
+
+def first_row(faults: npt.NDArray[np.bool_] | IntArray) -> int | None:
+    """The sample to blame: the first row of ``(N,)`` or ``(N, 2)`` that is not all False, or 0; None where all are."""
+    return int(np.nonzero(faults)[0][0]) if faults.any() else None
 
 
 def _class_for(transform: Any) -> type[Rule] | None:

@@ -15,7 +15,7 @@ from torchvision.transforms.v2 import functional as F
 
 from torchdali.rng import Draws
 from torchdali.spec import IntArray, Params, Sample, Spec
-from torchdali.transforms._rule import Input, Node, Ops, RowError, Rule, Unsupported, check_whole
+from torchdali.transforms._rule import Input, Node, Ops, RowError, Rule, Unsupported, check_whole, first_row
 from torchdali.transforms.conversion import TYPES, of_kind
 
 
@@ -37,8 +37,7 @@ class Window(Rule):
 
     def draw(self, draws: Draws, size: IntArray) -> Params:
         start, shape = self.window(draws, size)
-        if (shape < 1).any():
-            row = int(np.flatnonzero((shape < 1).any(axis=1))[0])
+        if (row := first_row(shape < 1)) is not None:
             raise RowError(row, f"nothing of an image of {tuple(size[row].tolist())} would be left")
         return {"start": start.astype(np.int32), "shape": shape.astype(np.int32)}
 
@@ -175,9 +174,7 @@ class Border:
         if self.mode not in ("reflect", "symmetric"):
             return
         widest = np.maximum(self.before, self.after) + (self.mode == "reflect")
-        short = (size < widest).any(axis=1)
-        if short.any():
-            row = int(np.flatnonzero(short)[0])
+        if (row := first_row(size < widest)) is not None:
             raise RowError(
                 row, f"padding_mode={self.mode!r} needs a border narrower than the image of {tuple(size[row].tolist())}"
             )
@@ -340,8 +337,7 @@ class RandomCrop(Window):
         missing = np.maximum(shape - padded, 0)
         if self.transform.pad_if_needed:
             before, padded = before + missing, padded + 2 * missing
-        elif missing.any():
-            row = int(np.flatnonzero(missing.any(axis=1))[0])
+        elif (row := first_row(missing)) is not None:
             raise RowError(
                 row,
                 f"the crop of {self.size} is larger than the {'padded ' if self.border.any else ''}image "

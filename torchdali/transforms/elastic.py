@@ -15,7 +15,7 @@ from torchvision.transforms.v2 import functional as F
 from torchdali.rng import Draws
 from torchdali.spec import IntArray, Params, Sample, Spec
 from torchdali.transforms import _noise
-from torchdali.transforms._rule import Input, Node, Ops, RowError, Unsupported
+from torchdali.transforms._rule import Input, Node, Ops, RowError, Unsupported, first_row
 from torchdali.transforms._warp import blend
 from torchdali.transforms.filters import check_window
 from torchdali.transforms.geometry import Warp
@@ -59,9 +59,7 @@ class ElasticTransform(Warp):
 
     def draw(self, draws: Draws, size: IntArray) -> Params:
         window = window_of(max(self.sigma))
-        short = (size <= window // 2).any(axis=1)
-        if short.any() and max(self.sigma) > 0:
-            row = int(np.flatnonzero(short)[0])
+        if max(self.sigma) > 0 and (row := first_row(size <= window // 2)) is not None:
             raise RowError(
                 row,
                 f"sigma={self.sigma} blurs in a window of {window} x {window}, which needs an image of more than half "

@@ -13,7 +13,7 @@ from torchvision.transforms.v2 import functional as F
 
 from torchdali.rng import Draws
 from torchdali.spec import IntArray, Params, Sample, Spec
-from torchdali.transforms._rule import Input, Node, Ops, RowError, Rule, Unsupported
+from torchdali.transforms._rule import Input, Node, Ops, RowError, Rule, Unsupported, first_row
 
 _MOST_ON_GPU = 510
 """What DALI's convolution on the GPU bounds the window's height times the channels by."""
@@ -41,9 +41,7 @@ class GaussianBlur(Rule):
         return {"sigma": Input(np.float32)}
 
     def draw(self, draws: Draws, size: IntArray) -> Params:
-        short = (size <= np.array(self.window) // 2).any(axis=1)
-        if short.any():
-            row = int(np.flatnonzero(short)[0])
+        if (row := first_row(size <= np.array(self.window) // 2)) is not None:
             raise RowError(
                 row,
                 f"a window of {self.window[1]} x {self.window[0]} (width x height) needs an image of more than half "

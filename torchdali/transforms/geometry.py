@@ -15,7 +15,7 @@ from torchvision.transforms.v2 import functional as F
 
 from torchdali.rng import Draws
 from torchdali.spec import IntArray, Params, Sample, Spec
-from torchdali.transforms._rule import Composite, Input, Node, Ops, RowError, Rule, Unsupported, check_ranges
+from torchdali.transforms._rule import Composite, Input, Node, Ops, RowError, Rule, Unsupported, check_ranges, first_row
 from torchdali.transforms._warp import (
     affine_matrices,
     perspective_matrices,
@@ -107,8 +107,8 @@ class RandomAffine(Warp):
         transform, shear = self.transform, self.transform.shear
         check_ranges(degrees=transform.degrees, scale=transform.scale, shear=shear)
         check_ranges(shear=shear and shear[-2:])
-        drawn = {"angle": True, "translation": self.transform.translate, "scale": self.transform.scale}
-        self.randomness = ", ".join(name for name, given in {**drawn, "shear": shear}.items() if given)
+        drawn = {"angle": True, "translation": transform.translate, "scale": transform.scale, "shear": shear}
+        self.randomness = ", ".join(name for name, given in drawn.items() if given)
         return super().infer(spec)
 
     def draw(self, draws: Draws, size: IntArray) -> Params:
@@ -158,9 +158,7 @@ class RandomPerspective(Warp):
         far = np.array([[0, 0], [1, 0], [1, 1], [0, 1]])
         # On the far sides torchvision draws from ``side - bound`` on, upwards.
         corners = inwards + far * (width_height - bound)[:, None]
-        thin = apply & (size < 2).any(axis=1)
-        if thin.any():
-            row = int(np.flatnonzero(thin)[0])
+        if (row := first_row(apply[:, None] & (size < 2))) is not None:
             raise RowError(row, f"corners of an image of {tuple(size[row].tolist())} fall together")
         matrix = np.where(apply[:, None, None], perspective_matrices(corners, size), np.eye(3))
         return {"warp": apply, "apply": apply, "matrix": matrix, "corners": corners}

@@ -16,7 +16,7 @@ from torchvision.transforms.v2 import functional as F
 
 from torchdali.rng import Draws
 from torchdali.spec import IntArray, Params, Sample, Spec
-from torchdali.transforms._rule import Input, Node, Ops, RowError, Rule, Unsupported, check_whole
+from torchdali.transforms._rule import Input, Node, Ops, RowError, Rule, Unsupported, check_whole, first_row
 
 _BY_PILLOW_CONSTANT = {
     0: InterpolationMode.NEAREST,
@@ -94,9 +94,7 @@ class Resampling:
 
     def draw(self, size: IntArray, target: IntArray, draws: Draws) -> Params:
         """Parameters for images of ``size`` resized to ``target``, both ``(N, 2)``; of several interpolations one."""
-        empty = ((target < 1) | (size < 1)).any(axis=1)
-        if empty.any():
-            row = int(np.flatnonzero(empty)[0])
+        if (row := first_row((target < 1) | (size < 1))) is not None:
             raise RowError(row, f"an image of {tuple(size[row].tolist())} would become {tuple(target[row].tolist())}")
         params: Params = {
             "height": target[:, 0].astype(np.float32),

@@ -12,7 +12,7 @@ import torch
 
 from torchdali.rng import Draws
 from torchdali.spec import IntArray, Sample, Spec
-from torchdali.transforms._rule import Composite, RowError, Unsupported
+from torchdali.transforms._rule import Composite, RowError, Unsupported, first_row
 from torchdali.transforms.conversion import PILToTensor, ToDtype, ToTensor
 from torchdali.transforms.crop import CenterCrop, Window, resolve_fill
 from torchdali.transforms.erasing import RandomErasing
@@ -150,8 +150,7 @@ class TrimBorder(Window):
 
     def window(self, draws: Draws, size: IntArray) -> tuple[IntArray, IntArray]:
         shape = size - 2 * self.border
-        if (shape < 1).any():
-            row = int(np.flatnonzero((shape < 1).any(axis=1))[0])
+        if (row := first_row(shape < 1)) is not None:
             raise RowError(row, f"nothing is left of an image of {tuple(size[row].tolist())}")
         return np.full_like(size, self.border), shape
 

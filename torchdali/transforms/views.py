@@ -15,7 +15,7 @@ from torchvision.transforms.v2 import functional as F
 from torchdali.rng import Draws
 from torchdali.spec import IntArray, Params, Sample, Spec
 from torchdali.transforms._containers import flatten
-from torchdali.transforms._rule import Chain, RowError, Rule, Unsupported, Views
+from torchdali.transforms._rule import Chain, RowError, Rule, Unsupported, Views, first_row
 from torchdali.transforms.crop import CenterCrop, Window, check_size
 from torchdali.transforms.flip import RandomHorizontalFlip, RandomVerticalFlip
 
@@ -92,9 +92,7 @@ class _Corner(Window):
 
     def window(self, draws: Draws, size: IntArray) -> tuple[IntArray, IntArray]:
         shape = np.broadcast_to(np.array(self.size, np.int64), size.shape)
-        small = (size < shape).any(axis=1)
-        if small.any():
-            row = int(np.flatnonzero(small)[0])
+        if (row := first_row(size < shape)) is not None:
             raise RowError(row, f"the crop of {self.size} is larger than the image of {tuple(size[row].tolist())}")
         return (size - shape) * self.at_end, shape
 
