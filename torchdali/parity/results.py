@@ -110,11 +110,10 @@ def _cpu(about: Path = Path("/proc/cpuinfo")) -> str:
 def describe(case: Case) -> tuple[str, str, str]:
     """A case's chain, the DALI operators it becomes and the random numbers it draws, as text."""
     plan = compiled(case.chain, case.devices[0])
-    operators = next(line for line in str(plan).splitlines() if line.startswith("operators"))
     views = [line.partition(": ")[2] for line in str(plan).splitlines() if line.startswith("view ")]
     chain = ", ".join(_short(step.transform) for step in plan.steps)
     randomness = "; ".join(dict.fromkeys(step.randomness for step in plan.steps if step.randomness))
-    return chain, "; ".join(dict.fromkeys([operators.removeprefix("operators").strip(), *views])), randomness
+    return chain, "; ".join(dict.fromkeys([plan.trunk, *views])), randomness
 
 
 def _short(transform: Any) -> str:
