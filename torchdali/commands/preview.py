@@ -9,16 +9,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torchvision.transforms.v2 import functional as F
 
 from torchdali import graph
 from torchdali.bench.folder import as_classes, dataset, loaded
 from torchdali.commands.grid import MAGNIFIED, Column, write
 from torchdali.compiler import fuse
 from torchdali.errors import OptionError
-from torchdali.parity.compare import compiled, in_batches, replayed, run
+from torchdali.parity.compare import compiled, paired
 from torchdali.plan import Plan
-from torchdali.sources import lift
 from torchdali.transforms import Rule
 from torchdali.transforms.normalize import Arithmetic, Normalize
 
@@ -89,18 +87,11 @@ def shown(images: Any, plan: Plan, seed: int) -> list[Shown]:
         plan: Of the transform, not fused.
         seed: What is drawn.
     """
-    source: Any = lift(images)
-    fused = fuse(plan)
-    trunk, views = fused.numbered()
     undone = [_normalized([*plan.rules, *view.rules]) for view in plan.views]
     found: list[Shown] = []
-    for batch in run(images, fused, in_batches(len(source)), seed):
-        for row, index in enumerate(batch.rows.tolist()):
-            image = replayed(F.pil_to_tensor(source.load(index)), trunk, batch, row)
-            for number, (made, rules) in enumerate(zip(batch.views, views, strict=True)):
-                name = Path(source.path(index)).name + (f", view {number + 1}" if len(views) > 1 else "")
-                both = (made[row].cpu(), replayed(image, rules, batch, row))
-                found.append(Shown(name, *(_undone(one, undone[number]) for one in both)))
+    for index, view, both in paired(images, fuse(plan), seed):
+        name = Path(images.samples[index][0]).name + (f", view {view + 1}" if len(undone) > 1 else "")
+        found.append(Shown(name, *(_undone(one, undone[view]) for one in both)))
     return _in_grey_levels(found) if plan.views[0].spec.dtype.is_floating_point else found
 
 

@@ -21,7 +21,7 @@ from torchdali.sources import lift
 from torchdali.spec import Fidelity
 from torchdali.tuning import Threads
 
-__all__ = ["BORDER", "Measured", "Pair", "compiled", "exceeded", "measure", "pairs", "replayed", "run"]
+__all__ = ["BORDER", "Measured", "Pair", "compiled", "exceeded", "in_batches", "measure", "paired", "pairs", "run"]
 
 BORDER = 4
 """Pixels at each edge that are not "inside"."""
@@ -93,16 +93,22 @@ def pairs(dataset: Any, chain: Sequence[Any], device: str | torch.device = "cpu"
     plan = compiled(chain, device)
     if plan.suffix or plan.tail:
         raise ValueError(f"a part of the chain runs in torch:\n{plan}")
+    for _, _, pair in paired(dataset, plan):
+        yield pair
+
+
+def paired(dataset: Any, plan: Plan, seed: int = 0) -> Iterator[tuple[int, int, Pair]]:
+    """The same with a plan, whatever torch runs after it: the number of each image, that of its view, and both."""
     source: Any = lift(dataset)
     trunk, views = plan.numbered()
-    for batch in run(dataset, plan, in_batches(len(source))):
+    for batch in run(dataset, plan, in_batches(len(source)), seed):
         for row, index in enumerate(batch.rows.tolist()):
-            image = replayed(F.pil_to_tensor(source.load(index)), trunk, batch, row)
-            for made, rules in zip(batch.views, views, strict=True):
-                yield Pair(made[row].cpu(), replayed(image, rules, batch, row))
+            image = _replayed(F.pil_to_tensor(source.load(index)), trunk, batch, row)
+            for number, (made, rules) in enumerate(zip(batch.views, views, strict=True)):
+                yield index, number, Pair(made[row].cpu(), _replayed(image, rules, batch, row))
 
 
-def replayed(image: torch.Tensor, rules: Sequence[tuple[int, Any]], batch: Batch, row: int) -> torch.Tensor:
+def _replayed(image: torch.Tensor, rules: Sequence[tuple[int, Any]], batch: Batch, row: int) -> torch.Tensor:
     """What torchvision's functionals make of an image (CHW) with the numbers that were drawn for a row of a batch."""
     for number, rule in rules:
         image = rule.replay(image, {name: values[row] for name, values in batch.params[number].items()})
