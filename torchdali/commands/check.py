@@ -136,8 +136,8 @@ class _Files:
     def __init__(self, paths: list[str], threads: ThreadPoolExecutor, tick: Callable[[int], None]) -> None:
         self._paths, self._threads, self._tick = paths, threads, tick
         self._facts = Facts(Columns.unknown(len(paths)))
-        self._table = Paths([table_of(paths)]) if paths else None
-        self.source = FileSource(self._table or [], self._facts)
+        self._table = Paths([table_of(paths)])
+        self.source = FileSource(self._table, self._facts)
         self._heads = HeadReader()
         self._ahead = ThreadPoolExecutor(1, thread_name_prefix="torchdali-check-heads")
 
@@ -159,7 +159,6 @@ class _Files:
 
     def _look(self, rows: IntArray) -> tuple[IntArray, list[Problem]]:
         """The files of which the header could be read; and what is wrong with the files, as far as it tells."""
-        assert self._table is not None
         known = np.zeros(len(rows), np.bool_)
         try:
             heads, lengths = self._heads(self._table.gather(rows), False)
