@@ -54,6 +54,15 @@ def commands() -> click.Group:
                 said = f"{error.message} What {script} is to get comes after it and --."
                 raise click.NoSuchOption(error.option_name, said, error.possibilities, ctx) from error
 
+    of_folder = click.argument("folder", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
+    with_transform = click.option(
+        "--transform", metavar="FILE:NAME", help="Your transform.  [default: ImageNet's for training]"
+    )
+
+    def on_device(said: str, default: str = "auto") -> Callable[[Callable[..., None]], Callable[..., None]]:
+        choice = click.Choice([default, "cpu", "cuda"])
+        return click.option("--device", type=choice, default=default, show_default=True, help=said)
+
     def demand(device: str) -> None:
         import torch
 
@@ -75,13 +84,7 @@ def commands() -> click.Group:
         help="Folder for the pictures and the grid.",
     )
     @click.option("--epochs", type=click.IntRange(min=1), default=8, show_default=True, help="Epochs of each training.")
-    @click.option(
-        "--device",
-        type=click.Choice(["auto", "cpu", "cuda"]),
-        default="auto",
-        show_default=True,
-        help="Where the network and DALI run.",
-    )
+    @on_device("Where the network and DALI run.")
     @click.option(
         "--seed",
         type=click.IntRange(min=0),
@@ -110,13 +113,7 @@ def commands() -> click.Group:
         callback=writable(makes_folders=True),
         help="The document; what was measured goes beside it, as JSON.",
     )
-    @click.option(
-        "--device",
-        type=click.Choice(["all", "cpu", "cuda"]),
-        default="all",
-        show_default=True,
-        help="Where DALI runs; all that there are, or one of them.",
-    )
+    @on_device("Where DALI runs; all that there are, or one of them.", "all")
     @click.option(
         "--only",
         metavar="REGEX",
@@ -151,9 +148,9 @@ def commands() -> click.Group:
             sys.exit(1)
 
     @torchdali.command()
-    @click.argument("folder", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
+    @of_folder
     @click.option("--train", metavar="MODEL", help="Measure beside a training step too: torchvision's name of a model.")
-    @click.option("--transform", metavar="FILE:NAME", help="Your transform.  [default: ImageNet's for training]")
+    @with_transform
     @click.option("--batch-size", type=click.IntRange(min=1), help="Images in a batch.  [default: 256, or fewer]")
     @click.option("--cores", type=click.IntRange(min=1), help="How many to use.  [default: all]")
     @click.option(
@@ -204,7 +201,7 @@ def commands() -> click.Group:
             sys.exit(1)
 
     @torchdali.command()
-    @click.argument("folder", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
+    @of_folder
     @click.option(
         "--output",
         "out",
@@ -213,13 +210,7 @@ def commands() -> click.Group:
         callback=writable(),
         help="Where to write what is wrong, too.",
     )
-    @click.option(
-        "--device",
-        type=click.Choice(["auto", "cpu", "cuda"]),
-        default="auto",
-        show_default=True,
-        help="Where DALI decodes.",
-    )
+    @on_device("Where DALI decodes.")
     def check(folder: Path, out: Path | None, device: str) -> None:
         """Decode every image under DIR, and list those with which something is wrong.
 
@@ -251,13 +242,7 @@ def commands() -> click.Group:
     @click.option(
         "--transform", metavar="FILE:NAME", help="Your transform, for DIR.  [default: ImageNet's for training]"
     )
-    @click.option(
-        "--device",
-        type=click.Choice(["auto", "cpu", "cuda"]),
-        default="auto",
-        show_default=True,
-        help="For what is no DALILoader already.",
-    )
+    @on_device("For what is no DALILoader already.")
     def explain(target: str, arguments: tuple[str, ...], transform: str | None, device: str) -> None:
         """Say what would run in DALI, in torch, and what not at all.
 
@@ -296,8 +281,8 @@ def commands() -> click.Group:
             sys.exit(f"torchdali: {path} ended and did not iterate over a loader")
 
     @torchdali.command()
-    @click.argument("folder", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
-    @click.option("--transform", metavar="FILE:NAME", help="Your transform.  [default: ImageNet's for training]")
+    @of_folder
+    @with_transform
     @click.option("--samples", type=click.IntRange(min=1), default=8, show_default=True, help="How many images.")
     @click.option(
         "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of which images, and what is drawn."
@@ -312,13 +297,7 @@ def commands() -> click.Group:
         show_default=True,
         help="Where to write the grid.",
     )
-    @click.option(
-        "--device",
-        type=click.Choice(["auto", "cpu", "cuda"]),
-        default="auto",
-        show_default=True,
-        help="Where DALI runs.",
-    )
+    @on_device("Where DALI runs.")
     def preview(folder: Path, transform: str | None, samples: int, seed: int, out: Path, device: str) -> None:
         """Show images of DIR through torchdali, the same through torchvision, and the difference.
 
