@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from ranked import TRAIN, Numbered
+from ranked import TRAIN, Numbered, numbered
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
-from torchvision.datasets import ImageFolder
 
 from torchdali import DALILoader
 
@@ -59,8 +58,7 @@ class Stream(IterableDataset[Any]):
 
 
 def datasets(pictures: Path) -> dict[str, Any]:
-    folder = ImageFolder(pictures)
-    folder.samples = [(path, i) for i, (path, _) in enumerate(folder.samples)]
+    folder = numbered(pictures)
     asked = Numbered(folder, COUNT)
     return {"read": Subset(folder, range(COUNT)), "asked": asked, "stream": Stream(asked)}
 

@@ -12,14 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from crops import EXACT
 from PIL import Image
 from torchvision import datasets
 from torchvision.datasets import QMNIST, STL10, SVHN
-from torchvision.transforms import v2
 
 COUNT = 20
-EXACT = v2.Compose([v2.ToImage(), v2.CenterCrop(24)])
-"""Changes no pixel, so that an image is known by its pixels."""
 
 Make = Callable[..., Any]
 

@@ -72,6 +72,13 @@ CASES: dict[str, Case] = {
 }
 
 
+def numbered(pictures: str | Path) -> ImageFolder:
+    """The pictures, of which each has its index as label."""
+    folder = ImageFolder(pictures)
+    folder.samples = [(path, i) for i, (path, _) in enumerate(folder.samples)]
+    return folder
+
+
 class Numbered(Dataset[Any]):
     """Gives pictures, so that it must be asked for them."""
 
@@ -134,8 +141,7 @@ def aloud(make: Callable[[], DALILoader[Any]]) -> list[str]:
 def main() -> None:
     store, rank, world, pictures, results = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:]
     torch.manual_seed(5)
-    folder = ImageFolder(pictures)
-    folder.samples = [(path, i) for i, (path, _) in enumerate(folder.samples)]
+    folder = numbered(pictures)
     subset = Subset(folder, range(23))
 
     early = DALILoader(subset, 4, transform=TRAIN, device="cpu", distributed="auto")

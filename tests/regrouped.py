@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from ranked import TRAIN, numbered
 from torch.utils.data import Subset
 from torchvision.datasets import ImageFolder
-from torchvision.transforms import v2
 
 from torchdali import DALILoader
 from torchdali.state import merge
@@ -26,8 +26,6 @@ from torchdali.state import merge
 MOST, COUNT, BATCH = 4, 23, 2
 BATCHES = 2
 """That each rank delivers before the state is taken, in the epoch with the number 1."""
-
-TRAIN = v2.Compose([v2.ToImage(), v2.RandomResizedCrop(16), v2.RandomHorizontalFlip()])
 
 Seen = list[list[tuple[int, str]]]
 
@@ -56,8 +54,7 @@ def group(folder: Path, name: str, rank: int, world: int) -> Any:
 
 
 def main() -> None:
-    folder, number, pictures = Path(sys.argv[1]), int(sys.argv[2]), ImageFolder(sys.argv[3])
-    pictures.samples = [(path, i) for i, (path, _) in enumerate(pictures.samples)]
+    folder, number, pictures = Path(sys.argv[1]), int(sys.argv[2]), numbered(sys.argv[3])
     found: dict[Any, list[Seen]] = {}
     for ranks in range(1, MOST + 1):
         if number >= ranks:

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+import ranked
 import torch
-from ranked import Numbered
 from torch.utils.data import DataLoader, Dataset, Subset
-from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from torchdali import DALILoader
@@ -38,16 +37,14 @@ class Labels(Dataset[Any]):
 
 
 def numbered(pictures: Path, count: int = COUNT) -> Subset[Any]:
-    """The pictures, of which each has its index as label."""
-    folder = ImageFolder(pictures)
-    folder.samples = [(path, i) for i, (path, _) in enumerate(folder.samples)]
-    return Subset(folder, range(count))
+    """Some of the pictures, of which each has its index as label."""
+    return Subset(ranked.numbered(pictures), range(count))
 
 
 def dataset(kind: str, pictures: Path) -> Any:
     """What a loader of this kind loads from."""
     subset: Any = numbered(pictures)
-    return Numbered(subset.dataset, COUNT) if kind.startswith("asked") else subset
+    return ranked.Numbered(subset.dataset, COUNT) if kind.startswith("asked") else subset
 
 
 def loader(kind: str, pictures: Path, **options: Any) -> DALILoader[Any]:
