@@ -69,6 +69,10 @@ class CompiledTransform:
 
     The pipeline for a kind of input is built when that kind first comes, which takes a second or two on a GPU, and
     anew when more images come at once than ever before.
+
+    Attributes:
+        transform: As given.
+        device: Where batches are made.
     """
 
     def __init__(self, transform: Any, device: torch.device, fidelity: Fidelity, threads: int) -> None:
@@ -95,35 +99,19 @@ class CompiledTransform:
         Raises:
             SampleError: A file is missing or damaged, or an image cannot be transformed; ``index`` is its place.
             TypeError: Something is none of these.
+            ValueError: There are no images.
         """
-        if isinstance(images, (str, bytes, os.PathLike, PIL.Image.Image)) or not isinstance(
-            cast("Any", images), (torch.Tensor, Sequence)
-        ):
-            raise TypeError(f"a sequence is expected ({_TAKEN}), not one {type(images).__name__}: put it into a list")
-        if not len(images):
-            raise ValueError("there are no images")
-        for one in [images] if isinstance(images, torch.Tensor) else images:
-            if isinstance(one, tv_tensors.TVTensor) and not isinstance(one, tv_tensors.Image):
-                raise TypeError(f"a {type(one).__name__} is no image; taken are {_TAKEN}")
-        if isinstance(images, torch.Tensor) and images.ndim != 4:
-            raise TypeError(f"a tensor is taken for a batch and has 4 axes (N, C, H, W), not {images.ndim}")
+        _check(images)
         groups: dict[Route, list[int]] = {}
         if isinstance(images, torch.Tensor):
             groups[self._route(images[0], 0)] = list(range(len(images)))
         else:
             for i, image in enumerate(images):
                 groups.setdefault(self._route(image, i), []).append(i)
-        key = self._key([self._routes.pool(route).plan for route in groups])
-        results = [self._run(route, images, np.array(rows, np.int64), key) for route, rows in groups.items()]
-        if len(results) == 1:
-            return results[0]
         plans = [self._routes.pool(route).plan for route in groups]
-        apart = [plan.container is not None and not plan.suffix for plan in plans]
-        whole: list[Any] = [None] * len(images)
-        for rows, result, views in zip(groups.values(), results, apart, strict=True):
-            for row, one in zip(rows, zip(*result, strict=True) if views else result, strict=True):
-                whole[row] = one
-        return [_stacked(list(view)) for view in zip(*whole, strict=True)] if any(apart) else _stacked(whole)
+        key = self._key(plans)
+        results = [self._run(route, images, np.array(rows, np.int64), key) for route, rows in groups.items()]
+        return results[0] if len(results) == 1 else _together(plans, list(groups.values()), results)
 
     def explain(self, file: TextIO | None = None) -> None:
         """Prints what will run, and where, for files and PIL images.
@@ -220,6 +208,32 @@ class _Given(FileSource):
     def _called(self, row: int) -> str:
         path = self.path(row)
         return f"image {row}" if path.startswith(_IN_MEMORY) else path
+
+
+def _check(images: Any) -> None:
+    """Raises what :class:`CompiledTransform` raises of what it is called with, before it looks at each image."""
+    if isinstance(images, (str, bytes, os.PathLike, PIL.Image.Image)) or not isinstance(
+        images, (torch.Tensor, Sequence)
+    ):
+        kind = type(cast("object", images)).__name__
+        raise TypeError(f"a sequence is expected ({_TAKEN}), not one {kind}: put it into a list")
+    if not len(cast("Sequence[Any]", images)):
+        raise ValueError("there are no images")
+    for one in [images] if isinstance(images, torch.Tensor) else cast("Sequence[Any]", images):
+        if isinstance(one, tv_tensors.TVTensor) and not isinstance(one, tv_tensors.Image):
+            raise TypeError(f"a {type(one).__name__} is no image; taken are {_TAKEN}")
+    if isinstance(images, torch.Tensor) and images.ndim != 4:
+        raise TypeError(f"a tensor is taken for a batch and has 4 axes (N, C, H, W), not {images.ndim}")
+
+
+def _together(plans: Sequence[Plan], rows: Sequence[Sequence[int]], results: Sequence[Any]) -> Any:
+    """The results of images of several kinds, each of which has its ``rows``, as if all were of one."""
+    apart = [plan.container is not None and not plan.suffix for plan in plans]
+    whole: list[Any] = [None] * sum(map(len, rows))
+    for of_kind, result, views in zip(rows, results, apart, strict=True):
+        for row, one in zip(of_kind, zip(*result, strict=True) if views else result, strict=True):
+            whole[row] = one
+    return [_stacked(list(view)) for view in zip(*whole, strict=True)] if any(apart) else _stacked(whole)
 
 
 def _path_of(image: Any, files: ExitStack) -> str:
