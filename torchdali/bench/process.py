@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import resource
+from contextlib import suppress
 from pathlib import Path
 
 __all__ = ["allowed_cores", "cpu_model", "cpu_seconds", "machine_memory_gib", "memory"]
@@ -43,10 +44,9 @@ def allowed_cores() -> int:
     """On how many cores the threads of the tree may run: more than were given means that one broke out."""
     allowed: set[int] = set()
     for pid in _tree():
-        for status in Path(f"/proc/{pid}/task").glob("*/status"):
-            for line in _lines(status):
-                if line.startswith("Cpus_allowed_list:"):
-                    allowed.update(_parse_list(line.split()[1]))
+        for task in Path(f"/proc/{pid}/task").glob("*"):
+            with suppress(ProcessLookupError):  # it ended meanwhile
+                allowed |= os.sched_getaffinity(int(task.name))
     return len(allowed)
 
 
@@ -93,12 +93,3 @@ def _lines(path: Path) -> list[str]:
         return path.read_text().splitlines()
     except OSError:  # the process ended meanwhile, or the kernel does not have this file
         return []
-
-
-def _parse_list(text: str) -> set[int]:
-    """Numbers of a kernel list like ``0-3,8``."""
-    found: set[int] = set()
-    for part in text.split(","):
-        first, _, last = part.partition("-")
-        found.update(range(int(first), int(last or first) + 1))
-    return found
