@@ -34,12 +34,12 @@ def stream_of(device: torch.device) -> Any:
     return torch.cuda.current_stream(device) if device.type == "cuda" else None
 
 
-def to_torch(outputs: Any, stream: Any = None) -> Images:
+def to_torch(outputs: Any, stream: Any) -> Images:
     """A DALI ``TensorList`` as one tensor with the batch in front; one tensor a sample where shapes differ.
 
     Args:
         outputs: What ``share_outputs`` gave.
-        stream: The stream that it was bound to.
+        stream: The stream that it was bound to, of :func:`stream_of`.
     """
     if outputs.is_dense_tensor() or len({tuple(shape) for shape in outputs.shape()}) == 1:
         return _adopt(outputs.as_tensor(), stream)

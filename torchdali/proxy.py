@@ -110,9 +110,8 @@ class _ProxyEpoch(Resumable):
             twin.collate_fn = StreamPacker(twin.collate_fn, put_stream(twin, loader._bookmark.here(loader)))  # noqa: SLF001
         if isinstance(loader.dataset, (IterDataPipe, MapDataPipe, IterableDataset)):
             return twin
-        vars(twin)["dataset"] = Traced(
-            loader.dataset, self._tolerance.mode == "skip"
-        )  # DataLoader refuses a change of its dataset; this is a copy
+        # DataLoader refuses a change of its dataset; this is a copy.
+        vars(twin)["dataset"] = Traced(loader.dataset, self._tolerance.mode == "skip")
         if loader.num_workers:
             twin.worker_init_fn = WorkerStart(loader.worker_init_fn)
         return twin

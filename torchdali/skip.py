@@ -38,7 +38,7 @@ class Skip:
         iterator: Iterator[Any],
         batched: bool,
         passed: Callable[[Iterable[Any]], None] | None,
-        loaded: bool = False,
+        loaded: bool,
     ) -> None:
         self._sampler, self._iterator, self._batched = sampler, iterator, batched
         self._within: Iterator[Any] | None = None

@@ -37,7 +37,7 @@ class Traced:
         lenient: Whether it returns a :class:`Failure` where a sample raises an exception.
     """
 
-    def __init__(self, dataset: Any, lenient: bool = False) -> None:
+    def __init__(self, dataset: Any, lenient: bool) -> None:
         self.dataset, self._lenient = dataset, lenient
 
     def __getitem__(self, index: Any) -> Any:

@@ -29,13 +29,13 @@ _BATCHES = 4
 def bench(
     pictures: Path,
     *,
-    cores: int | None = None,
-    batch_size: int | None = None,
-    seconds: float = 5.0,
-    transform: str | None = None,
-    train: str | None = None,
-    out: Path | None = None,
-    console: Console | None = None,
+    cores: int | None,
+    batch_size: int | None,
+    seconds: float,
+    transform: str | None,
+    train: str | None,
+    out: Path | None,
+    console: Console,
 ) -> Verdict | None:
     """Measures, and prints tables and the verdict.
 
@@ -57,7 +57,6 @@ def bench(
     Raises:
         OptionError: the folder has too few images, or the transform is not there.
     """
-    console = console or Console()
     cores = min(cores or available_cores(), len(os.sched_getaffinity(0)))
     chain = loaded(transform)
     with as_classes(pictures) as (root, loose):

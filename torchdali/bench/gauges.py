@@ -95,7 +95,7 @@ def summary(values: Sequence[float]) -> dict[str, float] | None:
     if not values:
         return None
     ordered = sorted(values)
-    p99 = ordered[min(len(ordered) - 1, round(0.99 * (len(ordered) - 1)))]
+    p99 = ordered[round(0.99 * (len(ordered) - 1))]
     figures = {"median": statistics.median(ordered), "p99": p99, "max": ordered[-1]}
     return {name: round(value, 3) for name, value in figures.items()}
 

@@ -140,7 +140,7 @@ def _explain_own(dataset: Any, loader: DALILoader[Any], device: str, file: TextI
         compile_transform(own, device=device).explain(file)
 
 
-def take_over(loader: DataLoader[Any], device: str = "auto") -> DALILoader[Any]:
+def take_over(loader: DataLoader[Any], device: str) -> DALILoader[Any]:
     """A ``DALILoader`` with the arguments of a ``DataLoader``.
 
     Args:

@@ -26,7 +26,7 @@ __all__ = ["certify"]
 Tick = Callable[[], None]
 
 
-def certify(out: Path, devices: Sequence[str], only: str = "", console: Console | None = None) -> list[str]:
+def certify(out: Path, devices: Sequence[str], only: str, console: Console) -> list[str]:
     """Measures everything on some devices and writes the document, and what was measured as JSON beside it.
 
     Args:
@@ -41,7 +41,6 @@ def certify(out: Path, devices: Sequence[str], only: str = "", console: Console 
     Raises:
         OptionError: ``only`` is found nowhere.
     """
-    console = console or Console()
     stored = out.with_suffix(".json")
     found = results.read(stored)
     wanted = re.compile(only)
