@@ -88,9 +88,10 @@ class Clock:
         self._began = self._lapped = self._entered = perf_counter()
         self._left: float | None = None
         self._inside = self._starved = False
-        self._events: tuple[Any, Any] = (None, None)  # of the latest handing out, and of the asking since
-        self._unread: deque[tuple[Any, Any, Any, int]] = deque()
-        self._spare: list[Any] = []
+        # Of the latest handing out, and of the asking since.
+        self._events: tuple[Event | None, Event | None] = (None, None)
+        self._unread: deque[tuple[Event, Event, Event, int]] = deque()
+        self._spare: list[Event] = []
         self.batches = self.images = 0
         self.start: float | None = None
         self.elapsed = 0.0
@@ -136,7 +137,7 @@ class Clock:
         if self._gpu:
             before, asked = self._events
             handed_out = self._record(self._gpu)
-            if before is not None:
+            if before and asked:
                 self._unread.append((before, asked, handed_out, images))
             self._events = (handed_out, None)
             self.read()
@@ -169,8 +170,8 @@ class Clock:
             self.timed.add(before.elapsed_time(asked) / 1e3, asked.elapsed_time(handed_out) / 1e3, images)
             self._spare += before, asked
 
-    def _record(self, device: torch.device) -> Any:
-        event: Any = self._spare.pop() if self._spare else Event(enable_timing=True)
+    def _record(self, device: torch.device) -> Event:
+        event = self._spare.pop() if self._spare else Event(enable_timing=True)
         with devices.on(device):
             event.record(torch.cuda.current_stream(device))
         return event

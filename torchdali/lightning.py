@@ -12,7 +12,7 @@ import inspect
 import os
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -308,8 +308,8 @@ def _is_loader(data: Any) -> bool:
     return not isinstance(data, (str, os.PathLike, Dataset)) and not hasattr(data, "__getitem__")
 
 
-def _mapped(data: Any, make: Any) -> Any:
-    """A collection of the same kind."""
+def _mapped(data: Any, make: Callable[[Any], Any]) -> Any:
+    """What is made of each part of a collection: a dictionary of a mapping, a list of a list or tuple, at any depth."""
     if isinstance(data, Mapping):
         return {key: _mapped(value, make) for key, value in cast("Mapping[Any, Any]", data).items()}
     if isinstance(data, (list, tuple)):

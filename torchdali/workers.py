@@ -8,7 +8,7 @@ import mmap
 import signal
 import threading
 from collections.abc import Callable
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 from torch.utils.data import get_worker_info
@@ -145,5 +145,5 @@ class RollCall:
         return [worker for worker, begun in enumerate(self._begun[:]) if not begun]
 
 
-def _leave_it_to_the_parent(number: int, frame: Any) -> None:
+def _leave_it_to_the_parent(number: int, frame: FrameType | None) -> None:
     """A worker's handler of SIGINT."""

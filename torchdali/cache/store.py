@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -41,7 +40,7 @@ class Store:
         self._images = 0
         self._words = 0
         self._full = self._closed = False
-        self._written: Any = None
+        self._written: torch.Event | None = None
 
     @property
     def used(self) -> int:

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, BinaryIO, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -206,7 +206,7 @@ def _mapped(file: Path, mode: Literal["r", "c"]) -> dict[str, npt.NDArray[Any]]:
     return mapped
 
 
-def _map_array(stream: Any, file: Path, mode: Literal["r", "c"]) -> npt.NDArray[Any] | None:
+def _map_array(stream: BinaryIO, file: Path, mode: Literal["r", "c"]) -> npt.NDArray[Any] | None:
     """None of an array of Python objects, or in Fortran's order."""
     version = np.lib.format.read_magic(stream)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
