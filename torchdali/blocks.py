@@ -100,7 +100,16 @@ class BlockRing:
 
 
 class Mapping:
-    """A block as the main process has it, mapped for as long as somebody holds this."""
+    """A block as the main process has it, mapped for as long as somebody holds this.
+
+    Args:
+        file: The number of the worker's file descriptor.
+        key: The worker's process and the file's inode, which tell the block from all others.
+        capacity: Bytes of the block, its header counted.
+
+    Raises:
+        RuntimeError: The worker's file cannot be opened.
+    """
 
     def __init__(self, file: int, key: tuple[int, int], capacity: int) -> None:
         path = f"/proc/{key[0]}/fd/{file}"
@@ -113,7 +122,7 @@ class Mapping:
             ) from error
         try:
             self.key, self.capacity = key, capacity
-            self.memory: Any = np.frombuffer(mmap.mmap(own, capacity), np.uint8)
+            self.memory: npt.NDArray[np.uint8] = np.frombuffer(mmap.mmap(own, capacity), np.uint8)
         finally:
             os.close(own)
 
@@ -148,7 +157,7 @@ def _receive(file: int, key: tuple[int, int], capacity: int) -> ReceivedBlock:
 
 
 class SentBlock:
-    """What a worker sends of a block; unpickled, it is a :class:`ReceivedBlock`."""
+    """What a worker sends of a block, the arguments of :class:`Mapping`; unpickled, it is a :class:`ReceivedBlock`."""
 
     def __init__(self, file: int, key: tuple[int, int], capacity: int) -> None:
         self._about = file, key, capacity

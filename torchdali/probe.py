@@ -142,6 +142,15 @@ def _chosen(count: int, bad: Iterable[int], size: int, window: int) -> list[list
 
 @dataclass
 class _Probing:
+    """One probe.
+
+    Attributes:
+        loader: As of :func:`probe_of`.
+        compiled: As of :func:`probe_of`.
+        size: As of :func:`probe_of`.
+        rows: Batches of samples: first those for reading, decoding and transforms, then those for all together.
+    """
+
     loader: Any
     compiled: Compiled
     size: int

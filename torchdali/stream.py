@@ -159,7 +159,13 @@ def _pass_over(iterator: Iterator[Any], samples: int, raised: int) -> None:
 
 
 class Carried:
-    """A batch, or the exception in its place, with what a stream had been asked for and said of itself after it."""
+    """What came of a stream, and where the stream was after it.
+
+    Args:
+        data: The collated batch, or the exception in its place.
+        samples: How many the stream had been asked for since the batch before.
+        state: What the stream said of itself after it.
+    """
 
     def __init__(self, data: Any, samples: int, state: dict[str, Any]) -> None:
         self.data, self.samples, self.state = data, samples, state
@@ -181,7 +187,7 @@ class Carrier:
         self._collate, self._stream = collate_fn, stream
 
     def __call__(self, samples: Any) -> Carried:
-        """Collates."""
+        """Collates a batch; what is raised, by the stream or by ``collate_fn``, is carried in its place."""
         data = self._stream.batch(self._collate, samples)
         return Carried(data, *self._stream.taken())
 
@@ -198,7 +204,7 @@ class StreamPacker:
         self._packer, self._stream = packer, stream
 
     def __call__(self, samples: Any) -> Packed:
-        """Packs."""
+        """Packs a batch; of one in whose place there is an exception, ``rest`` is that and nothing else is known."""
         packed: Packed | ExceptionWrapper = self._stream.batch(self._packer, samples)
         asked, state = self._stream.taken()
         if isinstance(packed, ExceptionWrapper):

@@ -35,8 +35,8 @@ class Tolerance:
     """The arguments ``on_error`` and ``max_errors`` of :class:`torchdali.DALILoader`, and the samples that they met.
 
     Args:
-        mode: The one.
-        limit: The other.
+        mode: ``on_error``.
+        limit: ``max_errors``; None is any number.
 
     Attributes:
         errors: One for each sample, in the order in which they were found.

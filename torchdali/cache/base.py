@@ -120,10 +120,10 @@ def check_arguments(kind: object, budget: object, source: object, not_lifted: st
     """Checks ``cache`` and ``cache_bytes`` of :class:`torchdali.DALILoader`.
 
     Args:
-        kind: The one.
-        budget: The other.
-        source: The loader's; None where the dataset is asked for samples.
-        not_lifted: Why it is.
+        kind: ``cache``.
+        budget: ``cache_bytes``.
+        source: The loader's samples; None where the dataset is asked for them.
+        not_lifted: Why it is asked; empty where it is not.
 
     Raises:
         ValueError: There is no such cache, or there are no files that could be kept.

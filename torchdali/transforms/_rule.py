@@ -296,8 +296,11 @@ class Chain(Composite):
     """Transforms inside another one, one after another.
 
     Args:
-        transform: The transform that holds them.
-        inner: They.
+        transform: The transform that holds the others.
+        inner: Those that it holds, in the order in which they run.
+
+    Attributes:
+        missing: The names of the classes of those that have no rule.
     """
 
     def __init__(self, transform: Any, inner: Sequence[Any]) -> None:
