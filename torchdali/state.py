@@ -125,26 +125,25 @@ def state_of(loader: Any, place: Place | None, epochs: int, used: set[str]) -> d
         epochs: How many were begun.
         used: Names of the generators that were seen to be drawn from.
     """
-    drains = place is not None and place.over and _stays(loader, place)
-    begun = place is not None and (not place.over or drains)
+    begun = place if place and (not place.over or _stays(loader, place)) else None
     # A sampler may have made a generator in the epoch that is over.
-    generators = place.generators if place is not None and begun else Generators(loader)
+    generators = begun.generators if begun else Generators(loader)
     names, shard = generators.always | used, shared(loader)
     now = _text({name: state for name, state in generators.states().items() if name in names})
-    if place is not None and begun:
-        samplers, states, first = place.samplers, place.sampler_states(), place.first
-        made = _text({name: state for name, state in place.made.items() if name in names})
+    if begun:
+        place, samplers, states, first = begun, begun.samplers, begun.sampler_states(), begun.first
+        made = _text({name: state for name, state in begun.made.items() if name in names})
     else:
         samplers, made = epochs_of(loader, to_come=True), now
         states = first = {path: one.state_dict() for path, one in stateful_among(loader).items()}
         # Where workers persist, so does the base seed, and the sampler is asked for one iterator.
-        seed = place.base_seed if place is not None and loader.persistent_workers else None
+        seed = place.base_seed if place and loader.persistent_workers else None
         place = Place(generators, {}, epochs, seeded=seed is None, base_seed=seed)
     return {
         "version": VERSION,
         "loader": describe(loader),
-        "begun": begun,
-        "over": drains,
+        "begun": begun is not None,
+        "over": begun is not None and begun.over,
         "epoch": place.epoch,
         "start": place.start,
         "reached": reached(shard, place.start, place.delivered * (_batch_size(loader) or 1)) if shard else 0,
