@@ -262,9 +262,9 @@ class Epoch(Resumable):
         if self._transform_batch is None or not len(batch.rows):
             return data
         compiled = self._compiled
-        number = int(batch.draws.at(compiled.plan.suffix_step + 1).seeds()[0])
         self.clock.lap("collate")
-        data = call_on_batch(self._transform_batch, data, number, compiled.device)
+        draws = batch.draws.at(compiled.plan.suffix_step + 1)
+        data = call_on_batch(self._transform_batch, data, draws, compiled.device)
         self.clock.lap("batch_transform")
         return data
 
@@ -287,8 +287,7 @@ class Epoch(Resumable):
         if stack or not len(batch.rows):
             data = self._collate(data)
         else:
-            number = int(batch.draws.at(plan.suffix_step + 2).seeds()[0])
-            data = call_seeded(self._collate, data, number=number, device=device)
+            data = call_seeded(self._collate, data, draws=batch.draws.at(plan.suffix_step + 2), device=device)
         return _map_tensors(torch.Tensor, partial(to_device, device=device), data)
 
     def _samples(self, batch: Batch, views: Views) -> tuple[list[Any], list[Any]]:

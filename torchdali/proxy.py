@@ -285,14 +285,14 @@ class _ProxyEpoch(Resumable):
             assert proxy.routes is not None
             collate = None
             if not self._stacks:
-                number = int(draws.at(_COLLATE_STEP).seeds()[0])
-                collate = partial(call_seeded, self._user_collate, number=number, device=proxy.device)
+                own = draws.at(_COLLATE_STEP)
+                collate = partial(call_seeded, self._user_collate, draws=own, device=proxy.device)
             data = rejoined(packed, delivery.runs, self._auto_collation, collate, proxy.routes.chain)
             self.clock.lap("torch" if any(run.pool.plan.in_torch for run in delivery.runs) else "collate")
         data = self._transfer(data)
         if self._transform_batch is not None and packed.count:
             self.clock.lap("collate")
-            data = call_on_batch(self._transform_batch, data, int(draws.at(_BATCH_STEP).seeds()[0]), proxy.device)
+            data = call_on_batch(self._transform_batch, data, draws.at(_BATCH_STEP), proxy.device)
             self.clock.lap("batch_transform")
         data = _pin_memory(data) if self._pins else data
         self.clock.leave(packed.count)

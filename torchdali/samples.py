@@ -19,6 +19,7 @@ from torchdali.bridge import Images
 from torchdali.errors import BatchShapeError
 from torchdali.hosted import InTorch, as_written, resizes
 from torchdali.plan import Plan
+from torchdali.rng import Draws
 from torchdali.spec import IntArray, Kind
 from torchdali.tracing import note
 
@@ -152,19 +153,19 @@ def run_in_torch(plan: Plan, images: Sequence[Any], seeds: IntArray, name: Calla
     return done
 
 
-def call_on_batch(transform: Callable[..., Any], data: Any, number: int, device: torch.device) -> Any:
+def call_on_batch(transform: Callable[..., Any], data: Any, draws: Draws, device: torch.device) -> Any:
     """What a transform of whole batches makes of one; the global generators are seeded, and put back after it.
 
     Args:
         transform: Called with the parts of the batch.
         data: The batch.
-        number: The seed, below 2**63.
+        draws: The numbers of its samples, of which the first one's make the seed.
         device: Whose generator is seeded beside the CPU's.
     """
-    return call_seeded(transform, *(data if isinstance(data, (list, tuple)) else (data,)), number=number, device=device)
+    return call_seeded(transform, *(data if isinstance(data, (list, tuple)) else (data,)), draws=draws, device=device)
 
 
-def call_seeded(function: Callable[..., Any], *given: Any, number: int, device: torch.device) -> Any:
+def call_seeded(function: Callable[..., Any], *given: Any, draws: Draws, device: torch.device) -> Any:
     """What a user's function, such as a ``collate_fn``, makes of a batch; the global generators are put back after it.
 
     In DataLoader's worker processes it draws from theirs, and the main process's stay where they are.
@@ -172,11 +173,11 @@ def call_seeded(function: Callable[..., Any], *given: Any, number: int, device: 
     Args:
         function: What is called.
         *given: With these.
-        number: The seed, below 2**63.
+        draws: The numbers of the batch's samples, of which the first one's make the seed.
         device: Whose generator is seeded beside the CPU's.
     """
     with as_written(device, resizes(function, device)), seeded(device) as seed:
-        seed(number)
+        seed(int(draws.seeds()[0]))
         return function(*given)
 
 
