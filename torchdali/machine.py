@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sys
@@ -67,9 +68,8 @@ def memory_for_batches(device: torch.device) -> int:
 
 def available_cores() -> int:
     """Cores that this process may use: its affinity, and its control group's share of time, rounded up."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = _cgroup_quota()
-    return max(1, min(cores, -int(-quota // 1)) if quota else cores)
+    cores, quota = len(os.sched_getaffinity(0)), _cgroup_quota()
+    return max(1, min(cores, math.ceil(quota)) if quota else cores)
 
 
 def _cgroup_quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
