@@ -179,6 +179,17 @@ def test_nothing_is_left_behind_by_an_error(fresh: ImageFolder) -> None:
         gc.enable()
 
 
+@pytest.mark.parametrize("mode", ["skip", "replace"])
+def test_engines_are_given_back(fresh: ImageFolder, mode: str) -> None:
+    """Those too in which batches were run again."""
+    spoil(fresh)
+    loader = loader_of(fresh, "cpu", on_error=mode)
+    list(loader)
+    assert len(loader.errors) == len(BAD)
+    assert loader._compiled is not None
+    assert not loader._compiled.pool._leased
+
+
 def test_arguments_and_words(dataset: ImageFolder) -> None:
     for options, words in (
         ({"on_error": "ignore"}, "on_error is 'raise', 'skip' or 'replace', not 'ignore'"),

@@ -63,7 +63,8 @@ class LenientFeed:
             if self._feed.over or not self._tolerance.takes(error):
                 raise
             faults.append(error)
-        self._beside = self._beside or self._another()
+        if self._beside is None:  # an empty one is false
+            self._beside = self._another()
         while True:
             self._beside.push(self._given_up(asked, faults, tried))
             try:
