@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 import torch
 from conftest import CROP
+from proxied import Asked
 from test_faults import DAMAGES
 from torch.utils.data import DistributedSampler
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from torchdali import DALILoader, SampleError
+from torchdali.engine import Engine
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -107,8 +109,9 @@ def test_a_batch_of_bad_samples_is_raised_in_its_turn_and_the_epoch_goes_on(fres
     for _ in range(2):
         iterator = iter(loader)
         assert next(iterator)[1].tolist() == [0, 1, 2, 3]
-        with pytest.raises(SampleError, match="no other sample of its batch can take its place"):
+        with pytest.raises(SampleError, match="no other sample of its batch can take its place") as caught:
             next(iterator)
+        assert isinstance(caught.value.__cause__, SampleError)
         rest = [batch[1].tolist() for batch in iterator]
         assert rest[0] == [8, 9, 10, 11] or rest[0] == [8, 8, 10, 11]
     black = epochs(loader_of(fresh, "cpu", shuffle=False, batch_size=4, on_error="replace"))
@@ -159,6 +162,19 @@ def test_black_images_are_of_the_size_of_others(fresh: ImageFolder) -> None:
     assert len(shapes) == 1
 
 
+@pytest.mark.parametrize("asked", [False, True], ids=["read", "asked"])
+def test_a_black_image_is_as_large_as_the_next_one_that_can_be_read(fresh: ImageFolder, asked: bool) -> None:
+    bad = {1: 3, 2: 3, 7: 4}
+    sizes = [image.size[::-1] for image, _ in ImageFolder(fresh.root)]
+    assert len(set(sizes[:8])) > 4
+    spoil(fresh, dict.fromkeys(bad, "garbage"))
+    fresh.transform = None
+    options: dict[str, Any] = {"transform": v2.ToImage(), "on_error": "replace", "collate_fn": list, "device": "cpu"}
+    loader = DALILoader(Asked(fresh) if asked else fresh, 4, **options)
+    seen = [tuple(image.shape[1:]) for batch in loader for image, _ in batch]
+    assert seen == [sizes[bad.get(index, index)] for index in range(len(fresh))]
+
+
 def test_nothing_is_left_behind_by_an_error(fresh: ImageFolder) -> None:
     spoil(fresh)
     gc.collect()
@@ -177,6 +193,28 @@ def test_nothing_is_left_behind_by_an_error(fresh: ImageFolder) -> None:
         assert not loader._live  # no epoch is kept by a cycle
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("raised", [KeyboardInterrupt, TimeoutError])
+def test_an_epoch_that_cannot_go_on_where_a_batch_is_run_again_is_not_over(
+    fresh: ImageFolder, monkeypatch: pytest.MonkeyPatch, raised: type[BaseException]
+) -> None:
+    def fail(*_: Any) -> None:
+        raise raised
+
+    spoil(fresh, {BATCH + 1: "garbage"})
+    loader = loader_of(fresh, "cpu", shuffle=False, on_error="skip", timeout=5)
+    iterator = iter(loader)
+    next(iterator)
+    with monkeypatch.context() as patch:
+        patch.setattr(Engine, "take", fail)
+        with pytest.raises((KeyboardInterrupt, RuntimeError)):
+            next(iterator)
+    with pytest.raises(RuntimeError, match="this epoch cannot go on"):
+        next(iterator)
+    loader.load_state_dict(loader.state_dict())
+    seen = [labels.tolist() for _, labels in loader]
+    assert seen == [[5, 7, 7, 8, 9], *(list(range(first, first + BATCH)) for first in (10, 15)), [20, 21, 22, 23]]
 
 
 @pytest.mark.parametrize("mode", ["skip", "replace"])

@@ -12,6 +12,7 @@ from torchdali.errors import SampleError
 from torchdali.feed import Batch, Feed
 from torchdali.spec import IntArray
 from torchdali.tolerance import SIZE, Tolerance, drawable
+from torchdali.tracing import came_between
 
 __all__ = ["LenientFeed"]
 
@@ -39,7 +40,7 @@ class LenientFeed:
     @property
     def over(self) -> str:
         """As of :class:`torchdali.feed.Feed`."""
-        return self._feed.over
+        return self._feed.over or (self._beside.over if self._beside is not None else "")
 
     def interrupt(self) -> None:
         """As of :class:`torchdali.feed.Feed`."""
@@ -60,9 +61,17 @@ class LenientFeed:
         try:
             return self._feed.pop()
         except SampleError as error:
-            if self._feed.over or not self._tolerance.takes(error):
+            if not self._tolerance.takes(error):
                 raise
             faults.append(error)
+        try:
+            return self._again(asked, faults, tried)
+        except BaseException as error:
+            if not isinstance(error, Exception) or came_between(error):
+                self.interrupt()
+            raise
+
+    def _again(self, asked: Batch, faults: _Faults, tried: set[int]) -> Batch:
         if self._beside is None:  # an empty one is false
             self._beside = self._another()
         while True:
@@ -114,7 +123,6 @@ class LenientFeed:
 
     def close(self) -> None:
         """As of :class:`torchdali.feed.Feed`."""
-        self._asked.clear()
         self._feed.close()
         if self._beside is not None:
             self._beside.close()
