@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,6 +23,7 @@ from torch.utils.data import Dataset
 from torchvision.datasets import ImageFolder
 
 from torchdali import DALILoader, SampleError, bridge
+from torchdali.cache.images import ImageBatch
 from torchdali.engine import Engine
 from torchdali.feed import Feed
 from torchdali.sources.scan import Scan
@@ -170,14 +172,18 @@ def handler(*_: Any) -> None:
 HANDLERS = {"function": handler, "object": Handler(), "method": Handler().method, "partial": partial(handler, 1)}
 
 
-@pytest.mark.parametrize("kind", ["read", "asked"])
-@pytest.mark.parametrize("raises", HANDLERS.values(), ids=HANDLERS.keys())
-@pytest.mark.parametrize(("owner", "name"), [(Engine, "submit"), (bridge, "stream_of"), (Feed, "_advance")])
+PLACES = [(Engine, "submit"), (bridge, "stream_of"), (Feed, "_advance")]
+
+
+@pytest.mark.parametrize(
+    ("place", "which", "kind"),
+    [*product(PLACES, HANDLERS, ("read", "asked")), ((ImageBatch, "take"), "function", "cached")],
+)
 def test_what_a_signals_handler_raises_is_raised_at_once_and_pairs_no_picture_with_another_label(
-    monkeypatch: pytest.MonkeyPatch, dataset: ImageFolder, owner: Any, name: str, raises: Any, kind: str
+    monkeypatch: pytest.MonkeyPatch, dataset: ImageFolder, place: tuple[Any, str], which: str, kind: str
 ) -> None:
     """Whatever it raises, as after a KeyboardInterrupt: nobody knows what it came between."""
-    method, calls = getattr(owner, name), iter(range(10**6))
+    method, calls = getattr(*place), iter(range(10**6))
 
     def signalled(*args: Any, **kwargs: Any) -> Any:
         result = method(*args, **kwargs)
@@ -185,12 +191,12 @@ def test_what_a_signals_handler_raises_is_raised_at_once_and_pairs_no_picture_wi
             signal.raise_signal(signal.SIGUSR1)
         return result
 
-    given = dataset if kind == "read" else Paths(dataset)
-    options: dict[str, Any] = {} if kind == "read" else {"transform": dataset.transform}
-    loader = DALILoader(cast("Any", given), PER_BATCH, device="cpu", **options)
+    given = Paths(dataset) if kind == "asked" else dataset
+    uses: dict[str, Any] = {"read": {}, "asked": {"transform": dataset.transform}, "cached": {"cache": "device"}}
+    loader = DALILoader(cast("Any", given), PER_BATCH, device="cpu", **uses[kind])
     iterator, taken = iter(loader), []
-    monkeypatch.setattr(owner, name, signalled)
-    before = signal.signal(signal.SIGUSR1, raises)
+    monkeypatch.setattr(*place, signalled)
+    before = signal.signal(signal.SIGUSR1, HANDLERS[which])
     try:
         with pytest.raises(TooLongError):
             taken.extend(iterator)
@@ -266,14 +272,14 @@ def interrupted(_: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("happens", [closed, timed_out, interrupted, None])
-@pytest.mark.parametrize("delivered", [1, 7])
+@pytest.mark.parametrize(("delivered", "on_error"), [(1, "raise"), (7, "raise"), (1, "skip")])
 def test_an_epoch_that_cannot_go_on_is_not_over(
-    dataset: ImageFolder, happens: Any, delivered: int, monkeypatch: pytest.MonkeyPatch
+    dataset: ImageFolder, happens: Any, delivered: int, on_error: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its iterator says so as often as it is asked, and its state leads to what is left of it."""
     sampler = None if happens else Interrupted()
     timeout = 0.5 if happens is timed_out else 0
-    loader = DALILoader(dataset, PER_BATCH, sampler=sampler, timeout=timeout, device="cpu")
+    loader = DALILoader(dataset, PER_BATCH, sampler=sampler, timeout=timeout, on_error=on_error, device="cpu")
     iterator = iter(loader)
     if happens:
         assert_pairs((next(iterator) for _ in range(delivered)), dataset, in_order()[:delivered])

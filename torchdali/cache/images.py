@@ -27,7 +27,7 @@ from torchdali.plan import Plan
 from torchdali.rng import Draws
 from torchdali.sources import FolderSource, Scan, Source
 from torchdali.spec import IntArray
-from torchdali.tracing import put_by
+from torchdali.tracing import came_between, put_by
 from torchdali.tuning import Threads
 
 __all__ = ["ImageCache"]
@@ -224,7 +224,9 @@ class ImageFeed(Feed):
             decoded = self._decoding.pop()
             self._clock.lap("DALI")
             images.take(decoded)
-        except Exception as error:  # noqa: BLE001 - raised in its turn
+        except Exception as error:
+            if came_between(error):
+                raise
             images.fault = TimeoutError() if isinstance(error.__cause__, TimeoutError) else put_by(error)
         images.there = True
 
