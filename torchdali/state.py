@@ -163,7 +163,7 @@ def state_of(loader: Any, place: Place | None, epochs: int, used: set[str]) -> d
         "generators_at_begin": made,
         "draws": [[asked, _text(found)] for asked, found in place.draws],
         "worker": place.worker,
-        "workers": [[worker, *copy.deepcopy(astuple(stream))] for worker, stream in place.streams.items()],
+        "workers": [[worker, *astuple(stream)] for worker, stream in place.streams.items()],
     }
 
 
