@@ -7,6 +7,7 @@ import io
 import itertools
 import sys
 import threading
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -157,3 +158,49 @@ def test_epochs_leave_nothing_behind(
             break
         before = after
     assert not too_many
+
+
+class Endless:
+    """A sampler with a state, which draws from torch's global generator, as the training loop does."""
+
+    def __init__(self) -> None:
+        self.generator, self.given = torch.Generator(), 0
+
+    def __iter__(self) -> Iterator[int]:
+        while True:
+            self.given += 1
+            yield int(torch.randint(24, ())) // 2 + int(torch.randint(12, (), generator=self.generator))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"given": self.given}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.given = state["given"]
+
+
+def plain(dataset: ImageFolder, tmp_path: Path, **options: Any) -> Any:
+    return DALILoader([*range(24)], PER_BATCH, **options)
+
+
+@pytest.mark.parametrize(("make", "workers"), [(read, 0), (asked, 1), (plain, 0)])
+def test_batches_leave_nothing_behind(dataset: ImageFolder, tmp_path: Path, make: Any, workers: int) -> None:
+    """In an epoch that takes long, nothing is kept for each of them."""
+    iterator = iter(make(dataset, tmp_path, sampler=Endless(), device="cpu", num_workers=workers))
+    ours = tracemalloc.Filter(True, "*/torchdali/*")
+
+    def after(batches: int) -> tuple[int, int]:
+        for _ in itertools.islice(iterator, batches):
+            torch.rand(1)
+        gc.collect()
+        traces = tracemalloc.take_snapshot().filter_traces([ours]).traces
+        kept = [one for one in gc.get_objects() if type(one) in (dict, list)]
+        return len(kept), sum(trace.size for trace in traces)
+
+    tracemalloc.start()
+    try:
+        after(50)
+        (objects, memory), (more, larger) = after(50), after(100)
+    finally:
+        tracemalloc.stop()
+    assert more - objects < 50
+    assert larger - memory < 100_000, "a generator's state is 5,000 bytes"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import threading
 
 import pytest
 import torch
@@ -13,8 +15,9 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
-from torchdali import DALILoader, TransformError
+from torchdali import DALILoader, TransformError, samples
 from torchdali.parity.compare import compiled, run
+from torchdali.samples import seeded
 
 FLOAT = v2.ToDtype(torch.float32, scale=True)
 NORMALIZE = v2.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
@@ -122,6 +125,52 @@ def test_randomness_in_torch_follows_the_sample_and_leaves_the_generators_alone(
     for _ in range(4):
         list(loader(pictures, chain, device=device))
     assert torch.equal(torch.get_rng_state(), drawn)
+
+
+def test_generators_are_lent_to_one_thread_at_a_time():
+    """Else one would put back, for good, what another one had seeded."""
+    inside, left = threading.Event(), threading.Event()
+
+    def borrow():
+        with seeded(torch.device("cpu")):
+            inside.set()
+            left.wait(10)
+
+    before, thread = torch.get_rng_state(), threading.Thread(target=borrow)
+    with seeded(torch.device("cpu")) as seed:
+        seed(1)
+        thread.start()
+        inside.wait(0.2)
+    left.set()
+    thread.join()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_generators_that_another_thread_keeps_are_waited_for_no_longer_than_is_of_use(monkeypatch):
+    """It may wait for the one that waits; and in a forked process there is no such thread."""
+    inside, end = threading.Event(), threading.Event()
+    monkeypatch.setattr(samples, "_PATIENCE", 0.1)
+
+    def keep():
+        with seeded(torch.device("cpu")):
+            inside.set()
+            end.wait(60)
+
+    thread = threading.Thread(target=keep)
+    thread.start()
+    inside.wait()
+    process = os.fork()
+    if not process:
+        os._exit(not samples._lent.acquire(blocking=False))
+    with seeded(torch.device("cpu")) as seed:
+        seed(7)
+        drawn = torch.rand(1)
+    end.set()
+    thread.join()
+    assert drawn == torch.rand(1, generator=torch.Generator().manual_seed(7))
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0
 
 
 @pytest.mark.parametrize(

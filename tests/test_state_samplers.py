@@ -161,11 +161,33 @@ def torchdatas() -> Any:
     return stateful.StatefulDistributedSampler(range(24), num_replicas=2, rank=1, shuffle=True)
 
 
+class Live:
+    """A sampler that goes on to change what it said, and what it was told, of its state."""
+
+    def __init__(self) -> None:
+        self.known, self.start = {"given": 0, "order": torch.randperm(12).tolist()}, 0
+
+    def __len__(self) -> int:
+        return 12
+
+    def __iter__(self) -> Iterator[int]:
+        first, self.start = self.start, 0
+        for self.known["given"] in range(first + 1, 13):
+            yield self.known["order"][self.known["given"] - 1]
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.known
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.known, self.start = state, state["given"]
+
+
 WITH_A_STATE: dict[str, dict[str, Any]] = {
     "sampler": {"sampler": lambda: Remembering(12)},
     "batch sampler": {"batch_sampler": lambda: RememberingBatches(6)},
     "one by one": {"sampler": lambda: Remembering(12), "batch_size": None},
     "torchdata's": {"sampler": torchdatas},
+    "of one object": {"sampler": Live},
 }
 
 
@@ -179,6 +201,29 @@ def test_a_sampler_with_a_state(make: Make, options: Any, workers: Any, epoch: i
     (state,) = (about["state"] for about in loader.state_dict()["samplers"].values())
     assert state.get("given", state.get("yielded")) in (6, 12), "all of an epoch"
     assert_goes_on(make, epoch, batches, **options, **workers)
+
+
+def test_states_stay_what_they_are(make: Make) -> None:
+    """Whatever becomes of the loader, of one that goes on from them, and of its copy."""
+    loader = make(sampler=Live)
+    states = [loader.state_dict(), *(loader.state_dict() for _ in loader), loader.state_dict()]
+    true = [through_files(state) for state in states]
+    assert [state["samplers"]["sampler"]["state"]["given"] for state in true] == [0, 3, 6, 9, 12, 12]
+    list(loader)
+    for state, as_it_was in zip(states, true, strict=True):
+        again = make(number=8, sampler=Live)
+        again.load_state_dict(state)
+        again.state_dict()["samplers"].clear()
+        twin, iterator = copy.copy(again), iter(again)
+        if state["begun"]:
+            assert again.state_dict() == as_it_was
+        list(iterator)
+        assert twin.state_dict() == as_it_was
+        given = copy.deepcopy(state)
+        again.load_state_dict(given)
+        given["samplers"].clear()
+        assert again.state_dict() == as_it_was
+    assert states == true
 
 
 class Shuffling:

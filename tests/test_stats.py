@@ -21,7 +21,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from torchdali import DALILoader, SampleError, verdict
-from torchdali.clock import Clock
+from torchdali.clock import Clock, Timed
 from torchdali.sources import folder
 from torchdali.stats import HOST, Limit, Stats
 
@@ -383,6 +383,13 @@ def test_only_exceptions_between_batches(dataset: ImageFolder) -> None:
     stats = loader.stats()
     assert (stats.batches, stats.timed) == (3, 0)
     assert stats.verdict == "no batch followed another one, without an exception between, and nothing can be said"
+
+
+def test_of_a_long_epoch_the_latest_waits_are_kept() -> None:
+    timed = Timed()
+    for number in range(10_100):
+        timed.add(1, number, 1)
+    assert (timed.batches, timed.longest, len(timed.waits), timed.waits[0]) == (10_100, 10_099, 10_000, 100)
 
 
 def test_a_transform_that_finds_no_image(photographs: list[Path], exact: Any) -> None:

@@ -81,6 +81,19 @@ def test_the_window_fits_the_memory(sample: int, memory: int, most: int) -> None
     assert fitting_window(256 * sample, memory) == most
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_the_window_of_a_dataset_that_is_asked_fits_what_its_batches_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    samples = torch.zeros(40, 3, 64, 64, dtype=torch.uint8).unbind()
+    packed, made = samples[0].nbytes, 3 * 128 * 128 * 4
+    monkeypatch.setattr(machine, "memory_for_batches", lambda _device: 3 * 4 * (packed + made))
+    transform = v2.Compose([v2.Resize((128, 128)), v2.ToDtype(torch.float32, scale=True)])
+    loader = DALILoader(cast("Any", samples), 4, transform=transform, num_workers=1, device="cpu")
+    assert len(list(loader)) == 10
+    assert loader._proxy is not None
+    assert loader._proxy.window == 3
+
+
 def test_batches_do_not_depend_on_threads_or_window(pictures: Any, device: str) -> None:
     dataset = ImageFolder(pictures, CHAIN)
     chosen = DALILoader(dataset, 4, shuffle=True, seed=5, device=device, generator=torch.Generator().manual_seed(1))
