@@ -252,6 +252,34 @@ class Interrupted:
             yield index
 
 
+class Signalled(Interrupted):
+    """The same by a signal, whose handler is the user's."""
+
+    def __iter__(self) -> Iterator[int]:
+        for index in range(24):
+            if index == 10 and self.interrupts:
+                self.interrupts = False
+                signal.raise_signal(signal.SIGUSR1)
+            yield index
+
+
+@pytest.mark.parametrize("kind", [Interrupted, Signalled])
+def test_an_interrupt_on_the_way_to_a_saved_place_leaves_it_to_the_next_epoch(dataset: ImageFolder, kind: Any) -> None:
+    sampler = kind()
+    loader = DALILoader(dataset, PER_BATCH, sampler=sampler, device="cpu")
+    sampler.interrupts = False
+    next(iter(loader))
+    loader.load_state_dict(loader.state_dict())
+    sampler.interrupts = True
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with pytest.raises((KeyboardInterrupt, TooLongError)):
+            iter(loader)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert_pairs(loader, dataset, in_order()[1:])
+
+
 def closed(loader: Any, _: Any) -> None:
     loader.close()
 

@@ -284,9 +284,13 @@ class DALILoader(Stateful, Distributed, Reporting, Building, DataLoader[_T]):
         if self._bookmark.loaded or getattr(self._iterator, "proxy", None) is not proxy:
             self._iterator = None  # persistent workers of another epoch, transform or device
         self._keys.epochs = self._bookmark.begin(self, self._keys.epochs)
-        iterator = super().__iter__() if self._source is None else self._get_iterator()
-        if isinstance(iterator, Resumable):  # persistent workers' again; a subclass may give one of its own
-            iterator.resume()
+        try:
+            iterator = super().__iter__() if self._source is None else self._get_iterator()
+            if isinstance(iterator, Resumable):  # persistent workers' again; a subclass may give one of its own
+                iterator.resume()
+        except BaseException:
+            self._keys.epochs = self._bookmark.failed(self, self._keys.epochs)
+            raise
         if self._bookmark.begun():
             generators = self._bookmark.here(self).generators
             now = generators.states()

@@ -20,7 +20,7 @@ from torchdali.sharding import Sharding
 from torchdali.skip import Skip, unless_over
 from torchdali.state import check_version, checked, describe, epochs_of, is_stateful, state_of, stateful_among
 from torchdali.stream import Stream
-from torchdali.tracing import put_by
+from torchdali.tracing import came_between, put_by
 from torchdali.uncompiled import uncompiled
 
 __all__ = ["Bookmark", "Resumable", "Stateful", "twin_of"]
@@ -134,6 +134,13 @@ class Bookmark:
                 if "state" in (kept := saved.of_sampler(path)):
                     sampler.load_state_dict(copy.deepcopy(kept["state"]))
         return self.place.epoch
+
+    def failed(self, loader: Any, epochs: int) -> int:
+        """To be called where it could not be made; returns the number of the next epoch, which should be ``epochs``."""
+        if self._saved is None:
+            return epochs
+        _set_epochs(loader, self._saved.given["samplers"])
+        return self._saved.given["epoch"]
 
     def begun(self) -> bool:
         """To be called when the epoch's iterator was made; returns whether all is left of it is to come to its end."""
@@ -348,8 +355,10 @@ class Resumable(_BaseDataLoaderIter):
             place.generators.set(draws.get(place.asked, {}))
             try:
                 self._backlog.append(self._read_ahead.ask(super()._next_index))
-            except Exception as error:  # noqa: BLE001 - raised in its turn
-                self._backlog.append(put_by(error))
+            except Exception as error:
+                if came_between(error):
+                    raise
+                self._backlog.append(put_by(error))  # raised in its turn
         if saved.begun:
             place.generators.set(saved.now)
 
