@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -17,6 +17,7 @@ from torch.utils.data import Dataset, IterableDataset, RandomSampler, default_co
 from torchvision.transforms import v2
 
 from torchdali import DALILoader, SampleError
+from torchdali.engine import Engine
 
 pytestmark = [
     pytest.mark.timeout(60),
@@ -218,3 +219,45 @@ def test_samples_of_a_batch_that_failed_count_as_drawn(batch_size: int | None, w
         return DALILoader(Refusing(), sampler=sampler, **options)
 
     assert_goes_on(make, OwnError)
+
+
+def test_after_what_is_no_batch_of_indices() -> None:
+    def make() -> DALILoader[Any]:
+        options: Any = {"batch_sampler": [[1], 3, [2], [1]], "transform": AUGMENT, "seed": 1, "device": "cpu"}
+        return DALILoader(cast("Any", [picture(number) for number in range(4)]), **options)
+
+    loader = make()
+    iterator = iter(loader)
+    next(iterator)
+    with pytest.raises(TypeError):
+        next(iterator)
+    state = through_files(loader.state_dict())
+    again = make()
+    again.load_state_dict(state)
+    assert not difference(list(again), list(iterator))
+
+
+def test_after_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With which the epoch cannot go on: its batch is still to come."""
+
+    def make() -> DALILoader[Any]:
+        samples = [(picture(number), number) for number in range(8)]
+        options = {"transform": AUGMENT, "seed": 1, "num_workers": 1, "timeout": 30, "device": "cpu"}
+        return DALILoader(cast("Any", samples), 2, **options)
+
+    def late(*_: Any) -> None:
+        raise TimeoutError
+
+    true, loader = list(make()), make()
+    iterator = iter(loader)
+    next(iterator)
+    with monkeypatch.context() as patch:
+        patch.setattr(Engine, "take", late)
+        with pytest.raises(RuntimeError, match="timed out after 30 seconds"):
+            next(iterator)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="this epoch cannot go on"):
+            next(iterator)
+    again = make()
+    again.load_state_dict(through_files(loader.state_dict()))
+    assert not difference(list(again), true[1:])

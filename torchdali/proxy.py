@@ -183,7 +183,8 @@ class _ProxyEpoch(Resumable):
         except Exception as error:
             if not came_between(error):
                 self._over = ""
-                self._account()
+                if self._feed is None or not self._feed.over:
+                    self._account()
             raise
         self._over = ""
         self._account()
