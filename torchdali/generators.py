@@ -123,7 +123,6 @@ class Generators:
             made = _make(states[name])
             setattr(self.late.pop(name), name.rpartition(".")[2], made)
             self.own[name] = made
-            self.always.add(name)
 
     def draw_seed(self) -> int:
         """Draws what DataLoader draws for its workers."""

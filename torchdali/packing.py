@@ -258,9 +258,6 @@ class Packer:
             for start, length, array in zip(group.start.tolist(), group.length.tolist(), arrays, strict=True):
                 np.copyto(memory[start : start + length].view(array.dtype).reshape(array.shape), array)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_ring": None}
-
 
 def stand_ins(given_up: Container[int], count: int) -> dict[int, int] | None:
     """Of each sample that was given up the next one of its batch that was not; None where all were."""

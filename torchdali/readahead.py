@@ -42,7 +42,6 @@ class ReadAhead:
             first: What the samplers had said at the epoch's begin.
             kept: What they had said in that place; they need not know it before they are asked.
         """
-        self._before.clear()
         self._taken = self._place.delivered
         self._last = self._generators.states()
         self._place.kept.clear()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import chain, islice
+from itertools import chain
 from typing import Any, cast
 
 from torch.utils.data import IterDataPipe
@@ -292,7 +292,7 @@ class Resumable(_BaseDataLoaderIter):
             first, self._sampler_iter = unless_over(iterator, sampler)
             if self._sampler_iter is not iterator:
                 self._note_iterator()
-            yield from islice(chain(first, self._sampler_iter), None)  # which ends without closing the iterator
+            yield from chain(first, self._sampler_iter)  # which ends without closing the iterator
 
         return found() if self._stateful else iterator
 

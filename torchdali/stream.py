@@ -117,9 +117,6 @@ class Stream(IterableDataset[Any]):
         """The exception that is being handled, as DataLoader sends it."""
         return ExceptionWrapper(where=f"in DataLoader worker process {self._worker().id}")
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_iterator": None}
-
     def __repr__(self) -> str:
         return repr(self.dataset)
 
