@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
+from collections import deque
+
 import numpy as np
 import pytest
 import skimage.data
@@ -13,6 +16,7 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 from torchdali import DALILoader, SampleError
+from torchdali.engine import Engine
 from torchdali.occurrences import DenseOccurrences, Occurrences
 
 CROPPED = v2.Compose([v2.ToImage(), v2.RandomCrop(40)])
@@ -35,6 +39,25 @@ def test_a_file_that_is_replaced_by_a_smaller_picture_is_read_anew(fresh_picture
     assert raised.value.path == path
 
 
+def test_what_dali_is_fed_is_kept_until_it_was_read(pictures, monkeypatch):
+    """For it is not copied."""
+    submit, take = Engine.submit, Engine.take
+    fed, kept = deque(), []
+
+    def feed(engine, images, *others):
+        fed.append(weakref.ref(images))
+        submit(engine, images, *others)
+
+    def taken(engine, *timeout):
+        kept.append(fed.popleft()() is not None)
+        return take(engine, *timeout)
+
+    monkeypatch.setattr(Engine, "submit", feed)
+    monkeypatch.setattr(Engine, "take", taken)
+    list(DALILoader(ImageFolder(pictures, CROPPED), batch_size=4, device="cpu"))
+    assert kept == [True] * 6
+
+
 @pytest.mark.parametrize("occurrences", [Occurrences(), DenseOccurrences(8)], ids=["sparse", "dense"])
 def test_occurrences_are_counted_within_and_across_batches(occurrences):
     counts = [occurrences.count(index).tolist() for index in np.array([[3, 5, 3, 3], [5, 1, 3, 5]])]
@@ -54,7 +77,8 @@ def test_occurrences_that_are_passed_over_are_counted():
                 each -= 9 * (each % 2)
                 other.pass_over([[*each[::2].tolist(), -10, 9], each[1::2]])
             else:
-                other.pass_over(batches[:passed])
+                other.pass_over(batches[: passed // 2])
+                other.pass_over(batches[passed // 2 : passed])
             given = [batch.tolist() if isinstance(one, Occurrences) else batch for batch in batches[passed:]]
             over.append([one.count(batch).tolist() for batch in given])
             assert [other.count(batch).tolist() for batch in given] == over[-1]

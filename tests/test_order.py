@@ -173,6 +173,20 @@ def test_order_and_generators_are_dataloaders(
     assert_same_epochs(ours, theirs, "cpu")
 
 
+def test_order_of_a_generator_that_is_seeded_for_each_epoch(dataset: ImageFolder) -> None:
+    """The iterator before, which lives on until then, takes back what it asked too early, and does so once."""
+
+    def last_epoch(kind: type, **options: Any) -> Any:
+        generator, iterator = torch.Generator(), iter(())
+        loader = kind(dataset, batch_sampler=Uneven(24, generator), num_workers=2, generator=generator, **options)
+        for _ in range(3):
+            generator.manual_seed(3)
+            iterator = iter(loader)
+        return [labels.tolist() for _, labels in iterator], generator.get_state().tolist()
+
+    assert last_epoch(DALILoader, device="cpu") == last_epoch(DataLoader)
+
+
 @pytest.mark.parametrize("arguments", [pytest.param(ARGUMENTS[name], id=name) for name in ("shuffle", "random")])
 @pytest.mark.parametrize("before_the_end", [1, 2])
 def test_order_while_an_iterator_that_was_left_near_its_end_is_alive(

@@ -62,6 +62,7 @@ def test_iterators_may_be_interleaved(dataset: ImageFolder, device: str) -> None
         assert_pairs(batches, dataset, in_order())
     assert_pairs((pair[i] for i, pair in enumerate(zip(loader, loader, strict=True)) for i in (0, 1)), dataset)
     assert next(one, None) is next(other, None) is None
+    assert len(loader._compiled.pool._idle) == 1, "the other one's threads and memory are given back"
 
 
 def test_iterator_outlives_its_loader(dataset: ImageFolder, device: str) -> None:

@@ -63,6 +63,12 @@ def test_numbers_made_ahead_are_those_made_in_turn():
     assert blocks.keys() == {0, 2, 65535}
 
 
+def test_some_of_the_samples_get_what_they_get_among_all():
+    index, often, some = np.array([5, 9, 5, 9, 5]), np.array([0, 3, 1, 0, 2]), np.array([3, 4, 1])
+    of_all, of_some = (Draws(epoch_key(0, 0), index, often) for _ in range(2))
+    assert np.array_equal(of_some.rows(some).words(7), of_all.words(7)[some])
+
+
 def test_numbers_are_uniform_along_samples_and_along_draws():
     numbers = draws(range(4000)).uniform(5)
     assert numbers.min() >= 0

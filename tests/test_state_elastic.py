@@ -219,6 +219,18 @@ def test_between_epochs(of_rank: Ranks) -> None:
             assert not difference([list(again), list(again)], [list(true), list(true)])
 
 
+def test_between_epochs_with_seeds_of_their_own(pictures: Path, numbered: Numbered) -> None:
+    """Of which nothing is left then for other ranks to agree on."""
+    of_rank, states = Ranks(KINDS["read"](pictures, numbered)), []
+    for rank in range(2):
+        with in_group(rank, 2):
+            loader = of_rank(2, rank, number=rank, num_workers=1, persistent_workers=True)
+            list(loader)
+            states.append(loader.state_dict())
+    ended = resumed(of_rank, 3, merge(states), epochs=1, num_workers=1, persistent_workers=True)
+    assert sorted(label for (batches,) in ended for _, labels in batches for label in labels.tolist()) == [*range(24)]
+
+
 @pytest.mark.parametrize("kind", ["sampler", "batch_sampler", "one by one"])
 def test_a_distributed_sampler_that_was_given(pictures: Path, numbered: Numbered, kind: str) -> None:
     dataset, own = KINDS["read"](pictures, numbered)
@@ -253,6 +265,10 @@ def test_a_distributed_sampler_that_was_given(pictures: Path, numbered: Numbered
 # Refusals
 
 
+class Derived(DistributedSampler[Any]):
+    """May deal in another way."""
+
+
 def test_states_that_do_not_belong_together(of_rank: Ranks) -> None:
     states = []
     for rank in range(2):
@@ -261,6 +277,8 @@ def test_states_that_do_not_belong_together(of_rank: Ranks) -> None:
             list(islice(loader, 2))
             states.append(loader.state_dict())
     alone = DALILoader(of_rank.dataset, 2, **of_rank.own).state_dict()
+    own = DALILoader(of_rank.dataset, 2, sampler=Derived(of_rank.dataset, 1, 0), **of_rank.own)
+    of_own = own.state_dict()
     ahead = copy.deepcopy(states[1]) | {"batches": 3}
     for given, text in (
         ([], "no states to be merged"),
@@ -269,6 +287,11 @@ def test_states_that_do_not_belong_together(of_rank: Ranks) -> None:
         ([*states, states[0]], r"ranks \[0, 0, 1\]"),
         ([states[0], ahead], "batches is 2 on rank 0 and 3 on rank 1"),
         ([states[0], {**states[1], "epoch": 9}], "epoch is 0 on rank 0 and 9 on rank 1"),
+        ([states[0], {**states[1], "begun": False}], "begun is True on rank 0 and False on rank 1"),
+        ([states[0], {**states[1], "start": 4}], "start is 0 on rank 0 and 4 on rank 1"),
+        ([states[0], {**states[1], "samplers": {}}], "samplers is .* on rank 0 and {} on rank 1"),
+        ([states[0], {**states[1], "loader": {**states[1]["loader"], "seed": 6}}], "loader is .* on rank 0 and .* on"),
+        ([of_own], "is that of one rank"),
         ([alone], "is that of one rank, of a loader with distributed='auto'"),
         ([merge(states)], "is that of one rank"),
         ([{**states[0], "version": 9}, states[1]], "of version 9"),

@@ -13,7 +13,7 @@ import pytest
 import torch
 from proxied import difference
 from test_state import KINDS, WORKERS, Asked, read, set_epoch, through_files
-from torch.utils.data import Dataset, DistributedSampler
+from torch.utils.data import Dataset, DistributedSampler, RandomSampler
 
 from torchdali import DALILoader
 
@@ -235,6 +235,16 @@ def test_states_of_other_loaders_are_refused(make: Any) -> None:
     assert refused(make, "seed is None in the state and 5 here", seed=5)
     assert refused(make, "persistent_workers is False", num_workers=1, persistent_workers=True)
     assert refused(make, "batches is . in the state and 2 here", batch_sampler=[[0], [1]])
+    for name, one, other in (
+        ("replacement=.*num_samples=12", RandomSampler(range(12)), RandomSampler(range(12), True, 12)),
+        ("seed=1, .* and .*seed=2, ", Derived(range(12), 2, 1, seed=1), Derived(range(12), 2, 1, seed=2)),
+        ("has not: sampler.generator", RandomSampler(range(12), generator=torch.Generator()), RandomSampler(range(12))),
+    ):
+        assert refused(make, name, make(sampler=one).state_dict(), sampler=other)
+
+
+class Derived(DistributedSampler[Any]):
+    pass
 
 
 def test_states_of_other_datasets_and_versions_are_refused(pictures: Any, numbered: Any) -> None:
@@ -260,6 +270,9 @@ def test_order_of_workers_that_nobody_knows_is_refused(pictures: Any, numbered: 
     loader = DALILoader(dataset, 3, num_workers=2, in_order=False, **own)
     with pytest.raises(ValueError, match="in_order=False"):
         loader.state_dict()
+    state = DALILoader(dataset, 3, num_workers=2, **own).state_dict()
+    with pytest.raises(ValueError, match="in_order=False"):
+        loader.load_state_dict(state)
 
 
 # Samplers
@@ -432,3 +445,19 @@ def test_a_sampler_that_shares_its_generator_with_the_consumer(make: Any, worker
         torch.rand(3)
     with pytest.raises(RuntimeError, match="Give it a generator of its own"):
         loader.state_dict()
+
+
+@pytest.mark.parametrize("make", ["read"], indirect=True)
+def test_a_run_may_go_on_many_times(make: Any) -> None:
+    """That the consumer drew once is told once."""
+    loader = make(batch_sampler=Drawing())
+    iterator = iter(loader)
+    next(iterator)
+    torch.rand(3)
+    next(iterator)
+    state = loader.state_dict()
+    for batch in [*islice(iterator, 12)]:
+        again = loaded(make, state, batch_sampler=Drawing())
+        assert not difference(next(iter(again)), batch)
+        state = again.state_dict()
+        assert len(state["draws"]) <= 1

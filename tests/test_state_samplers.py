@@ -16,6 +16,7 @@ from conftest import Numbered
 from proxied import difference
 from test_state import WORKERS, read, through_files
 from test_state_moments import Remembering, RememberingBatches
+from torch.utils.data import BatchSampler, SequentialSampler
 
 from torchdali import DALILoader
 from torchdali.state import merge
@@ -206,9 +207,10 @@ def test_a_sampler_with_a_state(make: Make, options: Any, workers: Any, epoch: i
 def test_states_stay_what_they_are(make: Make) -> None:
     """Whatever becomes of the loader, of one that goes on from them, and of its copy."""
     loader = make(sampler=Live)
-    states = [loader.state_dict(), *(loader.state_dict() for _ in loader), loader.state_dict()]
+    states, iterator = [loader.state_dict()], iter(loader)
+    states += [loader.state_dict(), *(loader.state_dict() for _ in iterator), loader.state_dict()]
     true = [through_files(state) for state in states]
-    assert [state["samplers"]["sampler"]["state"]["given"] for state in true] == [0, 3, 6, 9, 12, 12]
+    assert [state["samplers"]["sampler"]["state"]["given"] for state in true] == [0, 0, 3, 6, 9, 12, 12]
     list(loader)
     for state, as_it_was in zip(states, true, strict=True):
         again = make(number=8, sampler=Live)
@@ -254,6 +256,43 @@ def test_a_sampler_that_was_not_asked_yet(make: Make, kind: str, workers: Any, e
     list(loader)
     assert set(loader.state_dict()["generators"]) == {"torch", kind}
     assert_goes_on(make, epoch, batches, sampler=lambda: Shuffling(SHUFFLES[kind]), **workers)
+
+
+@pytest.mark.parametrize("kind", SHUFFLES)
+def test_what_a_sampler_was_seen_to_draw_from_is_known_from_then_on(make: Make, kind: str) -> None:
+    loader, again = (make(number=number, sampler=lambda: Shuffling(SHUFFLES[kind])) for number in (7, 8))
+    list(loader)
+    next(iter(loader))
+    again.load_state_dict(loader.state_dict())
+    next(iter(again))
+    assert set(again.state_dict()["generators"]) == {"torch", kind}
+    list(again)
+    another = make(sampler=lambda: Shuffling(SHUFFLES[kind]))
+    list(another)
+    iter(another)
+    assert set(another.state_dict()["generators"]) == {"torch", kind}
+
+
+def test_a_sampler_that_draws_from_torch_beside_a_generator(make: Make) -> None:
+    loader = make(sampler=NoLength, generator=torch.Generator().manual_seed(7))
+    again = make(number=8, sampler=NoLength, generator=torch.Generator().manual_seed(8))
+    state = through_files(loader.state_dict())
+    true = list(loader)
+    again.load_state_dict(state)
+    assert not difference(list(again), true)
+
+
+class Doubled(BatchSampler):
+    """Gives each batch twice."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for batch in super().__iter__():
+            yield batch
+            yield batch
+
+
+def test_a_batch_sampler_derived_from_torchs(make: Make) -> None:
+    assert_goes_on(make, 0, 3, batch_sampler=lambda: Doubled(SequentialSampler(range(24)), 3, False))
 
 
 class Growing:

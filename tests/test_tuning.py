@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, cast
@@ -14,6 +15,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from torchdali import DALILoader, devices, jpeg_engine, machine
+from torchdali.engine import EnginePool
 from torchdali.tuning import Threads, fitting_window
 
 CUDA = torch.device("cuda", 0)
@@ -127,6 +129,35 @@ def test_a_window_that_is_set_later_holds_from_the_next_epoch_on(pictures: Any, 
     assert loader._compile().window == chosen.window + 3
     assert loader._compile().cache is chosen.cache
     assert all(torch.equal(one, theirs) for one, (theirs, _) in zip(images, expected, strict=True))
+
+
+def test_an_engine_with_too_few_threads_is_not_used_again(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loader, used = DALILoader(ImageFolder(pictures, CHAIN), 4, device="cpu"), []
+    for threads in (1, 2, 1):
+        monkeypatch.setattr(Threads, "number", lambda *_, threads=threads: threads)
+        list(loader)
+        assert loader._compiled is not None
+        used += [engine.threads for engine in loader._compiled.pool._idle]
+    assert used == [1, 2, 2]
+
+
+class Growing:
+    """A batch sampler whose first batch is a small one."""
+
+    batch_size = 6
+
+    def __iter__(self) -> Iterator[list[int]]:
+        yield [0]
+        yield [*range(6)]
+
+
+def test_one_engine_is_built_for_small_batches_and_large_ones(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    make = EnginePool.make
+    monkeypatch.setattr(EnginePool, "make", lambda pool, size, threads: made.append(size) or make(pool, size, threads))
+    loader = DALILoader(ImageFolder(pictures, CHAIN), batch_sampler=Growing(), device="cpu")
+    assert [len(images) for images, _ in loader] == [1, 6]
+    assert made == [6]
 
 
 @pytest.mark.parametrize("asked", [False, True], ids=["folder", "bytes"])
