@@ -17,7 +17,10 @@ from torchvision.transforms.v2 import functional as F
 
 from torchdali import DALILoader, SampleError
 from torchdali.engine import Engine
+from torchdali.feed import Feed
+from torchdali.identities import Identities
 from torchdali.occurrences import DenseOccurrences, Occurrences
+from torchdali.packing import Packed
 
 CROPPED = v2.Compose([v2.ToImage(), v2.RandomCrop(40)])
 
@@ -42,11 +45,12 @@ def test_a_file_that_is_replaced_by_a_smaller_picture_is_read_anew(fresh_picture
 def test_what_dali_is_fed_is_kept_until_it_was_read(pictures, monkeypatch):
     """For it is not copied."""
     submit, take = Engine.submit, Engine.take
-    fed, kept = deque(), []
+    fed, kept, in_flight = deque(), [], []
 
     def feed(engine, images, *others):
         fed.append(weakref.ref(images))
         submit(engine, images, *others)
+        in_flight.append(engine.in_flight)
 
     def taken(engine, *timeout):
         kept.append(fed.popleft()() is not None)
@@ -54,8 +58,38 @@ def test_what_dali_is_fed_is_kept_until_it_was_read(pictures, monkeypatch):
 
     monkeypatch.setattr(Engine, "submit", feed)
     monkeypatch.setattr(Engine, "take", taken)
-    list(DALILoader(ImageFolder(pictures, CROPPED), batch_size=4, device="cpu"))
-    assert kept == [True] * 6
+    list(DALILoader(ImageFolder(pictures, CROPPED), batch_size=2, num_workers=1, prefetch_factor=3, device="cpu"))
+    assert kept == [True] * 12
+    assert max(in_flight) == 3, "as many batches as prefetch_factor says"
+
+
+def test_only_the_file_that_dali_refuses_is_left_to_pil(pictures, monkeypatch):
+    """From then on, by the loader that found out."""
+    dataset, submit = ImageFolder(pictures, CROPPED), Engine.submit
+
+    def refuse(engine, images, *others):
+        if any(dataset.samples[5][0].encode() in row.tobytes() for row in images):
+            raise RuntimeError("DALI does not like it")
+        submit(engine, images, *others)
+
+    monkeypatch.setattr(Engine, "submit", refuse)
+    loader = DALILoader(dataset, batch_size=8, seed=1, device="cpu")
+    assert [len(images) for images, _ in loader] == [8, 8, 8]
+    assert loader._source.foreign(np.arange(24)).tolist() == [5]
+    monkeypatch.setattr(Feed, "_again", lambda self, batch: pytest.fail("run twice"))
+    assert [len(images) for images, _ in loader] == [8, 8, 8]
+
+
+def test_keys_that_were_passed_over_are_counted_whatever_they_are():
+    some = [1, np.int64(1), True, torch.tensor(1), 2**70, "a", (1, 2), -(2**70)]
+    asked, passed = (Identities(batched=True, stream=False, workers=False) for _ in range(2))
+    asked.sent(0, some)
+    asked.of(Packed(None, len(some), task=0))
+    passed.pass_over([some])
+    for one in (asked, passed):
+        one.sent(1, some)
+    again, found = (one.of(Packed(None, len(some), task=1)) for one in (asked, passed))
+    assert again.occurrence.tolist() == found.occurrence.tolist() == [4, 5, 6, 7, 1, 1, 1, 1]
 
 
 @pytest.mark.parametrize("occurrences", [Occurrences(), DenseOccurrences(8)], ids=["sparse", "dense"])

@@ -21,6 +21,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from torchdali import DALILoader, ImageIndex, SampleError
+from torchdali.tracing import put_by
 
 pytestmark = [
     pytest.mark.timeout(100),
@@ -158,6 +159,19 @@ def test_epochs_leave_nothing_behind(
             break
         before = after
     assert not too_many
+
+
+def test_an_exception_that_waits_for_its_turn_holds_no_frames() -> None:
+    """Nor do those that it came of: in each of them is the iterator."""
+    try:
+        try:
+            raise OSError
+        except OSError as cause:
+            raise SampleError(1, "it", "it cannot be read") from cause
+    except SampleError as error:
+        kept = put_by(error)
+    assert kept.__cause__ is not None
+    assert kept.__traceback__ is kept.__cause__.__traceback__ is None
 
 
 class Endless:

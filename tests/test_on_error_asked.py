@@ -106,6 +106,21 @@ def test_what_the_dataset_raises_can_be_skipped(fresh: ImageFolder, workers: int
         batches(given(fresh, "pil"), "cpu", num_workers=workers, on_error="replace")  # it alone knows the target
 
 
+def test_a_dataset_that_stops_ends_the_epoch_as_in_dataloader(fresh: ImageFolder) -> None:
+    class Stopping(Given):
+        def __getitem__(self, index: int) -> Any:
+            if index == BATCH + 2:
+                raise StopIteration
+            return index
+
+    ours, theirs = (
+        DALILoader(Stopping(fresh, ""), BATCH, on_error="skip", device="cpu"),
+        DataLoader(Stopping(fresh, ""), BATCH),
+    )
+    assert torch.equal(torch.stack([*ours]), torch.stack([*theirs]))
+    assert not ours.errors
+
+
 @pytest.mark.parametrize("kind", ["pil", "path"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_bad_sample_is_not_blamed_on_the_one_that_it_stood_in_for(

@@ -196,6 +196,8 @@ def test_after_an_error_of_what_collates(workers: Any, does: Any) -> None:
 def test_after_a_damaged_sample_of_a_stream(workers: Any) -> None:
     options = {"device": "cpu", "batch_size": 4, "transform": RESIZED, "seed": 1, **workers}
     assert_goes_on(lambda: DALILoader(Stream(jpeg), **options), SampleError)
+    with pytest.raises(SampleError, match=", worker 0" if workers else r"\(\[0\]\)"):
+        list(DALILoader(Stream(jpeg), **options))
 
 
 class Refusing(Dataset[Any]):
