@@ -184,6 +184,25 @@ def test_a_death_is_named_at_once_without_its_signal(fault: Any, workers: Any, d
     assert_pairs(taken, Truth(does.get("transform")), in_order()[: len(taken)])
 
 
+@every_use
+@with_workers
+def test_after_a_death_an_epoch_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, workers: Any, does: Any) -> None:
+    """The signal may come while a batch of another worker is taken from its queue, and that batch never comes again."""
+    iterator = iter(DALILoader(Crops(), PER_BATCH, device="cpu", **workers, **does))
+    queue, process, get = iterator._data_queue, iterator._workers[1], iterator._data_queue.get
+
+    def hit(**given: Any) -> Any:
+        taken = get(**given)
+        process.kill()
+        time.sleep(5)  # until the signal comes
+        return taken
+
+    monkeypatch.setattr(queue, "get", hit)
+    for _ in range(2):
+        raised(RuntimeError, iterator)
+        monkeypatch.undo()
+
+
 @with_workers
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("call", [0, 3])

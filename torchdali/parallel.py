@@ -91,6 +91,7 @@ class Parallel(Resumable):
         try:
             return cast("Any", super())._get_data()  # noqa: SLF001 - its own
         except Exception as error:
+            self._lost = _of_the_dead(at_work)  # a batch may be lost, for which torch would wait for ever
             if not came_between(error):
                 _name_the_dead(at_work, error)
             raise
@@ -146,9 +147,12 @@ def _name_the_dead(workers: list[Any], error: Exception) -> None:
         for worker in workers:
             if worker.sentinel in ending:
                 worker.join()
-    for worker in workers:
-        if worker.exitcode is not None:
-            raise RuntimeError(_death(worker)) from error
+    if dead := _of_the_dead(workers):
+        raise RuntimeError(dead) from error
+
+
+def _of_the_dead(workers: list[Any]) -> str:
+    return next((_death(worker) for worker in workers if worker.exitcode is not None), "")
 
 
 def _death(worker: Any) -> str:
