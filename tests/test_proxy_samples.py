@@ -14,7 +14,7 @@ import pytest
 import torch
 from conftest import CROP, encoded, same
 from proxied import EXACT, Image, Samples, assert_near, decoded_in, pair
-from torch.utils.data import DataLoader, default_convert, get_worker_info
+from torch.utils.data import DataLoader, default_collate, default_convert, get_worker_info
 from torchvision import tv_tensors
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
@@ -200,6 +200,17 @@ def test_a_batch_of_default_convert_is_a_list_of_samples(
     theirs = list(DataLoader(Samples(photographs, pair, chain), **options))
     ours = DALILoader(Samples(photographs, pair), transform=chain, num_workers=workers, device=device, **options)
     assert_near(list(ours), theirs)
+
+
+def test_another_collate_fn_in_a_later_epoch(photographs: Any) -> None:
+    """An attribute that DataLoader lets be set."""
+    loader = DALILoader(Samples(photographs, pair), COUNT, transform=EXACT, device="cpu")
+    stacked, one_by_one = next(iter(loader))[0], []
+    for function in (list, default_collate, list):
+        loader.collate_fn = function
+        one_by_one.append([image for image, *_ in next(iter(loader))] if function is list else next(iter(loader))[0])
+    for images in one_by_one:
+        assert torch.equal(torch.stack(list(images)), stacked)
 
 
 def test_collate_fn_gets_a_counter(photographs: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Literal, cast
 import torch
 
 from torchdali import devices, graph, machine
-from torchdali.admission import Proxy
+from torchdali.admission import Proxy, stacks
 from torchdali.cache import Cache, cached
 from torchdali.compiler import compile_plan, fuse
 from torchdali.engine import EnginePool
@@ -96,7 +96,7 @@ class Building:
         device = graph.resolve(self.device)
         if self.transform is None and self.batch_transform is None and device.type == "cpu" and not self._tolerance:
             return None
-        key = (device, snapshot(self.transform), self.fidelity)
+        key = (device, snapshot(self.transform), self.fidelity, stacks(self))
         if self._proxy is None or self._proxy.state != key:
             routes = None
             if self.transform is not None:
