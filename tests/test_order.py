@@ -23,6 +23,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
     default_collate,
 )
+from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
@@ -292,11 +293,15 @@ def test_what_is_settled_is_not_set_in_vain(dataset: ImageFolder, name: str) -> 
 
 
 def test_a_class_of_transforms_is_no_transform(dataset: ImageFolder) -> None:
-    for wrong in ({"transform": v2.RandomCrop}, {"transform": [v2.ToImage]}, {"batch_transform": v2.MixUp}):
+    for one in ("transform", v2.RandomCrop), ("transform", [v1.ToTensor]), ("batch_transform", v2.MixUp):
+        wrong: dict[str, Any] = dict([one])
         with pytest.raises(TypeError, match=r"^(\w+) is a class of transforms: give what \1\(\.\.\.\) makes"):
             DALILoader(dataset, **wrong)
-    with pytest.raises(TypeError, match="a transform is something that can be called, not 'x'"):
-        torchdali.compile("x")
+    for other in ("x", [v2.ToImage(), None]):
+        with pytest.raises(TypeError, match=r"a transform is something that can be called, not ('x'|None)$"):
+            torchdali.compile(other)
+    with pytest.raises(TypeError, match="Compose was given a generator, which the first call uses up"):
+        torchdali.compile(v1.Compose(one for one in [v2.ToImage()]))
 
 
 WRONG: list[dict[str, Any]] = [

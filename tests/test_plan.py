@@ -194,6 +194,12 @@ def test_errors_of_torchvision_reach_the_user(pictures):
         next(iter(loader(pictures, [v2.ToImage(), v2.Resize((30, 30)), NORMALIZE])))
 
 
+def test_none_in_a_chain_is_no_transform(pictures):
+    """As in DataLoader: what was to make it may have forgotten to return it."""
+    with pytest.raises(TypeError, match="'NoneType' object is not callable"):
+        next(iter(loader(pictures, [v2.ToImage(), v2.Resize((30, 30)), None])))
+
+
 def test_a_chain_that_ends_in_pil_images_is_refused_as_default_collate_would(pictures):
     with pytest.raises(TransformError, match="ToImage"):
         iter(loader(pictures, [v2.Resize((30, 30))]))

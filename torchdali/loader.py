@@ -193,7 +193,7 @@ class DALILoader(Stateful, Distributed, Reporting, Building, DataLoader[_T]):
             dataset = ImageFolder(Path(cast("str | os.PathLike[str]", dataset)))
         if taken := sorted(_OPTIONS.intersection(vars(self))):
             raise ValueError(_kept(self, taken[0]))
-        check_callable(*flatten(transform), batch_transform)
+        check_callable(*flatten(transform), *([] if batch_transform is None else [batch_transform]))
         check_fidelity(fidelity)
         check_numbers(seed=seed)
         # Each argument is an attribute of its name, by which Lightning makes a loader anew.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import torch
@@ -14,7 +14,10 @@ __all__ = ["as_its_class_says", "check_callable", "flatten", "is_container"]
 
 
 def _held(transform: Any) -> Sequence[Any]:
-    return transform.transforms
+    held = transform.transforms
+    if isinstance(held, Iterator):
+        raise TypeError("Compose was given a generator, which the first call uses up: give it a list")
+    return held
 
 
 def _classification(preset: Any) -> Sequence[Any]:
@@ -62,15 +65,17 @@ def check_callable(*transforms: Any) -> None:
     """Raises TypeError where one is nothing that can be called with an image; a class of transforms is not."""
     for one in transforms:
         kind = cast("type[Any] | None", one if isinstance(one, type) else None)
-        if kind and issubclass(kind, nn.Module):
+        if kind and any("__call__" in vars(base) for base in kind.__mro__):
             raise TypeError(f"{kind.__name__} is a class of transforms: give what {kind.__name__}(...) makes")
-        if not (one is None or callable(one)):
+        if not callable(one):
             raise TypeError(f"a transform is something that can be called, not {one!r}")
 
 
 def flatten(transform: Any) -> list[Any]:
     """The transforms in a chain, in order, without the containers that only call one after another."""
-    if transform is None:
-        return []
+    return [] if transform is None else _leaves(transform)
+
+
+def _leaves(transform: Any) -> list[Any]:
     inner = _inner(transform)
-    return [transform] if inner is None else [leaf for one in inner(transform) for leaf in flatten(one)]
+    return [transform] if inner is None else [leaf for one in inner(transform) for leaf in _leaves(one)]
