@@ -366,7 +366,7 @@ def test_a_device_beyond_the_last(monkeypatch: pytest.MonkeyPatch, dataset: Imag
 
 @pytest.mark.parametrize(
     ("wanted", "error"),
-    [("gpu", ValueError), ("cuda:first", ValueError), (None, TypeError), (1.5, TypeError)],
+    [("gpu", ValueError), ("cuda:first", ValueError), (None, TypeError), (1.5, TypeError), (True, TypeError)],
 )
 def test_a_device_that_does_not_exist(dataset: ImageFolder, wanted: Any, error: type[Exception]) -> None:
     said = f"^device is 'auto' or a device of torch's such as 'cuda:1', not {re.escape(repr(wanted))}$"

@@ -77,7 +77,7 @@ def require_device(device: Any) -> None:
     """
     require_dali()
     wrong = f"device is 'auto' or a device of torch's such as 'cuda:1', not {device!r}"
-    if not isinstance(device, (str, int, torch.device)):
+    if isinstance(device, bool) or not isinstance(device, (str, int, torch.device)):
         raise TypeError(wrong)
     if device == "auto":
         return
