@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from torch.utils.data import default_collate
@@ -52,6 +54,21 @@ def test_conversions_follow_where_sizes_differ(pictures, device):
     for images in ours:
         assert all(image.dtype == torch.bfloat16 for image, _ in images)
         assert len({image.shape for image, _ in images}) > 1
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="exceptions have no notes")
+@pytest.mark.parametrize(
+    ("after", "mix", "text"),
+    [
+        ([v2.Normalize([0.5] * 4, [0.5] * 4)], None, "while Normalize ran in torch on a batch of 6"),
+        ([], lambda batch: batch, "while batch_transform was called with the parts of a batch: Tensor, Tensor"),
+    ],
+    ids=["four channels", "takes one argument"],
+)
+def test_what_fails_on_a_batch_is_named(pictures, after, mix, text):
+    with pytest.raises((RuntimeError, TypeError)) as caught:
+        next(iter(loader(pictures, [*CROP, FLOAT, *after], "cpu", batch_transform=mix)))
+    assert caught.value.__notes__ == [text]
 
 
 SOFT = [v2.MixUp(num_classes=3, alpha=0.8), v2.CutMix(num_classes=3)]

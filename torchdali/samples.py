@@ -105,7 +105,11 @@ def run_on_batch(tail: Sequence[tuple[Kind, InTorch]], images: Images) -> Images
         return []
     with as_written(done[0].device, any(transform.resizes for _, transform in tail)):
         for kind, transform in tail:
-            done = [transform(as_kind(each, kind)) for each in done]
+            try:
+                done = [transform(as_kind(each, kind)) for each in done]
+            except Exception as error:
+                note(error, f"while {_name_of(transform)} ran in torch on a batch of {len(images)}")
+                raise
     plain = [each.as_subclass(torch.Tensor) for each in done]
     return plain[0] if together else plain
 
@@ -146,11 +150,14 @@ def run_in_torch(plan: Plan, images: Sequence[Any], seeds: IntArray, name: Calla
                 try:
                     image = transform(image)
                 except Exception as error:
-                    name_of = getattr(transform.transform, "__qualname__", type(transform.transform).__name__)
-                    note(error, f"while {name_of} ran in torch on {name(row)}")
+                    note(error, f"while {_name_of(transform)} ran in torch on {name(row)}")
                     raise
             done.append(image)
     return done
+
+
+def _name_of(transform: InTorch) -> str:
+    return getattr(transform.transform, "__qualname__", type(transform.transform).__name__)
 
 
 def call_on_batch(transform: Callable[..., Any], data: Any, draws: Draws, device: torch.device) -> Any:
@@ -162,7 +169,13 @@ def call_on_batch(transform: Callable[..., Any], data: Any, draws: Draws, device
         draws: The numbers of its samples, of which the first one's make the seed.
         device: Whose generator is seeded beside the CPU's.
     """
-    return call_seeded(transform, *(data if isinstance(data, (list, tuple)) else (data,)), draws=draws, device=device)
+    parts: list[Any] = list(cast("Sequence[Any]", data)) if isinstance(data, (list, tuple)) else [data]
+    try:
+        return call_seeded(transform, *parts, draws=draws, device=device)
+    except Exception as error:
+        given = ", ".join(type(part).__name__ for part in parts)
+        note(error, f"while batch_transform was called with the parts of a batch: {given}")
+        raise
 
 
 def call_seeded(function: Callable[..., Any], *given: Any, draws: Draws, device: torch.device) -> Any:
