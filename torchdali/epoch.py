@@ -29,13 +29,13 @@ from torchdali.sharding import told_epochs
 from torchdali.sources import LiftedSource
 from torchdali.tolerance import Tolerance
 from torchdali.tracing import came_between, note, put_by
+from torchdali.transfer import pin_memory
 from torchdali.tuning import Threads
 
 __all__ = ["CLOSED", "Compiled", "Epoch", "EpochKeys", "default_collate"]
 
 default_collate = cast("Callable[..., Any]", data_utils.collate.default_collate)
 CLOSED = "the loader was closed; iterate over it anew"
-_pin_memory = cast("Callable[[Any], Any]", data_utils.pin_memory.pin_memory)
 _map_tensors = cast("Callable[..., Any]", pytree.tree_map_only)
 
 
@@ -235,7 +235,7 @@ class Epoch(Resumable):
         batch = feed.pop()
         self.clock.lap("feed")
         data = self._data(batch)
-        data = _pin_memory(data) if self._pin_memory and self._compiled.device.type == "cpu" else data
+        data = pin_memory(data) if self._pin_memory and self._compiled.device.type == "cpu" else data
         self.clock.leave(len(batch.rows))
         return data
 

@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data import IterableDataset
-from torch.utils.data import _utils as data_utils  # pyright: ignore[reportPrivateUsage]
 from torch.utils.data.dataloader import (
     _DatasetKind,  # pyright: ignore[reportPrivateUsage]
     _MultiProcessingDataLoaderIter,  # pyright: ignore[reportPrivateUsage]
@@ -47,12 +46,10 @@ from torchdali.spec import First
 from torchdali.stream import StreamPacker, is_stream, put_stream
 from torchdali.tolerance import Tolerance
 from torchdali.tracing import Traced, came_between, put_by
-from torchdali.transfer import Transfer
+from torchdali.transfer import Transfer, pin_memory
 from torchdali.workers import WorkerStart
 
 __all__ = ["ParallelProxyEpoch", "SerialProxyEpoch"]
-
-_pin_memory = cast("Callable[[Any], Any]", data_utils.pin_memory.pin_memory)
 
 _BATCH_STEP, _COLLATE_STEP = 2**16 - 1, 2**16 - 2
 """The positions that key the random numbers of ``batch_transform`` and ``collate_fn``: after every chain."""
@@ -295,7 +292,7 @@ class _ProxyEpoch(Resumable):
             self.clock.lap("collate")
             data = call_on_batch(self._transform_batch, data, draws.at(_BATCH_STEP), proxy.device)
             self.clock.lap("batch_transform")
-        data = _pin_memory(data) if self._pins else data
+        data = pin_memory(data) if self._pins else data
         self.clock.leave(packed.count)
         return data
 

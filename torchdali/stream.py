@@ -11,16 +11,14 @@ from typing import Any, cast
 
 from torch._utils import ExceptionWrapper
 from torch.utils.data import IterableDataset, IterDataPipe, get_worker_info
-from torch.utils.data import _utils as data_utils  # pyright: ignore[reportPrivateUsage]
 
 from torchdali.packing import Packed, Packer
 from torchdali.place import Place, StreamPlace
 from torchdali.state import is_stateful
+from torchdali.transfer import pin_memory
 from torchdali.workers import WorkerStart
 
 __all__ = ["Carried", "Carrier", "Stream", "StreamPacker", "is_stream", "put_stream"]
-
-_pin_memory = cast("Callable[[Any], Any]", data_utils.pin_memory.pin_memory)
 
 
 class Stream(IterableDataset[Any]):
@@ -169,7 +167,7 @@ class Carried:
 
     def pin_memory(self) -> Carried:
         """Called by DataLoader."""
-        return Carried(_pin_memory(self.data), self.samples, self.state)
+        return Carried(pin_memory(self.data), self.samples, self.state)
 
 
 class Carrier:

@@ -1,16 +1,21 @@
-"""Batches from the host's memory to the device, beside the work that is queued there."""
+"""Batches into pinned memory, and from there to the device, beside the work that is queued on it."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
+from torch.utils.data import _utils as data_utils  # pyright: ignore[reportPrivateUsage]
 
 from torchdali import devices
 from torchdali.structure import replaced
 
-__all__ = ["Transfer"]
+__all__ = ["Transfer", "pin_memory"]
+
+pin_memory = cast("Callable[[Any], Any]", data_utils.pin_memory.pin_memory)
+"""A batch with its tensors in pinned memory, as DataLoader makes it."""
 
 
 class Transfer:
