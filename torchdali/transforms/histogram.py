@@ -44,7 +44,7 @@ def equalize(ops: Ops, image: Node, spec: Spec) -> Node:
     brightest = fn.reductions.max(image, axes=[0, 1], keep_dims=True)
     below = fn.cast(image < brightest, dtype=ops.types.FLOAT)
     pixels = fn.reductions.sum(below, axes=[0, 1], keep_dims=True)
-    step = math.floor((pixels + 0.5) * np.float32(1 / 255))
+    step = math.floor(pixels * np.float32(1 / 255))  # whose float32 is above it
     level = 255 - fn.equalize(fn.cast(255 - image, dtype=ops.types.UINT8))
     # Counts are whole numbers: what float32 puts just below one is meant to be it.
     count = level * (pixels * np.float32(1 / 255))
