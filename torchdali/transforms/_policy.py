@@ -138,7 +138,7 @@ class Policy(Rule):
         words = [word for name in used for word in FAMILIES[name].operators.split(", ") if word]
         self.operators = ", ".join(dict.fromkeys([*words, "arithmetic", "split", "merge"])) if used else ""
         filled = spec.filled(self.fill or ())
-        if not filled.unit and "warp" in used and len(self.places) > 1:
+        if not filled.unit and len(self.places) > 1:
             raise Unsupported(f"with a fill of {self.fill}, values may lie outside of [0, 1] before an operation")
         return filled
 

@@ -59,7 +59,7 @@ class ElasticTransform(Warp):
 
     def draw(self, draws: Draws, size: IntArray) -> Params:
         window = window_of(max(self.sigma))
-        if max(self.sigma) > 0 and (row := first_row(size <= window // 2)) is not None:
+        if (row := first_row(size <= window // 2)) is not None:
             raise RowError(
                 row,
                 f"sigma={self.sigma} blurs in a window of {window} x {window}, which needs an image of more than half "
