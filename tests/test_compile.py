@@ -67,6 +67,7 @@ def test_every_kind_of_image(images, kind, tmp_path, device):
 
 APPLIED = v2.RandomApply([v2.RandomHorizontalFlip(1)], p=1)
 HALF = v2.ToDtype(torch.float16, scale=True)
+LINEAR = InterpolationMode.BILINEAR
 MATRIX = v2.LinearTransformation(torch.rand(192, 192, generator=torch.Generator().manual_seed(0)), torch.zeros(192))
 SUBCLASS = type("Mine", (v2.LinearTransformation,), {})(MATRIX.transformation_matrix, MATRIX.mean_vector)
 AS_GIVEN = {
@@ -77,6 +78,11 @@ AS_GIVEN = {
     "hue of -1 to 1": (lambda image: FLOAT(image) * 2 - 1, v2.ColorJitter(hue=(0.1, 0.1)), 0),
     "hue of 0 to 255": (v2.ToDtype(torch.float32), v1.ColorJitter(hue=(0.1, 0.1)), 0),
     "equalized -1 to 1": (lambda image: FLOAT(image) * 2 - 1, v2.RandomEqualize(1), 0),
+    "of one value, stretched": (lambda image: torch.full_like(F.to_image(image), 77), v2.RandomAutocontrast(1), 0),
+    "border of its own kind's fill": (F.to_image, v2.Pad(9, fill={tv_tensors.Image: 99.6, "others": 200}), 0),
+    "rotated, with half a level around": (F.to_image, v2.RandomRotation((30, 30), LINEAR, fill=99.6), 0.01),
+    "three quarters, to the left": (F.to_image, v2.RandomRotation((270, 270), expand=True), 0),
+    "a quarter, to the right": (F.to_image, v2.RandomRotation((-90, -90), expand=True), 0),
     "two channels rotated": (lambda image: image[:2], v2.RandomRotation((30, 30), v2.InterpolationMode.BILINEAR), 0),
     "two channels in perspective": (lambda image: image[:2], v2.RandomApply([v2.RandomAffine((9, 9))], p=1), 0),
     "five channels rotated": (lambda image: torch.cat([image, image[:2]]), v2.RandomRotation((30, 30)), 0),
@@ -88,6 +94,7 @@ AS_GIVEN = {
     "matrix of a subclass": (lambda x: FLOAT(F.center_crop(x, 8)), SUBCLASS, 1e-6),
     "matrix within RandomApply": (lambda x: FLOAT(F.center_crop(x, 8)), v2.RandomApply([MATRIX], p=1), 1e-6),
     "blurred widely": (lambda x: F.resize(x, [180, 180]), v2.GaussianBlur((171, 171), 20.0), 1),
+    "preset of sharp edges": (F.to_image, ImageClassification(crop_size=32, resize_size=40, antialias=False), 1e-3),
     "preset": (F.to_image, ImageClassification(crop_size=32, resize_size=40), 1e-3),
 }
 
@@ -103,6 +110,43 @@ def test_tensors_that_are_not_like_a_picture(name, images, device):
     for image, one in zip(given, ours, strict=True):
         inside = transform(image).double()[:, 1:-1, 1:-1]
         assert (one.cpu().double()[:, 1:-1, 1:-1] - inside).abs().mean() <= bound
+
+
+def test_a_thin_image_whose_corners_stay_is_none_too_thin(images):
+    line = F.pil_to_tensor(images[0])[:, :, :1]
+    assert torch.equal(torchdali.compile(v2.RandomPerspective(p=0.0), device="cpu")([line])[0], line)
+
+
+def test_a_deviation_of_zero_is_torchvisions_error(images):
+    normalize = v2.Compose([v2.ToImage(), v2.CenterCrop(40), FLOAT, v2.Normalize([0.5] * 3, [0.2, 0.0, 0.2])])
+    with pytest.raises(ValueError, match="std evaluated to zero"):
+        normalize(images[0])
+    with pytest.raises(ValueError, match="std evaluated to zero"):
+        torchdali.compile(normalize, device="cpu")(images)
+
+
+def test_another_default_type_is_that_of_to_tensor(images):
+    chain = v2.Compose([v2.CenterCrop(40), v1.ToTensor()])
+    torch.set_default_dtype(torch.float64)
+    try:
+        ours, theirs = torchdali.compile(chain, device="cpu")(images), torch.stack([chain(image) for image in images])
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert ours.dtype == theirs.dtype == torch.float64
+    assert torch.equal(ours, theirs)
+
+
+@pytest.mark.filterwarnings("ignore:Anti-alias option is always applied")
+@pytest.mark.parametrize(
+    "resize",
+    [v2.Resize((20, 23), InterpolationMode.NEAREST), v2.Resize((20, 23), antialias=False)],
+    ids=["nearest", "without antialias"],
+)
+def test_pil_images_are_resized_as_pil_does(images, resize, device):
+    """Its nearest neighbours are others than those of tensors, and it always smooths."""
+    theirs = torch.stack([F.pil_to_tensor(resize(image)) for image in images])
+    difference = (torchdali.compile(resize, device=device)(images).cpu().int() - theirs.int()).abs()
+    assert (difference[..., 2:-2, 2:-2] > 2).double().mean() < 0.02
 
 
 def test_the_default_device_and_type_are_the_consumers(images):

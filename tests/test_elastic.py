@@ -17,7 +17,7 @@ from torchdali.parity.compare import compiled
 from torchdali.parity.distributions import p_value
 from torchdali.rng import Draws, epoch_key
 from torchdali.spec import Spec
-from torchdali.transforms import RowError, elastic, find_rule
+from torchdali.transforms import RowError, Unsupported, elastic, find_rule
 
 CASES = {name: case for name, case in ALL.items() if name.startswith("ElasticTransform")}
 
@@ -138,3 +138,22 @@ def test_an_image_smaller_than_the_blur_is_named():
     with pytest.raises(RowError, match="41 x 41") as raised:
         rule.draw(Draws(epoch_key(0, 0), index, index * 0), np.array([[21, 21], [20, 40]]))
     assert raised.value.row == 1
+
+
+@pytest.mark.parametrize("sigma", [[0.0, 5.0], [64.0, 64.0]], ids=str)
+def test_a_blur_that_there_is_not_is_left_to_torch(sigma):
+    with pytest.raises(Unsupported):
+        find_rule(v2.ElasticTransform(sigma=sigma)).infer(Spec(device="gpu"))
+
+
+@pytest.mark.parametrize("sigma", [0.3, 0.9, 1.7, 2.45])
+def test_windows_are_torchvisions(sigma, monkeypatch):
+    transform, windows = v2.ElasticTransform(sigma=sigma), []
+
+    def blurred(_, noise, window, sigma):
+        windows.append(window)
+        return noise
+
+    monkeypatch.setattr(transform, "_call_kernel", blurred)
+    transform.make_params([tv_tensors.Image(torch.empty(3, 40, 40))])
+    assert windows == [[elastic.window_of(sigma)] * 2] * 2

@@ -76,12 +76,14 @@ SHORTER = {
     "conversion without scale": ([v2.ToImage(), v2.ToDtype(torch.float32), NORMALIZE], 1, 2e-4),
     "normalize twice": ([v2.ToImage(), FLOAT, NORMALIZE, v2.Normalize([0.1], [0.5])], 1, 1e-5),
     "flip, conversion, normalize": ([v2.ToImage(), FLIP, FLOAT, NORMALIZE], 1, 2e-6),
+    "flip twice, conversion, normalize": ([v2.ToImage(), FLIP, FLIP, FLOAT, NORMALIZE], 2, 2e-6),
     "normalize to half": ([v2.ToImage(), FLIP, FLOAT, NORMALIZE, HALF], 1, 2e-3),
     "both flips": ([VERTICAL, FLIP], 1, 0),
     "padding and crop": ([v2.Pad((30, 10), fill=(9, 8, 7)), CROP], 1, 0),
     "three windows": ([v2.CenterCrop(110), v2.CenterCrop(90), CROP], 1, 0),
     "window and resized crop": ([v2.Pad(9, fill=5), v2.RandomResizedCrop(48)], 1, 0),
     "a window that leaves the one before": ([v2.CenterCrop(50), v2.CenterCrop(80)], 2, 0),
+    "a window that is wider than the one before": ([v2.CenterCrop((90, 50)), v2.CenterCrop(80)], 2, 0),
 }
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import PIL.Image
 import pytest
 import torch
-from chains import inner, make
+from chains import PHOTOGRAPHS, inner, make
 from torchvision import transforms as v1
 from torchvision import tv_tensors
 from torchvision.transforms import v2
@@ -252,7 +252,11 @@ HUE = v2.ColorJitter(hue=0.2)
         ([quietly(v2.RandomResizedCrop, 10, scale=(1, 0.5))], TENSOR),
         ([quietly(v1.RandomResizedCrop, 10, ratio=(2, 1))], TENSOR),
         ([v2.RandomResizedCrop(10, ratio=(0, 1))], TENSOR),
+        ([v2.RandomResizedCrop(10, scale=(-0.5, 1.0))], TENSOR),
         ([v1.RandomPerspective(-0.5, 1.0)], TENSOR),
+        ([v2.RandomPhotometricDistort(brightness=(-0.5, 1.0))], TENSOR),
+        ([v2.RandomPhotometricDistort(hue=(0.2, 0.7))], TENSOR),
+        ([v2.RandomAdjustSharpness(-1)], TENSOR),
         # Weights of nothing, choices of nothing.
         ([v1.RandomChoice(PADS, p=[0, 0])], PIL_SPEC),
         ([v1.RandomChoice(PADS, p=[1])], PIL_SPEC),
@@ -260,10 +264,13 @@ HUE = v2.ColorJitter(hue=0.2)
         ([v1.RandomChoice([])], PIL_SPEC),
         ([v2.RandomShortestSize([])], TENSOR),
         ([v2.AugMix(3.5)], TENSOR),
+        ([v2.AugMix(alpha=0.0)], TENSOR),
+        ([v2.RandAugment(magnitude=31)], TENSOR),
         # Fills that torchvision refuses, and those that a uint8 cannot hold.
         ([v1.Pad(2, fill=(9, 80, 7))], TENSOR),
         ([v1.RandomCrop(99, pad_if_needed=True, fill=(9, 80, 7))], TENSOR),
         ([v2.Pad(2, fill=[1, 2, 3], padding_mode="symmetric")], TENSOR),
+        ([v2.Pad(2, fill={"others": [1, 2, 3]}, padding_mode="edge")], TENSOR),
         ([v2.Pad(2, fill=300)], TENSOR),
         ([v2.Pad(2, fill=(300, 0, -3))], TENSOR),
         ([v1.RandomCrop(9, padding=2, fill="red")], PIL_SPEC),
@@ -275,12 +282,24 @@ HUE = v2.ColorJitter(hue=0.2)
         ([v2.Resize(10, interpolation="foo")], TENSOR),
         ([v2.Resize((10.7, 20))], TENSOR),
         ([v2.CenterCrop((3.7, 5))], PIL_SPEC),
+        ([v2.Resize((10, 20), max_size=30)], TENSOR),
+        ([v2.Pad((1, 1, -2, 1), padding_mode="reflect")], TENSOR),
+        ([v1.RandomRotation((90, 90), expand=True)], TENSOR),
         ([v2.RandomPosterize(0, 1)], PIL_SPEC),
         ([v2.RandomSolarize(-1, 1)], TENSOR),
+        ([v2.ColorJitter(0.3)], Spec("tensor", channels=4)),
+        ([v1.Grayscale(3)], Spec("tensor", channels=1)),
+        ([v1.RandomPosterize(4)], FLOATS),
+        ([v1.RandomEqualize()], FLOATS),
+        ([v1.RandAugment()], FLOATS),
+        ([v2.RandomApply([v2.ToImage()])], PIL_SPEC),
+        ([v1.ConvertImageDtype(torch.float32)], PIL_SPEC),
         ([v2.ToDtype({})], TENSOR),
         ([v2.ToDtype({tv_tensors.Mask: torch.float32})], IMAGE),
         # Floats beyond [0, 1], which come of a fill.
         ([v2.Pad(3, fill=7), v2.RandomEqualize(1)], FLOATS),
+        ([v2.Pad(3, fill=7), v2.RandomPhotometricDistort()], FLOATS),
+        ([v2.GaussianNoise(clip=False), HUE], FLOATS),
         ([v2.RandomCrop(9, padding=3, fill=7), HUE], FLOATS),
         ([v2.RandomZoomOut(7), HUE], FLOATS),
         ([v2.RandomRotation(9, fill=7), HUE], FLOATS),
@@ -304,6 +323,9 @@ def test_what_only_torch_does_as_torch_does_is_left_to_it(chain, spec):
     ("transform", "size"),
     [
         (v2.Pad(-2), (3, 9)),
+        (v2.Pad((1, 1, 9, 1), padding_mode="reflect"), (9, 9)),
+        (v2.Pad(8, padding_mode="reflect"), (8, 20)),
+        (v2.RandomCrop(5, padding=9, padding_mode="symmetric"), (8, 20)),
         (v2.RandomResizedCrop(7, scale=(0.8, 1), ratio=(2.1, 2.5)), (3, 1)),
         (v2.RandomPerspective(0.5, 1), (1, 9)),
         (v2.RandomPerspective(0.5, 1), (9, 1)),
@@ -319,3 +341,23 @@ def test_what_cannot_be_done_to_an_image_is_said_of_it(transform, size):
     with pytest.raises(SampleError, match=type(transform).__name__) as raised:
         torchdali.compile(transform, device="cpu")([usual, small])
     assert raised.value.index == 1
+
+
+def test_noise_on_larger_images_after_noise_on_smaller_ones():
+    """Some samples get their noise before the border, others after it."""
+    images = [torch.from_numpy(photograph[:40, :50] / np.float32(255)).permute(2, 0, 1) for photograph in PHOTOGRAPHS]
+    assert check(([v2.RandomOrder([v2.Pad(9), v2.GaussianNoise()])], images * 3, replace(FLOATS, kind="image"))) > 6
+
+
+def test_an_image_that_is_too_small_for_one_of_several_is_said_by_its_place():
+    compiled = torchdali.compile(v2.RandomChoice([v2.RandomCrop(8), v2.Identity()]), device="cpu")
+    images = [torch.zeros(3, 40, 50, dtype=torch.uint8)] * 5 + [torch.zeros(3, 7, 9, dtype=torch.uint8)]
+    places = []
+    for seed in range(8):
+        torch.manual_seed(seed)
+        try:
+            compiled(images)
+        except SampleError as error:
+            places.append(error.index)
+    assert set(places) == {5}
+    assert len(places) < 8

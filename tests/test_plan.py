@@ -90,6 +90,36 @@ def test_what_has_no_rule_is_left_to_torch_with_the_reason(chain, reason):
     assert reason in plan.steps[-2].note
 
 
+@pytest.mark.parametrize(
+    "chain",
+    [
+        [v2.Resize((40, 50)), v2.Pad((1, 2, 3, 4))],
+        [v2.Resize((40, 50)), v2.Pad((1, 2, 3, 4), padding_mode="reflect"), v2.Resize(30)],
+        [v2.Resize((50, 40)), v2.Resize(None, max_size=70)],
+        [v2.Resize((40, 50)), v2.RandomChoice([v2.Pad(3), v2.CenterCrop((46, 56))])],
+    ],
+    ids=str,
+)
+def test_sizes_that_are_all_the_same_are_known(chain):
+    assert compiled(chain).spec.size == v2.Compose(chain)(Image.new("RGB", (90, 70))).size[::-1]
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        v2.RandomRotation(30, expand=True),
+        v2.RandomZoomOut(),
+        v2.RandomResize(20, 40),
+        v2.RandomApply([v2.CenterCrop(20)]),
+        v2.RandomChoice([v2.CenterCrop(20), v2.CenterCrop(30)]),
+        v2.RandomOrder([v2.RandomApply([v2.Pad(3)])]),
+    ],
+    ids=str,
+)
+def test_sizes_that_differ_are_not(last):
+    assert compiled([v2.Resize((40, 50)), last]).spec.size is None
+
+
 def loader(pictures, chain, **options):
     dataset = ImageFolder(pictures, v2.Compose(chain))
     return DALILoader(dataset, batch_size=6, device=options.pop("device", "cpu"), seed=1, **options)

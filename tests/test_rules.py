@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from torchvision import transforms as v1
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
@@ -72,6 +73,14 @@ def test_a_crop_larger_than_its_image_names_the_row():
     with pytest.raises(RowError, match="pad_if_needed=True") as raised:
         rule.draw(Draws(epoch_key(0, 0), index, index * 0), np.array([[60, 60], [49, 60], [10, 10]]))
     assert raised.value.row == 1
+
+
+def test_corners_go_as_far_as_torchvisions():
+    """Half of an odd side is rounded down before it is multiplied."""
+    drawn_here = drawn(v2.RandomPerspective(0.9, p=1), 7, 9)["corners"]
+    drawn_there = np.array([v1.RandomPerspective.get_params(9, 7, 0.9)[1] for _ in range(500)])
+    assert drawn_here.min(0).tolist() == drawn_there.min(0).tolist()
+    assert drawn_here.max(0).tolist() == drawn_there.max(0).tolist()
 
 
 def test_boxes_are_torchvisions_for_the_same_random_numbers(monkeypatch):

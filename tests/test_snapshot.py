@@ -72,6 +72,10 @@ CHANGES: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
         lambda: floats(v2.LinearTransformation(*whitening())),
         lambda chain: chain.transforms[3].transformation_matrix.mul_(0),
     ),
+    "a tensor of which DALI has the numbers": (
+        lambda: floats(v1.Normalize(torch.full((3,), 0.5), torch.full((3,), 0.5))),
+        lambda chain: chain.transforms[3].mean.fill_(0.1),
+    ),
 }
 
 

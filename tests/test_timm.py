@@ -294,6 +294,7 @@ def test_boxes_are_erased_as_timm_erases_them(given):
         ([timm.TrimBorder(-1)], "negative"),
         ([erasing.RandomErasing()], "tensors only"),
         ([timm.MaybeToTensor(), erasing.RandomErasing(max_count=2)], "several boxes"),
+        ([timm.MaybeToTensor(), erasing.RandomErasing(min_count=0, max_count=1)], "several boxes"),
         ([timm.MaybeToTensor(), erasing.RandomErasing(mode="rand")], "one random colour"),
         ([timm.MaybePILToTensor(), erasing.RandomErasing(mode="pixel")], "floating point"),
     ],
@@ -303,6 +304,11 @@ def test_what_has_no_equal_runs_in_torch(chain, reason):
     plan = compiled(chain)
     assert [one.transform for one in plan.suffix] == chain[-1:]
     assert re.search(reason, str(plan))
+
+
+def test_the_size_within_a_border_is_known():
+    chain = [v1.Resize((40, 50)), timm.TrimBorder(3)]
+    assert compiled(chain).spec.size == v1.Compose(chain)(Image.new("RGB", (90, 70))).size[::-1]
 
 
 def test_a_border_that_leaves_nothing_names_the_transform(photographs):

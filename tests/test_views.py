@@ -109,11 +109,15 @@ def test_torch_gets_the_container(lossless, later, device):
         assert torch.equal(crops.cpu(), expected)
 
 
-def test_views_that_cannot_be_one_plan_run_in_torch(lossless):
-    mixed = MultiView([v2.CenterCrop(24), v2.Compose([v2.CenterCrop(24), v2.ToImage()])])
-    ours, _ = both(lossless, [mixed], "cpu", batch_size=4)
+@pytest.mark.parametrize(("one", "what"), [(v2.ToImage(), "kind"), (v2.Grayscale(), "channels"), (FLOAT, "dtype")])
+def test_views_that_differ_run_in_torch(lossless, one, what):
+    before = [v2.ToImage()] if what == "dtype" else []
+    ours, _ = both(lossless, [*before, MultiView([v2.CenterCrop(24), one])], "cpu", batch_size=4)
     ours._compile()
-    assert "its views differ in kind" in ours._compiled.plan.steps[0].note
+    assert f"its views differ in {what}" in ours._compiled.plan.steps[-1].note
+
+
+def test_views_that_cannot_be_one_plan_run_in_torch(lossless):
     mixed = MultiView([v2.CenterCrop(24), v2.Lambda(lambda image: image)])
     ours, _ = both(lossless, [mixed], "cpu", batch_size=4)
     ours._compile()
