@@ -140,7 +140,7 @@ def test_nested_datasets(pictures: Path, numbered: Numbered, kind: str, device: 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("first", [True, False], ids=["inference first", "inference last"])
 def test_inference_mode_of_some_epochs(dataset: ImageFolder, kind: str, first: bool, device: str) -> None:
-    ours, theirs = (loader_of(dataset, device, cache, batch_size=5) for cache in (kind, None))
+    ours, theirs = (loader_of(dataset, device, cache, batch_size=2) for cache in (kind, None))
     iterator = iter(ours)
     with torch.inference_mode(first):
         batches = [next(iterator)]

@@ -13,7 +13,9 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 from torchdali import machine
+from torchdali.cache.base import share_of_free
 from torchdali.cache.cut import cut
+from torchdali.cache.images import _length as length_of
 from torchdali.cache.store import WORD, Store
 from torchdali.compiler import compile_plan
 from torchdali.rng import Draws, epoch_key
@@ -218,6 +220,16 @@ def test_cores_of_a_control_group(tmp_path: Path, files: dict[str, str], cores: 
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     assert machine._cgroup_quota(tmp_path) == cores
+
+
+def test_half_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "available_memory", lambda: 1001)
+    assert share_of_free(torch.device("cpu")) == 500
+
+
+@pytest.mark.parametrize(("sampler", "length"), [(range(9), 9), (range(600), 24), (iter(range(9)), 24), (None, 24)])
+def test_no_more_images_are_expected_than_there_are_files(sampler: Any, length: int) -> None:
+    assert length_of(sampler, 24) == length
 
 
 def test_memory_of_this_process() -> None:

@@ -76,6 +76,13 @@ def profiled(image: PIL.Image.Image, kind: str) -> bytes:
     return encoded(image, kind, icc_profile=profile.tobytes())
 
 
+def without_adobe(image: PIL.Image.Image) -> bytes:
+    """Its components are named R, G and B, which alone says that they are."""
+    whole = encoded(image, "JPEG", keep_rgb=True)
+    at = whole.index(b"\xff\xee")
+    return whole[:at] + whole[at + 2 + int.from_bytes(whole[at + 2 : at + 4], "big") :]
+
+
 def ppm(image: PIL.Image.Image, highest: int) -> bytes:
     pixels = np.asarray(image).astype(np.float64) * highest / 255
     header = b"P6\n# a comment\n%d %d\n%d\n" % (*image.size, highest)
@@ -101,6 +108,7 @@ ODD: dict[str, Callable[[PIL.Image.Image], bytes]] = {
     "progressive JPEG": lambda image: encoded(image, "JPEG", progressive=True),
     "JPEG 4:4:4": lambda image: encoded(image, "JPEG", subsampling=0, quality=99),
     "RGB JPEG": lambda image: encoded(image, "JPEG", keep_rgb=True),
+    "RGB JPEG, by its names alone": without_adobe,
     "rotated JPEG": rotated,
     "rotated PNG": lambda image: rotated(image, "PNG"),
     "rotated WEBP": lambda image: rotated(image, "WEBP"),
@@ -157,18 +165,34 @@ def refusal(dataset: ImageFolder, index: int) -> str:
 
 @pytest.mark.parametrize("content", ODD.values(), ids=ODD.keys())
 def test_odd_file_is_read_as_pil_reads_it(
-    fresh: ImageFolder, photograph: PIL.Image.Image, content: Callable[[PIL.Image.Image], bytes], device: str
+    fresh: ImageFolder,
+    photograph: PIL.Image.Image,
+    content: Callable[[PIL.Image.Image], bytes],
+    device: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     path = odd_path(fresh)
     path.write_bytes(content(photograph))
     loader = DALILoader(fresh, PER_BATCH, device=device)
-    for _ in range(2):
+    for epoch in range(2):
         if error := refusal(fresh, ODD_ONE):
             with pytest.raises(SampleError, match=f"sample {ODD_ONE} ") as caught:
                 list(loader)
             assert error in str(caught.value)
         else:
+            if epoch:
+                monkeypatch.setattr("torchdali.feed.Feed._again", lambda self, batch: pytest.fail("run twice"))
             assert_pairs(loader, fresh, in_order())
+
+
+def test_bytes_after_an_end_are_looked_at_once(
+    fresh: ImageFolder, photograph: PIL.Image.Image, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    odd_path(fresh).write_bytes(encoded(photograph, "JPEG") + b"more" * 99)
+    loader = DALILoader(fresh, PER_BATCH, device=device)
+    first = [labels.tolist() for _, labels in loader]
+    monkeypatch.setattr("torchdali.sources.FileSource.load", lambda self, row: pytest.fail("decoded by PIL"))
+    assert [labels.tolist() for _, labels in loader] == first
 
 
 def test_rotation_in_exif_is_not_followed(fresh: ImageFolder, photograph: PIL.Image.Image, device: str) -> None:

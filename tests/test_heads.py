@@ -103,6 +103,17 @@ def test_first_bytes_say_what_the_header_says(tmp_path: Path) -> None:
             assert said == (header.height, header.width, header.jpeg, header.native, header.baseline)
 
 
+def test_a_frame_at_the_end_of_what_is_read_says_nothing() -> None:
+    plain = next(contents for name, contents, _ in kinds() if name == "plain.jpg")
+    frame = plain.index(b"\xff\xc0")
+    files: list[bytes] = []
+    for at in range(HEAD - 24, HEAD):
+        length = at - frame - 2
+        files.append(plain[:2] + b"\xff\xfe" + length.to_bytes(2, "big") + bytes(length - 2) + plain[2:])
+        assert files[-1][at : at + 2] == b"\xff\xc0"
+    assert not parse(np.stack([np.frombuffer(file[:HEAD], np.uint8) for file in files])).known.any()
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_damaged_files_are_never_said_to_be_what_they_are_not(tmp_path: Path, seed: int) -> None:
     """Where the first bytes tell, the header says the same; else one by one decides."""

@@ -19,6 +19,7 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 from torchdali import DALILoader, SampleError
+from torchdali.preparing import prepared
 
 pytestmark = [
     pytest.mark.timeout(60),
@@ -142,6 +143,22 @@ def test_kinds_of_files(photographs: Any, make: Make, holder: Make, device: str)
     assert compared(photographs, lambda image: holder(make(image)), whole, EXACT, device, 5 if lossy else 0)
 
 
+def test_a_draft_of_a_file_is_what_pil_makes_of_it(photographs: Any, device: str) -> None:
+    def drafted(image: Image) -> Any:
+        opened: Any = lazily(encoded(image, "JPEG"))
+        opened.draft("RGB", (image.width // 2, image.height // 2))
+        assert opened.size < image.size
+        return opened
+
+    assert compared(photographs, drafted, drafted, EXACT, device, 0)
+
+
+def test_a_relative_path_is_that_of_the_process_that_gave_it(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = min(pictures.rglob("*.jpg"))
+    monkeypatch.chdir(path.parent)
+    assert bytes(prepared(Path(path.name)).data) == bytes(path)
+
+
 def test_paths_and_mixed_kinds(photographs: Any, pictures: Path, device: str) -> None:
     paths = sorted(pictures.rglob("*.jpg"))[:COUNT]
     mean = 5 if device == "cuda" else 0
@@ -184,12 +201,13 @@ def test_modes_that_only_pil_knows_must_be_converted(photographs: Any, mode: str
     assert compared(photographs, MODES["RGBA"], MODES["RGBA"], chain, device, 0)
 
 
-@pytest.mark.parametrize("kind", ["I", "F", "I;16", "array float32", "array int16", "array uint16"])
+@pytest.mark.parametrize("kind", ["1", "I", "F", "I;16", "array float32", "array int16", "array uint16"])
 @pytest.mark.parametrize("to_tensor", [v1.ToTensor, v2.ToTensor], ids=["v1", "v2"])
 @pytest.mark.filterwarnings("ignore:The transform `ToTensor:UserWarning")
 def test_to_tensor_scales_bytes_alone(photographs: Any, to_tensor: Any, kind: str, device: str) -> None:
     chain = v2.Compose([to_tensor(), v2.CenterCrop(CROP)])
-    assert compared(photographs, (MODES | PIXELS)[kind], (MODES | PIXELS)[kind], chain, device, 0)
+    make = {**MODES, **PIXELS, "1": lambda image: image.convert("1")}[kind]
+    assert compared(photographs, make, make, chain, device, 0)
 
 
 def test_half_precision_is_flipped(photographs: Any, device: str) -> None:
