@@ -337,6 +337,9 @@ def test_an_image_too_small_names_its_place(images, device):
         crop([images[0].resize((90, 90)), images[0].resize((20, 90))])
     assert raised.value.index == 1
     assert crop([images[0].resize((90, 90))]).shape == (1, 3, 50, 50)
+    with pytest.raises(SampleError, match="sample 2 ") as raised:
+        crop([images[0].resize((90, 90)), torch.zeros(3, 60, 60), torch.zeros(3, 20, 90)])
+    assert raised.value.index == 2
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))], ids=["deep", "pickle"])

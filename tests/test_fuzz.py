@@ -23,7 +23,7 @@ from torchdali.plan import View
 from torchdali.rng import Draws, epoch_key
 from torchdali.samples import as_kind
 from torchdali.spec import Spec
-from torchdali.transforms import RowError
+from torchdali.transforms import MultiView, RowError
 from torchdali.transforms.apply import Sometimes
 from torchdali.transforms.geometry import Warp
 
@@ -310,6 +310,12 @@ HUE = v2.ColorJitter(hue=0.2)
         ([v2.RandomOrder([v2.RandomErasing(value="random"), v2.RandomEqualize()])], FLOATS),
         # Several images come to one that takes one.
         ([v2.FiveCrop(9), v2.RandomApply([v1.Pad(3)])], PIL_SPEC),
+        ([v2.FiveCrop(20), v2.FiveCrop(9)], IMAGE),
+        # Several images of different sizes, for all of which torchvision would draw at once.
+        ([MultiView([v2.CenterCrop(9), v2.CenterCrop(20)]), v2.RandomCrop(5)], IMAGE),
+        # PIL resamples colours that it has multiplied with alpha.
+        ([v2.Resize(9)], Spec("pil", channels=2)),
+        ([v2.RandomRotation(9)], Spec("pil", channels=4)),
     ],
     ids=lambda value: text(value)[:70] if isinstance(value, list) else value.kind,
 )

@@ -179,6 +179,10 @@ BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
     "few labels": (lambda f: saved(f, paths=[b"a", b"b"], labels=[1]), "no array 'labels' of 2 integers"),
     "floats": (lambda f: saved(f, paths=[b"a"], labels=[1.0]), "no array 'labels'"),
     "objects": (lambda f: saved(f, paths=np.array([b"a"], object), labels=[1]), "Python objects"),
+    "another order": (
+        lambda f: saved(f, paths=[b"a"] * 2, labels=[1, 2], sizes=np.ones((2, 2), np.uint16, "F")),
+        "Fortran's order",
+    ),
     "one class": (lambda f: saved(f, paths=[b"a"], labels=[1], classes="cat"), "'classes' is no list of names"),
     "damaged header": (lambda f: damaged(f, 100, 160), "is no index, which is a file that"),
     "damaged magic": (lambda f: damaged(f, 40, 60), "is no index, which is a file that"),
@@ -190,6 +194,34 @@ def test_what_is_no_index_is_refused(tmp_path: Path, make: Any, text: str) -> No
     make(tmp_path / "bad.npz")
     with pytest.raises(ValueError, match=rf"bad\.npz .*{text}"):
         ImageIndex(tmp_path / "bad.npz")
+
+
+@pytest.mark.parametrize("kind", ["host", "device"])
+def test_other_rows_of_an_index_are_kept_anew(
+    fresh: ImageFolder, exact: v2.Compose, tmp_path: Path, kind: Any, device: str
+) -> None:
+    """Although their files are as long as the others and as old."""
+    paths = [Path(path) for path, _ in fresh.samples]
+    longest = max(path.stat().st_size for path in paths)
+    for path in paths:
+        path.write_bytes(path.read_bytes().ljust(longest, b"\0"))
+        os.utime(path, (1, 1))
+    ImageIndex.write(tmp_path / "fresh.npz", fresh.samples)
+    part = Subset(ImageIndex(tmp_path / "fresh.npz", exact), [0, 1, 2])
+    loader = DALILoader(part, 3, device=device, cache=kind)
+    assert_pairs(loader, fresh, [[0, 1, 2]])
+    part.indices = [5, 6, 7]
+    assert_pairs(loader, fresh, [[5, 6, 7]])
+
+
+def test_files_whose_headers_an_index_has_are_decoded_once(
+    dataset: ImageFolder, exact: v2.Compose, tmp_path: Path, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ImageIndex.write(tmp_path / "headers.npz", dataset.samples, headers=True)
+    loader = DALILoader(ImageIndex(tmp_path / "headers.npz", exact), 3, device=device, cache="device")
+    first = on_host(loader)
+    monkeypatch.setattr("torchdali.cache.images.ImageCache.drop", lambda self, rows: pytest.fail("decoded anew"))
+    assert same(on_host(loader), first)
 
 
 def test_an_index_by_numpy_alone_is_one(index: ImageIndex, dataset: ImageFolder, tmp_path: Path) -> None:

@@ -104,6 +104,12 @@ def test_sizes_that_are_all_the_same_are_known(chain):
     assert compiled(chain).spec.size == v2.Compose(chain)(Image.new("RGB", (90, 70))).size[::-1]
 
 
+def test_the_memory_of_a_sample_is_that_of_its_numbers():
+    chain = [v2.ToImage(), v2.Resize((40, 50)), v2.FiveCrop(30), FLOAT]
+    made = v2.Compose(chain)(Image.new("RGB", (90, 70)))
+    assert compiled(chain).sample_bytes == sum(view.nbytes for view in made)
+
+
 @pytest.mark.parametrize(
     "last",
     [
