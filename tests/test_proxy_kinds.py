@@ -19,7 +19,7 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 from torchdali import DALILoader, SampleError
-from torchdali.preparing import prepared
+from torchdali.preparing import RefusedError, UnreadableError, black, prepared
 
 pytestmark = [
     pytest.mark.timeout(60),
@@ -157,6 +157,22 @@ def test_a_relative_path_is_that_of_the_process_that_gave_it(pictures: Path, mon
     path = min(pictures.rglob("*.jpg"))
     monkeypatch.chdir(path.parent)
     assert bytes(prepared(Path(path.name)).data) == bytes(path)
+
+
+def test_half_a_file_is_unreadable_and_says_how_large_it_was(photographs: Any) -> None:
+    whole = encoded(photographs[0], "JPEG")
+    with pytest.raises(UnreadableError, match="truncated") as raised:
+        prepared(whole[: len(whole) // 2])
+    size = (photographs[0].height, photographs[0].width)
+    assert raised.value.size == size
+    assert lazily(bytes(black(size).data)).size == photographs[0].size
+
+
+def test_a_transform_for_pil_images_is_given_bytes_alone(photographs: Any) -> None:
+    floats = np.asarray(photographs[0]) / np.float32(255)
+    assert prepared(floats).size == floats.shape[:2]
+    with pytest.raises(RefusedError, match="an array of float32"):
+        prepared(floats, "rule")
 
 
 def test_paths_and_mixed_kinds(photographs: Any, pictures: Path, device: str) -> None:
