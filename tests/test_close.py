@@ -67,16 +67,36 @@ def test_closing_ends_epochs_and_the_loader_can_be_used_again(
 
 @pytest.mark.parametrize(("asked", "options"), KINDS)
 def test_closing_ends_threads_and_files(dataset: ImageFolder, asked: bool, options: dict[str, Any]) -> None:
-    with make(dataset, asked, options, "cpu") as loader:  # what DALI and torch start once for a process
-        list(loader)
-    gc.collect()
-    before = open_ones()
-    for _ in range(3):
+    """Though loaders and iterators are still there."""
+    kept = []
+    for _ in range(4):  # what DALI and torch start once for a process is there after the first
         with make(dataset, asked, options, "cpu") as loader:
-            next(iter(loader))
-    gc.collect()
-    after = open_ones()
+            iterator = iter(loader)
+            next(iterator)
+        gc.collect()
+        assert "memfd:torchdali" not in Path("/proc/self/maps").read_text(), "blocks of workers"
+        kept.append((open_ones(), loader, None if options else iterator))  # torch's queues are files of an iterator
+    before, after = kept[0][0], kept[-1][0]
     assert all(now <= then for now, then in zip(after, before, strict=True)), (before, after)
+
+
+def test_closing_ends_what_reads_many_headers(dataset: ImageFolder) -> None:
+    dataset.samples *= 2
+    kept = []
+    for _ in range(3):
+        with DALILoader(dataset, len(dataset), device="cpu") as loader:
+            next(iter(loader))
+        gc.collect()
+        kept.append((open_ones(), loader))
+    assert all(now <= then for now, then in zip(kept[-1][0], kept[0][0], strict=True)), kept
+
+
+def test_closing_ends_workers_of_dataloaders_own_kind() -> None:
+    options: dict[str, Any] = {"num_workers": 1, "persistent_workers": True, "device": "cpu"}
+    with DALILoader([*range(24)], PER_BATCH, **options) as loader:
+        assert len(list(loader)) == 8
+        assert multiprocessing.active_children()
+    assert not multiprocessing.active_children()
 
 
 @pytest.mark.gpu

@@ -326,6 +326,8 @@ class _ProxyEpoch(Resumable):
         """Ends the epoch before its end, and the workers."""
         self._leave()
         self._end_workers()
+        self._received.clear()
+        self._mappings.clear()
         self._over = CLOSED
 
     def _end_workers(self) -> None:
