@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -139,6 +140,28 @@ def test_an_engine_with_too_few_threads_is_not_used_again(pictures: Path, monkey
         assert loader._compiled is not None
         used += [engine.threads for engine in loader._compiled.pool._idle]
     assert used == [1, 2, 2]
+
+
+def test_what_is_set_later_is_built_for(pictures: Path) -> None:
+    loader = DALILoader(ImageFolder(pictures, CHAIN), 4, cache="host", cache_bytes=1, device="cpu")
+    before = loader._compile()
+    assert loader._compile() is before
+    loader.num_workers = before.threads.number() + 1
+    assert loader._compile().threads.number() == loader.num_workers
+    before = loader._compile()
+    loader.cache_bytes = 2**20
+    assert loader._compile() is not before
+    loader.cache = cast("Any", "tape")
+    with pytest.raises(ValueError, match="tape"):
+        iter(loader)
+
+
+def test_a_prefetch_factor_that_nobody_chose_is_none_of_a_copy(pictures: Path) -> None:
+    loader = DALILoader(ImageFolder(pictures, CHAIN), 4, num_workers=2, device="cpu")
+    for one in (loader, pickle.loads(pickle.dumps(loader))):
+        assert one.prefetch_factor == 2
+        again = DALILoader(one.dataset, 4, num_workers=2, prefetch_factor=one.prefetch_factor, device="cpu")
+        assert again._compile().window == 6
 
 
 class Growing:
