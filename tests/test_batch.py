@@ -127,3 +127,22 @@ def test_batch_transform_gets_what_collate_fn_made(pictures):
         batch_transform=lambda batch: len(batch["images"]),
     )
     assert set(ours) <= {6, 5, 4, 3, 2, 1}
+
+
+def test_what_targets_and_collate_fn_draw_follows_from_the_samples(pictures):
+    """And differs between samples, and between batches."""
+    drawn = ImageFolder(pictures, v2.Compose(CROP), target_transform=lambda label: torch.rand(()))
+    targets = [torch.cat([of for _, of in DALILoader(drawn, size, seed=1, device="cpu")]) for size in (5, 24)]
+    assert torch.equal(*targets)
+    assert len(targets[0].unique()) == 24
+    numbers = [torch.cat(list(loader(pictures, CROP, "cpu", collate_fn=lambda _: torch.rand(1)))) for _ in range(2)]
+    assert torch.equal(*numbers)
+    assert len(numbers[0].unique()) == 4
+
+
+def test_epochs_differ_where_workers_persist(pictures):
+    """For which DataLoader draws one base seed alone."""
+    dataset = ImageFolder(pictures, v2.Compose(CROP))
+    persistent = DALILoader(dataset, 24, num_workers=1, persistent_workers=True, device="cpu")
+    (one, _), (other, _) = (next(iter(persistent)) for _ in range(2))
+    assert not torch.equal(one, other)

@@ -121,6 +121,19 @@ def test_occurrences_that_are_passed_over_are_counted():
 
 
 @pytest.mark.timeout(60)
+def test_a_sampler_is_asked_as_far_ahead_as_by_dataloader(pictures):
+    dataset, states = ImageFolder(pictures, CROPPED), []
+    for kind, options in ((DataLoader, {}), (DALILoader, {"device": "cpu"})):
+        generator = torch.Generator().manual_seed(7)
+        sampler = RandomSampler(dataset, replacement=True, num_samples=100, generator=generator)  # draws 32 at once
+        iterator = iter(kind(dataset, 1, sampler=sampler, num_workers=2, prefetch_factor=20, **options))
+        next(iterator)
+        del iterator
+        states.append(generator.get_state().tolist())
+    assert states[0] == states[1]
+
+
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize("replacement", [False, True])
 @pytest.mark.parametrize("workers", [0, 1, 2])
 @pytest.mark.parametrize("taken", [0, 1, 3])

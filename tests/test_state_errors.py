@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -221,6 +222,17 @@ def test_samples_of_a_batch_that_failed_count_as_drawn(batch_size: int | None, w
         return DALILoader(Refusing(), sampler=sampler, **options)
 
     assert_goes_on(make, OwnError)
+
+
+def test_after_a_damaged_file(fresh: Any) -> None:
+    Path(fresh.samples[4][0]).write_text("no picture")
+    loader, again = (DALILoader(fresh, 3, seed=1, device="cpu") for _ in range(2))
+    iterator = iter(loader)
+    next(iterator)
+    with pytest.raises(SampleError):
+        next(iterator)
+    again.load_state_dict(through_files(loader.state_dict()))
+    assert not difference(list(again), list(iterator))
 
 
 def test_after_what_is_no_batch_of_indices() -> None:
