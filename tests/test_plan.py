@@ -230,6 +230,17 @@ def test_errors_of_torchvision_reach_the_user(pictures):
         next(iter(loader(pictures, [v2.ToImage(), v2.Resize((30, 30)), NORMALIZE])))
 
 
+def test_arguments_that_are_words_are_refused_by_name(pictures):
+    """As they come from a command line whose options were given no type."""
+    with pytest.raises(TypeError, match="expected size to be one of"):
+        next(iter(loader(pictures, [v2.ToImage(), v2.Resize("32")])))
+    flip = v1.RandomHorizontalFlip("0.5")
+    with pytest.raises(ValueError, match="'str'") as caught:
+        iter(loader(pictures, [v2.ToImage(), v2.Resize((30, 30)), flip]))
+    told = [f"while the arguments of transform 3, {flip!r}, were looked at"]
+    assert getattr(caught.value, "__notes__", told) == told
+
+
 def test_none_in_a_chain_is_no_transform(pictures):
     """As in DataLoader: what was to make it may have forgotten to return it."""
     with pytest.raises(TypeError, match="'NoneType' object is not callable"):

@@ -12,6 +12,7 @@ from torchvision.transforms import v2
 from torchdali.hosted import InTorch
 from torchdali.plan import Plan, Step, View
 from torchdali.spec import Entry, Fidelity, First, Kind, Spec
+from torchdali.tracing import note
 from torchdali.transforms import Rule, Unsupported, Views, find_rule, flatten, infer
 from torchdali.transforms.conversion import Identity, PILToTensor, ToImage, ToTensor
 from torchdali.transforms.crop import Window
@@ -108,9 +109,9 @@ class _Compiler:
         self.branches = [(rules, spec) for (rules, _), spec in zip(self.branches, specs, strict=True)]
         return True
 
-    def _in_torch(self, position: int, leaf: Any, note: str) -> None:
+    def _in_torch(self, position: int, leaf: Any, why: str) -> None:
         self.suffix.append(InTorch(leaf, self.device))
-        self.steps.append(Step(position, leaf, "torch", note))
+        self.steps.append(Step(position, leaf, "torch", why))
 
 
 def _takes_several(transform: Any) -> bool:
@@ -152,7 +153,11 @@ def compile_plan(
         spec = replace(spec, kind="pil")
     compiler = _Compiler(spec, device, until)
     for position, leaf in enumerate(chain, start=1):
-        compiler.add(position, leaf)
+        try:
+            compiler.add(position, leaf)
+        except Exception as error:
+            note(error, f"while the arguments of transform {position}, {leaf!r}, were looked at")
+            raise
     views = compiler.branches
     shared = compiler.rules
     out = views[0][1]

@@ -208,7 +208,7 @@ def infer(rule: Rule, spec: Spec) -> Spec:
 
 def check_whole(size: Any) -> None:
     """Raises Unsupported where a size, a number or several, is not of whole pixels, which torchvision may refuse."""
-    if any(isinstance(side, (float, np.floating)) for side in np.atleast_1d(np.array(size, object))):
+    if not all(isinstance(side, (int, np.integer)) for side in np.atleast_1d(np.array(size, object))):
         raise Unsupported(f"size={size} is not of whole pixels")
 
 

@@ -211,7 +211,7 @@ class Resize(Resizing):
         self.max_size: int | None = transform.max_size
 
     def infer(self, spec: Spec) -> Spec:
-        check_whole(self.target)
+        check_whole(self.target or ())
         both = (self.target[0], self.target[1]) if self.target and len(self.target) == 2 else None
         self.resampling = Resampling(self.transform, spec, both)
         if both and self.max_size is not None:
