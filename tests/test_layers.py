@@ -44,7 +44,7 @@ LAYERS = [
     {"samples"},
     {"readahead", "state"},
     {"stream"},
-    {"resume"},
+    {"resume", "bookmark"},
     {"epoch", "rejoin", "admission", "identities", "parallel"},
     {"proxy", "plain"},
     {"stats"},

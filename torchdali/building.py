@@ -10,14 +10,14 @@ import torch
 
 from torchdali import devices, graph, machine
 from torchdali.admission import Proxy, stacks
-from torchdali.cache import Cache, cached
+from torchdali.cache import Cache, cached, check_arguments
 from torchdali.compiler import compile_plan, fuse
 from torchdali.engine import EnginePool
 from torchdali.epoch import Compiled, default_collate
-from torchdali.errors import TransformError
+from torchdali.errors import TransformError, UnsupportedDatasetError
 from torchdali.heads import HeadReader
 from torchdali.routes import Routes
-from torchdali.sources import FolderSource, LiftedSource
+from torchdali.sources import FolderSource, LiftedSource, dataset_state, lift
 from torchdali.spec import Fidelity
 from torchdali.tolerance import Tolerance
 from torchdali.transforms import flatten, snapshot
@@ -42,11 +42,31 @@ class Building:
     cache: Literal["host", "device"] | None
     cache_bytes: int | None
     _source: LiftedSource | None
+    _source_state: object
+    _not_lifted: str
     _tolerance: Tolerance
     _window: int | None
     _compiled: Compiled | None = None
     _proxy: Proxy | None = None
     _cache: Cache | None = None
+
+    @staticmethod
+    def _lift(dataset: Any) -> tuple[LiftedSource | None, object, str]:
+        """The samples where they need not be asked for, what tells a changed dataset, and else why they must be."""
+        try:
+            return lift(dataset), dataset_state(dataset), ""
+        except UnsupportedDatasetError as error:
+            return None, id(dataset), str(error)
+
+    def _lift_again(self) -> None:
+        """Looks anew at a dataset that is read and was changed since."""
+        dataset = cast("Any", self).dataset
+        if self._source is not None and dataset_state(dataset) != self._source_state:
+            self._source, self._source_state, self._not_lifted = self._lift(dataset)
+        self._check_cache()
+
+    def _check_cache(self) -> None:
+        check_arguments(self.cache, self.cache_bytes, self._source, self._not_lifted)
 
     def _compile(self) -> Compiled:
         """The source, plan and engines; anew where the dataset, a transform or the device is another one now."""

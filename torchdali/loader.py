@@ -19,17 +19,16 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from torchvision.datasets import ImageFolder
 
 from torchdali import graph
+from torchdali.bookmark import Bookmark, Stateful, twin_of
 from torchdali.building import Building
-from torchdali.cache import check_arguments
 from torchdali.clock import Clock
 from torchdali.epoch import Epoch, EpochKeys
-from torchdali.errors import SampleError, UnsupportedDatasetError
+from torchdali.errors import SampleError
 from torchdali.plain import ParallelPlain, SerialPlain
 from torchdali.proxy import ParallelProxyEpoch, SerialProxyEpoch
 from torchdali.reporting import Reporting
-from torchdali.resume import Bookmark, Resumable, Stateful, twin_of
+from torchdali.resume import Resumable
 from torchdali.sharding import Distributed, Sharding
-from torchdali.sources import LiftedSource, dataset_state, lift
 from torchdali.spec import Fidelity, check_fidelity
 from torchdali.stats import Probe
 from torchdali.tolerance import OnError, Tolerance
@@ -230,20 +229,6 @@ class DALILoader(Stateful, Distributed, Reporting, Building, DataLoader[_T]):
         if cast("Any", cls).__init__ is not cast("Any", DALILoader).__init__ and "__signature__" not in vars(cls):
             cast("Any", cls).__signature__ = None
 
-    @staticmethod
-    def _lift(dataset: Any) -> tuple[LiftedSource | None, object, str]:
-        """The samples where they need not be asked for, what tells a changed dataset, and else why they must be."""
-        try:
-            return lift(dataset), dataset_state(dataset), ""
-        except UnsupportedDatasetError as error:
-            return None, id(dataset), str(error)
-
-    def _lift_again(self) -> None:
-        """Looks anew at a dataset that is read and was changed since."""
-        if self._source is not None and dataset_state(self.dataset) != self._source_state:
-            self._source, self._source_state, self._not_lifted = self._lift(self.dataset)
-        self._check_cache()
-
     @property
     def errors(self) -> list[SampleError]:
         """The samples that could not be read or decoded and were put up with so far, each once, as they were found."""
@@ -260,9 +245,6 @@ class DALILoader(Stateful, Distributed, Reporting, Building, DataLoader[_T]):
         if attr == "prefetch_factor" and "_window" in vars(self) and not isinstance(val, Unasked):
             self._window = val
         super().__setattr__(attr, val)
-
-    def _check_cache(self) -> None:
-        check_arguments(self.cache, self.cache_bytes, self._source, self._not_lifted)
 
     def _mark_window(self) -> None:
         if self._window is None and self.prefetch_factor is not None:

@@ -13,7 +13,8 @@ from typing import Any, cast
 
 from torch.utils.data import _utils as data_utils  # pyright: ignore[reportPrivateUsage]
 
-from torchdali.resume import Resumable, twin_of
+from torchdali.bookmark import twin_of
+from torchdali.resume import Resumable
 from torchdali.tracing import came_between
 from torchdali.workers import RollCall, Starting, Uninterrupted, WorkerStart
 

@@ -9,8 +9,9 @@ from torch.utils.data.dataloader import (
     _SingleProcessDataLoaderIter,  # pyright: ignore[reportPrivateUsage]
 )
 
+from torchdali.bookmark import twin_of
 from torchdali.parallel import Parallel
-from torchdali.resume import Resumable, twin_of
+from torchdali.resume import Resumable
 from torchdali.stream import Carried, Carrier, is_stream, put_stream
 
 __all__ = ["ParallelPlain", "SerialPlain"]

@@ -20,11 +20,11 @@ import numpy as np
 import torch
 
 from torchdali import devices
+from torchdali.bookmark import Bookmark
 from torchdali.engine import Engine, EnginePool
 from torchdali.epoch import Compiled, Epoch
 from torchdali.errors import SampleError
 from torchdali.plan import Plan, View
-from torchdali.resume import Bookmark
 from torchdali.rng import Draws, epoch_key
 from torchdali.samples import seeded
 from torchdali.spec import Inputs, IntArray, Spec

@@ -28,6 +28,7 @@ from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
 from torchdali import devices
 from torchdali.admission import Delivery, Proxy, check_sizes, stacks
 from torchdali.blocks import Mapping, ReceivedBlock
+from torchdali.bookmark import twin_of
 from torchdali.clock import Clock
 from torchdali.epoch import CLOSED, EpochKeys
 from torchdali.errors import SampleError
@@ -39,7 +40,7 @@ from torchdali.parallel import Parallel, forget_pids
 from torchdali.place import Saved
 from torchdali.received import source_of
 from torchdali.rejoin import rejoined, stand_in
-from torchdali.resume import Resumable, twin_of
+from torchdali.resume import Resumable
 from torchdali.rng import Draws
 from torchdali.samples import call_on_batch, call_seeded
 from torchdali.spec import First
