@@ -209,10 +209,13 @@ def test_closing_does_not_wait_for_a_file_that_never_answers(tmp_path: Path, mon
     assert waiting.is_alive()
     reader.close()
     assert read(paths[0])[1].tolist() == [paths[0].stat().st_size]
-    reader.close()
+    released: list[str] = []
+    monkeypatch.setattr(reader._pipeline, "release_outputs", lambda: released.append("by the one that waited"))
     os.close(os.open(pipe, os.O_RDWR))  # lets DALI's thread go
     waiting.join(10)
     assert not waiting.is_alive()
+    assert not released, "the outputs are those of another pipeline"
+    reader.close()
 
 
 WAITING = """

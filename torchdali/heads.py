@@ -66,12 +66,13 @@ class HeadReader:
                 self._close()
                 self._pipeline = graph.build_heads(len(paths), _THREADS, vet)
                 self._batch_size, self._vets = len(paths), vet
+            pipeline = self._pipeline  # which, should a file never answer, is no more the reader's then
             self._broken = True  # until the end: an interrupt leaves a run whose outputs the next one would get
-            self._pipeline.feed_input(graph.HEADS_OF, paths)
-            self._pipeline.schedule_run()
+            pipeline.feed_input(graph.HEADS_OF, paths)
+            pipeline.schedule_run()
             try:
-                heads, lengths = (bridge.to_array(output) for output in self._pipeline.share_outputs()[:2])
-                self._pipeline.release_outputs()
+                heads, lengths = (bridge.to_array(output) for output in pipeline.share_outputs()[:2])
+                pipeline.release_outputs()
             except RuntimeError as error:
                 self._broken = came_between(error)
                 raise HeadsError from error
