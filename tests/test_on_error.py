@@ -13,6 +13,7 @@ import torch
 from conftest import CROP
 from proxied import Asked
 from test_faults import DAMAGES
+from test_recovery import Paths
 from torch.utils.data import DistributedSampler
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
@@ -195,15 +196,18 @@ def test_nothing_is_left_behind_by_an_error(fresh: ImageFolder) -> None:
         gc.enable()
 
 
+@pytest.mark.parametrize("asked", [False, True], ids=["read", "asked"])
 @pytest.mark.parametrize("raised", [KeyboardInterrupt, TimeoutError])
 def test_an_epoch_that_cannot_go_on_where_a_batch_is_run_again_is_not_over(
-    fresh: ImageFolder, monkeypatch: pytest.MonkeyPatch, raised: type[BaseException]
+    fresh: ImageFolder, monkeypatch: pytest.MonkeyPatch, raised: type[BaseException], asked: bool
 ) -> None:
     def fail(*_: Any) -> None:
         raise raised
 
     spoil(fresh, {BATCH + 1: "garbage"})
-    loader = loader_of(fresh, "cpu", shuffle=False, on_error="skip", timeout=5)
+    options: dict[str, Any] = {"transform": RANDOM, "num_workers": 1} if asked else {}
+    given: Any = Paths(fresh) if asked else fresh
+    loader = loader_of(given, "cpu", shuffle=False, on_error="skip", timeout=5, **options)
     iterator = iter(loader)
     next(iterator)
     with monkeypatch.context() as patch:

@@ -19,7 +19,7 @@ import nvidia.dali
 import PIL.Image
 import pytest
 from conftest import PER_BATCH, Numbered, Script, assert_pairs, in_order
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, DistributedSampler
 from torchvision.datasets import ImageFolder
 
 from torchdali import DALILoader, SampleError, bridge
@@ -279,6 +279,26 @@ def test_an_interrupt_on_the_way_to_a_saved_place_leaves_it_to_the_next_epoch(da
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert_pairs(loader, dataset, in_order()[1:])
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_an_epoch_that_was_set_after_a_state_was_loaded_holds_where_it_could_not_begin(
+    dataset: ImageFolder, sampled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise TooLongError
+
+    sampler: Any = DistributedSampler(dataset, 1, 0) if sampled else None
+    loader = DALILoader(dataset, PER_BATCH, sampler=sampler, seed=0, device="cpu")
+    loader.set_epoch(2)
+    loader.load_state_dict(loader.state_dict())
+    loader.set_epoch(7)
+    with monkeypatch.context() as patch:
+        patch.setattr(loader, "_begin", fail)
+        with pytest.raises(TooLongError):
+            iter(loader)
+    assert loader.state_dict()["epoch"] == 7
+    assert sampler is None or sampler.epoch == 7
 
 
 def closed(loader: Any, _: Any) -> None:

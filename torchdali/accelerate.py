@@ -77,13 +77,15 @@ class _Base(DALILoader[Any]):
 
     def __iter__(self) -> Any:
         """An epoch; where it goes on in its midst, the global generators stay as Accelerate has put them back."""
-        midst, self._midst = self._midst, False
-        if not midst:
+        if not self._midst:
             return super().__iter__()
         generators = Generators(self)
         before = {name: state for name, state in generators.states().items() if name in _GLOBAL}
-        iterator = super().__iter__()
-        generators.set(before)
+        try:
+            iterator = super().__iter__()
+        finally:
+            generators.set(before)
+        self._midst = False
         return iterator
 
 

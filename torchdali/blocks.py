@@ -143,9 +143,9 @@ class ReceivedBlock:
         """All bytes after the header. They may be read while this object lives."""
         return self.mapping.memory[_HEADER:]
 
-    def __del__(self, own: Callable[[], int] = os.getpid) -> None:
+    def __del__(self, own: Callable[[], int] = os.getpid, free: int = _FREE) -> None:
         if self._process == own():  # a forked child drops what its parent still reads
-            self.mapping.memory[0] = _FREE
+            self.mapping.memory[0] = free
 
 
 def _receive(file: int, key: tuple[int, int], capacity: int) -> ReceivedBlock:

@@ -126,10 +126,11 @@ class Bookmark:
 
     def failed(self, loader: Any, epochs: int) -> int:
         """To be called where it could not be made; returns the number of the next epoch, which should be ``epochs``."""
-        if self._saved is None:
+        if self._saved is None or self.place is None:
             return epochs
-        _set_epochs(loader, self._saved.given["samplers"])
-        return self._saved.given["epoch"]
+        # Between epochs set_epoch may have been called since the state was loaded.
+        _set_epochs(loader, self._saved.given["samplers"] if self._saved.begun else self.place.samplers)
+        return self.place.epoch
 
     def begun(self) -> bool:
         """To be called when the epoch's iterator was made; returns whether all is left of it is to come to its end."""

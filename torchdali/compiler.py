@@ -156,7 +156,7 @@ def compile_plan(
         try:
             compiler.add(position, leaf)
         except Exception as error:
-            note(error, f"while the arguments of transform {position}, {leaf!r}, were looked at")
+            note(error, f"while the arguments of transform {position}, {type(leaf).__name__}, were looked at")
             raise
     views = compiler.branches
     shared = compiler.rules

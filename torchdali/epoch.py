@@ -31,6 +31,7 @@ from torchdali.tolerance import Tolerance
 from torchdali.tracing import came_between, note, put_by
 from torchdali.transfer import pin_memory
 from torchdali.tuning import Threads
+from torchdali.uncompiled import uncompiled
 
 __all__ = ["CLOSED", "Compiled", "Epoch", "EpochKeys", "default_collate"]
 
@@ -211,6 +212,7 @@ class Epoch(Resumable):
         index = np.where(index < 0, index + count, index)
         return Batch(source, self._compiled.pool, index, Draws(self._key, index, self._occurrences.count(index)))
 
+    @uncompiled
     def _next_data(self) -> Any:
         feed = self._feed
         assert feed is not None

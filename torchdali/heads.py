@@ -74,7 +74,8 @@ class HeadReader:
                 heads, lengths = (bridge.to_array(output) for output in pipeline.share_outputs()[:2])
                 pipeline.release_outputs()
             except RuntimeError as error:
-                self._broken = came_between(error)
+                if pipeline is self._pipeline:
+                    self._broken = came_between(error)
                 raise HeadsError from error
             self._broken = False
             return heads, lengths[:, 0]

@@ -92,9 +92,11 @@ class Parallel(Resumable):
         try:
             return cast("Any", super())._get_data()  # noqa: SLF001 - its own
         except Exception as error:
-            self._lost = _of_the_dead(at_work)  # a batch may be lost, for which torch would wait for ever
-            if not came_between(error):
-                _name_the_dead(at_work, error)
+            try:
+                if not came_between(error):
+                    _name_the_dead(at_work, error)
+            finally:  # a batch may be lost, for which torch would wait for ever
+                self._lost = self._lost or _of_the_dead(at_work)
             raise
 
     def _try_get_data(self, timeout: float = _INTERVAL) -> Any:

@@ -13,6 +13,7 @@ from torchdali.bookmark import twin_of
 from torchdali.parallel import Parallel
 from torchdali.resume import Resumable
 from torchdali.stream import Carried, Carrier, is_stream, put_stream
+from torchdali.uncompiled import uncompiled
 
 __all__ = ["ParallelPlain", "SerialPlain"]
 
@@ -39,6 +40,7 @@ class SerialPlain(_Plain, _SingleProcessDataLoaderIter, Resumable):
         super().__init__(loader)
         self._profile_name = _PROFILE.format(_SingleProcessDataLoaderIter.__name__)
 
+    @uncompiled
     def _next_data(self) -> Any:
         self._read_ahead.take()
         try:
@@ -71,6 +73,7 @@ class ParallelPlain(_Plain, Parallel, _MultiProcessingDataLoaderIter, Resumable)
             data = data.data  # torch raises it, if it is an exception
         return cast("Any", super()._process_data(data, worker_idx))
 
+    @uncompiled
     def _next_data(self) -> Any:
         self._read_ahead.take()
         try:

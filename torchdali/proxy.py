@@ -48,6 +48,7 @@ from torchdali.stream import StreamPacker, is_stream, put_stream
 from torchdali.tolerance import Tolerance
 from torchdali.tracing import Traced, came_between, put_by
 from torchdali.transfer import Transfer, pin_memory
+from torchdali.uncompiled import uncompiled
 from torchdali.workers import WorkerStart
 
 __all__ = ["ParallelProxyEpoch", "SerialProxyEpoch"]
@@ -170,11 +171,12 @@ class _ProxyEpoch(Resumable):
         """Batches of the epoch whose samples came, or failed to."""
         return self._handed
 
+    @uncompiled
     def _next_data(self) -> Any:
         if self._process != os.getpid():
             raise RuntimeError(FORKED)
-        if self._over:
-            raise RuntimeError(self._over)
+        if over := self._over or ("" if self._feed is None else self._feed.over):
+            raise RuntimeError(over)
         self._over = INTERRUPTED  # until the end: nobody knows what was lost where a KeyboardInterrupt comes between
         try:
             data = self._deliver()
@@ -359,6 +361,11 @@ class SerialProxyEpoch(_ProxyEpoch, _SingleProcessDataLoaderIter, Resumable):
 
 class ParallelProxyEpoch(_ProxyEpoch, Parallel, _MultiProcessingDataLoaderIter, Resumable):
     """Asks the dataset for samples in worker processes, ahead of time."""
+
+    def close(self) -> None:
+        """Ends the epoch before its end, and the workers."""
+        super().close()
+        self._task_info.clear()  # where torch keeps batches that came before their turn
 
     def _task(self) -> int:
         return self._send_idx

@@ -17,7 +17,6 @@ from torchdali.skip import Skip, unless_over
 from torchdali.state import is_stateful, stateful_among
 from torchdali.stream import Stream
 from torchdali.tracing import came_between, put_by
-from torchdali.uncompiled import uncompiled
 
 __all__ = ["Resumable"]
 
@@ -80,10 +79,6 @@ class Resumable(_BaseDataLoaderIter):
             yield from chain(first, self._sampler_iter)  # which ends without closing the iterator
 
         return found() if self._stateful else iterator
-
-    @uncompiled
-    def __next__(self) -> Any:
-        return super().__next__()
 
     def _next_index(self) -> Any:
         self.resume()

@@ -103,7 +103,11 @@ class FileSource(Source):
     def sizes(self, rows: IntArray) -> IntArray:
         # Another batch, or a cache, may have forgotten some since they were scanned.
         if len(unknown := self._facts.unknown(rows)):
-            self._read_many(unknown)
+            if self._vets:
+                self._read_many(unknown)
+            else:  # here, where nobody else's file is waited for
+                for row in unknown.tolist():
+                    self.read(row)
         return self._facts.sizes(rows)
 
     def images(self, rows: IntArray, by_pil: IntArray, held: ExitStack) -> npt.NDArray[np.uint8]:
@@ -164,8 +168,7 @@ class FileSource(Source):
 
     def _read_together(self, rows: IntArray) -> bool:
         """Whether all headers could be read."""
-        if self.read_heads is None:
-            return False
+        assert self.read_heads is not None
         try:
             heads, lengths = self.read_heads(self._paths.gather(rows), self._vets)
         except HeadsError:
