@@ -199,7 +199,7 @@ def test_after_a_death_an_epoch_is_not_waited_for(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(queue, "get", hit)
     for _ in range(2):
-        raised(RuntimeError, iterator)
+        assert raised(RuntimeError, iterator)
         monkeypatch.undo()
 
 
