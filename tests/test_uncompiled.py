@@ -17,7 +17,10 @@ from torchvision.transforms.v2.functional import pil_to_tensor
 import torchdali
 from torchdali import DALILoader
 
-pytestmark = pytest.mark.timeout(100)
+pytestmark = [
+    pytest.mark.timeout(100),
+    pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning"),  # torch 2.11's own
+]
 CROP = v2.Compose([v2.RandomResizedCrop(16), v2.ToDtype(torch.float32, scale=True)])
 
 
