@@ -210,12 +210,33 @@ def test_closing_does_not_wait_for_a_file_that_never_answers(tmp_path: Path, mon
     reader.close()
     assert read(paths[0])[1].tolist() == [paths[0].stat().st_size]
     released: list[str] = []
-    monkeypatch.setattr(reader._pipeline, "release_outputs", lambda: released.append("by the one that waited"))
+    monkeypatch.setattr(reader._reading.pipeline, "release_outputs", lambda: released.append("by the one that waited"))
     os.close(os.open(pipe, os.O_RDWR))  # lets DALI's thread go
     waiting.join(10)
     assert not waiting.is_alive()
     assert not released, "the outputs are those of another pipeline"
     reader.close()
+
+
+def test_a_file_that_never_answers_ends_one_epoch_only(tmp_path: Path) -> None:
+    """Neither the epochs after it nor what reads the batches after it wait behind it."""
+    (tmp_path / "all" / "class").mkdir(parents=True)
+    for number in range(80):
+        (tmp_path / "all" / "class" / f"{number}.jpg").write_bytes(next(kinds())[1])
+    dataset, pipe = ImageFolder(tmp_path / "all", CHAIN), tmp_path / "pipe"
+    file = Path(dataset.samples[5][0])
+    whole = file.rename(tmp_path / "whole")
+    os.mkfifo(file)
+    loader = DALILoader(dataset, 40, timeout=2, device="cpu")
+    with pytest.raises(RuntimeError, match="timed out after 2 seconds"):
+        next(iter(loader))
+    file.rename(pipe)
+    whole.rename(file)
+    batches = iter(loader)
+    first = next(batches)
+    os.close(os.open(pipe, os.O_RDWR))  # lets DALI's thread go
+    for (images, _), (others, _) in zip([first, *batches], DALILoader(dataset, 40, device="cpu"), strict=True):
+        assert torch.equal(images, others)
 
 
 WAITING = """

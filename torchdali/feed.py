@@ -216,7 +216,11 @@ class Feed:
     def _prepare(self, batch: Batch) -> None:
         if batch.scan:
             self._clock.lap("feed")
-            batch.scan.wait(self._timeout or None)
+            try:
+                batch.scan.wait(self._timeout or None)
+            except TimeoutError:
+                batch.source.leave()
+                raise
             self._clock.lap("headers")
         try:
             batch.size = batch.source.sizes(batch.rows)

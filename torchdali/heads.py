@@ -22,6 +22,21 @@ _THREADS = 16
 _PATIENCE = 5.0
 
 
+class _Reading:
+    """A pipeline, and what its next user must know of it."""
+
+    def __init__(self) -> None:
+        self.lock, self.process = Lock(), os.getpid()
+        self.pipeline: Any = None
+        self.batch_size, self.vets = 0, False
+        self.broken = False
+
+    def close(self) -> None:
+        pipeline, self.pipeline = self.pipeline, None
+        if pipeline is not None:
+            pipeline.close()
+
+
 class HeadReader:
     """Reads batches of files one after another; it may be asked by several threads.
 
@@ -35,10 +50,7 @@ class HeadReader:
     device = torch.device("cpu")
 
     def __init__(self) -> None:
-        self._lock, self._process = Lock(), os.getpid()
-        self._pipeline: Any = None
-        self._batch_size, self._vets = 0, False
-        self._broken = False
+        self._reading = _Reading()
 
     def __call__(self, paths: npt.NDArray[np.uint8], vet: bool) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
         """The first bytes of files, and their lengths.
@@ -54,58 +66,64 @@ class HeadReader:
             HeadsError: One of them cannot be read, or is refused.
             RuntimeError: There are no threads, or there is no memory, for it.
         """
-        if self._process != os.getpid():
+        if not self._is_ours():
             self.__init__()
-        with ending.parked(), devices.on(self.device), self._lock:
-            fits = self._batch_size >= len(paths) and self._vets == vet
-            if self._pipeline is None or not fits or self._broken:
-                _readers.add(self)
-                atexit.unregister(_leave)
-                atexit.register(_leave)  # when DALI has been imported, to come before what it does at the end
-                ending.expect()
-                self._close()
-                self._pipeline = graph.build_heads(len(paths), _THREADS, vet)
-                self._batch_size, self._vets = len(paths), vet
-            pipeline = self._pipeline  # which, should a file never answer, is no more the reader's then
-            self._broken = True  # until the end: an interrupt leaves a run whose outputs the next one would get
-            pipeline.feed_input(graph.HEADS_OF, paths)
-            pipeline.schedule_run()
-            try:
-                heads, lengths = (bridge.to_array(output) for output in pipeline.share_outputs()[:2])
-                pipeline.release_outputs()
-            except RuntimeError as error:
-                if pipeline is self._pipeline:
-                    self._broken = came_between(error)
-                raise HeadsError from error
-            self._broken = False
-            return heads, lengths[:, 0]
+        with ending.parked(), devices.on(self.device):
+            while True:
+                reading = self._reading
+                with reading.lock:
+                    if reading is self._reading:  # and was not let go while this thread waited for it
+                        return self._read(reading, paths, vet)
+
+    def _read(self, reading: _Reading, paths: npt.NDArray[np.uint8], vet: bool) -> Any:
+        fits = reading.batch_size >= len(paths) and reading.vets == vet
+        if reading.pipeline is None or not fits or reading.broken:
+            _readers.add(self)
+            atexit.unregister(_leave)
+            atexit.register(_leave)  # when DALI has been imported, to come before what it does at the end
+            ending.expect()
+            reading.close()
+            reading.pipeline = graph.build_heads(len(paths), _THREADS, vet)
+            reading.batch_size, reading.vets = len(paths), vet
+        pipeline = reading.pipeline
+        reading.broken = True  # until the end: an interrupt leaves a run whose outputs the next one would get
+        pipeline.feed_input(graph.HEADS_OF, paths)
+        pipeline.schedule_run()
+        try:
+            heads, lengths = (bridge.to_array(output) for output in pipeline.share_outputs()[:2])
+            pipeline.release_outputs()
+        except RuntimeError as error:
+            reading.broken = came_between(error)
+            raise HeadsError from error
+        reading.broken = False
+        return heads, lengths[:, 0]
 
     def __reduce__(self) -> tuple[type[HeadReader], tuple[()]]:
         return HeadReader, ()
 
     def close(self) -> None:
         """Frees its threads and memory, until it is asked again; not those that wait for a file that never answers."""
-        if self._process != os.getpid():
+        reading = self._reading
+        if not self._is_ours():
             return
-        if self._lock.acquire(timeout=_PATIENCE):
+        if reading.lock.acquire(timeout=_PATIENCE):
             try:
-                self._close()
+                reading.close()
             finally:
-                self._lock.release()
+                reading.lock.release()
         else:
             self.leave()
 
     def leave(self) -> None:
-        """Lets go of the pipeline where it waits for a file."""
-        if self._process == os.getpid() and self._lock.locked():
-            if self._pipeline is not None:
-                graph.forget(self._pipeline)
+        """Lets go of the pipeline where it waits for a file: whoever asks next has another one."""
+        reading = self._reading
+        if self._is_ours() and reading.lock.locked():
             self.__init__()
+            if reading.pipeline is not None:
+                graph.forget(reading.pipeline)
 
-    def _close(self) -> None:
-        pipeline, self._pipeline = self._pipeline, None
-        if pipeline is not None:
-            pipeline.close()
+    def _is_ours(self) -> bool:
+        return self._reading.process == os.getpid()
 
 
 _readers: WeakSet[HeadReader] = WeakSet()

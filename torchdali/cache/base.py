@@ -91,6 +91,9 @@ class FileBatch(Source):
     def scan(self, rows: IntArray, pool: Callable[[], Executor]) -> Scan:
         return self.files.scan(rows, pool)
 
+    def leave(self) -> None:
+        self.files.leave()
+
     def beside_engine(self) -> float:
         return self.files.beside_engine()
 

@@ -191,6 +191,10 @@ class FileSource(Source):
             self.learn(row, header)
         return header.native
 
+    def leave(self) -> None:
+        if self.read_heads:
+            self.read_heads.leave()
+
     def beside_engine(self) -> float:
         return self._facts.beside_engine()
 

@@ -47,6 +47,10 @@ class ReadHeads(Protocol):
         """Frees its threads."""
         ...
 
+    def leave(self) -> None:
+        """Lets go of threads that wait for a file that may never answer."""
+        ...
+
 
 class Heads(NamedTuple):
     """What the first bytes of files say. All of these files are decoded by DALI as PIL does.

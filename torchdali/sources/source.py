@@ -55,6 +55,9 @@ class Source:
         """Learns what must be known before parameters are drawn, in the threads of ``pool()``."""
         return Scan([], self.check, pool)
 
+    def leave(self) -> None:
+        """Lets go of what waits for a file that has not answered in time, so that nobody else waits behind it."""
+
     def beside_engine(self) -> float:
         """The share of the images, as far as is known, that are not for a card's JPEG engine."""
         return 0.0
