@@ -119,8 +119,9 @@ class HeadReader:
         reading = self._reading
         if self._is_ours() and reading.lock.locked():
             self.__init__()
-            if reading.pipeline is not None:
-                graph.forget(reading.pipeline)
+            pipeline, reading.pipeline = reading.pipeline, None
+            if pipeline is not None:
+                graph.forget(pipeline)
 
     def _is_ours(self) -> bool:
         return self._reading.process == os.getpid()
