@@ -219,6 +219,26 @@ def test_workers_use_their_blocks_again(take: int) -> None:
     assert 1 <= most <= 9  # six in the window, two on their way, one being filled
 
 
+class Refused(Photographs):
+    """The first of whose batches cannot be sent."""
+
+    def __getitem__(self, index: int) -> Any:
+        return *super().__getitem__(index), (lambda: index) if index < 60 else index
+
+
+@pytest.mark.parametrize("collate", [None, list], ids=["default_collate", "own collate"])
+def test_blocks_of_batches_that_fail_are_used_again(collate: Any) -> None:
+    transform = IDENTITIES["crop of all"]
+    loader = DALILoader(Refused(90), 3, num_workers=1, collate_fn=collate, transform=transform, device="cpu")
+    here, iterator, opened = open_blocks(), iter(loader), []
+    for _ in range(30):
+        with contextlib.suppress(TypeError, AttributeError, pickle.PicklingError):
+            batch = next(iterator)
+            opened.append(int(batch[2].max()) if collate is None else batch[0][2])
+    assert len(opened) == 10
+    assert max(opened) - here <= 9
+
+
 def test_blocks_are_mapped_once(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
 

@@ -201,12 +201,12 @@ class Packer:
         images, unreadable = self._prepared(packed, found)
         if unreadable or packed.reasons:
             return unreadable
-        self._pack(packed, images, in_worker)
         slotted = [with_slots(one, of_one) for one, of_one in zip(trees, found, strict=True)]
         if not self._stacks:
             packed.rest = _sent(slotted) if in_worker else slotted
         else:
             packed.rest = collate(slotted) if self._batched else self._collate(slotted[0])
+        self._pack(packed, images, in_worker)  # when nothing can fail any more: a block that is not sent is never free
         return {}
 
     def _prepared(
