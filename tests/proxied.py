@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import random
 import time
-from collections import UserDict
+from collections import UserDict, deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -148,7 +148,7 @@ def difference(ours: Any, theirs: Any, place: str = "it") -> str:
         if list(ours) != list(theirs):
             return f"{place} has {list(ours)}, not {list(theirs)}"
         return next((d for key, x in ours.items() if (d := difference(x, theirs[key], f"{place}[{key!r}]"))), "")
-    if isinstance(ours, (list, tuple)):
+    if isinstance(ours, (list, tuple, deque)):
         if len(ours) != len(theirs):
             return f"{place} has {len(ours)} parts, not {len(theirs)}"
         pairs = enumerate(zip(ours, theirs, strict=True))

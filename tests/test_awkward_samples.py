@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 import sys
 import threading
@@ -14,6 +15,7 @@ import numpy as np
 import PIL.Image
 import pytest
 import torch
+from proxied import difference
 from skimage import data
 from torch.utils.data import DataLoader, Dataset
 from torchvision import tv_tensors
@@ -268,11 +270,39 @@ def test_samples_of_other_types_are_transformed(make: Any, picture: Any) -> None
     torch.testing.assert_close(torch.stack(batch), torch.stack([FLOATS(image(i)) for i in range(4)]))
 
 
-def test_a_deque_is_collated_to_a_deque() -> None:
-    dataset = Samples(lambda i: deque([image(i), i]))
+@dataclasses.dataclass
+class Output(dict[str, Any]):
+    """A mapping of what it has, as the outputs of models are; two samples in three give it in another order."""
+
+    image: Any
+    label: int
+    weight: int
+
+    def __post_init__(self) -> None:
+        for name in ("image", "label", "weight") if self.label % 3 else ("weight", "label", "image"):
+            self[name] = getattr(self, name)
+
+
+@dataclasses.dataclass
+class Row(list[Any]):
+    """A list that can be compared by its length, too."""
+
+    length: int
+
+    def __init__(self, parts: list[Any]) -> None:
+        super().__init__(parts)
+        self.length = len(parts)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda i: deque([image(i), i]), lambda i: Output(image(i), i, 10 * i), lambda i: Row([image(i), i, 10 * i])],
+    ids=["deque", "mapping", "list"],
+)
+def test_sequences_and_mappings_of_other_types_are_dataloaders(make: Any) -> None:
+    dataset = Samples(make)
     theirs, ours = (next(iter(kind)) for kind in (DataLoader(dataset, 4), loader(dataset, transform=[])))
-    assert type(ours) is type(theirs) is deque
-    assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
+    assert difference(ours, theirs) == ""
 
 
 # What is an image

@@ -215,6 +215,18 @@ def test_bad_samples_are_counted_in_the_order_of_their_batches(fresh: ImageFolde
     assert len(next(iterator)["label"]) == BATCH
 
 
+def test_what_samples_have_nothing_in_is_no_obstacle(fresh: ImageFolder) -> None:
+    class Bare(Given):
+        def __getitem__(self, index: int) -> dict[str, Any]:
+            return {**super().__getitem__(index), "tags": [], "about": {}, "inside": [{"more": ()}]}
+
+    scrambled(Path(fresh.samples[2][0]))
+    (batch, *_), errors = batches(Bare(fresh, "path"), "cpu", shuffle=False, on_error="skip")
+    assert [error.index for error in errors] == [2]
+    assert batch["name"] == [f"number {i}" for i in (0, 1, 3, 3, 4)]
+    assert (batch["tags"], batch["about"], batch["inside"]) == ([], {}, [{"more": []}])
+
+
 def unread(path: Path) -> PIL.Image.Image:
     return PIL.Image.open(io.BytesIO(path.read_bytes()))
 

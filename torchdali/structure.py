@@ -85,7 +85,7 @@ def _is_sequence(node: Any) -> bool:
 
 
 def _is_dataclass(node: Any) -> bool:
-    return dataclasses.is_dataclass(node) and not isinstance(node, type)
+    return dataclasses.is_dataclass(node) and not isinstance(node, (type, Mapping, Sequence))
 
 
 def replaced(node: Any, change: Callable[[Any], Any], whole: Callable[[Any], bool] | None = None) -> Any:
@@ -122,7 +122,7 @@ def reordered(node: Any, order: Sequence[int]) -> Any:
     if _is_sequence(node) and len(node) == len(order) and all(isinstance(one, (str, bytes)) for one in node):
         return _rebuilt(node, [node[i] for i in order])
     parts = _children(node)
-    if not parts:
+    if not parts and not (isinstance(node, Mapping) or _is_sequence(node)):  # of which default_collate may make none
         raise TypeError(f"a {type(node).__name__} is no batch of {len(order)} samples")
     return _rebuilt(node, [reordered(part, order) for _, part in parts])
 
