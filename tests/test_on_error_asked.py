@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -225,6 +226,29 @@ def test_what_samples_have_nothing_in_is_no_obstacle(fresh: ImageFolder) -> None
     assert [error.index for error in errors] == [2]
     assert batch["name"] == [f"number {i}" for i in (0, 1, 3, 3, 4)]
     assert (batch["tags"], batch["about"], batch["inside"]) == ([], {}, [{"more": []}])
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="exceptions have notes from Python 3.11 on")
+@pytest.mark.parametrize("refuses", [False, True])
+def test_errors_name_the_sample_whose_image_it_is(tmp_path: Path, refuses: bool) -> None:
+    """And not the one in whose place it stands."""
+
+    def refuse(image: torch.Tensor) -> torch.Tensor:
+        if refuses and image.shape[-1] == 30:
+            raise RuntimeError
+        return image
+
+    paths = [tmp_path / f"{i}.jpg" for i in range(BATCH)]
+    for i, path in enumerate(paths):
+        PIL.Image.fromarray(skimage.data.astronaut()).resize((30, 20) if i == 3 else (60, 50)).save(path)
+    scrambled(paths[2])
+    transform = v2.Compose([v2.ToImage(), *([refuse] if refuses else [])])
+    loader = DALILoader(Opened(Path, paths), BATCH, transform=transform, on_error="skip", device="cpu")
+    with pytest.raises(RuntimeError) as caught:
+        next(iter(loader))
+    said = " ".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
+    assert f"sample 3, {paths[3]}" in said
+    assert "sample 2" not in said
 
 
 def unread(path: Path) -> PIL.Image.Image:

@@ -334,9 +334,10 @@ def test_a_loader_in_a_worker_is_no_worker() -> None:
         assert_pairs(batches, Truth(), [[0, 5], [1, 5]])
 
 
-def test_unequal_shapes_name_two_samples(device: str) -> None:
+@pytest.mark.parametrize("kind", [np.asarray, PIL.Image.fromarray], ids=["of one kind", "of two kinds"])
+def test_unequal_shapes_name_two_samples(kind: Any, device: str) -> None:
     def fault(index: int, image: Any) -> Any:
-        return image[:30] if index == BAD else image
+        return kind(image[:30]) if index == BAD else image
 
     for workers in WORKERS.values():
         iterator = iter(DALILoader(Crops(fault), PER_BATCH, transform=v2.ToImage(), device=device, **workers))

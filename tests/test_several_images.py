@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,7 @@ from torch.utils.data import Dataset
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
-from torchdali import DALILoader
+from torchdali import BatchShapeError, DALILoader
 
 pytestmark = [
     pytest.mark.timeout(100),
@@ -73,6 +75,19 @@ def test_images_of_a_sample_are_drawn_for_once(name: str, workers: int, device: 
     (batch,) = loader
     assert (level(batch["one"]) - level(batch["other"])).abs().max() <= 3
     assert len({tuple(image.flatten().tolist()) for image in level(batch["one"])}) > 1
+
+
+def test_unequal_shapes_are_named_by_their_files(tmp_path: Path) -> None:
+    """Of which a sample has several where they are stored as Hugging Face's datasets do."""
+    samples: list[Any] = [{}, {}]
+    for i, name in product(range(2), ("one", "other")):
+        path = tmp_path / f"{name} {i}.jpg"
+        KINDS["RGB"].resize((30, 20 + i if name == "other" else 20)).save(path)
+        samples[i][name] = {"bytes": None, "path": str(path)}
+    with pytest.raises(BatchShapeError) as caught:
+        next(iter(DALILoader(samples, 2, transform=v2.ToImage(), device="cpu")))  # pyright: ignore[reportArgumentType]
+    first, second = (f"(sample {i}, {tmp_path}/other {i}.jpg)" for i in range(2))
+    assert f"(3, 20, 30) {first} and (3, 21, 30) {second}" in str(caught.value)
 
 
 def test_samples_of_one_image_each_stay_in_dali(device: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -54,7 +55,7 @@ def _images(packed: Packed, runs: Sequence[Batch]) -> Filled:
     for group, run in zip(packed.groups, runs, strict=True):
         plan = run.pool.plan
         seeds = run.draws.at(plan.suffix_step).seeds()
-        done = as_samples(plan, _after_tail(run), seeds, lambda row, run=run: run.source.name(run.rows[row]))
+        done = as_samples(plan, _after_tail(run), seeds, partial(_name, run))
         for (sample, slot), image in zip(_places(group), done, strict=True):
             images[sample, slot] = image
     return images
@@ -78,14 +79,14 @@ def _columns(packed: Packed, runs: Sequence[Batch], batched: bool, chain: Sequen
             parts = [view[slot * count : (slot + 1) * count] for view in views]
             for part in parts:
                 if not isinstance(part, torch.Tensor):
-                    check_shapes(part, chain, lambda row, first=slot * count: runs[0].source.name(first + row))
+                    check_shapes(part, chain, lambda row, first=slot * count: _name(runs[0], first + row))
             columns[slot] = parts[0] if runs[0].pool.plan.container is None else parts
         return columns
     images = _images(packed, runs)
     if not batched:
         return {slot: images[0, slot] for slot in slots}
     names = {
-        place: run.source.name(row)
+        place: _name(run, row)
         for group, run in zip(packed.groups, runs, strict=True)
         for row, place in enumerate(_places(group))
     }
@@ -97,6 +98,11 @@ def _columns(packed: Packed, runs: Sequence[Batch], batched: bool, chain: Sequen
 def _after_tail(run: Batch) -> list[Any]:
     tail = run.pool.plan.tail
     return [run_on_batch(tail, images) for images in run.views] if tail else list(run.views)
+
+
+def _name(run: Batch, row: int) -> str:
+    """The sample whose image is in a place of a batch, where another one's may be."""
+    return run.source.name(int(run.rows[row]))
 
 
 def _places(group: PackedImages) -> list[tuple[int, int]]:
