@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import gc
+import mmap
 import multiprocessing
 import os
 import pickle
@@ -13,18 +14,24 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import PIL.Image
 import pytest
 import torch
+from conftest import encoded
 from skimage import data as photographs
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 from torchvision.transforms import v2
 
-from torchdali import DALILoader, blocks
+from torchdali import DALILoader, SampleError, blocks, packing
 from torchdali.blocks import BlockRing, ReceivedBlock, SentBlock, aligned
+from torchdali.packing import Packed, Packer
+from torchdali.received import source_of
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -42,7 +49,8 @@ def filled(ring: BlockRing, number: int, length: int = 1000) -> ReceivedBlock:
 
 
 def holds(block: ReceivedBlock, number: int, length: int = 1000) -> bool:
-    return bool((block.contents[:length] == number).all())
+    contents = block.contents[:length]
+    return len(contents) == length and bool((contents == number).all())
 
 
 def open_blocks() -> int:
@@ -100,12 +108,30 @@ def test_a_block_that_was_not_sent_is_not_lent_again() -> None:
 
 def test_growing_batches_grow_one_block() -> None:
     before, ring = open_blocks(), BlockRing()
-    for number, length in enumerate([10, 5000, 100, 10**5, 3 * 10**6, 7]):
+    for number, length in enumerate([10, 4090, 5000, 100, 10**5, 3 * 10**6, 7]):
         received = filled(ring, number, length)
         kept = received.mapping
         assert holds(received, number, length)
         del received
     assert (open_blocks() - before, len(kept.memory)) == (1, kept.capacity)
+
+
+def test_the_largest_block_is_used_again() -> None:
+    """So that not all of them grow to what the largest batch takes."""
+    ring = BlockRing()
+    received = [filled(ring, 1), filled(ring, 2, 10**6)]
+    capacities = [block.capacity for block in ring._blocks]
+    received.clear()
+    assert holds(filled(ring, 3, 10**6), 3, 10**6)
+    assert [block.capacity for block in ring._blocks] == capacities
+
+
+def test_a_block_is_no_other_that_had_its_number() -> None:
+    """Nor that of a process which had the same number."""
+    first = filled(BlockRing(), 1)
+    second = filled(BlockRing(), 2)
+    assert first.mapping.key[0] == second.mapping.key[0] == os.getpid()
+    assert (holds(first, 1), holds(second, 2)) == (True, True)
 
 
 def test_nothing_stays_mapped() -> None:
@@ -130,15 +156,20 @@ def test_a_forked_child_frees_nothing_that_its_parent_reads() -> None:
     assert holds(received, 1)
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.ENOMEM, errno.EFBIG])
-def test_too_little_memory_is_said_with_what_helps(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+@pytest.mark.parametrize(
+    ("owner", "name", "number"),
+    [*((os, "posix_fallocate", getattr(errno, name)) for name in ("ENOSPC", "ENOMEM", "EFBIG")), (mmap, "mmap", 12)],
+)
+def test_too_little_memory_is_said_with_what_helps(
+    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, number: int
+) -> None:
     ring = BlockRing()
 
     def refuse(*_: Any) -> None:
         raise OSError(number, os.strerror(number))
 
     with monkeypatch.context() as scarce:
-        scarce.setattr(os, "posix_fallocate", refuse)
+        scarce.setattr(owner, name, refuse)
         with pytest.raises(MemoryError, match=r"needs 50 MiB of shared memory.*batch_size.*prefetch_factor"):
             ring.take(50 * 2**20)
     assert holds(filled(ring, 7), 7)
@@ -252,6 +283,47 @@ def test_blocks_are_mapped_once(monkeypatch: pytest.MonkeyPatch) -> None:
     loader = DALILoader(Photographs(300), 3, num_workers=1, transform=transform, device="cpu")
     assert len(list(loader)) == 100
     assert 1 <= len(made) == len({(file, key) for file, key, _ in made}) <= 9
+
+
+@pytest.fixture
+def packer(monkeypatch: pytest.MonkeyPatch) -> Packer:
+    """As if this were a worker."""
+    monkeypatch.setattr(packing, "get_worker_info", lambda: SimpleNamespace(id=0))
+    packer = Packer(default_collate, True, True, True)
+    packer._process = 0
+    return packer
+
+
+def received(batch: Packed, rows: list[int], held: ExitStack, group: int = 0) -> Any:
+    source = source_of(batch, batch.groups[group], lambda sample, *why: SampleError(sample, *why))
+    return source.images(np.array(rows), np.empty(0, np.int64), held)
+
+
+def test_images_hold_their_block_until_their_run_is_done(packer: Packer) -> None:
+    def packed(first: int) -> Packed:
+        return pickle.loads(pickle.dumps(packer([Photographs()[i] for i in range(first, first + 3)])))
+
+    images, batch = [Photographs().image(i) for i in range(3)], packed(0)
+    with ExitStack() as held:
+        whole, (alone,) = (received(batch, rows, held) for rows in ([0, 1, 2], [1]))
+        del batch
+        beside = packed(3)
+        assert np.array_equal(whole, images)
+        assert np.array_equal(alone, images[1])
+    assert packed(6).block.mapping is not beside.block.mapping  # pyright: ignore
+    assert packer._ring is not None
+    assert len(packer._ring._blocks) == 2
+
+
+def test_numbers_lie_where_their_type_wants_them(packer: Packer) -> None:
+    """Behind files of any length."""
+    file = encoded(PIL.Image.fromarray(PHOTOGRAPH[:30, :40]), "PNG")
+    floats = [np.full((9, 9 + i, 1), i, np.float64) for i in range(2)]
+    batch = pickle.loads(pickle.dumps(packer([file + b"\0" * (1 - len(file) % 2), *floats])))
+    with ExitStack() as held:
+        found = received(batch, [0, 1], held, group=1)
+        assert [image.flags.aligned for image in found] == [True, True]
+        assert all(np.array_equal(one, other) for one, other in zip(found, floats, strict=True))
 
 
 IDENTITIES: dict[str, Any] = {

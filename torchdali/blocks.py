@@ -61,6 +61,7 @@ class _Block:
         try:
             # Reserved at once: a write to a page that cannot be had would end the process with a bus error.
             os.posix_fallocate(self.file, 0, capacity)
+            self._memory = np.frombuffer(mmap.mmap(self.file, capacity), np.uint8)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
                 raise
@@ -70,7 +71,6 @@ class _Block:
                 "batch_size, fewer num_workers or a smaller prefetch_factor; a dataset that gives encoded files "
                 "(bytes, or pathlib.Path) needs a fraction of the memory"
             ) from error
-        self._memory = np.frombuffer(mmap.mmap(self.file, capacity), np.uint8)
         self.capacity = capacity
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
