@@ -280,11 +280,9 @@ def _as_large(
 def _laid_out(
     spec: Spec, entry: Entry, members: Sequence[tuple[int, int, Prepared]], at: int
 ) -> tuple[PackedImages, int]:
-    """Where images go: side by side where all are equal in shape, so that they are one array, else aligned."""
+    """Where images go: side by side, so that they are one array where all are equal in shape."""
     length = np.array([image.data.nbytes for _, _, image in members], np.int64)
-    dense = entry == "pixels" and len({image.data.shape for _, _, image in members}) == 1
-    step = length if dense else np.array([aligned(x) for x in length.tolist()], np.int64)
-    start = at + np.concatenate(([0], np.cumsum(step)[:-1]))
+    start = at + np.concatenate(([0], np.cumsum(length)[:-1]))
     group = PackedImages(
         spec,
         entry,
@@ -295,7 +293,7 @@ def _laid_out(
         length,
         [image.header for _, _, image in members if image.header],
     )
-    return group, aligned(at + int(step.sum()))
+    return group, aligned(at + int(length.sum()))
 
 
 def _common_places(

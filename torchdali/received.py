@@ -94,12 +94,9 @@ class ReceivedImages(Source):
     def _dense(self, rows: IntArray) -> npt.NDArray[Any] | None:
         group = self._group
         count = len(group.size)
-        if self._entry != "pixels" or group.arrays or len(rows) != count:
+        if self._entry != "pixels" or group.arrays or len(rows) != count or (group.size != group.size[0]).any():
             return None
-        end = group.start + group.length
-        if not (np.array_equal(end[:-1], group.start[1:]) and (group.size == group.size[0]).all()):
-            return None
-        data = self._bytes(int(group.start[0]), int(end[-1]))
+        data = self._bytes(int(group.start[0]), int(group.start[-1] + group.length[-1]))
         return self._shaped(data, (count, *group.size[0].tolist()))
 
     def _bytes(self, start: int, end: int) -> npt.NDArray[np.uint8]:
