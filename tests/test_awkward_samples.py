@@ -23,7 +23,7 @@ from torchvision.transforms import v2
 
 from torchdali import DALILoader, SampleError
 from torchdali.byvalue import ByValue
-from torchdali.structure import is_encoded
+from torchdali.structure import Slot, collate, images_of, is_encoded, reordered, tree
 
 pytestmark = [
     pytest.mark.timeout(60),
@@ -256,14 +256,20 @@ class Pair(tuple[Any, ...]):
         return self[0]
 
 
+def named(sample: Any, **attributes: Any) -> Any:
+    vars(sample).update(attributes)
+    return sample
+
+
 @pytest.mark.parametrize(
     ("make", "picture"),
     [
         (Record, lambda sample: sample["image"]),
         (lambda i: Pair((image(i), i)), lambda sample: sample.image),
+        (lambda i: named(Pair((i, image(i))), at=1), lambda sample: sample[sample.at]),
         (lambda i: deque([image(i), i]), lambda sample: sample[0]),
     ],
-    ids=["mapping", "tuple", "deque"],
+    ids=["mapping", "tuple", "tuple with an attribute", "deque"],
 )
 def test_samples_of_other_types_are_transformed(make: Any, picture: Any) -> None:
     (batch, _) = loader(Samples(make), transform=FLOATS, collate_fn=lambda samples: [*map(picture, samples)])
@@ -315,6 +321,35 @@ def test_words_are_no_images(text: bytes) -> None:
     texts, images = next(iter(loader(dataset, transform=FLOATS)))
     assert list(texts) == [text] * 4
     assert images.dtype == torch.float32
+
+
+NO_IMAGES: dict[str, Any] = {
+    "no channels": np.zeros((4, 4, 0)),
+    "no channels of a tensor": torch.zeros(0, 4, 4),
+    "truth values": np.zeros((4, 4, 3), np.bool_),
+    "complex": np.zeros((4, 4, 3), np.complex64),
+    "complex tensor": torch.zeros(3, 4, 4, dtype=torch.complex64),
+}
+
+
+@pytest.mark.parametrize("leaf", NO_IMAGES.values(), ids=NO_IMAGES.keys())
+def test_what_is_no_image_is_passed_over(leaf: Any) -> None:
+    (found,) = images_of(tree((leaf, image(1))))
+    assert found[0] == "[1]"
+
+
+def test_a_stored_file_has_nothing_beside_it() -> None:
+    """The rest would go with it."""
+    assert images_of(tree([{"bytes": b"\xff\xd8\xff", "path": None, "label": 1}])) == [
+        ("[0]['bytes']", b"\xff\xd8\xff")
+    ]
+
+
+def test_what_cannot_be_put_together_is_refused() -> None:
+    with pytest.raises(TypeError, match="in different places"):
+        collate([{"image": Slot(0)}, {"image": Slot(1)}])
+    with pytest.raises(TypeError, match="a NoneType is no batch of 2 samples"):
+        reordered([torch.zeros(2), None], [1, 1])
 
 
 FORMS = ("JPEG", "PNG", "GIF", "BMP", "TIFF", "PPM", "WEBP", "JPEG2000")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import os
+import random
 import threading
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -161,6 +163,24 @@ def test_randomness_in_torch_follows_the_sample_and_leaves_the_generators_alone(
     for _ in range(4):
         list(loader(pictures, chain, device=device))
     assert torch.equal(torch.get_rng_state(), drawn)
+
+
+def test_generators_of_every_library_are_lent_and_put_back():
+    def drawn():
+        return random.random(), np.random.rand(), float(torch.rand(1))  # noqa: NPY002
+
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+    with seeded(torch.device("cpu")) as seed:
+        lent = []
+        for _ in range(2):
+            seed(2**62 + 1)
+            lent.append(drawn())
+    after = drawn()
+    random.setstate(states[0])
+    np.random.set_state(states[1])  # noqa: NPY002
+    torch.set_rng_state(states[2])
+    assert lent[0] == lent[1]
+    assert after == drawn()
 
 
 def test_generators_are_lent_to_one_thread_at_a_time():

@@ -88,13 +88,17 @@ def test_dataclasses_which_dataloader_does_not_take(photographs: Any, workers: i
 
 def test_samples_are_not_changed(photographs: Any) -> None:
     """A dataset that keeps its samples gives the same objects in every epoch."""
-    kept = [{"image": image, "inside": [image, {"label": i}]} for i, image in enumerate(photographs)]
+    kept: list[dict[str, Any]] = [
+        {"image": image, "inside": [image, {"label": i}], "frozen": Frozen(image, i, {})}
+        for i, image in enumerate(photographs)
+    ]
     before = [(id(sample["inside"]), sample["image"].tobytes()) for sample in kept]
     loader = DALILoader(kept, 2, transform=EXACT, device="cpu")  # pyright: ignore[reportArgumentType]
-    first, second = list(loader), list(loader)
+    first, second = ([{**batch, "frozen": vars(batch["frozen"])} for batch in loader] for _ in range(2))
     assert same(first, second)
     assert [(id(sample["inside"]), sample["image"].tobytes()) for sample in kept] == before
     assert all(type(sample["inside"][0]) is Image and sample["inside"][0] is sample["image"] for sample in kept)
+    assert all(sample["frozen"].image is sample["image"] for sample in kept)
 
 
 def test_batches_that_are_kept_do_not_change(photographs: Any) -> None:
