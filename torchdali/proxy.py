@@ -126,7 +126,6 @@ class _ProxyEpoch(Resumable):
         self._begin(loader)
         self._over = INTERRUPTED  # until all workers are at the new epoch
         super()._reset(loader, first_iter)
-        self._received.clear()
         self._over = ""
 
     def _begin(self, loader: Any) -> None:
