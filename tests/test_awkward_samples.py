@@ -370,6 +370,13 @@ def test_a_sparse_tensor_is_refused_by_name() -> None:
         next(iter(loader(dataset, transform=FLOATS, collate_fn=untouched)))
 
 
+def test_of_two_images_that_are_refused_the_first_is_named() -> None:
+    kinds = {"one": torch.int8, "other": torch.bool}
+    dataset = Samples(lambda i: {name: tv_tensors.Image(image(i).to(kind)) for name, kind in kinds.items()})
+    with pytest.raises(SampleError, match=r"sample 0 \(\['one'\]\): it is of torch.int8"):
+        next(iter(loader(dataset, transform=FLOATS)))
+
+
 def test_a_tensor_with_a_negative_bit_is_an_image() -> None:
     values = torch.rand(3, 8, 8)
     dataset = Samples(lambda _: torch.complex(torch.zeros(3, 8, 8), -values).conj().imag)

@@ -122,16 +122,16 @@ def test_a_dataset_that_stops_ends_the_epoch_as_in_dataloader(fresh: ImageFolder
     assert not ours.errors
 
 
-@pytest.mark.parametrize("kind", ["pil", "path"])
+@pytest.mark.parametrize("raising", [(2, 3), (2,), ()])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_bad_sample_is_not_blamed_on_the_one_that_it_stood_in_for(
-    fresh: ImageFolder, workers: int, kind: str
+    fresh: ImageFolder, workers: int, raising: tuple[int, ...]
 ) -> None:
     """Of 2 and 3 the worker knows, and puts 4 there; of 4 only the decoder finds out."""
 
     class Mixed(Given):
         def __getitem__(self, index: int) -> dict[str, Any]:
-            self.kind = kind if index in (2, 3) else "path"
+            self.kind = "pil" if index in raising else "path"
             return super().__getitem__(index)
 
     true, _ = batches(Given(fresh, "path"), "cpu", shuffle=False, num_workers=workers)
@@ -139,11 +139,33 @@ def test_a_bad_sample_is_not_blamed_on_the_one_that_it_stood_in_for(
         HOW[how](Path(fresh.samples[index][0]))
     options: dict[str, Any] = {"num_workers": workers, "on_error": "skip", "max_errors": 3}
     seen, errors = batches(Mixed(fresh, "path"), "cpu", shuffle=False, **options)
-    paths = {index: fresh.samples[index][0] if kind == "path" or index == 4 else "Mixed" for index in (2, 3, 4)}
+    paths = {index: "Mixed" if index in raising else fresh.samples[index][0] for index in (2, 3, 4)}
     assert {error.index: error.path for error in errors} == paths
     assert len(errors) == 3
     assert [batch["label"].tolist() for batch in seen][:2] == [[0, 1, 0, 0, 0], [5, 6, 7, 8, 9]]
     assert torch.equal(seen[0]["image"][:2], true[0]["image"][:2])
+
+
+@pytest.mark.parametrize("mode", ["skip", "replace"])
+def test_of_two_bad_images_the_first_is_named(tmp_path: Path, mode: Any) -> None:
+    samples: list[Any] = [
+        {name: {"bytes": None, "path": str(tmp_path / f"{i} {name}.png")} for name in ("one", "other")}
+        for i in range(2)
+    ]
+    for stored in samples[1].values():
+        PIL.Image.new("RGB", (30, 20)).save(stored["path"])
+    loader: Any = DALILoader(samples, 2, transform=v2.ToImage(), on_error=mode, device="cpu")
+    assert len(list(loader)) == 1
+    assert [(error.index, error.path) for error in loader.errors] == [(0, samples[0]["one"]["path"])]
+
+
+@pytest.mark.parametrize("mode", ["raise", "skip", "replace"])
+@pytest.mark.parametrize("odd", [0, 2])
+def test_images_in_other_places_are_a_mistake(odd: int, mode: Any) -> None:
+    samples: Any = [{"other" if i == odd else "image": PIL.Image.new("RGB", (30, 20))} for i in range(3)]
+    loader = DALILoader(samples, 3, transform=v2.ToImage(), on_error=mode, device="cpu")
+    with pytest.raises(SampleError, match=rf"sample {odd} .*at \['other'\], in other samples .* at \['image'\]"):
+        next(iter(loader))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
