@@ -140,6 +140,14 @@ def test_what_targets_and_collate_fn_draw_follows_from_the_samples(pictures):
     assert len(numbers[0].unique()) == 4
 
 
+@pytest.mark.parametrize("kind", [ImageFolder, lambda pictures: list(ImageFolder(pictures))], ids=["read", "asked"])
+def test_collate_fn_and_batch_transform_draw_other_numbers(pictures, kind):
+    options = {"transform": v2.Compose([*CROP]), "seed": 1, "device": "cpu"}
+    dataset, beside = kind(pictures), lambda mine: (mine, torch.rand(1))
+    ours = DALILoader(dataset, 6, collate_fn=lambda _: torch.rand(1), batch_transform=beside, **options)
+    assert all(one != other for one, other in ours)
+
+
 def test_epochs_differ_where_workers_persist(pictures):
     """For which DataLoader draws one base seed alone."""
     dataset = ImageFolder(pictures, v2.Compose(CROP))

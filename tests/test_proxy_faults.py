@@ -225,7 +225,16 @@ def closed_below(image: Any) -> Any:
         return PIL.Image.open(stream)
 
 
+def scrambled(image: Any) -> bytes:
+    """Header and end are well, so that only the decoder finds out."""
+    data = bytearray(as_bytes(image, "JPEG"))
+    table = data.index(b"\xff\xc4")  # of Huffman codes
+    data[table + 4 : table + 20] = b"\xff" * 16
+    return bytes(data)
+
+
 DAMAGES: dict[str, Callable[[Any], Any]] = {
+    "scrambled": scrambled,
     "truncated JPEG": lambda image: as_bytes(image, "JPEG", 0.7),
     "JPEG without its last bytes": lambda image: as_bytes(image, "JPEG", 0.98),
     "truncated PNG": lambda image: np.frombuffer(as_bytes(image, "PNG", 0.6), np.uint8),
@@ -270,6 +279,26 @@ def test_damaged_sample_is_named_in_its_turn(
     assert_pairs(seen, Truth(EXACT))
     assert sum(len(batch[1]) for batch in seen) == 12 - (batch_size or 1)
     assert next(iterator, None) is None
+
+
+@every_number
+def test_after_a_damaged_sample_among_images_of_other_kinds_batches_are_whole(workers: Any) -> None:
+    """Of each batch DALI has a run for each kind, and all of them are to be taken."""
+
+    def given(damage: Callable[[Any], Any]) -> Any:
+        def fault(index: int, image: Any) -> Any:
+            kind = damage if index == BAD else lambda image: as_bytes(image, "JPEG")
+            return image if index % PER_BATCH == PER_BATCH - 1 else kind(image)
+
+        return iter(DALILoader(Crops(fault, 12), PER_BATCH, transform=EXACT, device="cpu", **workers))
+
+    true, iterator = list(given(lambda image: as_bytes(image, "JPEG"))), given(DAMAGES["scrambled"])
+    seen = [next(iterator) for _ in range(OF_BAD)]
+    assert raised(SampleError, iterator).index == BAD
+    seen += [None, *iterator]
+    assert len(seen) == len(true) == 4
+    for batch, before in zip(seen, true, strict=True):
+        assert batch is None or (torch.equal(batch[0], before[0]) and torch.equal(batch[1], before[1]))
 
 
 def test_a_file_that_vanishes_is_named(fresh_pictures: Path) -> None:

@@ -215,6 +215,15 @@ def test_before_and_after_an_epoch(make: Any, size: Any, kind: type[Bare], worke
         assert not difference([known(again) for _ in true[number:]], true[number:])
 
 
+def test_the_end_of_an_epoch_counts_for_no_batch(make: Any) -> None:
+    iterator = iter(make(Bare, batch_size=2, num_workers=1))
+    assert len(list(islice(iterator, 5))) == 5
+    streams = dict(iterator.place.streams)
+    assert next(iterator, None) is None
+    assert iterator.place.streams == streams
+    assert streams[0].batches == 5
+
+
 @pytest.mark.parametrize("workers", WORKERS)
 @pytest.mark.parametrize("size", [{"batch_size": 2}, {"batch_size": 1}])  # a last batch that is full, or not
 def test_what_a_stream_keeps_from_epoch_to_epoch(make: Any, size: Any, workers: Any) -> None:
