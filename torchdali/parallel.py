@@ -23,6 +23,8 @@ __all__ = ["Parallel", "forget_pids"]
 _BEGIN_WITHIN = 60.0
 """Seconds after which a worker that was forked and has not begun never will."""
 
+_UNREAD = "a batch could not be read from its worker; this epoch cannot go on, a new one can be started"
+
 _INTERVAL: float = data_utils.MP_STATUS_CHECK_INTERVAL
 
 forget_pids = cast("Callable[[int], None]", vars(data_utils.signal_handling)["_remove_worker_pids"])
@@ -68,6 +70,8 @@ class Parallel(Resumable):
             self._workers_status = [True] * self._num_workers  # by which torch ends them, should the next line raise
             self._starting.end()
             self._forked = time.monotonic()
+        elif self._lost == _UNREAD:
+            self._lost = ""
         super()._reset(loader, first_iter)
 
     def _try_put_index(self) -> None:
@@ -92,11 +96,14 @@ class Parallel(Resumable):
         try:
             return cast("Any", super())._get_data()  # noqa: SLF001 - its own
         except Exception as error:
+            between = came_between(error)
             try:
-                if not came_between(error):
+                if not between:
                     _name_the_dead(at_work, error)
             finally:  # a batch may be lost, for which torch would wait for ever
                 self._lost = self._lost or _of_the_dead(at_work)
+                if not (self._lost or between or str(error).startswith("DataLoader timed out")):
+                    self._lost = _UNREAD
             raise
 
     def _try_get_data(self, timeout: float = _INTERVAL) -> Any:
