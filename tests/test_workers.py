@@ -50,6 +50,15 @@ def test_a_workers_own_handler_of_interrupts_stays() -> None:
     assert_pairs(loader, Truth(), in_order())
 
 
+def test_a_handler_of_interrupts_that_workers_inherit_stays() -> None:
+    before = signal.signal(signal.SIGINT, end)
+    try:
+        batches = list(DALILoader(Crops(with_its_own_handler), PER_BATCH, transform=EXACT, device="cpu", num_workers=1))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert len(batches) == 8
+
+
 # While workers are started
 
 HIT = """

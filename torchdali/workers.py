@@ -51,7 +51,6 @@ class Uninterrupted:
             signal.signal(signal.SIGINT, handler)
         self.handler = None  # not before: a worker that another thread forks now finds it here
         if self._came:
-            self._came = False
             handler(signal.SIGINT, inspect.currentframe())
 
     def __exit__(
