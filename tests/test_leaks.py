@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import PER_BATCH
+from crops import EXACT, Crops
 from proxied import Asked
 from torch.multiprocessing import reductions
 from torchvision.datasets import ImageFolder
@@ -29,6 +30,15 @@ pytestmark = [
 ]
 
 WARM, MORE = 3, 12
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 1}, {"transform": EXACT}], ids=["serial", "parallel", "asked"])
+def test_states_of_a_generator_are_kept_no_longer_than_they_are_of_use(options: dict[str, Any]) -> None:
+    """Each has five kilobytes, and an epoch may have many batches."""
+    loader = DALILoader(Crops(), 1, shuffle=True, generator=torch.Generator(), device="cpu", **options)
+    iterator = iter(loader)
+    assert len(list(itertools.islice(iterator, 20))) == 20
+    assert len(iterator._read_ahead._before) <= 3
 
 
 @pytest.fixture(autouse=True)

@@ -231,3 +231,17 @@ def test_a_worker_that_is_being_forked_leaves_garbage_alone(
     assert {path.name for path in tmp_path.iterdir()} <= {str(os.getpid())}
     assert set(torch.cat([batch["collects"] for batch in batches]).tolist()) == {enabled}
     gc.collect()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_profilers_see_dataloaders_name(workers: int) -> None:
+    ours, theirs = (iter(kind(range(3), num_workers=workers)) for kind in (DALILoader, DataLoader))
+    assert ours._profile_name == theirs._profile_name
+    assert [next(ours), next(theirs)] == [0, 0]
+
+
+def test_what_dali_is_fed_is_known_to_what_takes_the_time() -> None:
+    iterator = iter(DALILoader([np.zeros((30, 40, 3), np.uint8)], transform=EXACT, device="cpu"))
+    assert (iterator.clock.entry, iterator.clock.steps) == (None, ())
+    next(iterator)
+    assert (iterator.clock.entry, len(iterator.clock.steps)) == ("pixels", 2)

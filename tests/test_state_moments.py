@@ -121,7 +121,9 @@ def test_each_batch_of_an_epoch(make: Any, workers: Any) -> None:
     again = make(number=8, **workers)
     for state in reversed(states):
         again.load_state_dict(state)
-        assert not difference(list(again), batches[state["batches"] :])
+        rest = [(batch, again.state_dict()["batches"]) for batch in again]
+        assert not difference([batch for batch, _ in rest], batches[state["batches"] :])
+        assert [count for _, count in rest] == list(range(state["batches"] + 1, len(loader) + 1))
 
 
 @pytest.mark.parametrize("workers", WORKERS)
