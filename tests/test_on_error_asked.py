@@ -159,6 +159,29 @@ def test_of_two_bad_images_the_first_is_named(tmp_path: Path, mode: Any) -> None
     assert [(error.index, error.path) for error in loader.errors] == [(0, samples[0]["one"]["path"])]
 
 
+@pytest.mark.parametrize("kinds", [1, 2])
+def test_another_sample_stands_in_with_all_its_images_or_not_at_all(tmp_path: Path, kinds: int) -> None:
+    """Not where they are of several kinds, of which each has a run of its own."""
+    photograph, samples = PIL.Image.fromarray(skimage.data.astronaut()), list[Any]()
+    for i in range(3):
+        paths = [tmp_path / f"{i} {name}.jpg" for name in ("one", "other")]
+        for path in paths:
+            photograph.crop((50 * i, 0, 50 * i + 60, 50)).save(path)
+        one, other = ({"bytes": None, "path": str(path)} for path in paths)
+        samples.append({"one": photograph.crop((0, 0, 60, 50)) if kinds == 2 else one, "other": other, "number": i})
+    scrambled(tmp_path / "1 other.jpg")
+    iterator = iter(DALILoader(samples, 3, transform=v2.ToImage(), on_error="skip", device="cpu"))  # pyright: ignore
+    if kinds == 2:
+        with pytest.raises(SampleError, match=r"sample 1 .*no other sample of its batch can take its place"):
+            next(iterator)
+        return
+    batch = next(iterator)
+    assert batch["number"].tolist() == [0, 2, 2]
+    for images in (batch["one"], batch["other"]):
+        assert torch.equal(images[1], images[2])
+        assert not torch.equal(images[0], images[1])
+
+
 @pytest.mark.parametrize("mode", ["raise", "skip", "replace"])
 @pytest.mark.parametrize("odd", [0, 2])
 def test_images_in_other_places_are_a_mistake(odd: int, mode: Any) -> None:
