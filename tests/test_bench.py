@@ -262,7 +262,7 @@ def decided(
         "pil": {"images_per_s": theirs},
         "tensors": {"images_per_s": theirs / 2},
     }
-    costs = {"torchdali": 0.1, "pil": 2.5, "synthetic": 0.0}
+    costs = {"torchdali": 0.1, "pil": 250.0, "synthetic": 0.0}
     beside = {
         loader: {"images_per_s": rate, "cpu_s_per_1000_images": costs[loader], "waiting_share": waiting}
         for loader, rate in trained.items()
@@ -336,7 +336,7 @@ def test_the_model_is_the_limit_with_dataloader_too() -> None:
     assert (said.limit, said.helps) == ("model", False)
     assert said.sentence == (
         "torchdali would not help: your model is the limit: 985 of 3,000 images/s used, and a faster loader would "
-        "change nothing; DataLoader keeps up, with 2.5 CPU-seconds for 1,000 images instead of 0.1"
+        "change nothing; DataLoader keeps up, with 250 CPU-seconds for 1,000 images instead of 0.1"
     )
 
 

@@ -91,7 +91,8 @@ def _best(runs: Mapping[str, Run]) -> Run:
 
 
 def _cpu(run: Run) -> str:
-    return f"{run['cpu_s_per_1000_images']:.2g}"
+    seconds = run["cpu_s_per_1000_images"]
+    return f"{seconds:.2g}" if seconds < 10 else f"{seconds:,.0f}"
 
 
 def _gain(gain: float, what: str) -> str:
