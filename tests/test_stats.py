@@ -385,6 +385,30 @@ def test_only_exceptions_between_batches(dataset: ImageFolder) -> None:
     assert stats.verdict == "no batch followed another one, without an exception between, and nothing can be said"
 
 
+def test_what_came_to_nothing_is_in_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("torchdali.clock.perf_counter", lambda: now)
+    clock = Clock(torch.device("cpu"))
+
+    def ask(seconds: float, raises: bool) -> None:
+        nonlocal now
+        clock.enter()
+        now += seconds
+        clock.lap("dataset")
+        if not raises:
+            clock.leave(1)
+
+    for seconds, raises in ((1, False), (2, False), (1000, True)):
+        ask(seconds, raises)
+    now += 5000
+    clock.skip(5000)  # a probe
+    for seconds in (2, 2):
+        ask(seconds, False)
+    stats = verdict.judged(clock, None, 0)
+    assert (stats.elapsed, stats.timed) == (1007, 2), "of the time after the exception, none"
+    assert (stats.waited, sum(stats.parts.values())) == (4, 4)
+
+
 def test_of_a_long_epoch_the_latest_waits_are_kept() -> None:
     timed = Timed()
     for number in range(10_100):
@@ -445,6 +469,7 @@ def test_the_gpus_own_time_is_read_when_it_is_there(monkeypatch: pytest.MonkeyPa
     for _ in range(20):
         batch(3, 1)
     assert clock.timed.batches == 0, "the GPU is not there yet"
+    assert verdict.judged(clock, None, None).verdict.startswith("the GPU has not come to the second batch yet")
     Event.reached = Event.now - 0.5
     batch(3, 1)
     assert (clock.timed.batches, clock.timed.waited, clock.timed.consumer) == (19, 19, 57)

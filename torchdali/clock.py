@@ -90,7 +90,7 @@ class Clock:
         self._inside = self._starved = False
         # Of the latest handing out, and of the asking since.
         self._events: tuple[Event | None, Event | None] = (None, None)
-        self._unread: deque[tuple[Event, Event, Event, int]] = deque()
+        self._unread: deque[tuple[Event, Event, Event, int, dict[Part, float]]] = deque()
         self._spare: list[Event] = []
         self.batches = self.images = 0
         self.start: float | None = None
@@ -98,6 +98,7 @@ class Clock:
         self.over = False
         self.timed = Timed()
         self.parts: dict[Part, float] = {}
+        self._laps: dict[Part, float] = {}
         self.steps: tuple[Any, ...] = ()
         self.entry: str | None = None
 
@@ -111,6 +112,7 @@ class Clock:
         if self._inside:  # the one before raised
             self.skip(perf_counter() - self._lapped)
         self._inside, self._starved = True, starved
+        self._laps = {}
         self._entered = self._lapped = perf_counter()
         if self._gpu:
             self._events = (self._events[0], self._record(self._gpu))
@@ -120,7 +122,7 @@ class Clock:
         now = perf_counter()
         if part == "DALI" and self._starved:
             part = "dataset"
-        self.parts[part] = self.parts.get(part, 0.0) + now - self._lapped
+        self._laps[part] = self._laps.get(part, 0.0) + now - self._lapped
         self._lapped = now
 
     def leave(self, images: int) -> None:
@@ -133,16 +135,15 @@ class Clock:
         self.elapsed = now - self._began
         if self.start is None:
             self.start = self.elapsed
-            self.parts.clear()
         if self._gpu:
             before, asked = self._events
             handed_out = self._record(self._gpu)
             if before and asked:
-                self._unread.append((before, asked, handed_out, images))
+                self._unread.append((before, asked, handed_out, images, self._laps))
             self._events = (handed_out, None)
             self.read()
         elif self._left is not None:
-            self.timed.add(self._entered - self._left, now - self._entered, images)
+            self._add(self._entered - self._left, now - self._entered, images, self._laps)
         self._left = now
 
     def end(self) -> None:
@@ -154,8 +155,14 @@ class Clock:
     def skip(self, seconds: float = 0.0) -> None:
         """The time since the latest batch is nobody's, nor are as many seconds of the epoch's."""
         self._left, self._events = None, (None, None)
+        self._lapped += seconds
         if not self.over:
             self._began += seconds
+
+    @property
+    def behind(self) -> bool:
+        """Whether a batch was handed out whose time the GPU has not reached yet."""
+        return bool(self._unread)
 
     def read(self) -> None:
         """Takes the times that the GPU has reached by now."""
@@ -166,9 +173,14 @@ class Clock:
 
     def _read(self) -> None:
         while self._unread and self._unread[0][2].query():
-            before, asked, handed_out, images = self._unread.popleft()
-            self.timed.add(before.elapsed_time(asked) / 1e3, asked.elapsed_time(handed_out) / 1e3, images)
+            before, asked, handed_out, images, laps = self._unread.popleft()
+            self._add(before.elapsed_time(asked) / 1e3, asked.elapsed_time(handed_out) / 1e3, images, laps)
             self._spare += before, asked
+
+    def _add(self, consumer: float, waited: float, images: int, laps: dict[Part, float]) -> None:
+        self.timed.add(consumer, waited, images)
+        for part, seconds in laps.items():
+            self.parts[part] = self.parts.get(part, 0.0) + seconds
 
     def _record(self, device: torch.device) -> Event:
         event = self._spare.pop() if self._spare else Event(enable_timing=True)

@@ -246,8 +246,8 @@ class _Probing:
         finally:
             epoch.close()
             pool.close()
-        later = epoch.clock.batches - 1
-        return seconds, {part: spent / later for part, spent in epoch.clock.parts.items()}
+        epoch.clock.read()
+        return seconds, {part: spent / epoch.clock.timed.batches for part, spent in epoch.clock.parts.items()}
 
     def _paced(self, step: Callable[[], object], before: int) -> float:
         """Seconds for each step, after some that are not counted."""

@@ -104,6 +104,8 @@ def judged(
         said = "one batch was handed out, and nothing can be said before the second"
         if stats.batches > 1:
             said = "no batch followed another one, without an exception between, and nothing can be said"
+        if clock.behind:
+            said = "the GPU has not come to the second batch yet, and nothing can be said before"
         return replace(stats, verdict=said)
     limit = _limit(stats, clock)
     stats = replace(stats, limit=limit, possible=probe.rate if probe else _possible(stats, clock, limit, bool(asked)))
