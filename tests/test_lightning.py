@@ -292,6 +292,19 @@ def test_epochs_look_different_and_are_numbered_by_the_trainer(pictures: Path, t
     assert not torch.equal(looks[0][0], looks[0][1])
 
 
+def test_a_loader_that_comes_round_again_looks_different(pictures: Path, tmp_path: Path) -> None:
+    """Where another one is longer."""
+    given = {"long": dataset("read", pictures), "short": numbered(pictures, 2 * BATCH)}
+    made = DALIDataModule(given, batch_size=BATCH, train_transform=TRAIN, seed=5, train_options={"shuffle": False})
+    trainer(tmp_path, every_step(tmp_path), max_epochs=2).fit(true := Net(), datamodule=made)
+    looks = [images for _, _, _, (labels, images) in true.seen if labels[0] == 0]
+    assert len(looks) == STEPS
+    assert not any(torch.equal(one, other) for i, one in enumerate(looks) for other in looks[:i])
+    run = trainer(tmp_path, max_epochs=2)
+    run.fit(again := Net(), datamodule=made, ckpt_path=after(tmp_path, 3))
+    assert same(again.seen, true.seen[3:])
+
+
 @pytest.mark.parametrize("limit", [1.0, 1])
 def test_order_of_the_modules_loaders_is_dataloaders(pictures: Path, tmp_path: Path, limit: float) -> None:
     """Of two to train on, which draw in turns, and of one to validate on, whose iterator outlives its epoch."""

@@ -26,6 +26,8 @@ from torchdali.state import merge
 __all__ = ["DALIDataModule", "TrainLoader"]
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
+_AGAIN = 2**20
+"""What the number of an epoch grows by where the Trainer's has not ended, so that no later epoch of it has that one."""
 
 
 def _bases() -> tuple[Any, ...]:
@@ -94,6 +96,8 @@ class TrainLoader(DALILoader[Any]):
     def _new(self, epoch: int) -> Iterator[Any]:
         if epoch != self._of:
             self.set_epoch(epoch)
+        else:
+            self._keys.epochs += _AGAIN - 1
         return self._plain()
 
     def _plain(self) -> Iterator[Any]:
