@@ -264,6 +264,15 @@ def test_a_run_goes_on_after_an_epoch(pictures: Path, tmp_path: Path, kind: str)
     assert same(fit(DALIDataModule(given), 4, after(tmp_path, STEPS)), true[STEPS:])
 
 
+def test_a_run_without_a_module_goes_on_with_one(pictures: Path, tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    trainer(tmp_path, every_step(tmp_path), max_epochs=2).fit(true := Net(), loader("read", pictures, shuffle=True))
+    torch.manual_seed(4)
+    made = DALIDataModule(loader("read", pictures, shuffle=True))
+    trainer(tmp_path, max_epochs=2).fit(again := Net(), datamodule=made, ckpt_path=after(tmp_path, 2))
+    assert same(again.seen, true.seen[2:])
+
+
 def test_a_run_goes_on_although_its_length_was_asked_for(pictures: Path, tmp_path: Path) -> None:
     """For which Lightning takes the loaders before it has read their states, and then never loads them."""
 

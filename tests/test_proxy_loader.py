@@ -76,6 +76,7 @@ def test_explain_says_where_images_are_and_draws_nothing(files: list[Path], devi
     assert "CenterCrop" in text
     stream = DALILoader(Stream(Pictures(files), shares=True), 4, transform=EXACT, device=device)
     assert "images not known before the first batch" in explained(stream)
+    assert "threads not known before the first batch window" in explained(stream)
     after = [torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()]  # type: ignore # noqa: NPY002
     assert same(after, before)
     next(iter(stream))
@@ -89,6 +90,19 @@ def test_explain_says_where_images_are_and_draws_nothing(files: list[Path], devi
     )
     assert "without transform= nothing runs in DALI" in explained(DALILoader(Pictures(files), device=device))
     assert "at ['image']" in text
+
+
+def test_explain_writes_every_kind_of_image_alike(files: list[Path]) -> None:
+    class Both(Pictures):
+        def __getitem__(self, index: int) -> Any:
+            image = super().__getitem__(index)["image"]
+            return {"coloured": image, "grey": image.convert("L")}
+
+    text = io.StringIO()
+    DALILoader(Both(files), 4, transform=EXACT, device="cpu").explain(text)
+    lines = text.getvalue().splitlines()
+    assert len([line for line in lines if "CenterCrop" in line]) == 2
+    assert len(set(lines)) == len({line.strip() for line in lines}), "both begin where the other does"
 
 
 def test_is_a_dataloader_with_its_attributes(files: list[Path]) -> None:

@@ -90,7 +90,8 @@ def proxied(loader: Any, proxy: Proxy | None, not_lifted: str) -> Rows:
         "output": "; ".join(dict.fromkeys(map(_output, plans))) or "images as the transforms leave them",
         **_batch_transform(loader),
         "random": _random(loader, keyed) + "; the dataset's own numbers as in DataLoader",
-        "threads": "; ".join(dict.fromkeys(_threads(proxy.routes.threads(plan.entry)) for plan in plans)),
+        "threads": "; ".join(dict.fromkeys(_threads(proxy.routes.threads(plan.entry)) for plan in plans))
+        or "not known before the first batch",
         "window": ahead,
         **_on_error(loader),
     }

@@ -36,7 +36,7 @@ class Reporting:
         about = f"{explain.device_of(loader, device)}, fidelity {loader.fidelity}"
         head = {"device": about, **loader._sharding.rows(loader)}
         tail = {"driver": machine.connections()} if device.type == "cuda" else {}
-        text = "\n".join(f"{label:<11}{row}" if label else row for label, row in (head | rows | tail).items())
+        text = "\n".join(f"{label:<11}{row}" if label.strip() else row for label, row in (head | rows | tail).items())
         (file or sys.stdout).write(f"{type(self).__name__}\n{text}\n")
 
     def stats(self, probe: bool = False) -> Stats:
