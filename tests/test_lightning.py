@@ -264,15 +264,6 @@ def test_a_run_goes_on_after_an_epoch(pictures: Path, tmp_path: Path, kind: str)
     assert same(fit(DALIDataModule(given), 4, after(tmp_path, STEPS)), true[STEPS:])
 
 
-def test_a_run_without_a_module_goes_on_with_one(pictures: Path, tmp_path: Path) -> None:
-    torch.manual_seed(3)
-    trainer(tmp_path, every_step(tmp_path), max_epochs=2).fit(true := Net(), loader("read", pictures, shuffle=True))
-    torch.manual_seed(4)
-    made = DALIDataModule(loader("read", pictures, shuffle=True))
-    trainer(tmp_path, max_epochs=2).fit(again := Net(), datamodule=made, ckpt_path=after(tmp_path, 2))
-    assert same(again.seen, true.seen[2:])
-
-
 def test_a_run_goes_on_although_its_length_was_asked_for(pictures: Path, tmp_path: Path) -> None:
     """For which Lightning takes the loaders before it has read their states, and then never loads them."""
 
@@ -299,19 +290,6 @@ def test_epochs_look_different_and_are_numbered_by_the_trainer(pictures: Path, t
     alone = loader("read", pictures, seed=5)
     assert same(looks[0], [next(iter(alone))[0] for _ in range(3)])
     assert not torch.equal(looks[0][0], looks[0][1])
-
-
-def test_a_loader_that_comes_round_again_looks_different(pictures: Path, tmp_path: Path) -> None:
-    """Where another one is longer."""
-    given = {"long": dataset("read", pictures), "short": numbered(pictures, 2 * BATCH)}
-    made = DALIDataModule(given, batch_size=BATCH, train_transform=TRAIN, seed=5, train_options={"shuffle": False})
-    trainer(tmp_path, every_step(tmp_path), max_epochs=2).fit(true := Net(), datamodule=made)
-    looks = [images for _, _, _, (labels, images) in true.seen if labels[0] == 0]
-    assert len(looks) == STEPS
-    assert not any(torch.equal(one, other) for i, one in enumerate(looks) for other in looks[:i])
-    run = trainer(tmp_path, max_epochs=2)
-    run.fit(again := Net(), datamodule=made, ckpt_path=after(tmp_path, 3))
-    assert same(again.seen, true.seen[3:])
 
 
 @pytest.mark.parametrize("limit", [1.0, 1])
