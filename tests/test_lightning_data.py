@@ -12,10 +12,12 @@ from conftest import same
 
 pytest.importorskip("lightning.pytorch", reason="needs lightning")
 
-from torch.utils.data import IterableDataset  # noqa: E402
-from trained import BATCH, COUNT, TRAIN, Net, after, dataset, every_step, loader, numbered, trainer  # noqa: E402
+from lightning.pytorch import Callback
+from torch.utils.data import IterableDataset
+from trained import BATCH, COUNT, TRAIN, Net, after, dataset, every_step, loader, numbered, trainer
 
-from torchdali.lightning import DALIDataModule  # noqa: E402
+from torchdali import DALILoader
+from torchdali.lightning import DALIDataModule
 
 pytestmark = [
     pytest.mark.timeout(60),
@@ -23,6 +25,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning"),
     pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
     pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`"),
+    pytest.mark.filterwarnings("ignore:The dirpath has changed"),
 ]
 
 STEPS = -(-COUNT // BATCH)
@@ -40,13 +43,35 @@ def test_a_loader_that_comes_round_again_looks_different(pictures: Path, tmp_pat
     assert same(again.seen, true.seen[3:])
 
 
-def test_a_run_without_a_module_goes_on_with_one(pictures: Path, tmp_path: Path) -> None:
-    torch.manual_seed(3)
-    trainer(tmp_path, every_step(tmp_path), max_epochs=2).fit(true := Net(), loader("read", pictures, shuffle=True))
-    torch.manual_seed(4)
-    made = DALIDataModule(loader("read", pictures, shuffle=True))
-    trainer(tmp_path, max_epochs=2).fit(again := Net(), datamodule=made, ckpt_path=after(tmp_path, 2))
-    assert same(again.seen, true.seen[2:])
+class SavesAtOnce(Callback):
+    """Writes a checkpoint before the first batch."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        trainer.save_checkpoint(self.path)
+
+
+def test_a_run_goes_on_from_what_another_one_left(pictures: Path, tmp_path: Path) -> None:
+    """One without a module, one with it that came to no batch, and none."""
+
+    def fit(seed: int, path: Path | None, *callbacks: Any, **data: Any) -> list[Any]:
+        torch.manual_seed(seed)
+        trainer(tmp_path, *callbacks, max_epochs=2).fit(net := Net(), **data, ckpt_path=path)
+        return net.seen
+
+    given = loader("read", pictures, shuffle=True)
+    made = DALIDataModule(given)
+    own = tmp_path / "own"
+    true = fit(3, None, every_step(tmp_path), train_dataloaders=given)
+    assert same(fit(4, after(tmp_path, 2), every_step(own), datamodule=made), true[2:])
+    assert type(given) is DALILoader, "it was copied"
+    fit(5, after(own, 3), SavesAtOnce(tmp_path / "again"), datamodule=made)
+    assert same(fit(6, tmp_path / "again", datamodule=made), true[3:])
+    assert fit(7, after(own, len(true)), datamodule=made) == []
+    assert same(fit(3, None, SavesAtOnce(tmp_path / "before"), datamodule=made), true)
+    assert same(fit(3, tmp_path / "before", datamodule=made), true)
 
 
 def test_a_stream_is_not_shuffled(pictures: Path, tmp_path: Path) -> None:
@@ -60,3 +85,29 @@ def test_a_stream_is_not_shuffled(pictures: Path, tmp_path: Path) -> None:
         net := Net(), datamodule=DALIDataModule(Stream(), batch_size=BATCH, train_transform=TRAIN)
     )
     assert [label for _, _, labels in net.labels() for label in labels] == [*range(COUNT)] * 2
+
+
+def test_batches_can_be_looked_at_without_a_trainer(pictures: Path, tmp_path: Path) -> None:
+    class Found:
+        """No subclass of torch's ``Dataset``."""
+
+        asked = dataset("asked", pictures)
+
+        def __len__(self) -> int:
+            return COUNT
+
+        def __getitem__(self, index: int) -> Any:
+            return self.asked[index]
+
+    given = loader("read", pictures)
+    options: dict[str, Any] = {"batch_size": BATCH, "device": "cpu", "train_transform": TRAIN, "val_transform": TRAIN}
+    made = DALIDataModule(Found(), (Found(), given), seed=5, train_options={"shuffle": False}, **options)
+    seen = made.train_dataloader()
+    first, second = ([images for images, _ in seen] for _ in range(2))
+    assert not torch.equal(first[0], second[0]), "epochs are counted"
+    validated, last = made.val_dataloader()
+    assert [label for _, labels in validated for label in labels.tolist()] == [*range(COUNT)]
+    assert last is given
+    made.load_state_dict(made.state_dict())
+    trainer(tmp_path, max_epochs=1, limit_val_batches=1).fit(net := Net(), datamodule=made)
+    assert same([images for _, _, (_, images) in net.seen], first)

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import IterableDataset
 from torchvision.datasets import ImageFolder
 
 from torchdali.loader import DALILoader
@@ -78,6 +78,8 @@ class TrainLoader(DALILoader[Any]):
         does each where loaders are made anew, which the Trainer asks for an iterator twice, or once when it resumes.
         """
         trainer = self.module.trainer
+        if trainer is None:
+            return self._plain()
         waits = self.module.has_state(self.number) or trainer.reload_dataloaders_every_n_epochs
         return _Numbered(self, None if waits else self._new(trainer.current_epoch))
 
@@ -177,8 +179,8 @@ class DALIDataModule(_Base):
 
     Each of ``train``, ``val``, ``test`` and ``predict`` is a dataset, the path of a folder of class folders, a loader,
     or a list, tuple or dictionary of these. A loader is taken as it is; a ``DALILoader`` for training is copied. The
-    others are made when the Trainer asks for them. Only those for training shuffle. Where there are several processes,
-    Lightning gives each of them its share.
+    others are made when they are asked for; without a Trainer their device is "auto". Only those for training shuffle.
+    Where there are several processes, Lightning gives each of them its share.
 
     The place in the training data is saved with each checkpoint, and found again: in the midst of an epoch, and at its
     end, after which Lightning itself has each loader begin anew.
@@ -266,7 +268,8 @@ class DALIDataModule(_Base):
                 self._folders[folder] = ImageFolder(Path(folder))
             data = self._folders[folder]
         options: dict[str, Any] = {"batch_size": self.batch_size, **self._options, **self._own[stage]}
-        options.setdefault("device", self.trainer.strategy.root_device)
+        if self.trainer is not None:
+            options.setdefault("device", self.trainer.strategy.root_device)
         if options.get("batch_sampler") is not None:
             del options["batch_size"]
         if stage != "train":
@@ -291,7 +294,8 @@ class DALIDataModule(_Base):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Keeps the places for the loaders, where it is ``trainer.fit`` that goes on."""
-        self._saved = dict(state_dict) if self.trainer.state.fn == "fit" else {}
+        fits = self.trainer is not None and self.trainer.state.fn == "fit"
+        self._saved = dict(state_dict) if fits else {}
 
     def teardown(self, stage: str) -> None:
         """Forgets what was loaded."""
@@ -309,7 +313,7 @@ class DALIDataModule(_Base):
 
 def _is_loader(data: Any) -> bool:
     """Whether it is something that gives batches: it is no dataset, and no folder of one."""
-    return not isinstance(data, (str, os.PathLike, Dataset)) and not hasattr(data, "__getitem__")
+    return not isinstance(data, os.PathLike) and not hasattr(data, "__getitem__")
 
 
 def _mapped(data: Any, make: Callable[[Any], Any]) -> Any:
