@@ -178,7 +178,10 @@ def test_reader_is_made_anew_for_larger_batches_and_after_closing(tmp_path: Path
     rows = np.zeros((len(paths), 200), np.uint8)
     for row, path in zip(rows, paths, strict=True):
         row[: len(str(path))] = np.frombuffer(str(path).encode(), np.uint8)
+    reader(rows[:3], False)
+    built = reader._pipeline
     few, _ = reader(rows[:3], False)
+    assert reader._pipeline is built
     many, lengths = reader(rows, False)
     assert torch.equal(torch.from_numpy(few), torch.from_numpy(many[:3]))
     assert lengths.tolist() == [path.stat().st_size for path in paths]
@@ -334,15 +337,17 @@ def test_a_pipe_among_few_files_is_named(tmp_path: Path, device: str, vetting: l
 def test_an_interrupted_reader_gives_no_other_files_headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = write(tmp_path / "a")
     reader, table = HeadReader(), table_of(paths)
-    reader(table[:1], False)
 
-    def interrupted(_: Any) -> Any:
+    def interrupted(*_: Any) -> Any:
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patched:
-        patched.setattr(heads.bridge, "to_array", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            reader(table[:1], False)
+    for name in ("bridge.to_array", "pipeline.share_outputs"):
+        reader(table[:1], False)
+        with monkeypatch.context() as patched:
+            of: Any = reader._pipeline if name.startswith("pipeline") else heads.bridge
+            patched.setattr(of, name.partition(".")[2], interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                reader(table[:1], False)
     for i, path in enumerate(paths):
         assert reader(table[i : i + 1], False)[1].tolist() == [path.stat().st_size]
     reader.close()
