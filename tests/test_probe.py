@@ -43,9 +43,9 @@ def probed(read: float | None, decode: float | None, transforms: float, parts: A
         (probed(0.001, 0.02, 0.01, {}), "decoding", "decoding is the limit: it takes 20.0 of 20.0 ms a batch"),
         (probed(0.001, 0.002, 0.25, {"feed": 0.2}), "transforms", "transforms in DALI are the limit: they take 250 of"),
         (probed(None, None, 0.001, {"feed": 0.002}), "host", "drawing parameters and feeding DALI takes 2.00 of 2.00"),
-        (probed(0.01, 0.02, 0.03, {"torch": 0.04}), "torch", "transforms that run in torch"),
+        (probed(0.01, 0.02, 0.03, {"feed": 0.001, "torch": 0.04}), "torch", "transforms that run in torch"),
         (probed(0.01, 0.02, 0.03, {"torch": 0.04}, False), "transforms", "they take 30.0 of 40.0 ms"),
-        (probed(0.01, 0.02, 0.03, {"DALI": 0.04}), "transforms", "they take 30.0 of 40.0 ms"),
+        (probed(0.01, 0.02, 0.03, {"DALI": 0.005, "headers": 0.035}), "transforms", "they take 30.0 of 40.0 ms"),
     ],
 )
 def test_the_limit_of_the_loader_alone(case: Probe, limit: Limit, sentence: str) -> None:

@@ -148,16 +148,13 @@ class Clock:
 
     def end(self) -> None:
         """There is no batch any more."""
-        if not self.over:
-            self.over, self._inside = True, False
-            self.elapsed = perf_counter() - self._began
+        self.over, self._inside = True, False
 
     def skip(self, seconds: float = 0.0) -> None:
         """The time since the latest batch is nobody's, nor are as many seconds of the epoch's."""
         self._left, self._events = None, (None, None)
+        self._began += seconds
         self._lapped += seconds
-        if not self.over:
-            self._began += seconds
 
     @property
     def behind(self) -> bool:

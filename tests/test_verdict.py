@@ -1,0 +1,114 @@
+"""What loader.stats() says of an epoch whose times are told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from torchdali.clock import Clock, Part
+from torchdali.stats import Limit, Stats
+from torchdali.verdict import judged
+
+
+class Told:
+    """An epoch's clock, and the time that it reads."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, entry: str | None = "files") -> None:
+        self.now = 0.0
+        monkeypatch.setattr("torchdali.clock.perf_counter", lambda: self.now)
+        self.clock = Clock(torch.device("cpu"))
+        self.clock.entry = entry
+
+    def batch(self, waited: float, consumer: float = 0.0, part: Part = "DALI", raises: bool = False) -> None:
+        self.now += consumer
+        self.clock.enter()
+        self.now += waited
+        self.clock.lap(part)
+        if not raises:
+            self.clock.leave(1)
+
+    def judged(self, asked: int | None = None) -> Stats:
+        return judged(self.clock, None, asked)
+
+
+def test_what_came_to_nothing_is_in_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Told(monkeypatch)
+    for seconds, raises in ((1, False), (2, False), (1000, True)):
+        told.batch(seconds, part="dataset", raises=raises)
+    told.now += 5000
+    told.clock.skip(5000)  # a probe
+    told.now += 600
+    for _ in range(2):
+        told.batch(2, part="dataset")
+    stats = told.judged(0)
+    assert (stats.elapsed, stats.timed) == (1007, 2), "of the time after the exception, none"
+    assert (stats.waited, sum(stats.parts.values())) == (4, 4)
+
+
+@pytest.mark.parametrize(
+    ("start", "waits", "over", "verdict"),
+    [
+        (10, [1, 1], False, "reading, decoding and transforming in DALI is the limit; "),
+        (10, [1, 1], True, "the start is the limit: 10.0 of 12.0 s passed before the first batch (of 2 batches only)"),
+        (0.2, [0.0125] * 8, True, "the start is the limit: 0.200 of 0.300 s passed before the first batch"),
+        (3, [1, 1, None, 1, None, 1, None, 1], True, "reading, decoding and transforming in DALI is the limit; "),
+    ],
+)
+def test_the_start(start: float, waits: Any, over: bool, verdict: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Told(monkeypatch)
+    for seconds in (start, *waits):
+        told.batch(seconds or 0, raises=seconds is None)
+    if over:
+        told.clock.end()
+    stats = told.judged()
+    assert stats.verdict.startswith(verdict)
+    assert ("only)" in stats.verdict) == (stats.timed < 8)
+
+
+@pytest.mark.parametrize(
+    ("part", "times", "asked", "limit", "possible"),
+    [
+        ("DALI", [(0.1, 1)] * 10, None, "model", None),
+        ("DALI", [(1, 1)] * 10, None, "pipeline", 0.5),
+        ("DALI", [(1, 1), (0, 1)] * 5, None, "pipeline", None),
+        ("dataset", [(1, 3)] * 10, 2, "dataset", 0.25),
+        ("dataset", [(1, 3)] * 10, 0, "dataset", None),
+        ("collate", [(10, 1)] * 10, 0, "collate", 0.1),
+    ],
+)
+def test_what_is_possible(
+    part: Part, times: Any, asked: int | None, limit: Limit, possible: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = Told(monkeypatch)
+    told.batch(0)
+    for waited, consumer in times:
+        told.batch(waited, consumer, part)
+    stats = told.judged(asked)
+    assert stats.limit == limit
+    assert stats.possible == (possible and pytest.approx(possible))
+
+
+def test_what_a_dataset_without_dali_can_give(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Told(monkeypatch, None)
+    for _ in range(11):
+        told.batch(1, 3, "dataset")
+    stats = told.judged(0)
+    assert (stats.limit, stats.taken, stats.possible) == ("dataset", 0.25, 1)
+    assert "consumer   3,000 ms a batch between batches\nin next()  dataset 1,000 ms a batch" in str(stats)
+    for _ in range(100):
+        told.batch(0.105, 1, "dataset")
+    stats = told.judged(0)
+    assert (stats.limit, stats.possible) == ("dataset", pytest.approx(110 / 20.5))
+    assert stats.waited_batches == 10 / 110
+    told.batch(0, 1000)
+    assert (told.judged(0).limit, told.judged(0).possible) == ("model", None)
+
+
+def test_exceptions_between_all_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Told(monkeypatch)
+    for said in ("one batch was handed out", "no batch followed another one, without an exception between"):
+        told.batch(1)
+        assert told.judged().verdict.startswith(said)
+        told.batch(1, raises=True)
