@@ -368,6 +368,27 @@ def test_the_model_is_the_limit_where_it_does_not_wait() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("waiting", "rates", "gain"),
+    [
+        (0.3, {"synthetic": 1000, "torchdali": 990, "pil": 950}, "1.04"),
+        (0.002, {"synthetic": 1000, "torchdali": 900, "pil": 880}, "1.02"),
+        (0.3, {"synthetic": 1000, "torchdali": 700, "pil": 690}, "1.01"),
+    ],
+)
+def test_beside_a_model_little_is_no_help(waiting: float, rates: dict[str, float], gain: str) -> None:
+    said = decided(27000, 3000, waiting=waiting, **rates)
+
+    assert not said.helps
+    assert said.sentence.endswith(f"; torchdali would not help: {gain} times DataLoader's images/s")
+
+
+def test_a_limit_that_could_not_be_measured() -> None:
+    said = verdict({"torchdali": {"images_per_s": 200.0}, "pil": {"images_per_s": 100.0}}, {}, 4)
+
+    assert (said.limit, said.helps) == ("not measured", True)
+
+
 @pytest.mark.parametrize("rates", [{"torchdali": 105, "pil": 40}, {"torchdali": 90, "pil": 110}])
 def test_figures_that_contradict_each_other_are_no_ground_for_a_verdict(rates: dict[str, float]) -> None:
     said = decided(300, 200, synthetic=14, **rates)

@@ -41,6 +41,7 @@ def test_threads_are_few_beside_a_jpeg_engine_and_more_where_it_has_nothing_to_d
     assert "JPEG engine busy" in threads.why(0.0)
     assert "20% of the files seen are not for the card's JPEG engine" in threads.why(0.2)
     assert Threads(0, CUDA, "pixels").number() == 4
+    assert [Threads(0, CUDA, "encoded").number(beside) for beside in (0.0, 1.0)] == [4, 16]
     assert Threads(9, CUDA, "files").number(1.0) == 9
 
 
@@ -49,7 +50,25 @@ def test_without_an_engine_and_on_the_cpu_all_cores_decode(card: Any) -> None:
     threads = Threads(0, CUDA, "files")
     assert threads.number() == 16
     assert "no JPEG engine" in threads.why()
+    assert Threads(0, CUDA, "encoded").number() == 16
+    assert "nothing is decoded" in Threads(0, CUDA, "pixels").why()
     assert Threads(0, torch.device("cpu"), "pixels").number() == 16
+
+
+@pytest.mark.parametrize(("quota", "cores"), [(None, 4), (0.2, 1), (1.5, 2), (9.0, 4)])
+def test_cores_are_those_of_the_affinity_and_of_the_control_group(
+    quota: float | None, cores: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda _: set(range(4)))
+    monkeypatch.setattr(machine, "_cgroup_quota", lambda: quota)
+    assert machine.available_cores() == cores
+
+
+def test_memory_that_is_used_up_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_cgroup_memory", list)
+    assert machine.available_memory() > 2**20
+    monkeypatch.setattr(machine, "_cgroup_memory", lambda: [-5])
+    assert machine.available_memory() == 0
 
 
 @pytest.mark.parametrize(

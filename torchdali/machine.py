@@ -69,7 +69,7 @@ def memory_for_batches(device: torch.device) -> int:
 def available_cores() -> int:
     """Cores that this process may use: its affinity, and its control group's share of time, rounded up."""
     cores, quota = len(os.sched_getaffinity(0)), _cgroup_quota()
-    return max(1, min(cores, math.ceil(quota)) if quota else cores)
+    return min(cores, math.ceil(quota)) if quota else cores
 
 
 def _cgroup_quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
