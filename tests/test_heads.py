@@ -25,6 +25,7 @@ from torchdali import DALILoader, SampleError, graph, heads
 from torchdali.feed import Feed
 from torchdali.heads import HeadReader
 from torchdali.sources import HEAD, FileSource, read_header
+from torchdali.sources.header import header_of
 from torchdali.sources.heads import parse
 
 pytestmark = pytest.mark.timeout(60)
@@ -101,6 +102,21 @@ def test_first_bytes_say_what_the_header_says(tmp_path: Path) -> None:
         if found.known[i]:
             said = (*found.sizes[i].tolist(), bool(found.jpeg[i]), True, bool(found.baseline[i]))
             assert said == (header.height, header.width, header.jpeg, header.native, header.baseline)
+
+
+def test_what_only_a_whole_decoder_follows_is_for_pil() -> None:
+    files = {name: contents for name, contents, _ in kinds()}
+    plain, marked = files["plain.jpg"], b"\xff\xee\0\x0eAdobe\0d\0\0\0\0"
+    frame, scan = plain.index(b"\xff\xc0"), plain.index(b"\xff\xda")
+    animated = io.BytesIO()
+    pictures = [Image.new("RGB", (6, 5), colour) for colour in ("red", "blue")]
+    pictures[0].save(animated, "PNG", save_all=True, append_images=pictures[1:])
+    cases = [(plain[:at] + marked + bytes([kind]) + plain[at:], kind == 1) for at in (2, scan) for kind in (0, 1)]
+    cases += [(plain[:scan] + plain[frame:], False), (animated.getvalue(), False), (plain, True)]
+    found = parse(np.stack([np.frombuffer(file[:HEAD].ljust(HEAD, b"\0"), np.uint8) for file, _ in cases]))
+    native = [native for _, native in cases]
+    assert found.known.tolist() == native
+    assert [header_of(memoryview(file)).native for file, _ in cases] == native
 
 
 def test_a_frame_at_the_end_of_what_is_read_says_nothing() -> None:
