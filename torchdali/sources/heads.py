@@ -104,7 +104,7 @@ def _jpegs(heads: Bytes, found: Heads) -> None:
         marker = heads[rows, place + 1]
         frame = np.isin(marker, FRAMES)
         again = frame & one_frame[rows]  # of two frame headers DALI takes the last
-        _frames(heads, found, rows[frame], place[frame], adobe_rgb)
+        _frames(heads, found, rows[frame], place[frame])
         one_frame[rows[frame]] = True
         scanned[rows[marker == SCAN]] = True
         going = ~again & ~np.isin(marker, (*ENDS, SCAN))
@@ -116,12 +116,12 @@ def _jpegs(heads: Bytes, found: Heads) -> None:
     found.known[begun[~scanned[begun] | adobe_rgb[begun]]] = False
 
 
-def _frames(heads: Bytes, found: Heads, rows: IntArray, place: IntArray, adobe_rgb: Flags) -> None:
+def _frames(heads: Bytes, found: Heads, rows: IntArray, place: IntArray) -> None:
     body = place + 4
     components = heads[rows, body + 5]
     names: Any = heads[rows[:, None], body[:, None] + (6, 9, 12)]
     named_rgb = (components == 3) & (names == np.frombuffer(b"RGB", np.uint8)).all(1)
-    native = (heads[rows, body] == 8) & np.isin(components, (1, 3)) & ~(adobe_rgb[rows] | named_rgb)
+    native = (heads[rows, body] == 8) & np.isin(components, (1, 3)) & ~named_rgb
     rows, body = rows[native], body[native]
     kept = _keep(found, rows, _number(heads, rows, body + 1, 2), _number(heads, rows, body + 3, 2))
     found.jpeg[rows[kept]] = True
