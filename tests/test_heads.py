@@ -195,9 +195,9 @@ def test_reader_is_made_anew_for_larger_batches_and_after_closing(tmp_path: Path
     for row, path in zip(rows, paths, strict=True):
         row[: len(str(path))] = np.frombuffer(str(path).encode(), np.uint8)
     reader(rows[:3], False)
-    built = reader._pipeline
+    built = reader._reading.pipeline
     few, _ = reader(rows[:3], False)
-    assert reader._pipeline is built
+    assert reader._reading.pipeline is built
     many, lengths = reader(rows, False)
     assert torch.equal(torch.from_numpy(few), torch.from_numpy(many[:3]))
     assert lengths.tolist() == [path.stat().st_size for path in paths]
@@ -360,7 +360,7 @@ def test_an_interrupted_reader_gives_no_other_files_headers(tmp_path: Path, monk
     for name in ("bridge.to_array", "pipeline.share_outputs"):
         reader(table[:1], False)
         with monkeypatch.context() as patched:
-            of: Any = reader._pipeline if name.startswith("pipeline") else heads.bridge
+            of: Any = reader._reading.pipeline if name.startswith("pipeline") else heads.bridge
             patched.setattr(of, name.partition(".")[2], interrupted)
             with pytest.raises(KeyboardInterrupt):
                 reader(table[:1], False)
