@@ -12,12 +12,13 @@ import numpy as np
 import PIL.Image
 import pytest
 import torch
-from conftest import CROP, PER_BATCH, Numbered, assert_pairs, encoded, in_order
+from conftest import CROP, PER_BATCH, Numbered, assert_pairs, encoded, in_order, same
 from torch.utils.data import DataLoader, Subset, default_collate
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from torchdali import BatchShapeError, DALILoader, SampleError
+from torchdali.daemons import Daemons
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -104,6 +105,29 @@ def test_a_pipe_is_named_and_not_waited_for(fresh: ImageFolder, device: str) -> 
         next(iterator)
     assert caught.value.path == str(path)
     assert_pairs(iterator, fresh, in_order()[OF_BAD + 1 :])
+
+
+@pytest.mark.parametrize("cache", [None, "device"])
+def test_a_batch_that_gets_no_thread_is_read_in_its_turn(
+    fresh: ImageFolder, monkeypatch: pytest.MonkeyPatch, cache: Any, device: str
+) -> None:
+    sample_path(fresh).write_bytes(b"")
+    submit = Daemons.submit
+
+    def read() -> list[Any]:
+        loader = DALILoader(fresh, PER_BATCH, num_workers=2, on_error="skip", cache=cache, device=device)
+        return [list(map(torch.Tensor.cpu, batch)) for _ in range(2) for batch in loader]
+
+    true, calls = read(), iter(range(10**6))
+
+    def refused(*args: Any) -> Any:
+        if next(calls) == 3:
+            raise RuntimeError("can't start new thread")
+        return submit(*args)
+
+    monkeypatch.setattr(Daemons, "submit", refused)
+    assert same(read(), true)
+    assert next(calls) > 3
 
 
 def test_the_index_is_the_loaders(fresh: ImageFolder) -> None:

@@ -40,8 +40,13 @@ class Daemons(Executor):
         if not self._idle.acquire(blocking=False) and len(self._threads) < self._most:
             name = f"{self._name}_{len(self._threads)}"
             thread = threading.Thread(target=_work, args=(self._tasks, self._idle), name=name, daemon=True)
-            self._threads.append(thread)
-            thread.start()
+            try:
+                thread.start()
+            except RuntimeError:  # there can be no more; the others do its work, if there are any
+                if not self._threads:
+                    raise
+            else:
+                self._threads.append(thread)
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:

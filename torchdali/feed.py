@@ -118,7 +118,12 @@ class Feed:
         """Takes a batch and starts to work on it as soon as its turn comes."""
         with self._uninterrupted(), devices.on(batch.pool.plan.device):
             self._clock.lap("feed")
-            batch.scan = batch.source.scan(batch.rows, self._scan_threads)
+            try:
+                batch.scan = batch.source.scan(batch.rows, self._scan_threads)
+            except Exception as error:
+                if came_between(error):
+                    raise
+                batch.error = put_by(error)  # whoever pushed it pops it, as all others
             self._clock.lap("headers")
             self._waiting.append(batch)
             self._advance()
@@ -202,6 +207,8 @@ class Feed:
     def _launch(self, batch: Batch) -> None:
         """Draws a batch's parameters and schedules it. What is wrong with it is kept for its turn."""
         self._flying.append(batch)
+        if batch.error:
+            return
         try:
             self._prepare(batch)
             if len(batch.rows):
