@@ -369,6 +369,28 @@ def test_an_interrupted_reader_gives_no_other_files_headers(tmp_path: Path, monk
     reader.close()
 
 
+@pytest.mark.parametrize("name", ["build_heads", "feed_input", "schedule_run", "share_outputs", "to_array"])
+def test_a_reader_that_is_let_go_at_work_reads_on(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that lets it go is another iterator, which waited behind it."""
+    paths = write(tmp_path / "a", 1)
+    reader, table = HeadReader(), table_of(paths)
+    reader(table[:1] if name == "build_heads" else table, False)
+    first, of = reader._reading, {"build_heads": graph, "to_array": heads.bridge}.get(name, reader._reading.pipeline)
+    call: Any = getattr(of, name)
+
+    def left(*args: Any) -> Any:
+        built = call(*args) if name == "build_heads" and first is reader._reading else None
+        if first is reader._reading:
+            reader.leave()
+        return built or call(*args)
+
+    monkeypatch.setattr(of, name, left)
+    assert reader(table, False)[1].tolist() == [path.stat().st_size for path in paths]
+    assert first is not reader._reading
+    assert first.pipeline is None
+    reader.close()
+
+
 @pytest.mark.parametrize("vets", [False, True])
 def test_no_sound_file_is_left_to_pil_for_want_of_a_reader(
     tmp_path: Path, vets: bool, monkeypatch: pytest.MonkeyPatch

@@ -73,30 +73,28 @@ class HeadReader:
                 reading = self._reading
                 with reading.lock:
                     if reading is self._reading:  # and was not let go while this thread waited for it
-                        return self._read(reading, paths, vet)
+                        self._build(reading, len(paths), vet)
+                    if reading is not self._reading:
+                        reading.close()  # what was built meanwhile
+                        continue
+                    try:
+                        return _read(reading, paths)
+                    except HeadsError:
+                        raise
+                    except (AttributeError, RuntimeError):  # DALI's, of a pipeline that was let go just then
+                        if reading is self._reading:
+                            raise
 
-    def _read(self, reading: _Reading, paths: npt.NDArray[np.uint8], vet: bool) -> Any:
-        fits = reading.batch_size >= len(paths) and reading.vets == vet
+    def _build(self, reading: _Reading, count: int, vet: bool) -> None:
+        fits = reading.batch_size >= count and reading.vets == vet
         if reading.pipeline is None or not fits or reading.broken:
             _readers.add(self)
             atexit.unregister(_leave)
             atexit.register(_leave)  # when DALI has been imported, to come before what it does at the end
             ending.expect()
             reading.close()
-            reading.pipeline = graph.build_heads(len(paths), _THREADS, vet)
-            reading.batch_size, reading.vets = len(paths), vet
-        pipeline = reading.pipeline
-        reading.broken = True  # until the end: an interrupt leaves a run whose outputs the next one would get
-        pipeline.feed_input(graph.HEADS_OF, paths)
-        pipeline.schedule_run()
-        try:
-            heads, lengths = (bridge.to_array(output) for output in pipeline.share_outputs()[:2])
-            pipeline.release_outputs()
-        except RuntimeError as error:
-            reading.broken = came_between(error)
-            raise HeadsError from error
-        reading.broken = False
-        return heads, lengths[:, 0]
+            reading.pipeline = graph.build_heads(count, _THREADS, vet)
+            reading.batch_size, reading.vets, reading.broken = count, vet, False
 
     def __reduce__(self) -> tuple[type[HeadReader], tuple[()]]:
         return HeadReader, ()
@@ -125,6 +123,22 @@ class HeadReader:
 
     def _is_ours(self) -> bool:
         return self._reading.process == os.getpid()
+
+
+def _read(reading: _Reading, paths: npt.NDArray[np.uint8]) -> Any:
+    pipeline = reading.pipeline
+    reading.broken = True  # until the end: an interrupt leaves a run whose outputs the next one would get
+    pipeline.feed_input(graph.HEADS_OF, paths)
+    pipeline.schedule_run()
+    try:
+        heads, lengths = (bridge.to_array(output) for output in pipeline.share_outputs()[:2])
+        if pipeline is reading.pipeline:  # and not let go meanwhile
+            pipeline.release_outputs()
+    except RuntimeError as error:
+        reading.broken = came_between(error)
+        raise HeadsError from error
+    reading.broken = False
+    return heads, lengths[:, 0]
 
 
 _readers: WeakSet[HeadReader] = WeakSet()
