@@ -151,6 +151,28 @@ def test_a_batch_that_cannot_be_read_is_not_waited_for(workers: Any, transform: 
     assert [[label for _, label in batch] for batch in loader] == in_order()
 
 
+class AllSealed(Sealing):
+    """Of which no batch can be read, by workers that were started while it seals."""
+
+    def __getitem__(self, index: int) -> Any:
+        image, label = Crops.__getitem__(self, index)
+        return image, Sealed() if self.seals else label
+
+
+@with_workers
+@pytest.mark.parametrize("transform", [EXACT, None], ids=["transform", "nothing"])
+def test_where_no_batch_can_be_read_the_first_says_why_and_the_next_epoch_has_none_of_them(
+    workers: Any, transform: Any
+) -> None:
+    loader = DALILoader(AllSealed(), PER_BATCH, collate_fn=list, transform=transform, device="cpu", **workers)
+    iterator = iter(loader)
+    time.sleep(0.3)  # until there are several
+    assert raised(ValueError, iterator).args == ("mine",)
+    loader.dataset.seals = False  # pyright: ignore[reportAttributeAccessIssue]
+    for _ in range(2):
+        assert [[label for _, label in batch] for batch in loader] == in_order()
+
+
 # Workers that die
 
 

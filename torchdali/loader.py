@@ -263,8 +263,9 @@ class DALILoader(Stateful, Distributed, Reporting, Building, DataLoader[_T]):
         self._lift_again()
         self._sharding.begin(self)
         proxy = self._proxy_now() if self._source is None else None
-        if self._bookmark.loaded or getattr(self._iterator, "proxy", None) is not proxy:
-            self._iterator = None  # persistent workers of another epoch, transform or device
+        other = self._bookmark.loaded or getattr(self._iterator, "proxy", None) is not proxy
+        if other or getattr(self._iterator, "lost", ""):
+            self._iterator = None  # persistent workers of another epoch, transform or device, or that lost a batch
         self._keys.epochs = self._bookmark.begin(self, self._keys.epochs)
         try:
             iterator = super().__iter__() if self._source is None else self._get_iterator()

@@ -65,13 +65,16 @@ class Parallel(Resumable):
         with self._starting if ours else nullcontext():
             super().__init__(loader)
 
+    @property
+    def lost(self) -> str:
+        """Why no batch comes any more, in this epoch or another one; empty while batches come."""
+        return self._lost
+
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         if first_iter:
             self._workers_status = [True] * self._num_workers  # by which torch ends them, should the next line raise
             self._starting.end()
             self._forked = time.monotonic()
-        elif self._lost == _UNREAD:
-            self._lost = ""
         super()._reset(loader, first_iter)
 
     def _try_put_index(self) -> None:

@@ -220,9 +220,11 @@ class _ProxyEpoch(Resumable):
 
     def _fill(self) -> None:
         """Takes what the dataset has ready, as far as the window reaches; waits only where nothing is on its way."""
-        while not self._ended and len(self._pending) < self._window and (not self._pending or self._arrived()):
+        while not self._ended and len(self._pending) < self._window:
             packed: Packed | None = None
             try:
+                if self._pending and not self._arrived():
+                    break
                 packed = cast("Packed", super()._next_data())
                 self.clock.lap("dataset")
                 self._pending.append(self._admitted(packed))
