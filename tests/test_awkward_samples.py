@@ -7,7 +7,7 @@ import pickle
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
 
@@ -268,12 +268,27 @@ def named(sample: Any, **attributes: Any) -> Any:
         (lambda i: Pair((image(i), i)), lambda sample: sample.image),
         (lambda i: named(Pair((i, image(i))), at=1), lambda sample: sample[sample.at]),
         (lambda i: deque([image(i), i]), lambda sample: sample[0]),
+        (lambda i: Fields(image(i), i), lambda sample: sample.image),
     ],
-    ids=["mapping", "tuple", "tuple with an attribute", "deque"],
+    ids=["mapping", "tuple", "tuple with an attribute", "deque", "fields"],
 )
 def test_samples_of_other_types_are_transformed(make: Any, picture: Any) -> None:
     (batch, _) = loader(Samples(make), transform=FLOATS, collate_fn=lambda samples: [*map(picture, samples)])
     torch.testing.assert_close(torch.stack(batch), torch.stack([FLOATS(image(i)) for i in range(4)]))
+
+
+@dataclasses.dataclass(frozen=True)
+class Fields(Sequence[Any]):
+    """A sequence of its own fields."""
+
+    image: Any
+    label: int
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, place: Any) -> Any:
+        return (self.image, self.label)[place]
 
 
 @dataclasses.dataclass
@@ -302,8 +317,13 @@ class Row(list[Any]):
 
 @pytest.mark.parametrize(
     "make",
-    [lambda i: deque([image(i), i]), lambda i: Output(image(i), i, 10 * i), lambda i: Row([image(i), i, 10 * i])],
-    ids=["deque", "mapping", "list"],
+    [
+        lambda i: deque([image(i), i]),
+        lambda i: Output(image(i), i, 10 * i),
+        lambda i: Row([image(i), i, 10 * i]),
+        lambda i: Fields(image(i), i),
+    ],
+    ids=["deque", "mapping", "list", "fields"],
 )
 def test_sequences_and_mappings_of_other_types_are_dataloaders(make: Any) -> None:
     dataset = Samples(make)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import sys
 from collections.abc import Callable
@@ -261,16 +262,22 @@ def test_bad_samples_are_counted_in_the_order_of_their_batches(fresh: ImageFolde
     assert len(next(iterator)["label"]) == BATCH
 
 
+@dataclasses.dataclass(frozen=True)
+class Nothing:
+    """Has no field."""
+
+
 def test_what_samples_have_nothing_in_is_no_obstacle(fresh: ImageFolder) -> None:
     class Bare(Given):
         def __getitem__(self, index: int) -> dict[str, Any]:
-            return {**super().__getitem__(index), "tags": [], "about": {}, "inside": [{"more": ()}]}
+            empty = {"tags": [], "about": {}, "inside": [{"more": ()}], "none": Nothing()}
+            return {**super().__getitem__(index), **empty}
 
     scrambled(Path(fresh.samples[2][0]))
     (batch, *_), errors = batches(Bare(fresh, "path"), "cpu", shuffle=False, on_error="skip")
     assert [error.index for error in errors] == [2]
     assert batch["name"] == [f"number {i}" for i in (0, 1, 3, 3, 4)]
-    assert (batch["tags"], batch["about"], batch["inside"]) == ([], {}, [{"more": []}])
+    assert [batch[name] for name in ("tags", "about", "inside", "none")] == [[], {}, [{"more": []}], Nothing()]
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="exceptions have notes from Python 3.11 on")

@@ -88,6 +88,14 @@ def _is_dataclass(node: Any) -> bool:
     return dataclasses.is_dataclass(node) and not isinstance(node, (type, Mapping, Sequence))
 
 
+def _gives_its_fields(node: Any) -> bool:
+    """Whether it is a sequence of its own fields, which can be set where its parts cannot."""
+    if not dataclasses.is_dataclass(node) or isinstance(node, (type, tuple, MutableSequence, Mapping)):
+        return False
+    own, parts = dataclasses.fields(node), [part for _, part in _children(node)]
+    return len(own) == len(parts) and all(getattr(node, x.name) is part for x, part in zip(own, parts, strict=True))
+
+
 def replaced(node: Any, change: Callable[[Any], Any], whole: Callable[[Any], bool] | None = None) -> Any:
     """A structure with other leaves; it is not touched itself, and where no leaf changes it comes back as it is.
 
@@ -122,8 +130,9 @@ def reordered(node: Any, order: Sequence[int]) -> Any:
     if _is_sequence(node) and len(node) == len(order) and all(isinstance(one, (str, bytes)) for one in node):
         return _rebuilt(node, [node[i] for i in order])
     parts = _children(node)
-    if not parts and not (isinstance(node, Mapping) or _is_sequence(node)):  # of which default_collate may make none
-        raise TypeError(f"a {type(node).__name__} is no batch of {len(order)} samples")
+    may_be_empty = isinstance(node, Mapping) or _is_sequence(node) or _is_dataclass(node)
+    if not parts and not may_be_empty:
+        raise TypeError(f"a {type(cast('object', node)).__name__} is no batch of {len(order)} samples")
     return _rebuilt(node, [reordered(part, order) for _, part in parts])
 
 
@@ -132,7 +141,7 @@ def _rebuilt(node: Any, parts: Sequence[Any]) -> Any:
     kind: Any = type(cast("object", node))
     if isinstance(node, Mapping):
         return _mapping(cast("Mapping[Any, Any]", node), dict(zip(cast("Any", node), parts, strict=True)))
-    if _is_dataclass(node):
+    if _is_dataclass(node) or _gives_its_fields(node):
         twin = copy.copy(node)
         for field, part in zip(dataclasses.fields(node), parts, strict=True):
             object.__setattr__(twin, field.name, part)  # a frozen one too
