@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
-from torchdali import DALILoader, SampleError, graph, heads
+from torchdali import DALILoader, SampleError, ending, graph, heads
 from torchdali.feed import Feed
 from torchdali.heads import HeadReader
 from torchdali.sources import HEAD, FileSource, read_header
@@ -389,6 +389,26 @@ def test_a_reader_that_is_let_go_at_work_reads_on(tmp_path: Path, name: str, mon
     assert first is not reader._reading
     assert first.pipeline is None
     reader.close()
+
+
+def test_a_reader_that_is_let_go_as_the_process_ends_builds_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, table = HeadReader(), table_of(write(tmp_path / "a", 1))
+    reader(table, False)
+    monkeypatch.setattr(ending, "_come", come := threading.Event())
+
+    def end(*_: Any) -> None:
+        come.set()
+        reader.leave()
+        raise AttributeError
+
+    monkeypatch.setattr(reader._reading.pipeline, "schedule_run", end)
+    asking = threading.Thread(target=reader, args=(table, False), daemon=True)
+    asking.start()
+    asking.join(2)
+    assert asking.is_alive()
+    assert reader._reading.pipeline is None
 
 
 @pytest.mark.parametrize("vets", [False, True])

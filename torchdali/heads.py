@@ -68,8 +68,8 @@ class HeadReader:
         """
         if not self._is_ours():
             self.__init__()
-        with ending.parked(), devices.on(self.device):
-            while True:
+        while True:
+            with ending.parked(), devices.on(self.device):  # each time: where the process ends, none is built
                 reading = self._reading
                 with reading.lock:
                     if reading is self._reading:  # and was not let go while this thread waited for it
