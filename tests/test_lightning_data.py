@@ -13,7 +13,7 @@ from conftest import same
 pytest.importorskip("lightning.pytorch", reason="needs lightning")
 
 from lightning.pytorch import Callback
-from torch.utils.data import IterableDataset
+from torch.utils.data import DistributedSampler, IterableDataset
 from trained import BATCH, COUNT, TRAIN, Net, after, dataset, every_step, loader, numbered, trainer
 
 from torchdali import DALILoader
@@ -31,10 +31,16 @@ pytestmark = [
 STEPS = -(-COUNT // BATCH)
 
 
-def test_a_loader_that_comes_round_again_looks_different(pictures: Path, tmp_path: Path) -> None:
-    """Where another one is longer."""
+@pytest.mark.parametrize("told", [False, True])
+def test_a_loader_that_comes_round_again_looks_different(pictures: Path, tmp_path: Path, told: bool) -> None:
+    """Where another one is longer; also where samplers are told the epoch, as in several processes."""
     given = {"long": dataset("read", pictures), "short": numbered(pictures, 2 * BATCH)}
-    made = DALIDataModule(given, batch_size=BATCH, train_transform=TRAIN, seed=5, train_options={"shuffle": False})
+    options: dict[str, Any] = {"batch_size": BATCH, "seed": 5}
+    made = DALIDataModule(given, train_transform=TRAIN, train_options={"shuffle": False}, **options)
+    if told:
+        options |= {"transform": TRAIN, "device": "cpu"}
+        samplers = {name: DistributedSampler(some, 1, 0, shuffle=False) for name, some in given.items()}
+        made = DALIDataModule({name: DALILoader(given[name], sampler=samplers[name], **options) for name in given})
     trainer(tmp_path, every_step(tmp_path), max_epochs=2).fit(true := Net(), datamodule=made)
     looks = [images for _, _, _, (labels, images) in true.seen if labels[0] == 0]
     assert len(looks) == STEPS

@@ -33,7 +33,11 @@ from torchdali.transfer import pin_memory
 from torchdali.tuning import Threads
 from torchdali.uncompiled import uncompiled
 
-__all__ = ["CLOSED", "Compiled", "Epoch", "EpochKeys", "default_collate"]
+__all__ = ["AGAIN", "CLOSED", "Compiled", "Epoch", "EpochKeys", "default_collate"]
+
+AGAIN = 2**20
+"""What the number of an epoch grows by each time a loader comes round again within one of a Trainer's, so that no later
+epoch has that one."""
 
 default_collate = cast("Callable[..., Any]", data_utils.collate.default_collate)
 CLOSED = "the loader was closed; iterate over it anew"
@@ -66,7 +70,7 @@ class EpochKeys:
             return epoch_key(base_seed, number if loader.persistent_workers else 0)
         for sampler in told_epochs(loader):
             if hasattr(sampler, "epoch"):
-                return epoch_key(self._seed, int(sampler.epoch))
+                return epoch_key(self._seed, int(sampler.epoch) + number // AGAIN * AGAIN)
         return epoch_key(self._seed, number)
 
 

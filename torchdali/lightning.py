@@ -20,14 +20,13 @@ from typing import TYPE_CHECKING, Any, cast
 from torch.utils.data import IterableDataset
 from torchvision.datasets import ImageFolder
 
+from torchdali.epoch import AGAIN
 from torchdali.loader import DALILoader
 from torchdali.state import merge
 
 __all__ = ["DALIDataModule", "TrainLoader"]
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
-_AGAIN = 2**20
-"""What the number of an epoch grows by where the Trainer's has not ended, so that no later epoch of it has that one."""
 
 
 def _bases() -> tuple[Any, ...]:
@@ -99,7 +98,7 @@ class TrainLoader(DALILoader[Any]):
         if epoch != self._of:
             self.set_epoch(epoch)
         else:
-            self._keys.epochs += _AGAIN - 1
+            self._keys.epochs += AGAIN - 1
         return self._plain()
 
     def _plain(self) -> Iterator[Any]:
