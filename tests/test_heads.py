@@ -246,8 +246,8 @@ def test_a_file_that_never_answers_ends_one_epoch_only(tmp_path: Path) -> None:
     file = Path(dataset.samples[5][0])
     whole = file.rename(tmp_path / "whole")
     os.mkfifo(file)
-    loader = DALILoader(dataset, 40, timeout=2, device="cpu")
-    with pytest.raises(RuntimeError, match="timed out after 2 seconds"):
+    loader = DALILoader(dataset, 40, timeout=4, device="cpu")
+    with pytest.raises(RuntimeError, match="timed out after 4 seconds"):
         next(iter(loader))
     file.rename(pipe)
     whole.rename(file)
