@@ -24,7 +24,11 @@ from torch.utils.data import DataLoader
 from torchdali import DALILoader
 from torchdali.proxy import ParallelProxyEpoch
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [
+    pytest.mark.timeout(60),
+    # torch's handler of a death may raise between the making of multiprocessing's socket and its ``with``.
+    pytest.mark.filterwarnings("ignore:unclosed <socket.socket:ResourceWarning"),
+]
 
 
 def until_error(iterator: Iterator[Any]) -> list[Any]:
