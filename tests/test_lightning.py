@@ -19,17 +19,28 @@ from lightning.fabric.utilities.data import _replace_dunder_methods  # noqa: E40
 from torch.utils.data import DataLoader, DistributedSampler, SequentialSampler  # noqa: E402
 from torchvision.datasets import ImageFolder  # noqa: E402
 from torchvision.transforms import v2  # noqa: E402
-from trained import BATCH, COUNT, KINDS, SIZE, TRAIN, Net, after, dataset, every_step, loader, numbered, plain, trainer  # noqa: E402
+from trained import (  # noqa: E402
+    BATCH,
+    COUNT,
+    KINDS,
+    MARKS,
+    SIZE,
+    TRAIN,
+    Net,
+    after,
+    dataset,
+    every_step,
+    loader,
+    numbered,
+    plain,
+    trainer,
+)
 
 from torchdali import DALILoader  # noqa: E402
 from torchdali.lightning import DALIDataModule, TrainLoader, _bases, _for_ranks  # noqa: E402
 
 pytestmark = [
-    pytest.mark.timeout(60),
-    pytest.mark.filterwarnings("ignore::lightning.fabric.utilities.warnings.PossibleUserWarning"),
-    pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning"),
-    pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
-    pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`"),
+    *MARKS,
     pytest.mark.filterwarnings("ignore:You have overridden `on_before_batch_transfer`"),
     pytest.mark.filterwarnings("ignore:You requested to overfit but enabled"),
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),

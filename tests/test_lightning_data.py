@@ -14,17 +14,13 @@ pytest.importorskip("lightning.pytorch", reason="needs lightning")
 
 from lightning.pytorch import Callback
 from torch.utils.data import DistributedSampler, IterableDataset
-from trained import BATCH, COUNT, TRAIN, Net, after, dataset, every_step, loader, numbered, trainer
+from trained import BATCH, COUNT, MARKS, TRAIN, Net, after, dataset, every_step, loader, numbered, trainer
 
 from torchdali import DALILoader
 from torchdali.lightning import DALIDataModule
 
 pytestmark = [
-    pytest.mark.timeout(60),
-    pytest.mark.filterwarnings("ignore::lightning.fabric.utilities.warnings.PossibleUserWarning"),
-    pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning"),
-    pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
-    pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`"),
+    *MARKS,
     pytest.mark.filterwarnings("ignore:The dirpath has changed"),
 ]
 

@@ -24,11 +24,7 @@ from torch.utils.data import DataLoader
 from torchdali import DALILoader
 from torchdali.proxy import ParallelProxyEpoch
 
-pytestmark = [
-    pytest.mark.timeout(60),
-    # torch's handler of a death may raise between the making of multiprocessing's socket and its ``with``.
-    pytest.mark.filterwarnings("ignore:unclosed <socket.socket:ResourceWarning"),
-]
+pytestmark = pytest.mark.timeout(60)
 
 
 def until_error(iterator: Iterator[Any]) -> list[Any]:
@@ -233,6 +229,8 @@ def gone(index: int, image: Any) -> Any:
     return image
 
 
+# torch's handler of a death may raise between the making of multiprocessing's socket and its ``with``.
+@pytest.mark.filterwarnings("ignore:unclosed <socket.socket:ResourceWarning")
 @pytest.mark.usefixtures("no_signal_of_deaths")
 @every_use
 @with_workers

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+import pytest
 import ranked
 import torch
 from torch.utils.data import DataLoader, Dataset, Subset
@@ -22,6 +23,15 @@ DEVICE = os.environ.get("TRAINED_ON", "cpu")
 """Where networks train and batches are made: "cpu" or "cuda"."""
 KINDS = {"read": 0, "read, workers": 2, "asked": 0, "asked, workers": 2}
 """Loaders, and how many workers they have."""
+
+MARKS = [
+    pytest.mark.timeout(60),
+    pytest.mark.filterwarnings("ignore::lightning.fabric.utilities.warnings.PossibleUserWarning"),
+    pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
+    pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`"),
+]
+"""Of all tests with a Trainer."""
 
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 
