@@ -194,6 +194,35 @@ def test_a_saved_run_goes_on_in_any_epoch(pictures: Path, tmp_path: Path, config
     assert labels(None)[: 18 - stop] == true[stop:]
 
 
+@pytest.mark.parametrize("stop", [0, 1, 6, 8])
+@pytest.mark.parametrize("config", [{}, {"use_seedable_sampler": True, "data_seed": 5}], ids=["default", "seedable"])
+def test_a_place_that_was_loaded_is_saved_again(
+    pictures: Path, tmp_path: Path, config: dict[str, Any], stop: int
+) -> None:
+    """As by a run that is ended before its first step. A loader may also go back to a place in an earlier epoch."""
+
+    def prepared() -> tuple[Any, Any]:
+        of = accelerator(True, use_stateful_dataloader=True, **config)
+        return of, of.prepare(made(pictures, shuffle=True))
+
+    def labels(loader: Any) -> Any:
+        return (of_batch.tolist() for _ in range(3) for _, of_batch in loader)
+
+    of, loader = prepared()
+    batches = labels(loader)
+    assert len([next(batches) for _ in range(stop)]) == stop
+    of.save_state(str(tmp_path / "first"))
+    true = list(batches)
+    of.load_state(str(tmp_path / "first"))
+    assert list(labels(loader))[: 18 - stop] == true
+    of, _ = prepared()
+    of.load_state(str(tmp_path / "first"))
+    of.save_state(str(tmp_path / "again"))
+    of, loader = prepared()
+    of.load_state(str(tmp_path / "again"))
+    assert list(labels(loader))[: 18 - stop] == true
+
+
 def pixels(loader: Any) -> dict[int, bytes]:
     return {
         label: image.numpy().tobytes()

@@ -106,8 +106,12 @@ class _Prepared:
         self.__dict__.update(made.__dict__)
         self.template, self.base_dataloader = template, base
         self._is_accelerate_prepared = True
+        self._note_place()
+
+    def _note_place(self) -> None:
+        """Keeps for ``state_dict`` where the loader is before the first batch that it is asked for."""
         if self.use_stateful_dataloader:
-            self.dl_state_dict = base.state_dict()
+            self.dl_state_dict = self.base_dataloader.state_dict() | {"iteration": self.iteration}
 
     @property
     def collate_fn(self) -> Any:
@@ -147,6 +151,7 @@ class _Prepared:
         state = dict(state_dict)
         self.iteration = state.pop("iteration", self.iteration)
         cast("Any", super()).load_state_dict(state)
+        self._note_place()
 
 
 class _Shard(_Prepared, _theirs.DataLoaderShard):
