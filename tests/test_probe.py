@@ -207,6 +207,27 @@ def test_a_probe_names_a_damaged_file(fresh: ImageFolder, damage: Callable[[Path
         DALILoader(fresh, PER_BATCH, device="cpu").stats(probe=True)
 
 
+def test_the_time_of_a_probe_that_fails_is_nobodys(dataset: ImageFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = DALILoader(dataset, PER_BATCH, device="cpu")
+    batches = iter(loader)
+    assert len([next(batches) for _ in range(2)]) == 2
+
+    def late(*_: Any) -> None:
+        now[0] = 1e6
+        raise KeyboardInterrupt
+
+    now = [0.0]
+    monkeypatch.setattr("torchdali.clock.perf_counter", lambda: time.perf_counter() + now[0])
+    monkeypatch.setattr("torchdali.reporting.perf_counter", lambda: time.perf_counter() + now[0])
+    monkeypatch.setattr("torchdali.reporting.probe_of", late)
+    with pytest.raises(KeyboardInterrupt):
+        loader.stats(probe=True)
+    assert len(list(batches)) == 6
+    stats = loader.stats()
+    assert (stats.timed, stats.batches) == (6, 8)
+    assert max(stats.consumer, stats.waited, stats.elapsed) < 1e6
+
+
 @pytest.mark.parametrize("on_error", ["skip", "replace"])
 @pytest.mark.parametrize("found", [False, True], ids=["new", "found in an epoch"])
 def test_a_probe_puts_up_with_what_the_loader_does(fresh: ImageFolder, on_error: Any, found: bool) -> None:

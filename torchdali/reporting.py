@@ -9,9 +9,10 @@ from time import perf_counter
 from typing import Any, TextIO, cast
 
 from torchdali import explain, graph, machine
+from torchdali.clock import Clock
 from torchdali.errors import UnsupportedDatasetError
 from torchdali.probe import probe_of
-from torchdali.stats import Stats
+from torchdali.stats import Probe, Stats
 from torchdali.verdict import UNMEASURED, judged
 
 __all__ = ["Reporting"]
@@ -56,20 +57,12 @@ class Reporting:
         """
         loader = cast("Any", self)
         if probe:
-            loader._lift_again()
-            if loader._source is None:
-                raise UnsupportedDatasetError(
-                    f"a dataset that is asked for samples is not probed: {loader._not_lifted}"
-                )
-            if loader.cache:
-                raise ValueError(
-                    "a loader with a cache is not probed, because what it can do changes as the cache fills"
-                )
-            compiled, seen, begin = loader._compile(), loader._clock, perf_counter()
-            mean = round(seen.images / seen.batches) if seen and seen.batches else 1
-            loader._probed = compiled.state, probe_of(loader, compiled, max(mean, loader._declared_batch_size()))
-            if seen:
-                seen.skip(perf_counter() - begin)
+            seen, begin = loader._clock, perf_counter()
+            try:
+                loader._probed = _probed(loader, seen)
+            finally:
+                if seen:
+                    seen.skip(perf_counter() - begin)
         if loader._source is None:
             if loader._clock is None and loader._proxy_now() is None:
                 return UNMEASURED
@@ -79,3 +72,15 @@ class Reporting:
         steps = loader._compiled.plan.steps if loader._compiled else ()
         probed = None if outdated else probed
         return judged(loader._clock, probed, None, steps, cached=loader.cache is not None)
+
+
+def _probed(loader: Any, seen: Clock | None) -> tuple[object, Probe | None]:
+    """What a probe found, and of which state of the loader; ``seen`` is the epoch's, for the size of its batches."""
+    loader._lift_again()
+    if loader._source is None:
+        raise UnsupportedDatasetError(f"a dataset that is asked for samples is not probed: {loader._not_lifted}")
+    if loader.cache:
+        raise ValueError("a loader with a cache is not probed, because what it can do changes as the cache fills")
+    compiled = loader._compile()
+    mean = round(seen.images / seen.batches) if seen and seen.batches else 1
+    return compiled.state, probe_of(loader, compiled, max(mean, loader._declared_batch_size()))
