@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import copy
+import io
+import pickle
+import random
 import socket
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from conftest import same
 
 accelerate = pytest.importorskip("accelerate", reason="needs accelerate")
 
-from accelerated import BATCH, CONFIGS, OPTIONS, Labels, accelerator, datasets, looks  # noqa: E402
+from accelerated import BATCH, CONFIGS, OPTIONS, Labels, Stream, accelerator, datasets, looks  # noqa: E402
 from processes import run_ranks  # noqa: E402
 from ranked import TRAIN  # noqa: E402
 
@@ -135,14 +141,87 @@ def test_other_objects_and_prepared_ones_pass(pictures: Path) -> None:
     assert isinstance(loader, DALILoader)
     assert [batch.tolist() for batch in of.skip_first_batches(theirs, 1)] == [[2], [3]]
     assert len(of.skip_first_batches(loader, 2)) == 4
+    of = accelerator(True, dispatch_batches=True)
+    loader = of.prepare(made(pictures))
+    assert of.prepare(loader) is loader
+    assert of._dataloaders == [loader]
+
+
+@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+@pytest.mark.parametrize("dispatch", [False, True])
+def test_copies_are_prepared_loaders(pictures: Path, again: Any, dispatch: bool) -> None:
+    of = accelerator(True, dispatch_batches=dispatch)
+    loader = again(of.prepare(made(pictures, seed=1)))
+    assert of.prepare(loader) is loader
+    true = of.prepare(made(pictures, seed=1))
+    for one in (loader, true):
+        one.set_epoch(5)
+    assert same([*loader], [*true])
+    with pytest.raises(ValueError, match="Accelerate made a plain DataLoader of a prepared DALILoader"):
+        next(iter(accelerate.skip_first_batches(loader, 1)))
+
+
+@pytest.mark.parametrize("config", [{}, {"dispatch_batches": True}], ids=["shares", "dispatch"])
+@pytest.mark.parametrize("kind", ["read", "stream"])
+def test_what_is_left_out_is_what_dataloader_leaves_out(pictures: Path, config: dict[str, Any], kind: str) -> None:
+    config = {"dispatch_batches": False, **config}  # which is not the default for streams
+    found: list[Any] = []
+    for ours in (True, False):
+        of = accelerator(ours, **config)
+        given: dict[str, Any] = {"batch_size": BATCH, "drop_last": True}
+        given |= {"shuffle": True, "generator": torch.Generator().manual_seed(2)} if kind == "read" else {}
+        if ours:
+            plain: Any = DALILoader(datasets(pictures)[kind], transform=TRAIN, **given)
+        else:
+            plain = torch.utils.data.DataLoader(Labels() if kind == "read" else Stream(Labels()), **given)
+        loader = of.prepare(plain)
+        found.append([[labels.tolist() for _, labels in one] for one in (loader, of.skip_first_batches(loader, 2))])
+    assert found[0] == found[1]
+    assert [len(batch) for batch in found[0][1]] == [4, 4, 4]
+
+
+def test_arguments_of_prepare(pictures: Path) -> None:
+    def cut(data: Any, part: slice, **_: Any) -> Any:
+        return [data[1][part], data[0][part]]
+
+    found: list[Any] = []
+    for ours in (True, False):
+        plain: Any = made(pictures) if ours else torch.utils.data.DataLoader(Labels(), BATCH)
+        of = accelerator(ours)
+        stays = of.prepare(plain, device_placement=[False])
+        of = accelerator(ours, dispatch_batches=True)
+        labels, _ = next(iter(of.prepare_data_loader(plain, slice_fn_for_dispatch=cut)))
+        found.append((stays.device, labels.tolist()))
+        if ours:
+            assert stays.base_dataloader.device == "auto"
+    assert found == [(None, [0, 1, 2, 3])] * 2
+
+
+def test_two_loaders_are_saved(pictures: Path, tmp_path: Path) -> None:
+    def prepared() -> tuple[Any, Any]:
+        of = accelerator(True, use_stateful_dataloader=True)
+        return of, of.prepare(*(made(pictures, shuffle=True) for _ in range(2)))
+
+    of, pair = prepared()
+    begun = list(map(iter, pair))
+    assert [len(next(one)[1]) for one in (*begun, begun[1])] == [4, 4, 4]
+    of.save_state(str(tmp_path))
+    true = [[labels.tolist() for _, labels in one] for one in begun]
+    of, pair = prepared()
+    of.load_state(str(tmp_path))
+    assert [[labels.tolist() for _, labels in one] for one in pair] == true
 
 
 def test_arguments_are_kept(pictures: Path) -> None:
     given: dict[str, Any] = {"seed": 3, "fidelity": "fast", "cache": "host", "cache_bytes": 2**20, "num_workers": 2}
+    given["device"] = "cpu"
     given |= {"on_error": "replace", "max_errors": 2, "batch_transform": lambda images, labels: [labels, images]}
     loader = accelerator(True).prepare(made(pictures, **given))
     base = loader.base_dataloader
     assert type(base).__base__ is DALILoader
+    text = io.StringIO()
+    loader.explain(text)
+    assert text.getvalue().startswith("DALILoader\ndevice     cpu")
     assert {name: getattr(base, name) for name in given} == given
     assert base._window is None
     labels, images = next(iter(loader))
@@ -170,13 +249,17 @@ def test_gradients_are_accumulated_to_the_end_of_an_epoch(pictures: Path) -> Non
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 @pytest.mark.parametrize("stop", [1, 6, 8, 12])
+@pytest.mark.parametrize("generator", [False, True], ids=["", "generator="])
 @pytest.mark.parametrize("config", [{}, {"use_seedable_sampler": True, "data_seed": 5}], ids=["default", "seedable"])
-def test_a_saved_run_goes_on_in_any_epoch(pictures: Path, tmp_path: Path, config: dict[str, Any], stop: int) -> None:
+def test_a_saved_run_goes_on_in_any_epoch(
+    pictures: Path, tmp_path: Path, config: dict[str, Any], generator: bool, stop: int
+) -> None:
     """A seedable sampler has a generator from its first epoch on, and its order is that of the epoch's number."""
 
     def labels(save: int | None) -> list[Any]:
         of = accelerator(True, use_stateful_dataloader=True, **config)
-        loader = of.prepare(made(pictures, shuffle=True))
+        own = torch.Generator().manual_seed(torch.initial_seed()) if generator else None
+        loader = of.prepare(made(pictures, shuffle=True, generator=own))
         if save is None:
             of.load_state(str(tmp_path / "state"))
         found: list[Any] = []
@@ -254,27 +337,106 @@ def test_augmentations_follow_the_epochs_of_accelerate(pictures: Path) -> None:
     assert pixels(left)[first] == true[2][first], "Accelerate does not count an epoch that is left, its loader does"
 
 
-@pytest.mark.parametrize("shuffle", [True, False])
-def test_a_run_that_draws_goes_on(pictures: Path, tmp_path: Path, shuffle: bool) -> None:
+DRAWS: dict[str, Any] = {
+    "torch": lambda: torch.rand(1).item(),
+    "numpy": lambda: np.random.rand(),  # noqa: NPY002
+    "python": random.random,
+}
+
+
+class Drawn(torch.utils.data.Sampler[int]):
+    """An order from one of the global generators."""
+
+    def __init__(self, of: str) -> None:
+        self.of = of
+
+    def __len__(self) -> int:
+        return 23
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(sorted(range(23), key=[DRAWS[self.of]() for _ in range(23)].__getitem__))
+
+
+@pytest.mark.parametrize("of", DRAWS)
+@pytest.mark.parametrize("order", ["shuffled", "in order", "of a sampler"])
+def test_a_run_that_draws_goes_on(pictures: Path, tmp_path: Path, order: str, of: str) -> None:
     """Dropout on the CPU, for one: Accelerate puts the global generators back itself, later than the place's."""
+    draw = DRAWS[of]
 
     def steps(save: bool) -> list[Any]:
-        of = accelerator(True, use_stateful_dataloader=True)
-        loader = of.prepare(made(pictures, shuffle=shuffle))
+        given: dict[str, Any] = {"sampler": Drawn(of)} if order == "of a sampler" else {"shuffle": order == "shuffled"}
+        accelerate_ = accelerator(True, use_stateful_dataloader=True)
+        loader = accelerate_.prepare(made(pictures, **given))
         if not save:
-            of.load_state(str(tmp_path))
+            accelerate_.load_state(str(tmp_path))
         seen: list[Any] = []
         for _ in range(2):
             for images, labels in loader:
-                seen.append((labels.tolist(), images, torch.rand(1).item()))
+                seen.append((labels.tolist(), images, draw()))
                 if save and len(seen) == 2:
-                    of.save_state(str(tmp_path))
+                    accelerate_.save_state(str(tmp_path))
         return seen
 
-    torch.manual_seed(3)
+    accelerate.utils.set_seed(3)
     true = steps(save=True)
-    torch.manual_seed(9)
+    accelerate.utils.set_seed(9)
     assert same(steps(save=False), true[2:])
+
+
+def test_a_run_that_could_not_go_on_at_once_draws_as_it_would_have(pictures: Path, tmp_path: Path) -> None:
+    class Moody(torch.utils.data.RandomSampler):
+        ready = True
+
+        def __iter__(self) -> Iterator[int]:
+            if not self.ready:
+                raise OSError("no list of files yet")
+            return super().__iter__()
+
+    def prepared() -> tuple[Any, Any, Moody]:
+        of, sampler = accelerator(True, use_stateful_dataloader=True), Moody(datasets(pictures)["read"])
+        return of, of.prepare(made(pictures, sampler=sampler)), sampler
+
+    def steps(batches: Any) -> list[Any]:
+        return [(labels.tolist(), torch.rand(1).item()) for _, labels in batches]
+
+    torch.manual_seed(3)
+    of, loader, _ = prepared()
+    batches = iter(loader)
+    next(batches)
+    of.save_state(str(tmp_path))
+    true = steps(batches)
+    of, loader, sampler = prepared()
+    of.load_state(str(tmp_path))
+    sampler.ready = False
+    with pytest.raises(OSError, match="no list of files yet"):
+        next(iter(loader))
+    sampler.ready = True
+    assert steps(loader) == true
+
+
+def test_the_place_of_a_loader_before_it_was_prepared(pictures: Path) -> None:
+    def loader() -> DALILoader[Any]:
+        dataset = datasets(pictures)["read"]
+        batches = torch.utils.data.BatchSampler(range(23), BATCH, drop_last=False)
+        return DALILoader(dataset, batch_sampler=batches, transform=TRAIN, seed=1)
+
+    alone = loader()
+    batches = iter(alone)
+    next(batches)
+    state = alone.state_dict()
+    true = [*batches, *alone]
+    prepared = accelerator(True, use_stateful_dataloader=True).prepare(loader())
+    assert len([*prepared, *prepared]) == 12
+    prepared.load_state_dict(state)
+    assert same([*prepared, *prepared], true)
+
+
+def test_a_loader_whose_place_cannot_be_saved(pictures: Path) -> None:
+    given: dict[str, Any] = {"num_workers": 2, "in_order": False, "transform": TRAIN}
+    loader = DALILoader(datasets(pictures)["asked"], BATCH, **given)
+    assert sum(len(labels) for _, labels in accelerator(True).prepare(loader)) == 23
+    with pytest.raises(ValueError, match="with in_order=False batches come in an order that cannot be found again"):
+        accelerator(True, use_stateful_dataloader=True).prepare(loader)
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

@@ -66,10 +66,7 @@ class _Base(DALILoader[Any]):
             epoch: The number.
             known: Whether Accelerate says what it said before: after a ``break`` it does not count on.
         """
-        if not known:
-            self._keys.epochs = epoch
-        elif not self._bookmark.loaded:
-            self._keys.epochs = max(epoch, self._keys.epochs)
+        self._keys.epochs = max(epoch, self._keys.epochs) if known else epoch
 
     def count_with(self, other: _Base) -> None:
         """Has one count of epochs together with another loader."""
@@ -87,6 +84,9 @@ class _Base(DALILoader[Any]):
             generators.set(before)
         self._midst = False
         return iterator
+
+
+_Base.__name__ = DALILoader.__name__  # which explain() and errors say
 
 
 class _Prepared:
@@ -108,6 +108,10 @@ class _Prepared:
         self._is_accelerate_prepared = True
         self._note_place()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy, pickled or not, has all of this, too; Accelerate's own would be one of its class."""
+        return _remade, (type(self),), self.__dict__
+
     def _note_place(self) -> None:
         """Keeps for ``state_dict`` where the loader is before the first batch that it is asked for."""
         if self.use_stateful_dataloader:
@@ -125,7 +129,7 @@ class _Prepared:
         its next one long after other loaders went on.
         """
         state: dict[str, Any] = cast("Any", super()).state_dict()
-        if state.get("begun", True):
+        if state["begun"]:
             return state
         own = {
             part: {name: value for name, value in state[part].items() if name not in _GLOBAL}
@@ -149,9 +153,14 @@ class _Prepared:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Accelerate says the number of the epoch to the sampler, and counts from 0 where nobody tells it."""
         state = dict(state_dict)
-        self.iteration = state.pop("iteration", self.iteration)
+        # A state of a loader that was not prepared counts epochs as Accelerate does.
+        self.iteration = state.pop("iteration", state.get("epoch", self.iteration))
         cast("Any", super()).load_state_dict(state)
         self._note_place()
+
+
+def _remade(kind: type[Any]) -> Any:
+    return object.__new__(kind)
 
 
 class _Shard(_Prepared, _theirs.DataLoaderShard):
@@ -185,7 +194,7 @@ def prepare_data_loader(accelerator: Any, loader: Any, *args: Any, **kwargs: Any
         raise ValueError("Accelerate gives each process its share: leave out distributed='auto'")
     # A DALILoader would refuse to be made a DataLoader of.
     plain = DataLoader[Any](given.dataset)
-    vars(plain).update({name: value for name, value in vars(given).items() if name in vars(plain)}, _iterator=None)
+    vars(plain).update({name: value for name, value in vars(given).items() if name in vars(plain)})
     # Accelerate would have torchdata's loader, and ask for its state at once, for which it draws an epoch's order.
     stateful, config = accelerator.use_stateful_dataloader, accelerator.dataloader_config
     accelerator.dataloader_config = dataclasses.replace(config, use_stateful_dataloader=False)
@@ -204,7 +213,6 @@ def skip_first_batches(loader: Any, num_batches: int = 0) -> Any:
     made = _theirs.skip_first_batches(loader, num_batches)
     if type(loader) not in (_Shard, _Dispatcher):
         return made
-    made.use_stateful_dataloader = loader.use_stateful_dataloader
     device = loader.state.device if type(loader) is _Dispatcher else loader.device
     rest = _with_dali(made, loader.template, device)
     if isinstance(rest.base_dataloader, _Base):
