@@ -29,6 +29,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "dispatch": {"dispatch_batches": True},
     "dispatch, split": {"dispatch_batches": True, "split_batches": True},
 }
+SKIPPED = ("seedable", "dispatch")
 OPTIONS: dict[str, dict[str, Any]] = {
     "in order": {},
     "shuffled": {"shuffle": True},
@@ -131,12 +132,12 @@ def resumed(dataset: Any, folder: Path, **options: Any) -> tuple[list[Any], list
     return [[*batch] for batch in [*again, *again]], true
 
 
-def skipped(dataset: Any) -> tuple[list[Any], list[Any]]:
+def skipped(dataset: Any, config: dict[str, Any]) -> tuple[list[Any], list[Any]]:
     """An epoch without its first two batches: ours, and DataLoader's."""
     found = []
     for ours in (True, False):
         torch.manual_seed(3)
-        of = accelerator(ours, use_seedable_sampler=True, data_seed=5)
+        of = accelerator(ours, **config)
         options: dict[str, Any] = {"batch_size": BATCH, "shuffle": True}
         loader = DALILoader(dataset, transform=TRAIN, **options) if ours else DataLoader(Labels(), **options)
         rest = of.skip_first_batches(of.prepare(loader), 2)
@@ -158,7 +159,8 @@ def run_all(pictures: Path, results: Path) -> dict[str, Any]:
     found["looks"] = looks(pictures)
     for name, options in {"read": {}, "asked": {"num_workers": 2}}.items():
         found[f"{name}, resumed"] = resumed(datasets(pictures)[name], results / name, **options)
-        found[f"{name}, skipped"] = skipped(datasets(pictures)[name])
+        for config_name in SKIPPED:
+            found[f"{name}, skipped, {config_name}"] = skipped(datasets(pictures)[name], CONFIGS[config_name])
     return found
 
 

@@ -19,7 +19,7 @@ from conftest import same
 
 accelerate = pytest.importorskip("accelerate", reason="needs accelerate")
 
-from accelerated import BATCH, CONFIGS, OPTIONS, Labels, Stream, accelerator, datasets, looks  # noqa: E402
+from accelerated import BATCH, CONFIGS, OPTIONS, SKIPPED, Labels, Stream, accelerator, datasets, looks  # noqa: E402
 from processes import run_ranks  # noqa: E402
 from ranked import TRAIN  # noqa: E402
 
@@ -74,10 +74,11 @@ def test_a_saved_run_goes_on(found: Found, kind: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("config", SKIPPED)
 @pytest.mark.parametrize("kind", ["read", "asked"])
-def test_first_batches_are_skipped(found: Found, kind: str) -> None:
+def test_first_batches_are_skipped(found: Found, kind: str, config: str) -> None:
     for rank in found:
-        ours, theirs = rank[f"{kind}, skipped"]
+        ours, theirs = rank[f"{kind}, skipped, {config}"]
         assert ours == theirs
         assert ours[0] == len(ours[1])
 
@@ -429,6 +430,10 @@ def test_the_place_of_a_loader_before_it_was_prepared(pictures: Path) -> None:
     assert len([*prepared, *prepared]) == 12
     prepared.load_state_dict(state)
     assert same([*prepared, *prepared], true)
+    fresh = accelerator(True, use_stateful_dataloader=True).prepare(loader())
+    fresh.load_state_dict(prepared.state_dict())
+    fresh.load_state_dict({})
+    assert same([*fresh], [*loader()]), "as if nothing had been loaded"
 
 
 def test_a_loader_whose_place_cannot_be_saved(pictures: Path) -> None:

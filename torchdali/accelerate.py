@@ -15,11 +15,10 @@ import importlib
 import inspect
 from typing import TYPE_CHECKING, Any, cast
 
-import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from torchdali.errors import TransformError
-from torchdali.generators import TORCH, Generators, samplers_of
+from torchdali.generators import TORCH, Generators
 from torchdali.loader import DALILoader
 
 try:
@@ -58,6 +57,11 @@ class _Base(DALILoader[Any]):
         """As ``DALILoader``'s."""
         super().load_state_dict(state_dict)
         self._midst = bool(state_dict.get("begun")) and not state_dict["over"]
+
+    @property
+    def epochs(self) -> int:
+        """The number of the next epoch."""
+        return self._keys.epochs
 
     def follow(self, epoch: int, known: bool) -> None:
         """Says which number the next epoch has.
@@ -153,9 +157,10 @@ class _Prepared:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Accelerate says the number of the epoch to the sampler, and counts from 0 where nobody tells it."""
         state = dict(state_dict)
-        # A state of a loader that was not prepared counts epochs as Accelerate does.
-        self.iteration = state.pop("iteration", state.get("epoch", self.iteration))
+        iteration: int | None = state.pop("iteration", None)
         cast("Any", super()).load_state_dict(state)
+        # A state of a loader that was not prepared counts epochs as Accelerate does; an empty one takes back another.
+        self.iteration = self.base_dataloader.epochs if iteration is None else iteration
         self._note_place()
 
 
@@ -235,10 +240,6 @@ def _with_dali(made: Any, loader: DALILoader[Any], device: Any) -> Any:
             "cannot be saved: leave out use_stateful_dataloader or dispatch_batches"
         )
     base = made.base_dataloader
-    for sampler in samplers_of(base).values():
-        if isinstance(sampler, _theirs.SeedableRandomSampler) and sampler.generator is None:
-            # It would make one when it is first asked, and a state of then be none for a loader that was not asked yet.
-            sampler.generator = torch.Generator(device=torch.get_default_device())
     streams = isinstance(cast("object", base.dataset), IterableDataset)
     if streams:
         batches: dict[str, Any] = {"batch_size": base.batch_size, "drop_last": base.drop_last}
