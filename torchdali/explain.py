@@ -78,9 +78,10 @@ def proxied(loader: Any, proxy: Proxy | None, not_lifted: str) -> Rows:
     if stacks(loader):
         rows["collate"] = f"{_named(loader.collate_fn)}, where the dataset is asked, of all but the images"
     else:
+        crossing = "; so all else in a sample crosses from the workers piece by piece, and one core collates it"
         rows["collate"] = (
             f"{_named(loader.collate_fn)}, in this process, on the list of samples with the transformed images in "
-            "their places; so all else in a sample crosses from the workers piece by piece, and one core collates it"
+            f"their places{crossing if loader.num_workers else ''}"
         )
     iterable = isinstance(loader.dataset, torch.utils.data.IterableDataset)
     keyed = "worker, place in its stream, transform" if iterable else "index, occurrence, transform"

@@ -1,0 +1,185 @@
+"""What explain() says, row by row, of loaders that differ in one thing."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import PIL.Image
+import pytest
+import torch
+from torch.utils.data import Dataset, IterableDataset
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import v2
+
+from torchdali import DALILoader
+
+pytestmark = [pytest.mark.timeout(60), pytest.mark.filterwarnings("ignore:This DataLoader will create")]
+
+CROP = v2.Compose([v2.ToImage(), v2.RandomCrop(8)])
+LEFT_BY_TORCH = [v2.ToImage(), v2.Lambda(torch.clone)]
+
+
+def picture(mode: str = "RGB", size: tuple[int, int] = (30, 20)) -> PIL.Image.Image:
+    return PIL.Image.new(mode, size)
+
+
+class Samples(Dataset[Any]):
+    """Six samples, of a function."""
+
+    def __init__(self, of: Callable[[int], Any] = lambda index: (picture(), index)) -> None:
+        self.of = of
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> Any:
+        return self.of(index)
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return iter([(picture(), 1)] * 6)
+
+
+def rows(loader: DALILoader[Any]) -> dict[str, str]:
+    """By their labels; what has none belongs to the row before."""
+    text = io.StringIO()
+    loader.explain(text)
+    found: dict[str, str] = {}
+    label = ""
+    for line in text.getvalue().splitlines()[1:]:
+        label = line[:11].strip() if line[0] != " " else label
+        found[label] = f"{found[label]} {line.strip()}" if line[0] == " " else line[11:].strip()
+    return found
+
+
+def asked(of: Any = None, **options: Any) -> dict[str, str]:
+    return rows(DALILoader(Samples(of) if of else Samples(), 2, device="cpu", **{"transform": CROP, **options}))
+
+
+def collated(samples: list[Any]) -> list[Any]:
+    return samples
+
+
+def test_a_dataset_that_is_asked() -> None:
+    found = asked()
+    assert list(found) == [
+        *("device", "source", "not read", "images", "operators", "collate"),
+        *("output", "random", "threads", "window", "on error", "timeout"),
+    ]
+    assert found["source"] == "Samples, asked for samples in this process (num_workers=0), as DataLoader does"
+    assert found["images"].startswith("at [0] of dataset[0]: uint8 (3, H, W) (pixels)")
+    assert found["collate"] == "default_collate, where the dataset is asked, of all but the images"
+    assert found["output"] == "images uint8 (3, 8, 8), batch in front, contiguous"
+    assert found["random"].startswith("Philox4x32-10 keyed by DataLoader's base seed of the epoch, index, occurrence, ")
+    assert found["window"] == "no batch ahead"
+    assert (found["on error"], found["timeout"]) == (
+        "a sample that cannot be read or decoded is raised, in its turn",
+        "none",
+    )
+
+
+@pytest.mark.parametrize(("workers", "said"), [(1, "1 worker process"), (3, "3 worker processes")])
+def test_with_workers(workers: int, said: str) -> None:
+    found = asked(num_workers=workers, timeout=30, seed=0, on_error="skip", collate_fn=collated)
+    assert f"asked for samples in {said}, as" in found["source"]
+    assert found["timeout"] == "30 s a batch"
+    assert "keyed by seed 0, epoch, index" in found["random"]
+    assert found["window"] == "6 batches in DALI, beside those of the workers"
+    assert found["on error"].startswith("the next sample of its batch takes the place")
+    assert found["collate"].startswith("collated, in this process, on the list of samples")
+    assert "crosses from the workers piece by piece" in found["collate"]
+
+
+def test_without_workers_nothing_crosses() -> None:
+    found = asked(collate_fn=partial(collated))
+    assert found["collate"].startswith("functools.partial(<function collated")
+    assert found["collate"].endswith("with the transformed images in their places")
+
+
+@pytest.mark.parametrize("options", [{}, {"batch_transform": collated, "num_workers": 2}])
+def test_nothing_in_dali(options: dict[str, Any]) -> None:
+    found = asked(transform=None, on_error="replace", timeout=1 if options else 0, **options)
+    assert found["transforms"] == "none: without transform= nothing runs in DALI"
+    assert (found["output"], found["collate"]) == ("as DataLoader's", "default_collate, where the dataset is asked")
+    assert found["on error"].startswith("a black image takes the place")
+    assert found["timeout"] == ("1 s a batch" if options else "none")
+    assert ("batch" in found) == bool(options)
+
+
+def test_where_images_are() -> None:
+    twice = asked(lambda _: {"near": picture(), "far": picture(size=(40, 30))})["images"]
+    assert twice.startswith("at ['near'], ['far'] of dataset[0]: uint8 (3, H, W) (pixels)")
+    assert twice.count("RandomCrop") == 1, "both go the same way"
+    kinds = asked(lambda _: {"colour": picture(), "grey": picture("L")})
+    assert "uint8 (3, H, W) (pixels), uint8 (1, H, W) (pixels)" in kinds["images"]
+    assert kinds["output"].split("; ") == [
+        f"images uint8 ({channels}, 8, 8), batch in front, contiguous" for channels in (3, 1)
+    ]
+    refused = asked(lambda _: (picture(), picture("HSV")), transform=v2.RandomCrop(8))
+    assert "of which one cannot be taken: it is" in refused["images"]
+    assert refused["output"] == "images as the transforms leave them"
+    moving = DALILoader(
+        Samples(lambda index: (picture(), 0) if index % 2 else (0, picture())),
+        2,
+        transform=CROP,
+        collate_fn=collated,
+        device="cpu",
+    )
+    assert len(list(moving)) == 3
+    assert rows(moving)["images"].startswith("at where a sample has them: uint8 (3, H, W) (pixels)")
+
+
+def test_an_image_that_is_looked_at_draws_nothing_that_others_draw() -> None:
+    def drawn(_: int) -> Any:
+        return torch.rand(3, 20, 30)
+
+    torch.manual_seed(3)
+    true = torch.rand(2)
+    torch.manual_seed(3)
+    assert "float32 (3, H, W) (pixels)" in asked(drawn)["images"]
+    assert torch.equal(torch.rand(2), true)
+
+
+def test_a_stream() -> None:
+    found = rows(DALILoader(Stream(), 2, transform=CROP, device="cpu"))
+    assert "base seed of the epoch, worker, place in its stream, transform; the dataset's own" in found["random"]
+    assert found["threads"] == "not known before the first batch"
+
+
+def test_what_torch_leaves_and_views() -> None:
+    assert asked(transform=LEFT_BY_TORCH)["output"] == "images as torch leaves them"
+    assert asked(transform=[v2.ToImage(), v2.FiveCrop(8)])["output"].startswith("5 views, each as above")
+    assert asked(batch_transform=collated)["batch"].endswith(", torch, after collate")
+
+
+def test_a_dataset_that_is_read(dataset: ImageFolder) -> None:
+    plain = rows(DALILoader(dataset, 2, device="cpu"))
+    assert "persistent_workers" not in plain["no effect"]
+    assert "pin_memory" not in plain["no effect"]
+    assert ("cache" in plain, "batch" in plain, "driver" in plain) == (False, False, False)
+    given: dict[str, Any] = {"cache": "host", "batch_transform": collated, "seed": 0, "timeout": 2.5}
+    found = rows(DALILoader(dataset, 2, device="cpu", num_workers=1, persistent_workers=True, **given))
+    assert "; persistent_workers, but that the base seed stays, as in DataLoader" in found["no effect"]
+    assert found["batch"].endswith(", torch, after collate")
+    assert (found["timeout"], "cache" in found) == ("2.5 s a batch", True)
+    assert "keyed by seed 0, epoch, index" in found["random"]
+
+
+def test_why_batches_are_on_the_cpu(dataset: ImageFolder) -> None:
+    assert rows(DALILoader(dataset, 2, device="cpu"))["device"] == "cpu, fidelity exact"
+    if not torch.cuda.is_available():
+        assert rows(DALILoader(dataset, 2))["device"].startswith("cpu (")
+
+
+def test_a_dataset_that_changed_is_explained_as_it_is_now(dataset: ImageFolder, tmp_path: Path) -> None:
+    loader = DALILoader(dataset, 2, device="cpu")
+    assert rows(loader)["source"].startswith("24 files")
+    dataset.samples = dataset.samples[:5]
+    assert rows(loader)["source"].startswith("5 files")
+    dataset.loader = lambda path: picture()
+    assert "asked for samples" in rows(loader)["source"]
