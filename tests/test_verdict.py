@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from torchdali.clock import Clock, Part
-from torchdali.stats import Limit, Stats
+from torchdali.stats import Limit, Probe, Stats
 from torchdali.verdict import judged
 
 
@@ -29,8 +29,8 @@ class Told:
         if not raises:
             self.clock.leave(1)
 
-    def judged(self, asked: int | None = None) -> Stats:
-        return judged(self.clock, None, asked)
+    def judged(self, asked: int | None = None, probe: Probe | None = None, **about: bool) -> Stats:
+        return judged(self.clock, probe, asked, **about)
 
 
 def test_what_came_to_nothing_is_in_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,6 +104,52 @@ def test_what_a_dataset_without_dali_can_give(monkeypatch: pytest.MonkeyPatch) -
     assert stats.waited_batches == 10 / 110
     told.batch(0, 1000)
     assert (told.judged(0).limit, told.judged(0).possible) == ("model", None)
+
+
+PROBE = Probe(4, 0.1, 0.4, 0.2, 0.5, {"DALI": 0.3, "feed": 0.1}, True)
+DALI_ALONE = "DALI, whose only work is the transforms, is the limit"
+
+
+@pytest.mark.parametrize(
+    ("entry", "part", "asked", "about", "limit", "possible", "said"),
+    [
+        ("files", "DALI", None, {}, "pipeline", 0.25, "reading, decoding and transforming in DALI is the limit; sta"),
+        ("files", "DALI", None, {"cached": True}, "pipeline", 0.25, "reading, decoding and transforming in DALI is"),
+        ("encoded", "DALI", 2, {"given": True}, "pipeline", 0.25, "decoding and transforming in DALI is the limit; th"),
+        ("pixels", "DALI", None, {}, "transforms", 0.25, "DALI, whose only work is the transforms, is the limit; the "),
+        ("packed", "DALI", None, {"cached": True}, "pipeline", 0.25, "DALI, which transforms what is in the cache, an"),
+        ("files", "DALI", None, {"probe": PROBE}, "decoding", 8, "decoding is the limit: it takes 400 of 500 ms a ba"),
+        ("files", "collate", None, {"probe": PROBE}, "collate", 8, "the iterating thread is the limit: targets and co"),
+        ("files", "headers", None, {}, "storage", 0.25, "storage is the limit: reading the headers of files that wer"),
+        ("files", "headers", None, {"cached": True}, "storage", 0.25, "storage is the limit: reading files for the ca"),
+        ("pixels", "feed", None, {}, "host", None, "the iterating thread is the limit: drawing parameters and feedin"),
+        (None, "dataset", 1, {}, "dataset", 0.25, "the dataset's own __getitem__ in 1 worker is the limit: waiting f"),
+        (None, "dataset", 0, {"given": True}, "dataset", 1 / 3, "the dataset's own __getitem__ in this process (num"),
+    ],
+)
+def test_what_is_waited_for(
+    entry: str | None,
+    part: Part,
+    asked: int | None,
+    about: Any,
+    limit: Limit,
+    possible: float | None,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Three seconds of every four."""
+    told = Told(monkeypatch, entry)
+    for _ in range(9):
+        told.batch(3, 1, part)
+    stats = told.judged(asked, **about)
+    assert (stats.limit, stats.possible) == (limit, possible and pytest.approx(possible))
+    assert stats.verdict.startswith(said)
+    assert stats.verdict.endswith("; the training loop waited 75% of the time")
+    if limit not in ("pipeline", "transforms", "decoding"):
+        assert " 3,000 of 4,000 ms a batch" in stats.verdict
+    assert ("probe" in stats.verdict) == (entry == "files" and part == "DALI" and not about)
+    nothing = "; transform= found no image;" in stats.verdict, "; without transform= nothing runs" in stats.verdict
+    assert nothing == (entry is None and bool(about), entry is None and not about)
 
 
 def test_exceptions_between_all_batches(monkeypatch: pytest.MonkeyPatch) -> None:
