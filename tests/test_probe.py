@@ -228,6 +228,26 @@ def test_the_time_of_a_probe_that_fails_is_nobodys(dataset: ImageFolder, monkeyp
     assert max(stats.consumer, stats.waited, stats.elapsed) < 1e6
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt, TimeoutError])
+def test_a_probe_that_fails_frees_what_it_built(
+    dataset: ImageFolder, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    built: list[Engine] = []
+
+    class Kept(Engine):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            built.append(self)
+
+        def take(self, timeout: float = 0) -> Any:
+            raise error
+
+    monkeypatch.setattr(probe, "Engine", Kept)
+    with pytest.raises(error):
+        DALILoader(dataset, PER_BATCH, device="cpu").stats(probe=True)
+    assert [engine.broken for engine in built] == [True]
+
+
 @pytest.mark.parametrize("on_error", ["skip", "replace"])
 @pytest.mark.parametrize("found", [False, True], ids=["new", "found in an epoch"])
 def test_a_probe_puts_up_with_what_the_loader_does(fresh: ImageFolder, on_error: Any, found: bool) -> None:

@@ -11,7 +11,7 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
@@ -213,19 +213,18 @@ class _Probing:
     ) -> tuple[float, Any]:
         """Seconds for each batch of a pipeline that is fed these, and what came out last."""
         threads = self.compiled.threads.number(self.compiled.source.beside_engine())
-        engine = Engine(plan, self.size, threads, resident)
         inputs = {name: inputs[name] for name in plan.inputs}
         views: Any = [[]]
+        with closing(Engine(plan, self.size, threads, resident)) as engine:
 
-        def step() -> None:
-            nonlocal views
-            engine.submit(next(images), inputs)
-            views = engine.take().views
+            def step() -> None:
+                nonlocal views
+                engine.submit(next(images), inputs)
+                views = engine.take().views
 
-        for _ in range(window - 1):
-            engine.submit(next(images), inputs)
-        seconds = self._paced(step, window)
-        engine.close()
+            for _ in range(window - 1):
+                engine.submit(next(images), inputs)
+            seconds = self._paced(step, window)
         return seconds, views[0] if views else None
 
     def _together(self) -> tuple[float, dict[Any, float]]:
