@@ -451,7 +451,7 @@ def test_the_gpus_own_time_is_read_when_it_is_there(monkeypatch: pytest.MonkeyPa
     batch(3, 1)
     assert (clock.timed.batches, clock.timed.waited, clock.timed.consumer) == (19, 19, 57)
     Event.reached = Event.now
-    clock.read()
+    assert verdict.judged(clock, None, None).timed == 21, "what the GPU has done since the latest batch, too"
     assert (clock.timed.batches, clock.timed.images, clock.timed.waited) == (21, 210, 21)
     made = Event.made
     for _ in range(100):

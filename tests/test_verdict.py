@@ -152,6 +152,16 @@ def test_what_is_waited_for(
     assert nothing == (entry is None and bool(about), entry is None and not about)
 
 
+def test_what_was_said_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Told(monkeypatch)
+    for _ in range(3):
+        told.batch(1)
+    stats = told.judged()
+    before = str(stats)
+    told.batch(100)
+    assert (stats.parts["DALI"], str(stats)) == (2, before)
+
+
 def test_exceptions_between_all_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     told = Told(monkeypatch)
     for said in ("one batch was handed out", "no batch followed another one, without an exception between"):
