@@ -275,6 +275,30 @@ def test_a_run_goes_on_after_an_epoch(pictures: Path, tmp_path: Path, kind: str)
     assert same(fit(DALIDataModule(given), 4, after(tmp_path, STEPS)), true[STEPS:])
 
 
+class Brighter(DALILoader[Any]):
+    """Has batches of its own."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return ((images + 1, labels) for images, labels in super().__iter__())
+
+
+def test_a_subclass_that_is_given_is_one_for_training_too(pictures: Path, tmp_path: Path) -> None:
+    def fit(kind: Any, folder: Path, path: Path | None = None) -> list[Any]:
+        given = kind(dataset("read", pictures), BATCH, shuffle=True, seed=5, transform=TRAIN, device="cpu")
+        run = trainer(folder, every_step(folder), max_epochs=2, accelerator="cpu")
+        run.fit(net := Net(), datamodule=DALIDataModule(given), ckpt_path=path)
+        assert type(run.train_dataloader).__name__ == ("TrainLoader" if kind is DALILoader else "Brighter")
+        return net.seen
+
+    torch.manual_seed(3)
+    plain_ones = fit(DALILoader, tmp_path / "plain")
+    torch.manual_seed(3)
+    true = fit(Brighter, tmp_path / "own")
+    assert same([(labels, images) for *_, (labels, images) in true], [(x, y + 1) for *_, (x, y) in plain_ones])
+    torch.manual_seed(4)
+    assert same(fit(Brighter, tmp_path / "own", after(tmp_path / "own", 2)), true[2:])
+
+
 def test_a_run_goes_on_although_its_length_was_asked_for(pictures: Path, tmp_path: Path) -> None:
     """For which Lightning takes the loaders before it has read their states, and then never loads them."""
 

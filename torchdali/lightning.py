@@ -281,7 +281,7 @@ class DALIDataModule(_Base):
     def _taken(self, loader: DALILoader[Any], number: int) -> TrainLoader:
         """A copy of a loader that was given."""
         twin = copy.copy(loader)
-        twin.__class__ = TrainLoader
+        twin.__class__ = _training(type(loader))
         vars(twin).update(module=self, number=number, _of=None)
         return cast("TrainLoader", twin)
 
@@ -308,6 +308,14 @@ class DALIDataModule(_Base):
     def claim(self, number: int) -> dict[str, Any] | None:
         """The place that a loader goes on from, once."""
         return self._saved.pop(str(number), None)
+
+
+def _training(kind: type[Any]) -> type[Any]:
+    """The class of a copy that trains; that of a loader of a subclass has its methods, too."""
+    if kind is DALILoader:
+        return TrainLoader
+    mixed = {"__module__": kind.__module__}
+    return kind if issubclass(kind, TrainLoader) else type(kind.__name__, (TrainLoader, kind), mixed)
 
 
 def _is_loader(data: Any) -> bool:
