@@ -64,6 +64,7 @@ def test_the_start(start: float, waits: Any, over: bool, verdict: str, monkeypat
         told.clock.end()
     stats = told.judged()
     assert stats.verdict.startswith(verdict)
+    assert stats.possible is None or stats.limit != "start"
     assert ("only)" in stats.verdict) == (stats.timed < 8)
 
 
@@ -73,6 +74,7 @@ def test_the_start(start: float, waits: Any, over: bool, verdict: str, monkeypat
         ("DALI", [(0.1, 1)] * 10, None, "model", None),
         ("DALI", [(1, 1)] * 10, None, "pipeline", 0.5),
         ("DALI", [(1, 1), (0, 1)] * 5, None, "pipeline", None),
+        ("DALI", [(1, 1), (1, 1), (0, 1)] * 5, None, "pipeline", None),
         ("dataset", [(1, 3)] * 10, 2, "dataset", 0.25),
         ("dataset", [(1, 3)] * 10, 0, "dataset", None),
         ("collate", [(10, 1)] * 10, 0, "collate", 0.1),
@@ -150,6 +152,21 @@ def test_what_is_waited_for(
     assert ("probe" in stats.verdict) == (entry == "files" and part == "DALI" and not about)
     nothing = "; transform= found no image;" in stats.verdict, "; without transform= nothing runs" in stats.verdict
     assert nothing == (entry is None and bool(about), entry is None and not about)
+
+
+@pytest.mark.parametrize(
+    ("waited", "of_dali", "limit"), [(0.9, 0.3, "collate"), (1.1, 0.3, "pipeline"), (0.8, 0.6, "pipeline")]
+)
+def test_a_gpu_waits_when_the_host_does_not(
+    waited: float, of_dali: float, limit: Limit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For DALI, as the host may when the GPU does not."""
+    told = Told(monkeypatch)
+    for _ in range(11):
+        told.batch(0.05, 0.1, "collate")
+    told.clock.timed.waited = waited  # as the GPU's events say
+    told.clock.parts["DALI"] = of_dali
+    assert told.judged().limit == limit
 
 
 def test_what_was_said_stays(monkeypatch: pytest.MonkeyPatch) -> None:
