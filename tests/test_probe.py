@@ -199,6 +199,33 @@ def test_a_dataset_that_is_asked_is_not_probed(photographs: list[Path], exact: A
     assert loader.stats() == Stats()
 
 
+def test_a_loader_with_a_cache_is_not_probed(dataset: ImageFolder) -> None:
+    loader = DALILoader(dataset, PER_BATCH, device="cpu", cache="host")
+    with pytest.raises(ValueError, match="a loader with a cache is not probed, because what it can do changes as"):
+        loader.stats(probe=True)
+    assert loader.stats() == Stats()
+
+
+def test_batches_of_a_probe_are_as_large_as_the_epochs(dataset: ImageFolder) -> None:
+    batches = [[*range(8)], [*range(4)], [*range(7)]]
+    loader = DALILoader(dataset, batch_sampler=batches, device="cpu")
+    found = [loader.stats(probe=True).probe]
+    iterator = iter(loader)
+    found.append(loader.stats(probe=True).probe)
+    assert len([*iterator]) == 3
+    found.append(loader.stats(probe=True).probe)
+    assert [one and one.images for one in found] == [1, 1, 6]
+    assert loader.stats().possible == found[-1].rate  # pyright: ignore[reportOptionalMemberAccess]
+
+
+def test_a_probe_is_of_the_dataset_as_it_is_now(dataset: ImageFolder) -> None:
+    loader = DALILoader(dataset, PER_BATCH, device="cpu")
+    dataset.loader = lambda path: path  # type: ignore[assignment]
+    with pytest.raises(UnsupportedDatasetError, match="asked for samples is not probed"):
+        loader.stats(probe=True)
+    assert loader.stats().probe is None
+
+
 @pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"no image")])
 def test_a_probe_names_a_damaged_file(fresh: ImageFolder, damage: Callable[[Path], object]) -> None:
     for path, _ in fresh.samples:

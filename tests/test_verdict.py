@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -121,6 +122,8 @@ DALI_ALONE = "DALI, whose only work is the transforms, is the limit"
         ("pixels", "DALI", None, {}, "transforms", 0.25, "DALI, whose only work is the transforms, is the limit; the "),
         ("packed", "DALI", None, {"cached": True}, "pipeline", 0.25, "DALI, which transforms what is in the cache, an"),
         ("files", "DALI", None, {"probe": PROBE}, "decoding", 8, "decoding is the limit: it takes 400 of 500 ms a ba"),
+        ("files", "DALI", None, {"probe": replace(PROBE, read=0.45)}, "storage", 8, "storage is the limit: reading ta"),
+        ("files", "DALI", None, {"probe": replace(PROBE, transforms=0.45)}, "transforms", 8, "the transforms in DALI"),
         ("files", "collate", None, {"probe": PROBE}, "collate", 8, "the iterating thread is the limit: targets and co"),
         ("files", "headers", None, {}, "storage", 0.25, "storage is the limit: reading the headers of files that wer"),
         ("files", "headers", None, {"cached": True}, "storage", 0.25, "storage is the limit: reading files for the ca"),
@@ -147,7 +150,10 @@ def test_what_is_waited_for(
     assert (stats.limit, stats.possible) == (limit, possible and pytest.approx(possible))
     assert stats.verdict.startswith(said)
     assert stats.verdict.endswith("; the training loop waited 75% of the time")
-    if limit not in ("pipeline", "transforms", "decoding"):
+    probe = about.get("probe")
+    if probe and part == "DALI":
+        assert f" {max(probe.read, probe.decode, probe.transforms) * 1e3:.0f} of 500 ms a batch; " in stats.verdict
+    elif part != "DALI":
         assert " 3,000 of 4,000 ms a batch" in stats.verdict
     assert ("probe" in stats.verdict) == (entry == "files" and part == "DALI" and not about)
     nothing = "; transform= found no image;" in stats.verdict, "; without transform= nothing runs" in stats.verdict
