@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from ranked import TRAIN, Numbered, numbered
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, Subset
 
 from torchdali import DALILoader
 
@@ -46,6 +46,13 @@ class Labels(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         return torch.zeros(1), index
+
+
+class Batched(Labels):
+    """Is asked for whole batches."""
+
+    def __getitem__(self, indices: Any) -> Any:
+        return torch.zeros(len(indices)), torch.tensor(indices)
 
 
 class Stream(IterableDataset[Any]):
@@ -146,6 +153,19 @@ def skipped(dataset: Any, config: dict[str, Any]) -> tuple[list[Any], list[Any]]
     return ours, theirs
 
 
+def batched() -> tuple[list[Any], list[Any]]:
+    """Where a sampler gives batches, as a dataset that is asked for whole ones has it: an epoch, and the end of one."""
+    found = []
+    for ours in (True, False):
+        of = accelerator(ours)
+        sampler = BatchSampler(range(COUNT), BATCH, drop_last=False)
+        loader = of.prepare((DALILoader if ours else DataLoader)(Batched(), batch_size=None, sampler=sampler))
+        rest = of.skip_first_batches(loader, 2)
+        found.append([[labels.tolist() for _, labels in one] for one in (loader, rest)])
+    ours, theirs = found
+    return ours, theirs
+
+
 def run_all(pictures: Path, results: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, dataset in datasets(pictures).items():
@@ -157,6 +177,8 @@ def run_all(pictures: Path, results: Path) -> dict[str, Any]:
                     continue
                 found[f"{name}, {config_name}, {options_name}"] = both(dataset, config, options)
     found["looks"] = looks(pictures)
+    if "WORLD_SIZE" in os.environ:  # in one process Accelerate cannot prepare such a loader
+        found["batched"] = batched()
     for name, options in {"read": {}, "asked": {"num_workers": 2}}.items():
         found[f"{name}, resumed"] = resumed(datasets(pictures)[name], results / name, **options)
         for config_name in SKIPPED:

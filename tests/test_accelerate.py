@@ -84,6 +84,16 @@ def test_first_batches_are_skipped(found: Found, kind: str, config: str) -> None
 
 
 @pytest.mark.slow
+def test_a_sampler_of_batches_is_shared(found: Found) -> None:
+    several = [rank for rank in found if "batched" in rank]
+    assert len(several) == (len(found) if len(found) > 1 else 0)
+    for rank in several:
+        ours, theirs = rank["batched"]
+        assert ours == theirs
+        assert [len(one) for one in ours] == [3, 1]
+
+
+@pytest.mark.slow
 def test_dali_makes_the_batches_of_every_rank(found: Found, pictures: Path) -> None:
     alone: dict[int, torch.Tensor] = {}
     for images, labels in looks(pictures)[1:]:
