@@ -76,6 +76,7 @@ def test_every_plan_can_be_probed(pictures: Path, numbered: Numbered, chain: lis
     case = stats.probe
     assert case is not None
     assert None not in (case.read, case.decode)
+    assert case.overlapping == (device == "cuda")
     assert min(case.read or 0, case.decode or 0, case.transforms, case.together) > 0
     assert (stats.possible, stats.batches) == (size / case.together, 0)
     epochs(loader)
@@ -286,6 +287,17 @@ def test_a_probe_puts_up_with_what_the_loader_does(fresh: ImageFolder, on_error:
     assert loader.stats(probe=True).possible is not None
     assert loader.errors == before
     assert len(before) == 3 * found
+
+
+def test_a_probe_leaves_out_any_number_of_samples_that_an_epoch_found(fresh: ImageFolder) -> None:
+    for path, _ in fresh.samples[2:]:
+        Path(path).write_bytes(b"no image")
+    loader = DALILoader(fresh, PER_BATCH, device="cpu", on_error="replace")
+    with pytest.raises(SampleError):
+        loader.stats(probe=True)
+    epochs(loader, 1)
+    assert len(loader.errors) == COUNT - 2
+    assert loader.stats(probe=True).possible is not None
 
 
 def test_batches_of_a_probe_differ(monkeypatch: pytest.MonkeyPatch) -> None:

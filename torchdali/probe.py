@@ -115,8 +115,6 @@ def probe_of(loader: Any, compiled: Compiled, size: int) -> Probe | None:
             drawn instead.
     """
     count = len(compiled.source)
-    if not count:
-        return None
     bad = {error.index for error in loader.errors}
     met = 0
     with seeded(compiled.device):
