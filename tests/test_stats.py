@@ -322,6 +322,7 @@ def test_decoding_into_a_cache_is_dalis_work(dataset: ImageFolder, monkeypatch: 
     epochs(loader, 1)
     assert loader.stats().limit == "pipeline"
     assert loader.stats().parts["DALI"] > loader.stats().waited / 2
+    assert "probe" not in loader.stats().verdict, "such a loader is not probed"
 
 
 @pytest.mark.parametrize("kind", ["host", "device"])
