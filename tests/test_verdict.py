@@ -10,7 +10,7 @@ import torch
 
 from torchdali.clock import Clock, Part
 from torchdali.stats import Limit, Probe, Stats
-from torchdali.verdict import judged
+from torchdali.verdict import judged, model, storage
 
 
 class Told:
@@ -173,6 +173,12 @@ def test_a_gpu_waits_when_the_host_does_not(
     told.clock.timed.waited = waited  # as the GPU's events say
     told.clock.parts["DALI"] = of_dali
     assert told.judged().limit == limit
+
+
+def test_no_part_is_more_than_the_whole() -> None:
+    """Though what is measured apart may take longer than all of it together did."""
+    assert model(12, 10).startswith("your model is the limit: 10 of 10 images/s used")
+    assert storage(2, 1) == "storage is the limit: reading takes 1,000 of 1,000 ms a batch"
 
 
 def test_what_was_said_stays(monkeypatch: pytest.MonkeyPatch) -> None:
