@@ -99,6 +99,26 @@ def test_closing_ends_workers_of_dataloaders_own_kind() -> None:
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.parametrize(("asked", "options"), KINDS)
+def test_after_an_interrupt_while_it_is_closed_a_loader_can_be_used_again(
+    dataset: ImageFolder, asked: bool, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader = make(dataset, asked, options, "cpu")
+    iterator = iter(loader)
+    next(iterator)
+    close = type(iterator).close
+
+    def interrupted(epoch: Any) -> None:
+        close(epoch)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(type(iterator), "close", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        loader.close()
+    monkeypatch.undo()
+    assert_pairs(loader, dataset, in_order())
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(("asked", "options"), KINDS)
 def test_closing_gives_the_memory_of_the_gpu_back(dataset: ImageFolder, asked: bool, options: dict[str, Any]) -> None:

@@ -335,9 +335,10 @@ class DALILoader(Stateful, Distributed, Reporting, Building, DataLoader[_T]):
         and keep their memory. The loader may be used again, and then builds its pipelines anew. Leaving a ``with``
         block closes, too.
         """
-        for epoch in list(self._live):
+        epochs = list(self._live)
+        self._iterator = None  # before its workers end: should that be interrupted, no epoch begins with them
+        for epoch in epochs:
             epoch.close()
-        self._iterator = None
         device = self._compiled.device if self._compiled else self._proxy.device if self._proxy else None
         if self._compiled:
             self._compiled.pool.close()

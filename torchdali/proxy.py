@@ -328,11 +328,13 @@ class _ProxyEpoch(Resumable):
 
     def close(self) -> None:
         """Ends the epoch before its end, and the workers."""
-        self._leave()
-        self._end_workers()
+        self._over = CLOSED
+        try:
+            self._leave()
+        finally:
+            self._end_workers()
         self._received.clear()
         self._mappings.clear()
-        self._over = CLOSED
 
     def _end_workers(self) -> None:
         """Ends the workers; those that a forked process inherited are its parent's, and only forgotten."""
@@ -346,8 +348,10 @@ class _ProxyEpoch(Resumable):
 
     def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
         if not ending():  # torch has ended its workers by then
-            self._leave()
-            self._end_workers()
+            try:
+                self._leave()
+            finally:  # an interrupt here would leave workers of which nobody knows
+                self._end_workers()
 
 
 class SerialProxyEpoch(_ProxyEpoch, _SingleProcessDataLoaderIter, Resumable):
