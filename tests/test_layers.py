@@ -29,7 +29,7 @@ LAYERS = [
     {"place", "skip"},
     {"transforms"},
     {"sources"},
-    {"structure", "blocks", "tracing", "tolerance", "workers"},
+    {"structure", "blocks", "tracing", "tolerance", "workers", "queues"},
     {"preparing", "transfer", "machine", "hosted", "jpeg_engine"},
     {"packing"},
     {"plan"},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import multiprocessing
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ from typing import Any, cast
 from torch.utils.data import _utils as data_utils  # pyright: ignore[reportPrivateUsage]
 
 from torchdali.bookmark import twin_of
+from torchdali.queues import context_of
 from torchdali.resume import Resumable
 from torchdali.tracing import came_between
 from torchdali.workers import RollCall, Starting, Uninterrupted, WorkerStart
@@ -53,14 +53,19 @@ class Parallel(Resumable):
     _workers: list[Any]
     _workers_status: list[bool]
 
+    _unsure: bool
+    """Whether a batch has been taken from the workers, or part of one, that the iterator does not have yet."""
+
     def __init__(self, loader: Any) -> None:
         self._starting = Starting()
         self._roll: RollCall | None = None
         self._lost = ""
+        self._unsure = False
         ours = isinstance(loader.worker_init_fn, WorkerStart)
-        if (loader.multiprocessing_context or multiprocessing).get_start_method() == "fork":
+        loader = twin_of(loader)
+        loader.multiprocessing_context = context_of(loader)
+        if loader.multiprocessing_context.get_start_method() == "fork":
             self._roll = RollCall(loader.worker_init_fn, loader.num_workers)
-            loader = twin_of(loader)
             loader.worker_init_fn = self._roll
         with self._starting if ours else nullcontext():
             super().__init__(loader)
@@ -112,8 +117,10 @@ class Parallel(Resumable):
     def _try_get_data(self, timeout: float = _INTERVAL) -> Any:
         if not self._pin_memory:
             timeout = self._wait(timeout)
+            self._unsure = True
         found = cast("Any", super())._try_get_data(timeout)  # noqa: SLF001 - its own
         if not found[0]:
+            self._unsure = False
             self._call_the_roll()
         return found
 

@@ -10,9 +10,11 @@ from torch.utils.data.dataloader import (
 )
 
 from torchdali.bookmark import twin_of
+from torchdali.feed import INTERRUPTED
 from torchdali.parallel import Parallel
 from torchdali.resume import Resumable
 from torchdali.stream import Carried, Carrier, is_stream, put_stream
+from torchdali.tracing import came_between
 from torchdali.uncompiled import uncompiled
 
 __all__ = ["ParallelPlain", "SerialPlain"]
@@ -67,6 +69,16 @@ class ParallelPlain(_Plain, Parallel, _MultiProcessingDataLoaderIter, Resumable)
         super().__init__(loader)
         self._profile_name = _PROFILE.format(_MultiProcessingDataLoaderIter.__name__)
 
+    @property
+    def lost(self) -> str:
+        """As of :class:`Parallel`."""
+        return super().lost or (INTERRUPTED if self._unsure else "")
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        self._unsure = True  # until all workers are at the new epoch
+        super()._reset(loader, first_iter)
+        self._unsure = False
+
     def _process_data(self, data: Any, worker_idx: int) -> Any:
         if isinstance(data, Carried):
             self.place.stream_delivered(worker_idx, self._num_workers, data.samples, data.state)
@@ -75,11 +87,16 @@ class ParallelPlain(_Plain, Parallel, _MultiProcessingDataLoaderIter, Resumable)
 
     @uncompiled
     def _next_data(self) -> Any:
+        if self._unsure:
+            raise RuntimeError(INTERRUPTED)
         self._read_ahead.take()
         try:
-            return cast("Any", super()._next_data())
-        except StopIteration:
-            self.place.over = True
+            data = cast("Any", super()._next_data())
+        except Exception as error:
+            self._unsure = self._unsure and came_between(error)
+            self.place.over = self.place.over or isinstance(error, StopIteration)
             raise
         finally:
             self.place.delivered = self._first + self._rcvd_idx
+        self._unsure = False
+        return data
