@@ -7,8 +7,9 @@ import io
 import itertools
 import sys
 import threading
+import time
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 from conftest import PER_BATCH
 from crops import EXACT, Crops
 from proxied import Asked
+from test_faults import DAMAGES
 from torch.multiprocessing import reductions
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
@@ -182,6 +184,31 @@ def test_an_exception_that_waits_for_its_turn_holds_no_frames() -> None:
         kept = put_by(error)
     assert kept.__cause__ is not None
     assert kept.__traceback__ is kept.__cause__.__traceback__ is None
+
+
+@pytest.mark.parametrize("how", ["garbage", "vanished", "JPEG without its last bytes"])
+@pytest.mark.parametrize("tolerant", [False, True], ids=["raised", "skipped"])
+def test_the_error_of_a_file_is_gone_when_nobody_holds_it(fresh: ImageFolder, how: str, tolerant: bool) -> None:
+    """In a cycle it would hold the frames that it came through, and with them the epoch, until garbage is collected."""
+    DAMAGES[how](Path(fresh.samples[4][0]))
+    loader = DALILoader(fresh, PER_BATCH, device="cpu", on_error="skip" if tolerant else "raise")
+    gc.collect()
+    gc.disable()
+    try:
+        failing(loader)
+        deadline = time.monotonic() + 10  # a thread that read a header may hold its error a moment longer
+        while (left := [*loader._live, *exceptions_but(loader.errors)]) and time.monotonic() < deadline:
+            del left
+            time.sleep(0.01)
+        assert not left
+    finally:
+        gc.enable()
+
+
+def exceptions_but(known: Sequence[Exception]) -> list[Exception]:
+    """All that there are besides."""
+    found = [one for one in gc.get_objects() if issubclass(type(one), Exception)]
+    return [one for one in found if not any(one is other for other in known)]
 
 
 class Endless:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import struct
 import zlib
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -290,15 +291,31 @@ class FileSource(Source):
             header = read_header(self.path(row))
         self.learn(row, header._replace(native=header.native and not by_pil))
 
-    @contextmanager
-    def blaming(self, row: int, what: str) -> Generator[None, None, None]:
-        """Makes a SampleError of what reading a file raises; ``what`` it cannot be then."""
-        try:
-            yield
-        except FileNotFoundError as error:
-            raise self.error(row, "there is no such file") from error
-        except UNREADABLE as error:
-            raise self.error(row, f"it cannot be {what} ({words_of(error)})") from error
+    def blaming(self, row: int, what: str) -> _Blaming:
+        """A context that makes a SampleError of what reading a file raises; ``what`` it cannot be then."""
+        return _Blaming(self, row, what)
+
+
+class _Blaming:
+    """See :meth:`FileSource.blaming`.
+
+    No generator: what ``contextlib`` throws into one that raises something else is held by its own traceback, in a
+    cycle, from Python 3.12 on. With it would be the epoch that was under way.
+    """
+
+    def __init__(self, source: FileSource, row: int, what: str) -> None:
+        self._source, self._row, self._what = source, row, what
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, FileNotFoundError):
+            raise self._source.error(self._row, "there is no such file") from error
+        if isinstance(error, UNREADABLE):
+            raise self._source.error(self._row, f"it cannot be {self._what} ({words_of(error)})") from error
 
 
 class FolderSource(FileSource, LiftedSource):
