@@ -71,6 +71,19 @@ def datasets(pictures: Path) -> dict[str, Any]:
     return {"read": Subset(folder, range(COUNT)), "asked": asked, "stream": Stream(asked)}
 
 
+def made(pictures: Path, **options: Any) -> DALILoader[Any]:
+    """A loader of pictures that are read."""
+    return DALILoader(datasets(pictures)["read"], BATCH, transform=TRAIN, **options)
+
+
+def forget() -> None:
+    """Takes away the state that Accelerate keeps in classes."""
+    import accelerate
+
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+    accelerate.state.GradientState._reset_state()
+
+
 def accelerator(ours: bool, **config: Any) -> Any:
     import accelerate
 
