@@ -23,13 +23,13 @@ pytestmark = pytest.mark.timeout(50)
 
 LAYERS = [
     {"errors", "devices", "events", "sharding", "daemons", "ending", "byvalue", "uncompiled"},
-    {"spec"},
+    {"spec", "tracing"},
     {"rng", "occurrences", "generators", "remainder"},
     {"redrawn"},
     {"place", "skip"},
     {"transforms"},
     {"sources"},
-    {"structure", "blocks", "tracing", "tolerance", "workers", "queues"},
+    {"structure", "blocks", "tolerance", "workers", "queues"},
     {"preparing", "transfer", "machine", "hosted", "jpeg_engine"},
     {"packing"},
     {"plan"},

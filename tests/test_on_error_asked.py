@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -339,3 +340,32 @@ def test_a_black_image_is_as_large_as_its_header_says(tmp_path: Path, give: Any,
     (images,) = loader
     assert [tuple(image.shape[1:]) for image in images] == [(58, 68), (28, 38)]
     assert not images[0][:, 4:-4, 4:-4].any()
+
+
+def out_of_time(*_: Any) -> None:
+    raise TimeoutError
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip", "replace"])
+@pytest.mark.parametrize(
+    ("kind", "reads"),
+    [("path", "preparing.read_header"), ("bytes", "preparing.header_of")],
+)
+def test_an_alarm_is_not_taken_for_a_file_that_cannot_be_read(
+    dataset: ImageFolder, monkeypatch: pytest.MonkeyPatch, kind: str, reads: str, on_error: Any
+) -> None:
+    """TimeoutError is an OSError, as what is raised of files."""
+
+    def hit(*_: Any) -> None:
+        signal.raise_signal(signal.SIGALRM)
+
+    before = signal.signal(signal.SIGALRM, out_of_time)
+    try:
+        given = Given(dataset, kind)
+        loader = DALILoader(given, BATCH, transform=dataset.transform, on_error=on_error, device="cpu")
+        monkeypatch.setattr(f"torchdali.{reads}", hit)
+        with pytest.raises(TimeoutError):
+            next(iter(loader))
+        assert not loader.errors
+    finally:
+        signal.signal(signal.SIGALRM, before)

@@ -17,6 +17,7 @@ from torchvision import tv_tensors
 from torchdali.sources import UNREADABLE, Header, header_of, read_header, words_of
 from torchdali.spec import Entry, First, Spec
 from torchdali.tolerance import drawable
+from torchdali.tracing import came_between
 
 __all__ = ["PIXEL_DTYPES", "Prepared", "RefusedError", "UnreadableError", "black", "ppm", "ppm_of", "prepared"]
 
@@ -116,6 +117,8 @@ def _file(path: PurePath) -> Prepared:
     except FileNotFoundError:
         raise UnreadableError("there is no such file") from None
     except UNREADABLE as error:
+        if came_between(error):
+            raise
         raise UnreadableError(f"it cannot be read as an image ({words_of(error)})") from error
     if not header.native:
         return _encoded(np.fromfile(name, np.uint8))
@@ -146,6 +149,8 @@ def _pil_array(image: PIL.Image.Image) -> npt.NDArray[Any]:
     try:
         array = np.asarray(image)
     except (*UNREADABLE, AttributeError, AssertionError) as error:  # the last two where its file was closed unread
+        if came_between(error):
+            raise
         size = image.height, image.width
         raise UnreadableError(f"it cannot be decoded ({words_of(error) or 'its file is closed'})", size) from error
     if array.dtype == np.bool_:
@@ -165,7 +170,9 @@ def _unread(image: Any) -> _Bytes | None:
             return np.frombuffer(image.fp.read(), np.uint8)
         finally:
             image.fp.seek(at)
-    except (OSError, ValueError):  # closed, for one; reading the pixels says what is the matter
+    except (OSError, ValueError) as error:  # closed, for one; reading the pixels says what is the matter
+        if came_between(error):
+            raise
         return None
 
 
@@ -181,6 +188,8 @@ def _encoded(data: _Bytes) -> Prepared:
             pixels = ppm(data)  # of a JPEG without an end marker only to see whether PIL reads it
             data = data if header.native else pixels
     except UNREADABLE as error:
+        if came_between(error):
+            raise
         raise UnreadableError(f"it cannot be decoded ({words_of(error)})", size) from error
     return Prepared((Spec(), "encoded"), size, data)
 

@@ -16,6 +16,7 @@ from torchdali.packing import Packed, PackedImages
 from torchdali.preparing import black, ppm
 from torchdali.sources import UNREADABLE, FileSource, Source, header_of, words_of
 from torchdali.spec import IntArray
+from torchdali.tracing import came_between
 
 __all__ = ["source_of"]
 
@@ -70,6 +71,8 @@ class ReceivedImages(Source):
             try:
                 ppm(self.image(row))
             except UNREADABLE as error:
+                if came_between(error):
+                    raise
                 raise self.error(row, f"it cannot be decoded ({words_of(error)})") from error
 
     def replace(self, row: int, size: tuple[int, int]) -> None:

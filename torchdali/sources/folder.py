@@ -24,6 +24,7 @@ from torchdali.sources.paths import Paths, table_of
 from torchdali.sources.scan import Scan
 from torchdali.sources.source import LiftedSource, Source
 from torchdali.spec import IntArray
+from torchdali.tracing import came_between
 
 __all__ = ["UNREADABLE", "FileSource", "FolderSource", "words_of"]
 
@@ -314,7 +315,7 @@ class _Blaming:
     ) -> None:
         if isinstance(error, FileNotFoundError):
             raise self._source.error(self._row, "there is no such file") from error
-        if isinstance(error, UNREADABLE):
+        if isinstance(error, UNREADABLE) and not came_between(error):
             raise self._source.error(self._row, f"it cannot be {self._what} ({words_of(error)})") from error
 
 
