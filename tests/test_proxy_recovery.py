@@ -254,6 +254,7 @@ def test_after_a_death_an_epoch_is_not_waited_for(monkeypatch: pytest.MonkeyPatc
 
     def hit(**given: Any) -> Any:
         taken = get(**given)
+        time.sleep(0.5)  # until it is at rest: for a lock with which it dies torch waits for ever
         process.kill()
         time.sleep(5)  # until the signal comes
         return taken
