@@ -329,12 +329,15 @@ class _ProxyEpoch(Resumable):
     def close(self) -> None:
         """Ends the epoch before its end, and the workers."""
         self._over = CLOSED
-        try:
-            self._leave()
-        finally:
-            self._end_workers()
+        self._let_go()
         self._received.clear()
         self._mappings.clear()
+
+    def _let_go(self) -> None:
+        try:
+            self._leave()
+        finally:  # an interrupt here would leave workers of which nobody knows
+            self._end_workers()
 
     def _end_workers(self) -> None:
         """Ends the workers; those that a forked process inherited are its parent's, and only forgotten."""
@@ -348,10 +351,7 @@ class _ProxyEpoch(Resumable):
 
     def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
         if not ending():  # torch has ended its workers by then
-            try:
-                self._leave()
-            finally:  # an interrupt here would leave workers of which nobody knows
-                self._end_workers()
+            self._let_go()
 
 
 class SerialProxyEpoch(_ProxyEpoch, _SingleProcessDataLoaderIter, Resumable):
