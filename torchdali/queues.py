@@ -67,7 +67,10 @@ def _refuse(data: Any, error: Exception) -> NoReturn:
 
 
 class _Event(_TheirEvent):
-    """As multiprocessing's, without its lock, which a worker may hold that is killed."""
+    """As multiprocessing's, without its lock, which a worker may hold that is killed.
+
+    It is set by one process and looked at by all, as torch does; nobody waits for it, who would not be woken.
+    """
 
     def is_set(self) -> bool:
         return not self._flag._semlock._is_zero()  # noqa: SLF001
