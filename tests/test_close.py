@@ -92,12 +92,21 @@ def test_closing_ends_what_reads_many_headers(dataset: ImageFolder) -> None:
     assert all(now <= then for now, then in zip(kept[-1][0], kept[0][0], strict=True)), kept
 
 
-def test_closing_ends_workers_of_dataloaders_own_kind() -> None:
-    options: dict[str, Any] = {"num_workers": 1, "persistent_workers": True, "device": "cpu"}
-    with DALILoader([*range(24)], PER_BATCH, **options) as loader:
-        assert len(list(loader)) == 8
-        assert multiprocessing.active_children()
+@pytest.mark.parametrize("options", [options for _, options in (kind.values for kind in KINDS[1:])])
+def test_closing_ends_epochs_of_dataloaders_own_kind(options: dict[str, Any]) -> None:
+    """There are no images, and nothing to do for DALI."""
+    with DALILoader([*range(24)], PER_BATCH, device="cpu", **options) as loader:
+        whole = torch.stack(list(loader))
+        under_way = iter(loader)
+        next(under_way)
+        assert bool(multiprocessing.active_children()) == bool(options)
     assert not multiprocessing.active_children()
+    with pytest.raises(RuntimeError, match="the loader was closed"):
+        next(under_way)
+    over = iter(loader)
+    assert torch.equal(torch.stack(list(over)), whole)
+    loader.close()
+    assert next(over, None) is None
 
 
 @pytest.mark.parametrize(("asked", "options"), KINDS[2:])

@@ -417,11 +417,11 @@ from crops import EXACT, WORKERS, Crops, Truth
 from torchdali import DALILoader
 from torch.utils.data import DataLoader
 
-truth, workers = Truth(), WORKERS[sys.argv[2]]
-labels = in_order(0, 120)
+workers, transform = WORKERS[sys.argv[2]], EXACT if sys.argv[3] == "images" else None
+truth, labels = Truth(transform), in_order(0, 120)
 
 def new():
-    return DALILoader(Crops(count=120), 3, transform=EXACT, device="cpu", **workers)
+    return DALILoader(Crops(count=120), 3, transform=transform, device="cpu", **workers)
 
 loader = new()
 iterator = iter(loader)
@@ -480,11 +480,12 @@ except KeyError as error:
 }
 
 
+@pytest.mark.parametrize("does", ["images", "nothing"])
 @pytest.mark.parametrize(("name", "workers"), [("forks", "workers"), ("forks", "persistent"), ("exit", "none")])
-def test_processes_end_well(run_script: Script, name: str, workers: str) -> None:
+def test_processes_end_well(run_script: Script, name: str, workers: str, does: str) -> None:
     here = os.path.dirname(__file__)  # noqa: PTH120
     done = run_script(
-        PRELUDE + SCRIPTS[name] + 'print("done")', here, workers, PYTHONWARNINGS="ignore::DeprecationWarning"
+        PRELUDE + SCRIPTS[name] + 'print("done")', here, workers, does, PYTHONWARNINGS="ignore::DeprecationWarning"
     )
     assert (done.returncode, done.stderr, done.stdout) == (0, "", "done\n")
 

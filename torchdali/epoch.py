@@ -18,7 +18,7 @@ from torchdali import devices
 from torchdali.cache import Cache
 from torchdali.clock import Clock
 from torchdali.engine import EnginePool, Views
-from torchdali.feed import Batch, Feed
+from torchdali.feed import CLOSED, Batch, Feed
 from torchdali.lenient import LenientFeed
 from torchdali.occurrences import DenseOccurrences
 from torchdali.plan import Plan
@@ -33,14 +33,13 @@ from torchdali.transfer import pin_memory
 from torchdali.tuning import Threads
 from torchdali.uncompiled import uncompiled
 
-__all__ = ["AGAIN", "CLOSED", "Compiled", "Epoch", "EpochKeys", "default_collate"]
+__all__ = ["AGAIN", "Compiled", "Epoch", "EpochKeys", "default_collate"]
 
 AGAIN = 2**20
 """What the number of an epoch grows by each time a loader comes round again within one of a Trainer's, so that no later
 epoch has that one."""
 
 default_collate = cast("Callable[..., Any]", data_utils.collate.default_collate)
-CLOSED = "the loader was closed; iterate over it anew"
 _map_tensors = cast("Callable[..., Any]", pytree.tree_map_only)
 
 

@@ -30,11 +30,12 @@ from torchdali.tracing import came_between, put_by
 from torchdali.transforms import RowError
 from torchdali.tuning import pinned_bytes
 
-__all__ = ["FORKED", "INTERRUPTED", "Batch", "Feed"]
+__all__ = ["CLOSED", "FORKED", "INTERRUPTED", "Batch", "Feed"]
 
 _SCAN_THREADS = 16
 _ANEW = "this epoch cannot go on, a new one can be started"
 INTERRUPTED = f"the loader was interrupted; {_ANEW}"
+CLOSED = "the loader was closed; iterate over it anew"
 FORKED = "an iterator cannot be used in a forked process; iterate over the loader anew there"
 
 

@@ -208,7 +208,7 @@ class DALILoader(Stateful, Distributed, Reporting, Building, DataLoader[_T]):
         self.fidelity = fidelity
         self._keys = EpochKeys(self.seed)
         self._bookmark = Bookmark()
-        self._live: weakref.WeakSet[Epoch | SerialProxyEpoch | ParallelProxyEpoch] = weakref.WeakSet()
+        self._live: weakref.WeakSet[Resumable] = weakref.WeakSet()
         self._base_seed: int | None = None
         self._clock: Clock | None = None
         self._probed: tuple[object, Probe | None] | None = None
@@ -312,9 +312,9 @@ class DALILoader(Stateful, Distributed, Reporting, Building, DataLoader[_T]):
             self.check_worker_number_rationality()
         proxy = self._proxy_now()
         if proxy is None:
-            return (ParallelPlain if self.num_workers else SerialPlain)(self)
-        kind = ParallelProxyEpoch if self.num_workers else SerialProxyEpoch
-        epoch = kind(self, proxy, self._keys)
+            epoch: Resumable = (ParallelPlain if self.num_workers else SerialPlain)(self)
+        else:
+            epoch = (ParallelProxyEpoch if self.num_workers else SerialProxyEpoch)(self, proxy, self._keys)
         self._live.add(epoch)
         return epoch
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -13,12 +15,13 @@ from typing import Any, cast
 from torch.utils.data import _utils as data_utils  # pyright: ignore[reportPrivateUsage]
 
 from torchdali.bookmark import twin_of
+from torchdali.feed import FORKED
 from torchdali.queues import context_of
 from torchdali.resume import Resumable
 from torchdali.tracing import came_between
 from torchdali.workers import RollCall, Starting, Uninterrupted, WorkerStart
 
-__all__ = ["Parallel", "forget_pids"]
+__all__ = ["Parallel"]
 
 _BEGIN_WITHIN = 60.0
 """Seconds after which a worker that was forked and has not begun never will."""
@@ -27,7 +30,7 @@ _UNREAD = "a batch could not be read from its worker; this epoch cannot go on, a
 
 _INTERVAL: float = data_utils.MP_STATUS_CHECK_INTERVAL
 
-forget_pids = cast("Callable[[int], None]", vars(data_utils.signal_handling)["_remove_worker_pids"])
+_forget_pids = cast("Callable[[int], None]", vars(data_utils.signal_handling)["_remove_worker_pids"])
 """Lets torch's handler of SIGCHLD watch the workers of an iterator, given by its ``id``, no longer."""
 
 
@@ -50,6 +53,8 @@ class Parallel(Resumable):
     _data_queue: Any
     _worker_queue_idx_cycle: Iterator[int]
     _pin_memory: bool
+    _task_info: dict[int, tuple[Any, ...]]
+    _worker_pids_set: bool
     _workers: list[Any]
     _workers_status: list[bool]
 
@@ -73,7 +78,7 @@ class Parallel(Resumable):
     @property
     def lost(self) -> str:
         """Why no batch comes any more, in this epoch or another one; empty while batches come."""
-        return self._lost
+        return self._lost or (FORKED if self._process != os.getpid() else "")
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         if first_iter:
@@ -141,6 +146,29 @@ class Parallel(Resumable):
         """The workers that are to live."""
         return list(itertools.compress(self._workers, self._workers_status))
 
+    def close(self) -> None:
+        """Ends the epoch before its end, and the workers."""
+        super().close()
+        self._task_info.clear()  # where torch keeps batches that came before their turn
+
+    def _end_workers(self) -> None:
+        """Ends the workers; those that a forked process inherited are its parent's, and only forgotten."""
+        if not hasattr(self, "_workers"):
+            return  # none was begun
+        if self._process != os.getpid():
+            self._forget_workers()
+            return
+        cast("Any", super()).__del__()
+
+    def _forget_workers(self) -> None:
+        if self._worker_pids_set:
+            _forget_pids(id(self))
+            self._worker_pids_set = False
+
+    def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not ending():  # torch has ended its workers by then
+            self._end_workers()
+
     def _call_the_roll(self) -> None:
         """Kills workers that never began, and raises which."""
         missing = self._roll.missing() if self._roll else []
@@ -152,8 +180,7 @@ class Parallel(Resumable):
             "waits for a lock that a thread of another library held in the main process just then: use "
             'multiprocessing_context="forkserver" or "spawn", whose workers inherit no locks'
         )
-        forget_pids(id(self))  # torch's handler would raise what happens here
-        self._worker_pids_set = False
+        self._forget_workers()  # torch's handler would raise what happens here
         for worker in missing:
             self._workers[worker].kill()  # it may have inherited a handler of SIGTERM, and cannot run it
             self._workers[worker].join()

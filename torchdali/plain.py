@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, cast
 
 from torch.utils.data.dataloader import (
@@ -10,7 +11,7 @@ from torch.utils.data.dataloader import (
 )
 
 from torchdali.bookmark import twin_of
-from torchdali.feed import INTERRUPTED
+from torchdali.feed import FORKED, INTERRUPTED
 from torchdali.parallel import Parallel
 from torchdali.resume import Resumable
 from torchdali.stream import Carried, Carrier, is_stream, put_stream
@@ -44,6 +45,8 @@ class SerialPlain(_Plain, _SingleProcessDataLoaderIter, Resumable):
 
     @uncompiled
     def _next_data(self) -> Any:
+        if self._over:
+            raise RuntimeError(self._over)
         self._read_ahead.take()
         try:
             data = cast("Any", super()._next_data())
@@ -87,8 +90,10 @@ class ParallelPlain(_Plain, Parallel, _MultiProcessingDataLoaderIter, Resumable)
 
     @uncompiled
     def _next_data(self) -> Any:
-        if self._unsure:
-            raise RuntimeError(INTERRUPTED)
+        if self._process != os.getpid():
+            raise RuntimeError(FORKED)
+        if over := self._over or (INTERRUPTED if self._unsure else ""):
+            raise RuntimeError(over)
         self._read_ahead.take()
         try:
             data = cast("Any", super()._next_data())

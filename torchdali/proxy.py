@@ -30,13 +30,13 @@ from torchdali.admission import Delivery, Proxy, check_sizes, stacks
 from torchdali.blocks import Mapping, ReceivedBlock
 from torchdali.bookmark import twin_of
 from torchdali.clock import Clock
-from torchdali.epoch import CLOSED, EpochKeys
+from torchdali.epoch import EpochKeys
 from torchdali.errors import SampleError
 from torchdali.feed import FORKED, INTERRUPTED, Batch, Feed
 from torchdali.identities import Identities
 from torchdali.lenient import LenientFeed
 from torchdali.packing import Packed, Packer, stand_ins
-from torchdali.parallel import Parallel, forget_pids
+from torchdali.parallel import Parallel
 from torchdali.place import Saved
 from torchdali.received import source_of
 from torchdali.rejoin import rejoined, stand_in
@@ -76,7 +76,6 @@ class _ProxyEpoch(Resumable):
     _received: deque[tuple[Any, Any]]
 
     def __init__(self, loader: Any, proxy: Proxy, keys: EpochKeys) -> None:
-        self._process = os.getpid()
         self.clock = Clock(proxy.device)
         self.proxy = proxy
         self._keys = keys
@@ -116,11 +115,6 @@ class _ProxyEpoch(Resumable):
         return twin
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
-        if not first_iter and (self._over or self._process != os.getpid()):
-            # Persistent workers may have ended, what they sent may have been read in part, or they are not ours.
-            self._end_workers()
-            type(self).__init__(self, loader, self.proxy, self._keys)
-            return
         if not first_iter:
             self.clock = Clock(self.proxy.device)
         self._begin(loader)
@@ -328,30 +322,20 @@ class _ProxyEpoch(Resumable):
 
     def close(self) -> None:
         """Ends the epoch before its end, and the workers."""
-        self._over = CLOSED
-        self._let_go()
-        self._received.clear()
-        self._mappings.clear()
-
-    def _let_go(self) -> None:
         try:
             self._leave()
         finally:  # an interrupt here would leave workers of which nobody knows
-            self._end_workers()
-
-    def _end_workers(self) -> None:
-        """Ends the workers; those that a forked process inherited are its parent's, and only forgotten."""
-        if self._process == os.getpid():
-            end = getattr(super(), "__del__", None)
-            if end and hasattr(self, "_workers"):
-                end()
-        elif getattr(self, "_worker_pids_set", False):
-            forget_pids(id(self))
-            self._worker_pids_set = False
+            super().close()
+        self._received.clear()
+        self._mappings.clear()
 
     def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
-        if not ending():  # torch has ended its workers by then
-            self._let_go()
+        if ending():
+            return  # torch has ended its workers by then
+        try:
+            self._leave()
+        finally:
+            self._end_workers()
 
 
 class SerialProxyEpoch(_ProxyEpoch, _SingleProcessDataLoaderIter, Resumable):
@@ -367,10 +351,10 @@ class SerialProxyEpoch(_ProxyEpoch, _SingleProcessDataLoaderIter, Resumable):
 class ParallelProxyEpoch(_ProxyEpoch, Parallel, _MultiProcessingDataLoaderIter, Resumable):
     """Asks the dataset for samples in worker processes, ahead of time."""
 
-    def close(self) -> None:
-        """Ends the epoch before its end, and the workers."""
-        super().close()
-        self._task_info.clear()  # where torch keeps batches that came before their turn
+    @property
+    def lost(self) -> str:
+        """As of :class:`Parallel`; what was sent in an epoch that was interrupted may have been read in part."""
+        return super().lost or self._over
 
     def _task(self) -> int:
         return self._send_idx
@@ -398,5 +382,5 @@ class ParallelProxyEpoch(_ProxyEpoch, Parallel, _MultiProcessingDataLoaderIter, 
             self._received.append(self._receive())
         if not self._in_order:
             return bool(self._received)
-        known = cast("dict[int, tuple[Any, ...]]", self._task_info).get(self._rcvd_idx, ())
+        known = self._task_info.get(self._rcvd_idx, ())
         return len(known) == 2 or any(task == self._rcvd_idx for task, _ in self._received)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
@@ -10,6 +11,7 @@ from typing import Any, cast
 
 from torch.utils.data.dataloader import _BaseDataLoaderIter  # pyright: ignore[reportPrivateUsage]
 
+from torchdali.feed import CLOSED
 from torchdali.place import Place, Saved, StreamPlace
 from torchdali.readahead import ReadAhead
 from torchdali.remainder import rest_of
@@ -36,7 +38,11 @@ class Resumable(_BaseDataLoaderIter):
         place: Where the epoch is.
     """
 
+    _over = ""
+    """Why nothing comes any more of an epoch that is not over; empty while it runs."""
+
     def __init__(self, loader: Any) -> None:
+        self._process = os.getpid()
         self.place: Place = loader._bookmark.here(loader)  # noqa: SLF001
         super().__init__(loader)
         self._enter(loader)
@@ -96,6 +102,15 @@ class Resumable(_BaseDataLoaderIter):
     def _counts(self) -> Callable[[Iterable[Any]], None] | None:
         """What counts the indices of samples that are passed over, where it matters."""
         return None
+
+    def close(self) -> None:
+        """Ends the epoch before its end, and the workers."""
+        if not self.place.over:
+            self._over = CLOSED
+        self._end_workers()
+
+    def _end_workers(self) -> None:
+        """Ends the workers, where there are any."""
 
     def take_back(self) -> None:
         """The epoch is left, or another one begins: generators go back to where DataLoader would have left them."""
