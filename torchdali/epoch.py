@@ -18,11 +18,11 @@ from torchdali import devices
 from torchdali.cache import Cache
 from torchdali.clock import Clock
 from torchdali.engine import EnginePool, Views
-from torchdali.feed import CLOSED, Batch, Feed
+from torchdali.feed import Batch, Feed
 from torchdali.lenient import LenientFeed
 from torchdali.occurrences import DenseOccurrences
 from torchdali.plan import Plan
-from torchdali.resume import Resumable
+from torchdali.resume import Resumable, by_turns
 from torchdali.rng import Draws, Words, epoch_key
 from torchdali.samples import as_samples, call_on_batch, call_seeded, check_shapes, run_on_batch, seeded
 from torchdali.sharding import told_epochs
@@ -31,7 +31,6 @@ from torchdali.tolerance import Tolerance
 from torchdali.tracing import came_between, note, put_by
 from torchdali.transfer import pin_memory
 from torchdali.tuning import Threads
-from torchdali.uncompiled import uncompiled
 
 __all__ = ["AGAIN", "Compiled", "Epoch", "EpochKeys", "default_collate"]
 
@@ -215,7 +214,7 @@ class Epoch(Resumable):
         index = np.where(index < 0, index + count, index)
         return Batch(source, self._compiled.pool, index, Draws(self._key, index, self._occurrences.count(index)))
 
-    @uncompiled
+    @by_turns
     def _next_data(self) -> Any:
         feed = self._feed
         assert feed is not None
@@ -322,7 +321,7 @@ class Epoch(Resumable):
         """Ends the epoch before its end."""
         if self._feed is not None:
             self.take_back()
-            self._feed.end(CLOSED)
+            self._feed.end()
 
     _shutdown_workers = close
 

@@ -175,10 +175,10 @@ class Feed:
             raise
         self._over = ""
 
-    def end(self, why: str) -> None:
-        """Closes, and says why to whoever asks for a batch all the same."""
+    def end(self) -> None:
+        """Closes, and says so to whoever asks for a batch all the same."""
         self.close()
-        self._over = why
+        self._over = CLOSED
 
     def close(self) -> None:
         """Drops what is under way and returns the engines."""

@@ -116,10 +116,10 @@ class LenientFeed:
         places = source.instead(np.isin(batch.rows, list(source.bad)))
         return None if places is None else replace(batch, rows=batch.rows[places])
 
-    def end(self, why: str) -> None:
+    def end(self) -> None:
         """As of :class:`torchdali.feed.Feed`."""
         self.close()
-        self._feed.end(why)
+        self._feed.end()
 
     def close(self) -> None:
         """As of :class:`torchdali.feed.Feed`."""

@@ -13,10 +13,9 @@ from torch.utils.data.dataloader import (
 from torchdali.bookmark import twin_of
 from torchdali.feed import FORKED, INTERRUPTED
 from torchdali.parallel import Parallel
-from torchdali.resume import Resumable
+from torchdali.resume import Resumable, by_turns
 from torchdali.stream import Carried, Carrier, is_stream, put_stream
 from torchdali.tracing import came_between
-from torchdali.uncompiled import uncompiled
 
 __all__ = ["ParallelPlain", "SerialPlain"]
 
@@ -43,7 +42,7 @@ class SerialPlain(_Plain, _SingleProcessDataLoaderIter, Resumable):
         super().__init__(loader)
         self._profile_name = _PROFILE.format(_SingleProcessDataLoaderIter.__name__)
 
-    @uncompiled
+    @by_turns
     def _next_data(self) -> Any:
         if self._over:
             raise RuntimeError(self._over)
@@ -88,7 +87,7 @@ class ParallelPlain(_Plain, Parallel, _MultiProcessingDataLoaderIter, Resumable)
             data = data.data  # torch raises it, if it is an exception
         return cast("Any", super()._process_data(data, worker_idx))
 
-    @uncompiled
+    @by_turns
     def _next_data(self) -> Any:
         if self._process != os.getpid():
             raise RuntimeError(FORKED)

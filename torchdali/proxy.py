@@ -40,7 +40,7 @@ from torchdali.parallel import Parallel
 from torchdali.place import Saved
 from torchdali.received import source_of
 from torchdali.rejoin import rejoined, stand_in
-from torchdali.resume import Resumable
+from torchdali.resume import Resumable, by_turns
 from torchdali.rng import Draws
 from torchdali.samples import call_on_batch, call_seeded
 from torchdali.spec import First
@@ -48,7 +48,6 @@ from torchdali.stream import StreamPacker, is_stream, put_stream
 from torchdali.tolerance import Tolerance
 from torchdali.tracing import Traced, came_between, put_by
 from torchdali.transfer import Transfer, pin_memory
-from torchdali.uncompiled import uncompiled
 from torchdali.workers import WorkerStart
 
 __all__ = ["ParallelProxyEpoch", "SerialProxyEpoch"]
@@ -164,7 +163,7 @@ class _ProxyEpoch(Resumable):
         """Batches of the epoch whose samples came, or failed to."""
         return self._handed
 
-    @uncompiled
+    @by_turns
     def _next_data(self) -> Any:
         if self._process != os.getpid():
             raise RuntimeError(FORKED)

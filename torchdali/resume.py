@@ -6,7 +6,10 @@ import copy
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
+from functools import wraps
 from itertools import chain
+from threading import RLock
 from typing import Any, cast
 
 from torch.utils.data.dataloader import _BaseDataLoaderIter  # pyright: ignore[reportPrivateUsage]
@@ -19,11 +22,25 @@ from torchdali.skip import Skip, unless_over
 from torchdali.state import is_stateful, stateful_among
 from torchdali.stream import Stream
 from torchdali.tracing import came_between, put_by
+from torchdali.uncompiled import uncompiled
 
-__all__ = ["Resumable"]
+__all__ = ["Resumable", "by_turns"]
 
 _ITERATOR = "iterator"
 _STATES = ("state_at_begin", "state")
+
+
+def by_turns(next_data: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """``_next_data`` of an iterator that several threads may ask; ``torch.compile`` leaves it alone."""
+
+    @uncompiled
+    @wraps(next_data)
+    def one_after_another(iterator: Any) -> Any:
+        own = iterator._process == os.getpid()  # noqa: SLF001 - in a forked process nobody may be there to end his turn
+        with iterator._lock if own else nullcontext():  # noqa: SLF001
+            return next_data(iterator)
+
+    return one_after_another
 
 
 class Resumable(_BaseDataLoaderIter):
@@ -42,7 +59,7 @@ class Resumable(_BaseDataLoaderIter):
     """Why nothing comes any more of an epoch that is not over; empty while it runs."""
 
     def __init__(self, loader: Any) -> None:
-        self._process = os.getpid()
+        self._process, self._lock = os.getpid(), RLock()
         self.place: Place = loader._bookmark.here(loader)  # noqa: SLF001
         super().__init__(loader)
         self._enter(loader)
