@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch.utils.data import DataLoader
 from torchvision import transforms as v1
 from torchvision import tv_tensors
 from torchvision.datasets import ImageFolder
@@ -313,3 +314,33 @@ def test_fast_is_another_way_of_resizing_and_close(pictures, device):
     assert 0 < difference.max() <= 2
     with pytest.raises(ValueError, match="fidelity"):
         loader(pictures, TRAIN, fidelity="exakt")
+
+
+@pytest.mark.parametrize("made", [v2.RandomResizedCrop(16), v2.GaussianBlur(3), v1.RandomResizedCrop(16)], ids=repr)
+def test_an_argument_of_another_type_is_torchvisions_to_judge(pictures, made):
+    """As progressive resizing sets it between epochs, past what the class's __init__ makes of it."""
+    name = "kernel_size" if isinstance(made, v2.GaussianBlur) else "size"
+    setattr(made, name, 25)
+    chain = [v2.ToImage(), v2.CenterCrop(40), made]
+    dataset = ImageFolder(pictures, v2.Compose(chain))
+    assert found_in(DALILoader(dataset, device="cpu")) == found_in(DataLoader(dataset))
+    assert "it has an argument of another type" in explained(loader(pictures, chain))
+
+
+def found_in(loader):
+    """What the first batch is, or what came in its place."""
+    try:
+        images, _ = next(iter(loader))
+    except TypeError as error:
+        return str(error)
+    return images.dtype, images.shape[:2], min(images.shape[2:])
+
+
+@pytest.mark.parametrize("made", [v2.RandomCrop, v2.RandomResizedCrop, v1.RandomCrop, v1.RandomResizedCrop])
+def test_sizes_that_are_no_whole_numbers_are_refused_as_torchvision_refuses_them(pictures, made):
+    chain = [v2.ToImage(), made((32.0, 32.0))]
+    with pytest.raises(TypeError) as theirs:
+        v2.Compose(chain)(Image.open(ImageFolder(pictures).samples[0][0]))
+    with pytest.raises(TypeError) as ours:
+        next(iter(loader(pictures, chain)))
+    assert str(ours.value) == str(theirs.value)

@@ -12,7 +12,7 @@ from torchvision.transforms import v2
 from torchdali.hosted import InTorch
 from torchdali.plan import Plan, Step, View
 from torchdali.spec import Entry, Fidelity, First, Kind, Spec
-from torchdali.tracing import note
+from torchdali.tracing import came_between, note
 from torchdali.transforms import Rule, Unsupported, Views, find_rule, flatten, infer
 from torchdali.transforms.conversion import Identity, PILToTensor, ToImage, ToTensor
 from torchdali.transforms.crop import Window
@@ -45,6 +45,16 @@ class _Compiler:
         if position == self.until:
             self._in_torch(position, leaf, "for each sample after DALI: for another image of the sample it must be so")
             return
+        try:
+            self._with_rule(position, leaf)
+        except TypeError as error:
+            if came_between(error):
+                raise
+            # What its class makes of an argument, and a script may set in its place later: torchvision may put up with
+            # it, or says what is wrong.
+            self._in_torch(position, leaf, f"for each sample after DALI: it has an argument of another type ({error})")
+
+    def _with_rule(self, position: int, leaf: Any) -> None:
         if find_rule(leaf) is None:
             self._in_torch(
                 position, leaf, f"for each sample after DALI: torchdali has no rule for {type(leaf).__name__}"

@@ -312,6 +312,7 @@ class RandomCrop(Window):
             self.operators = "slice, flip, cat"
 
     def infer(self, spec: Spec) -> Spec:
+        check_whole(self.transform.size)
         check_vector(self.transform, spec)
         if self.border.mode == "constant":
             self.fill = resolve_fill(self.transform, spec)

@@ -15,7 +15,7 @@ from torchvision.transforms.v2 import functional as F
 from torchdali.rng import Draws
 from torchdali.spec import IntArray, Params, Sample, Spec
 from torchdali.transforms._boxes import ATTEMPTS, random_boxes
-from torchdali.transforms._rule import Input, Node, Ops, Unsupported, check_ranges
+from torchdali.transforms._rule import Input, Node, Ops, Unsupported, check_ranges, check_whole
 from torchdali.transforms.crop import Window
 from torchdali.transforms.resize import Resampling
 
@@ -37,6 +37,7 @@ class RandomResizedCrop(Window):
         self.size = (int(transform.size[0]), int(transform.size[-1]))
 
     def infer(self, spec: Spec) -> Spec:
+        check_whole(self.transform.size)
         check_ranges(scale=self.transform.scale, ratio=self.transform.ratio)
         if self.transform.scale[0] < 0 or self.transform.ratio[0] <= 0:
             raise Unsupported("a negative area or ratio")
