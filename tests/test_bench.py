@@ -35,6 +35,7 @@ from torchvision.transforms import v2
 
 small = v2.Compose([v2.ToImage(), v2.RandomResizedCrop(64), v2.ToDtype(torch.float32, scale=True)])
 number = 3
+kind = v2.RandomCrop
 several = [v2.ToImage(), v2.CenterCrop(8)]
 
 
@@ -124,7 +125,8 @@ def test_a_damaged_file_is_named_in_a_folder_without_classes(pictures: Path, tmp
         (("--train", "resnet1"), "torchvision has no model 'resnet1'"),
         (("--transform", "nowhere.py:x"), "'nowhere.py:x' is not FILE:NAME with a file that exists"),
         (("--transform", "MINE"), "is not FILE:NAME"),
-        (("--transform", "MINE:number"), " is no transform, but of type int"),
+        (("--transform", "MINE:number"), " is no transform: a transform is something that can be called, not 3"),
+        (("--transform", "MINE:kind"), " is no transform: RandomCrop is a class of transforms"),
         (("--transform", "MINE:large"), "has nothing that is called 'large'"),
         (("--seconds", "0"), "Invalid value for '--seconds'"),
         (("--json", "nowhere/figures.json"), "'nowhere/figures.json' cannot be written"),

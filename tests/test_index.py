@@ -7,7 +7,7 @@ import pickle
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -379,3 +379,18 @@ def test_labels_may_be_a_column_of_a_table(tmp_path: Path) -> None:
     for dtype in (np.int64, np.int8, np.uint16):
         ImageIndex.write(tmp_path / "index.npz", zip(files, np.array([3, 1], dtype), strict=True), headers=False)
         assert ImageIndex(tmp_path / "index.npz").targets.tolist() == [3, 1]
+
+
+def test_labels_have_names_where_there_are_classes(tmp_path: Path) -> None:
+    """A loss over as many classes as there are names would end in an assertion on the GPU, which names nobody."""
+    file = tmp_path / "index.npz"
+    for label in (2, -1):
+        with pytest.raises(ValueError, match=rf"the label of b\.jpg is {label}, and there are 2 classes"):
+            ImageIndex.write(file, [("a.jpg", 1), ("b.jpg", label)], classes=["cat", "dog"])
+    with pytest.raises(TypeError, match="classes is a list of names"):
+        ImageIndex.write(file, [("a.jpg", 1)], classes=cast("Any", [1, 2]))
+    with pytest.raises(ValueError, match="give classes= with pairs only"):
+        ImageIndex.write(file, tmp_path, classes=["cat"])
+    assert not file.exists()
+    ImageIndex.write(file, [("a.jpg", -1), ("b.jpg", 1000)])
+    assert ImageIndex(file).targets.tolist() == [-1, 1000]

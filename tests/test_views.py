@@ -145,3 +145,13 @@ def test_multi_view_on_one_image():
     image = Image.new("RGB", (40, 40))
     views = MultiView([v2.CenterCrop(10), v2.CenterCrop(20)])(image)
     assert [view.size for view in views] == [(10, 10), (20, 20)]
+
+
+def test_multi_view_takes_a_list_of_transforms():
+    with pytest.raises(TypeError, match="MultiView takes a list of transforms, one for each view, not Compose"):
+        MultiView(v2.Compose([v2.CenterCrop(10)]))
+    with pytest.raises(TypeError, match="not 'ab'"):
+        MultiView("ab")
+    with pytest.raises(TypeError, match="CenterCrop is a class of transforms"):
+        MultiView([v2.CenterCrop])
+    assert len(MultiView(v2.CenterCrop(size) for size in (10, 20)).transforms) == 2

@@ -19,6 +19,7 @@ from torchvision.io import ImageReadMode, decode_image
 from torchvision.transforms import v2
 
 from torchdali.errors import OptionError
+from torchdali.transforms import check_callable, flatten
 
 __all__ = ["ONE_CLASS", "as_classes", "as_tensor", "class_folders", "dataset", "loaded", "named_object", "standard"]
 
@@ -81,9 +82,11 @@ def loaded(named: str | None) -> Callable[[Any], Any]:
     transform = found() if is_maker(found) else found
     if isinstance(transform, (list, tuple)):
         transform = v2.Compose(list(cast("list[Any]", transform)))
-    if not callable(transform):
+    try:
+        check_callable(*flatten(transform))
+    except TypeError as error:
         file, _, name = named.rpartition(":")
-        raise OptionError(f"{name!r} of {Path(file).name} is no transform, but of type {type(transform).__name__}")
+        raise OptionError(f"{name!r} of {Path(file).name} is no transform: {error}") from error
     return cast("Callable[[Any], Any]", transform)
 
 

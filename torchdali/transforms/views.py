@@ -14,7 +14,7 @@ from torchvision.transforms.v2 import functional as F
 
 from torchdali.rng import Draws
 from torchdali.spec import IntArray, Params, Sample, Spec
-from torchdali.transforms._containers import flatten
+from torchdali.transforms._containers import check_callable, flatten
 from torchdali.transforms._rule import Chain, RowError, Rule, Unsupported, Views, first_row
 from torchdali.transforms.crop import CenterCrop, Window, check_size
 from torchdali.transforms.flip import RandomHorizontalFlip, RandomVerticalFlip
@@ -35,9 +35,13 @@ class MultiView:
     """
 
     def __init__(self, transforms: Sequence[Callable[[Any], Any]]) -> None:
-        if not transforms:
-            raise ValueError("MultiView needs at least one transform")
+        if callable(transforms) or isinstance(transforms, str):
+            raise TypeError(f"MultiView takes a list of transforms, one for each view, not {transforms!r}")
         self.transforms = list(transforms)
+        if not self.transforms:
+            raise ValueError("MultiView needs at least one transform")
+        for one in self.transforms:
+            check_callable(*flatten(one))
 
     def __call__(self, image: Any) -> list[Any]:
         """The views of one image, as each transform makes them."""
