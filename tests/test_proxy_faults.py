@@ -117,6 +117,19 @@ def test_samples_without_image_that_cannot_be_collated_are_described(workers: An
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="exceptions have notes from Python 3.11 on")
+@every_number
+def test_a_second_path_that_cannot_be_collated_is_told_from_the_image(
+    pictures: Path, workers: Any, device: str
+) -> None:
+    """As those of a mask, which are not taken for images beside a first one."""
+    pairs = [{"image": path, "mask": path} for path in sorted(pictures.glob("*/*.jpg"))]
+    error = raised(TypeError, iter(DALILoader(pairs, PER_BATCH, transform=EXACT, device=device, **workers)))
+    assert "found <class 'pathlib.PosixPath'>" in error.text
+    told = "transform= took as image ['image'] of a sample, which is ['image'] PosixPath; ['mask'] PosixPath"
+    assert told in error.text
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="exceptions have notes from Python 3.11 on")
 def test_error_of_a_batch_names_its_samples() -> None:
     loader = DALILoader(Batched(refusing), PER_BATCH, transform=EXACT, device="cpu")
     with pytest.raises(OwnError) as caught:

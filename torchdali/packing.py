@@ -205,7 +205,12 @@ class Packer:
         if not self._stacks:
             packed.rest = _sent(slotted) if in_worker else slotted
         else:
-            packed.rest = collate(slotted) if self._batched else self._collate(slotted[0])
+            try:
+                packed.rest = collate(slotted) if self._batched else self._collate(slotted[0])
+            except Exception as error:
+                taken = listed([place for place, _ in found[0]])
+                note(error, f"transform= took as image {taken} of a sample, which is {outline(trees[0])}")
+                raise
         self._pack(packed, images, in_worker)  # when nothing can fail any more: a block that is not sent is never free
         return {}
 
