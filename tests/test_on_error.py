@@ -6,8 +6,9 @@ import gc
 import logging
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from conftest import CROP
@@ -240,7 +241,7 @@ def test_arguments_and_words(dataset: ImageFolder) -> None:
     ):
         with pytest.raises(ValueError, match=words):
             DALILoader(dataset, **options)
-    loader = DALILoader(dataset, on_error="skip", max_errors=3, device="cpu")
+    loader = DALILoader(dataset, on_error="skip", max_errors=cast("Any", np.int64(3)), device="cpu")
     assert "for up to 3 samples; 0 found so far" in loader._tolerance.explained()
 
 

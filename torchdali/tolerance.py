@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from numbers import Integral
 from typing import Any, Literal
 
 import PIL.Image
@@ -48,12 +49,12 @@ class Tolerance:
     def __init__(self, mode: OnError, limit: int | None) -> None:
         if mode not in ("raise", "skip", "replace"):
             raise ValueError(f"on_error is 'raise', 'skip' or 'replace', not {mode!r}")
-        if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 0):  # pyright: ignore[reportUnnecessaryIsInstance]
+        if limit is not None and (not isinstance(limit, Integral) or isinstance(limit, bool) or limit < 0):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ValueError(f"max_errors is a number of samples, not {limit!r}")
         if limit is not None and mode == "raise":
             raise ValueError("max_errors goes with on_error='skip' or on_error='replace'")
         self.mode: OnError = mode
-        self.limit = limit
+        self.limit = None if limit is None else int(limit)
         self.errors: list[SampleError] = []
         self._known: set[tuple[Any, str]] = set()
 

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import ExitStack
+from numbers import Integral
 from typing import Any, Literal
 
 import numpy as np
@@ -135,7 +136,7 @@ def check_arguments(kind: object, budget: object, source: object, not_lifted: st
         raise ValueError(f"cache is None, 'host' or 'device', not {kind!r}")
     if budget is not None and kind is None:
         raise ValueError("cache_bytes goes with cache='host' or cache='device'")
-    if budget is not None and (not isinstance(budget, int) or isinstance(budget, bool) or budget < 1):
+    if budget is not None and (not isinstance(budget, Integral) or isinstance(budget, bool) or budget < 1):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(f"cache_bytes is a number of bytes above 0, not {budget!r}")
     if kind and not isinstance(source, FolderSource):
         why = not_lifted or "its images are in memory already"
