@@ -5,8 +5,8 @@ read, so that batches keep their sizes; ``max_errors``, which ends a run that wo
 ``loader.errors``, which is written to a table. ``--on-error replace`` puts a black image in the place and keeps the
 label, ``raise`` stops at the first such file, as DataLoader does.
 
-FOLDER holds one folder of images per class. The second command makes a copy of scikit-image's and scikit-learn's
-photographs in pieces first, and damages some of them in four ways::
+FOLDER holds one folder of images per class. The second command makes a copy of scikit-image's photographs
+in pieces first, and damages some of them in four ways::
 
     python recipes/damaged_dataset.py FOLDER
     python recipes/damaged_dataset.py /tmp/damaged --example

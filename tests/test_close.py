@@ -15,6 +15,7 @@ import pytest
 import torch
 from conftest import PER_BATCH, assert_pairs, in_order
 from proxied import Asked
+from torch.utils.data import BatchSampler, SequentialSampler
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
@@ -157,6 +158,31 @@ def test_a_used_loader_can_be_pickled(dataset: ImageFolder, asked: bool, options
     assert type(copied) is DALILoader
     assert_pairs(copied, dataset, in_order())
     assert_pairs(loader, dataset, in_order())
+
+
+@pytest.mark.parametrize(("asked", "options"), KINDS)
+@pytest.mark.parametrize("images", [True, False])
+def test_an_iterator_that_could_not_be_made_is_dropped_in_silence(
+    dataset: ImageFolder, asked: bool, options: dict[str, Any], images: bool
+) -> None:
+    """What is raised in ``__del__`` fails a test."""
+
+    class Broken(BatchSampler):
+        def __iter__(self) -> Any:
+            raise OwnError
+
+    batches = Broken(SequentialSampler(dataset), PER_BATCH, drop_last=False)
+    given = (Asked(dataset) if asked else dataset) if images else [*range(9)]
+    options = {**options, "transform": dataset.transform if images and asked else None}
+    loader = DALILoader(given, batch_sampler=batches, device="cpu", **options)
+    with pytest.raises(OwnError):
+        iter(loader)
+    gc.collect()
+    assert not multiprocessing.active_children()
+
+
+class OwnError(Exception):
+    pass
 
 
 SCRIPT = """

@@ -325,7 +325,7 @@ def main() -> None:
     """Runs the command line; the console entry point ``torchdali``."""
     missing = [name for name in ("click", "rich", "scipy", "skimage") if importlib.util.find_spec(name) is None]
     if missing:
-        sys.exit(f"torchdali: the command line needs {', '.join(missing)}: pip install 'torchdali[cli]'")
+        sys.exit(f"torchdali: the command line needs {', '.join(missing)}: pip install '.[cli]' in a checkout")
     try:
         commands()(prog_name="torchdali")
     except TorchDALIError as error:

@@ -167,7 +167,7 @@ class Distributed:
         return self._sharding.wanted
 
     def set_epoch(self, epoch: int) -> None:
-        """Says which number the next epoch has: to the sampler where that wants to know, and for the random key.
+        """Says which number the next epoch has: to the sampler where that wants to know, and for the key of ``seed``.
 
         Those after it are counted on, but by a sampler with a ``set_epoch`` that was given.
         """
