@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -222,3 +223,17 @@ def test_one_that_is_ending_is_named_when_its_connection_broke() -> None:
     finally:
         os.close(worker.sentinel)
     assert raised.value.__cause__ is broken
+
+
+def objects_that_stay(index: int, image: Any) -> Any:
+    image[:] = gc.get_freeze_count() > 0
+    return image
+
+
+@pytest.mark.timeout(100)
+@pytest.mark.parametrize(("start", "stay"), [("fork", True), ("spawn", False)])
+def test_only_what_a_worker_inherited_is_kept_from_the_garbage_collector(start: str, stay: bool) -> None:
+    """Classes of nanobind's that stay are told of on the terminal when the worker ends."""
+    options: dict[str, Any] = {"num_workers": 1, "multiprocessing_context": start, "device": "cpu"}
+    images, _ = next(iter(DALILoader(Crops(objects_that_stay), PER_BATCH, transform=EXACT, **options)))
+    assert images.unique().tolist() == [stay]

@@ -164,3 +164,7 @@ class SentBlock:
 
     def __reduce__(self) -> tuple[Callable[..., ReceivedBlock], tuple[Any, ...]]:
         return _receive, self._about
+
+    def free(self) -> None:
+        """It was not sent: the worker may fill it again."""
+        os.pwrite(self._about[0], bytes([_FREE]), 0)

@@ -16,6 +16,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch._utils import ExceptionWrapper
 from torch.utils.data import get_worker_info
 from torchvision import tv_tensors
 
@@ -23,6 +24,7 @@ from torchdali.blocks import BlockRing, ReceivedBlock, SentBlock, aligned
 from torchdali.byvalue import ByValue
 from torchdali.errors import TransformError
 from torchdali.preparing import Prepared, RefusedError, UnreadableError, black, prepared
+from torchdali.queues import Parcel
 from torchdali.sources import Header
 from torchdali.spec import Entry, First, IntArray, Spec
 from torchdali.structure import Tree, collate, images_of, leaves, replaced, tree, with_slots
@@ -62,7 +64,7 @@ class PackedImages:
 
 
 @dataclass
-class Packed:
+class Packed(Parcel):
     """A batch as a worker sends it.
 
     Attributes:
@@ -90,6 +92,12 @@ class Packed:
     outline: str = ""
     task: int = 0
     state: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    def unsent(self, failed: Callable[[Any], ExceptionWrapper]) -> Packed:
+        """As of :class:`torchdali.queues.Parcel`."""
+        if isinstance(self.block, SentBlock):
+            self.block.free()
+        return Packed(failed(self.rest), self.count, worker=self.worker, state=self.state)
 
     def pin_memory(self) -> Packed:
         """Called by DataLoader, in a thread of its own where there are workers."""

@@ -78,7 +78,7 @@ class Parallel(Resumable):
     @property
     def lost(self) -> str:
         """Why no batch comes any more, in this epoch or another one; empty while batches come."""
-        return self._lost or (FORKED if self._process != os.getpid() else "")
+        return self._lost or self._over or (FORKED if self._process != os.getpid() else "")
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         if first_iter:
@@ -120,6 +120,7 @@ class Parallel(Resumable):
             raise
 
     def _try_get_data(self, timeout: float = _INTERVAL) -> Any:
+        self._unsure = False  # nothing is lost in a wait
         if not self._pin_memory:
             timeout = self._wait(timeout)
             self._unsure = True

@@ -67,6 +67,9 @@ class SerialPlain(_Plain, _SingleProcessDataLoaderIter, Resumable):
 class ParallelPlain(_Plain, Parallel, _MultiProcessingDataLoaderIter, Resumable):
     """As torch's, with worker processes."""
 
+    _share: tuple[int, int, int, dict[str, Any]] | None = None
+    """What a batch was of streams: whose, of how many workers, how many samples, and where the stream was after it."""
+
     def __init__(self, loader: Any) -> None:
         super().__init__(loader)
         self._profile_name = _PROFILE.format(_MultiProcessingDataLoaderIter.__name__)
@@ -77,13 +80,14 @@ class ParallelPlain(_Plain, Parallel, _MultiProcessingDataLoaderIter, Resumable)
         return super().lost or (INTERRUPTED if self._unsure else "")
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
-        self._unsure = True  # until all workers are at the new epoch
+        self._over = INTERRUPTED  # until all workers are at the new epoch
         super()._reset(loader, first_iter)
-        self._unsure = False
+        self._over, self._unsure = "", False
 
     def _process_data(self, data: Any, worker_idx: int) -> Any:
+        self._unsure = True  # one that came before its turn torch keeps no longer
         if isinstance(data, Carried):
-            self.place.stream_delivered(worker_idx, self._num_workers, data.samples, data.state)
+            self._share = worker_idx, self._num_workers, data.samples, data.state
             data = data.data  # torch raises it, if it is an exception
         return cast("Any", super()._process_data(data, worker_idx))
 
@@ -94,13 +98,20 @@ class ParallelPlain(_Plain, Parallel, _MultiProcessingDataLoaderIter, Resumable)
         if over := self._over or (INTERRUPTED if self._unsure else ""):
             raise RuntimeError(over)
         self._read_ahead.take()
+        self._share = None
         try:
             data = cast("Any", super()._next_data())
+            self._unsure = False
         except Exception as error:
             self._unsure = self._unsure and came_between(error)
             self.place.over = self.place.over or isinstance(error, StopIteration)
             raise
         finally:
-            self.place.delivered = self._first + self._rcvd_idx
-        self._unsure = False
+            if not self._unsure:  # what was lost is not delivered
+                self._account()
         return data
+
+    def _account(self) -> None:
+        self.place.delivered = self._first + self._rcvd_idx
+        if self._share:
+            self.place.stream_delivered(*self._share)

@@ -350,11 +350,6 @@ class SerialProxyEpoch(_ProxyEpoch, _SingleProcessDataLoaderIter, Resumable):
 class ParallelProxyEpoch(_ProxyEpoch, Parallel, _MultiProcessingDataLoaderIter, Resumable):
     """Asks the dataset for samples in worker processes, ahead of time."""
 
-    @property
-    def lost(self) -> str:
-        """As of :class:`Parallel`; what was sent in an epoch that was interrupted may have been read in part."""
-        return super().lost or self._over
-
     def _task(self) -> int:
         return self._send_idx
 

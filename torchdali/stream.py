@@ -14,6 +14,7 @@ from torch.utils.data import IterableDataset, IterDataPipe, get_worker_info
 
 from torchdali.packing import Packed, Packer
 from torchdali.place import Place, StreamPlace
+from torchdali.queues import Parcel
 from torchdali.state import is_stateful
 from torchdali.transfer import pin_memory
 from torchdali.workers import WorkerStart
@@ -153,7 +154,7 @@ def _pass_over(iterator: Iterator[Any], samples: int, raised: int) -> None:
             return
 
 
-class Carried:
+class Carried(Parcel):
     """What came of a stream, and where the stream was after it.
 
     Args:
@@ -164,6 +165,10 @@ class Carried:
 
     def __init__(self, data: Any, samples: int, state: dict[str, Any]) -> None:
         self.data, self.samples, self.state = data, samples, state
+
+    def unsent(self, failed: Callable[[Any], ExceptionWrapper]) -> Carried:
+        """As of :class:`torchdali.queues.Parcel`."""
+        return Carried(failed(self.data), self.samples, self.state)
 
     def pin_memory(self) -> Carried:
         """Called by DataLoader."""

@@ -99,10 +99,15 @@ class WorkerStart:
     def __init__(self, worker_init_fn: Callable[[int], Any] | None) -> None:
         self._init = worker_init_fn
         self._collects = gc.isenabled()
+        self._inherited = True
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_inherited": False}  # for a worker that is spawned
 
     def __call__(self, worker_id: int) -> None:
         """Runs in each worker, before it asks for samples."""
-        gc.freeze()  # see Starting
+        if self._inherited:
+            gc.freeze()  # see Starting
         if self._collects:
             gc.enable()
         info: Any = get_worker_info()
