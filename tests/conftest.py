@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch.utils.data._utils.signal_handling import _set_SIGCHLD_handler
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
@@ -66,6 +67,14 @@ def same(ours: Any, theirs: Any) -> bool:
     if isinstance(ours, dict):
         return same(list(ours.items()), list(theirs.items()))
     return ours == theirs
+
+
+def pytest_configure() -> None:
+    """Sets torch's handler of a worker's death: Lightning puts back, when a fit ends, the handlers that it found.
+
+    torch sets its own once in a process only, so that it was gone for the tests after Lightning's.
+    """
+    _set_SIGCHLD_handler()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -172,7 +172,7 @@ def test_verdict_is_honest() -> None:
 
 def test_command_line_without_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli.importlib.util, "find_spec", lambda name: None if name == "rich" else object())
-    with pytest.raises(SystemExit, match=r"needs rich: pip install 'torchdali\[cli\]'"):
+    with pytest.raises(SystemExit, match=r"needs rich: pip install '\.\[cli\]' in a checkout"):
         cli.main()
 
 
