@@ -28,15 +28,16 @@ def parked() -> Generator[None, None, None]:
     The interpreter ends such a thread a little later, when it comes back to Python. From within DALI's code, which is
     C++, that would abort the process: so the end waits for what is under way here.
     """
-    _park()
-    _inside.add(threading.get_ident())
+    here = threading.get_ident()
+    _inside.add(here)  # and only then looks, as between the two the end would see nobody here
     try:
+        _park()
         yield
     except Exception:
         _park()
         raise
     finally:
-        _inside.discard(threading.get_ident())
+        _inside.discard(here)
     _park()
 
 
