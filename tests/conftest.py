@@ -153,7 +153,7 @@ def fresh(fresh_pictures: Path, numbered: Numbered) -> ImageFolder:
 def run_script(tmp_path: Path) -> Script:
     """Runs Python code in a process of its own. A value of None takes a variable out of its environment."""
 
-    def run(code: str, *arguments: object, timeout: float = 50, **variables: str | None) -> Any:
+    def run(code: str, *arguments: object, timeout: float = 100, **variables: str | None) -> Any:
         script = tmp_path / "script.py"
         script.write_text(textwrap.dedent(code))
         merged = {**os.environ, **variables}

@@ -71,7 +71,7 @@ def server() -> Server:
 
 
 def run_python(
-    *arguments: object, timeout: float, cwd: Path | None = None, **variables: str
+    *arguments: object, timeout: float = 100, cwd: Path | None = None, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """Runs ``python`` with arguments, the first of which are a script or ``-m`` and a module.
 

@@ -109,7 +109,7 @@ print("done")
 
 
 def test_many_tensors_take_no_file_descriptors(run_script: Any) -> None:
-    done = run_script(FEW_FILES, timeout=50, PYTHONWARNINGS="ignore::DeprecationWarning")
+    done = run_script(FEW_FILES, PYTHONWARNINGS="ignore::DeprecationWarning")
     assert done.returncode == 0, done.stderr
     assert done.stdout == "done\n"
 

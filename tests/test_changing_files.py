@@ -73,7 +73,7 @@ for seed in range(6):
 
 def test_a_large_batch_with_files_that_became_smaller(run_script, tmp_path):
     """A window that is not within its image is found by DALI where it reads headers, in several threads."""
-    done = run_script(SHRINKING, tmp_path / "root", timeout=100)
+    done = run_script(SHRINKING, tmp_path / "root")
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["64"] * 6
 

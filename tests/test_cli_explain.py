@@ -273,7 +273,7 @@ def test_as_a_command(script: Any, tmp_path: Path) -> None:
 
     def command(*options: str) -> subprocess.CompletedProcess[str]:
         full = [sys.executable, "-m", "torchdali.cli", "explain", str(script(TRAIN)), "--", *options]
-        return subprocess.run(full, capture_output=True, text=True, timeout=50, check=False, env=os.environ)
+        return subprocess.run(full, capture_output=True, text=True, timeout=100, check=False, env=os.environ)
 
     good = command("--size", "18")
     assert (good.returncode, good.stderr) == (0, "")
@@ -294,7 +294,7 @@ def test_a_script_that_iterates_in_a_thread(script: Any) -> None:
     thread.join()
     threading.Event().wait()
     """
-    done = run_python("-m", "torchdali.cli", "explain", script(code), timeout=50)
+    done = run_python("-m", "torchdali.cli", "explain", script(code))
     assert (done.returncode, done.stderr) == (0, "")
     assert "24 files in 3 classes" in done.stdout
 
@@ -334,7 +334,7 @@ def test_a_script_without_a_loader(script: Any, code: str, exit_code: int, text:
 def test_a_script_that_fails_says_what_the_interpreter_would(script: Any, code: str) -> None:
     path = script(code)
     interpreted, explained = (
-        subprocess.run([sys.executable, *with_, str(path)], capture_output=True, text=True, timeout=50, check=False)
+        subprocess.run([sys.executable, *with_, str(path)], capture_output=True, text=True, timeout=100, check=False)
         for with_ in ([], ["-m", "torchdali.cli", "explain"])
     )
     assert (explained.returncode, explained.stdout, explained.stderr) == (1, "", interpreted.stderr)
@@ -346,7 +346,7 @@ def test_a_loader_of_a_script_that_cannot_be_explained(script: Any) -> None:
     from torchdali import DALILoader
     list(DALILoader(ImageFolder(PICTURES), device="cpu"))
     """
-    done = run_python("-m", "torchdali.cli", "explain", script(code), timeout=50)
+    done = run_python("-m", "torchdali.cli", "explain", script(code))
     assert done.returncode == 1
     assert done.stderr.startswith("torchdali: the transforms end in PIL images")
 

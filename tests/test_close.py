@@ -215,6 +215,6 @@ batch = next(iterator)
 def test_a_script_that_ends_in_an_epoch_says_nothing(pictures: Path, workers: list[str]) -> None:
     """Its loader and iterator are finalised when the names of modules are gone."""
     command = [sys.executable, "-W", "ignore", "-c", SCRIPT, str(pictures), *workers]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert (done.returncode, done.stdout) == (0, "")
     assert "Exception ignored" not in done.stderr, done.stderr

@@ -68,7 +68,7 @@ for mode in ["raise", "skip", "replace"] * 3:
 def test_a_header_that_ends_too_early_in_a_large_batch(kind, kept, device, run_script, tmp_path):
     """DALI's decoder reads headers in several threads from 32 images on, and dies of such a file."""
     folder(tmp_path / "root", encoded(PICTURE, kind)[:kept], kind.lower(), kind)
-    done = run_script(LARGE_BATCH, tmp_path / "root", device, timeout=100)
+    done = run_script(LARGE_BATCH, tmp_path / "root", device)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split("\n")[:-1] == ["refused 5", "made 64 [5]", "made 64 [5]"] * 3
 
@@ -106,7 +106,7 @@ def test_a_second_frame_header_in_a_large_batch(damaged, device, run_script, tmp
     """DALI's decoder dies of a strange one, or of a window that is not within its image."""
     (tmp_path / "bad.jpg").write_bytes(two_frames(damaged))
     (tmp_path / "whole.jpg").write_bytes(encoded(PICTURE, "JPEG"))
-    done = run_script(COMPILED, tmp_path / "bad.jpg", tmp_path / "whole.jpg", device, timeout=100)
+    done = run_script(COMPILED, tmp_path / "bad.jpg", tmp_path / "whole.jpg", device)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["3"] * 20
 
@@ -139,7 +139,7 @@ def test_a_png_without_its_last_chunk_is_read_as_pil_reads_it(device, run_script
     data = encoded(PICTURE, "PNG")[:-12]
     Image.open(io.BytesIO(data)).load()
     folder(tmp_path / "root", data, "png")
-    done = run_script(LARGE_BATCH, tmp_path / "root", device, timeout=100)
+    done = run_script(LARGE_BATCH, tmp_path / "root", device)
     assert done.stdout.split("\n")[:-1] == ["made 64 []"] * 9, done.stderr
 
 

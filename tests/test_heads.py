@@ -283,7 +283,7 @@ def test_a_process_ends_while_a_file_is_waited_for(
     for number in range(40):
         (folder / f"{number}.jpg").write_bytes(next(kinds())[1])
     os.mkfifo(folder / "pipe.jpg")
-    done = run_script(WAITING, folder.parent, timeout, timeout=30)
+    done = run_script(WAITING, folder.parent, timeout)
     assert (done.returncode, done.stdout) == (0, f"{raised}\n"), done.stderr
 
 

@@ -149,7 +149,7 @@ def test_runs_under_torchrun(folder: Path) -> None:
 
 @pytest.mark.timeout(60)
 def test_says_that_the_folder_is_too_small(folder: Path) -> None:
-    done = run_python(RECIPE, folder, "--batch-size", "97", timeout=50)
+    done = run_python(RECIPE, folder, "--batch-size", "97")
     assert done.returncode == 1
     assert "96 training images" in done.stderr
     assert "--batch-size 97" in done.stderr

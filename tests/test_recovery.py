@@ -375,7 +375,7 @@ def test_a_process_ends_beside_storage_that_does_not_answer(
     run_script: Script, pictures: Path, timeout: float, raised: str, close: list[str]
 ) -> None:
     try:
-        done = run_script(SILENT, pictures, timeout, *close, timeout=20)
+        done = run_script(SILENT, pictures, timeout, *close)
     except subprocess.TimeoutExpired as expired:
         pytest.fail(f"it did not end; it said {expired.stdout}")
     assert done.returncode == 0, done.stderr
