@@ -17,6 +17,7 @@ from torchdali.feed import Batch
 from torchdali.packing import Packed, listed
 from torchdali.rng import Draws
 from torchdali.routes import Routes
+from torchdali.structure import collates_as_torch
 from torchdali.tuning import fitting_window
 
 __all__ = ["Delivery", "Fault", "Proxy", "check_sizes", "stacks"]
@@ -24,7 +25,7 @@ __all__ = ["Delivery", "Fault", "Proxy", "check_sizes", "stacks"]
 Fault = Callable[[int, str, str], SampleError]
 """Makes the error that blames a sample: its number in the batch, what is at fault, and why."""
 
-_collate, _convert = cast("tuple[Any, ...]", (data_utils.collate.default_collate, data_utils.collate.default_convert))
+_convert = cast("Any", data_utils.collate.default_convert)
 
 
 @dataclass
@@ -109,7 +110,7 @@ class Delivery:
 def stacks(loader: Any) -> bool:
     """Whether the ``collate_fn`` is the one that DataLoader would choose, which needs no image to do its work."""
     alone = not loader._auto_collation  # noqa: SLF001
-    return loader.collate_fn is _collate or (alone and loader.collate_fn is _convert)
+    return collates_as_torch(loader.collate_fn) or (alone and loader.collate_fn is _convert)
 
 
 def check_sizes(packed: Packed, fault: Fault) -> None:

@@ -13,12 +13,13 @@ from torchdali.admission import Proxy, stacks
 from torchdali.cache import Cache, cached, check_arguments
 from torchdali.compiler import compile_plan, fuse
 from torchdali.engine import EnginePool
-from torchdali.epoch import Compiled, default_collate
+from torchdali.epoch import Compiled
 from torchdali.errors import TransformError, UnsupportedDatasetError
 from torchdali.heads import HeadReader
 from torchdali.routes import Routes
 from torchdali.sources import FolderSource, LiftedSource, dataset_state, lift
 from torchdali.spec import Fidelity
+from torchdali.structure import collates_as_torch
 from torchdali.tolerance import Tolerance
 from torchdali.transforms import flatten, snapshot
 from torchdali.tuning import Threads, check_numbers, fitting_window
@@ -87,7 +88,7 @@ class Building:
             source.read_heads.device = device
         chain = tuple(flatten(source.transform) + flatten(self.transform))
         plan = compile_plan(list(chain), device, self.fidelity, source.spec, source.entry)
-        if loader.collate_fn is default_collate and not plan.suffix and plan.spec.kind == "pil":
+        if collates_as_torch(loader.collate_fn, read=True) and not plan.suffix and plan.spec.kind == "pil":
             raise TransformError(
                 "the transforms end in PIL images, which default_collate does not take; add v2.ToImage() or "
                 "v2.PILToTensor() to them"

@@ -12,7 +12,6 @@ from typing import Any, NoReturn, cast
 import numpy as np
 import torch
 from torch.utils import _pytree as pytree  # pyright: ignore[reportPrivateUsage]
-from torch.utils.data import _utils as data_utils  # pyright: ignore[reportPrivateUsage]
 
 from torchdali import devices
 from torchdali.cache import Cache
@@ -27,18 +26,18 @@ from torchdali.rng import Draws, Words, epoch_key
 from torchdali.samples import as_samples, call_on_batch, call_seeded, check_shapes, run_on_batch, seeded
 from torchdali.sharding import told_epochs
 from torchdali.sources import LiftedSource
+from torchdali.structure import collates_as_torch
 from torchdali.tolerance import Tolerance
 from torchdali.tracing import came_between, note, put_by
 from torchdali.transfer import pin_memory
 from torchdali.tuning import Threads
 
-__all__ = ["AGAIN", "Compiled", "Epoch", "EpochKeys", "default_collate"]
+__all__ = ["AGAIN", "Compiled", "Epoch", "EpochKeys"]
 
 AGAIN = 2**20
 """What the number of an epoch grows by each time a loader comes round again within one of a Trainer's, so that no later
 epoch has that one."""
 
-default_collate = cast("Callable[..., Any]", data_utils.collate.default_collate)
 _map_tensors = cast("Callable[..., Any]", pytree.tree_map_only)
 
 
@@ -277,7 +276,7 @@ class Epoch(Resumable):
         views = [run_on_batch(plan.tail, images) for images in batch.views] if plan.tail else batch.views
         if plan.tail:
             self.clock.lap("torch")
-        stack = self._collate is default_collate
+        stack = collates_as_torch(self._collate, read=True)
         if stack and not plan.suffix and source.plain_labels and len(batch.rows):
             for images in views:
                 self._check_shapes(batch, images)

@@ -103,6 +103,8 @@ class _ProxyEpoch(Resumable):
         twin.collate_fn = Packer(loader.collate_fn, *packs)
         # Without images the batch itself crosses to the device, and torch has a thread that pins it.
         twin.pin_memory = self.proxy.device.type == "cuda" and not images
+        if not torch.accelerator.is_available():
+            twin.pin_memory = loader.pin_memory  # of which torch says then that it has no effect
         if is_stream(loader.dataset):
             twin.collate_fn = StreamPacker(twin.collate_fn, put_stream(twin, loader._bookmark.here(loader)))  # noqa: SLF001
         if isinstance(loader.dataset, (IterDataPipe, MapDataPipe, IterableDataset)):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
+from torch.utils.data import _utils as data_utils  # pyright: ignore[reportPrivateUsage]
 
 from torchdali.errors import TransformError
 from torchdali.feed import Batch
@@ -15,6 +16,8 @@ from torchdali.samples import as_samples, check_shapes, run_on_batch
 from torchdali.structure import Slot, collate, reordered, replaced
 
 __all__ = ["rejoined", "stand_in"]
+
+_convert = cast("Callable[[Any], Any]", data_utils.collate.default_convert)
 
 Filled = dict[tuple[int, int], Any]
 
@@ -84,7 +87,7 @@ def _columns(packed: Packed, runs: Sequence[Batch], batched: bool, chain: Sequen
         return columns
     images = _images(packed, runs)
     if not batched:
-        return {slot: images[0, slot] for slot in slots}
+        return {slot: _convert(images[0, slot]) for slot in slots}
     names = {
         place: _name(run, row)
         for group, run in zip(packed.groups, runs, strict=True)
@@ -92,7 +95,7 @@ def _columns(packed: Packed, runs: Sequence[Batch], batched: bool, chain: Sequen
     }
     for slot in slots:
         check_shapes([images[i, slot] for i in range(packed.count)], chain, lambda i, slot=slot: names[i, slot])
-    return {slot: collate([images[i, slot] for i in range(packed.count)]) for slot in slots}
+    return {slot: collate(tuple(images[i, slot] for i in range(packed.count))) for slot in slots}
 
 
 def _after_tail(run: Batch) -> list[Any]:

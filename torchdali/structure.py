@@ -19,7 +19,18 @@ from torch.utils.data import _utils as data_utils  # pyright: ignore[reportPriva
 from torchvision import tv_tensors
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
-__all__ = ["Slot", "Tree", "collate", "images_of", "is_encoded", "leaves", "replaced", "tree", "with_slots"]
+__all__ = [
+    "Slot",
+    "Tree",
+    "collate",
+    "collates_as_torch",
+    "images_of",
+    "is_encoded",
+    "leaves",
+    "replaced",
+    "tree",
+    "with_slots",
+]
 
 MAX_CHANNELS = 4
 """Of plain arrays and tensors that are taken for images."""
@@ -45,6 +56,23 @@ _SUFFIXES = (*IMG_EXTENSIONS, ".gif", ".jp2", ".jpe")
 _NEVER_PARTS = (str, bytes, int, float, np.ndarray, np.generic, torch.Tensor, PIL.Image.Image, PurePath)
 
 _collate = cast("Callable[..., Any]", data_utils.collate.collate)
+
+_READ = (tv_tensors.Image, PIL.Image.Image, np.ndarray, int)
+"""What a dataset that is read may give."""
+
+
+def collates_as_torch(collate_fn: Any, read: bool = False) -> bool:
+    """Whether it is ``default_collate`` with the functions that torch has for each type, and no others.
+
+    Args:
+        collate_fn: A loader's.
+        read: Whether only images and numbers come to it.
+    """
+    if collate_fn is not data_utils.collate.default_collate:
+        return False
+    known = cast("dict[Any, Any]", data_utils.collate.default_collate_fn_map)
+    others = [kind for kind, how in known.items() if getattr(how, "__module__", None) != data_utils.collate.__name__]
+    return not any(not read or issubclass(one, kind) for kind in others for one in _READ)
 
 
 class Slot:
