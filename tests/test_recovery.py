@@ -19,6 +19,7 @@ import nvidia.dali
 import PIL.Image
 import pytest
 from conftest import PER_BATCH, Numbered, Script, assert_pairs, in_order
+from crops import EXACT, Crops, Truth
 from torch.utils.data import Dataset, DistributedSampler
 from torchvision.datasets import ImageFolder
 
@@ -226,6 +227,21 @@ def test_timeout_is_dataloaders_and_the_next_epoch_does_not_hang(
     assert_pairs(until_error(iterator), dataset)
     del iterator
     assert_pairs(loader, dataset, in_order())
+
+
+def test_a_wait_that_gets_no_thread_pairs_no_picture_with_another_label(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run that nobody waited for would be taken for the next one."""
+    loader = DALILoader(Crops(), PER_BATCH, transform=EXACT, timeout=20, device="cpu", num_workers=1)
+    start, refused = threading.Thread.start, iter([False, True])
+
+    def maybe(thread: threading.Thread) -> None:
+        if thread.name == "torchdali-wait" and next(refused, False):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", maybe)
+    assert_pairs(loader, Truth(), in_order())
+    assert next(refused, None) is None
 
 
 def test_timeout_of_slow_storage(monkeypatch: pytest.MonkeyPatch, dataset: ImageFolder) -> None:

@@ -260,7 +260,11 @@ def _done_with(images: Any) -> None:
 
 
 def _within(timeout: float, call: Callable[[], Any]) -> Any:
-    """The result of ``call``, from a thread that is left behind if it does not return in time."""
+    """The result of ``call``, from a thread that is left behind if it does not return in time.
+
+    Where there is no thread to be had, this one waits as long as it takes: a run that nobody took would be taken for
+    the next one.
+    """
     results: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
 
     def run() -> None:
@@ -269,7 +273,12 @@ def _within(timeout: float, call: Callable[[], Any]) -> Any:
         except Exception as error:  # noqa: BLE001 - it is raised below, in the thread that asked
             results.put((None, error))
 
-    threading.Thread(target=run, name="torchdali-wait", daemon=True).start()
+    try:
+        threading.Thread(target=run, name="torchdali-wait", daemon=True).start()
+    except RuntimeError as error:  # there can be no more
+        if came_between(error):
+            raise
+        return call()
     try:
         result, error = results.get(timeout=timeout)
     except queue.Empty:
