@@ -15,6 +15,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import nvidia.dali
 import PIL.Image
 import pytest
@@ -208,6 +209,40 @@ def test_what_a_signals_handler_raises_is_raised_at_once_and_pairs_no_picture_wi
     with pytest.raises(RuntimeError, match="interrupted"):
         taken.extend(iterator)
     assert_pairs(taken, dataset)
+    assert_pairs(loader, dataset, in_order())
+
+
+def impatient(*_: Any) -> None:
+    raise RuntimeError("it takes too long")
+
+
+@pytest.mark.parametrize("at", [1, 2, 4, 5], ids=["again", "first alone", "last alone", "all by PIL"])
+def test_what_a_signals_handler_raises_as_a_batch_is_run_again_is_raised_and_blames_no_file(
+    monkeypatch: pytest.MonkeyPatch, dataset: ImageFolder, at: int
+) -> None:
+    loader, take, calls = DALILoader(dataset, PER_BATCH, device="cpu"), Engine.take, iter(range(10**6))
+
+    def taken_at(engine: Engine, *timeout: Any) -> Any:
+        number = next(calls)
+        if number == at:
+            signal.raise_signal(signal.SIGUSR1)
+        found = take(engine, *timeout)
+        if number < min(at, 2):
+            raise RuntimeError("DALI does not like it")
+        return found
+
+    before = signal.signal(signal.SIGUSR1, impatient)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(Engine, "take", taken_at)
+            iterator = iter(loader)
+            with pytest.raises(RuntimeError, match=r"^it takes too long$"):
+                next(iterator)
+        with pytest.raises(RuntimeError, match="interrupted"):
+            next(iterator)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert not len(cast("Any", loader)._source.foreign(np.arange(len(dataset))))
     assert_pairs(loader, dataset, in_order())
 
 

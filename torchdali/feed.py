@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Generator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -295,18 +295,16 @@ class Feed:
         self._prepare(batch)
         engine = batch.pool.make(len(rows), threads=1)
         foreign = source.foreign(rows)
-        with suppress(RuntimeError):
-            self._submit(engine, batch, foreign)
-            return engine.take()
+        taken = self._tried(engine, batch, foreign)
+        if isinstance(taken, Taken):
+            return taken
         native = np.setdiff1d(np.arange(len(rows)), foreign)
         refused = [place for place in native.tolist() if not self._passes_alone(engine, batch, place)]
-        try:
-            self._submit(engine, batch, np.union1d(foreign, np.array(refused, np.int64)))
-            taken = engine.take()
-        except RuntimeError as error:
+        taken = self._tried(engine, batch, np.union1d(foreign, np.array(refused, np.int64)))
+        if not isinstance(taken, Taken):
             blamed = refused or list(range(len(rows)))
             named = "; ".join(source.name(int(rows[place])) for place in blamed[:3])
-            raise PipelineError(f"DALI failed on {len(blamed)} of {len(rows)} samples ({named}): {error}") from error
+            raise PipelineError(f"DALI failed on {len(blamed)} of {len(rows)} samples ({named}): {taken}") from taken
         for place in refused:
             source.distrust(int(rows[place]))
         return taken
@@ -315,9 +313,14 @@ class Feed:
         one = slice(place, place + 1)
         alone = Batch(batch.source, batch.pool, batch.rows[one], batch.draws)
         alone.inputs = {name: x[one] for name, x in batch.inputs.items()}
+        return isinstance(self._tried(engine, alone, np.empty(0, np.int64)), Taken)
+
+    def _tried(self, engine: Engine, batch: Batch, by_pil: IntArray) -> Taken | RuntimeError:
+        """What comes of a batch that nothing else is in flight beside, or what DALI raised."""
         try:
-            self._submit(engine, alone, np.empty(0, np.int64))
-            engine.take()
-        except RuntimeError:
-            return False
-        return True
+            self._submit(engine, batch, by_pil)
+            return engine.take()
+        except RuntimeError as error:
+            if came_between(error):
+                raise
+            return error
