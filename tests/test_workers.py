@@ -17,6 +17,7 @@ from crops import DOES, EXACT, Crops, Truth, with_workers
 from torchdali import DALILoader
 from torchdali.feed import INTERRUPTED
 from torchdali.parallel import _name_the_dead
+from torchdali.workers import Starting
 
 
 @with_workers
@@ -149,6 +150,56 @@ def test_a_sampler_can_be_interrupted() -> None:
     with pytest.raises(KeyboardInterrupt):
         iter(loader)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+class Ringing:
+    """A module in one of whose functions an alarm comes, as it is called or when it is done, once."""
+
+    def __init__(self, module: Any, name: str, number: int, done: bool) -> None:
+        self._module, self._name, self._number, self._done = module, name, number, done
+
+    def __getattr__(self, name: str) -> Any:
+        function = getattr(self._module, name)
+        if name != self._name:
+            return function
+
+        def ringing(*given: Any) -> Any:
+            self._number -= 1
+            rings = self._number == -1
+            if rings and not self._done:
+                signal.raise_signal(signal.SIGALRM)
+            result = function(*given)
+            if rings and self._done:
+                signal.raise_signal(signal.SIGALRM)
+            return result
+
+        return ringing
+
+
+def out_of_time(*_: Any) -> None:
+    raise TimeoutError
+
+
+@pytest.mark.parametrize("done", [False, True])
+@pytest.mark.parametrize(
+    "place", [("signal", "signal", 0), ("signal", "signal", 1), ("gc", "disable", 0), ("gc", "enable", 0)]
+)
+def test_an_alarm_as_interrupts_begin_or_end_to_wait_leaves_all_as_it_was(
+    monkeypatch: pytest.MonkeyPatch, place: tuple[str, str, int], done: bool
+) -> None:
+    handler, before = signal.getsignal(signal.SIGINT), signal.signal(signal.SIGALRM, out_of_time)
+    modules = {"signal": signal, "gc": gc}
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(f"torchdali.workers.{place[0]}", Ringing(modules[place[0]], *place[1:], done))
+            with pytest.raises(TimeoutError), Starting():
+                pass
+        assert signal.getsignal(signal.SIGINT) is handler
+        assert gc.isenabled()
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        signal.signal(signal.SIGALRM, before)
+        gc.enable()
 
 
 # Workers that never begin

@@ -19,7 +19,8 @@ __all__ = ["RollCall", "Starting", "Uninterrupted", "WorkerStart"]
 class Uninterrupted:
     """A time without KeyboardInterrupt, as a context: one that came meanwhile is raised at its end.
 
-    It is the handler of SIGINT for that time, in the place of another one.
+    It is the handler of SIGINT for that time, in the place of another one. What another signal's handler raises as the
+    time begins or ends leaves it no longer: nobody would hear of an interrupt any more.
     """
 
     _came = False
@@ -32,6 +33,13 @@ class Uninterrupted:
         self._came = True
 
     def __enter__(self) -> None:
+        try:
+            self._begin()
+        except BaseException:
+            self.end()
+            raise
+
+    def _begin(self) -> None:
         handler: Any = signal.getsignal(signal.SIGINT)
         # In another thread no KeyboardInterrupt is raised, and no handler can be set.
         if callable(handler) and threading.current_thread() is threading.main_thread():
@@ -56,7 +64,11 @@ class Uninterrupted:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.end()
+        try:
+            self.end()
+        except BaseException:
+            self.end()
+            raise
 
 
 class Starting(Uninterrupted):
@@ -72,8 +84,8 @@ class Starting(Uninterrupted):
 
     _collected = False
 
-    def __enter__(self) -> None:
-        super().__enter__()
+    def _begin(self) -> None:
+        super()._begin()
         if gc.isenabled():
             self._collected = True
             gc.disable()
@@ -81,8 +93,8 @@ class Starting(Uninterrupted):
     def end(self) -> None:
         """As of ``Uninterrupted``; garbage is collected again."""
         if self._collected:
-            self._collected = False
             gc.enable()
+            self._collected = False
         super().end()
 
 
