@@ -10,6 +10,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -287,6 +288,32 @@ def test_timeout_of_slow_storage(monkeypatch: pytest.MonkeyPatch, dataset: Image
         with pytest.raises(RuntimeError, match="timed out"):
             next(iter(loader))
         go_on.set()
+    assert_pairs(loader, dataset, in_order())
+
+
+def alarmed(*_: Any) -> None:
+    raise TimeoutError("of the user's own")
+
+
+@pytest.mark.parametrize("cache", [None, "host", "device"])
+def test_an_alarm_while_storage_is_waited_for_is_not_taken_for_the_timeout(
+    monkeypatch: pytest.MonkeyPatch, dataset: ImageFolder, cache: Any
+) -> None:
+    loader = DALILoader(dataset, PER_BATCH, num_workers=1, timeout=30, cache=cache, device="cpu")
+    wait = Future.result
+
+    def hit(future: Any, timeout: float | None = None) -> Any:
+        signal.raise_signal(signal.SIGALRM)
+        return wait(future, timeout)
+
+    before = signal.signal(signal.SIGALRM, alarmed)
+    try:
+        with monkeypatch.context() as slow:
+            slow.setattr(Future, "result", hit)
+            with pytest.raises(TimeoutError, match="of the user's own"):
+                next(iter(loader))
+    finally:
+        signal.signal(signal.SIGALRM, before)
     assert_pairs(loader, dataset, in_order())
 
 

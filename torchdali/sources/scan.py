@@ -7,6 +7,8 @@ from concurrent import futures
 from concurrent.futures import Executor, Future
 from time import monotonic, perf_counter
 
+from torchdali.tracing import came_between
+
 __all__ = ["Scan"]
 
 _CHUNK = 16
@@ -80,6 +82,6 @@ class Scan:
             while self._futures:
                 self._futures.pop(0).result(None if end is None else max(end - monotonic(), 0))
         except futures.TimeoutError as error:  # another class than the built-in one before Python 3.11
-            if timeout is None:
-                raise  # from the handler of somebody's signal
+            if timeout is None or came_between(error):
+                raise
             raise TimeoutError(f"headers were not read in {timeout} seconds") from error
