@@ -311,7 +311,9 @@ class _ProxyEpoch(Resumable):
         for i in range(len(delivery.runs)):
             try:
                 delivery.runs[i] = self._feed.pop()
-            except Exception as error:  # noqa: BLE001 - raised below
+            except Exception as error:
+                if came_between(error):
+                    raise
                 failure = failure or error
         if failure:
             try:
