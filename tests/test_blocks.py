@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 from torchvision.transforms import v2
 
 from torchdali import DALILoader, SampleError, blocks, packing
-from torchdali.blocks import BlockRing, ReceivedBlock, SentBlock, aligned
+from torchdali.blocks import BlockRing, Mapping, ReceivedBlock, SentBlock, aligned
 from torchdali.packing import Packed, Packer
 from torchdali.received import source_of
 
@@ -497,3 +497,29 @@ def test_workers_of_an_epoch_that_is_left_with_an_error_ahead_are_ended() -> Non
         assert settled(left, before)["processes"] == before["processes"]
     finally:
         gc.enable()
+
+
+def test_a_fork_while_another_thread_opens_a_block_leaves_the_child_able_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    opening, go_on, forked = threading.Event(), threading.Event(), os.getpid()
+
+    def slow(*about: Any) -> Any:
+        if os.getpid() == forked:
+            opening.set()
+            go_on.wait(30)
+        return Mapping(*about)
+
+    ring = BlockRing()
+    _, sent = ring.take(10)
+    receive, about = sent.__reduce__()
+    monkeypatch.setattr("torchdali.blocks.Mapping", slow)
+    thread = threading.Thread(target=receive, args=about)
+    thread.start()
+    assert opening.wait(30)
+    if not (child := os.fork()):
+        signal.alarm(5)
+        receive(*about)
+        os._exit(0)
+    status = os.waitpid(child, 0)[1]
+    go_on.set()
+    thread.join()
+    assert status == 0

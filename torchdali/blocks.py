@@ -13,7 +13,6 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -128,7 +127,6 @@ class Mapping:
 
 
 _mappings: weakref.WeakValueDictionary[tuple[int, int], Mapping] = weakref.WeakValueDictionary()
-_lock = threading.Lock()
 
 
 class ReceivedBlock:
@@ -149,10 +147,10 @@ class ReceivedBlock:
 
 
 def _receive(file: int, key: tuple[int, int], capacity: int) -> ReceivedBlock:
-    with _lock:  # batches are unpickled by torch's pin-memory thread too
-        mapping = _mappings.get(key)
-        if mapping is None or mapping.capacity != capacity:
-            mapping = _mappings[key] = Mapping(file, key, capacity)
+    # Without a lock, which a fork could leave locked: one thread alone gets a worker's batches.
+    mapping = _mappings.get(key)
+    if mapping is None or mapping.capacity != capacity:
+        mapping = _mappings[key] = Mapping(file, key, capacity)
     return ReceivedBlock(mapping)
 
 
