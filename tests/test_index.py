@@ -159,6 +159,25 @@ def test_another_index_under_its_name_leaves_what_is_open(index: ImageIndex, dat
     assert len(ImageIndex(index.file)) == 4
 
 
+@pytest.mark.parametrize("headers", [False, True])
+@pytest.mark.parametrize("count", [4, 24])
+def test_another_index_under_its_name_tells_no_headers(
+    dataset: ImageFolder, exact: v2.Compose, tmp_path: Path, headers: bool, count: int, device: str
+) -> None:
+    """Neither before a loader is made, nor when the dataset is read anew for its transform."""
+    ImageIndex.write(tmp_path / "a.npz", dataset.samples, headers=True)
+    index = ImageIndex(tmp_path / "a.npz", exact)
+    ImageIndex.write(tmp_path / "a.npz", dataset.samples[::-1][:count], headers=headers)
+    loader = DALILoader(index, 3, device=device)
+    assert loader._source is not None
+    assert_pairs(loader, dataset, in_order())
+    for name in ("text", "gone"):
+        index.file.write_text("text") if name == "text" else index.file.unlink()
+        index.transform = v2.Compose([*exact.transforms])
+        assert_pairs(loader, dataset, in_order())
+        assert loader._source is not None
+
+
 def saved(file: Path, save: Any = np.savez, **arrays: Any) -> None:
     with file.open("wb") as stream:
         save(stream, **arrays)

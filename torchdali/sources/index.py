@@ -69,7 +69,7 @@ class ImageIndex(Dataset[tuple[Any, Any]]):
         self._open()
 
     def _open(self) -> None:
-        arrays = _mapped(self.file, "r")
+        arrays, self._opened = _mapped(self.file, "r")
         self.paths: Table = arrays.get("paths", np.empty(0))
         self.targets: npt.NDArray[np.integer[Any]] = arrays.get("labels", np.empty(0))
         classes = arrays.get("classes", np.empty(0, np.str_))
@@ -88,9 +88,13 @@ class ImageIndex(Dataset[tuple[Any, Any]]):
 
     def headers(self) -> Columns:
         """What is known of the files. It may be written to: what is, is copied, page by page, and the file stays."""
-        if not self.has_headers:
+        arrays: dict[str, npt.NDArray[Any]] = {}
+        opened = None
+        if self.has_headers:
+            with suppress(OSError, ValueError):
+                arrays, opened = _mapped(self.file, "c")
+        if opened != self._opened:  # another file has its name by now
             return Columns.unknown(len(self))
-        arrays = _mapped(self.file, "c")
         return Columns(*(arrays[name] for name in Columns._fields))
 
     def __len__(self) -> int:
@@ -190,18 +194,22 @@ def _read_headers(paths: Table) -> Columns:
     return facts.columns
 
 
-def _mapped(file: Path, mode: Literal["r", "c"]) -> dict[str, npt.NDArray[Any]]:
-    """The arrays of an uncompressed ``.npz``, mapped into memory, which ``numpy.load`` only does with a ``.npy``."""
+def _mapped(file: Path, mode: Literal["r", "c"]) -> tuple[dict[str, npt.NDArray[Any]], object]:
+    """The arrays of an uncompressed ``.npz``, mapped into memory, and what tells the file from another of its name.
+
+    ``numpy.load`` only maps a ``.npy``.
+    """
     arrays: dict[str, npt.NDArray[Any] | None] = {}
     try:
-        with zipfile.ZipFile(file) as archive, file.open("rb") as stream:
+        with file.open("rb") as stream, zipfile.ZipFile(stream) as archive:
+            about = os.fstat(stream.fileno())
             entries = archive.infolist()
             compressed = any(entry.compress_type != zipfile.ZIP_STORED for entry in entries)
             for entry in () if compressed else entries:
                 stream.seek(entry.header_offset)
                 name, extra = struct.unpack("<26xHH", stream.read(30))
                 stream.seek(name + extra, os.SEEK_CUR)
-                arrays[entry.filename.removesuffix(".npy")] = _map_array(stream, file, mode)
+                arrays[entry.filename.removesuffix(".npy")] = _map_array(stream, mode)
     except OSError:
         raise
     except Exception as error:  # of damaged bytes zipfile, struct and numpy raise nearly anything
@@ -211,10 +219,10 @@ def _mapped(file: Path, mode: Literal["r", "c"]) -> dict[str, npt.NDArray[Any]]:
     mapped = {name: array for name, array in arrays.items() if array is not None}
     if len(mapped) < len(arrays):
         raise ValueError(f"{file} is no index: it has an array of Python objects, or in Fortran's order")
-    return mapped
+    return mapped, (about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns)
 
 
-def _map_array(stream: BinaryIO, file: Path, mode: Literal["r", "c"]) -> npt.NDArray[Any] | None:
+def _map_array(stream: BinaryIO, mode: Literal["r", "c"]) -> npt.NDArray[Any] | None:
     """None of an array of Python objects, or in Fortran's order."""
     version = np.lib.format.read_magic(stream)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
@@ -224,4 +232,4 @@ def _map_array(stream: BinaryIO, file: Path, mode: Literal["r", "c"]) -> npt.NDA
     if 0 in shape or not dtype.itemsize:
         return np.empty(shape, dtype)
     # As a plain array, which keeps the mapping: what is gathered from it is not of another class.
-    return np.asarray(np.memmap(file, dtype, mode, stream.tell(), shape))
+    return np.asarray(np.memmap(stream, dtype, mode, stream.tell(), shape))
