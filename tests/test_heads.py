@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -113,6 +114,9 @@ def test_what_only_a_whole_decoder_follows_is_for_pil() -> None:
     pictures[0].save(animated, "PNG", save_all=True, append_images=pictures[1:])
     cases = [(plain[:at] + marked + bytes([kind]) + plain[at:], kind == 1) for at in (2, scan) for kind in (0, 1)]
     cases += [(plain[:scan] + plain[frame:], False), (animated.getvalue(), False), (plain, True)]
+    cmyk = files["cmyk.jpg"]
+    adobe = cmyk.index(b"Adobe")
+    cases += [(cmyk[: adobe + 11] + b"\2" + cmyk[adobe + 12 :], False)]
     found = parse(np.stack([np.frombuffer(file[:HEAD].ljust(HEAD, b"\0"), np.uint8) for file, _ in cases]))
     native = [native for _, native in cases]
     assert found.known.tolist() == native
@@ -204,6 +208,26 @@ def test_reader_is_made_anew_for_larger_batches_and_after_closing(tmp_path: Path
     reader.close()
     again, _ = reader(rows[:3], False)
     assert (again == few).all()
+    reader.close()
+
+
+def out_of_time(*_: Any) -> None:
+    raise RuntimeError("it takes too long")
+
+
+def test_what_a_signals_handler_raises_is_not_said_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what is left in the pipeline is not taken for the next batch's."""
+    paths, reader = write(tmp_path / "a", 2), HeadReader()
+    reader(table_of(paths[:3]), False)
+    pipeline = reader._reading.pipeline
+    before = signal.signal(signal.SIGALRM, out_of_time)
+    try:
+        monkeypatch.setattr(pipeline, "share_outputs", lambda: signal.raise_signal(signal.SIGALRM))
+        with pytest.raises(RuntimeError, match=r"^it takes too long$"):
+            reader(table_of(paths[:3]), False)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert reader(table_of(paths[3:6]), False)[1].tolist() == [path.stat().st_size for path in paths[3:6]]
     reader.close()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -101,3 +102,14 @@ def test_error_waits_for_its_turn(pool: ThreadPoolExecutor, patience: float) -> 
     whole = Scan(range(COUNT), Readers(bad=50), lambda: pool, patience=patience)
     with pytest.raises(OSError, match="50 is bad"):
         whole.wait()
+
+
+def test_what_a_signal_raises_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It bounds the time of this very step, and the next one would be blamed."""
+
+    def late(*_: object) -> None:
+        raise OSError("too late")
+
+    monkeypatch.setattr(signal, "getsignal", lambda number: late if number == signal.SIGALRM else None)
+    with pytest.raises(OSError, match="too late"):
+        Scan(range(COUNT), late, no_pool, patience=AGES)

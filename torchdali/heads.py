@@ -135,7 +135,9 @@ def _read(reading: _Reading, paths: npt.NDArray[np.uint8]) -> Any:
         if pipeline is reading.pipeline:  # and not let go meanwhile
             pipeline.release_outputs()
     except RuntimeError as error:
-        reading.broken = came_between(error)
+        if came_between(error):
+            raise
+        reading.broken = False
         raise HeadsError from error
     reading.broken = False
     return heads, lengths[:, 0]

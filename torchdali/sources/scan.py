@@ -46,7 +46,7 @@ class Scan:
             self._futures += [executor.submit(self._read, chunk) for chunk in chunks]
 
     def _read_here(self, indices: Sequence[int], patience: float) -> Sequence[int]:
-        """Reads until patience is at an end; returns what is left. An error waits for :meth:`wait`."""
+        """Reads until patience is at an end; returns what is left. A file's error waits for :meth:`wait`."""
         begin, start = perf_counter(), 0
         while start < len(indices):
             if perf_counter() - begin >= patience + start * _QUICK:
@@ -54,7 +54,9 @@ class Scan:
             end = start + (_LOOKED_AT if start else 1)  # from slow storage no more than one
             try:
                 self._read(indices[start:end])
-            except Exception as error:  # noqa: BLE001 - raised in its turn
+            except Exception as error:
+                if came_between(error):
+                    raise
                 failed: Future[None] = Future()
                 failed.set_exception(error)
                 self._futures.append(failed)
