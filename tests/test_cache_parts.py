@@ -107,6 +107,48 @@ def test_what_has_no_room_is_gathered_beside_what_is_kept(device: str) -> None:
     assert_gathered(store, [-2], passing[1:2], passing)
 
 
+def test_what_is_taken_grows_with_what_came(device: str) -> None:
+    """Where more comes than was expected: in few blocks, and not for much more than there is."""
+    store = Store(torch.device(device), 256 * MIB, 10)
+    images = moved(made([20_000] * 5), device)
+    for _ in range(10):
+        assert len(store.add(images, np.array([20_000] * 5))) == 5
+    assert len(store._blocks) == 4
+    assert store.used <= store.held < 2 * store.used
+
+
+def test_large_image_after_small_ones(device: str) -> None:
+    store = Store(torch.device(device), 256 * MIB, 11)
+    places = [*store.add(moved(made([10] * 9), device), np.array([10] * 9))]
+    words = [2 * MIB // WORD] * 2
+    images = made(words)
+    places += [*store.add(moved(images, device), np.array(words))]
+    assert len(places) == 11
+    assert_gathered(store, places[-2:], images)
+
+
+def test_budget_is_used_to_the_last_word(device: str) -> None:
+    """But for the longest image once more, whose window must not leave the block."""
+    words = [MIB // WORD] * 10
+    images = made(words)
+    for count in (1, 10):
+        store = Store(torch.device(device), (count + 1) * MIB, 10)
+        assert len(store.add(moved(images, device), np.array(words))) == count
+        assert store.held == (count + 1) * MIB
+
+
+def test_closed_store_takes_no_memory_and_gives_nothing(device: str) -> None:
+    images = made([100, 200])
+    store = Store(torch.device(device), MIB * 4, 2)
+    places = store.add(moved(images, device), np.array([100, 200]))
+    store.close()
+    assert len(store.add(moved(images, device), np.array([100, 200]))) == 0
+    assert store.held == 0
+    with pytest.raises(RuntimeError, match="closed"):
+        store.gather(places, np.array([100, 200]), [])
+    assert_gathered(store, [-2, -1], images[::-1], images)
+
+
 def test_nothing_fits(device: str) -> None:
     images = made([100, 200])
     store = Store(torch.device(device), 500, 2)

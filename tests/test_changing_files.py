@@ -15,8 +15,9 @@ from skimage.data import astronaut
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
-from torchdali import DALILoader
+from torchdali import DALILoader, SampleError
 from torchdali.cache.files import FileCache
+from torchdali.cache.images import ImageCache
 from torchdali.sources import FolderSource
 
 pytestmark = pytest.mark.timeout(120)
@@ -148,6 +149,21 @@ def test_an_iterator_goes_on_when_the_cache_is_made_anew(cache, change, device, 
     loader.close()
 
 
+@pytest.mark.parametrize("cache", [None, "host", "device"])
+def test_a_file_that_is_gone_is_named_although_it_was_kept(cache, device, tmp_path):
+    paths = folder(tmp_path, 16)
+    loader = loader_of(tmp_path, CROPPED, 4, cache=cache, device=device)
+    assert len(list(loader)) == 4
+    paths[6].unlink()
+    batches = iter(loader)
+    next(batches)
+    with pytest.raises(SampleError, match="there is no such file") as raised:
+        next(batches)
+    assert raised.value.path == str(paths[6])
+    assert [len(images) for images, _ in batches] == [4, 4]
+    loader.close()
+
+
 def test_a_file_that_another_thread_kept_meanwhile(tmp_path, monkeypatch):
     """What is kept of a file, where it lies and how long it is belong together."""
     paths = folder(tmp_path, 2)
@@ -161,11 +177,11 @@ def test_a_file_that_another_thread_kept_meanwhile(tmp_path, monkeypatch):
     def late(path: Any, *args: Any, **options: Any) -> Any:
         if os.fsdecode(path) == str(paths[0]) and not getattr(asked, "once", False):
             asked.once = True
-            cache.read(0)
+            cache.read(0, cache.files)
         return stat(path, *args, **options)
 
     monkeypatch.setattr(os, "stat", late)
-    data, about = cache.read(0)
+    data, about = cache.read(0, cache.files)
     assert asked.once
     assert data.tobytes() == paths[0].read_bytes()
     assert about == (30, 40, True)
@@ -224,3 +240,50 @@ def test_a_batch_that_takes_too_long_when_it_is_run_again(tmp_path, monkeypatch,
     monkeypatch.setattr(FolderSource, "forget", late)
     with pytest.raises(RuntimeError, match="DataLoader timed out after 5 seconds"):
         list(loader)
+
+
+def order_of(count: int, bad: int) -> list[list[int]]:
+    """The bad sample comes late, and after it those that came beside it."""
+    others = [i for i in range(count) if i != bad]
+    return [[i, i + 1] for i in range(0, 8, 2)] + [[bad, others[-1]]] + [[others[-1], i] for i in others[8:-1]]
+
+
+@pytest.mark.parametrize("mode", ["raise", "skip", "replace"])
+@pytest.mark.parametrize("cache", ["host", "device"])
+@pytest.mark.parametrize("change", ["transform", "cache", "same head"])
+def test_an_iterator_goes_on_where_a_cache_is_not_filled_yet(cache, mode, change, device, tmp_path):
+    """With images that are being decoded for it, and with a sample at fault."""
+    paths = folder(tmp_path, 20)
+    if mode != "raise":
+        paths[9].write_bytes(paths[9].read_bytes()[:60])
+    chain = v2.Compose([v2.ToImage(), v2.Resize((40, 48)), v2.RandomCrop(24)])
+    ours, theirs = (
+        DALILoader(
+            ImageFolder(tmp_path, chain),
+            batch_sampler=order_of(20, 9),
+            cache=kind,
+            on_error=mode,
+            seed=0,
+            device=device,
+            num_workers=1,
+            prefetch_factor=2,
+        )
+        for kind in (cache, None)
+    )
+    expected = [images.clone() for images, _ in theirs]
+    batches = iter(ours)
+    images = [next(batches)[0].clone() for _ in range(3)]
+    old = ours._compiled.cache
+    if change == "cache":
+        ours.cache = None
+    else:
+        other = v2.CenterCrop(20) if change == "same head" else v2.Resize(20)
+        head = [v2.Resize((40, 48)), v2.RandomCrop(30)] if change == "same head" else []
+        ours.dataset.transform = v2.Compose([v2.ToImage(), *head, other])
+    next(iter(ours))
+    images += [images.clone() for images, _ in batches]
+    if isinstance(old, ImageCache) and old is not ours._compiled.cache:
+        assert not old._store.held, "a cache that was closed takes memory again"
+    assert len(images) == len(expected)
+    assert all(torch.equal(one, other) for one, other in zip(images, expected, strict=True))
+    ours.close()

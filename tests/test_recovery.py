@@ -104,6 +104,19 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, call: int
     monkeypatch.setattr(owner, name, interrupted)
 
 
+def test_what_dali_reads_is_kept_where_an_interrupt_comes_as_it_begins(
+    monkeypatch: pytest.MonkeyPatch, dataset: ImageFolder
+) -> None:
+    """It is not copied, and DALI would read what is freed."""
+    submit, engines = Engine.submit, list[Engine]()
+    monkeypatch.setattr(Engine, "submit", lambda self, *given: engines.append(self) or submit(self, *given))
+    iterator = iter(DALILoader(dataset, PER_BATCH, device="cpu"))
+    interrupt(monkeypatch, nvidia.dali.Pipeline, "schedule_run", 0, after=True)
+    with pytest.raises(KeyboardInterrupt):
+        next(iterator)
+    assert [engine.in_flight for engine in engines] == [1]
+
+
 @pytest.mark.parametrize("goes_on", [False, True], ids=["next epoch", "same epoch"])
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("call", [0, 4])

@@ -90,10 +90,10 @@ class Engine:
             self._pipeline.feed_input(self._entry, images)
             for name, value in inputs.items():
                 self._pipeline.feed_input(name, value)
+            stack = held.pop_all() if held else ExitStack()
+            stack.callback(_done_with, images)
+            self._held.append(stack)  # before DALI reads it: an interrupt may come as soon as it does
             self._pipeline.schedule_run()
-        stack = held.pop_all() if held else ExitStack()
-        stack.callback(_done_with, images)
-        self._held.append(stack)
         self._broken = False
 
     def take(self, timeout: float = 0) -> Taken:
@@ -110,6 +110,8 @@ class Engine:
             return self._take(timeout)
 
     def _take(self, timeout: float) -> Taken:
+        if not self._held:
+            raise RuntimeError("the engine was closed with this run in flight")
         stream = bridge.stream_of(self._device)
 
         def share() -> Any:

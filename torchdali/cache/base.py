@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import ExitStack
 from numbers import Integral
+from threading import Lock
 from typing import Any, Literal
 
 import numpy as np
@@ -40,6 +42,7 @@ class Cache(ABC):
     def __init__(self, files: FolderSource, state: object, budget: int | None) -> None:
         files.keep_modified()
         self.files, self.state, self._given = files, state, budget
+        self._lock, self._process = Lock(), os.getpid()
 
     def serves(self, files: FolderSource, state: object) -> bool:
         """Whether it can go on with these files, because they are the same."""
@@ -59,6 +62,11 @@ class Cache(ABC):
     @abstractmethod
     def describe(self) -> str:
         """What is kept, and how much of it, for ``explain()``."""
+
+    def _after_fork(self) -> None:
+        """Makes the lock anew in a forked process: a thread that is not there may have held it."""
+        if self._process != os.getpid():
+            self._lock, self._process = Lock(), os.getpid()
 
     def _described(self, kept: int, used: int, held: int, budget: int | None) -> str:
         """How much is kept: samples, bytes of them, bytes taken for them, and the most that may be."""

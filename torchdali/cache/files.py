@@ -7,8 +7,7 @@ from bisect import bisect_right
 from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import ExitStack
-from threading import Lock
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -42,7 +41,6 @@ class FileCache(Cache):
 
     def __init__(self, files: FolderSource, state: object, budget: int | None) -> None:
         super().__init__(files, state, budget)
-        self._lock = Lock()
         self._budget: int | None = None
         self._place = np.full(len(files), _UNKNOWN, np.int64)
         self._stamp = np.zeros((len(files), 2), np.int64)
@@ -53,17 +51,17 @@ class FileCache(Cache):
         self._used = 0
 
     def feed(self, window: int, timeout: float, sampler: Any, clock: Clock) -> Feed:
+        self._after_fork()
         if self._budget is None:
             self._budget = share_of_free(torch.device("cpu")) if self._given is None else self._given
         return FileFeed(self, window, timeout, clock)
 
-    def read(self, row: int) -> tuple[Bytes, About]:
+    def read(self, row: int, files: FolderSource) -> tuple[Bytes, About]:
         """The bytes of a file, and what their header says, from memory where it is the one that was kept.
 
         Raises:
             SampleError: It is missing, no image, or truncated.
         """
-        files = self.files
         if black := files.black(row):
             return ppm_of(black), (black.height, black.width, False)
         if kept := self._kept(row):
@@ -126,12 +124,12 @@ class FileCache(Cache):
         if size < length:
             return False
         try:
-            self._blocks.append(np.empty(size, np.uint8))
+            block: Bytes = np.empty(size, np.uint8)
         except MemoryError:
             self._budget = held
             return False
-        self._bases.append(held)
-        self._filled = 0
+        # At once, so that a KeyboardInterrupt does not come in between.
+        self._blocks, self._bases, self._filled = [*self._blocks, block], [*self._bases, held], 0
         return True
 
     @property
@@ -144,6 +142,7 @@ class FileCache(Cache):
         self.files.forget(rows)
 
     def close(self) -> None:
+        self._after_fork()
         with self._lock:
             self._place[:] = _UNKNOWN
             self._blocks, self._bases, self._filled, self._used, self._budget = [], [], 0, 0, 0
@@ -169,15 +168,15 @@ class FileFeed(Feed):
         self._cache = cache
 
     def push(self, batch: Batch) -> None:
-        batch.source = KeptFiles(self._cache, patience(self._timeout))
+        batch.source = KeptFiles(self._cache, cast("FolderSource", batch.source), patience(self._timeout))
         super().push(batch)
 
 
 class KeptFiles(FileBatch):
     """The files of one batch, in memory."""
 
-    def __init__(self, cache: FileCache, patience: float) -> None:
-        super().__init__(cache.files)
+    def __init__(self, cache: FileCache, files: FolderSource, patience: float) -> None:
+        super().__init__(files)
         self._cache, self._patience = cache, patience
         self._data: dict[int, tuple[Bytes, About]] = {}
 
@@ -186,7 +185,7 @@ class KeptFiles(FileBatch):
         return Scan(np.unique(rows).tolist(), self._read, pool, patience=self._patience)
 
     def _read(self, row: int) -> None:
-        self._data[row] = self._cache.read(row)
+        self._data[row] = self._cache.read(row, self.files)
 
     def images(self, rows: IntArray, by_pil: IntArray, held: ExitStack) -> list[Bytes]:
         """The bytes of each file; where PIL is to read it, of another one with its pixels."""

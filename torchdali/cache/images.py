@@ -8,8 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import ExitStack
 from functools import partial
-from threading import Lock
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -62,7 +61,6 @@ class ImageCache(Cache):
         super().__init__(files, state, budget)
         count = len(files)
         self.pool = EnginePool(head, batch_size, Threads(threads, head.device, head.entry))
-        self.lock = Lock()
         self._after = after
         self._store: Store | None = None
         self._place = np.full(count, UNKNOWN, np.int64)
@@ -70,7 +68,8 @@ class ImageCache(Cache):
         self._stamp = np.zeros((count, 2), np.int64)
 
     def feed(self, window: int, timeout: float, sampler: Any, clock: Clock) -> Feed:
-        with self.lock:
+        self._after_fork()
+        with self._lock:
             if self._store is None:
                 device = self.pool.plan.device
                 budget = share_of_free(device) if self._given is None else self._given
@@ -79,7 +78,7 @@ class ImageCache(Cache):
 
     def found(self, rows: IntArray) -> tuple[IntArray, IntArray, IntArray]:
         """Where images are kept, below 0 where they are not; their sizes, and the stamps of their files then."""
-        with self.lock:
+        with self._lock:
             return self._place[rows], self._size[rows].astype(np.int64), self._stamp[rows]
 
     def drop(self, rows: IntArray) -> None:
@@ -93,7 +92,7 @@ class ImageCache(Cache):
         Returns:
             ``(N,)`` their places; below 0 where there was none left.
         """
-        with self.lock:
+        with self._lock:
             other = (self._place[rows] == UNKNOWN) | (self._stamp[rows] != stamps).any(axis=1)
             new = np.flatnonzero(other & stamps.any(axis=1))  # a black image is that of no file, and not looked for
             if len(new) < len(rows):
@@ -116,10 +115,10 @@ class ImageCache(Cache):
 
     def close(self) -> None:
         self.pool.close()
-        with self.lock:
+        self._after_fork()
+        with self._lock:
             if self._store:
-                self._store.close()
-            self._store = None
+                self._store.close()  # and kept, so that an iterator under way makes no other
             self._place[:] = UNKNOWN
         if self.pool.plan.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -167,7 +166,7 @@ class ImageFeed(Feed):
         self._looked_up = self._decoded = False
 
     def push(self, batch: Batch) -> None:
-        batch.source = ImageBatch(self, batch.rows)
+        batch.source = ImageBatch(self, cast("FolderSource", batch.source), batch.rows)
         super().push(batch)
 
     def pop(self) -> Batch:
@@ -247,6 +246,7 @@ class ImageBatch(Source):
 
     Args:
         feed: What brings those that are not kept.
+        files: Those of the loader when the epoch began.
         rows: ``(N,)`` the batch.
 
     Attributes:
@@ -259,8 +259,8 @@ class ImageBatch(Source):
     there = False
     fault: Exception | None = None
 
-    def __init__(self, feed: ImageFeed, rows: IntArray) -> None:
-        self._feed, self._cache, self._files = feed, feed.cache, feed.cache.files
+    def __init__(self, feed: ImageFeed, files: FolderSource, rows: IntArray) -> None:
+        self._feed, self._cache, self._files = feed, feed.cache, files
         self._rows = rows
         self._others: list[torch.Tensor] = []
 

@@ -156,11 +156,12 @@ class Store:
             return False
         try:
             with torch.inference_mode(False):  # else nothing could be written outside of it, where it is on
-                self._blocks.append(torch.empty(length, dtype=torch.int64, device=self.device))
+                block = torch.empty(length, dtype=torch.int64, device=self.device)
         except RuntimeError:  # out of memory, on every device: what is there has to do
             self._full = True
             return False
-        self._capacity, self._filled = length - self._longest, 0
+        # At once, so that a KeyboardInterrupt does not come in between.
+        self._blocks, self._capacity, self._filled = [*self._blocks, block], length - self._longest, 0
         return True
 
 
