@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -69,13 +70,19 @@ def test_a_read_dataset_is_collated_by_what_was_registered(dataset: ImageFolder,
 
 
 def test_what_has_another_type_changes_nothing(dataset: ImageFolder, registered: Any) -> None:
+    """As that of NVIDIA's own proxy, which is there as soon as it is imported."""
+    registered[Path] = together
+    samples = [Record(torch.full((3, 9, 9), i), i) for i in range(4)]
+    ours = DALILoader(samples, 2, transform=v2.CenterCrop(3), device="cpu")  # pyright: ignore[reportArgumentType]
+    assert [batch.label.tolist() for batch in ours] == [[0, 1], [2, 3]]
     registered[Record] = together
     assert same(list(DALILoader(dataset, 5, device="cpu")), list(DataLoader(dataset, 5)))
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_an_asked_dataset_is_collated_by_what_was_registered(registered: Any, workers: int) -> None:
-    registered[torch.Tensor] = padded
+@pytest.mark.parametrize("kind", [torch.Tensor, int, (int, float)])
+def test_an_asked_dataset_is_collated_by_what_was_registered(registered: Any, workers: int, kind: Any) -> None:
+    registered[kind] = padded if kind is torch.Tensor else together
     ours = DALILoader(Asked(), 3, transform=CROP, num_workers=workers, device="cpu")
     assert same(list(ours), list(DataLoader(Asked(CROP), 3)))  # pyright: ignore[reportArgumentType]
 

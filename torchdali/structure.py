@@ -57,12 +57,12 @@ _NEVER_PARTS = (str, bytes, int, float, np.ndarray, np.generic, torch.Tensor, PI
 
 _collate = cast("Callable[..., Any]", data_utils.collate.collate)
 
-_READ = (tv_tensors.Image, PIL.Image.Image, np.ndarray, int)
-"""What a dataset that is read may give."""
+_IMAGES = (tv_tensors.Image, PIL.Image.Image, np.ndarray)
+_WITH_PARTS = (Mapping, Sequence)
 
 
 def collates_as_torch(collate_fn: Any, read: bool = False) -> bool:
-    """Whether it is ``default_collate`` with the functions that torch has for each type, and no others.
+    """Whether it is ``default_collate``, and nobody taught it another way with images, or with what they are within.
 
     Args:
         collate_fn: A loader's.
@@ -72,7 +72,11 @@ def collates_as_torch(collate_fn: Any, read: bool = False) -> bool:
         return False
     known = cast("dict[Any, Any]", data_utils.collate.default_collate_fn_map)
     others = [kind for kind, how in known.items() if getattr(how, "__module__", None) != data_utils.collate.__name__]
-    return not any(not read or issubclass(one, kind) for kind in others for one in _READ)
+    kinds = [one for kind in others for one in (cast("tuple[Any, ...]", kind) if isinstance(kind, tuple) else (kind,))]
+    leaves = (*_IMAGES, int) if read else _IMAGES
+    if any(issubclass(leaf, kind) for kind in kinds for leaf in leaves):
+        return False
+    return read or not any(issubclass(kind, _WITH_PARTS) or dataclasses.is_dataclass(kind) for kind in kinds)
 
 
 class Slot:
