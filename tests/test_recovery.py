@@ -653,6 +653,23 @@ def take_for_ever():
 threading.Thread(target=take_for_ever, daemon=True).start()
 time.sleep(0.5)
 """,
+    "exit beside a daemon thread in the midst of a transform": """
+import torch
+begun = threading.Event()
+
+def slow(*parts):
+    begun.set()
+    for _ in range(60):
+        torch.ones(1000, 1000).sin_()
+    return parts
+
+def take_for_ever():
+    while True:
+        list(DALILoader(dataset, 3, batch_transform=slow, device=device))
+
+threading.Thread(target=take_for_ever, daemon=True).start()
+begun.wait()
+""",
     "exit in the midst of an epoch": """
 try:
     next(iterator)

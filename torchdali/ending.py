@@ -23,12 +23,15 @@ def expect() -> None:
 
 @contextmanager
 def parked() -> Generator[None, None, None]:
-    """For what DALI is asked: never returns to a daemon thread of a process that ends, and shows it no error.
+    """For what DALI and torch are asked: never returns to a daemon thread as the process ends, nor shows it an error.
 
-    The interpreter ends such a thread a little later, when it comes back to Python. From within DALI's code, which is
-    C++, that would abort the process: so the end waits for what is under way here.
+    The interpreter ends such a thread a little later, when it comes back to Python. From within their code, which is
+    C++, that would abort the process: so the end waits for what is under way here. Within another one it does nothing.
     """
     here = threading.get_ident()
+    if here in _inside:
+        yield
+        return
     _inside.add(here)  # and only then looks, as between the two the end would see nobody here
     try:
         _park()

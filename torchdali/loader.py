@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 from torchvision.datasets import ImageFolder
 
-from torchdali import graph
+from torchdali import ending, graph
 from torchdali.bookmark import Bookmark, Stateful, twin_of
 from torchdali.building import Building
 from torchdali.clock import Clock
@@ -256,6 +256,7 @@ class DALILoader(Stateful, Distributed, Reporting, Building, DataLoader[_T]):
             super().check_worker_number_rationality()
 
     @uncompiled
+    @ending.parked()
     def __iter__(self) -> Any:
         """A fresh epoch, whatever became of the ones before."""
         for epoch in list(self._live):

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from torch.utils.data.dataloader import _BaseDataLoaderIter  # pyright: ignore[reportPrivateUsage]
 
+from torchdali import ending
 from torchdali.feed import CLOSED
 from torchdali.place import Place, Saved, StreamPlace
 from torchdali.readahead import ReadAhead
@@ -37,7 +38,7 @@ def by_turns(next_data: Callable[[Any], Any]) -> Callable[[Any], Any]:
     @wraps(next_data)
     def one_after_another(iterator: Any) -> Any:
         own = iterator._process == os.getpid()  # noqa: SLF001 - in a forked process nobody may be there to end his turn
-        with iterator._lock if own else nullcontext():  # noqa: SLF001
+        with ending.parked(), iterator._lock if own else nullcontext():  # noqa: SLF001
             return next_data(iterator)
 
     return one_after_another
