@@ -111,7 +111,7 @@ class Sharding:
             loader.sampler.begin()
         elif not self._warned and (text := self._same_for_all()):
             self._warned = True
-            warnings.warn(text, stacklevel=4)  # beyond what keeps torch.compile out of the loader's __iter__
+            warnings.warn(text, stacklevel=5)  # beyond the two decorators of the loader's __iter__
 
     def _same_for_all(self) -> str | None:
         """What is to be said where each of several processes would get all samples."""
