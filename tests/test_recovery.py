@@ -685,3 +685,42 @@ def test_processes_end_well(pictures: Path, run_script: Script, code: str, devic
     done = run_script(PRELUDE + code + 'print("done")', pictures, device, PYTHONWARNINGS="ignore::DeprecationWarning")
     assert done.returncode == 0, done.stderr
     assert (done.stderr, done.stdout) == ("", "done\n")
+
+
+BEGUN_LAST = """
+import atexit, random, sys, threading, time
+begun = threading.Event()
+
+def spins(seconds):
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass
+
+def last():
+    begun.set()
+    spins(0.005)
+
+atexit.register(last)  # as the first one
+"""
+
+ASKED_LATE = """
+def take(iterator):
+    begun.wait()
+    spins(0.01 * random.random())
+    next(iterator)
+
+for _ in range(30):
+    iterator = iter(loader)
+    next(iterator)
+    threading.Thread(target=take, args=(iterator,), daemon=True).start()
+sys.setswitchinterval(1e-6)
+print("done")
+"""
+
+
+def test_daemon_threads_that_ask_as_the_process_ends(pictures: Path, run_script: Script, device: str) -> None:
+    """Each at another moment, of which one is within what torch does before it asks for the batch."""
+    code = BEGUN_LAST + PRELUDE + ASKED_LATE
+    for _ in range(3):
+        done = run_script(code, pictures, device, PYTHONWARNINGS="ignore::DeprecationWarning")
+        assert (done.returncode, done.stderr, done.stdout) == (0, "", "done\n")

@@ -32,13 +32,12 @@ _STATES = ("state_at_begin", "state")
 
 
 def by_turns(next_data: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """``_next_data`` of an iterator that several threads may ask; ``torch.compile`` leaves it alone."""
+    """``_next_data`` of an iterator that several threads may ask."""
 
-    @uncompiled
     @wraps(next_data)
     def one_after_another(iterator: Any) -> Any:
         own = iterator._process == os.getpid()  # noqa: SLF001 - in a forked process nobody may be there to end his turn
-        with ending.parked(), iterator._lock if own else nullcontext():  # noqa: SLF001
+        with iterator._lock if own else nullcontext():  # noqa: SLF001
             return next_data(iterator)
 
     return one_after_another
@@ -67,6 +66,12 @@ class Resumable(_BaseDataLoaderIter):
         if self.place.saved and self.place.saved.base_seed is not None:
             self._base_seed = self.place.saved.base_seed
         self.place.base_seed = int(self._base_seed)
+
+    @uncompiled
+    @ending.parked()
+    def __next__(self) -> Any:
+        """The next batch. ``torch.compile`` leaves this alone."""
+        return super().__next__()
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         if not first_iter:
