@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -32,11 +32,12 @@ class Readers:
         self.threads: set[int] = set()
         self._bad = bad
 
-    def __call__(self, index: int) -> None:
+    def __call__(self, indices: Sequence[int]) -> None:
         self.threads.add(threading.get_ident())
-        if index == self._bad:
-            raise OSError(f"{index} is bad")
-        self.read.append(index)
+        for index in indices:
+            if index == self._bad:
+                raise OSError(f"{index} is bad")
+            self.read.append(index)
 
 
 def no_pool() -> ThreadPoolExecutor:
@@ -68,9 +69,9 @@ def test_quick_files_need_no_patience(
     monkeypatch.setattr(scan, "perf_counter", lambda: now[0])
     readers = Readers()
 
-    def read(index: int) -> None:
-        now[0] += seconds
-        readers(index)
+    def read(indices: Sequence[int]) -> None:
+        now[0] += seconds * len(indices)
+        readers(indices)
 
     Scan(range(10 * COUNT), read, lambda: pool, patience=1e-6).wait()
     assert sorted(readers.read) == list(range(10 * COUNT))
@@ -82,9 +83,9 @@ def test_of_slow_files_no_more_than_one_is_read_where_they_are_asked_for(pool: T
     here: list[int] = []
     caller = threading.get_ident()
 
-    def read(index: int) -> None:
-        time.sleep(0.01)
-        here.extend([index] if threading.get_ident() == caller else [])
+    def read(indices: Sequence[int]) -> None:
+        time.sleep(0.01 * len(indices))
+        here.extend(indices if threading.get_ident() == caller else [])
 
     Scan(range(COUNT), read, lambda: pool, patience=1e-3).wait()
     assert here == [0]

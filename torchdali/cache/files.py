@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack
 from typing import Any, cast
@@ -184,8 +184,9 @@ class KeptFiles(FileBatch):
         """Reads all files that are not kept, and looks whether the others are what they were."""
         return Scan(np.unique(rows).tolist(), self._read, pool, patience=self._patience)
 
-    def _read(self, row: int) -> None:
-        self._data[row] = self._cache.read(row, self.files)
+    def _read(self, rows: Sequence[int]) -> None:
+        for row in rows:
+            self._data[row] = self._cache.read(row, self.files)
 
     def images(self, rows: IntArray, by_pil: IntArray, held: ExitStack) -> list[Bytes]:
         """The bytes of each file; where PIL is to read it, of another one with its pixels."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack
 from functools import partial
@@ -338,16 +338,20 @@ class ImageBatch(Source):
         return order[np.searchsorted(self._rows, rows, sorter=order)]
 
 
-def _look(paths: list[bytes], stamps: list[list[int]], places: IntArray, lost: list[int], number: int) -> None:
-    """Looks at a file, and puts its image's place in the batch among the lost ones if it is another file now."""
-    try:
-        now = os.stat(paths[number])  # noqa: PTH116 - a Path takes longer to make than this takes
-    except OSError:  # the decoder will say so
-        stamp = None
-    else:
-        stamp = [now.st_size, now.st_mtime_ns]
-    if stamp != stamps[number]:
-        lost.append(int(places[number]))
+def _look(
+    paths: list[bytes], stamps: list[list[int]], places: IntArray, lost: list[int], numbers: Sequence[int]
+) -> None:
+    """Looks at files, and puts the places in the batch of images whose file is another one now among the lost ones."""
+    look = os.stat
+    for number in numbers:
+        size, modified = stamps[number]
+        try:
+            now = look(paths[number])
+            same = now.st_size == size and now.st_mtime_ns == modified
+        except OSError:  # the decoder will say so
+            same = False
+        if not same:
+            lost.append(int(places[number]))
 
 
 class _Coming(Scan):

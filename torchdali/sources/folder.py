@@ -108,8 +108,7 @@ class FileSource(Source):
             if self._vets:
                 self._read_many(unknown)
             else:  # here, where nobody else's file is waited for
-                for row in unknown.tolist():
-                    self.read(row)
+                self._read_each(unknown.tolist())
         return self._facts.sizes(rows)
 
     def images(self, rows: IntArray, by_pil: IntArray, held: ExitStack) -> npt.NDArray[np.uint8]:
@@ -137,7 +136,7 @@ class FileSource(Source):
         unknown = self._facts.unknown(rows)
         few = len(unknown) < (1 if self._vets else _MANY)
         if few or self.read_heads is None or (self._facts.keeps_modified and not self._vets):
-            return Scan(unknown.tolist(), self.read, pool)
+            return Scan(unknown.tolist(), self._read_each, pool)
         return Scan([0], lambda _: self._read_many(unknown), pool)
 
     def _read_many(self, rows: IntArray) -> None:
@@ -147,16 +146,14 @@ class FileSource(Source):
         pipe need not be vetted.
         """
         replaced = np.isin(rows, list(self._black))
-        for row in rows[replaced].tolist():
-            self.read(row)
+        self._read_each(rows[replaced].tolist())
         rows = rows[~replaced]
         if not len(rows) or (len(rows) >= _MANY and self._read_together(rows)):
             return
         if self._vets:
             self._vet(np.array([row for row in rows.tolist() if self._is_native(row)], np.int64))
         else:
-            for row in rows.tolist():
-                self.read(row)
+            self._read_each(rows.tolist())
 
     def _vet(self, rows: IntArray) -> None:
         """Reads headers by halves where DALI refuses some, which are for PIL then."""
@@ -181,9 +178,12 @@ class FileSource(Source):
             return False
         if not self._facts.keeps_modified:
             self._facts.learn_many(rows, parse(heads), lengths)
-        for row in self._facts.unknown(rows).tolist():
-            self.read(row)
+        self._read_each(self._facts.unknown(rows).tolist())
         return True
+
+    def _read_each(self, rows: Sequence[int]) -> None:
+        for row in rows:
+            self.read(row)
 
     def _is_native(self, row: int) -> bool:
         """Whether DALI decodes a file as PIL does, as far as Python tells; learns the header of one that is for PIL."""

@@ -21,7 +21,7 @@ class Scan:
 
     Args:
         indices: Samples whose files are to be read; none of them is asked for twice.
-        learn: Reads one file's header; may raise SampleError.
+        learn: Reads the headers of some of them, one after another; may raise SampleError.
         pool: Gives the threads; not called where there is nothing to read.
         chunk: How many one thread reads at a time.
         patience: Seconds that the calling thread reads itself before it leaves the rest to the others, beside those
@@ -32,20 +32,21 @@ class Scan:
     def __init__(
         self,
         indices: Sequence[int],
-        learn: Callable[[int], None],
+        learn: Callable[[Sequence[int]], None],
         pool: Callable[[], Executor],
         chunk: int = _CHUNK,
         patience: float = 0.0,
     ) -> None:
-        self._learn = learn
         self._futures: list[Future[None]] = []
-        indices = self._read_here(indices, patience) if patience else indices
+        indices = self._read_here(indices, learn, patience) if patience else indices
         chunks = [indices[i : i + chunk] for i in range(0, len(indices), chunk)]
         if chunks:
             executor = pool()
-            self._futures += [executor.submit(self._read, chunk) for chunk in chunks]
+            self._futures += [executor.submit(learn, chunk) for chunk in chunks]
 
-    def _read_here(self, indices: Sequence[int], patience: float) -> Sequence[int]:
+    def _read_here(
+        self, indices: Sequence[int], learn: Callable[[Sequence[int]], None], patience: float
+    ) -> Sequence[int]:
         """Reads until patience is at an end; returns what is left. A file's error waits for :meth:`wait`."""
         begin, start = perf_counter(), 0
         while start < len(indices):
@@ -53,7 +54,7 @@ class Scan:
                 return indices[start:]
             end = start + (_LOOKED_AT if start else 1)  # from slow storage no more than one
             try:
-                self._read(indices[start:end])
+                learn(indices[start:end])
             except Exception as error:
                 if came_between(error):
                     raise
@@ -63,10 +64,6 @@ class Scan:
                 return indices[end:]
             start = end
         return ()
-
-    def _read(self, chunk: Sequence[int]) -> None:
-        for index in chunk:
-            self._learn(index)
 
     def done(self) -> bool:
         """Whether :meth:`wait` would return at once."""
