@@ -5,11 +5,10 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import _utils as data_utils  # pyright: ignore[reportPrivateUsage]
 
 from torchdali.engine import EnginePool
 from torchdali.errors import SampleError, TransformError
@@ -17,15 +16,13 @@ from torchdali.feed import Batch
 from torchdali.packing import Packed, listed
 from torchdali.rng import Draws
 from torchdali.routes import Routes
-from torchdali.structure import collates_as_torch
+from torchdali.structure import collates_as_torch, convert
 from torchdali.tuning import fitting_window
 
 __all__ = ["Delivery", "Fault", "Proxy", "check_sizes", "stacks"]
 
 Fault = Callable[[int, str, str], SampleError]
 """Makes the error that blames a sample: its number in the batch, what is at fault, and why."""
-
-_convert = cast("Any", data_utils.collate.default_convert)
 
 
 @dataclass
@@ -110,7 +107,7 @@ class Delivery:
 def stacks(loader: Any) -> bool:
     """Whether the ``collate_fn`` is the one that DataLoader would choose, which needs no image to do its work."""
     alone = not loader._auto_collation  # noqa: SLF001
-    return collates_as_torch(loader.collate_fn) or (alone and loader.collate_fn is _convert)
+    return collates_as_torch(loader.collate_fn) or (alone and loader.collate_fn is convert)
 
 
 def check_sizes(packed: Packed, fault: Fault) -> None:

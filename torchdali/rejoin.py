@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
-from torch.utils.data import _utils as data_utils  # pyright: ignore[reportPrivateUsage]
 
 from torchdali.errors import TransformError
 from torchdali.feed import Batch
 from torchdali.packing import Packed, PackedImages
 from torchdali.samples import as_samples, check_shapes, run_on_batch
-from torchdali.structure import Slot, collate, reordered, replaced
+from torchdali.structure import Slot, collate, convert, reordered, replaced
 
 __all__ = ["rejoined", "stand_in"]
-
-_convert = cast("Callable[[Any], Any]", data_utils.collate.default_convert)
 
 Filled = dict[tuple[int, int], Any]
 
@@ -87,7 +84,7 @@ def _columns(packed: Packed, runs: Sequence[Batch], batched: bool, chain: Sequen
         return columns
     images = _images(packed, runs)
     if not batched:
-        return {slot: _convert(images[0, slot]) for slot in slots}
+        return {slot: convert(images[0, slot]) for slot in slots}
     names = {
         place: _name(run, row)
         for group, run in zip(packed.groups, runs, strict=True)

@@ -24,6 +24,7 @@ __all__ = [
     "Tree",
     "collate",
     "collates_as_torch",
+    "convert",
     "images_of",
     "is_encoded",
     "leaves",
@@ -56,6 +57,7 @@ _SUFFIXES = (*IMG_EXTENSIONS, ".gif", ".jp2", ".jpe")
 _NEVER_PARTS = (str, bytes, int, float, np.ndarray, np.generic, torch.Tensor, PIL.Image.Image, PurePath)
 
 _collate = cast("Callable[..., Any]", data_utils.collate.collate)
+convert = cast("Callable[[Any], Any]", data_utils.collate.default_convert)
 
 _IMAGES = (tv_tensors.Image, PIL.Image.Image, np.ndarray)
 _WITH_PARTS = (Mapping, Sequence)
