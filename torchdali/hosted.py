@@ -111,14 +111,14 @@ def resizes(transform: Any, device: torch.device) -> bool:
 def as_written(device: torch.device, resizing: bool = False) -> Generator[None, None, None]:
     """Without what the consumer set for the model, which in DataLoader does not reach transforms on the CPU.
 
-    That is autocast, TF32 in products of matrices (a grid's places are off by a part of a pixel with it), and
-    deterministic algorithms where CUDA has none.
+    That is autocast, TF32 and bfloat16 in products of matrices (a grid's places are off by a part of a pixel with
+    them; the CPU has the second, if it has AMX), and deterministic algorithms where CUDA has none.
 
     Args:
         device: Where tensors lie.
         resizing: What :func:`resizes` said of what will be called.
     """
-    mode = _AsOnTheCPU() if device.type != "cpu" and (resizing or _differs()) else nullcontext()
+    mode = _AsWritten() if resizing or _differs() else nullcontext()
     with torch.autocast("cpu", enabled=False), torch.autocast(device.type, enabled=False), mode:
         yield
 
@@ -132,7 +132,7 @@ def _differs() -> bool:
     return not exact or torch.are_deterministic_algorithms_enabled()
 
 
-class _AsOnTheCPU(TorchFunctionMode):
+class _AsWritten(TorchFunctionMode):
     """Multiplies matrices of float32 in full precision, and calls on the CPU what CUDA refuses."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
