@@ -38,7 +38,7 @@ def stage(name: str, root: Path, batch_size: int, step: list[Any]) -> systems.Ep
     }[name]
     with ThreadPoolExecutor(16) as threads:
         source.scan(np.arange(len(source)), lambda: threads).wait()
-    engine = Engine(plan, batch_size, compiled.threads.number(source.beside_engine()))
+    engine = Engine(plan, batch_size, compiled.threads.number(source.seen()))
     shuffled = np.random.default_rng(0)
 
     def submit(rows: Any) -> None:

@@ -253,8 +253,8 @@ def test_batches_leave_nothing_behind(dataset: ImageFolder, tmp_path: Path, make
         after(50)
         (objects, memory), (more, larger) = after(50), after(100)
     finally:
-        # Before tracemalloc stops: a thread of DALI's that lets go of an object then may end the process (python/cpython
-        # issue 128679).
+        # Before tracemalloc stops: a thread of DALI's that lets go of an object then may end the process, as
+        # python/cpython issue 128679 tells.
         loader.close()
         tracemalloc.stop()
     assert more - objects < 50

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import skimage.data
 import torch
@@ -15,8 +17,11 @@ from PIL import Image
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
-from torchdali import DALILoader, devices, jpeg_engine, machine
+from torchdali import DALILoader, devices, heads, jpeg_engine, machine
 from torchdali.engine import EnginePool
+from torchdali.heads import HeadReader
+from torchdali.sources.paths import Paths, table_of
+from torchdali.spec import Seen
 from torchdali.tuning import Threads, fitting_window
 
 CUDA = torch.device("cuda", 0)
@@ -37,12 +42,12 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_threads_are_few_beside_a_jpeg_engine_and_more_where_it_has_nothing_to_do(card: Any) -> None:
     card(True)
     threads = Threads(0, CUDA, "files")
-    assert [threads.number(beside) for beside in (0.0, 0.05, 0.1, 0.2, 1.0)] == [4, 4, 6, 12, 16]
-    assert "JPEG engine busy" in threads.why(0.0)
-    assert "20% of the files seen are not for the card's JPEG engine" in threads.why(0.2)
+    assert [threads.number(Seen(beside)) for beside in (0.0, 0.05, 0.1, 0.2, 1.0)] == [4, 4, 6, 12, 16]
+    assert "JPEG engine busy" in threads.why()
+    assert "20% of the files seen are not for the card's JPEG engine" in threads.why(Seen(0.2))
     assert Threads(0, CUDA, "pixels").number() == 4
-    assert [Threads(0, CUDA, "encoded").number(beside) for beside in (0.0, 1.0)] == [4, 16]
-    assert Threads(9, CUDA, "files").number(1.0) == 9
+    assert [Threads(0, CUDA, "encoded").number(Seen(beside)) for beside in (0.0, 1.0)] == [4, 16]
+    assert Threads(9, CUDA, "files").number(Seen(1.0)) == 9
 
 
 def test_without_an_engine_and_on_the_cpu_all_cores_decode(card: Any) -> None:
@@ -53,6 +58,61 @@ def test_without_an_engine_and_on_the_cpu_all_cores_decode(card: Any) -> None:
     assert Threads(0, CUDA, "encoded").number() == 16
     assert "nothing is decoded" in Threads(0, CUDA, "pixels").why()
     assert Threads(0, torch.device("cpu"), "pixels").number() == 16
+
+
+def test_where_storage_is_slow_as_many_threads_wait_for_it_as_read_headers(card: Any) -> None:
+    card(True)
+    slow = Seen(wait=0.0052)
+    threads = Threads(0, CUDA, "files")
+    assert [threads.number(Seen(wait=wait)) for wait in (0.0, 0.0008, 0.0052)] == [4, 4, 16]
+    assert threads.why(slow) == (
+        "chosen: storage keeps a thread waiting 5.2 ms for a file; of 16 cores that this process may use"
+    )
+    assert "not for the card's JPEG engine" in threads.why(Seen(1.0, 0.0052)), "16 decode anyway"
+    assert Threads(0, CUDA, "encoded").number(slow) == 4, "nothing is read"
+    assert Threads(2, CUDA, "files").number(slow) == 2
+    assert Threads(2, CUDA, "files").why(slow) == "num_workers"
+
+
+def late(monkeypatch: pytest.MonkeyPatch, late_by: float, work: float) -> None:
+    """From now on a batch of headers seems to take so many seconds, and the processor so many of them."""
+    for name, step in (("perf_counter", late_by), ("process_time", work)):
+        times = itertools.count(0, step)
+        monkeypatch.setattr(heads, name, times.__next__)
+
+
+def test_eight_batches_tell_how_long_threads_wait_for_a_file(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [path for path, _ in ImageFolder(pictures).samples] * 2
+    paths = Paths([table_of(names)]).gather(np.arange(48))
+    monkeypatch.setattr(machine, "available_cores", lambda: 2)
+    reader = HeadReader()
+    for late_by, files in ((0.1, 31), (0.9, 48), *[(0.4, 48)] * 5, (0.3, 48), (0.4, 48)):
+        assert reader.wait == 0.0
+        late(monkeypatch, late_by, 0.2)
+        reader(paths[:files], False)
+    assert reader.wait == pytest.approx((0.3 - 0.2 / 2) * 16 / 48), "of the quickest batch that is large enough"
+    reader.close()
+
+
+def test_threads_are_chosen_for_slow_storage_from_the_second_epoch_on(
+    pictures: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(machine, "available_cores", lambda: 2)
+    epochs: list[Any] = []
+    for late_by, expected in ((0.003, [2, 2]), (0.3, [2, 16])):
+        late(monkeypatch, late_by, 0.0)
+        dataset = ImageFolder(pictures, CHAIN)
+        dataset.samples = dataset.samples * 11
+        loader, threads = DALILoader(dataset, 32, seed=3, device="cpu"), []
+        for _ in range(2):
+            epochs.append([images for images, _ in loader])
+            assert loader._compiled is not None
+            threads += [engine.threads for engine in loader._compiled.pool._idle]
+        assert threads == expected
+        loader.explain()
+        assert f"threads    {threads[-1]} of DALI (chosen: " in capsys.readouterr().out
+    of_few, of_many = epochs[1], epochs[3]
+    assert all(torch.equal(few, many) for few, many in zip(of_few, of_many, strict=True))
 
 
 @pytest.mark.parametrize(("quota", "cores"), [(None, 4), (0.2, 1), (1.5, 2), (9.0, 4)])
@@ -208,7 +268,7 @@ def test_files_that_are_not_for_an_engine_are_counted(
 ) -> None:
     leased: list[float] = []
     number = Threads.number
-    monkeypatch.setattr(Threads, "number", lambda self, beside=0.0: leased.append(beside) or number(self, beside))
+    monkeypatch.setattr(Threads, "number", lambda self, seen: leased.append(seen.beside) or number(self, seen))
     photograph = Image.fromarray(skimage.data.astronaut()).resize((60, 50))
     (tmp_path / "a").mkdir()
     for i in range(5):

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from torchdali import bridge, devices, ending, graph
 from torchdali.events import Event
 from torchdali.plan import Plan
+from torchdali.spec import NOTHING_SEEN, Seen
 from torchdali.tracing import came_between
 from torchdali.tuning import Threads
 
@@ -204,15 +205,15 @@ class EnginePool:
         # would then finalise the pipeline before the epoch could give it back.
         self._leased: set[Engine] = set()
 
-    def lease(self, batch_size: int, beside: float = 0.0, pinned: int = 0) -> Engine:
+    def lease(self, batch_size: int, seen: Seen = NOTHING_SEEN, pinned: int = 0) -> Engine:
         """An engine with nothing in flight for batches up to this size; another iterator's if it is done with it.
 
         Args:
             batch_size: The most samples that a run will have.
-            beside: The share of the images, as far as is known, that are not for a JPEG engine.
+            seen: What is known of the files by now.
             pinned: Bytes of pinned memory that its runs are expected to take on their way to a GPU.
         """
-        threads = self._threads.number(beside)
+        threads = self._threads.number(seen)
         engine = self._reuse(batch_size, threads)
         if engine is None:
             graph.reserve_pinned(pinned, self.plan.device)

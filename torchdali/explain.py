@@ -14,6 +14,7 @@ from torchdali.packing import listed, outline
 from torchdali.plan import Plan
 from torchdali.preparing import RefusedError, prepared
 from torchdali.samples import seeded
+from torchdali.spec import NOTHING_SEEN, Seen
 from torchdali.structure import images_of, tree
 from torchdali.tuning import Threads
 
@@ -52,7 +53,7 @@ def lifted(loader: Any, compiled: Compiled, window: int | None) -> Rows:
         **_batch_transform(loader),
         "random": _random(loader, "index, occurrence, transform"),
         **({"cache": compiled.cache.describe()} if compiled.cache else {}),
-        "threads": _threads(compiled.threads, source.beside_engine()),
+        "threads": _threads(compiled.threads, source.seen()),
         "window": f"{compiled.window} batches in flight ("
         + ("prefetch_factor)" if window else "chosen: 6, or what fits 1 GiB and an eighth of the free memory)"),
         **_on_error(loader),
@@ -98,8 +99,8 @@ def proxied(loader: Any, proxy: Proxy | None, not_lifted: str) -> Rows:
     }
 
 
-def _threads(threads: Threads, beside: float = 0.0) -> str:
-    return f"{threads.number(beside)} of DALI ({threads.why(beside)})"
+def _threads(threads: Threads, seen: Seen = NOTHING_SEEN) -> str:
+    return f"{threads.number(seen)} of DALI ({threads.why(seen)})"
 
 
 def _images(loader: Any, proxy: Proxy) -> tuple[str, Sequence[Plan]]:

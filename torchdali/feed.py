@@ -248,7 +248,7 @@ class Feed:
         source = batch.source
         read_by_dali = source.file_bytes(batch.rows) if batch.pool.plan.entry == "files" else 0
         pinned = pinned_bytes(read_by_dali, self._at_once)
-        engine = batch.pool.lease(len(batch.rows), source.beside_engine(), pinned)
+        engine = batch.pool.lease(len(batch.rows), source.seen(), pinned)
         self._engines.append((batch.pool, engine))
         return engine
 

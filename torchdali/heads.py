@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import math
 import os
 from threading import Lock
+from time import perf_counter, process_time
 from typing import Any
 from weakref import WeakSet
 
@@ -12,13 +14,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from torchdali import bridge, devices, ending, graph
+from torchdali import bridge, devices, ending, graph, machine
 from torchdali.sources import HeadsError
 from torchdali.tracing import came_between
 
 __all__ = ["HeadReader"]
 
 _THREADS = 16
+_MANY = 2 * _THREADS
+_ENOUGH = 8
 _PATIENCE = 5.0
 
 
@@ -48,6 +52,7 @@ class HeadReader:
     """
 
     device = torch.device("cpu")
+    _batches, _quickest = 0, math.inf
 
     def __init__(self) -> None:
         self._reading = _Reading()
@@ -78,12 +83,29 @@ class HeadReader:
                         reading.close()  # what was built meanwhile
                         continue
                     try:
-                        return _read(reading, paths)
+                        return self._read_timed(reading, paths)
                     except HeadsError:
                         raise
                     except (AttributeError, RuntimeError):  # DALI's, of a pipeline that was let go just then
                         if reading is self._reading:
                             raise
+
+    @property
+    def wait(self) -> float:
+        """Seconds for which a file kept a thread waiting for the storage; 0 before eight batches of 32 and more.
+
+        That is of the quickest one: the first ones, and some beside a training, wait for other things, too.
+        """
+        return self._quickest if self._batches >= _ENOUGH else 0.0
+
+    def _read_timed(self, reading: _Reading, paths: npt.NDArray[np.uint8]) -> Any:
+        began, worked = perf_counter(), process_time()
+        read = _read(reading, paths)
+        if len(paths) >= _MANY:
+            work = (process_time() - worked) / min(_THREADS, machine.available_cores())
+            wait = max(0.0, perf_counter() - began - work) * _THREADS / len(paths)
+            self._batches, self._quickest = self._batches + 1, min(self._quickest, wait)
+        return read
 
     def _build(self, reading: _Reading, count: int, vet: bool) -> None:
         fits = reading.batch_size >= count and reading.vets == vet

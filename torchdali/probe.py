@@ -210,7 +210,7 @@ class _Probing:
         self, plan: Plan, images: Iterator[Any], inputs: Inputs, window: int, resident: bool = False
     ) -> tuple[float, Any]:
         """Seconds for each batch of a pipeline that is fed these, and what came out last."""
-        threads = self.compiled.threads.number(self.compiled.source.beside_engine())
+        threads = self.compiled.threads.number(self.compiled.source.seen())
         inputs = {name: inputs[name] for name in plan.inputs}
         views: Any = [[]]
         with closing(Engine(plan, self.size, threads, resident)) as engine:

@@ -15,7 +15,7 @@ from torchdali.errors import SampleError
 from torchdali.packing import Packed, PackedImages
 from torchdali.preparing import black, ppm
 from torchdali.sources import UNREADABLE, FileSource, Source, header_of, words_of
-from torchdali.spec import IntArray
+from torchdali.spec import NOTHING_SEEN, IntArray, Seen
 from torchdali.tracing import came_between
 
 __all__ = ["source_of"]
@@ -59,11 +59,12 @@ class ReceivedImages(Source):
                 images[place] = ppm(self.image(int(rows[place])))
         return images
 
-    def beside_engine(self) -> float:
-        """Of encoded files, the share that is no baseline JPEG."""
+    def seen(self) -> Seen:
+        """Of encoded files, how many are no baseline JPEGs."""
         if self._entry != "encoded" or not len(self._group.size):
-            return 0.0
-        return float(np.mean([not header_of(self.image(row).data).baseline for row in range(len(self._group.size))]))
+            return NOTHING_SEEN
+        other = [not header_of(self.image(row).data).baseline for row in range(len(self._group.size))]
+        return Seen(float(np.mean(other)))
 
     def check(self, row: int) -> None:
         """Raises SampleError where PIL does not read an encoded file."""

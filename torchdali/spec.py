@@ -4,13 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["Entry", "Fidelity", "First", "Inputs", "IntArray", "Kind", "Params", "Sample", "Spec", "check_fidelity"]
+__all__ = [
+    "NOTHING_SEEN",
+    "Entry",
+    "Fidelity",
+    "First",
+    "Inputs",
+    "IntArray",
+    "Kind",
+    "Params",
+    "Sample",
+    "Seen",
+    "Spec",
+    "check_fidelity",
+]
 
 Kind = Literal["pil", "image", "tensor", "array"]
 """What torchvision would be holding: a PIL image, a ``tv_tensors.Image``, a plain tensor, an array HWC.
@@ -39,6 +52,21 @@ Sample = Mapping[str, Any]
 """The same parameters for one sample: what is left of :data:`Params` after ``array[i]``."""
 
 Inputs = dict[str, npt.NDArray[Any]]
+
+
+class Seen(NamedTuple):
+    """What the files that were seen so far say of the threads that they need.
+
+    Attributes:
+        beside: The share of them that are not for a card's JPEG engine.
+        wait: Seconds for which one keeps a thread waiting until the storage gives it.
+    """
+
+    beside: float = 0.0
+    wait: float = 0.0
+
+
+NOTHING_SEEN = Seen()
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from torchdali import jpeg_engine, machine
-from torchdali.spec import Entry
+from torchdali.spec import NOTHING_SEEN, Entry, Seen
 
 __all__ = ["Threads", "Unasked", "check_numbers", "fitting_window", "pinned_bytes"]
 
@@ -25,6 +25,12 @@ On one H200 with 16 cores 4 threads made 27,300 images/s and 16 made 27,700; a R
 
 _MORE = 56
 """Threads that decode as fast as the JPEG engine what is not for it: 2.1 ms an image on a core, 37 us in the engine."""
+
+_WAITING = 16
+"""Threads where storage is slow, as many as headers are read with: each waits for a file, and none works meanwhile."""
+
+_SLOW = 2e-3
+"""Seconds for which a file keeps a thread waiting where storage is slow; with files in memory it is less than half."""
 
 _WINDOW = 6
 
@@ -55,26 +61,37 @@ class Threads:
         self._asked = asked
         self._cores = machine.available_cores()
         self._decodes = entry in ("files", "encoded")
+        self._reads = entry == "files"
         self._gpu = device.type == "cuda"
         self._engine = self._gpu and self._decodes and jpeg_engine.has_jpeg_engine(device)
 
-    def number(self, beside: float = 0.0) -> int:
+    def number(self, seen: Seen = NOTHING_SEEN) -> int:
         """How many threads to build a pipeline with.
 
         Args:
-            beside: The share of the images, as far as is known, that are not for a JPEG engine.
+            seen: What is known of the files by now.
         """
         if self._asked:
             return self._asked
+        return max(self._working(seen.beside), _WAITING if self._awaits(seen) else 0)
+
+    def _working(self, beside: float) -> int:
+        """Threads that decode or launch kernels as fast as they can be decoded."""
         if not self._gpu or (self._decodes and not self._engine):
             return self._cores
         return min(self._cores, max(_FEW, math.ceil(_MORE * beside)))
 
-    def why(self, beside: float = 0.0) -> str:
+    def _awaits(self, seen: Seen) -> bool:
+        return self._reads and seen.wait > _SLOW
+
+    def why(self, seen: Seen = NOTHING_SEEN) -> str:
         """Where the number comes from, for ``explain()``."""
+        beside = seen.beside
         if self._asked:
             return "num_workers"
         cores = f"{self._cores} cores that this process may use"
+        if self._awaits(seen) and self._working(beside) < _WAITING:
+            return f"chosen: storage keeps a thread waiting {seen.wait * 1000:.1f} ms for a file; of {cores}"
         if not self._gpu:
             return f"chosen: the {cores}"
         if not self._decodes:

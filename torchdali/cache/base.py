@@ -20,7 +20,7 @@ from torchdali.clock import Clock
 from torchdali.errors import SampleError
 from torchdali.feed import Feed
 from torchdali.sources import FolderSource, Scan, Source
-from torchdali.spec import IntArray
+from torchdali.spec import IntArray, Seen
 
 __all__ = ["Cache", "FileBatch", "Kind", "check_arguments", "patience", "share_of_free"]
 
@@ -103,8 +103,8 @@ class FileBatch(Source):
     def leave(self) -> None:
         self.files.leave()
 
-    def beside_engine(self) -> float:
-        return self.files.beside_engine()
+    def seen(self) -> Seen:
+        return self.files.seen()
 
     def file_bytes(self, rows: IntArray) -> int:
         return self.files.file_bytes(rows)

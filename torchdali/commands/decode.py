@@ -99,7 +99,7 @@ class Decoder:
 
     def _leased(self) -> Engine:
         if self._engine is None or self._engine.broken:
-            self._engine = self._pool.lease(_BATCH, self._source.beside_engine())
+            self._engine = self._pool.lease(_BATCH, self._source.seen())
         return self._engine
 
     def _submitted(self, engine: Engine, rows: IntArray) -> bool:

@@ -23,7 +23,7 @@ from torchdali.sources.heads import HeadsError, ReadHeads, parse
 from torchdali.sources.paths import Paths, table_of
 from torchdali.sources.scan import Scan
 from torchdali.sources.source import LiftedSource, Source
-from torchdali.spec import IntArray
+from torchdali.spec import IntArray, Seen
 from torchdali.tracing import came_between
 
 __all__ = ["UNREADABLE", "FileSource", "FolderSource", "words_of"]
@@ -197,8 +197,8 @@ class FileSource(Source):
         if self.read_heads:
             self.read_heads.leave()
 
-    def beside_engine(self) -> float:
-        return self._facts.beside_engine()
+    def seen(self) -> Seen:
+        return Seen(self._facts.beside_engine(), self.read_heads.wait if self.read_heads else 0.0)
 
     def file_bytes(self, rows: IntArray) -> int:
         return self._facts.bytes_of(rows)

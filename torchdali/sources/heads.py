@@ -39,6 +39,11 @@ class ReadHeads(Protocol):
 
     device: torch.device
 
+    @property
+    def wait(self) -> float:
+        """Seconds for which a file keeps a thread waiting until the storage gives it; 0 before that is known."""
+        ...
+
     def __call__(self, paths: Bytes, vet: bool, /) -> tuple[Bytes, npt.NDArray[np.int32]]:
         """``(N, 2048)`` first bytes and ``(N,)`` lengths of ``(N, L)`` paths; HeadsError where they cannot be read."""
         ...

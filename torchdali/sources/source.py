@@ -13,7 +13,7 @@ import torch
 
 from torchdali.errors import SampleError
 from torchdali.sources.scan import Scan
-from torchdali.spec import Entry, IntArray, Spec
+from torchdali.spec import NOTHING_SEEN, Entry, IntArray, Seen, Spec
 
 __all__ = ["LiftedSource", "Source"]
 
@@ -58,9 +58,9 @@ class Source:
     def leave(self) -> None:
         """Lets go of what waits for a file that has not answered in time, so that nobody else waits behind it."""
 
-    def beside_engine(self) -> float:
-        """The share of the images, as far as is known, that are not for a card's JPEG engine."""
-        return 0.0
+    def seen(self) -> Seen:
+        """What is known by now of the threads that its images need."""
+        return NOTHING_SEEN
 
     def file_bytes(self, rows: IntArray) -> int:
         """Bytes of the files of a scanned batch; 0 where there are none."""
