@@ -9,14 +9,18 @@ import torch
 from PIL import Image
 from skimage.data import astronaut, coffee
 from torch.overrides import wrap_torch_function
+from torch.utils.data import DataLoader
 from torchvision import transforms as v1
 from torchvision import tv_tensors
+from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 import torchdali
+from torchdali import DALILoader
 from torchdali.hosted import InTorch, as_written
 
+CPU = {"device": "cpu"}
 FLOAT = v2.ToDtype(torch.float32, scale=True)
 pytestmark = pytest.mark.timeout(60)
 
@@ -73,15 +77,25 @@ def test_autocast_around_the_loop_does_not_reach_transforms(name, tensors, devic
     assert torch.equal(cast, plain)
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("value", ["high", "medium"])
 @pytest.mark.parametrize("name", IN_TORCH)
-def test_precision_of_the_models_products_does_not_reach_transforms(name, value, tensors, device):
+def test_precision_of_the_models_products_does_not_reach_transforms_on_a_gpu(name, value, tensors):
     """Lightning advises to lower it on every GPU that can; the places of a rotation would be off."""
-    plain = run(IN_TORCH[name], tensors, device)
+    plain = run(IN_TORCH[name], tensors, "cuda")
     with precision(value):
-        low = run(IN_TORCH[name], tensors, device)
+        low = run(IN_TORCH[name], tensors, "cuda")
         assert torch.get_float32_matmul_precision() == value
     assert ((low - plain).abs() / (1 + plain.abs())).max() < 1e-4
+
+
+@pytest.mark.parametrize("setting", [lambda: precision("high"), lambda: precision("medium"), deterministic])
+def test_on_the_cpu_what_is_set_for_products_means_what_it_means_in_dataloader(setting, pictures):
+    turned = v2.RandomRotation((10, 10), v2.InterpolationMode.BILINEAR)
+    dataset = ImageFolder(pictures, v2.Compose([v2.ToImage(), v2.CenterCrop(48), FLOAT, kept, turned]))
+    with setting():
+        theirs, ours = (next(iter(cls(dataset, 24, **on))) for cls, on in ((DataLoader, {}), (DALILoader, CPU)))
+    assert torch.equal(ours[0], theirs[0])
 
 
 def test_a_matrix_is_moved_and_the_users_transform_keeps_its_own():
@@ -180,10 +194,10 @@ def test_other_errors_are_raised(message, name):
 
 
 @pytest.mark.filterwarnings("ignore:User provided device_type:UserWarning")
-@pytest.mark.parametrize("kind", ["cpu", "cuda"])
-def test_products_are_exact(kind):
-    """Of three terms of which float32 loses the one in the middle; a CPU with AMX loses more at "medium"."""
-    with precision("medium"), as_written(torch.device(kind)):
-        product = torch.tensor([[2.0**24, 1.0, -(2.0**24)]]) @ torch.ones(3, 1)
+@pytest.mark.parametrize("multiply", [torch.matmul, lambda *factors: torch.einsum("ij,jk->ik", *factors)])
+def test_products_are_exact(multiply):
+    """Of three terms of which float32 loses the one in the middle."""
+    with on_cuda():
+        product = multiply(torch.tensor([[2.0**24, 1.0, -(2.0**24)]]), torch.ones(3, 1))
     assert product.dtype == torch.float32
     assert product.item() == 1

@@ -19,10 +19,10 @@ _FEW_KERNELS = {torch.uint16, torch.uint32, torch.uint64}
 """Types for which torch has kernels on the CPU that it has not on CUDA."""
 
 _PRODUCTS = {
-    *(torch.bmm, torch.mm, torch.matmul),
+    *(torch.bmm, torch.mm, torch.matmul, torch.einsum),
     *(torch.Tensor.bmm, torch.Tensor.mm, torch.Tensor.matmul, torch.Tensor.__matmul__),
 }
-"""What grids of places and ``LinearTransformation`` are multiplied with."""
+"""What grids of places, ``LinearTransformation`` and the hue of torchvision's first version are multiplied with."""
 
 _LINEAR = (v1.LinearTransformation, v2.LinearTransformation)
 """They hold a matrix, which is moved to the GPU, but out of sight in another transform stays on the CPU."""
@@ -111,14 +111,14 @@ def resizes(transform: Any, device: torch.device) -> bool:
 def as_written(device: torch.device, resizing: bool = False) -> Generator[None, None, None]:
     """Without what the consumer set for the model, which in DataLoader does not reach transforms on the CPU.
 
-    That is autocast, TF32 and bfloat16 in products of matrices (a grid's places are off by a part of a pixel with
-    them; the CPU has the second, if it has AMX), and deterministic algorithms where CUDA has none.
+    That is autocast, TF32 in products of matrices (a grid's places are off by a part of a pixel with it), and
+    deterministic algorithms where CUDA has none. On the CPU the last two mean what they mean in DataLoader.
 
     Args:
         device: Where tensors lie.
         resizing: What :func:`resizes` said of what will be called.
     """
-    mode = _AsWritten() if resizing or _differs() else nullcontext()
+    mode = _AsOnTheCPU() if device.type != "cpu" and (resizing or _differs()) else nullcontext()
     with torch.autocast("cpu", enabled=False), torch.autocast(device.type, enabled=False), mode:
         yield
 
@@ -132,13 +132,15 @@ def _differs() -> bool:
     return not exact or torch.are_deterministic_algorithms_enabled()
 
 
-class _AsWritten(TorchFunctionMode):
+class _AsOnTheCPU(TorchFunctionMode):
     """Multiplies matrices of float32 in full precision, and calls on the CPU what CUDA refuses."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in _PRODUCTS and not kwargs and all(getattr(each, "dtype", None) == torch.float32 for each in args):
-            return func(*(each.double() for each in args)).float()
+        if func in _PRODUCTS and not kwargs:
+            factors = [each for each in args if not isinstance(each, str)]  # einsum's equation
+            if all(getattr(each, "dtype", None) == torch.float32 for each in factors):
+                return func(*(each if isinstance(each, str) else each.double() for each in args)).float()
         try:
             return func(*args, **kwargs)
         except RuntimeError as error:
