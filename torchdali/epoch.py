@@ -142,7 +142,6 @@ class Epoch(Resumable):
             # As DataLoader's iterator with workers does: it asks the sampler for a second iterator.
             self._reset(loader, first_iter=True)
         self._collate: Callable[[Any], Any] = loader.collate_fn
-        self._stacks = collates_as_torch(loader.collate_fn, read=True)
         self._transform_batch: Callable[..., Any] | None = loader.batch_transform
         self._compiled = compiled
         self._ahead = max(compiled.window + 2, (loader.prefetch_factor or 2) * loader.num_workers)
@@ -277,17 +276,18 @@ class Epoch(Resumable):
         views = [run_on_batch(plan.tail, images) for images in batch.views] if plan.tail else batch.views
         if plan.tail:
             self.clock.lap("torch")
-        if self._stacks and not plan.suffix and source.plain_labels and len(batch.rows):
+        stack = collates_as_torch(self._collate, read=True)
+        if stack and not plan.suffix and source.plain_labels and len(batch.rows):
             for images in views:
                 self._check_shapes(batch, images)
             labels = to_device(torch.from_numpy(source.labels(batch.rows)), self._compiled.device)
             return [views[0] if plan.container is None else views, labels]
         images, targets = self._samples(batch, views)
-        if self._stacks and plan.container is None:
+        if stack and plan.container is None:
             self._check_shapes(batch, images)
         samples = list(zip(images, targets, strict=True))
         data, device = samples if self._auto_collation else samples[0], self._compiled.device
-        if self._stacks or not len(batch.rows):
+        if stack or not len(batch.rows):
             data = self._collate(data)
         else:
             data = call_seeded(self._collate, data, draws=batch.draws.at(plan.suffix_step + 2), device=device)
