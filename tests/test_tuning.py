@@ -86,11 +86,16 @@ def test_eight_batches_tell_how_long_threads_wait_for_a_file(pictures: Path, mon
     paths = Paths([table_of(names)]).gather(np.arange(48))
     monkeypatch.setattr(machine, "available_cores", lambda: 2)
     reader = HeadReader()
-    for late_by, files in ((0.1, 31), (0.9, 48), *[(0.4, 48)] * 5, (0.3, 48), (0.4, 48)):
+    for late_by, files in ((0.4, 31), (0.9, 48), (0.1, 48), *[(0.3, 48)] * 6):
         assert reader.wait == 0.0
         late(monkeypatch, late_by, 0.2)
         reader(paths[:files], False)
-    assert reader.wait == pytest.approx((0.3 - 0.2 / 2) * 16 / 48), "of the quickest batch that is large enough"
+    expected = pytest.approx((0.3 - 0.2 / 2) * 16 / 48)
+    assert reader.wait == expected, "neither of the first batch nor of one beside which the process was busy"
+    for late_by in [0.3] * 8 + [0.9] * 20:
+        late(monkeypatch, late_by, 0.2)
+        reader(paths, False)
+    assert reader.wait == expected, "of the first batches"
     reader.close()
 
 

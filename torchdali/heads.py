@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import atexit
-import math
 import os
+from statistics import median
 from threading import Lock
 from time import perf_counter, process_time
 from typing import Any
@@ -15,13 +15,12 @@ import numpy.typing as npt
 import torch
 
 from torchdali import bridge, devices, ending, graph, machine
-from torchdali.sources import HeadsError
+from torchdali.sources import MANY, HeadsError
 from torchdali.tracing import came_between
+from torchdali.tuning import WAITING
 
 __all__ = ["HeadReader"]
 
-_THREADS = 16
-_MANY = 2 * _THREADS
 _ENOUGH = 8
 _PATIENCE = 5.0
 
@@ -52,10 +51,10 @@ class HeadReader:
     """
 
     device = torch.device("cpu")
-    _batches, _quickest = 0, math.inf
 
     def __init__(self) -> None:
         self._reading = _Reading()
+        self._waits: list[float] = []
 
     def __call__(self, paths: npt.NDArray[np.uint8], vet: bool) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
         """The first bytes of files, and their lengths.
@@ -72,7 +71,7 @@ class HeadReader:
             RuntimeError: There are no threads, or there is no memory, for it.
         """
         if not self._is_ours():
-            self.__init__()
+            self._reading = _Reading()
         while True:
             with ending.parked(), devices.on(self.device):  # each time: where the process ends, none is built
                 reading = self._reading
@@ -94,17 +93,17 @@ class HeadReader:
     def wait(self) -> float:
         """Seconds for which a file kept a thread waiting for the storage; 0 before eight batches of 32 and more.
 
-        That is of the quickest one: the first ones, and some beside a training, wait for other things, too.
+        Of the first few that is the median: some of them take long because the process has just begun, or trains.
         """
-        return self._quickest if self._batches >= _ENOUGH else 0.0
+        return median(self._waits) if len(self._waits) >= _ENOUGH else 0.0
 
     def _read_timed(self, reading: _Reading, paths: npt.NDArray[np.uint8]) -> Any:
         began, worked = perf_counter(), process_time()
         read = _read(reading, paths)
-        if len(paths) >= _MANY:
-            work = (process_time() - worked) / min(_THREADS, machine.available_cores())
-            wait = max(0.0, perf_counter() - began - work) * _THREADS / len(paths)
-            self._batches, self._quickest = self._batches + 1, min(self._quickest, wait)
+        took, work = perf_counter() - began, process_time() - worked
+        if len(paths) >= MANY and len(self._waits) < 2 * _ENOUGH:
+            waited = max(0.0, took - work / min(WAITING, machine.available_cores()))
+            self._waits.append(waited * WAITING / len(paths))
         return read
 
     def _build(self, reading: _Reading, count: int, vet: bool) -> None:
@@ -115,7 +114,7 @@ class HeadReader:
             atexit.register(_leave)  # when DALI has been imported, to come before what it does at the end
             ending.expect()
             reading.close()
-            reading.pipeline = graph.build_heads(count, _THREADS, vet)
+            reading.pipeline = graph.build_heads(count, WAITING, vet)
             reading.batch_size, reading.vets, reading.broken = count, vet, False
 
     def __reduce__(self) -> tuple[type[HeadReader], tuple[()]]:
@@ -138,7 +137,7 @@ class HeadReader:
         """Lets go of the pipeline where it waits for a file: whoever asks next has another one."""
         reading = self._reading
         if self._is_ours() and reading.lock.locked():
-            self.__init__()
+            self._reading = _Reading()
             pipeline, reading.pipeline = reading.pipeline, None
             if pipeline is not None:
                 graph.forget(pipeline)

@@ -14,7 +14,7 @@ import torch
 from torchdali import jpeg_engine, machine
 from torchdali.spec import NOTHING_SEEN, Entry, Seen
 
-__all__ = ["Threads", "Unasked", "check_numbers", "fitting_window", "pinned_bytes"]
+__all__ = ["WAITING", "Threads", "Unasked", "check_numbers", "fitting_window", "pinned_bytes"]
 
 _FEW = 4
 """Threads that keep a JPEG engine busy.
@@ -26,8 +26,8 @@ On one H200 with 16 cores 4 threads made 27,300 images/s and 16 made 27,700; a R
 _MORE = 56
 """Threads that decode as fast as the JPEG engine what is not for it: 2.1 ms an image on a core, 37 us in the engine."""
 
-_WAITING = 16
-"""Threads where storage is slow, as many as headers are read with: each waits for a file, and none works meanwhile."""
+WAITING = 16
+"""Threads that read headers, and files where storage is slow: each waits for one, and none works meanwhile."""
 
 _SLOW = 2e-3
 """Seconds for which a file keeps a thread waiting where storage is slow; with files in memory it is less than half."""
@@ -73,7 +73,7 @@ class Threads:
         """
         if self._asked:
             return self._asked
-        return max(self._working(seen.beside), _WAITING if self._awaits(seen) else 0)
+        return max(self._working(seen.beside), WAITING if self._awaits(seen) else 0)
 
     def _working(self, beside: float) -> int:
         """Threads that decode or launch kernels as fast as they can be decoded."""
@@ -90,7 +90,7 @@ class Threads:
         if self._asked:
             return "num_workers"
         cores = f"{self._cores} cores that this process may use"
-        if self._awaits(seen) and self._working(beside) < _WAITING:
+        if self._awaits(seen) and self._working(beside) < WAITING:
             return f"chosen: storage keeps a thread waiting {seen.wait * 1000:.1f} ms for a file; of {cores}"
         if not self._gpu:
             return f"chosen: the {cores}"

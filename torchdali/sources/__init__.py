@@ -2,7 +2,7 @@
 
 from torchdali.sources.folder import UNREADABLE, FileSource, FolderSource, words_of
 from torchdali.sources.header import HEAD, Header, header_of, open_file, read_header
-from torchdali.sources.heads import HeadsError
+from torchdali.sources.heads import MANY, HeadsError
 from torchdali.sources.index import ImageIndex
 from torchdali.sources.lift import dataset_state, lift
 from torchdali.sources.scan import Scan
@@ -10,6 +10,7 @@ from torchdali.sources.source import LiftedSource, Source
 
 __all__ = [
     "HEAD",
+    "MANY",
     "UNREADABLE",
     "FileSource",
     "FolderSource",

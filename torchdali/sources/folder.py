@@ -19,7 +19,7 @@ import torch
 from torchdali.errors import SampleError
 from torchdali.sources.facts import Columns, Facts
 from torchdali.sources.header import Header, most_pixels, read_header
-from torchdali.sources.heads import HeadsError, ReadHeads, parse
+from torchdali.sources.heads import MANY, HeadsError, ReadHeads, parse
 from torchdali.sources.paths import Paths, table_of
 from torchdali.sources.scan import Scan
 from torchdali.sources.source import LiftedSource, Source
@@ -41,7 +41,6 @@ def words_of(error: BaseException) -> str:
 
 
 _open: Callable[..., Any] = PIL.Image.open
-_MANY = 32
 _Size = tuple[int, int]
 
 
@@ -134,7 +133,7 @@ class FileSource(Source):
     def scan(self, rows: IntArray, pool: Callable[[], Executor]) -> Scan:
         """Reads the headers of those files that are not known yet, in the threads of ``pool()``."""
         unknown = self._facts.unknown(rows)
-        few = len(unknown) < (1 if self._vets else _MANY)
+        few = len(unknown) < (1 if self._vets else MANY)
         if few or self.read_heads is None or (self._facts.keeps_modified and not self._vets):
             return Scan(unknown.tolist(), self._read_each, pool)
         return Scan([0], lambda _: self._read_many(unknown), pool)
@@ -148,7 +147,7 @@ class FileSource(Source):
         replaced = np.isin(rows, list(self._black))
         self._read_each(rows[replaced].tolist())
         rows = rows[~replaced]
-        if not len(rows) or (len(rows) >= _MANY and self._read_together(rows)):
+        if not len(rows) or (len(rows) >= MANY and self._read_together(rows)):
             return
         if self._vets:
             self._vet(np.array([row for row in rows.tolist() if self._is_native(row)], np.int64))

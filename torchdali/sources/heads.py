@@ -15,12 +15,15 @@ import torch
 from torchdali.sources.header import ENDS, FRAMES, PNG_SIGNATURE, SCAN, most_pixels
 from torchdali.spec import IntArray
 
-__all__ = ["LARGE", "Heads", "HeadsError", "ReadHeads", "parse"]
+__all__ = ["LARGE", "MANY", "Heads", "HeadsError", "ReadHeads", "parse"]
 
 _ROOM = 20  # from a marker to the end of what is looked at of its segment
 
 LARGE = 0xFFFF
 """A side that is this long or longer, which no JPEG's is, does not fit the columns of ``facts.py``."""
+
+MANY = 32
+"""Files from which on their headers are read together."""
 
 Bytes = npt.NDArray[np.uint8]
 Flags = npt.NDArray[np.bool_]
