@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import textwrap
@@ -70,11 +71,15 @@ def same(ours: Any, theirs: Any) -> bool:
 
 
 def pytest_configure() -> None:
-    """Sets torch's handler of a worker's death: Lightning puts back, when a fit ends, the handlers that it found.
+    """Sets the handlers of signals that tests rely on.
 
-    torch sets its own once in a process only, so that it was gone for the tests after Lightning's.
+    Lightning puts back, when a fit ends, the handlers that it found. torch sets its own, of a worker's death, once in a
+    process only, so that it was gone for the tests after Lightning's. And what a shell starts in the background
+    ignores interrupts, and so would all processes of the tests.
     """
     _set_SIGCHLD_handler()
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
