@@ -132,15 +132,17 @@ def _differs() -> bool:
     return not exact or torch.are_deterministic_algorithms_enabled()
 
 
+def _dtypes(args: Any) -> set[torch.dtype]:
+    return {each.dtype for each in args if isinstance(each, torch.Tensor)}
+
+
 class _AsOnTheCPU(TorchFunctionMode):
     """Multiplies matrices of float32 in full precision, and calls on the CPU what CUDA refuses."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in _PRODUCTS and not kwargs:
-            factors = [each for each in args if not isinstance(each, str)]  # einsum's equation
-            if all(getattr(each, "dtype", None) == torch.float32 for each in factors):
-                return func(*(each if isinstance(each, str) else each.double() for each in args)).float()
+        if func in _PRODUCTS and not kwargs and _dtypes(args) == {torch.float32}:
+            return func(*(each.double() if isinstance(each, torch.Tensor) else each for each in args)).float()
         try:
             return func(*args, **kwargs)
         except RuntimeError as error:
