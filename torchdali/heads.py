@@ -21,6 +21,7 @@ from torchdali.tuning import WAITING
 
 __all__ = ["HeadReader"]
 
+_AT_THE_BEGINNING = 8
 _ENOUGH = 8
 _PATIENCE = 5.0
 
@@ -91,17 +92,19 @@ class HeadReader:
 
     @property
     def wait(self) -> float:
-        """Seconds for which a file kept a thread waiting for the storage; 0 before eight batches of 32 and more.
+        """Seconds for which a file kept a thread waiting for the storage; 0 before sixteen batches of 32 and more.
 
-        Of the first few that is the median: some of them take long because the process has just begun, or trains.
+        The first eight do not count: beside them a pipeline is built, which keeps Python's lock. Of the next ones that
+        is the median, as some of them wait for a training.
         """
-        return median(self._waits) if len(self._waits) >= _ENOUGH else 0.0
+        counted = self._waits[_AT_THE_BEGINNING:]
+        return median(counted) if len(counted) >= _ENOUGH else 0.0
 
     def _read_timed(self, reading: _Reading, paths: npt.NDArray[np.uint8]) -> Any:
         began, worked = perf_counter(), process_time()
         read = _read(reading, paths)
         took, work = perf_counter() - began, process_time() - worked
-        if len(paths) >= MANY and len(self._waits) < 2 * _ENOUGH:
+        if len(paths) >= MANY and len(self._waits) < _AT_THE_BEGINNING + 2 * _ENOUGH:
             waited = max(0.0, took - work / min(WAITING, machine.available_cores()))
             self._waits.append(waited * WAITING / len(paths))
         return read
