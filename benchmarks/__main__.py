@@ -16,8 +16,9 @@ fails is reported and the others go on.
 import sys
 import time
 
-from benchmarks import harness, options, report
-from benchmarks.regimes import REGIMES
+from benchmarks import options
+from benchmarks.common import harness, report
+from benchmarks.regimes.all import REGIMES
 
 
 def main() -> None:

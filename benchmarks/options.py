@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import proxy, report, training
-from benchmarks.data import KINDS
-from benchmarks.regime import Regime
-from benchmarks.regimes import DEFAULT, REGIMES
+from benchmarks.common import report
+from benchmarks.common.data import KINDS
+from benchmarks.common.regime import Regime
+from benchmarks.regimes import proxy, training
+from benchmarks.regimes.all import DEFAULT, REGIMES
 
 _OWN = (
     "cores",

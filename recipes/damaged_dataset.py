@@ -74,7 +74,7 @@ def main() -> None:
 
 def write_example(folder: Path) -> None:
     """Writes the pictures of ``torchdali demo``, and damages one in each class."""
-    from torchdali.demo.pictures import write_pictures
+    from torchdali.tools.demo.pictures import write_pictures
 
     shutil.rmtree(folder, ignore_errors=True)
     pictures = folder.with_name(f"{folder.name}-pictures")

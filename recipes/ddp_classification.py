@@ -52,7 +52,7 @@ def main() -> None:
     rank, world = dist.get_rank(), dist.get_world_size()
     print(f"process {os.getpid()} is rank {rank} of {world}, on {device}", flush=True)
     if rank == 0 and not (args.data / "train").exists():
-        from torchdali.demo.pictures import write_pictures
+        from torchdali.tools.demo.pictures import write_pictures
 
         write_pictures(args.data, train=24, val=1, seed=0, tick=lambda _: None)
     dist.barrier()

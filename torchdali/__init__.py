@@ -7,7 +7,6 @@
 :func:`compile` makes of a transform alone a function from images to a batch.
 """
 
-from torchdali.compiled import CompiledTransform, compile  # noqa: A004
 from torchdali.errors import (
     BatchShapeError,
     DALIUnavailableError,
@@ -18,7 +17,8 @@ from torchdali.errors import (
     UnsupportedDatasetError,
 )
 from torchdali.loader import DALILoader
-from torchdali.machine import set_connections
+from torchdali.pipeline.compiled import CompiledTransform, compile  # noqa: A004
+from torchdali.runtime.machine import set_connections
 from torchdali.sources import ImageIndex
 
 __all__ = [

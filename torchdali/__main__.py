@@ -1,5 +1,5 @@
 """``python -m torchdali``, which is the command ``torchdali``."""
 
-from torchdali.cli import main
+from torchdali.tools.cli import main
 
 main()

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, cast
 from torch.utils.data import DataLoader, IterableDataset
 
 from torchdali.errors import TransformError
-from torchdali.generators import TORCH, Generators
 from torchdali.loader import DALILoader
+from torchdali.state.generators import TORCH, Generators
 
 try:
     _accelerate: Any = importlib.import_module("accelerate")

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, cast
 from torch.utils.data import IterableDataset
 from torchvision.datasets import ImageFolder
 
-from torchdali.epoch import AGAIN
 from torchdali.loader import DALILoader
+from torchdali.loader.epoch import AGAIN
 from torchdali.state import merge
 
 __all__ = ["DALIDataModule", "TrainLoader"]

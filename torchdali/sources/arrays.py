@@ -14,7 +14,7 @@ from torchvision.datasets import CIFAR10, MNIST, QMNIST, STL10, SVHN
 
 from torchdali.errors import SampleError, UnsupportedDatasetError
 from torchdali.sources.source import LiftedSource
-from torchdali.spec import Entry, IntArray, Spec
+from torchdali.transforms.spec import Entry, IntArray, Spec
 
 __all__ = ["ArraySource", "Arrays", "as_array", "family", "targets_of"]
 

@@ -17,14 +17,14 @@ import PIL.Image
 import torch
 
 from torchdali.errors import SampleError
-from torchdali.sources.facts import Columns, Facts
-from torchdali.sources.header import Header, most_pixels, read_header
-from torchdali.sources.heads import MANY, HeadsError, ReadHeads, parse
+from torchdali.runtime.exceptions import came_between
+from torchdali.sources.headers.batch import MANY, HeadsError, ReadHeads, parse
+from torchdali.sources.headers.header import Header, most_pixels, read_header
+from torchdali.sources.headers.scan import Scan
+from torchdali.sources.headers.table import Columns, Facts
 from torchdali.sources.paths import Paths, table_of
-from torchdali.sources.scan import Scan
 from torchdali.sources.source import LiftedSource, Source
-from torchdali.spec import IntArray, Seen
-from torchdali.tracing import came_between
+from torchdali.transforms.spec import IntArray, Seen
 
 __all__ = ["UNREADABLE", "FileSource", "FolderSource", "words_of"]
 

@@ -18,8 +18,8 @@ from torch.utils.data import Dataset
 from torchvision.datasets.folder import IMG_EXTENSIONS, find_classes, make_dataset, pil_loader
 
 from torchdali.errors import SampleError
-from torchdali.sources.facts import Columns, Facts
 from torchdali.sources.folder import FileSource
+from torchdali.sources.headers.table import Columns, Facts
 from torchdali.sources.paths import Paths, Table, as_int64, read_samples, smaller
 
 __all__ = ["ImageIndex"]

@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from torchdali.spec import IntArray
+from torchdali.transforms.spec import IntArray
 
 __all__ = ["Paths", "Table", "as_int64", "read_samples", "smaller", "table_of"]
 

@@ -12,8 +12,8 @@ import numpy.typing as npt
 import torch
 
 from torchdali.errors import SampleError
-from torchdali.sources.scan import Scan
-from torchdali.spec import NOTHING_SEEN, Entry, IntArray, Seen, Spec
+from torchdali.sources.headers.scan import Scan
+from torchdali.transforms.spec import NOTHING_SEEN, Entry, IntArray, Seen, Spec
 
 __all__ = ["LiftedSource", "Source"]
 

@@ -11,19 +11,19 @@ from pkgutil import iter_modules
 
 from torchvision.transforms.v2 import *  # noqa: F403  # pyright: ignore[reportWildcardImportFromLibrary]
 
-from torchdali.transforms._containers import check_callable as check_callable
-from torchdali.transforms._containers import flatten as flatten
-from torchdali.transforms._rule import Input as Input
-from torchdali.transforms._rule import Node as Node
-from torchdali.transforms._rule import Ops as Ops
-from torchdali.transforms._rule import RowError as RowError
-from torchdali.transforms._rule import Rule as Rule
-from torchdali.transforms._rule import Unsupported as Unsupported
-from torchdali.transforms._rule import Views as Views
-from torchdali.transforms._rule import find_rule as find_rule
-from torchdali.transforms._rule import infer as infer
-from torchdali.transforms._snapshot import snapshot as snapshot
-from torchdali.transforms.views import MultiView as MultiView
+from torchdali.transforms.chain import check_callable as check_callable
+from torchdali.transforms.chain import flatten as flatten
+from torchdali.transforms.rule import Input as Input
+from torchdali.transforms.rule import Node as Node
+from torchdali.transforms.rule import Ops as Ops
+from torchdali.transforms.rule import RowError as RowError
+from torchdali.transforms.rule import Rule as Rule
+from torchdali.transforms.rule import Unsupported as Unsupported
+from torchdali.transforms.rule import Views as Views
+from torchdali.transforms.rule import find_rule as find_rule
+from torchdali.transforms.rule import infer as infer
+from torchdali.transforms.rules.views import MultiView as MultiView
+from torchdali.transforms.snapshot import snapshot as snapshot
 
-for _module in iter_modules([str(Path(__file__).parent)]):
-    import_module(f"{__name__}.{_module.name}")
+for _module in iter_modules([str(Path(__file__).parent / "rules")]):
+    import_module(f"{__name__}.rules.{_module.name}")

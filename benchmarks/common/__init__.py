@@ -1,0 +1,1 @@
+"""Pictures, results and reports that all benchmarks share."""

@@ -1,0 +1,72 @@
+"""Measures the cases of a regime, each in a process of its own, and writes the results after each.
+
+A case that fails or hangs is reported and the others go on; cases for which there is no time are reported as skipped.
+"""
+
+import os
+import time
+from argparse import Namespace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import data, page_cache, report
+from benchmarks.common.regime import Regime, Run
+from torchdali.tools.bench import children
+
+_REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def run(regime: Regime, args: Namespace, name: str, until: float) -> dict[str, Any]:
+    """Measures all cases and writes the results as `name`; the whole report.
+
+    Args:
+        regime: what is measured.
+        args: the options, from `benchmarks.options`.
+        name: of the result files.
+        until: by `time.perf_counter`, when what is left is skipped.
+    """
+    started = time.perf_counter()
+    root, pictures = pictures_of(args)
+    whole: dict[str, Any] = {
+        "regime": regime.name,
+        "command": args.command,
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "data": pictures,
+        "cache": args.cache,
+        "file_system": page_cache.file_system(root),
+        "batch_size": args.batch_size,
+        "seconds": args.seconds,
+        "options": {option: getattr(args, option) for option in regime.defaults if option != "cores"},
+        "runs": [],
+    }
+    context = children.start_context(regime.preloaded if args.preload else ())
+    whole["started_by"] = context.get_start_method()
+    for case in regime.cases(args, root):
+        entry: Run = {**regime.label(case), "status": "skipped"}
+        if time.perf_counter() < until:
+            entry |= regime.measure(context, case, args)
+        if "stderr" in entry:
+            entry["stderr"] = entry["stderr"].replace(f"{_REPOSITORY}{os.sep}", "").replace(str(root), root.name)
+        whole["runs"].append(entry)
+        regime.finish(whole["runs"])
+        print(regime.line(entry), flush=True)
+        whole |= {"machine": report.machine(whole["runs"], args.commit)}
+        whole["total_seconds"] = round(time.perf_counter() - started, 1)
+        report.write(regime, whole, args.out, name)
+    return whole
+
+
+def pictures_of(args: Namespace) -> tuple[Path, dict[str, Any]]:
+    """Where the pictures are, made if they were not there, and what is known of them.
+
+    Raises:
+        SystemExit: the page cache is to be cold, and they are in memory.
+    """
+    root = (args.root or data.default_root(args.images, args.data, in_memory=args.cache == "warm")).resolve()
+    if args.cache == "cold" and page_cache.in_memory(root):
+        where = f"{root} is in memory ({page_cache.file_system(root)})"
+        raise SystemExit(f"--cache cold: {where}: there is no page cache to drop; name a folder on a disk with --root")
+    pictures = data.make(root, args.images, kind=args.data)
+    print(f"data: {pictures['images']} pictures of {pictures['mean_bytes'] / 1000:.1f} kB in {root}", flush=True)
+    return root, pictures

@@ -1,0 +1,154 @@
+"""Start-up: what a script waits for before the first batch, at the start of each epoch, and after leaving one early.
+
+Each system starts in a fresh interpreter, which has imported nothing of what it needs.
+"""
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from argparse import Namespace
+from dataclasses import asdict, dataclass
+from multiprocessing.context import BaseContext
+from pathlib import Path
+
+from benchmarks.common import page_cache, report
+from benchmarks.common.regime import Bars, Regime, Run, none
+from benchmarks.systems.batches import VARIABLE
+from benchmarks.systems.loader_systems import LOADER
+from benchmarks.systems.systems import Job
+from torchdali.tools.bench import children
+
+_REPOSITORY = Path(__file__).resolve().parents[2]
+_DEFAULT = ("torchdali", "dali_tuned", "dali_documented", "dali_proxy", "dataloader_v2", "dataloader_pil")
+_LEGEND = """\
+Each line is a fresh interpreter that may use only those cores. *Imports* are those of the modules that the system
+needs, *CUDA* is until a first kernel has run, *construct* is making the loader and whatever it builds then. *First
+batch* counts from there, and *in all* from the start of the imports. *Second epoch's* is the time from `iter()` to the
+first batch of the epoch after a whole first one; *after a break* the same after an epoch that was left after three
+batches. DALI's own iterators cannot leave an epoch: they go on with the old one. Threads are half the cores for DALI
+tuned by hand and for DALI's proxy, else one a core, where the system does not choose by itself. CPU time and memory
+include child processes, and gaps are those of the first epoch."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One line of the table."""
+
+    system: str
+    cores: int
+    job: Job
+
+
+def _cases(args: Namespace, root: Path) -> list[Case]:
+    found: list[Case] = []
+    for cores in args.cores:
+        for name in args.systems:
+            half = LOADER[name].threads in ("half", "tried")
+            threads = max(1, cores // 2) if half else cores
+            found.append(Case(name, cores, Job(root, args.batch_size, threads, args.data)))
+    return found
+
+
+def _label(case: Case) -> Run:
+    return {"system": case.system, "cores": case.cores, "threads": case.job.threads}
+
+
+def _measure(context: BaseContext, case: Case, args: Namespace) -> Run:  # noqa: ARG001 - fresh ones only
+    if reason := LOADER[case.system].cannot(case.job.data):
+        return none(reason)
+    told = {**asdict(case.job), "root": str(case.job.root), "system": case.system, "cores": case.cores}
+    told |= {"warmup": args.warmup, "variable": VARIABLE}
+    still_cached: Run = {}
+    if args.cache == "cold":
+        files = sorted(case.job.root.glob("*/*"))
+        os.sync()
+        page_cache.forget(files)
+        still_cached = {"cached_share": page_cache.cached_share(files)}
+    environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
+    command = [sys.executable, "-m", "benchmarks.regimes.startup_worker", json.dumps(told)]
+    if not args.quick:
+        _read_libraries()
+    return {**still_cached, **children.measured_command(command, _REPOSITORY, environment, args.timeout)}
+
+
+@functools.cache
+def _read_libraries() -> None:
+    """Imports everything once, because else the first system would read the libraries from the disk for all."""
+    wanted = {name for system in LOADER.values() if not system.package for name in system.imports}
+    code = f"import importlib\nfor name in {sorted(wanted)}: importlib.import_module(name)"
+    subprocess.run([sys.executable, "-c", code], cwd=_REPOSITORY, capture_output=True, timeout=120, check=False)
+
+
+def _title(run: Run) -> str:
+    return LOADER[run["system"]].title
+
+
+def _tables(runs: list[Run]) -> list[str]:
+    seconds = {
+        "imports": lambda run: report.number(run, "imports_s", 1),
+        "CUDA": lambda run: report.number(run, "cuda_init_s", 1),
+        "construct": lambda run: report.number(run, "construct_s", 2),
+        "first batch": lambda run: report.number(run, "next_s", 2),
+        "in all": lambda run: report.number(run, "in_all_s", 1),
+        "second epoch's": lambda run: report.number(run, "second_epoch_first_batch_s", 3),
+        "after a break": lambda run: report.number(run, "after_break_first_batch_s", 3),
+    }
+    others = {
+        "images/s of the first epoch": report.rate,
+        "gap p50 / p99 / max, ms": report.gaps,
+        "CPU-s per 1,000": lambda run: report.number(run, "cpu_s_per_1000_images", 2),
+        "GPU MiB": lambda run: report.number(run, "gpu_peak_mib", 0),
+        "host MiB (PSS)": report.host_memory,
+    }
+    first = {"seconds": _title, "cores": lambda run: str(run["cores"])}
+    outcome = {"status": lambda run: run["status"]}
+    short = report.table({**first, **outcome, **seconds}, runs, 3)
+    full = report.table({"system": _title, "cores": first["cores"], **others}, runs, 3)
+    return list(filter(None, [short, full, report.failures(runs, lambda run: report.plain(_title(run)))]))
+
+
+def _line(run: Run) -> str:
+    text = f"{run['cores']:>3} cores  {run['system']:<18}"
+    if run["status"] != "ok":
+        return f"{text}{run.get('reason', run['status'])}\n{run.get('stderr', '')}".rstrip()
+    second = report.number(run, "second_epoch_first_batch_s", 3)
+    text += f"first batch {run['in_all_s']:.1f} s after start, second epoch's {second} s"
+    return text + report.ending(run)
+
+
+def _said(whole: dict) -> list[str]:
+    return [f"- work: batches of {whole['batch_size']}, as in the loader regime"]
+
+
+def _bars(runs: list[Run]) -> Bars | None:
+    most = max((run["cores"] for run in runs), default=0)
+    measured = [run for run in runs if run["status"] == "ok" and run["cores"] == most]
+    keys = {
+        "first batch, of all": "in_all_s",
+        "second epoch's": "second_epoch_first_batch_s",
+        "after a break": "after_break_first_batch_s",
+    }
+    groups = [(report.plain(_title(run)), [run.get(key) for key in keys.values()]) for run in measured]
+    return Bars(REGIME.title, f"seconds, {most} cores", list(keys), groups) if groups else None
+
+
+REGIME = Regime(
+    name="startup",
+    title="Start-up",
+    systems=tuple(LOADER),
+    defaults={"systems": _DEFAULT, "cores": "16", "seconds": 0.0, "warmup": 6.0, "timeout": 40.0},
+    quick={"images": 64, "batch_size": 16, "cores": "1"},
+    preloaded=(),
+    cases=_cases,
+    measure=_measure,
+    label=_label,
+    line=_line,
+    said=_said,
+    tables=_tables,
+    legend=_LEGEND,
+    bars=_bars,
+    share=0.1,
+    cold=True,
+)

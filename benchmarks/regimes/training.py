@@ -1,0 +1,125 @@
+"""Beside a training step: how much of the speed that the step has with no loading is left with each loader.
+
+The ceiling is the same step on one batch that lies on the GPU. It is measured with the driver's 8 hardware queues and
+with the 32 that torchdali asks for, and shares are of the faster one. The step is a ResNet's of torchvision: bfloat16
+autocast, channels last, cross entropy, SGD with momentum (`tools.bench.training` has the loop and says what the
+figures mean). `--levers` adds torchdali with one thing changed at a time, on the first model and the most cores.
+Compiled models are measured on the most cores only.
+"""
+
+import itertools
+from argparse import Namespace
+from dataclasses import replace
+from multiprocessing.context import BaseContext
+from pathlib import Path
+
+from benchmarks.common import report
+from benchmarks.common.regime import Regime, Run, none
+from benchmarks.regimes import training_report
+from benchmarks.regimes.training_worker import measure_case
+from benchmarks.systems.systems import PASSES
+from benchmarks.systems.training_systems import DEFAULT, LEVERS, MODELS, QUEUES, SYSTEMS, Case
+from torchdali.tools.bench import children
+
+_STEPS, _QUICK_STEPS = 10, 2
+"""Steps to warm up, from the last slow one on."""
+_COMPILING = 90.0
+"""Seconds that a case with a compiled model may take longer than others."""
+
+
+def cases(args: Namespace, root: Path) -> list[Case]:
+    """All of them, ceilings before what is compared with them."""
+    most = max(args.cores)
+    plain = Case(
+        model=args.models[0],
+        system="torchdali",
+        lever="",
+        cores=most,
+        queues=None,
+        root=root,
+        batch_size=args.batch_size,
+        length=args.images // args.batch_size,
+        seconds=args.seconds,
+        warmup=_QUICK_STEPS if args.quick else _STEPS,
+        patience=args.warmup + args.settle,
+        settle=args.settle,
+        cudnn_benchmark=args.cudnn_benchmark,
+        data=args.data,
+        passes=1 if args.quick else PASSES,
+    )
+    found: list[Case] = []
+    for cores, model, name in itertools.product(args.cores, args.models, args.systems):
+        system, compiled = SYSTEMS[name], MODELS[model].compiled
+        if (compiled and not system.for_compiled) or (cores != most and (compiled or not system.every_core_count)):
+            continue
+        part = 0.5 if system.short else 1.0
+        case = replace(plain, cores=cores, model=model, system=name)
+        case = replace(case, seconds=args.seconds * part, settle=args.settle * part)
+        if compiled:
+            case = replace(case, patience=case.patience + _COMPILING)
+        if system.workers:
+            case = replace(case, length=case.length * case.passes)
+        found.append(case)
+        if name == "synthetic":
+            found.append(replace(case, queues=QUEUES))
+    for name in args.levers:
+        lever = LEVERS[name]
+        found.append(replace(plain, system=lever.system, lever=name, queues=lever.queues))
+    return found
+
+
+def _measure(context: BaseContext, case: Case, args: Namespace) -> Run:
+    if reason := SYSTEMS[case.system].cannot(case.data):
+        return none(reason)
+    timeout = args.timeout + (_COMPILING if MODELS[case.model].compiled else 0)
+    return children.measured(context, measure_case, case, timeout)
+
+
+def _rate(entry: Run) -> str:
+    # whether it is the ceiling is known later
+    return f"{(report.rate if entry['system'] == 'synthetic' else training_report.rate)(entry)} images/s"
+
+
+def _line(entry: Run) -> str:
+    """One case in one line, as it ends."""
+    line = f"{entry['cores']:>3} cores  {entry['model']:<18}{training_report.plain_title(entry):<45}"
+    if entry["status"] != "ok":
+        return f"{line}{entry.get('reason', entry['status'])}\n{entry.get('stderr', '')}".rstrip()
+    line += f"{_rate(entry):>25}, waiting {entry['waiting_share']:.1%}"
+    return line + report.ending(entry)
+
+
+REGIME = Regime(
+    name="training",
+    title="Beside a training step",
+    systems=tuple(SYSTEMS),
+    defaults={
+        "systems": DEFAULT,
+        "cores": "16,4",
+        "models": "resnet18,resnet50,resnet18_compiled",
+        "levers": "",
+        "cudnn_benchmark": False,
+        "seconds": 4.0,
+        "warmup": 20.0,
+        "settle": 8.0,
+        "timeout": 60.0,
+    },
+    quick={"images": 64, "batch_size": 8, "cores": "1", "seconds": 0.1, "settle": 0.0, "models": "tiny"},
+    preloaded=(
+        "torch",
+        "torchvision.transforms.v2",
+        "torchvision.datasets",
+        "torchvision.models",
+        "benchmarks.regimes.training",
+    ),
+    cases=cases,
+    measure=_measure,
+    label=Case.label,
+    line=_line,
+    finish=training_report.add_shares,
+    said=training_report.said,
+    tables=training_report.tables,
+    legend=training_report.LEGEND,
+    bars=training_report.bars,
+    share=0.34,
+)

@@ -1,0 +1,57 @@
+"""Measures one case of the training regime; what the figures mean is said in `torchdali.tools.bench.training`."""
+
+import time
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from benchmarks.systems.batches import describe, set_queues, surroundings
+from benchmarks.systems.training_systems import MODELS, SYSTEMS, Case, epochs_of, lever_of
+from torchdali.tools.bench import children, training
+from torchdali.tools.bench.gauges import Gpu, timed_import
+
+
+def measure_case(case: Case, result: Path) -> None:
+    """Measures one case in this process and writes the figures to `result` as JSON."""
+    system = SYSTEMS[case.system]
+    set_queues(system.imports, case.queues)
+    import_s = {name: timed_import(name) for name in system.imports}
+
+    import torch
+
+    torch.set_num_threads(case.cores)  # it was imported before the process had given up the other cores
+    torch.backends.cudnn.benchmark = case.cudnn_benchmark
+    gpu = Gpu()
+    if before := lever_of(case).before:
+        before()
+    with _stream(case, gpu):
+        start = time.perf_counter()
+        net = MODELS[case.model].make()
+        epoch = epochs_of(case)
+        build_s = round(time.perf_counter() - start, 3)
+        figures, batch = training.measure(
+            net,
+            epoch,
+            gpu,
+            batch_size=case.batch_size,
+            length=case.length,
+            seconds=case.seconds,
+            warmup=case.warmup,
+            settle=case.settle,
+            patience=case.patience,
+            compiled=MODELS[case.model].compiled,
+        )
+    dtype = torch.float16 if lever_of(case).half else None
+    said: dict[str, Any] = {"import_s": import_s, "cuda_init_s": gpu.initialised_s, "build_s": build_s}
+    described = describe(batch, case.batch_size, case.job(0).size, dtype=dtype)
+    children.write({**said, **figures, "batch": described, **surroundings()}, result)
+    if not system.exits:
+        children.leave(0)
+
+
+def _stream(case: Case, gpu: Gpu) -> AbstractContextManager[Any]:
+    import torch
+
+    if not (gpu.present and lever_of(case).high_priority):
+        return nullcontext()
+    return torch.cuda.stream(torch.cuda.Stream(priority=-1))

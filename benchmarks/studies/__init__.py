@@ -1,0 +1,1 @@
+"""Questions of their own, each a script."""

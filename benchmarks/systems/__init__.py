@@ -1,0 +1,1 @@
+"""The loaders that are measured."""

@@ -1,0 +1,251 @@
+"""The systems that are neither torchdali nor DALI by hand nor DataLoader alone, each as its documentation uses it.
+
+Their work and their batches are those of `systems`. SPDL and FFCV are measured where they are installed;
+FFCV reads files of its own, which are written while the system is built.
+"""
+
+import os
+from collections.abc import Iterator
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.systems.systems import (
+    MEAN,
+    SIZE,
+    STD,
+    Epoch,
+    Job,
+    decode,
+    decoded_crop,
+    has_gpu,
+    mirrored_normalized,
+    shuffled,
+    transforms,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+
+# DALI's proxy
+
+
+def dali_proxy(job: Job) -> Epoch:
+    """DALI's own proxy as its documentation shows it for an image folder, with the JPEG engine set as in DALI tuned.
+
+    It gets half as many workers as cores, which was the better number on 16 cores in `benchmarks.regimes.proxy`.
+    """
+    import torch
+    from nvidia.dali import fn, pipeline_def
+    from nvidia.dali.plugin.pytorch.experimental import proxy
+    from torchvision.datasets import ImageFolder
+
+    gpu = has_gpu()
+    options = {"batch_size": job.batch_size, "num_threads": job.threads, "device_id": 0 if gpu else None}
+
+    @pipeline_def(**options, prefetch_queue_depth=2 * job.threads, seed=12)
+    def pipeline() -> Any:
+        encoded = fn.io.file.read(fn.external_source(name="images", no_copy=True))
+        images = decoded_crop(encoded, {"hw_decoder_load": 1.0} if gpu else {})
+        return mirrored_normalized(fn.resize(images, resize_x=SIZE, resize_y=SIZE))
+
+    server = proxy.DALIServer(pipeline())
+    dataset = ImageFolder(job.root, transform=server.proxy, loader=path_bytes)
+    loader = proxy.DataLoader(
+        server,
+        dataset,
+        batch_size=job.batch_size,
+        sampler=shuffled(dataset, job.passes),
+        drop_last=True,
+        num_workers=job.threads,
+        persistent_workers=True,
+        multiprocessing_context="fork",  # it cannot be pickled
+    )
+    server.start_thread()
+    device = torch.device("cuda" if gpu else "cpu")
+
+    def epoch() -> Iterator[Any]:
+        for images, labels in loader:
+            yield [images, labels.to(device, non_blocking=True)]
+
+    return epoch
+
+
+def path_bytes(path: str) -> Any:
+    """A path as DALI's operators take it."""
+    import numpy as np
+
+    return np.frombuffer(path.encode(), dtype=np.int8)
+
+
+# Images that differ in size, from workers to the GPU
+
+
+def packed(samples: list[Any]) -> tuple["torch.Tensor", list[Any], "torch.Tensor"]:
+    """A batch of tensors that differ in shape as one piece of memory, their shapes, and the labels."""
+    import torch
+
+    flat = torch.cat([image.reshape(-1) for image, _ in samples])
+    return flat, [image.shape for image, _ in samples], torch.tensor([label for _, label in samples])
+
+
+def unpacked(flat: "torch.Tensor", shapes: list[Any]) -> list["torch.Tensor"]:
+    """The tensors again, without a copy."""
+    ends = list(accumulate(shape.numel() for shape in shapes))
+    starts = [0, *ends[:-1]]
+    return [flat[start:end].view(shape) for start, end, shape in zip(starts, ends, shapes, strict=True)]
+
+
+def _of_unequal_sizes(job: Job, load: Any) -> Any:
+    """DataLoader that gives what `load` makes of a path, in worker processes."""
+    from torch.utils.data import DataLoader
+    from torchvision.datasets import ImageFolder
+
+    dataset = ImageFolder(job.root, loader=load)
+    return DataLoader(
+        dataset,
+        batch_size=job.batch_size,
+        sampler=shuffled(dataset, job.passes),
+        drop_last=True,
+        num_workers=job.threads,
+        collate_fn=packed,
+        pin_memory=has_gpu(),
+        persistent_workers=True,
+    )
+
+
+def torchvision_cuda(job: Job) -> Epoch:
+    """Files read by workers, `decode_jpeg` of torchvision for the whole batch on CUDA, v2 on CUDA image by image."""
+    import torch
+    from torchvision.io import ImageReadMode, decode_jpeg
+    from torchvision.transforms import v2
+
+    whole = transforms(job.data).transforms
+    of_image, of_batch = v2.Compose(whole[1:3]), v2.Compose(whole[3:])
+    loader = _of_unequal_sizes(job, read)
+
+    def epoch() -> Iterator[Any]:
+        for flat, shapes, labels in loader:
+            images = decode_jpeg(unpacked(flat, shapes), mode=ImageReadMode.RGB, device="cuda")
+            yield [of_batch(torch.stack([of_image(image) for image in images])), labels.to("cuda", non_blocking=True)]
+
+    return epoch
+
+
+def torchvision_cuda_decode(job: Job) -> Epoch:
+    """The same with no more transforms than a batch needs."""
+    import torch
+    from torchvision.io import ImageReadMode, decode_jpeg
+    from torchvision.transforms.v2 import functional
+
+    loader = _of_unequal_sizes(job, read)
+
+    def epoch() -> Iterator[Any]:
+        for flat, shapes, labels in loader:
+            images = decode_jpeg(unpacked(flat, shapes), mode=ImageReadMode.RGB, device="cuda")
+            cropped = [functional.center_crop(image, [job.size, job.size]) for image in images]
+            yield [torch.stack(cropped), labels.to("cuda", non_blocking=True)]
+
+    return epoch
+
+
+def read(path: str) -> "torch.Tensor":
+    """The encoded file."""
+    from torchvision.io import read_file
+
+    return read_file(path)
+
+
+def dali_torchvision(job: Job) -> Epoch:
+    """DALI's classes with torchvision's names, on images that workers of a DataLoader have decoded.
+
+    A `Compose` takes one image, or several of one size; before the crop they differ in size. It cannot be called in
+    the workers, which were forked, where there is a GPU.
+    """
+    import nvidia.dali.experimental.torchvision as dtv
+    import torch
+
+    steps = [
+        dtv.RandomResizedCrop(SIZE, device="gpu"),
+        dtv.RandomHorizontalFlip(device="gpu"),
+        dtv.Normalize([255 * value for value in MEAN], [255 * value for value in STD], device="gpu"),
+    ]
+    transform = dtv.Compose(steps, batch_size=1)
+    loader = _of_unequal_sizes(job, decode)
+
+    def epoch() -> Iterator[Any]:
+        for flat, shapes, labels in loader:
+            images = unpacked(flat.to("cuda", non_blocking=True), shapes)
+            yield [torch.stack([transform(image) for image in images]), labels.to("cuda", non_blocking=True)]
+
+    return epoch
+
+
+# SPDL and FFCV
+
+
+def spdl(job: Job) -> Epoch:
+    """SPDL's pipeline of threads, with torchvision's decoder and v2 transforms on tensors in them."""
+    import torch
+    from spdl.pipeline import PipelineBuilder
+    from torchvision.datasets import ImageFolder
+
+    torch.set_num_threads(1)  # beside SPDL's own, as in DataLoader's workers
+    dataset = ImageFolder(job.root, transforms(job.data), loader=decode)
+    device = torch.device("cuda" if has_gpu() else "cpu")
+
+    def batch(samples: list[Any]) -> list["torch.Tensor"]:
+        images, labels = torch.stack([image for image, _ in samples]), torch.tensor([label for _, label in samples])
+        return [images.to(device), labels.to(device)]
+
+    def epoch() -> Iterator[Any]:
+        pipeline = (
+            PipelineBuilder()
+            .add_source(shuffled(dataset, job.passes))
+            .pipe(dataset.__getitem__, concurrency=job.threads)
+            .aggregate(job.batch_size, drop_last=True)
+            .pipe(batch)
+            .add_sink(3)
+            .build(num_threads=job.threads + 1)
+        )
+        with pipeline.auto_stop():
+            yield from pipeline
+
+    return epoch
+
+
+def ffcv(job: Job) -> Epoch:
+    """FFCV as in its ImageNet example, from a file of JPEGs that are as large as the folder's."""
+    import numpy as np
+    import torch
+    from ffcv.fields import IntField, RGBImageField
+    from ffcv.fields.decoders import IntDecoder
+    from ffcv.fields.rgb_image import RandomResizedCropRGBImageDecoder
+    from ffcv.loader import Loader, OrderOption
+    from ffcv.transforms import NormalizeImage, RandomHorizontalFlip, Squeeze, ToDevice, ToTensor, ToTorchImage
+    from ffcv.writer import DatasetWriter
+    from torchvision.datasets import ImageFolder
+
+    beton = job.root.with_name(f"{job.root.name}.beton")
+    if not beton.exists():
+        unfinished = beton.with_suffix(".unfinished")
+        fields = {"image": RGBImageField(write_mode="jpg", jpeg_quality=95), "label": IntField()}
+        writer = DatasetWriter(str(unfinished), fields, num_workers=len(os.sched_getaffinity(0)))
+        writer.from_indexed_dataset(ImageFolder(job.root))
+        unfinished.rename(beton)
+    device = torch.device("cuda:0" if has_gpu() else "cpu")
+    normalize = NormalizeImage(255 * np.array(MEAN), 255 * np.array(STD), np.float32)
+    image = [RandomResizedCropRGBImageDecoder((SIZE, SIZE)), RandomHorizontalFlip(), ToTensor()]
+    loader = Loader(
+        str(beton),
+        batch_size=job.batch_size,
+        num_workers=job.threads,
+        order=OrderOption.RANDOM,
+        os_cache=True,
+        drop_last=True,
+        pipelines={
+            "image": [*image, ToDevice(device, non_blocking=True), ToTorchImage(), normalize],
+            "label": [IntDecoder(), ToTensor(), Squeeze(), ToDevice(device, non_blocking=True)],
+        },
+    )
+    return lambda: iter(loader)

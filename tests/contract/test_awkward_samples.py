@@ -1,0 +1,435 @@
+"""Samples that are hard to send, to walk or to put together again, against what DataLoader makes of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import product
+from typing import Any
+
+import numpy as np
+import PIL.Image
+import pytest
+import torch
+from helpers.proxied import difference
+from skimage import data
+from torch.utils.data import DataLoader, Dataset
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+
+from torchdali import DALILoader, SampleError
+from torchdali.samples.tree import Slot, collate, images_of, is_encoded, reordered, tree
+from torchdali.workers.pickling import ByValue
+
+pytestmark = [
+    pytest.mark.timeout(60),
+    pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),
+]
+
+FLOATS = v2.ToDtype(torch.float32, scale=True)
+
+
+def image(i: int) -> torch.Tensor:
+    return torch.full((3, 8, 8), i, dtype=torch.uint8)
+
+
+class Samples(Dataset[Any]):
+    """Makes each sample when it is asked for it."""
+
+    def __init__(self, make: Callable[[int], Any], count: int = 8) -> None:
+        self.make, self.count = make, count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, i: int) -> Any:
+        return self.make(i)
+
+
+def untouched(samples: list[Any]) -> list[Any]:
+    """A collate_fn of the user's."""
+    return samples
+
+
+def loader(dataset: Any, **options: Any) -> DALILoader[Any]:
+    return DALILoader(dataset, batch_size=4, device="cpu", **options)
+
+
+# On their way from a worker
+
+
+@pytest.mark.parametrize(
+    "part", [threading.Lock, lambda: lambda: 0, lambda: (i for i in ())], ids=["lock", "lambda", "generator"]
+)
+def test_what_cannot_be_sent_is_raised_in_its_turn(part: Any) -> None:
+    """It would end a thread of the queue's instead, and the batch would never come."""
+    dataset = Samples(lambda i: (image(i), part() if 4 <= i < 8 else i), 12)
+    batches = iter(loader(dataset, num_workers=2, collate_fn=untouched, transform=FLOATS))
+    assert [label for _, label in next(batches)] == [0, 1, 2, 3]
+    with pytest.raises((TypeError, AttributeError, pickle.PicklingError)) as caught:
+        next(batches)
+    if sys.version_info >= (3, 11):  # before, exceptions have no notes
+        assert "num_workers=0" in "".join([*getattr(caught.value, "__notes__", []), str(caught.value)])
+    assert [label for _, label in next(batches)] == [8, 9, 10, 11]
+
+
+FEW_FILES = """
+import resource, sys
+import torch
+from torch.utils.data import Dataset
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+from torchdali import DALILoader
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+everything = torch.rand(1000, 4)
+
+class Boxes(Dataset):
+    def __len__(self):
+        return 256
+    def __getitem__(self, i):
+        about = {"boxes": everything[i : i + 3], "area": torch.ones(i % 3), "id": torch.tensor(i)}
+        return torch.full((3, 8, 8), i % 250, dtype=torch.uint8), about
+
+def padded(samples):
+    images, about = zip(*samples)
+    boxes = torch.nn.utils.rnn.pad_sequence([one["boxes"] for one in about], batch_first=True)
+    return torch.stack(images), boxes, torch.stack([one["id"] for one in about])
+
+crop = v2.ToDtype(torch.float32)
+for images, boxes, ids in DALILoader(Boxes(), 128, num_workers=2, collate_fn=padded, transform=crop, device="cpu"):
+    assert torch.equal(boxes, torch.stack([everything[i : i + 3] for i in ids.tolist()]))
+    assert torch.equal(images[:, 0, 0, 0], (ids % 250).float())
+print("done")
+"""
+
+
+def test_many_tensors_take_no_file_descriptors(run_script: Any) -> None:
+    done = run_script(FEW_FILES, PYTHONWARNINGS="ignore::DeprecationWarning")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "done\n"
+
+
+def tensors() -> dict[str, torch.Tensor]:
+    everything = torch.arange(1_000_000)
+    return {
+        "one": torch.rand(3, 4),
+        "scalar": torch.tensor(3),
+        "empty": torch.empty(0, 4),
+        "view": everything[5:9],
+        "transposed": torch.arange(6).reshape(2, 3).t(),
+        "bfloat16": torch.ones(2, dtype=torch.bfloat16),
+        "complex": torch.tensor([1 + 2j]).conj(),
+        "negative bit": torch.tensor([1 + 2j]).conj().imag,
+        "leaf": torch.ones(2, requires_grad=True),
+        "parameter": torch.nn.Parameter(torch.ones(2)),
+        "boxes": tv_tensors.BoundingBoxes(everything[:4].float()[None], format="XYXY", canvas_size=(5, 6)),
+        "mask": tv_tensors.Mask(everything[:4].reshape(2, 2)),
+    }
+
+
+@pytest.mark.parametrize("name", tensors())
+def test_tensors_arrive_as_they_were(name: str) -> None:
+    given = tensors()[name]
+    pickled = ByValue({"it": given, "again": given})
+    rebuild, arguments = pickled.__reduce__()
+    assert len(arguments[0]) < 4000, "only what is looked at crosses, not all that it is a view of"
+    found = rebuild(*arguments)
+    assert found["again"] is found["it"]
+    assert type(found["it"]) is type(given)
+    assert found["it"].requires_grad == given.requires_grad
+    torch.testing.assert_close(found["it"], given, rtol=0, atol=0, check_stride=False)
+    assert getattr(found["it"], "canvas_size", None) == getattr(given, "canvas_size", None)
+
+
+# What __getitems__ gives
+
+
+class AtOnce(Samples):
+    """Gives a batch as ``whole`` makes it of a list."""
+
+    def __init__(self, whole: Callable[[list[Any]], Any]) -> None:
+        super().__init__(image)
+        self.whole = whole
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        return self.whole([image(i) for i in indices])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    "whole", [list, tuple, iter, torch.stack, lambda images: np.stack([x.permute(1, 2, 0).numpy() for x in images])]
+)
+def test_a_batch_at_once_is_transformed(whole: Any, workers: int) -> None:
+    chain = v2.Compose([v2.ToImage(), FLOATS])
+    batches = list(loader(AtOnce(whole), num_workers=workers, transform=chain))
+    expected = [torch.stack([FLOATS(image(i)) for i in rows]) for rows in ([0, 1, 2, 3], [4, 5, 6, 7])]
+    for batch, theirs in zip(batches, expected, strict=True):
+        torch.testing.assert_close(batch.as_subclass(torch.Tensor), theirs)
+
+
+def test_a_batch_in_one_piece_is_not_passed_by_in_silence() -> None:
+    dataset = AtOnce(lambda images: {"x": torch.stack(images)})
+    with pytest.warns(UserWarning, match=r"transform= has nothing to do: .* \['x'\] Tensor \(4, 3, 8, 8\)"):
+        (batch, _) = loader(dataset, collate_fn=untouched, transform=FLOATS)
+    assert torch.equal(batch["x"], torch.stack([image(i) for i in range(4)]))
+    made = list(loader(dataset, collate_fn=untouched, batch_transform=lambda batch: {**batch, "made": True}))
+    assert [batch["made"] for batch in made] == [True, True]
+
+
+# Samples of other types
+
+
+class Lazy(Mapping[str, Any]):
+    """Makes its parts when it is asked for them, the box of the image that was made last."""
+
+    def __init__(self, parts: Any) -> None:
+        self.parts = parts
+
+    def __getitem__(self, key: str) -> Any:
+        part = self.parts[key]
+        return part() if callable(part) else part
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.parts)
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+
+class LazyDict(dict[str, Any]):
+    """The same as a dict."""
+
+    def __getitem__(self, key: str) -> Any:
+        part = super().__getitem__(key)
+        return part() if callable(part) else part
+
+
+@pytest.mark.parametrize("collate_fn", [None, untouched])
+@pytest.mark.parametrize("kind", [Lazy, LazyDict])
+def test_every_part_is_asked_for_once(kind: Any, collate_fn: Any) -> None:
+    calls: list[int] = []
+
+    def made(_: int) -> Any:
+        def picture() -> torch.Tensor:
+            calls.append(len(calls))
+            return image(len(calls))
+
+        return kind({"image": picture, "box": lambda: calls[-1] + 1, "other": kind({"text": lambda: str(calls[-1])})})
+
+    for batch in loader(Samples(made), transform=FLOATS, collate_fn=collate_fn):
+        rows = (
+            batch if collate_fn else [{"image": x, "box": y} for x, y in zip(batch["image"], batch["box"], strict=True)]
+        )
+        for row in rows:
+            assert float(row["image"][0, 0, 0]) == pytest.approx(int(row["box"]) / 255)
+        texts = [row["other"]["text"] for row in batch] if collate_fn else batch["other"]["text"]
+        assert [int(text) + 1 for text in texts] == [int(row["box"]) for row in rows]
+    assert len(calls) == 8
+
+
+class Record(Mapping[str, Any]):
+    """Its constructor takes something else than entries."""
+
+    def __init__(self, i: Any) -> None:
+        self.i = i
+
+    def __getitem__(self, key: str) -> Any:
+        return image(self.i) if key == "image" else 1
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(("image", "label"))
+
+    def __len__(self) -> int:
+        return 2
+
+
+class Pair(tuple[Any, ...]):
+    """A tuple that gives its first part a name."""
+
+    @property
+    def image(self) -> Any:
+        return self[0]
+
+
+def named(sample: Any, **attributes: Any) -> Any:
+    vars(sample).update(attributes)
+    return sample
+
+
+@pytest.mark.parametrize(
+    ("make", "picture"),
+    [
+        (Record, lambda sample: sample["image"]),
+        (lambda i: Pair((image(i), i)), lambda sample: sample.image),
+        (lambda i: named(Pair((i, image(i))), at=1), lambda sample: sample[sample.at]),
+        (lambda i: deque([image(i), i]), lambda sample: sample[0]),
+        (lambda i: Fields(image(i), i), lambda sample: sample.image),
+    ],
+    ids=["mapping", "tuple", "tuple with an attribute", "deque", "fields"],
+)
+def test_samples_of_other_types_are_transformed(make: Any, picture: Any) -> None:
+    (batch, _) = loader(Samples(make), transform=FLOATS, collate_fn=lambda samples: [*map(picture, samples)])
+    torch.testing.assert_close(torch.stack(batch), torch.stack([FLOATS(image(i)) for i in range(4)]))
+
+
+@dataclasses.dataclass(frozen=True)
+class Fields(Sequence[Any]):
+    """A sequence of its own fields."""
+
+    image: Any
+    label: int
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, place: Any) -> Any:
+        return (self.image, self.label)[place]
+
+
+@dataclasses.dataclass
+class Output(dict[str, Any]):
+    """A mapping of what it has, as the outputs of models are; two samples in three give it in another order."""
+
+    image: Any
+    label: int
+    weight: int
+
+    def __post_init__(self) -> None:
+        for name in ("image", "label", "weight") if self.label % 3 else ("weight", "label", "image"):
+            self[name] = getattr(self, name)
+
+
+@dataclasses.dataclass
+class Row(list[Any]):
+    """A list that can be compared by its length, too."""
+
+    length: int
+
+    def __init__(self, parts: list[Any]) -> None:
+        super().__init__(parts)
+        self.length = len(parts)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda i: deque([image(i), i]),
+        lambda i: Output(image(i), i, 10 * i),
+        lambda i: Row([image(i), i, 10 * i]),
+        lambda i: Fields(image(i), i),
+    ],
+    ids=["deque", "mapping", "list", "fields"],
+)
+def test_sequences_and_mappings_of_other_types_are_dataloaders(make: Any) -> None:
+    dataset = Samples(make)
+    theirs, ours = (next(iter(kind)) for kind in (DataLoader(dataset, 4), loader(dataset, transform=[])))
+    assert difference(ours, theirs) == ""
+
+
+# What is an image
+
+
+@pytest.mark.parametrize("text", [b"P100", b"P2", b"BM", b"BMW 320i of 1987, red", b"GIF", b"RIFF1234WAVE"])
+def test_words_are_no_images(text: bytes) -> None:
+    assert not is_encoded(text)
+    dataset = Samples(lambda i: (text, image(i)))
+    texts, images = next(iter(loader(dataset, transform=FLOATS)))
+    assert list(texts) == [text] * 4
+    assert images.dtype == torch.float32
+
+
+NO_IMAGES: dict[str, Any] = {
+    "no channels": np.zeros((4, 4, 0)),
+    "no channels of a tensor": torch.zeros(0, 4, 4),
+    "truth values": np.zeros((4, 4, 3), np.bool_),
+    "complex": np.zeros((4, 4, 3), np.complex64),
+    "complex tensor": torch.zeros(3, 4, 4, dtype=torch.complex64),
+}
+
+
+@pytest.mark.parametrize("leaf", NO_IMAGES.values(), ids=NO_IMAGES.keys())
+def test_what_is_no_image_is_passed_over(leaf: Any) -> None:
+    (found,) = images_of(tree((leaf, image(1))))
+    assert found[0] == "[1]"
+
+
+def test_a_stored_file_has_nothing_beside_it() -> None:
+    """The rest would go with it."""
+    assert images_of(tree([{"bytes": b"\xff\xd8\xff", "path": None, "label": 1}])) == [
+        ("[0]['bytes']", b"\xff\xd8\xff")
+    ]
+
+
+def test_what_cannot_be_put_together_is_refused() -> None:
+    with pytest.raises(TypeError, match="in different places"):
+        collate([{"image": Slot(0)}, {"image": Slot(1)}])
+    with pytest.raises(TypeError, match="a NoneType is no batch of 2 samples"):
+        reordered([torch.zeros(2), None], [1, 1])
+
+
+FORMS = ("JPEG", "PNG", "GIF", "BMP", "TIFF", "PPM", "WEBP", "JPEG2000")
+UNWRITTEN = {("JPEG2000", "1"), ("WEBP", "1"), ("WEBP", "L")}
+"""Which PIL writes in no such mode."""
+
+
+@pytest.mark.parametrize(("form", "mode"), sorted({*product(FORMS, ("RGB", "L", "1"))} - UNWRITTEN))
+def test_files_are_images(form: str, mode: str, tmp_path: Any) -> None:
+    file = tmp_path / "it"
+    PIL.Image.fromarray(data.astronaut()).resize((40, 30)).convert(mode).save(file, form)
+    assert is_encoded(file.read_bytes())
+
+
+def test_a_sparse_tensor_is_refused_by_name() -> None:
+    dataset = Samples(lambda i: image(i).to_sparse() if i == 2 else image(i))
+    with pytest.raises(SampleError, match=r"sample 2.*layout torch.sparse_coo"):
+        next(iter(loader(dataset, transform=FLOATS, collate_fn=untouched)))
+
+
+def test_of_two_images_that_are_refused_the_first_is_named() -> None:
+    kinds = {"one": torch.int8, "other": torch.bool}
+    dataset = Samples(lambda i: {name: tv_tensors.Image(image(i).to(kind)) for name, kind in kinds.items()})
+    with pytest.raises(SampleError, match=r"sample 0 \(\['one'\]\): it is of torch.int8"):
+        next(iter(loader(dataset, transform=FLOATS)))
+
+
+def test_a_tensor_with_a_negative_bit_is_an_image() -> None:
+    values = torch.rand(3, 8, 8)
+    dataset = Samples(lambda _: torch.complex(torch.zeros(3, 8, 8), -values).conj().imag)
+    assert torch.equal(next(iter(loader(dataset, transform=v2.Identity())))[0], values)
+
+
+# PIL images with alpha, whose colours PIL multiplies with it before it resamples
+
+
+RESAMPLING = {
+    "Resize": v2.Resize((20, 22)),
+    "RandomResizedCrop": v2.RandomResizedCrop(20, (0.5, 0.5), (1, 1)),
+    "RandomRotation": v2.RandomRotation((30, 30), v2.InterpolationMode.BILINEAR),
+    "RandomAffine": v2.RandomAffine((20, 20), interpolation=v2.InterpolationMode.BILINEAR),
+    "RandomApply": v2.RandomApply([v2.Resize((20, 22))], p=1),
+    "after a flip": v2.Compose([v2.RandomHorizontalFlip(1), v2.Resize(20)]),
+}
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA"])
+@pytest.mark.parametrize("name", [name for name in RESAMPLING if name != "RandomResizedCrop"])
+def test_transparent_images_are_resampled_as_pil_does(name: str, mode: str) -> None:
+    photograph = PIL.Image.fromarray(data.astronaut()).resize((60, 50)).convert(mode)
+    ramp = np.tile(np.linspace(0, 255, 60).astype(np.uint8), (50, 1))
+    photograph.putalpha(PIL.Image.fromarray(ramp))
+    transform = v2.Compose([RESAMPLING[name], v2.ToImage()])
+    (ours, *_) = next(iter(loader(Samples(lambda _: photograph.copy()), transform=transform)))
+    assert torch.equal(ours, transform(photograph))
+
+
+def test_random_ones_of_them_run_in_torch(capsys: pytest.CaptureFixture[str]) -> None:
+    photograph = PIL.Image.fromarray(data.astronaut()).resize((60, 50)).convert("RGBA")
+    asked = loader(Samples(lambda _: photograph.copy()), transform=[RESAMPLING["RandomResizedCrop"], v2.ToImage()])
+    assert next(iter(asked)).shape == (4, 4, 20, 20)
+    asked.explain()
+    assert "multiplies the colours" in capsys.readouterr().out

@@ -1,0 +1,199 @@
+"""The memory of the caches: what is in it, how much, and who is in its way while it is filled."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_changing_files import CROPPED, PHOTOGRAPH, RESIZED, folder, loader_of, write
+
+from torchdali.pipeline.cache import encoded as files_cache
+from torchdali.pipeline.cache.decoded import ImageCache
+from torchdali.pipeline.cache.encoded import FileCache
+from torchdali.pipeline.cache.store import Store
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def test_a_file_that_two_batches_read_at_once_is_kept_once(tmp_path, monkeypatch):
+    paths = folder(tmp_path, 2)
+    loader = loader_of(tmp_path, RESIZED, 2, cache="host", device="cpu")
+    next(iter(loader))
+    write(paths[0], 30, 40, 70)
+    cache, before, read = loader._compiled.cache, loader._compiled.cache._used, files_cache._read
+
+    def late(path: str) -> Any:
+        monkeypatch.setattr(files_cache, "_read", read)
+        cache.read(0, cache.files)
+        return read(path)
+
+    monkeypatch.setattr(files_cache, "_read", late)
+    data, _ = cache.read(0, cache.files)
+    assert data.tobytes() == paths[0].read_bytes()
+    assert cache._used == before + len(data)
+    loader.close()
+
+
+def test_files_in_several_pieces_of_memory(tmp_path, monkeypatch, device):
+    monkeypatch.setattr(files_cache, "_BLOCK", 10_000)
+    paths = folder(tmp_path, 24)
+    loader = loader_of(tmp_path, CROPPED, 4, cache="host", device=device)
+    expected = torch.cat([images.clone() for images, _ in loader])
+    cache = loader._compiled.cache
+    assert 3 < len(cache._blocks) < 20
+    for row, path in enumerate(paths):
+        assert cache._kept(row)[3].tobytes() == path.read_bytes()
+    monkeypatch.setattr(files_cache, "_read", lambda path: pytest.fail("read again"))
+    assert torch.equal(torch.cat([images for images, _ in loader]), expected)
+    loader.close()
+
+
+def test_files_are_read_where_there_is_no_memory_to_keep_them(tmp_path, monkeypatch, device):
+    folder(tmp_path, 8)
+    loader = loader_of(tmp_path, CROPPED, 4, cache="host", device=device)
+    empty = np.empty
+
+    def fail(shape: Any, *args: Any, **options: Any) -> Any:
+        if shape == files_cache._BLOCK:
+            raise MemoryError
+        return empty(shape, *args, **options)
+
+    monkeypatch.setattr(np, "empty", fail)
+    assert sum(len(images) for images, _ in loader) == 8
+    assert "0 of 8 samples" in loader._compiled.cache.describe()
+    loader.close()
+
+
+def test_a_cache_that_is_closed_while_a_file_is_kept(tmp_path):
+    """Its iterator goes on, and must not look for the file there."""
+    paths = folder(tmp_path, 2)
+    loader = loader_of(tmp_path, CROPPED, 2, cache="host", device="cpu")
+    next(iter(loader))
+    cache = loader._compiled.cache
+    data, about = cache.read(1, cache.files)
+    cache.forget(np.arange(2))
+
+    class Block(np.ndarray):
+        def __setitem__(self, place: Any, value: Any) -> None:
+            cache.close()
+
+    cache._blocks[-1] = cache._blocks[-1].view(Block)
+    cache._keep(1, data, paths[1].stat().st_mtime_ns, about)
+    assert cache.read(1, cache.files)[0].tobytes() == paths[1].read_bytes()
+    assert not cache._held
+    loader.close()
+
+
+@pytest.mark.parametrize("cache", ["host", "device"])
+@pytest.mark.parametrize("touched", [False, True])
+def test_a_file_that_was_rewritten_is_kept_as_what_it_is_now(cache, touched, tmp_path, monkeypatch, device):
+    paths = folder(tmp_path, 8)
+    loader = loader_of(tmp_path, CROPPED, 4, cache=cache, device=device)
+    list(loader)
+    os.utime(paths[3], (1, 1)) if touched else write(paths[3], 80, 112)
+    expected = torch.cat([images.clone() for images, _ in loader])
+    monkeypatch.setattr(FileCache, "_drop", lambda *_: pytest.fail("read anew"))
+    monkeypatch.setattr(ImageCache, "drop", lambda *_: pytest.fail("decoded anew"))
+    assert torch.equal(torch.cat([images for images, _ in loader]), expected)
+    loader.close()
+
+
+def test_no_file_that_is_for_dali_is_decoded_by_pil(tmp_path, monkeypatch, device):
+    folder(tmp_path, 8)
+    monkeypatch.setattr(files_cache, "ppm", lambda data: pytest.fail("decoded by PIL"))
+    loader = loader_of(tmp_path, CROPPED, 4, cache="host", device=device)
+    assert [len(images) for _ in range(2) for images, _ in loader] == [4] * 4
+    loader.close()
+
+
+@pytest.mark.parametrize("left", [0, 1])
+def test_files_that_fill_the_budget(left, tmp_path, monkeypatch, device):
+    """To the last byte, or but for one."""
+    monkeypatch.setattr(files_cache, "_BLOCK", 10_000)
+    paths = [*folder(tmp_path, 3), tmp_path / "c" / "large.png"]
+    PHOTOGRAPH.crop((0, 0, 120, 120)).save(paths[-1])
+    lengths = [path.stat().st_size for path in paths]
+    assert max(lengths[:3]) < sum(lengths[:3]) < 20_000 < lengths[3]
+    loader = loader_of(tmp_path, CROPPED, 1, cache="host", cache_bytes=lengths[3] - left, device=device)
+    loader.dataset.samples = loader.dataset.samples[3:]
+    next(iter(loader))
+    cache = loader._compiled.cache
+    assert cache._held == cache._used == (0 if left else lengths[3])
+    loader.close()
+
+
+FORKING = """
+import os, signal, sys
+from torchvision.transforms import v2
+from torchdali import DALILoader
+
+chain = v2.Compose([v2.ToImage(), v2.Resize((32, 32))])
+loader = DALILoader(sys.argv[1], 4, transform=chain, cache=sys.argv[2], device="cpu")
+next(iter(loader))
+loader._cache._lock.acquire()
+child = os.fork()
+if child:
+    loader._cache._lock.release()
+    sys.exit(os.waitpid(child, 0)[1])
+signal.alarm(10)
+count = sum(len(images) for images, _ in loader)
+loader.close()
+os._exit(count != 10)
+"""
+
+
+@pytest.mark.parametrize("cache", ["host", "device"])
+def test_a_process_that_is_forked_while_a_thread_fills_the_cache(run_script, cache, tmp_path):
+    folder(tmp_path, 10)
+    done = run_script(FORKING, tmp_path, cache, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("cache", ["host", "device"])
+def test_an_interrupt_while_the_cache_takes_memory(cache, tmp_path, monkeypatch):
+    """It may come between any two lines; what is kept by then is right, and the next epochs too."""
+    monkeypatch.setattr("torchdali.pipeline.cache.encoded._BLOCK", 9000)
+    monkeypatch.setattr("torchdali.pipeline.cache.store._SMALLEST", 1000)
+    folder(tmp_path, 12)
+    expected = torch.cat([images for images, _ in loader_of(tmp_path, RESIZED, 4, device="cpu")])
+    grow = FileCache._has_room if cache == "host" else Store._grow
+    *_, last = (line for *_, line in grow.__code__.co_lines() if line)
+    for number in range(grow.__code__.co_firstlineno + 1, last + 1):
+        loader = loader_of(tmp_path, RESIZED, 4, cache=cache, device="cpu")
+        later = []
+
+        def trace(frame: Any, event: str, _: Any, number: int = number, later: list[bool] = later) -> Any:
+            if frame.f_code is not grow.__code__:
+                return None
+            if event == "line" and frame.f_lineno == number:
+                later.append(True)
+                if len(later) == 1:
+                    raise KeyboardInterrupt
+            return trace
+
+        traced = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            list(loader)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(traced)
+        for _ in range(2):
+            assert torch.equal(torch.cat([images for images, _ in loader]), expected), number
+        loader.close()
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_file_that_comes_in_parts(whole, tmp_path, monkeypatch):
+    """Or that becomes shorter meanwhile."""
+    (path,) = folder(tmp_path, 1)
+    read, parts = os.readv, iter([100] * 1000 if whole else [100, 30, 0])
+    monkeypatch.setattr(os, "readv", lambda file, buffers: read(file, [buffers[0][: next(parts)]]))
+    data, modified = files_cache._read(str(path))
+    assert data.tobytes() == path.read_bytes()[: None if whole else 130]
+    assert modified == path.stat().st_mtime_ns

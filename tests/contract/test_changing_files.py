@@ -1,0 +1,289 @@
+"""Files that become other files while a loader is in use, and caches that are closed while an iterator is."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from skimage.data import astronaut
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import v2
+
+from torchdali import DALILoader, SampleError
+from torchdali.pipeline.cache.decoded import ImageCache
+from torchdali.pipeline.cache.encoded import FileCache
+from torchdali.sources import FolderSource
+
+pytestmark = pytest.mark.timeout(120)
+
+PHOTOGRAPH = Image.fromarray(astronaut())
+RESIZED = v2.Compose([v2.ToImage(), v2.Resize((32, 32))])
+CROPPED = v2.Compose([v2.ToImage(), v2.CenterCrop(24)])
+
+
+def write(path: Path, height: int, width: int, left: int = 0) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_suffix(".new")
+    PHOTOGRAPH.crop((left, 0, left + width, height)).save(new, "PNG")
+    new.replace(path)
+
+
+def folder(root: Path, count: int, height: int = 40, width: int = 56) -> list[Path]:
+    paths = [root / "c" / f"{i:03}.png" for i in range(count)]
+    for i, path in enumerate(paths):
+        write(path, height, width, 3 * i)
+    return paths
+
+
+def loader_of(root: Path, transform: Any, batch_size: int = 8, **options: Any) -> DALILoader:
+    return DALILoader(ImageFolder(root, transform), batch_size, **options)
+
+
+SHRINKING = """
+import sys
+from pathlib import Path
+import numpy as np
+from PIL import Image
+from skimage.data import astronaut
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import v2
+from torchdali import DALILoader
+
+root, random, photograph = Path(sys.argv[1]), np.random.default_rng(0), Image.fromarray(astronaut())
+(root / "c").mkdir(parents=True)
+chain = v2.Compose([v2.ToImage(), v2.RandomResizedCrop(24)])
+def write(numbers, least, most):
+    for i in numbers:
+        size = random.integers(least, most, 2)
+        photograph.crop((0, 0, *size.tolist())).save(root / "c" / f"{i:02}.jpg", quality=60 + i % 30)
+for seed in range(6):
+    write(range(64), 40, 90)
+    loader = DALILoader(ImageFolder(root, chain), batch_size=32, device="cpu", seed=seed, num_workers=1)
+    list(loader)
+    write(range(0, 64, 4), 24, 70)
+    print(sum(len(images) for images, _ in loader))
+    loader.close()
+"""
+
+
+def test_a_large_batch_with_files_that_became_smaller(run_script, tmp_path):
+    """A window that is not within its image is found by DALI where it reads headers, in several threads."""
+    done = run_script(SHRINKING, tmp_path / "root")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["64"] * 6
+
+
+def test_windows_of_images_that_are_to_be_turned(tmp_path, monkeypatch):
+    """EXIF says so, and neither torchvision nor DALI does it: the window is within the image as it is stored."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    (tmp_path / "c").mkdir()
+    for i in range(40):
+        PHOTOGRAPH.crop((i, 0, i + 100, 30)).save(tmp_path / "c" / f"{i:02}.jpg", exif=exif)
+    monkeypatch.setattr("torchdali.pipeline.feed.Feed._again", lambda self, batch: pytest.fail("run twice"))
+    loader = loader_of(tmp_path, v2.Compose([v2.ToImage(), v2.RandomCrop((28, 90))]), 40, device="cpu")
+    ((images, _),) = loader
+    assert images.shape == (40, 3, 28, 90)
+
+
+class Twice:
+    """Batches with sample 0 in each; before the fourth of a later epoch its file is written anew."""
+
+    def __init__(self, path: Path, changes: bool) -> None:
+        self.path, self.changes = path, changes
+
+    def __len__(self) -> int:
+        return 8
+
+    def __iter__(self):
+        for i in range(8):
+            if i == 3 and self.changes:
+                write(self.path, 80, 112, 90)
+            yield [0, 2 * i + 1]
+
+
+@pytest.mark.parametrize("filled", [False, True])
+@pytest.mark.parametrize("cache", [None, "host", "device"])
+def test_each_batch_has_the_old_file_or_the_new_one(cache, filled, device, tmp_path):
+    """A batch in flight must not take its file for the one that another batch found there meanwhile."""
+    paths = folder(tmp_path, 16)
+    old = ImageFolder(tmp_path, CROPPED)[0][0]
+    sampler = Twice(paths[0], False)
+    dataset = ImageFolder(tmp_path, CROPPED)
+    loader = DALILoader(dataset, batch_sampler=sampler, cache=cache, device=device, num_workers=1, prefetch_factor=2)
+    if filled:
+        list(loader)
+    sampler.changes = True
+    images = [images[0].cpu() for images, _ in loader]
+    new = ImageFolder(tmp_path, CROPPED)[0][0]
+    assert len(images) == 8
+    assert all((one == old).all() or (one == new).all() for one in images)
+    assert (images[-1] == new).all()
+    loader.close()
+
+
+@pytest.mark.parametrize(
+    ("cache", "change"),
+    [(one, other) for one in (None, "host", "device") for other in ("transform", None, "host", "device")],
+)
+def test_an_iterator_goes_on_when_the_cache_is_made_anew(cache, change, device, tmp_path):
+    folder(tmp_path, 40)
+    loader = loader_of(tmp_path, RESIZED, 2, num_workers=1, prefetch_factor=2, cache=cache, device=device)
+    expected = [images.clone() for images, _ in loader]
+    batches = iter(loader)
+    first = [next(batches)[0] for _ in range(10)]
+    if change == "transform":
+        loader.dataset.transform = v2.Compose([v2.ToImage(), v2.Resize((16, 16))])
+    else:
+        loader.cache = change
+    next(iter(loader))
+    images = [*first, *(images for images, _ in batches)]
+    assert len(images) == len(expected)
+    assert all(torch.equal(one, other) for one, other in zip(images, expected, strict=True))
+    loader.close()
+
+
+@pytest.mark.parametrize("cache", [None, "host", "device"])
+def test_a_file_that_is_gone_is_named_although_it_was_kept(cache, device, tmp_path):
+    paths = folder(tmp_path, 16)
+    loader = loader_of(tmp_path, CROPPED, 4, cache=cache, device=device)
+    assert len(list(loader)) == 4
+    paths[6].unlink()
+    batches = iter(loader)
+    next(batches)
+    with pytest.raises(SampleError, match="there is no such file") as raised:
+        next(batches)
+    assert raised.value.path == str(paths[6])
+    assert [len(images) for images, _ in batches] == [4, 4]
+    loader.close()
+
+
+def test_a_file_that_another_thread_kept_meanwhile(tmp_path, monkeypatch):
+    """What is kept of a file, where it lies and how long it is belong together."""
+    paths = folder(tmp_path, 2)
+    loader = loader_of(tmp_path, RESIZED, 2, cache="host", device="cpu")
+    list(loader)
+    cache, asked = loader._compiled.cache, threading.local()
+    assert isinstance(cache, FileCache)
+    write(paths[0], 30, 40, 70)
+    stat = os.stat
+
+    def late(path: Any, *args: Any, **options: Any) -> Any:
+        if os.fsdecode(path) == str(paths[0]) and not getattr(asked, "once", False):
+            asked.once = True
+            cache.read(0, cache.files)
+        return stat(path, *args, **options)
+
+    monkeypatch.setattr(os, "stat", late)
+    data, about = cache.read(0, cache.files)
+    assert asked.once
+    assert data.tobytes() == paths[0].read_bytes()
+    assert about == (30, 40, True)
+    loader.close()
+
+
+def test_a_sound_file_is_not_blamed_where_another_batch_forgets_its_header(tmp_path, monkeypatch, device):
+    """A sample is in all batches; each of them finds that its file was changed."""
+    paths = folder(tmp_path, 40)
+    order = np.stack([np.full(39, 0), np.arange(1, 40)], 1).tolist()
+    options: dict[str, Any] = {"num_workers": 1, "prefetch_factor": 2, "device": device}
+    cached, plain = (
+        DALILoader(ImageFolder(tmp_path, RESIZED), batch_sampler=order, cache=cache, **options)
+        for cache in ("device", None)
+    )
+    list(cached)
+    for i, path in enumerate(paths):
+        write(path, 44, 60, 5 * i)
+    forget, forgotten = FolderSource.forget, []
+
+    def once_more(self: FolderSource, rows: Any) -> Any:
+        """As a batch does that is looked up while those before it are scanned."""
+        forgotten.append(rows)
+        return forget(self, np.union1d(rows, np.zeros(1, np.int64)))
+
+    monkeypatch.setattr(FolderSource, "forget", once_more)
+    images = [images for images, _ in cached]
+    assert forgotten
+    assert all(torch.equal(one, other) for one, (other, _) in zip(images, plain, strict=True))
+    cached.close()
+
+
+def test_a_black_image_takes_no_more_of_the_cache_in_each_epoch(tmp_path, device):
+    paths = folder(tmp_path, 16)
+    paths[5].write_bytes(paths[5].read_bytes()[:-500])
+    loader = loader_of(tmp_path, RESIZED, 8, cache="device", on_error="replace", device=device)
+    used = set()
+    for epoch in range(4):
+        assert len(torch.cat([images for images, _ in loader])) == 16
+        if epoch:
+            used.add(loader._compiled.cache._store.used)
+    assert len(loader.errors) == 1
+    assert len(used) == 1
+    loader.close()
+
+
+def test_a_batch_that_takes_too_long_when_it_is_run_again(tmp_path, monkeypatch, device):
+    paths = folder(tmp_path, 16)
+    loader = loader_of(tmp_path, CROPPED, 8, device=device, timeout=5)
+    list(loader)
+    write(paths[3], 80, 112)
+
+    def late(self: FolderSource, rows: Any) -> Any:
+        raise TimeoutError
+
+    monkeypatch.setattr(FolderSource, "forget", late)
+    with pytest.raises(RuntimeError, match="DataLoader timed out after 5 seconds"):
+        list(loader)
+
+
+def order_of(count: int, bad: int) -> list[list[int]]:
+    """The bad sample comes late, and after it those that came beside it."""
+    others = [i for i in range(count) if i != bad]
+    return [[i, i + 1] for i in range(0, 8, 2)] + [[bad, others[-1]]] + [[others[-1], i] for i in others[8:-1]]
+
+
+@pytest.mark.parametrize("mode", ["raise", "skip", "replace"])
+@pytest.mark.parametrize("cache", ["host", "device"])
+@pytest.mark.parametrize("change", ["transform", "cache", "same head"])
+def test_an_iterator_goes_on_where_a_cache_is_not_filled_yet(cache, mode, change, device, tmp_path):
+    """With images that are being decoded for it, and with a sample at fault."""
+    paths = folder(tmp_path, 20)
+    if mode != "raise":
+        paths[9].write_bytes(paths[9].read_bytes()[:60])
+    chain = v2.Compose([v2.ToImage(), v2.Resize((40, 48)), v2.RandomCrop(24)])
+    ours, theirs = (
+        DALILoader(
+            ImageFolder(tmp_path, chain),
+            batch_sampler=order_of(20, 9),
+            cache=kind,
+            on_error=mode,
+            seed=0,
+            device=device,
+            num_workers=1,
+            prefetch_factor=2,
+        )
+        for kind in (cache, None)
+    )
+    expected = [images.clone() for images, _ in theirs]
+    batches = iter(ours)
+    images = [next(batches)[0].clone() for _ in range(3)]
+    old = ours._compiled.cache
+    if change == "cache":
+        ours.cache = None
+    else:
+        other = v2.CenterCrop(20) if change == "same head" else v2.Resize(20)
+        head = [v2.Resize((40, 48)), v2.RandomCrop(30)] if change == "same head" else []
+        ours.dataset.transform = v2.Compose([v2.ToImage(), *head, other])
+    next(iter(ours))
+    images += [images.clone() for images, _ in batches]
+    if isinstance(old, ImageCache) and old is not ours._compiled.cache:
+        assert not old._store.held, "a cache that was closed takes memory again"
+    assert len(images) == len(expected)
+    assert all(torch.equal(one, other) for one, other in zip(images, expected, strict=True))
+    ours.close()

@@ -1,0 +1,261 @@
+"""What a loader of a dataset that is asked for samples says of itself, and what can be made of it."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import io
+import os
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import CROP, same
+from helpers.proxied import EXACT, RANDOM, Named, Pictures, Stream, prepare
+from test_order import WORKERS
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    RandomSampler,
+    SequentialSampler,
+    default_collate,
+)
+from torchvision.transforms import v2
+
+from torchdali import DALILoader
+
+pytestmark = [
+    pytest.mark.timeout(60),
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+    pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),
+]
+
+COUNT = 11
+
+
+@pytest.fixture
+def files(pictures: Path) -> list[Path]:
+    return sorted(pictures.rglob("*.jpg"))[:COUNT]
+
+
+def test_persistent_workers_take_a_new_transform(files: list[Path]) -> None:
+    options = {"batch_size": 4, "num_workers": 1, "persistent_workers": True}
+    loader = DALILoader(Pictures(files), **options, transform=EXACT, device="cpu")
+    assert next(iter(loader))["image"].shape[2:] == (CROP, CROP)
+    loader.transform = v2.Compose([v2.ToImage(), v2.CenterCrop(9)])
+    assert next(iter(loader))["image"].shape[2:] == (9, 9)
+    true = list(DataLoader(Pictures(files, loader.transform), **options))
+    assert same([batch["image"] for batch in loader], [batch["image"] for batch in true])
+
+
+def test_batches_are_on_the_device(files: list[Path], device: str) -> None:
+    for options in ({"transform": EXACT}, {}):
+        dataset = Pictures(files, None if options else EXACT)
+        for batch in DALILoader(dataset, 4, num_workers=2, device=device, **options):
+            assert {batch[name].device.type for name in ("image", "torch", "index")} == {device}
+            true = torch.stack([Pictures(files, EXACT)[index]["image"] for index in batch["index"].tolist()])
+            assert (batch["image"].cpu().float() - true.float()).abs().mean() < (5 if device == "cuda" else 1e-9)
+
+
+def explained(loader: DALILoader) -> str:
+    text = io.StringIO()
+    loader.explain(text)
+    return " ".join(text.getvalue().split())
+
+
+def test_explain_says_where_images_are_and_draws_nothing(files: list[Path], device: str) -> None:
+    before = [torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()]  # type: ignore # noqa: NPY002
+    loader = DALILoader(Pictures(files), 4, num_workers=1, transform=EXACT, device=device)
+    text = explained(loader)
+    assert "images at ['image'] of dataset[0]: uint8 (3, H, W) (pixels)" in text
+    assert "Pictures, asked for samples in 1 worker process," in text
+    assert "CenterCrop" in text
+    stream = DALILoader(Stream(Pictures(files), shares=True), 4, transform=EXACT, device=device)
+    assert "images not known before the first batch" in explained(stream)
+    assert "threads not known before the first batch window" in explained(stream)
+    after = [torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()]  # type: ignore # noqa: NPY002
+    assert same(after, before)
+    next(iter(stream))
+    assert "images at ['image']: uint8 (3, H, W) (pixels)" in explained(stream)
+    assert "worker, place in its stream" in explained(stream)
+    assert "not known before the first batch (dataset[0] raises AttributeError" in explained(
+        DALILoader(Named(files), sampler=["picture 1"], transform=EXACT, device=device)
+    )
+    assert "none in dataset[0], which is [0] int" in explained(
+        DALILoader([(1, 2)], transform=EXACT, device=device)  # pyright: ignore[reportArgumentType]
+    )
+    assert "without transform= nothing runs in DALI" in explained(DALILoader(Pictures(files), device=device))
+    assert "at ['image']" in text
+
+
+def test_explain_writes_every_kind_of_image_alike(files: list[Path]) -> None:
+    class Both(Pictures):
+        def __getitem__(self, index: int) -> Any:
+            image = super().__getitem__(index)["image"]
+            return {"coloured": image, "grey": image.convert("L")}
+
+    text = io.StringIO()
+    DALILoader(Both(files), 4, transform=EXACT, device="cpu").explain(text)
+    lines = text.getvalue().splitlines()
+    assert len([line for line in lines if "CenterCrop" in line]) == 2
+    assert len(set(lines)) == len({line.strip() for line in lines}), "both begin where the other does"
+
+
+def test_is_a_dataloader_with_its_attributes(files: list[Path]) -> None:
+    dataset, generator = Pictures(files), torch.Generator()
+    options: dict[str, Any] = {
+        "sampler": RandomSampler(dataset, generator=generator),
+        "batch_size": 3,
+        "num_workers": 1,
+        "collate_fn": default_collate,
+        "pin_memory": False,
+        "timeout": 4,
+        "drop_last": True,
+        "worker_init_fn": prepare,
+        "generator": generator,
+        "prefetch_factor": 3,
+        "persistent_workers": True,
+        "multiprocessing_context": "fork",
+        "in_order": False,
+    }
+    ours, theirs = DALILoader(dataset, **options, device="cpu"), DataLoader(dataset, **options)
+    assert isinstance(ours, DataLoader)
+    assert {name: getattr(ours, name) for name in options} == {name: getattr(theirs, name) for name in options}
+    assert ours.dataset is dataset
+    assert type(ours.batch_sampler) is BatchSampler
+    assert ours.batch_sampler.sampler is options["sampler"]
+
+
+def as_lightning(loader: Any, sampler: Any) -> Any:
+    """A loader of the same class and arguments with another sampler, made as Lightning makes it: by its attributes."""
+    attributes = {name: value for name, value in vars(loader).items() if not name.startswith("_")}
+    attributes["multiprocessing_context"] = loader.multiprocessing_context
+    parameters = dict(inspect.signature(loader.__init__).parameters)
+    if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+        parameters.update(inspect.signature(DataLoader.__init__).parameters)
+        del parameters["self"]
+    changed = {n for n, one in parameters.items() if n in attributes and one.default is not attributes[n]}
+    given = {name: attributes[name] for name in changed | {"dataset"}}
+    return type(loader)(**{**given, "sampler": sampler, "shuffle": False, "batch_sampler": None})
+
+
+def as_accelerate(loader: Any, cls: type) -> Any:
+    """A loader of a class of one's own with the same arguments and batch sampler, as Accelerate makes it."""
+    left_out = ("self", "dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "drop_last")
+    names = [name for name in inspect.signature(DataLoader.__init__).parameters if name not in left_out]
+    return cls(loader.dataset, batch_sampler=loader.batch_sampler, **{name: getattr(loader, name) for name in names})
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_is_made_again_from_its_attributes(files: list[Path], workers: dict[str, Any]) -> None:
+    loader = DALILoader(Pictures(files), 4, shuffle=True, transform=RANDOM, seed=3, device="cpu", **workers)
+    again = as_lightning(loader, SequentialSampler(range(COUNT)))
+    assert type(again) is DALILoader
+    straight = DALILoader(Pictures(files), 4, transform=RANDOM, seed=3, device="cpu")
+    assert same([batch["image"] for batch in again], [batch["image"] for batch in straight])
+    inside = DALILoader(Pictures(files, EXACT), 4, device="cpu", **workers)
+    assert same(*([batch["image"] for batch in as_accelerate(inside, cls)] for cls in (DALILoader, DataLoader)))
+
+
+def test_accelerate_may_not_take_the_loader_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It asks for this attribute first, and makes a plain DataLoader of what does not have it."""
+    loader = DALILoader([1, 2, 3], transform=v2.ToImage(), device="cpu")
+    monkeypatch.setitem(sys.modules, "accelerate", None)
+    with pytest.raises(TypeError, match=r"nothing would run in DALI: use the Accelerator of torchdali\.accelerate"):
+        getattr(loader, "_is_accelerate_prepared", False)
+    monkeypatch.delitem(sys.modules, "accelerate")
+    assert not loader._is_accelerate_prepared, "which nobody asks for"
+
+
+class Inherited:
+    """Garbage of the process that makes it, once nobody else refers to it, and of those that it forks."""
+
+    def __init__(self, dropped: Path) -> None:
+        self.itself, self.dropped = self, dropped
+
+    def __del__(self) -> None:
+        (self.dropped / str(os.getpid())).touch()
+
+
+class Collecting(Pictures):
+    """A dataset that lets the garbage collector run."""
+
+    def __getitem__(self, index: int) -> Any:
+        gc.collect()
+        return super().__getitem__(index)
+
+
+def test_a_forked_worker_leaves_the_garbage_of_its_parent_alone(files: list[Path], tmp_path: Path) -> None:
+    """As a CUDA tensor in a cycle would, this could end the worker."""
+    gc.collect()
+    gc.disable()
+    try:
+        Inherited(tmp_path)
+        options = {"num_workers": 1, "multiprocessing_context": "fork", "device": "cpu"}
+        batches = len(list(DALILoader(Collecting(files), 4, transform=EXACT, **options)))
+        assert not list(tmp_path.iterdir())
+    finally:
+        gc.enable()
+    gc.collect()
+    assert [path.name for path in tmp_path.iterdir()] == [str(os.getpid())]
+    assert batches == 3
+
+
+collects_when_forked = False
+
+
+def when_forked() -> None:
+    """The garbage collector, which may run at any moment, runs as soon as there is a new process."""
+    if collects_when_forked and gc.isenabled():
+        gc.collect()
+
+
+os.register_at_fork(after_in_child=when_forked)
+
+
+class Enabled(Pictures):
+    """A dataset that tells whether garbage is collected where it is asked."""
+
+    def __getitem__(self, index: int) -> Any:
+        return {**super().__getitem__(index), "collects": gc.isenabled()}
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_worker_that_is_being_forked_leaves_garbage_alone(
+    enabled: bool, files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And collects its own afterwards, as its parent does or does not."""
+    monkeypatch.setattr(sys.modules[__name__], "collects_when_forked", True)
+    before = gc.get_threshold()
+    gc.set_threshold(10**6)
+    try:
+        Inherited(tmp_path)
+        if not enabled:
+            gc.disable()
+        options = {"num_workers": 1, "multiprocessing_context": "fork", "device": "cpu"}
+        batches = list(DALILoader(Enabled(files), 4, transform=EXACT, **options))
+        assert gc.isenabled() == enabled
+    finally:
+        gc.enable()
+        gc.set_threshold(*before)
+    assert {path.name for path in tmp_path.iterdir()} <= {str(os.getpid())}
+    assert set(torch.cat([batch["collects"] for batch in batches]).tolist()) == {enabled}
+    gc.collect()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_profilers_see_dataloaders_name(workers: int) -> None:
+    ours, theirs = (iter(kind(range(3), num_workers=workers)) for kind in (DALILoader, DataLoader))
+    assert ours._profile_name == theirs._profile_name
+    assert [next(ours), next(theirs)] == [0, 0]
+
+
+def test_what_dali_is_fed_is_known_to_what_takes_the_time() -> None:
+    iterator = iter(DALILoader([np.zeros((30, 40, 3), np.uint8)], transform=EXACT, device="cpu"))
+    assert (iterator.clock.entry, iterator.clock.steps) == (None, ())
+    next(iterator)
+    assert (iterator.clock.entry, len(iterator.clock.steps)) == ("pixels", 2)

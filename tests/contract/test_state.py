@@ -1,0 +1,185 @@
+"""A loader that loads the state of another goes on as that one does: the rest of the epoch and the epochs after it."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import CROP, Numbered
+from helpers.proxied import RANDOM, Pictures, difference
+from test_order import ARGUMENTS, COMBINED, WORKERS
+from torch.utils.data import Dataset
+from torchvision.transforms import v2
+
+from torchdali import DALILoader
+
+pytestmark = [
+    pytest.mark.timeout(60),
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+    pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),
+]
+
+COUNT = 12
+AUGMENT = v2.Compose([v2.ToImage(), v2.RandomResizedCrop(CROP), v2.RandomHorizontalFlip()])
+
+
+class Asked(Dataset[Any]):
+    """Gives a picture with its number."""
+
+    def __init__(self, files: list[Path], transform: Any = None) -> None:
+        self.pictures = Pictures(files, transform)
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+    def __getitem__(self, index: int) -> Any:
+        sample = self.pictures[index]
+        return sample["image"], sample["index"]
+
+
+Make = Callable[..., DALILoader[Any]]
+
+
+def read(pictures: Path, numbered: Numbered) -> tuple[Any, dict[str, Any]]:
+    return numbered(pictures, AUGMENT), {"device": "cpu"}
+
+
+def asked(pictures: Path, numbered: Numbered) -> tuple[Any, dict[str, Any]]:
+    return Asked(sorted(pictures.rglob("*.jpg"))[:COUNT]), {"device": "cpu", "transform": RANDOM}
+
+
+def plain(pictures: Path, numbered: Numbered) -> tuple[Any, dict[str, Any]]:
+    exact = v2.Compose([v2.ToImage(), v2.CenterCrop(CROP)])
+    return Asked(sorted(pictures.rglob("*.jpg"))[:COUNT], exact), {"device": "cpu"}
+
+
+KINDS = {"read": read, "asked": asked, "plain": plain}
+SHORT = [
+    *("shuffle", "batch_size=None, shuffle", "random, many", "replacement", "subset", "distributed"),
+    *("uneven batches", "lists", "drawn at iter", "batches drawn at iter", "negative"),
+]
+
+
+def through_files(state: dict[str, Any]) -> dict[str, Any]:
+    """A state that was saved, both ways."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=True)
+    assert loaded == state
+    assert json.loads(json.dumps(state)) == state
+    return loaded
+
+
+def loader_of(kind: Any, arguments: Any, seed: int, own_generator: bool, **options: Any) -> DALILoader[Any]:
+    """A loader under its own seeds."""
+    dataset, own = kind
+    torch.manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed) if own_generator else None
+    return DALILoader(dataset, generator=generator, **arguments(len(dataset), generator), **own, **options)
+
+
+def set_epoch(loader: DALILoader[Any], epoch: int) -> None:
+    if hasattr(loader.sampler, "set_epoch"):
+        loader.sampler.set_epoch(epoch)
+
+
+def going_on(iterator: Iterator[Any]) -> list[Any]:
+    """What comes, with a number that the consumer draws from torch's global generator after each batch."""
+    return [(batch, torch.rand(1)) for batch in iterator]
+
+
+def rest_and_epochs(loader: DALILoader[Any], iterator: Iterator[Any], epoch: int) -> list[Any]:
+    seen = [going_on(iterator)]
+    for number in (1, 2):
+        set_epoch(loader, epoch + number)
+        seen.append(going_on(iter(loader)))
+    return seen
+
+
+def assert_goes_on(make: Callable[[int], DALILoader[Any]], epochs: int, batches: int) -> None:
+    """Loads a state that was taken after some epochs and batches into a loader with other seeds."""
+    loader = make(7)
+    for number in range(epochs):
+        set_epoch(loader, number)
+        going_on(iter(loader))
+    set_epoch(loader, epochs)
+    iterator = iter(loader)
+    going_on(islice(iterator, batches))
+    state = through_files(loader.state_dict())
+    rng = torch.get_rng_state()
+    assert state["batches"] == batches
+    true = rest_and_epochs(loader, iterator, epochs)
+    assert len(true[1]) > batches
+    again = make(8)
+    again.load_state_dict(state)
+    if "torch" not in state["generators"]:  # then it is the consumer's
+        torch.set_rng_state(rng)
+    assert not difference(rest_and_epochs(again, iter(again), epochs), true)
+
+
+@pytest.mark.parametrize(("arguments", "workers", "own_generator"), COMBINED)
+def test_goes_on_with_every_sampler(
+    pictures: Path, numbered: Numbered, arguments: Any, workers: dict[str, Any], own_generator: bool
+) -> None:
+    kind = read(pictures, numbered)
+    for epochs, batches in ((0, 1), (1, 2)):
+        assert_goes_on(lambda seed: loader_of(kind, arguments, seed, own_generator, **workers), epochs, batches)
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("order", SHORT)
+@pytest.mark.parametrize("which", ["asked", "plain"])
+def test_goes_on_where_the_dataset_is_asked(
+    pictures: Path, numbered: Numbered, which: str, order: str, workers: dict[str, Any]
+) -> None:
+    kind = KINDS[which](pictures, numbered)
+    own_generator = SHORT.index(order) % 2 == (which == "asked")
+    assert_goes_on(lambda seed: loader_of(kind, ARGUMENTS[order], seed, own_generator, **workers), 1, 1)
+
+
+def test_a_probe_between_leaves_the_place_alone(pictures: Path, numbered: Numbered) -> None:
+    """It has an epoch of its own, which neither uses up a state that was loaded nor counts."""
+    dataset, own = read(pictures, numbered)
+
+    def make(number: int) -> DALILoader[Any]:
+        torch.manual_seed(number)
+        return DALILoader(dataset, 1, shuffle=True, **own)
+
+    loader = make(7)
+    iterator = iter(loader)
+    list(islice(iterator, 20))  # more than a probe has, which must not skip them
+    loader.stats(probe=True)
+    state = loader.state_dict()
+    true = [list(iterator), list(loader)]
+    again = make(8)
+    again.load_state_dict(state)
+    rng = torch.get_rng_state()
+    again.stats(probe=True)
+    assert torch.equal(torch.get_rng_state(), rng)
+    assert again.state_dict() == state
+    assert not difference([list(again), list(again)], true)
+
+
+@pytest.mark.parametrize("mode", ["skip", "replace"])
+@pytest.mark.parametrize("workers", WORKERS[:2])
+@pytest.mark.parametrize("which", ["read", "asked"])
+def test_goes_on_where_samples_are_put_up_with(
+    fresh_pictures: Path, numbered: Numbered, which: str, workers: dict[str, Any], mode: str
+) -> None:
+    """Whether they were known to be bad or are found to be again."""
+    for path in sorted(fresh_pictures.rglob("*.jpg"))[1:12:3]:
+        path.write_bytes(b"no picture")
+    dataset, own = read(fresh_pictures, numbered)
+    samples = [(Path(path), number) for path, number in dataset.samples]
+    kind = (samples, {"transform": AUGMENT, **own}) if which == "asked" else (dataset, own)
+    for batches in (1, 3):
+        assert_goes_on(
+            lambda seed: loader_of(kind, ARGUMENTS["shuffle"], seed, False, on_error=mode, **workers), 1, batches
+        )

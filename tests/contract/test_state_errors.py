@@ -1,0 +1,277 @@
+"""A loop that catches an error and goes on can be saved, too: a loader that loads its state goes on as it does."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from conftest import encoded
+from helpers.proxied import difference
+from PIL import Image
+from test_state import through_files
+from torch.utils.data import Dataset, IterableDataset, RandomSampler, default_collate, get_worker_info
+from torchvision.transforms import v2
+
+from torchdali import DALILoader, SampleError
+from torchdali.pipeline.engine import Engine
+
+pytestmark = [
+    pytest.mark.timeout(60),
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+    pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),
+]
+
+COUNT, BAD = 14, 5
+WORKERS = [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}]
+AUGMENT = v2.RandomResizedCrop(8)
+RESIZED = v2.Compose([v2.ToImage(), v2.RandomResizedCrop(8)])
+
+
+class OwnError(Exception):
+    """Raised by what users write."""
+
+
+def picture(number: int) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(number).integers(0, 256, (3, 16, 16), np.uint8))
+
+
+def jpeg(number: int) -> bytes:
+    data = encoded(Image.fromarray(picture(number).permute(1, 2, 0).numpy()), "JPEG")
+    return data[: len(data) // 2] if number == BAD else data
+
+
+class Stream(IterableDataset[Any]):
+    """Gives each worker numbers of its own, the pictures of which are made by ``make``."""
+
+    def __init__(self, make: Callable[[int], Any]) -> None:
+        self.make = make
+
+    def numbers(self) -> range:
+        info = get_worker_info()
+        return range(info.id * 100, info.id * 100 + COUNT) if info else range(COUNT)
+
+    def __iter__(self) -> Iterator[Any]:
+        return ((self.make(number), number) for number in self.numbers())
+
+
+class Raising:
+    """An iterator that raises an exception and can be asked for more."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream, self.left = stream, iter(stream.numbers())
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        number = next(self.left)
+        if number % 100 == BAD:
+            raise OwnError(number)
+        return self.stream.make(number), number
+
+
+class RaisingStream(Stream):
+    def __iter__(self) -> Iterator[Any]:
+        return Raising(self)
+
+
+class Ending(Stream):
+    """Its generator is over where it raises an exception."""
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from Raising(self)
+
+
+class EndingWithAState(Stream):
+    """Knows its place, from which it could go on where its generator did not."""
+
+    at = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        numbers = self.numbers()
+        while self.at < len(numbers):
+            self.at += 1
+            if self.at - 1 == BAD:
+                raise OwnError(BAD)
+            yield self.make(numbers[self.at - 1]), numbers[self.at - 1]
+        self.at = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at = state["at"]
+
+
+class RaisingWithAState(Stream):
+    """Is asked for more after its exception, and knows its place."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return Placed(self)
+
+
+class Placed(Raising):
+    at = 0
+
+    def __next__(self) -> Any:
+        self.at += 1
+        return super().__next__()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for self.at in range(1, state["at"] + 1):
+            next(self.left, None)
+
+
+def refusing(batch: Any) -> Any:
+    if any(number % 100 == BAD for _, number in batch):
+        raise OwnError(BAD)
+    return default_collate(batch)
+
+
+def events(iterator: Iterator[Any]) -> Iterator[Any]:
+    """What comes of an epoch, where errors are caught."""
+    while True:
+        try:
+            seen = next(iterator)
+        except StopIteration:
+            return
+        except (OwnError, SampleError) as error:
+            traceback.clear_frames(error.__traceback__)  # torch's hold the iterator
+            seen = type(error).__name__
+        yield seen
+
+
+def assert_goes_on(make: Callable[[], DALILoader[Any]], error: type[Exception]) -> None:
+    """After the error, and an epoch later, as well."""
+    loader = make()
+    seen, states = [], [loader.state_dict()]
+    for event in events(iter(loader)):
+        seen.append(event)
+        states.append(loader.state_dict())
+    after = list(events(iter(loader)))
+    at = seen.index(error.__name__)
+    for taken in range(at, len(states))[: 3 if loader.num_workers else None]:
+        again = make()
+        again.load_state_dict(through_files(states[taken]))
+        assert not difference(list(events(iter(again))), seen[taken:]), taken
+        assert not difference(list(events(iter(again))), after), taken
+
+
+STREAMS = [RaisingStream, Ending, EndingWithAState, RaisingWithAState]
+
+
+DOES = pytest.mark.parametrize("does", [{}, {"transform": AUGMENT, "seed": 1}], ids=["plain", "transform"])
+
+
+@DOES
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("kind", STREAMS)
+def test_after_an_error_of_a_stream(kind: type[Stream], workers: Any, does: Any) -> None:
+    options = {"device": "cpu", "batch_size": 3, **does, **workers}
+    assert_goes_on(lambda: DALILoader(kind(picture), generator=torch.Generator(), **options), OwnError)
+
+
+@DOES
+@pytest.mark.parametrize("kind", STREAMS)
+def test_after_an_error_of_a_stream_that_is_not_batched(kind: type[Stream], does: Any) -> None:
+    options = {"device": "cpu", "batch_size": None, **does}
+    assert_goes_on(lambda: DALILoader(kind(picture), generator=torch.Generator(), **options), OwnError)
+
+
+@DOES
+@pytest.mark.parametrize("workers", WORKERS)
+def test_after_an_error_of_what_collates(workers: Any, does: Any) -> None:
+    options = {"device": "cpu", "batch_size": 4, "collate_fn": refusing, **does, **workers}
+    assert_goes_on(lambda: DALILoader(Stream(picture), generator=torch.Generator(), **options), OwnError)
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_after_a_damaged_sample_of_a_stream(workers: Any) -> None:
+    options = {"device": "cpu", "batch_size": 4, "transform": RESIZED, "seed": 1, **workers}
+    assert_goes_on(lambda: DALILoader(Stream(jpeg), **options), SampleError)
+    with pytest.raises(SampleError, match=", worker 0" if workers else r"\(\[0\]\)"):
+        list(DALILoader(Stream(jpeg), **options))
+
+
+class Refusing(Dataset[Any]):
+    """Cannot give one of its samples."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 2:
+            raise OwnError(index)
+        return picture(index), index
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("batch_size", [2, None])
+def test_samples_of_a_batch_that_failed_count_as_drawn(batch_size: int | None, workers: Any) -> None:
+    def make() -> DALILoader[Any]:
+        sampler = RandomSampler(range(4), replacement=True, num_samples=16, generator=torch.Generator())
+        options = {"device": "cpu", "batch_size": batch_size, "transform": AUGMENT, "seed": 1, **workers}
+        return DALILoader(Refusing(), sampler=sampler, **options)
+
+    assert_goes_on(make, OwnError)
+
+
+def test_after_a_damaged_file(fresh: Any) -> None:
+    Path(fresh.samples[4][0]).write_text("no picture")
+    loader, again = (DALILoader(fresh, 3, seed=1, device="cpu") for _ in range(2))
+    iterator = iter(loader)
+    next(iterator)
+    with pytest.raises(SampleError):
+        next(iterator)
+    again.load_state_dict(through_files(loader.state_dict()))
+    assert not difference(list(again), list(iterator))
+
+
+def test_after_what_is_no_batch_of_indices() -> None:
+    def make() -> DALILoader[Any]:
+        options: Any = {"batch_sampler": [[1], 3, [2], [1]], "transform": AUGMENT, "seed": 1, "device": "cpu"}
+        return DALILoader(cast("Any", [picture(number) for number in range(4)]), **options)
+
+    loader = make()
+    iterator = iter(loader)
+    next(iterator)
+    with pytest.raises(TypeError):
+        next(iterator)
+    state = through_files(loader.state_dict())
+    again = make()
+    again.load_state_dict(state)
+    assert not difference(list(again), list(iterator))
+
+
+def test_after_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With which the epoch cannot go on: its batch is still to come."""
+
+    def make() -> DALILoader[Any]:
+        samples = [(picture(number), number) for number in range(8)]
+        options = {"transform": AUGMENT, "seed": 1, "num_workers": 1, "timeout": 30, "device": "cpu"}
+        return DALILoader(cast("Any", samples), 2, **options)
+
+    def late(*_: Any) -> None:
+        raise TimeoutError
+
+    true, loader = list(make()), make()
+    iterator = iter(loader)
+    next(iterator)
+    with monkeypatch.context() as patch:
+        patch.setattr(Engine, "take", late)
+        with pytest.raises(RuntimeError, match="timed out after 30 seconds"):
+            next(iterator)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="this epoch cannot go on"):
+            next(iterator)
+    again = make()
+    again.load_state_dict(through_files(loader.state_dict()))
+    assert not difference(list(again), true[1:])

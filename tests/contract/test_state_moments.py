@@ -1,0 +1,465 @@
+"""When a state may be taken and loaded, what it is refused for, and which samplers and generators it knows."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.proxied import difference
+from test_state import KINDS, WORKERS, Asked, read, set_epoch, through_files
+from torch.utils.data import Dataset, DistributedSampler, RandomSampler
+
+from torchdali import DALILoader
+
+pytestmark = [
+    pytest.mark.timeout(60),
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+    pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),
+]
+
+State = dict[str, Any]
+
+
+class Quiet(Dataset[Any]):
+    """Draws nothing."""
+
+    def __init__(self, dataset: Asked) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        with torch.random.fork_rng(devices=[]):
+            kept = random.getstate(), np.random.get_state()  # noqa: NPY002
+            sample = self.dataset[index]
+            random.setstate(kept[0])
+            np.random.set_state(kept[1])  # noqa: NPY002
+        return sample
+
+
+@pytest.fixture(params=[*KINDS, *(pytest.param(f"{kind} cuda", marks=pytest.mark.gpu) for kind in ("read", "asked"))])
+def make(request: pytest.FixtureRequest, pictures: Any, numbered: Any) -> Callable[..., DALILoader[Any]]:
+    """Makes a loader of 12 or 24 samples in batches of 3, shuffled."""
+    kind, *device = request.param.split()
+    dataset, own = KINDS[kind](pictures, numbered)
+    own = {**own, "device": device[0]} if device else own
+    if isinstance(dataset, Asked):
+        dataset = Quiet(dataset)
+
+    def loader(number: int = 7, **options: Any) -> DALILoader[Any]:
+        torch.manual_seed(number)
+        shuffle = {} if {"sampler", "batch_sampler"} & options.keys() else {"shuffle": True}
+        size = {} if "batch_sampler" in options else {"batch_size": 3}
+        return DALILoader(dataset, **{**size, **shuffle, **own, **options})
+
+    return loader
+
+
+def loaded(make: Any, state: State, **options: Any) -> DALILoader[Any]:
+    loader = make(number=8, **options)
+    loader.load_state_dict(through_files(state))
+    return loader
+
+
+def epochs(loader: DALILoader[Any], count: int = 3) -> list[Any]:
+    return [list(loader) for _ in range(count)]
+
+
+# Moments
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_before_the_first_epoch(make: Any, workers: Any) -> None:
+    loader = make(**workers)
+    state = loader.state_dict()
+    true = epochs(loader)
+    assert not difference(epochs(loaded(make, state, **workers)), true)
+    assert difference(epochs(make(number=8, **workers)), true)
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("before", [1, 2])
+def test_after_an_epoch(make: Any, workers: Any, before: int) -> None:
+    loader = make(**workers)
+    epochs(loader, before)
+    state = loader.state_dict()
+    assert not state["begun"]
+    true = epochs(loader, 2)
+    assert not difference(epochs(loaded(make, state, **workers), 2), true)
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_before_the_first_batch_and_after_the_last(make: Any, workers: Any) -> None:
+    loader = make(**workers)
+    list(loader)
+    iterator = iter(loader)
+    begun = loader.state_dict()
+    batches = [next(iterator) for _ in range(len(loader))]
+    ended = loader.state_dict()
+    assert (begun["batches"], ended["batches"]) == (0, len(loader))
+    assert next(iterator, None) is None
+    true = epochs(loader, 2)
+    assert not difference(epochs(loaded(make, begun, **workers)), [batches, *true])
+    assert not difference(epochs(loaded(make, ended, **workers)), [[], *true])
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_each_batch_of_an_epoch(make: Any, workers: Any) -> None:
+    loader = make(**workers)
+    states, batches = [], []
+    for batch in loader:
+        batches.append(batch)
+        states.append(loader.state_dict())
+    assert [state["batches"] for state in states] == list(range(1, len(loader) + 1))
+    again = make(number=8, **workers)
+    for state in reversed(states):
+        again.load_state_dict(state)
+        rest = [(batch, again.state_dict()["batches"]) for batch in again]
+        assert not difference([batch for batch, _ in rest], batches[state["batches"] :])
+        assert [count for _, count in rest] == list(range(state["batches"] + 1, len(loader) + 1))
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("own_generator", [False, True])
+def test_after_a_break(make: Any, workers: Any, own_generator: bool) -> None:
+    """The rest is what would have come, the epochs after it too."""
+
+    def with_generator(number: int, **options: Any) -> DALILoader[Any]:
+        generator = torch.Generator().manual_seed(number) if own_generator else None
+        return make(number=number, generator=generator, **options)
+
+    true = epochs(with_generator(7, **workers))
+    loader = with_generator(7, **workers)
+    for _ in zip(range(2), loader, strict=False):
+        pass
+    state = loader.state_dict()
+    again = with_generator(8, **workers)
+    again.load_state_dict(state)
+    assert not difference(epochs(again), [true[0][2:], *true[1:]])
+
+
+@pytest.mark.parametrize("workers", WORKERS[:2])
+def test_where_the_consumer_draws_before_the_sampler_does(make: Any, workers: Any) -> None:
+    loader = make(**workers)
+    iterator = iter(loader)
+    torch.rand(5)
+    list(islice(iterator, 2))
+    state = loader.state_dict()
+    true = [list(iterator), *epochs(loader, 2)]
+    assert not difference(epochs(loaded(make, state, **workers)), true)
+
+
+def test_of_a_state_that_goes_on(make: Any) -> None:
+    true = list(make())
+    loader = make()
+    for seen, batch in enumerate(true):
+        assert not difference(next(iter(loader)), batch)
+        state = loader.state_dict()
+        assert state["batches"] == seen + 1
+        loader = loaded(make, state)
+        assert loader.state_dict() == state
+    assert list(loader) == []
+
+
+def test_loading_again_replaces_and_nothing_takes_back(make: Any) -> None:
+    loader = make(number=5)
+    iterator = iter(loader)
+    states, batches = [], []
+    for batch in iterator:
+        batches.append(batch)
+        states.append(loader.state_dict())
+    loader.load_state_dict(states[2])
+    loader.load_state_dict(states[0])
+    assert not difference(list(loader), batches[1:])
+    torch.manual_seed(5)
+    loader.load_state_dict(states[1])
+    loader.load_state_dict({})
+    assert len(list(loader)) == len(batches)
+
+
+@pytest.mark.parametrize("workers", WORKERS[:2])
+def test_of_the_iterator_that_was_begun_last(make: Any, workers: Any) -> None:
+    loader = make(**workers)
+    one, other = iter(loader), iter(loader)
+    for _ in range(3):
+        next(one)
+    next(other)
+    state = loader.state_dict()
+    assert state["batches"] == 1
+    rest = list(other)
+    assert not difference(list(loaded(make, state, **workers)), rest)
+
+
+@pytest.mark.parametrize("saved", WORKERS[:2])
+@pytest.mark.parametrize("other", [{}, {"num_workers": 1, "prefetch_factor": 5}])
+def test_with_another_number_of_workers_and_window(make: Any, saved: Any, other: Any) -> None:
+    loader = make(**saved)
+    iterator = iter(loader)
+    list(islice(iterator, 2))
+    state = loader.state_dict()
+    true = [list(iterator), *epochs(loader, 2)]
+    assert not difference(epochs(loaded(make, state, **other)), true)
+
+
+def test_copies_are_loaders_of_their_own(make: Any) -> None:
+    loader = make()
+    batches = list(islice(loader, 2))
+    other = copy.copy(loader)
+    list(islice(other, 1))
+    assert loader.state_dict()["batches"] == len(batches) == 2
+    loader.load_state_dict(loader.state_dict())
+    assert copy.copy(loader).state_dict() == loader.state_dict()
+
+
+# Refusals
+
+
+def refused(make: Any, text: str, state: State | None = None, **options: Any) -> bool:
+    """Whether a state is refused with these words, and nothing was loaded."""
+    state = state or make().state_dict()
+    other = make(**options)
+    with pytest.raises(ValueError, match=text):
+        other.load_state_dict(state)
+    return len(list(other)) == len(other)
+
+
+def test_states_of_other_loaders_are_refused(make: Any) -> None:
+    assert refused(make, "batch_size is 3 in the state and 4 here", batch_size=4)
+    assert refused(make, "drop_last is False in the state and True here", drop_last=True)
+    assert refused(make, r"RandomSampler\(.*' in the state and 'SequentialSampler", shuffle=False)
+    assert refused(make, "seed is None in the state and 5 here", seed=5)
+    assert refused(make, "persistent_workers is False", num_workers=1, persistent_workers=True)
+    assert refused(make, "batches is . in the state and 2 here", batch_sampler=[[0], [1]])
+    for name, one, other in (
+        ("replacement=.*num_samples=12", RandomSampler(range(12)), RandomSampler(range(12), True, 12)),
+        ("seed=1, .* and .*seed=2, ", Derived(range(12), 2, 1, seed=1), Derived(range(12), 2, 1, seed=2)),
+        ("has not: sampler.generator", RandomSampler(range(12), generator=torch.Generator()), RandomSampler(range(12))),
+    ):
+        assert refused(make, name, make(sampler=one).state_dict(), sampler=other)
+
+
+class Derived(DistributedSampler[Any]):
+    pass
+
+
+def test_states_of_other_datasets_and_versions_are_refused(pictures: Any, numbered: Any) -> None:
+    def make(count: int = 24, **options: Any) -> DALILoader[Any]:
+        dataset, own = read(pictures, numbered)
+        dataset.samples = dataset.samples[:count]
+        return DALILoader(dataset, 3, **own, **options)
+
+    assert refused(make, "dataset is 24 in the state and 20 here", count=20)
+    state = make().state_dict()
+    assert refused(make, "version 2, this torchdali reads version 1", {**state, "version": 2})
+    assert refused(make, "version None", {"_num_yielded": 3})
+    assert refused(
+        make, "no state of a DALILoader, or a damaged one.*asked", {k: v for k, v in state.items() if k != "asked"}
+    )
+    assert refused(make, "damaged", {**state, "generators": {"torch": "?"}})
+    given = make(generator=torch.Generator()).state_dict()
+    assert refused(make, "generators that this loader has not: generator", given)
+
+
+def test_order_of_workers_that_nobody_knows_is_refused(pictures: Any, numbered: Any) -> None:
+    dataset, own = KINDS["asked"](pictures, numbered)
+    loader = DALILoader(dataset, 3, num_workers=2, in_order=False, **own)
+    with pytest.raises(ValueError, match="in_order=False"):
+        loader.state_dict()
+    state = DALILoader(dataset, 3, num_workers=2, **own).state_dict()
+    with pytest.raises(ValueError, match="in_order=False"):
+        loader.load_state_dict(state)
+
+
+# Samplers
+
+
+def test_epochs_of_a_distributed_sampler(make: Any) -> None:
+    def build(number: int) -> DALILoader[Any]:
+        return make(number=number, sampler=DistributedSampler(range(12), 2, 1))
+
+    loader = build(7)
+    set_epoch(loader, 4)
+    iterator = iter(loader)
+    next(iterator)
+    state = loader.state_dict()
+    rest = list(iterator)
+    again = build(8)
+    again.load_state_dict(state)
+    assert again.sampler.epoch == 4
+    assert not difference(list(again), rest)
+    set_epoch(again, 0)
+    again.load_state_dict(state)
+    set_epoch(again, 5)
+    with pytest.raises(ValueError, match=r"is of epoch 4, and .*set_epoch\(5\) was called since"):
+        iter(again)
+    set_epoch(again, 4)
+    assert not difference(list(again), rest)
+
+
+class Remembering:
+    """A sampler that has a state as torchdata asks for it, and draws from a generator that nobody can find."""
+
+    def __init__(self, count: int) -> None:
+        self.count, self.given, self.start, self.hidden = count, 0, 0, [random.Random(torch.initial_seed())]
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[int]:
+        first, self.start = self.start, 0
+        for number in range(first, self.count):
+            self.given = number + 1
+            yield self.hidden[0].randrange(self.count)
+
+    def state_dict(self) -> State:
+        version, words, rest = self.hidden[0].getstate()
+        return {"given": self.given, "random": [version, list(words), rest]}
+
+    def load_state_dict(self, state: State) -> None:
+        version, words, rest = state["random"]
+        self.start, self.hidden = state["given"], [random.Random()]
+        self.hidden[0].setstate((version, tuple(words), rest))
+
+
+class RememberingBatches(Remembering):
+    def __iter__(self) -> Iterator[list[int]]:
+        first, self.start = self.start, 0
+        for number in range(first, self.count):
+            self.given = number + 1
+            yield [self.hidden[0].randrange(self.count) for _ in range(2)]
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("kind", ["sampler", "batch_sampler"])
+@pytest.mark.parametrize("batches", [0, 2])
+def test_samplers_with_a_state_keep_it(make: Any, workers: Any, kind: str, batches: int) -> None:
+    def build(number: int = 7, **options: Any) -> DALILoader[Any]:
+        torch.manual_seed(number)
+        sampler = (Remembering if kind == "sampler" else RememberingBatches)(12)
+        return make(number=number, **{kind: sampler}, **options)
+
+    loader = build(**workers)
+    iterator = iter(loader)
+    list(islice(iterator, batches))
+    state = loader.state_dict()
+    assert state["samplers"][kind]["state"]["given"] == batches * (3 if kind == "sampler" else 1)
+    true = list(iterator)
+    again = loaded(build, state, **workers)
+    assert not difference(list(again), true)
+
+
+class Elsewhere:
+    """A batch sampler that draws from generators that are not torch's, or lie in attributes of other names."""
+
+    def __init__(self, count: int, kind: str) -> None:
+        self.count, self.kind = count, kind
+        seed = torch.initial_seed() % 2**31
+        if kind == "python's own":
+            self.rng: Any = random.Random(seed)
+        elif kind == "numpy's":
+            self.rng = np.random.default_rng(seed)
+        elif kind == "numpy's Mersenne twister":
+            self.rng = np.random.Generator(np.random.MT19937(seed))
+        elif kind == "numpy's of old":
+            self.rng = np.random.RandomState(seed)
+        elif kind == "torch's":
+            self.rng = torch.Generator().manual_seed(seed)
+        elif kind == "numpy":
+            np.random.seed(seed)  # noqa: NPY002
+        elif kind == "python":
+            random.seed(seed)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for _ in range(5):
+            if self.kind in ("python", "python's own"):
+                yield getattr(self, "rng", random).sample(range(self.count), 3)
+            elif self.kind == "torch's":
+                yield torch.randint(self.count, (3,), generator=self.rng).tolist()
+            elif self.kind in ("numpy", "numpy's of old"):
+                yield getattr(self, "rng", np.random).randint(0, self.count, 3).tolist()
+            else:
+                yield self.rng.integers(0, self.count, 3).tolist()
+
+
+KINDS_OF_GENERATORS = ["python", "numpy", "python's own", "numpy's", "numpy's Mersenne twister", "numpy's of old"]
+
+
+@pytest.mark.parametrize("kind", [*KINDS_OF_GENERATORS, "torch's"])
+def test_generators_are_found_wherever_a_sampler_has_them(make: Any, kind: str) -> None:
+    def build(number: int = 7, **options: Any) -> DALILoader[Any]:
+        torch.manual_seed(number)
+        return make(number=number, batch_sampler=Elsewhere(12, kind), **options)
+
+    loader = build()
+    iterator = iter(loader)
+    list(islice(iterator, 2))
+    state = loader.state_dict()
+    assert len(state["generators"]) == 2
+    true = [list(iterator), *epochs(loader, 2)]
+    assert difference(true[1], true[2])
+    assert not difference(epochs(loaded(build, state)), true)
+
+
+def test_global_generators_that_no_sampler_draws_from_are_the_users(make: Any) -> None:
+    loader = make(generator=torch.Generator().manual_seed(1))
+    next(iter(loader))
+    state = loader.state_dict()
+    assert list(state["generators"]) == ["generator"]
+    again = make(number=8, generator=torch.Generator())
+    again.load_state_dict(state)
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()  # type: ignore # noqa: NPY002
+    list(again)
+    assert not difference(
+        (torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()),  # type: ignore # noqa: NPY002
+        before,
+    )
+
+
+class Drawing:
+    """Draws from torch's global generator for each batch."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for _ in range(40):
+            yield torch.randint(12, (2,)).tolist()
+
+
+@pytest.mark.parametrize("workers", WORKERS[:2])
+@pytest.mark.parametrize(
+    "make", ["read", "plain"], indirect=True
+)  # where it does not depend on the time when it is asked
+def test_a_sampler_that_shares_its_generator_with_the_consumer(make: Any, workers: Any) -> None:
+    loader = make(batch_sampler=Drawing(), **workers)
+    iterator = iter(loader)
+    for _ in islice(iterator, 3):
+        torch.rand(3)
+    state = loader.state_dict()
+    true = [(batch, torch.rand(3)) for batch in islice(iterator, 3)]
+    again = iter(loaded(make, state, batch_sampler=Drawing(), **workers))
+    assert not difference([(batch, torch.rand(3)) for batch in islice(again, 3)], true)
+    for _ in islice(iterator, 20):
+        torch.rand(3)
+    with pytest.raises(RuntimeError, match="Give it a generator of its own"):
+        loader.state_dict()
+
+
+@pytest.mark.parametrize("make", ["read"], indirect=True)
+def test_a_run_may_go_on_many_times(make: Any) -> None:
+    """That the consumer drew once is told once."""
+    loader = make(batch_sampler=Drawing())
+    iterator = iter(loader)
+    next(iterator)
+    torch.rand(3)
+    next(iterator)
+    state = loader.state_dict()
+    for batch in [*islice(iterator, 12)]:
+        again = loaded(make, state, batch_sampler=Drawing())
+        assert not difference(next(iter(again)), batch)
+        state = again.state_dict()
+        assert len(state["draws"]) <= 1

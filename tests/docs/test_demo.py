@@ -1,0 +1,190 @@
+"""``torchdali demo``: the pictures, the comparison, and the command as a user runs it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from io import StringIO
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from helpers.started import run_python
+from PIL import Image
+from rich.console import Console
+
+from torchdali.tools import cli
+from torchdali.tools.demo.compare import Run, compare
+from torchdali.tools.demo.pictures import PICTURES, SPLITS, crop_boxes, write_pictures
+from torchdali.tools.demo.report import COLUMNS, show, verdict, write_grid
+from torchdali.tools.demo.train import SIZE, Training
+from torchdali.tools.parity.cases import FLOATING
+
+
+def demo(out: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    return run_python("-m", "torchdali.tools.cli", "demo", "--out", out, *options, timeout=170, COLUMNS="120")
+
+
+def pixels(file: Path) -> np.ndarray:
+    with Image.open(file) as image:
+        return np.asarray(image)
+
+
+def cells(output: str, row: str) -> list[str]:
+    """The two cells of a row of the printed table."""
+    line = next(line for line in output.splitlines() if row in line)
+    return [cell.strip() for cell in line.strip("│ ").split("│")][1:]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("command", ["demo", "parity"])
+def test_where_nothing_can_be_made_is_said_before_the_work(tmp_path: Path, command: str) -> None:
+    (tmp_path / "file").write_text("")
+    out = tmp_path / "file" / "some" / "out"
+    done = CliRunner().invoke(cli.commands(), [command, "--out", str(out)])
+    assert done.exit_code == 2
+    assert "cannot be written" in done.output
+
+
+def test_demo_command(tmp_path: Path) -> None:
+    done = demo(tmp_path, "--epochs", "2", "--device", "cpu")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+    assert cells(done.stdout, "images on") == ["cpu", "cpu"]
+    assert cells(done.stdout, "batches in equal order") == ["", "yes"]
+    assert int(cells(done.stdout, "largest pixel difference")[1]) <= 3
+    # Where torchvision resizes as float32, it rounds once, not after each axis.
+    assert float(cells(done.stdout, "mean pixel difference")[1]) < (0.2 if FLOATING else 0.1)
+    chance = 100 / len(PICTURES)
+    for accuracy in cells(done.stdout, "validation accuracy"):
+        assert float(accuracy.rstrip("%")) > 3 * chance
+    for row in ("images/s, loader alone", "images/s, training"):
+        assert all(int(speed.replace(",", "")) > 0 for speed in cells(done.stdout, row))
+    theirs, ours = (int(speed.replace(",", "")) for speed in cells(done.stdout, "loader alone"))
+    said = re.search(r"([\d.]+) times DataLoader's", done.stdout)
+    assert said is not None
+    assert float(said[1]) == pytest.approx(ours / theirs, abs=0.02)
+
+    grid = pixels(tmp_path / "first_batch.png")
+    assert grid.shape == (2 * (SIZE + 2) + 2, COLUMNS * (SIZE + 2) + 2, 3)
+    tiles = np.stack(
+        [
+            [row[2:, 2 + column * (SIZE + 2) :][:SIZE, :SIZE].mean((0, 1)) for column in range(COLUMNS)]
+            for row in (grid[: SIZE + 2], grid[SIZE + 2 :])
+        ]
+    )
+    # Two crops of a photograph differ in colour, but less than those of different photographs.
+    apart = [np.abs(tiles[0] - np.roll(tiles[1], shift, axis=0)).mean() for shift in range(COLUMNS)]
+    assert apart[0] < 0.7 * min(apart[1:]), apart
+    assert (grid[2 : SIZE + 2].std(), grid[SIZE + 4 :].std()) > (10, 10), "a row is blank"
+
+
+def test_pictures(tmp_path: Path) -> None:
+    ticks: list[int] = []
+    write_pictures(tmp_path / "a", train=3, val=2, seed=5, tick=ticks.append)
+    assert sum(ticks) == len(PICTURES) * 5
+    files = sorted((tmp_path / "a").rglob("*.jpg"))
+    assert len(files) == len(PICTURES) * 5
+    assert {file.parent.name for file in files} == {Path(name).stem for name in PICTURES}
+    shapes = [pixels(file).shape for file in files]
+    assert {len(shape) for shape in shapes} == {2, 3}, "some are grey"
+    assert len({shape[:2] for shape in shapes}) > len(files) // 2
+
+    write_pictures(tmp_path / "b", train=3, val=2, seed=5, tick=ticks.append)
+    write_pictures(tmp_path / "c", train=3, val=2, seed=6, tick=ticks.append)
+    again = sorted((tmp_path / "b").rglob("*.jpg"))
+    other = sorted((tmp_path / "c").rglob("*.jpg"))
+    assert [file.read_bytes() for file in again] == [file.read_bytes() for file in files]
+    assert [file.read_bytes() for file in other] != [file.read_bytes() for file in files]
+
+
+@pytest.mark.parametrize("size", [(512, 512), (451, 300), (303, 384), (1411, 1411)])
+def test_splits_share_no_pixel(size: tuple[int, int]) -> None:
+    covered = {split: np.zeros(size, bool) for split in SPLITS}
+    for split, part in SPLITS.items():
+        for left, top, right, bottom in crop_boxes(size, part, 200, np.random.default_rng(1)):
+            assert 0 <= left < right <= size[0]
+            assert 0 <= top < bottom <= size[1]
+            covered[split][left:right, top:bottom] = True
+    assert not (covered["train"] & covered["val"]).any()
+    assert (covered["train"] | covered["val"]).mean() > 0.9
+
+
+def a_run() -> Run:
+    torch.manual_seed(0)
+    views = torch.randint(0, 256, (6, 3, SIZE, SIZE), dtype=torch.uint8)
+    training = Training(torch.arange(12), torch.rand(12, 3, SIZE, SIZE), accuracy=0.8, speed=100.0)
+    return Run(torch.device("cpu"), torch.randperm(6), views, training)
+
+
+def test_equal_runs_compare_equal() -> None:
+    comparison = compare(a_run(), a_run(), (100.0, 200.0))
+    assert (comparison.same_order, comparison.largest, comparison.mean) == (True, 0, 0.0)
+
+
+def test_pixel_differences_are_measured_without_wrapping() -> None:
+    run, other = a_run(), a_run()
+    run.views[0, 0, 0, 0], other.views[0, 0, 0, 0] = 0, 255
+    comparison = compare(run, other, (100.0, 200.0))
+    assert comparison.same_order
+    assert comparison.largest == 255
+    assert comparison.mean == pytest.approx(255 / run.views.numel(), rel=1e-4)
+
+
+@pytest.mark.parametrize("wrong", ["files", "images", "training", "short"])
+def test_another_order_is_seen(wrong: str) -> None:
+    run, other = a_run(), a_run()
+    swapped = [1, 0, 2, 3, 4, 5]
+    other = {
+        "files": lambda: replace(other, files=other.files[swapped]),
+        "images": lambda: replace(other, views=other.views[swapped]),
+        "training": lambda: replace(other, training=replace(other.training, labels=other.training.labels.flip(0))),
+        "short": lambda: replace(other, training=replace(other.training, labels=other.training.labels[:-1])),
+    }[wrong]()
+    comparison = compare(run, other, (100.0, 200.0))
+    assert not comparison.same_order
+
+    shown = StringIO()
+    show(comparison, Console(file=shown, width=100))
+    assert cells(shown.getvalue(), "batches in equal order") == ["", "no"]
+
+
+def test_grid_has_dali_above(tmp_path: Path) -> None:
+    run = a_run()
+    white = replace(run, training=replace(run.training, first=torch.full((12, 3, SIZE, SIZE), 9.0)))
+    write_grid(compare(run, white, (1.0, 1.0)), tmp_path / "grid.png")
+    grid = pixels(tmp_path / "grid.png")
+    assert (grid[2 : SIZE + 2, 2 : SIZE + 2] == 255).all()
+    assert not (grid[SIZE + 4 : -2, 2 : SIZE + 2] == 255).all()
+
+
+def test_verdict_is_honest() -> None:
+    words = [verdict(ratio, on_gpu=False).split(":")[0] for ratio in (0.5, 1.0, 2.0)]
+    assert [word.split("is ")[1] for word in words] == ["slower here", "about as fast here", "faster here"]
+    assert all(one != other for one, other in pairwise(words))
+
+
+def test_command_line_without_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli.importlib.util, "find_spec", lambda name: None if name == "rich" else object())
+    with pytest.raises(SystemExit, match=r"needs rich: pip install '\.\[cli\]' in a checkout"):
+        cli.main()
+
+
+def test_command_line_imports_with_core_dependencies() -> None:
+    block = "import sys; sys.modules.update(dict.fromkeys(['click', 'rich', 'skimage'])); import torchdali.tools.cli"
+    done = subprocess.run([sys.executable, "-c", block], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+def test_cuda_where_there_is_none(tmp_path: Path) -> None:
+    done = CliRunner().invoke(cli.commands(), ["demo", "--device", "cuda", "--out", str(tmp_path / "none")])
+    assert done.exit_code == 2
+    assert "no CUDA device" in done.output
+    assert not (tmp_path / "none").exists()

@@ -1,0 +1,228 @@
+"""What the documents say is so: the code of README.md runs, and its tables are those of the installed packages."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision.transforms import v2
+
+import torchdali
+from torchdali import DALILoader
+from torchdali.tools.parity.compare import exceeded, measure
+from torchdali.tools.parity.coverage import TORCH_ONLY, rules
+from torchdali.tools.parity.coverage import names as coverage_names
+from torchdali.tools.parity.distributions import judge
+from torchdali.tools.parity.photographs import write_photographs
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+ADDING = (ROOT / "docs" / "adding_a_transform.md").read_text()
+PARITY = (ROOT / "docs" / "parity.md").read_text()
+DOCUMENTS = ("README.md", "CHANGELOG.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))
+
+
+def blocks(language: str) -> list[str]:
+    fenced = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+    return [block for name, block in fenced if name == language]
+
+
+def rows(document: str, heading: str) -> Iterator[list[str]]:
+    """The cells of the table whose first column has this heading."""
+    (table,) = re.findall(rf"^\| {heading} \|.*\n\|[-| ]+\n((?:\|.*\n)+)", document, re.MULTILINE)
+    for line in table.splitlines():
+        yield [cell.strip() for cell in line.strip("|").split(" |")]
+
+
+def names(document: str, heading: str) -> list[str]:
+    """What stands in backquotes in the first column."""
+    return [name for row in rows(document, heading) for name in re.findall(r"`(\w+)", row[0])]
+
+
+@pytest.fixture
+def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A working directory with ``data/train``, 24 pictures in 3 classes, on a machine without a GPU."""
+    rng = np.random.default_rng(0)
+    for name, number in itertools.product(("cat", "dog", "owl"), range(8)):
+        file = tmp_path / "data" / "train" / name / f"{number}.jpg"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        height, width = rng.integers(30, 50, 2)
+        Image.fromarray(rng.integers(0, 256, (height, width, 3), np.uint8)).save(file)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+# The README's loader asks for pinned memory, which DataLoader says of too where there is no accelerator.
+@pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true:UserWarning")
+@pytest.mark.usefixtures("in_folder")
+def test_code_of_the_readme(capsys: pytest.CaptureFixture[str]) -> None:
+    code = "\n".join(blocks("python"))
+    for written, run in {"batch_size=256": "batch_size=12", "range(90)": "range(1)"}.items():
+        assert code.count(written) == 1, f"README.md no longer says {written}"
+        code = code.replace(written, run)
+    namespace: dict[str, Any] = {}
+    exec(compile(code, "README.md", "exec"), namespace)
+
+    assert type(namespace["loader"]) is DALILoader
+    assert namespace["images"].shape == (12, 3, 224, 224)
+    assert namespace["labels"].shape == (12,)
+    assert math.isfinite(namespace["loss"].item())
+
+    (shown,) = blocks("text")
+    printed = capsys.readouterr().out.splitlines()
+    for line, one in itertools.zip_longest(shown.splitlines(), printed, fillvalue=""):
+        pattern = ".*".join(map(re.escape, line.split("...")))
+        assert re.fullmatch(pattern, one), f"README.md has {line!r} where explain() prints {one!r}"
+
+
+def test_first_block_is_the_one_changed_line() -> None:
+    namespace: dict[str, Any] = {}
+    exec(blocks("python")[0], namespace)
+    assert namespace["DataLoader"] is DALILoader
+    assert len(blocks("python")[0].splitlines()) == 1
+
+
+def test_table_of_what_does_not_run_in_dali() -> None:
+    listed = names(README, "Transform")
+    assert len(listed) == len(set(listed))
+    elsewhere = {"Compose", "Transform", "AutoAugmentPolicy", "InterpolationMode"}  # no transform, or a container
+    assert set(listed) == {*TORCH_ONLY, "LinearTransformation", "ToDtype", "Normalize"} - elsewhere
+
+
+def test_certificate_names_every_rule() -> None:
+    certified = {name for row in rows(PARITY, "Transform") for name in re.findall(r"`([^`]+)`", row[0])}
+    missing = {name for rule in rules().values() for name in coverage_names(rule)} - certified
+    assert not missing, f"docs/parity.md does not show {missing}: run `torchdali parity`"
+
+
+@pytest.mark.timeout(60)
+def test_code_of_adding_a_transform(tmp_path: Path) -> None:
+    code = re.findall(r"^```python\n(.*?)^```$", ADDING, re.MULTILINE | re.DOTALL)
+    namespace: dict[str, Any] = {"__name__": "adding_a_transform"}
+    exec(compile("\n".join(code), "docs/adding_a_transform.md", "exec"), namespace)
+    case, draw = namespace["CASES"]["Darken"], namespace["DRAWS"]["Darken: factor"]
+    assert exceeded(case, measure(case, write_photographs(tmp_path), "cpu")) == ""
+    assert judge(draw).p > 1e-3
+
+
+def test_table_of_arguments() -> None:
+    listed = {name for row in rows(README, "Argument") for name in re.findall(r"`(\w+)`", row[0])}
+    signature = set(DALILoader.__signature__.parameters)
+    own = {"transform", "batch_transform", "device", "seed", "fidelity", "cache", "cache_bytes", "distributed"}
+    own |= {"on_error", "max_errors"}
+    assert listed == signature - own
+    assert all(f"`{name}=" in README for name in own)
+
+
+def test_readme_names_both_commands() -> None:
+    commands = [line for block in blocks("") for line in block.splitlines()]
+    makefile = (ROOT / "Makefile").read_text()
+    for target in ("demo", "test", "bench"):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE)
+        assert f"`make {target}`" in README
+    assert {"make demo", "make test"} <= set(commands)
+
+
+def test_code_of_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code, of_index = re.findall(
+        r"^```python\n(.*?)^```$", (ROOT / "docs" / "datasets.md").read_text(), re.MULTILINE | re.DOTALL
+    )
+    monkeypatch.chdir(tmp_path)
+    files = [path for path, _ in write_photographs(tmp_path / "data" / "train").samples]
+    lines = [f"{path},{40 + i},p{i}" for i, path in enumerate(files)]
+    Path("scans.csv").write_text("\n".join(["file,age,patient", *lines]))
+    # Without worker processes, which could not import what is defined here.
+    namespace: dict[str, Any] = {}
+    exec(compile(code.replace("num_workers=8", 'device="cpu"'), "docs/datasets.md", "exec"), namespace)
+    batch = namespace["batch"]
+    assert batch["scan"].shape == (len(files), 3, 224, 224)
+    assert batch["scan"].dtype == torch.float32
+    assert sorted(batch["age"].tolist()) == [40 + i for i in range(len(files))]
+
+    Path("list.csv").write_text("\n".join(["path,label", *(f"{path},{i % 3}" for i, path in enumerate(files))]))
+    exec(compile(of_index, "docs/datasets.md", "exec"), namespace)
+    assert len(namespace["dataset"]) == len(namespace["ImageIndex"]("listed.npz")) == len(files)
+    assert len(next(iter(namespace["loader"]))[0]) == len(files)
+
+
+@pytest.mark.usefixtures("in_folder")
+def test_code_of_caches(capsys: pytest.CaptureFixture[str]) -> None:
+    (code,) = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs" / "caches.md").read_text(), re.MULTILINE | re.DOTALL)
+    exec(compile(code, "docs/caches.md", "exec"), {})
+    assert "after ToImage, Resize, on cpu" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("in_folder")
+def test_code_of_distributed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = re.findall(
+        r"^```python\n(.*?)^```$", (ROOT / "docs" / "distributed.md").read_text(), re.MULTILINE | re.DOTALL
+    )
+    begin = partial(torch.distributed.init_process_group, "gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
+    monkeypatch.setattr(torch.distributed, "init_process_group", begin)
+    namespace: dict[str, Any] = {"train": v2.Compose([v2.ToImage(), v2.RandomResizedCrop(32)]), "seen": []}
+    try:
+        for code in blocks:
+            assert code.count("batch_size=256") == code.count("range(90)") == code.count("        ...") == 1
+            code = (
+                code.replace("=256", "=9").replace("(90)", "(2)").replace("        ...", "        seen.append(images)")
+            )
+            exec(compile(code, "docs/distributed.md", "exec"), namespace)
+    finally:
+        torch.distributed.destroy_process_group()
+    auto, by_hand = torch.cat(namespace["seen"]).chunk(len(blocks))
+    assert len(blocks) == 2
+    assert len(auto) == 2 * 24
+    assert torch.equal(auto, by_hand)
+
+
+def test_code_of_resuming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code, of_ranks = re.findall(
+        r"^```python\n(.*?)^```$", (ROOT / "docs" / "resuming.md").read_text(), re.MULTILINE | re.DOTALL
+    )
+    monkeypatch.chdir(tmp_path)
+    count = len(write_photographs(tmp_path / "data" / "train").samples)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    namespace: dict[str, Any] = {}
+    exec(compile(code.replace("batch_size=4", "batch_size=1"), "docs/resuming.md", "exec"), namespace)
+    assert (len(namespace["rest"]), len(namespace["following"])) == (count - 3, count)
+    torch.distributed.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        exec(compile(of_ranks.replace("batch_size=4", "batch_size=1"), "docs/resuming.md", "exec"), namespace)
+    finally:
+        torch.distributed.destroy_process_group()
+    assert len(namespace["rest"]) == count - 3
+
+
+def anchors(path: Path) -> set[str]:
+    lines = [line for line in path.read_text().splitlines() if line.startswith("#")]
+    return {re.sub(r"[^\w -]", "", line.lstrip("# ").lower()).replace(" ", "-") for line in lines}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_links_lead_somewhere(document: str) -> None:
+    for target in re.findall(r"\]\(([^)]+)\)", (ROOT / document).read_text()):
+        if not target.startswith("https://"):
+            name, _, anchor = target.partition("#")
+            path = (ROOT / document).parent / name if name else ROOT / document
+            assert path.exists(), target
+            assert not anchor or anchor in anchors(path), target
+
+
+def test_changelog_has_this_version() -> None:
+    assert f"## [{torchdali.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_every_recipe_is_listed() -> None:
+    folder = ROOT / "recipes"
+    listed = re.findall(r"^\| \[(\w+\.py)\]\((\w+\.py)\) \|", (folder / "README.md").read_text(), re.MULTILINE)
+    assert all(name == link for name, link in listed)
+    assert {name for name, _ in listed} == {path.name for path in folder.glob("*.py")}

@@ -1,0 +1,155 @@
+"""The recipes run as their docstrings say, and the network learns."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers.started import run_python
+from PIL import Image
+from scipy import stats
+
+REPOSITORY = Path(__file__).parents[2]
+RECIPE = REPOSITORY / "recipes" / "imagefolder_classification.py"
+SIMCLR = REPOSITORY / "recipes" / "simclr.py"
+COLOURS = {"blue": (40, 60, 200), "green": (50, 180, 60), "red": (200, 50, 40)}
+VAL = 7
+LINE = re.compile(r"^epoch +(\d+)/(\d+)  loss ([\d.]+)  acc +([\d.]+)%  +([\d,]+) images/s$", re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Noisy pictures of three colours: what any network learns in a few steps."""
+    root = tmp_path_factory.mktemp("colours")
+    rng = np.random.default_rng(0)
+    for split, count in {"train": 32, "val": VAL}.items():
+        for name, colour in COLOURS.items():
+            (root / split / name).mkdir(parents=True)
+            for number in range(count):
+                height, width = rng.integers(36, 64, 2)
+                pixels = rng.normal(colour, 25, (height, width, 3)).clip(0, 255).astype(np.uint8)
+                Image.fromarray(pixels).save(root / split / name / f"{number}.jpg")
+    return root
+
+
+def recipe(
+    folder: Path, *options: str, launcher: tuple[str, ...] = (), script: Path = RECIPE, visible: str | None = None
+) -> list[tuple[str, ...]]:
+    """Runs a recipe for four epochs; gives the fields of the lines that it printed.
+
+    Args:
+        folder: Its data.
+        *options: Its options, some of which may be repeated.
+        launcher: What starts it.
+        script: The recipe.
+        visible: The GPUs that it may see; None for all.
+    """
+    settings = ["--size", "32", "--epochs", "4", "--lr", "0.005", "--workers", "1", *options]
+    variables = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    done = run_python(*launcher, script, folder, *settings, timeout=110, **variables)
+    assert done.returncode == 0, done.stderr
+    return LINE.findall(done.stdout)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("loader", ["torchdali", "torch"])
+def test_learns(folder: Path, loader: str) -> None:
+    lines = recipe(folder, "--loader", loader, "--batch-size", "8")
+    assert [line[:2] for line in lines] == [(str(epoch), "4") for epoch in (1, 2, 3, 4)]
+    losses, accuracies = [float(line[2]) for line in lines], [float(line[3]) for line in lines]
+    assert losses[-1] < losses[0]
+    assert accuracies[-1] >= 80
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("loader", ["torchdali", "torch"])
+def test_learns_with_more_augmentation(folder: Path, loader: str) -> None:
+    options = ["--auto-augment", "augmix", "--random-erase", "0.25", "--mixup", "0.2", "--cutmix", "1"]
+    lines = recipe(folder, "--loader", loader, "--batch-size", "8", *options)
+    assert len(lines) == 4
+    # Mixed images have no one class, so that the loss falls slowly; whole pictures tell what was learnt.
+    assert max(float(line[3]) for line in lines) >= 60
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("loader", ["torchdali", "torch"])
+def test_learns_without_labels(folder: Path, loader: str) -> None:
+    # Colours are all that there is to learn here, so they are changed little.
+    options = ["--batch-size", "16", "--strength", "0.1", "--epochs", "6"]
+    lines = recipe(folder, "--loader", loader, *options, script=SIMCLR)
+    assert [line[:2] for line in lines] == [(str(epoch), "6") for epoch in range(1, 7)]
+    losses, accuracies = [float(line[2]) for line in lines], [float(line[3]) for line in lines]
+    # Of one epoch to the next it rises at times, in bfloat16 by a tenth.
+    assert sum(losses[-3:]) / 3 < losses[0]
+    assert accuracies[-1] >= 80
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_the_model_check_compares_both_loaders(tmp_path: Path) -> None:
+    options = ["--seeds", "2", "--epochs", "1", "--classes", "3", "--images", "8", "--val-images", "5", "--size", "32"]
+    options += ["--batch-size", "8", "--workers", "1", "--jobs", "1", "--root", str(tmp_path / "pieces")]
+    command = ["-m", "benchmarks.studies.agreement", *options, "--out", tmp_path, "--name", "trial"]
+    done = run_python(*command, cwd=REPOSITORY, timeout=230)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report, text = json.loads((tmp_path / "trial.json").read_text()), (tmp_path / "trial.md").read_text()
+    assert {(run["loader"], run["seed"], run["status"]) for run in report["runs"]} == {
+        (loader, seed, "ok") for loader in ("torch", "torchdali") for seed in (0, 1)
+    }
+    assert 0 < report["comparison"]["p"] <= 1
+    assert (report["data"]["classes"], report["data"]["train"], report["data"]["val"]) == (3, 24, 15)
+    assert "| **torchdali** |" in text
+    assert "exact permutation test" in text
+    assert report["machine"]["versions"].keys() >= {"python", "torch", "torchvision"}
+
+
+def test_the_model_check_tells_different_accuracies_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(REPOSITORY)
+    compare = importlib.import_module("benchmarks.studies.agreement").compare
+    low, high = [0.70, 0.71, 0.72, 0.73, 0.74], [0.80, 0.81, 0.82, 0.83, 0.84]
+    assert compare(high, low)["p"] == pytest.approx(2 / 252, abs=1e-4)
+    found = compare(low, [x + 0.001 for x in low])
+    assert found["p"] > 0.5
+    assert found["difference"] == pytest.approx(-0.001)
+    ours, theirs = [0.70, 0.74, 0.78], [0.71, 0.72, 0.79, 0.80]
+    welch = stats.ttest_ind(ours, theirs, equal_var=False)
+    assert (compare(ours, theirs)["t"], compare(ours, theirs)["df"]) == (
+        pytest.approx(welch.statistic, abs=1e-3),
+        pytest.approx(welch.df, abs=0.1),
+    )
+    exact = stats.permutation_test(
+        (ours, theirs), lambda a, b: abs(np.mean(a) - np.mean(b)), vectorized=False, alternative="greater"
+    )
+    assert compare(ours, theirs)["p"] == pytest.approx(exact.pvalue, abs=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_runs_under_torchrun(folder: Path) -> None:
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    # Two processes cannot share one GPU.
+    visible = None if torch.cuda.device_count() >= 2 else ""
+    lines = recipe(folder, "--batch-size", "4", "--lr", "0.02", launcher=launcher, visible=visible)
+    assert len(lines) == 4, "one process of the two prints"
+    accuracies = [float(line[3]) for line in lines]
+    assert accuracies[-1] >= 80
+    # Of 21 images two processes get 11 and 10: a part of 22 would mean that one was counted twice.
+    counted = accuracies[-1] * VAL * len(COLOURS) / 100
+    assert math.isclose(counted, round(counted), abs_tol=0.01)
+
+
+@pytest.mark.timeout(60)
+def test_says_that_the_folder_is_too_small(folder: Path) -> None:
+    done = run_python(RECIPE, folder, "--batch-size", "97")
+    assert done.returncode == 1
+    assert "96 training images" in done.stderr
+    assert "--batch-size 97" in done.stderr

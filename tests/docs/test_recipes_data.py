@@ -1,0 +1,171 @@
+"""The recipes about views, datasets of one's own and inference run as their docstrings say, with both loaders."""
+
+from __future__ import annotations
+
+import csv
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import PER_CLASS, PHOTOGRAPHS
+from helpers.started import run_python
+from PIL import Image
+from torchvision import models
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+LINE = re.compile(r"^epoch +(\d+)/(\d+)  loss ([\d.]+)  acc +([\d.]+)%  +([\d,]+) images/s$", re.MULTILINE)
+VAL = 3
+
+both = pytest.mark.parametrize("loader", ["torchdali", "torch"])
+
+
+def run(script: str, *options: object, succeeds: bool = True) -> str:
+    """Runs a recipe; gives what it printed."""
+    done = run_python(RECIPES / script, *options, timeout=170)
+    assert (done.returncode == 0) == succeeds, done.stdout + done.stderr
+    return done.stdout if succeeds else done.stderr
+
+
+@pytest.fixture(scope="module")
+def folder(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The photographs' pieces, divided into ``train`` and ``val``."""
+    root = tmp_path_factory.mktemp("split")
+    for path in pictures.rglob("*.jpg"):
+        split = "val" if int(path.stem) < VAL else "train"
+        target = root / split / path.parent.name / path.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, target)
+    return root
+
+
+@pytest.fixture(scope="module")
+def colours(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Noisy pictures of three colours: what any network learns in a few steps."""
+    root = tmp_path_factory.mktemp("colours")
+    rng = np.random.default_rng(0)
+    for split, count in {"train": 24, "val": 7}.items():
+        for name, colour in {"blue": (40, 60, 200), "green": (50, 180, 60), "red": (200, 50, 40)}.items():
+            (root / split / name).mkdir(parents=True)
+            for number in range(count):
+                pixels = rng.normal(colour, 25, (*rng.integers(36, 64, 2), 3)).clip(0, 255).astype(np.uint8)
+                Image.fromarray(pixels).save(root / split / name / f"{number}.jpg")
+    return root
+
+
+@both
+def test_multicrop(colours: Path, loader: str) -> None:
+    options = ["--size", 48, "--local-size", 24, "--local-crops", 3, "--batch-size", 12, "--epochs", 3, "--outputs", 64]
+    said = run("self_supervised_multicrop.py", colours, *options, "--workers", 1, "--loader", loader)
+    lines = LINE.findall(said)
+    assert [line[:2] for line in lines] == [(str(epoch), "3") for epoch in (1, 2, 3)]
+    losses, accuracies = [float(line[2]) for line in lines], [float(line[3]) for line in lines]
+    assert losses[-1] < losses[0]
+    # Of three classes a third would be guessed.
+    assert max(accuracies) > 50
+
+
+def test_multicrop_with_too_few_images(folder: Path) -> None:
+    said = run("self_supervised_multicrop.py", folder, "--batch-size", 99, succeeds=False)
+    assert f"{(PER_CLASS - VAL) * len(PHOTOGRAPHS)} training images are less than --batch-size 99" in said
+
+
+TIMM = {
+    "plain": [],
+    "more augmentation": ["--rand-augment", "--random-erase", 0.3, "--mixup", 0.2, "--cutmix", 1],
+    "timm's loader": ["--loader", "timm"],
+}
+
+
+@pytest.mark.parametrize("name", TIMM)
+def test_timm(colours: Path, name: str) -> None:
+    pytest.importorskip("timm")
+    options = ["--size", 32, "--batch-size", 8, "--epochs", 4, "--workers", 1, *TIMM[name]]
+    said = run("timm_training.py", colours, *options)
+    lines = LINE.findall(said)
+    assert [line[:2] for line in lines] == [(str(epoch), "4") for epoch in (1, 2, 3, 4)]
+    assert max(float(line[3]) for line in lines) >= (60 if name == "more augmentation" else 80)
+    if name == "timm's loader":
+        assert "DALI" not in said
+    else:
+        plan = said.partition("\ndecode ")[2].partition("\noperators ")[0]
+        assert "DALI" in plan
+        assert " torch " not in plan
+        assert ("RandAugment" in plan) == (name == "more augmentation")
+
+
+@both
+def test_a_dataset_of_ones_own(tmp_path: Path, loader: str) -> None:
+    options = ["--epochs", 4, "--size", 32, "--workers", 2, "--loader", loader, "--example"]
+    said = run("existing_dataset.py", tmp_path / "scans", *options)
+    assert ("asked for samples in 2 worker processes" in said) == (loader == "torchdali")
+    if loader == "torchdali":
+        assert re.search(r"RandomAffine.*\n +draws angle", said)
+        assert "at ['scan'] of dataset[0]: uint8 (1, H, W)" in said
+    lines = LINE.findall(said)
+    assert len(lines) == 4
+    assert float(lines[-1][2]) < float(lines[0][2])
+    assert max(float(line[3]) for line in lines) >= 80
+    missed = re.search(r"^not recognised: (.*)$", said, re.MULTILINE)
+    assert missed is not None
+    with (tmp_path / "scans" / "table.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    splits = {split: {row["patient"] for row in rows if row["split"] == split} for split in ("train", "val")}
+    assert not splits["train"] & splits["val"], "a patient is in both"
+    assert set(missed[1].split(", ")) <= {*splits["val"], "none"}
+    assert (len(rows), len(splits["train"]), len(splits["val"])) == (160, 30, 10)
+
+
+def predictions(path: Path) -> list[tuple[str, int, float]]:
+    with path.open(newline="") as file:
+        return [(row["file"], int(row["prediction"]), float(row["probability"])) for row in csv.DictReader(file)]
+
+
+def test_inference_keeps_names_and_order(pictures: Path, tmp_path: Path) -> None:
+    """Each file's own prediction stands beside its name, with both loaders, in batches that do not divide the count."""
+    torch.manual_seed(0)
+    model = models.get_model("resnet18", num_classes=7).eval()
+    torch.save(model.state_dict(), tmp_path / "model.pt")
+    out = {loader: tmp_path / f"{loader}.csv" for loader in ("torchdali", "torch")}
+    for loader, file in out.items():
+        options = ["--checkpoint", tmp_path / "model.pt", "--classes", 7, "--batch-size", 5, "--workers", 1]
+        said = run("inference.py", pictures, *options, "--loader", loader, "--out", file)
+        assert f"{PER_CLASS * len(PHOTOGRAPHS)} predictions in {file}" in said
+    ours, theirs = predictions(out["torchdali"]), predictions(out["torch"])
+    names = sorted(str(path.relative_to(pictures)) for path in pictures.rglob("*.jpg"))
+    assert [name for name, *_ in ours] == [name for name, *_ in theirs] == names
+    assert len({probability for *_, probability in theirs}) > len(names) // 2, "else an exchange would not be seen"
+    for one, other in zip(ours, theirs, strict=True):
+        # JPEGs are decoded otherwise on a GPU.
+        assert one[2] == pytest.approx(other[2], abs=0.02 if torch.cuda.is_available() else 0.002)
+    assert sum(one[1] == other[1] for one, other in zip(ours, theirs, strict=True)) >= len(names) - 2
+
+
+def test_inference_on_a_flat_folder_and_on_none(pictures: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.csv"
+    run("inference.py", pictures / "coffee", "--batch-size", 3, "--out", out, "--workers", 1)
+    assert [name for name, *_ in predictions(out)] == [f"{number}.jpg" for number in range(PER_CLASS)]
+    assert "there are no images under" in run("inference.py", tmp_path, "--out", out, succeeds=False)
+
+
+@pytest.mark.parametrize("mode", ["skip", "replace", "raise"])
+def test_damaged_files(tmp_path: Path, mode: str) -> None:
+    table = tmp_path / "damaged.csv"
+    options = ["--example", "--epochs", 2, "--size", 32, "--on-error", mode, "--table", table]
+    said = run("damaged_dataset.py", tmp_path / "pictures", *options, succeeds=mode != "raise")
+    if mode == "raise":
+        assert "SampleError" in said
+        assert not table.exists()
+        return
+    classes = sorted(path for path in (tmp_path / "pictures").iterdir())
+    with table.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    damaged = [sorted(folder.iterdir())[number] for number, folder in enumerate(classes)]
+    assert sorted(row["file"] for row in rows) == sorted(map(str, damaged))
+    assert all(row["reason"] for row in rows)
+    seen = re.findall(r"(\d+) images, (\d+) damaged$", said, re.MULTILINE)
+    assert seen == [(str(16 * len(classes)), str(len(classes)))] * 2

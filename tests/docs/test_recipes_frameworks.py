@@ -1,0 +1,98 @@
+"""The recipes with Lightning, Accelerate and fastai run as their docstrings say, and the network learns."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.started import run_python
+from PIL import Image
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+COLOURS = {"blue": (40, 60, 200), "green": (50, 180, 60), "red": (200, 50, 40)}
+LINE = re.compile(r"^epoch +(\d+)/(\d+)  loss ([\d.]+)  acc +([\d.]+)%", re.MULTILINE)
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+
+def needs(package: str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(importlib.util.find_spec(package) is None, reason=f"needs {package}")
+
+
+def run(script: str, *options: object, launcher: tuple[str, ...] = (), succeeds: bool = True) -> list[tuple[str, ...]]:
+    """Runs a recipe; gives epoch, number of epochs, loss and accuracy of each line."""
+    done = run_python(*launcher, RECIPES / script, *options, timeout=110, OMP_NUM_THREADS="1")
+    assert (done.returncode == 0) == succeeds, done.stdout + done.stderr
+    return LINE.findall(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def colours(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Noisy pictures of three colours: what any network learns in a few steps."""
+    root = tmp_path_factory.mktemp("colours")
+    rng = np.random.default_rng(0)
+    for split, count in {"train": 24, "val": 8}.items():
+        for name, colour in COLOURS.items():
+            (root / split / name).mkdir(parents=True)
+            for number in range(count):
+                height, width = rng.integers(36, 64, 2)
+                pixels = rng.normal(colour, 25, (height, width, 3)).clip(0, 255).astype(np.uint8)
+                Image.fromarray(pixels).save(root / split / name / f"{number}.jpg")
+    return root
+
+
+SMALL = ["--model", "shufflenet_v2_x0_5", "--size", 32, "--batch-size", 8, "--workers", 1]
+
+
+@needs("lightning")
+def test_lightning(colours: Path, tmp_path: Path) -> None:
+    """A run with loaders that is left alone; one with the data module is left in its first epoch, and goes on."""
+    options = [colours, *SMALL, "--lr", 0.02, "--epochs", 3]
+    whole = run("lightning_classification.py", *options, "--checkpoints", tmp_path / "whole", "--plain")
+    assert [line[:2] for line in whole] == [(epoch, "3") for epoch in "123"]
+    assert float(whole[-1][2]) < 0.8 * float(whole[0][2])
+    options += ["--checkpoints", tmp_path, "--save-every", 4]
+    assert run("lightning_classification.py", *options, "--stop-after", 5, succeeds=False) == []
+    rest = run("lightning_classification.py", *options, "--resume", tmp_path / "last.ckpt")
+    assert [line[0] for line in rest] == ["1", "2", "3"]
+    assert rest[1:] == whole[1:]
+
+
+@needs("accelerate")
+@needs("torchdata")
+@pytest.mark.parametrize("loader", ["torchdali", "torch"])
+def test_accelerate(colours: Path, tmp_path: Path, loader: str) -> None:
+    options = [colours, *SMALL, "--lr", 0.005, "--epochs", 3, "--loader", loader, "--accumulate", 2]
+    options += ["--checkpoint", tmp_path / "kept", "--save-every", 4]
+    whole = run("accelerate_classification.py", *options)
+    assert [line[:2] for line in whole] == [(epoch, "3") for epoch in "123"]
+    assert float(whole[-1][2]) < float(whole[0][2])
+    if loader == "torchdali":
+        assert run("accelerate_classification.py", *options, "--stop-after", 5, succeeds=False) == []
+        assert run("accelerate_classification.py", *options, "--resume")[1:] == whole[1:]
+
+
+@needs("accelerate")
+def test_accelerate_launch(colours: Path, tmp_path: Path) -> None:
+    options = [colours, *SMALL, "--lr", 0.02, "--epochs", 1, "--save-every", 0]
+    launcher = (
+        "-m",
+        "accelerate.commands.launch",
+        "--cpu",
+        "--num_processes",
+        "2",
+        "--num_cpu_threads_per_process",
+        "1",
+    )
+    assert len(run("accelerate_classification.py", *options, launcher=launcher)) == 1
+
+
+@needs("fastai")
+@pytest.mark.parametrize("loader", ["torchdali", "fastai"])
+def test_fastai(colours: Path, loader: str) -> None:
+    lines = run("fastai_training.py", colours, *SMALL, "--lr", 0.003, "--epochs", 5, "--loader", loader)
+    assert [line[:2] for line in lines] == [(epoch, "5") for epoch in "12345"]
+    assert float(lines[-1][2]) < float(lines[0][2])

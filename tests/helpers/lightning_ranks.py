@@ -1,0 +1,162 @@
+"""Several ranks with Lightning: trains, validates and predicts with every loader, and keeps what each rank was given.
+
+Run as ``python lightning_ranks.py STRATEGY PICTURES RESULTS``: tests/test_lightning_ranks.py starts it, and Lightning
+the other rank.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from helpers.trained import (
+    BATCH,
+    DEVICE,
+    KINDS,
+    TRAIN,
+    Net,
+    after,
+    dataset,
+    every_step,
+    loader,
+    numbered,
+    plain,
+    trainer,
+)
+
+from torchdali import DALILoader
+from torchdali.lightning import DALIDataModule
+
+EPOCHS = 2
+STEP = 4
+"""Of six: in the midst of the second epoch."""
+
+
+class Made(Net):
+    """Makes its loaders in hooks, as most programs do; they would share by themselves."""
+
+    def __init__(self, kind: str, pictures: Path) -> None:
+        super().__init__()
+        self.kind, self.pictures = kind, pictures
+
+    def train_dataloader(self) -> Any:
+        return loader(self.kind, self.pictures, shuffle=True, distributed="auto", seed=0)
+
+    def val_dataloader(self) -> Any:
+        return loader(self.kind, self.pictures, distributed="auto")
+
+    predict_dataloader = val_dataloader
+
+
+def fit(root: Path, net: Net, *loaders: Any, save: bool = False, path: Path | None = None, **options: Any) -> Net:
+    callbacks = [every_step(root)] if save else []
+    run = trainer(root, *callbacks, strategy=STRATEGY, devices=2, max_epochs=EPOCHS)
+    torch.manual_seed(4 if path else 3)
+    run.fit(net, *loaders, ckpt_path=path, **options)
+    return net
+
+
+def given(root: Path, make: Callable[..., Any]) -> dict[str, Any]:
+    """What a rank is given by a loader that knows nothing of ranks."""
+    net = fit(root, Net(), make(shuffle=True), make())
+    run = trainer(root, strategy=STRATEGY, devices=2)
+    # Each rank has its own predictions, and no more than its own.
+    predicted: Any = run.predict(net, make())
+    return {"seen": net.labels(), "validated": net.validated, "predicted": [one.tolist() for one in predicted]}
+
+
+def kept(pictures: Path) -> dict[str, Any]:
+    """The arguments that a loader has in the Trainer, and the shares that it gives."""
+    options = {
+        "transform": TRAIN,
+        "seed": 7,
+        "cache": "host",
+        "cache_bytes": 2**20,
+        "fidelity": "fast",
+        "device": DEVICE,
+    }
+    passed = DALILoader(numbered(pictures), BATCH, num_workers=2, shuffle=True, **options)
+    run = trainer(Path(), strategy=STRATEGY, devices=2, max_epochs=1)
+    run.fit(Net(), passed)
+    used: Any = run.train_dataloader
+    return {
+        "same": {name: getattr(used, name) == value for name, value in options.items()},
+        "type": type(used).__name__,
+        "sampler": type(used.sampler).__name__,
+        "window": used._window,
+    }
+
+
+def resumed(root: Path, kind: str, pictures: Path) -> dict[str, Any]:
+    """The rest of a run beside what it would have been."""
+    found: dict[str, Any] = {}
+    true = fit(root / "plain", Net(), loader(kind, pictures, shuffle=True), save=True).seen
+    again = fit(root / "plain", Net(), loader(kind, pictures, shuffle=True), path=after(root / "plain", STEP)).seen
+    found["plain"] = again, true[STEP:]
+
+    def module() -> DALIDataModule:
+        return DALIDataModule(
+            *[dataset(kind, pictures)] * 2,
+            train_transform=TRAIN,
+            val_transform=TRAIN,
+            batch_size=BATCH,
+            num_workers=KINDS[kind],
+            seed=5,
+        )
+
+    true = fit(root / "module", Net(), datamodule=module(), save=True).seen
+    for step in (STEP, 3):
+        again = fit(root / "module", Net(), datamodule=module(), path=after(root / "module", step)).seen
+        found[f"module, {step}"] = again, true[step:]
+    return found
+
+
+def run_all(pictures: Path, results: Path) -> dict[str, Any]:
+    found: dict[str, Any] = {"true": given(results, plain), "kept": kept(pictures)}
+    for kind in KINDS:
+        found[kind] = given(results, lambda kind=kind, **own: loader(kind, pictures, **own))
+    for kind in ("read", "asked"):
+        net = fit(results, Made(kind, pictures))
+        predicted: Any = trainer(results, strategy=STRATEGY, devices=2).predict(net)
+        found[f"{kind}, auto"] = {
+            "seen": net.labels(),
+            "validated": net.validated,
+            "predicted": [one.tolist() for one in predicted],
+        }
+    for kind in ("read", "asked, workers"):
+        found[f"{kind}, resumed"] = resumed(results / kind, kind, pictures)
+    return found
+
+
+class Spawned(Net):
+    """What ran in another process is not seen here: each rank writes its own, and nothing of a network in parts."""
+
+    def __init__(self, results: Path) -> None:
+        super().__init__()
+        self.results = results
+
+    def on_train_end(self) -> None:
+        torch.save(self.labels(), self.results / str(self.global_rank))
+
+
+def main() -> None:
+    pictures, results = map(Path, sys.argv[2:])
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    if STRATEGY in ("ddp_spawn", "fsdp"):
+        made = DALIDataModule(loader("read, workers", pictures, shuffle=True), loader("asked", pictures))
+        fit(results, Spawned(results), datamodule=made)
+        return
+    found = run_all(pictures, results)
+    torch.save(found, results / str(torch.distributed.get_rank()))
+    torch.distributed.barrier()
+
+
+STRATEGY = sys.argv[1] if len(sys.argv) == 4 else "ddp"
+
+if __name__ == "__main__":
+    main()

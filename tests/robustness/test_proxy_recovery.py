@@ -1,0 +1,498 @@
+"""Epochs of datasets that are asked for samples may be left, killed, interrupted and forked: the next one is right."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import itertools
+import os
+import random
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import nvidia.dali
+import pytest
+import torch
+from conftest import PER_BATCH, Script, assert_pairs, in_order
+from helpers.crops import DOES, EXACT, WORKERS, Crops, Truth, every_number, every_use, raised, with_workers
+from torch.utils.data import DataLoader
+
+from torchdali import DALILoader
+from torchdali.workers.proxy import ParallelProxyEpoch
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def until_error(iterator: Iterator[Any]) -> list[Any]:
+    """What is left of an epoch that may have come to an early end."""
+    batches: list[Any] = []
+    with contextlib.suppress(RuntimeError):
+        batches.extend(iterator)
+    return batches
+
+
+def until_raised(iterator: Iterator[Any], taken: list[Any]) -> Iterator[None]:
+    """An iterator that first takes all there is."""
+    taken.extend(iterator)
+    yield
+
+
+# Epochs that end early
+
+
+@every_use
+@every_number
+def test_after_a_break_anywhere_the_next_epoch_is_whole(workers: Any, does: Any, device: str) -> None:
+    rng, truth = random.Random(0), Truth(does.get("transform"))
+    loader = DALILoader(Crops(), PER_BATCH, shuffle=True, device=device, **workers, **does)
+    for turn in range(20 if does == DOES["transform"] else 4):
+        iterator, after = iter(loader), rng.randint(0, 8)
+        assert_pairs(itertools.islice(iterator, after), truth)
+        if turn % 2:
+            del iterator
+        whole = list(loader)
+        assert_pairs(whole, truth)
+        assert sorted(torch.cat([labels for _, labels in whole]).tolist()) == list(range(24))
+
+
+@every_use
+@with_workers
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_an_iterator_that_is_left_ends_its_workers_at_once(workers: Any, does: Any, on_error: Any) -> None:
+    """The garbage collector, which may come late, would take the workers' queues apart before they were told to end."""
+    loader = DALILoader(Crops(), PER_BATCH, device="cpu", on_error=on_error, **workers, **does)
+    gc.disable()
+    try:
+        iterator = iter(loader)
+        assert_pairs(itertools.islice(iterator, 2), Truth(does.get("transform")), in_order()[:2])
+        workers = iterator._workers
+        del iterator, loader
+        assert [worker.exitcode for worker in workers] == [0, 0]
+    finally:
+        gc.enable()
+
+
+def test_a_persistent_iterator_starts_anew() -> None:
+    """As DataLoader's, of which there is only one."""
+    loader = DALILoader(Crops(), PER_BATCH, transform=EXACT, device="cpu", **WORKERS["persistent"])
+    one = iter(loader)
+    workers = [worker.pid for worker in one._workers]
+    first = next(one)
+    time.sleep(0.3)  # until other batches are there, too, which the next one is asked for with
+    assert_pairs([first, next(one)], Truth(), in_order()[:2])
+    other = iter(loader)
+    assert other is one
+    assert_pairs(itertools.islice(other, 3), Truth(), in_order()[:3])
+    assert other.place.delivered == 3
+    assert_pairs(one, Truth(), in_order()[3:])
+    assert next(one, None) is next(other, None) is None
+    assert_pairs(loader, Truth(), in_order())
+    assert [worker.pid for worker in one._workers] == workers
+
+
+@pytest.mark.parametrize("workers", [{}, {"num_workers": 2}])
+def test_iterators_and_loaders_may_be_interleaved(workers: Any, device: str) -> None:
+    loader = DALILoader(Crops(), PER_BATCH, transform=EXACT, device=device, **workers)
+    apart = DALILoader(Crops(), PER_BATCH, transform=EXACT, device=device, **WORKERS["persistent"])
+    iterators = [iter(loader), iter(loader), iter(apart)]
+    taken: list[list[Any]] = [[], [], []]
+    dropped = iter(loader)
+    for turn in random.Random(0).sample([0, 1, 2] * 8, 24):
+        taken[turn].append(next(iterators[turn]))
+        next(dropped, None)
+        if turn == 2:
+            dropped = iter(loader)
+    for batches in taken:
+        assert_pairs(batches, Truth(), in_order())
+    assert [next(iterator, None) for iterator in iterators] == [None] * 3
+
+
+def test_an_iterator_outlives_its_loader() -> None:
+    for workers in WORKERS.values():
+        iterator = iter(DALILoader(Crops(), PER_BATCH, transform=EXACT, device="cpu", **workers))
+        assert_pairs(iterator, Truth(), in_order())
+
+
+def refuse() -> None:
+    raise ValueError("mine")
+
+
+class Sealed:
+    """Can be sent, and not be read."""
+
+    def __reduce__(self) -> Any:
+        return refuse, ()
+
+
+class Sealing(Crops):
+    """Whose seventh sample is sealed when it is first asked for."""
+
+    seals = True
+
+    def __getitem__(self, index: int) -> Any:
+        sealed, self.seals = index == 7 and self.seals, self.seals and index != 7
+        image, label = super().__getitem__(index)
+        return image, Sealed() if sealed else label
+
+
+@with_workers
+@pytest.mark.parametrize("transform", [EXACT, None], ids=["transform", "nothing"])
+def test_a_batch_that_cannot_be_read_is_not_waited_for(workers: Any, transform: Any) -> None:
+    loader = DALILoader(Sealing(), PER_BATCH, collate_fn=list, transform=transform, device="cpu", **workers)
+    iterator = iter(loader)
+    assert raised(ValueError, until_raised(iterator, [])).args == ("mine",)
+    for _ in range(2):
+        assert "could not be read" in str(raised(RuntimeError, until_raised(iterator, [])))
+    loader.dataset.seals = False  # pyright: ignore[reportAttributeAccessIssue]
+    assert [[label for _, label in batch] for batch in loader] == in_order()
+
+
+class AllSealed(Sealing):
+    """Of which no batch can be read, by workers that were started while it seals."""
+
+    def __getitem__(self, index: int) -> Any:
+        image, label = Crops.__getitem__(self, index)
+        return image, Sealed() if self.seals else label
+
+
+@with_workers
+@pytest.mark.parametrize("transform", [EXACT, None], ids=["transform", "nothing"])
+def test_where_no_batch_can_be_read_the_first_says_why_and_the_next_epoch_has_none_of_them(
+    workers: Any, transform: Any
+) -> None:
+    loader = DALILoader(AllSealed(), PER_BATCH, collate_fn=list, transform=transform, device="cpu", **workers)
+    iterator = iter(loader)
+    time.sleep(0.3)  # until there are several
+    assert raised(ValueError, iterator).args == ("mine",)
+    loader.dataset.seals = False  # pyright: ignore[reportAttributeAccessIssue]
+    for _ in range(2):
+        assert [[label for _, label in batch] for batch in loader] == in_order()
+
+
+# Workers that die
+
+
+def slow(index: int, image: Any) -> Any:
+    time.sleep(0.05)
+    return image
+
+
+def stuck(index: int, image: Any) -> Any:
+    if index == 7:
+        time.sleep(60)
+    return image
+
+
+@every_use
+@with_workers
+@pytest.mark.parametrize("fault", [slow, stuck])
+def test_a_killed_worker_is_named_at_once(fault: Any, workers: Any, does: Any, device: str) -> None:
+    loader = DALILoader(Crops(fault), PER_BATCH, device=device, **workers, **does)
+    iterator = iter(loader)
+    batches = [next(iterator)]
+    process = iterator._workers[0 if fault is stuck else 1]
+    start = time.monotonic()
+    threading.Timer(0.1, os.kill, (process.pid, signal.SIGKILL)).start()
+    error = raised(RuntimeError, until_raised(iterator, batches))
+    assert re.match(rf"DataLoader worker \(pid(\(s\))? {process.pid}\)", str(error))
+    assert time.monotonic() - start < 5
+    if isinstance(iterator, ParallelProxyEpoch):
+        assert "killed by signal" in str(error)
+        assert_pairs(batches, Truth(does.get("transform")))
+        assert_pairs(until_error(iterator), Truth(does.get("transform")))
+        loader.dataset.fault = slow
+        if fault is slow:
+            assert_pairs(loader, Truth(does.get("transform")), in_order())
+
+
+@pytest.fixture
+def no_signal_of_deaths() -> Iterator[None]:
+    """As where it comes just before the main process begins to wait: nobody sees it until the wait is over."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+    yield
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
+
+
+def killed(index: int, image: Any) -> Any:
+    if index == 7:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return image
+
+
+def gone(index: int, image: Any) -> Any:
+    if index == 7:
+        os._exit(0)
+    return image
+
+
+# torch's handler of a death may raise between the making of multiprocessing's socket and its ``with``.
+@pytest.mark.filterwarnings("ignore:unclosed <socket.socket:ResourceWarning")
+@pytest.mark.usefixtures("no_signal_of_deaths")
+@every_use
+@with_workers
+@pytest.mark.parametrize("fault", [killed, gone])
+def test_a_death_is_named_at_once_without_its_signal(fault: Any, workers: Any, does: Any) -> None:
+    iterator = iter(DALILoader(Crops(fault), PER_BATCH, device="cpu", **workers, **does))
+    process, taken, start = iterator._workers[0], [], time.monotonic()
+    error = raised(RuntimeError, until_raised(iterator, taken))
+    how = "is killed by signal: " if fault is killed else "exited with code 0"
+    assert str(error).startswith(f"DataLoader worker (pid {process.pid}) {how}")
+    assert time.monotonic() - start < 5
+    assert_pairs(taken, Truth(does.get("transform")), in_order()[: len(taken)])
+
+
+@every_use
+@with_workers
+def test_after_a_death_an_epoch_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, workers: Any, does: Any) -> None:
+    """The signal may come while a batch of another worker is taken from its queue, and that batch never comes again."""
+    iterator = iter(DALILoader(Crops(), PER_BATCH, device="cpu", **workers, **does))
+    queue, process, get = iterator._data_queue, iterator._workers[1], iterator._data_queue.get
+
+    def hit(**given: Any) -> Any:
+        taken = get(**given)
+        time.sleep(0.5)  # until it is at rest: for a lock with which it dies torch waits for ever
+        process.kill()
+        time.sleep(5)  # until the signal comes
+        return taken
+
+    monkeypatch.setattr(queue, "get", hit)
+    for _ in range(2):
+        assert raised(RuntimeError, iterator)
+        monkeypatch.undo()
+
+
+@with_workers
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("call", [0, 3])
+@pytest.mark.parametrize("name", ["feed_input", "schedule_run", "share_outputs", "release_outputs"])
+def test_a_death_while_dali_is_called_pairs_no_image_with_another_label(
+    monkeypatch: pytest.MonkeyPatch, name: str, call: int, after: bool, workers: Any
+) -> None:
+    """The handler of the signal raises wherever the main process is, and what it raises is not DALI's."""
+    loader = DALILoader(Crops(), PER_BATCH, transform=EXACT, device="cpu", **workers)
+    iterator, taken = iter(loader), []
+    process = iterator._workers[0]
+
+    def kill() -> None:
+        os.kill(process.pid, signal.SIGKILL)
+        time.sleep(5)  # until the signal comes
+
+    at(monkeypatch, nvidia.dali.Pipeline, name, call, after, kill)
+    error = raised(RuntimeError, until_raised(iterator, taken))
+    assert f"DataLoader worker (pid {process.pid}) is killed by signal" in str(error)
+    taken += until_error(iterator)
+    assert_pairs(taken, Truth())
+    assert_pairs(loader, Truth(), in_order())
+
+
+def at(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, call: int, after: bool, do: Callable[[], Any]) -> None:
+    """Does something once, before or after a call of a method."""
+    method, calls = getattr(owner, name), iter(range(10**6))
+
+    def changed(*args: Any, **kwargs: Any) -> Any:
+        now = next(calls) == call
+        if now and not after:
+            do()
+        result = method(*args, **kwargs)
+        if now and after:
+            do()
+        return result
+
+    monkeypatch.setattr(owner, name, changed)
+
+
+# Interruptions
+
+
+def interrupted() -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("workers", [WORKERS["none"], WORKERS["persistent"]], ids=["none", "persistent"])
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("call", [0, 4])
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (nvidia.dali.Pipeline, "feed_input"),
+        (nvidia.dali.Pipeline, "schedule_run"),
+        (nvidia.dali.Pipeline, "share_outputs"),
+        (nvidia.dali.Pipeline, "release_outputs"),
+        (ParallelProxyEpoch, "_receive"),
+        (ParallelProxyEpoch, "_try_put_index"),
+    ],
+    ids=lambda value: getattr(value, "__name__", value),
+)
+def test_interrupt_pairs_no_image_with_another_label(
+    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, call: int, after: bool, workers: Any, device: str
+) -> None:
+    """Neither in the next epoch nor, where somebody goes on with it, in the interrupted one."""
+    loader = DALILoader(Crops(), PER_BATCH, transform=EXACT, device=device, **workers)
+    iterator, taken = iter(loader), []
+    if owner is ParallelProxyEpoch and not workers:
+        owner, name = type(iterator), "_next_index"
+    at(monkeypatch, owner, name, call, after, interrupted)
+    raised(KeyboardInterrupt, until_raised(iterator, taken))
+    taken += until_error(iterator)
+    assert_pairs(taken, Truth())
+    assert_pairs(loader, Truth(), in_order())
+
+
+SIGINT = """
+import os, random, signal, sys, threading, time
+sys.path.insert(0, sys.argv[1])
+from conftest import assert_pairs, in_order
+from helpers.crops import DOES, WORKERS, Crops, Truth
+from torchdali import DALILoader
+
+workers, group = WORKERS[sys.argv[2]], sys.argv[3] == "group"
+os.setpgrp()
+rng, interrupts = random.Random(0), 0
+
+def interrupted_epochs(loader, truth):
+    end = time.monotonic() + 1  # a KeyboardInterrupt in a destructor is lost
+    threading.Timer(rng.uniform(0, 0.2), os.killpg if group else os.kill, (os.getpid(), signal.SIGINT)).start()
+    while time.monotonic() < end:
+        assert_pairs(loader, truth, in_order())
+
+for turn in range(4):
+    for does in (DOES["transform"], DOES["batch_transform"]):
+        truth = Truth(does.get("transform"))
+        loader = DALILoader(Crops(), 3, device="cpu", **workers, **does)
+        try:
+            try:
+                interrupted_epochs(loader, truth)
+            finally:
+                time.sleep(0.05)  # workers that were hit as they were started say so now
+        except KeyboardInterrupt:
+            interrupts += 1
+        except RuntimeError as error:
+            assert group and "DataLoader worker" in str(error), error
+        for attempt in range(2 if group else 1):
+            try:
+                assert_pairs(loader, truth, in_order())
+                break
+            except RuntimeError as error:
+                assert not attempt and "DataLoader worker" in str(error), error
+print("done", interrupts >= (1 if group else 5))
+"""
+
+
+@pytest.mark.parametrize(
+    ("workers", "whom"), [("none", "process"), ("workers", "group"), ("persistent", "process"), ("persistent", "group")]
+)
+def test_epochs_after_real_interrupts_are_whole(run_script: Script, workers: str, whom: str) -> None:
+    """Also where the terminal interrupts the workers too."""
+    done = run_script(SIGINT, os.path.dirname(os.path.dirname(__file__)), workers, whom)  # noqa: PTH120
+    assert (done.returncode, done.stdout) == (0, "done True\n"), done.stderr
+
+
+@pytest.mark.parametrize("does", [DOES["transform"], DOES["nothing"]], ids=["transform", "nothing"])
+def test_timeout_is_dataloaders(does: Any) -> None:
+    loader = DALILoader(Crops(stuck), PER_BATCH, num_workers=2, timeout=1, device="cpu", **does)
+    iterator, start = iter(loader), time.monotonic()
+    assert_pairs(itertools.islice(iterator, 2), Truth(does.get("transform")), in_order()[:2])
+    for _ in range(2):
+        assert str(raised(RuntimeError, iterator)) == "DataLoader timed out after 1 seconds"
+    assert 0.9 < time.monotonic() - start < 5
+    for worker in iterator._workers:
+        worker.kill()
+    with contextlib.suppress(RuntimeError):  # torch notices
+        time.sleep(1)
+    loader.dataset.fault = Crops().fault
+    assert_pairs(loader, Truth(does.get("transform")), in_order())
+
+
+# Forks, and the end of the interpreter
+
+PRELUDE = """
+import faulthandler, gc, itertools, os, sys
+sys.path.insert(0, sys.argv[1])
+from conftest import assert_pairs, in_order
+from helpers.crops import EXACT, WORKERS, Crops, Truth
+from torchdali import DALILoader
+from torch.utils.data import DataLoader
+
+workers, transform = WORKERS[sys.argv[2]], EXACT if sys.argv[3] == "images" else None
+truth, labels = Truth(transform), in_order(0, 120)
+
+def new():
+    return DALILoader(Crops(count=120), 3, transform=transform, device="cpu", **workers)
+
+loader = new()
+iterator = iter(loader)
+assert_pairs(itertools.islice(iterator, 2), truth, labels[:2])
+"""
+
+SCRIPTS = {
+    "forks": """
+def drops_what_it_inherited():
+    global iterator, loader
+    del iterator, loader
+    gc.collect()
+
+def makes_a_loader_of_its_own():
+    drops_what_it_inherited()
+    for _ in range(3):
+        assert_pairs(new(), truth, labels)
+
+def iterates_over_the_same_loader():
+    for _ in range(2):
+        assert_pairs(loader, truth, labels)
+
+def goes_on_with_the_iterator():
+    for _ in range(2):
+        try:
+            next(iterator)
+        except RuntimeError as error:
+            assert "forked" in str(error), error
+        else:
+            raise AssertionError
+
+for child in (drops_what_it_inherited, makes_a_loader_of_its_own, iterates_over_the_same_loader,
+              goes_on_with_the_iterator):
+    process = os.fork()
+    if not process:
+        faulthandler.dump_traceback_later(10, exit=True)  # which is what a child that hangs ends with
+        child()
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0, child.__name__
+assert len(list(DataLoader(Crops(), 4, num_workers=2, collate_fn=len))) == 6
+assert_pairs(iterator, truth, labels[2:])
+assert_pairs(loader, truth, labels)
+""",
+    "exit": """
+does = {"transform": EXACT}, {}
+loaders = [DALILoader(Crops(), 3, device="cpu", **number, **use) for number in WORKERS.values() for use in does]
+iterators = [iter(loader) for loader in loaders for _ in range(2)]
+for one in iterators:
+    next(one)
+try:
+    next(iterator)
+    raise KeyError
+except KeyError as error:
+    kept = error
+""",
+}
+
+
+@pytest.mark.parametrize("does", ["images", "nothing"])
+@pytest.mark.parametrize(("name", "workers"), [("forks", "workers"), ("forks", "persistent"), ("exit", "none")])
+def test_processes_end_well(run_script: Script, name: str, workers: str, does: str) -> None:
+    here = os.path.dirname(os.path.dirname(__file__))  # noqa: PTH120
+    done = run_script(
+        PRELUDE + SCRIPTS[name] + 'print("done")', here, workers, does, PYTHONWARNINGS="ignore::DeprecationWarning"
+    )
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", "done\n")
+
+
+def test_dataloaders_iterator_in_the_same_process_is_not_disturbed() -> None:
+    """torch watches the workers of all loaders with one handler."""
+    theirs = iter(DataLoader(Crops(), PER_BATCH, num_workers=1))
+    first = next(theirs)
+    assert_pairs(DALILoader(Crops(), PER_BATCH, transform=EXACT, num_workers=2, device="cpu"), Truth(), in_order())
+    assert_pairs([first, *theirs], Truth(None), in_order())

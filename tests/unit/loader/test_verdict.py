@@ -1,0 +1,199 @@
+"""What loader.stats() says of an epoch whose times are told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from torchdali.loader.stats import Limit, Probe, Stats
+from torchdali.loader.verdict import judged, model, storage
+from torchdali.pipeline.clock import Clock, Part
+
+
+class Told:
+    """An epoch's clock, and the time that it reads."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, entry: str | None = "files") -> None:
+        self.now = 0.0
+        monkeypatch.setattr("torchdali.pipeline.clock.perf_counter", lambda: self.now)
+        self.clock = Clock(torch.device("cpu"))
+        self.clock.entry = entry
+
+    def batch(self, waited: float, consumer: float = 0.0, part: Part = "DALI", raises: bool = False) -> None:
+        self.now += consumer
+        self.clock.enter()
+        self.now += waited
+        self.clock.lap(part)
+        if not raises:
+            self.clock.leave(1)
+
+    def judged(self, asked: int | None = None, probe: Probe | None = None, **about: bool) -> Stats:
+        return judged(self.clock, probe, asked, **about)
+
+
+def test_what_came_to_nothing_is_in_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Told(monkeypatch)
+    for seconds, raises in ((1, False), (2, False), (1000, True)):
+        told.batch(seconds, part="dataset", raises=raises)
+    told.now += 5000
+    told.clock.skip(5000)  # a probe
+    told.now += 600
+    for _ in range(2):
+        told.batch(2, part="dataset")
+    stats = told.judged(0)
+    assert (stats.elapsed, stats.timed) == (1007, 2), "of the time after the exception, none"
+    assert (stats.waited, sum(stats.parts.values())) == (4, 4)
+
+
+@pytest.mark.parametrize(
+    ("start", "waits", "over", "verdict"),
+    [
+        (10, [1, 1], False, "reading, decoding and transforming in DALI is the limit; "),
+        (10, [1, 1], True, "the start is the limit: 10.0 of 12.0 s passed before the first batch (of 2 batches only)"),
+        (0.2, [0.0125] * 8, True, "the start is the limit: 0.200 of 0.300 s passed before the first batch"),
+        (3, [1, 1, None, 1, None, 1, None, 1], True, "reading, decoding and transforming in DALI is the limit; "),
+    ],
+)
+def test_the_start(start: float, waits: Any, over: bool, verdict: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Told(monkeypatch)
+    for seconds in (start, *waits):
+        told.batch(seconds or 0, raises=seconds is None)
+    if over:
+        told.clock.end()
+    stats = told.judged()
+    assert stats.verdict.startswith(verdict)
+    assert stats.possible is None or stats.limit != "start"
+    assert ("only)" in stats.verdict) == (stats.timed < 8)
+
+
+@pytest.mark.parametrize(
+    ("part", "times", "asked", "limit", "possible"),
+    [
+        ("DALI", [(0.1, 1)] * 10, None, "model", None),
+        ("DALI", [(1, 1)] * 10, None, "pipeline", 0.5),
+        ("DALI", [(1, 1), (0, 1)] * 5, None, "pipeline", None),
+        ("DALI", [(1, 1), (1, 1), (0, 1)] * 5, None, "pipeline", None),
+        ("dataset", [(1, 3)] * 10, 2, "dataset", 0.25),
+        ("dataset", [(1, 3)] * 10, 0, "dataset", None),
+        ("collate", [(10, 1)] * 10, 0, "collate", 0.1),
+    ],
+)
+def test_what_is_possible(
+    part: Part, times: Any, asked: int | None, limit: Limit, possible: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = Told(monkeypatch)
+    told.batch(0)
+    for waited, consumer in times:
+        told.batch(waited, consumer, part)
+    stats = told.judged(asked)
+    assert stats.limit == limit
+    assert stats.possible == (possible and pytest.approx(possible))
+
+
+def test_what_a_dataset_without_dali_can_give(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Told(monkeypatch, None)
+    for _ in range(11):
+        told.batch(1, 3, "dataset")
+    stats = told.judged(0)
+    assert (stats.limit, stats.taken, stats.possible) == ("dataset", 0.25, 1)
+    assert "consumer   3,000 ms a batch between batches\nin next()  dataset 1,000 ms a batch" in str(stats)
+    for _ in range(100):
+        told.batch(0.105, 1, "dataset")
+    stats = told.judged(0)
+    assert (stats.limit, stats.possible) == ("dataset", pytest.approx(110 / 20.5))
+    assert stats.waited_batches == 10 / 110
+    told.batch(0, 1000)
+    assert (told.judged(0).limit, told.judged(0).possible) == ("model", None)
+
+
+PROBE = Probe(4, 0.1, 0.4, 0.2, 0.5, {"DALI": 0.3, "feed": 0.1}, True)
+DALI_ALONE = "DALI, whose only work is the transforms, is the limit"
+
+
+@pytest.mark.parametrize(
+    ("entry", "part", "asked", "about", "limit", "possible", "said"),
+    [
+        ("files", "DALI", None, {}, "pipeline", 0.25, "reading, decoding and transforming in DALI is the limit; sta"),
+        ("files", "DALI", None, {"cached": True}, "pipeline", 0.25, "reading, decoding and transforming in DALI is"),
+        ("encoded", "DALI", 2, {"given": True}, "pipeline", 0.25, "decoding and transforming in DALI is the limit; th"),
+        ("pixels", "DALI", None, {}, "transforms", 0.25, "DALI, whose only work is the transforms, is the limit; the "),
+        ("packed", "DALI", None, {"cached": True}, "pipeline", 0.25, "DALI, which transforms what is in the cache, an"),
+        ("files", "DALI", None, {"probe": PROBE}, "decoding", 8, "decoding is the limit: it takes 400 of 500 ms a ba"),
+        ("files", "DALI", None, {"probe": replace(PROBE, read=0.45)}, "storage", 8, "storage is the limit: reading ta"),
+        ("files", "DALI", None, {"probe": replace(PROBE, transforms=0.45)}, "transforms", 8, "the transforms in DALI"),
+        ("files", "collate", None, {"probe": PROBE}, "collate", 8, "the iterating thread is the limit: targets and co"),
+        ("files", "headers", None, {}, "storage", 0.25, "storage is the limit: reading the headers of files that wer"),
+        ("files", "headers", None, {"cached": True}, "storage", 0.25, "storage is the limit: reading files for the ca"),
+        ("pixels", "feed", None, {}, "host", None, "the iterating thread is the limit: drawing parameters and feedin"),
+        (None, "dataset", 1, {}, "dataset", 0.25, "the dataset's own __getitem__ in 1 worker is the limit: waiting f"),
+        (None, "dataset", 0, {"given": True}, "dataset", 1 / 3, "the dataset's own __getitem__ in this process (num"),
+    ],
+)
+def test_what_is_waited_for(
+    entry: str | None,
+    part: Part,
+    asked: int | None,
+    about: Any,
+    limit: Limit,
+    possible: float | None,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Three seconds of every four."""
+    told = Told(monkeypatch, entry)
+    for _ in range(9):
+        told.batch(3, 1, part)
+    stats = told.judged(asked, **about)
+    assert (stats.limit, stats.possible) == (limit, possible and pytest.approx(possible))
+    assert stats.verdict.startswith(said)
+    assert stats.verdict.endswith("; the training loop waited 75% of the time")
+    probe = about.get("probe")
+    if probe and part == "DALI":
+        assert f" {max(probe.read, probe.decode, probe.transforms) * 1e3:.0f} of 500 ms a batch; " in stats.verdict
+    elif part != "DALI":
+        assert " 3,000 of 4,000 ms a batch" in stats.verdict
+    assert ("probe" in stats.verdict) == (entry == "files" and part == "DALI" and not about)
+    nothing = "; transform= found no image;" in stats.verdict, "; without transform= nothing runs" in stats.verdict
+    assert nothing == (entry is None and bool(about), entry is None and not about)
+
+
+@pytest.mark.parametrize(
+    ("waited", "of_dali", "limit"), [(0.9, 0.3, "collate"), (1.1, 0.3, "pipeline"), (0.8, 0.6, "pipeline")]
+)
+def test_a_gpu_waits_when_the_host_does_not(
+    waited: float, of_dali: float, limit: Limit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For DALI, as the host may when the GPU does not."""
+    told = Told(monkeypatch)
+    for _ in range(11):
+        told.batch(0.05, 0.1, "collate")
+    told.clock.timed.waited = waited  # as the GPU's events say
+    told.clock.parts["DALI"] = of_dali
+    assert told.judged().limit == limit
+
+
+def test_no_part_is_more_than_the_whole() -> None:
+    """Though what is measured apart may take longer than all of it together did."""
+    assert model(12, 10).startswith("your model is the limit: 10 of 10 images/s used")
+    assert storage(2, 1) == "storage is the limit: reading takes 1,000 of 1,000 ms a batch"
+
+
+def test_what_was_said_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Told(monkeypatch)
+    for _ in range(3):
+        told.batch(1)
+    stats = told.judged()
+    before = str(stats)
+    told.batch(100)
+    assert (stats.parts["DALI"], str(stats)) == (2, before)
+
+
+def test_exceptions_between_all_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Told(monkeypatch)
+    for said in ("one batch was handed out", "no batch followed another one, without an exception between"):
+        told.batch(1)
+        assert told.judged().verdict.startswith(said)
+        told.batch(1, raises=True)

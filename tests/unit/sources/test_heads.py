@@ -1,0 +1,461 @@
+"""Headers of many files at once say what those of each file say."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import skimage.data
+import torch
+from conftest import Script
+from PIL import Image
+from torch.utils.data import DataLoader
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import v2
+
+from torchdali import DALILoader, SampleError
+from torchdali.pipeline import graph
+from torchdali.pipeline import header_reader as heads
+from torchdali.pipeline.feed import Feed
+from torchdali.pipeline.header_reader import HeadReader
+from torchdali.runtime import lifecycle as ending
+from torchdali.sources import HEAD, FileSource, read_header
+from torchdali.sources.headers.batch import parse
+from torchdali.sources.headers.header import header_of
+
+pytestmark = pytest.mark.timeout(60)
+
+CHAIN = v2.Compose([v2.ToImage(), v2.CenterCrop(20)])
+
+
+def kinds() -> Iterator[tuple[str, bytes, bool]]:
+    """Name, file, and whether its first bytes tell all there is to know."""
+    photograph = Image.fromarray(skimage.data.astronaut()).resize((61, 47))
+
+    def saved(image: Image.Image, kind: str, **options: Any) -> bytes:
+        stream = io.BytesIO()
+        image.save(stream, kind, **options)
+        return stream.getvalue()
+
+    plain = saved(photograph, "JPEG")
+    exif = Image.Exif()
+    exif[0x010E] = "x" * 3000
+    yield "plain.jpg", plain, True
+    yield "progressive.jpg", saved(photograph, "JPEG", progressive=True), True
+    yield "grey.jpg", saved(photograph.convert("L"), "JPEG"), True
+    yield "444.jpg", saved(photograph, "JPEG", subsampling=0), True
+    yield "restart.jpg", saved(photograph, "JPEG", restart_marker_blocks=2), True
+    yield "padded.jpg", plain[:2] + b"\xff\xff" + plain[2:], True
+    yield "cmyk.jpg", saved(photograph.convert("CMYK"), "JPEG"), False
+    yield "rgb.jpg", saved(photograph, "JPEG", keep_rgb=True), False
+    yield "long_exif.jpg", saved(photograph, "JPEG", exif=exif), False
+    yield "comment.jpg", saved(photograph, "JPEG", comment=b"y" * 500), True
+    yield "cut.jpg", plain[: len(plain) // 2], True
+    yield "plain.png", saved(photograph, "PNG"), True
+    yield "grey.png", saved(photograph.convert("L"), "PNG"), True
+    yield "palette.png", saved(photograph.convert("P"), "PNG"), True
+    yield "alpha.png", saved(photograph.convert("RGBA"), "PNG"), False
+    yield "16.png", saved(Image.fromarray(np.zeros((5, 4), np.uint16)), "PNG"), False
+    yield "photograph.webp", saved(photograph, "WEBP"), False
+    yield "photograph.bmp", saved(photograph, "BMP"), False
+    yield "photograph.gif", saved(photograph, "GIF"), False
+
+
+def write(folder: Path, times: int = 1) -> list[Path]:
+    folder.mkdir()
+    paths: list[Path] = []
+    for i in range(times):
+        for name, contents, _ in kinds():
+            paths.append(folder / f"{i}_{name}")
+            paths[-1].write_bytes(contents)
+    return paths
+
+
+def table_of(paths: list[Path]) -> Any:
+    table = np.array([str(path).encode() for path in paths], np.bytes_)
+    matrix = np.zeros((len(paths), table.dtype.itemsize + 1), np.uint8)
+    matrix[:, :-1] = table.view(np.uint8).reshape(len(paths), -1)
+    return matrix
+
+
+def heads_of(paths: list[Path]) -> tuple[Any, Any]:
+    reader = HeadReader()
+    read = reader(table_of(paths), False)
+    reader.close()
+    return read
+
+
+def test_first_bytes_say_what_the_header_says(tmp_path: Path) -> None:
+    paths = write(tmp_path / "a")
+    heads, lengths = heads_of(paths)
+    assert heads.shape == (len(paths), HEAD)
+    found = parse(heads)
+    assert found.known.tolist() == [known for _, _, known in kinds()]
+    for i, path in enumerate(paths):
+        header = read_header(str(path))
+        assert lengths[i] == header.length
+        if found.known[i]:
+            said = (*found.sizes[i].tolist(), bool(found.jpeg[i]), True, bool(found.baseline[i]))
+            assert said == (header.height, header.width, header.jpeg, header.native, header.baseline)
+
+
+def test_what_only_a_whole_decoder_follows_is_for_pil() -> None:
+    files = {name: contents for name, contents, _ in kinds()}
+    plain, marked = files["plain.jpg"], b"\xff\xee\0\x0eAdobe\0d\0\0\0\0"
+    frame, scan = plain.index(b"\xff\xc0"), plain.index(b"\xff\xda")
+    animated = io.BytesIO()
+    pictures = [Image.new("RGB", (6, 5), colour) for colour in ("red", "blue")]
+    pictures[0].save(animated, "PNG", save_all=True, append_images=pictures[1:])
+    cases = [(plain[:at] + marked + bytes([kind]) + plain[at:], kind == 1) for at in (2, scan) for kind in (0, 1)]
+    cases += [(plain[:scan] + plain[frame:], False), (animated.getvalue(), False), (plain, True)]
+    cmyk = files["cmyk.jpg"]
+    adobe = cmyk.index(b"Adobe")
+    cases += [(cmyk[: adobe + 11] + b"\2" + cmyk[adobe + 12 :], False)]
+    found = parse(np.stack([np.frombuffer(file[:HEAD].ljust(HEAD, b"\0"), np.uint8) for file, _ in cases]))
+    native = [native for _, native in cases]
+    assert found.known.tolist() == native
+    assert [header_of(memoryview(file)).native for file, _ in cases] == native
+
+
+def test_a_frame_at_the_end_of_what_is_read_says_nothing() -> None:
+    plain = next(contents for name, contents, _ in kinds() if name == "plain.jpg")
+    frame = plain.index(b"\xff\xc0")
+    files: list[bytes] = []
+    for at in range(HEAD - 24, HEAD):
+        length = at - frame - 2
+        files.append(plain[:2] + b"\xff\xfe" + length.to_bytes(2, "big") + bytes(length - 2) + plain[2:])
+        assert files[-1][at : at + 2] == b"\xff\xc0"
+    assert not parse(np.stack([np.frombuffer(file[:HEAD], np.uint8) for file in files])).known.any()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_damaged_files_are_never_said_to_be_what_they_are_not(tmp_path: Path, seed: int) -> None:
+    """Where the first bytes tell, the header says the same; else one by one decides."""
+    random = np.random.default_rng(seed)
+    paths = write(tmp_path / "a", 3)
+    for path in paths:
+        contents = np.frombuffer(path.read_bytes(), np.uint8).copy()
+        places = random.integers(0, min(len(contents), 700), 4)
+        contents[places] = random.integers(0, 256, 4)
+        path.write_bytes(contents[: random.integers(1, len(contents) + 1)].tobytes())
+    found = parse(heads_of(paths)[0])
+    compared = 0
+    for i in np.flatnonzero(found.known).tolist():
+        header = read_header(str(paths[i]))
+        said = (*found.sizes[i].tolist(), bool(found.jpeg[i]), True, bool(found.baseline[i]))
+        assert said == (header.height, header.width, header.jpeg, header.native, header.baseline), paths[i]
+        compared += 1
+    assert compared > 5
+
+
+def test_an_epoch_reads_headers_together(tmp_path: Path, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "a", 4)
+    dataset = ImageFolder(tmp_path, CHAIN)
+    dataset.samples = [sample for sample in dataset.samples if "cut" not in sample[0] and "16.png" not in sample[0]]
+    expected = list(DataLoader(dataset, 40))
+    loader = DALILoader(dataset, 40, device=device)
+    assert loader._source is not None
+    one_by_one: list[int] = []
+    read = type(loader._source).read
+    monkeypatch.setattr(type(loader._source), "read", lambda self, row: one_by_one.append(row) or read(self, row))
+    for epoch in range(2):
+        for (images, labels), (theirs, others) in zip(loader, expected, strict=True):
+            assert labels.tolist() == others.tolist()
+            limit = 0 if device == "cpu" else 60  # as the certificate says of the JPEG engine
+            assert (images.cpu().int() - theirs.int()).abs().max() <= limit, epoch
+    together = sum(known for name, _, known in kinds() if name not in ("cut.jpg", "16.png"))
+    assert 0 < len(one_by_one) < len(dataset) - together
+
+
+@pytest.mark.parametrize("missing", [0, 50])
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, missing: int, device: str) -> None:
+    (tmp_path / "a").mkdir()
+    photograph = Image.fromarray(skimage.data.coffee()).resize((40, 30))
+    for i in range(80):
+        photograph.save(tmp_path / "a" / f"{i:02}.jpg")
+    dataset = ImageFolder(tmp_path, CHAIN)
+    loader = DALILoader(dataset, 40, device=device)
+    (tmp_path / "a" / f"{missing:02}.jpg").unlink()
+    batches = iter(loader)
+    if missing >= 40:
+        assert len(next(batches)[0]) == 40
+    with pytest.raises(SampleError, match="there is no such file") as raised:
+        next(batches)
+    assert raised.value.path == dataset.samples[missing][0]
+    photograph.save(raised.value.path)
+    assert [len(images) for images, _ in loader] == [40, 40]
+
+
+def test_reader_is_made_anew_for_larger_batches_and_after_closing(tmp_path: Path) -> None:
+    paths = write(tmp_path / "a", 2)
+    reader = HeadReader()
+    rows = np.zeros((len(paths), 200), np.uint8)
+    for row, path in zip(rows, paths, strict=True):
+        row[: len(str(path))] = np.frombuffer(str(path).encode(), np.uint8)
+    reader(rows[:3], False)
+    built = reader._reading.pipeline
+    few, _ = reader(rows[:3], False)
+    assert reader._reading.pipeline is built
+    many, lengths = reader(rows, False)
+    assert torch.equal(torch.from_numpy(few), torch.from_numpy(many[:3]))
+    assert lengths.tolist() == [path.stat().st_size for path in paths]
+    reader.close()
+    again, _ = reader(rows[:3], False)
+    assert (again == few).all()
+    reader.close()
+
+
+def out_of_time(*_: Any) -> None:
+    raise RuntimeError("it takes too long")
+
+
+def test_what_a_signals_handler_raises_is_not_said_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what is left in the pipeline is not taken for the next batch's."""
+    paths, reader = write(tmp_path / "a", 2), HeadReader()
+    reader(table_of(paths[:3]), False)
+    pipeline = reader._reading.pipeline
+    before = signal.signal(signal.SIGALRM, out_of_time)
+    try:
+        monkeypatch.setattr(pipeline, "share_outputs", lambda: signal.raise_signal(signal.SIGALRM))
+        with pytest.raises(RuntimeError, match=r"^it takes too long$"):
+            reader(table_of(paths[:3]), False)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert reader(table_of(paths[3:6]), False)[1].tolist() == [path.stat().st_size for path in paths[3:6]]
+    reader.close()
+
+
+def test_closing_does_not_wait_for_a_file_that_never_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heads, "_PATIENCE", 0.1)
+    paths, pipe = write(tmp_path / "a", 1), tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader, rows = HeadReader(), np.zeros((1, 200), np.uint8)
+
+    def read(path: Path) -> Any:
+        rows[0] = 0
+        rows[0, : len(str(path))] = np.frombuffer(str(path).encode(), np.uint8)
+        return reader(rows, False)
+
+    def wait() -> None:
+        with contextlib.suppress(Exception):  # its pipeline is gone
+            read(pipe)
+
+    waiting = threading.Thread(target=wait, daemon=True)
+    waiting.start()
+    time.sleep(1)  # until DALI opens it
+    assert waiting.is_alive()
+    reader.close()
+    assert read(paths[0])[1].tolist() == [paths[0].stat().st_size]
+    released: list[str] = []
+    monkeypatch.setattr(reader._reading.pipeline, "release_outputs", lambda: released.append("by the one that waited"))
+    os.close(os.open(pipe, os.O_RDWR))  # lets DALI's thread go
+    waiting.join(10)
+    assert not waiting.is_alive()
+    assert not released, "the outputs are those of another pipeline"
+    reader.close()
+
+
+def test_a_file_that_never_answers_ends_one_epoch_only(tmp_path: Path) -> None:
+    """Neither the epochs after it nor what reads the batches after it wait behind it."""
+    (tmp_path / "all" / "class").mkdir(parents=True)
+    for number in range(80):
+        (tmp_path / "all" / "class" / f"{number}.jpg").write_bytes(next(kinds())[1])
+    dataset, pipe = ImageFolder(tmp_path / "all", CHAIN), tmp_path / "pipe"
+    file = Path(dataset.samples[5][0])
+    whole = file.rename(tmp_path / "whole")
+    os.mkfifo(file)
+    loader = DALILoader(dataset, 40, timeout=4, device="cpu")
+    with pytest.raises(RuntimeError, match="timed out after 4 seconds"):
+        next(iter(loader))
+    file.rename(pipe)
+    whole.rename(file)
+    batches = iter(loader)
+    first = next(batches)
+    os.close(os.open(pipe, os.O_RDWR))  # lets DALI's thread go
+    for (images, _), (others, _) in zip([first, *batches], DALILoader(dataset, 40, device="cpu"), strict=True):
+        assert torch.equal(images, others)
+
+
+WAITING = """
+import os, sys, threading
+from torchvision.transforms import v2
+from torchdali import DALILoader
+
+crop, timeout = v2.Compose([v2.ToImage(), v2.CenterCrop(8)]), float(sys.argv[2])
+loader = DALILoader(sys.argv[1], 100, transform=crop, timeout=timeout, device="cpu")
+if not timeout:
+    threading.Timer(2, os.kill, (os.getpid(), 2)).start()
+try:
+    list(loader)
+except (RuntimeError, KeyboardInterrupt) as error:
+    print(type(error).__name__)
+"""
+
+
+@pytest.mark.parametrize(("timeout", "raised"), [(1, "RuntimeError"), (0, "KeyboardInterrupt")])
+def test_a_process_ends_while_a_file_is_waited_for(
+    run_script: Script, tmp_path: Path, timeout: int, raised: str
+) -> None:
+    folder = tmp_path / "some" / "class"
+    folder.mkdir(parents=True)
+    for number in range(40):
+        (folder / f"{number}.jpg").write_bytes(next(kinds())[1])
+    os.mkfifo(folder / "pipe.jpg")
+    done = run_script(WAITING, folder.parent, timeout)
+    assert (done.returncode, done.stdout) == (0, f"{raised}\n"), done.stderr
+
+
+@pytest.fixture
+def vetting(device: str, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Has headers read as beside a GPU, also on the CPU; the lengths of what was read together."""
+    if device == "cpu":
+        monkeypatch.setattr(FileSource, "_vets", True)
+    together: list[int] = []
+    read = HeadReader.__call__
+    monkeypatch.setattr(
+        HeadReader, "__call__", lambda self, paths, vet: together.append(len(paths)) or read(self, paths, vet)
+    )
+    return together
+
+
+@pytest.mark.parametrize("times", [1, 4])
+def test_a_file_whose_header_dali_refuses_is_left_to_pil(
+    tmp_path: Path, device: str, times: int, vetting: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the others are still read together; no batch is run twice for it."""
+    write(tmp_path / "a", times)
+    photograph = Image.fromarray(skimage.data.coffee()).resize((40, 30))
+    for name in ("x", "y"):
+        photograph.save(tmp_path / "a" / f"{name}.png")
+    whole = (tmp_path / "a" / "x.png").read_bytes()
+    (tmp_path / "a" / "x.png").write_bytes(whole[:-12])  # PIL needs no last chunk
+    dataset = ImageFolder(tmp_path, CHAIN)
+    dataset.samples = [sample for sample in dataset.samples if "cut" not in sample[0] and "16.png" not in sample[0]]
+    monkeypatch.setattr(Feed, "_again", lambda self, batch: pytest.fail("run twice"))
+    loader = DALILoader(dataset, len(dataset), device=device)
+    ((images, _),) = loader
+    at = [Path(path).name for path, _ in dataset.samples].index("x.png")
+    assert (images[at] == images[at + 1]).all()
+    foreign = loader._source.foreign(np.arange(len(dataset))).tolist()
+    known = {name for name, _, _ in kinds() if read_header(str(tmp_path / "a" / f"0_{name}")).native}
+    assert [place for place in foreign if place >= at] == [at]
+    assert not {Path(dataset.samples[place][0]).name[2:] for place in foreign if place < at} & known
+    assert 1 < len(vetting) < 16
+
+
+@pytest.mark.parametrize("count", [10, 80])
+def test_what_is_for_pil_is_not_asked_of_dali_again(
+    tmp_path: Path, device: str, count: int, vetting: list[int]
+) -> None:
+    (tmp_path / "a").mkdir()
+    photograph = Image.fromarray(skimage.data.coffee()).resize((40, 30))
+    for i in range(count):
+        photograph.save(tmp_path / "a" / f"{i:02}.png", "GIF" if i % 4 else "PNG")
+    ((images, _),) = DALILoader(ImageFolder(tmp_path, CHAIN), count, device=device)
+    assert len(images) == count
+    few = -(-count // 4)
+    assert vetting == ([few] if count < 32 else [count, few])
+
+
+def test_a_pipe_among_few_files_is_named(tmp_path: Path, device: str, vetting: list[int]) -> None:
+    write(tmp_path / "a")
+    os.mkfifo(tmp_path / "a" / "0_a.jpg")
+    iterator = iter(DALILoader(ImageFolder(tmp_path, CHAIN), 4, device=device))
+    with pytest.raises(SampleError, match=r"0_a\.jpg\): .*it is no regular file"):
+        next(iterator)
+    with contextlib.suppress(SampleError):  # one of these is cut off
+        next(iterator)  # whose headers other threads may have vetted only by now
+    assert max(vetting) < 5
+
+
+def test_an_interrupted_reader_gives_no_other_files_headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = write(tmp_path / "a")
+    reader, table = HeadReader(), table_of(paths)
+
+    def interrupted(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    for name in ("bridge.to_array", "pipeline.share_outputs"):
+        reader(table[:1], False)
+        with monkeypatch.context() as patched:
+            of: Any = reader._reading.pipeline if name.startswith("pipeline") else heads.bridge
+            patched.setattr(of, name.partition(".")[2], interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                reader(table[:1], False)
+    for i, path in enumerate(paths):
+        assert reader(table[i : i + 1], False)[1].tolist() == [path.stat().st_size]
+    reader.close()
+
+
+@pytest.mark.parametrize("name", ["build_heads", "feed_input", "schedule_run", "share_outputs", "to_array"])
+def test_a_reader_that_is_let_go_at_work_reads_on(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that lets it go is another iterator, which waited behind it."""
+    paths = write(tmp_path / "a", 1)
+    reader, table = HeadReader(), table_of(paths)
+    reader(table[:1] if name == "build_heads" else table, False)
+    first, of = reader._reading, {"build_heads": graph, "to_array": heads.bridge}.get(name, reader._reading.pipeline)
+    call: Any = getattr(of, name)
+
+    def left(*args: Any) -> Any:
+        built = call(*args) if name == "build_heads" and first is reader._reading else None
+        if first is reader._reading:
+            reader.leave()
+        return built or call(*args)
+
+    monkeypatch.setattr(of, name, left)
+    assert reader(table, False)[1].tolist() == [path.stat().st_size for path in paths]
+    assert first is not reader._reading
+    assert first.pipeline is None
+    reader.close()
+
+
+def test_a_reader_that_is_let_go_as_the_process_ends_builds_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, table = HeadReader(), table_of(write(tmp_path / "a", 1))
+    reader(table, False)
+    monkeypatch.setattr(ending, "_come", come := threading.Event())
+
+    def end(*_: Any) -> None:
+        come.set()
+        reader.leave()
+        raise AttributeError
+
+    monkeypatch.setattr(reader._reading.pipeline, "schedule_run", end)
+    asking = threading.Thread(target=reader, args=(table, False), daemon=True)
+    asking.start()
+    asking.join(2)
+    assert asking.is_alive()
+    assert reader._reading.pipeline is None
+
+
+@pytest.mark.parametrize("vets", [False, True])
+def test_no_sound_file_is_left_to_pil_for_want_of_a_reader(
+    tmp_path: Path, vets: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a").mkdir()
+    photograph = Image.fromarray(skimage.data.coffee()).resize((40, 30))
+    for i in range(80):
+        photograph.save(tmp_path / "a" / f"{i:02}.jpg")
+    build, fails = graph.build_heads, [1]
+
+    def build_heads(*about: Any) -> Any:
+        if fails.pop() if fails else False:
+            raise RuntimeError("Resource temporarily unavailable")
+        return build(*about)
+
+    monkeypatch.setattr(graph, "build_heads", build_heads)
+    monkeypatch.setattr(FileSource, "_vets", vets)
+    loader = DALILoader(ImageFolder(tmp_path, CHAIN), 40, device="cpu")
+    assert [len(images) for images, _ in loader] == [40, 40]
+    assert not fails
+    assert not len(loader._source.foreign(np.arange(80)))

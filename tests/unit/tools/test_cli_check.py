@@ -1,0 +1,350 @@
+"""``torchdali check``: one file of each kind of problem, and what the command says of it."""
+
+from __future__ import annotations
+
+import csv
+import ctypes
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections import Counter, deque
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+from conftest import PER_CLASS, PHOTOGRAPHS, encoded
+from PIL import Image
+from rich.console import Console
+
+from torchdali import DALILoader
+from torchdali.pipeline.engine import Engine, Taken
+from torchdali.tools.cli import commands
+from torchdali.tools.commands import check as command
+from torchdali.tools.commands import decode
+from torchdali.tools.commands.files import cut_off, find, format_of, format_of_name
+
+pytestmark = pytest.mark.timeout(60)
+
+SOUND = len(PHOTOGRAPHS) * PER_CLASS
+
+
+def check(folder: Path, *options: object) -> Result:
+    return CliRunner().invoke(commands(), ["check", str(folder), *map(str, options)])
+
+
+def said(result: Result) -> str:
+    """What was printed, on one line."""
+    return " ".join(result.output.replace("\u2502", " ").split())
+
+
+def checked(folder: Path, tmp_path: Path, device: str = "cpu") -> dict[str, Any]:
+    """The JSON of a run that found something."""
+    out = tmp_path / "out.json"
+    result = check(folder, "--device", device, "--output", out)
+    assert result.exit_code == 1, result.output
+    return json.loads(out.read_text())
+
+
+def found(folder: Path, tmp_path: Path, device: str = "cpu") -> set[tuple[str, str]]:
+    problems = checked(folder, tmp_path, device)["problems"]
+    return {(os.path.relpath(one["path"], folder), one["problem"]) for one in problems}
+
+
+def photograph() -> Image.Image:
+    with (files("skimage") / "data" / "chelsea.png").open("rb") as stream:
+        return Image.open(stream).convert("RGB")
+
+
+def damaged(data: bytes, at: int, count: int = 40) -> bytes:
+    return data[:at] + bytes(byte ^ 0x5A for byte in data[at : at + count]) + data[at + count :]
+
+
+def write_one_of_each(root: Path) -> set[tuple[str, str]]:
+    """Writes a folder with each kind of problem among sound files; gives what should be found."""
+    picture = photograph()
+    jpeg, png, webp = (encoded(picture, kind) for kind in ("JPEG", "PNG", "WEBP"))
+    contents = {
+        "half.jpg": (jpeg[: len(jpeg) // 2], "truncated"),
+        "last_line.jpg": (jpeg[:-30], "truncated"),
+        "half.png": (png[: len(png) // 2], "truncated"),
+        "no_end.png": (png[:-12], "truncated"),
+        "half.webp": (webp[: len(webp) // 2], "truncated"),
+        "head.jpg": (jpeg[:10], "truncated"),
+        "half.tiff": (encoded(picture, "TIFF")[:5000], "truncated"),
+        "damaged.png": (damaged(png, len(png) // 2), "corrupt"),
+        "png.jpg": (png, "mislabelled"),
+        "jpeg.png": (jpeg, "mislabelled"),
+        "gif.jpg": (encoded(picture, "GIF"), "mislabelled"),
+        "webp.tif": (webp, "mislabelled"),
+        "picture.txt": (jpeg, "mislabelled"),
+        "picture": (png, "mislabelled"),
+        "empty.jpg": (b"", "empty"),
+        "page.jpg": (b"<!DOCTYPE html><title>404</title>", "no image"),
+        "noise.png": (bytes(range(256)) * 20, "no image"),
+    }
+    sound = {
+        "a.jpg": jpeg,
+        "b.JPEG": jpeg,
+        "c.png": png,
+        "d.webp": webp,
+        "e.bmp": encoded(picture, "BMP"),
+        "f.tif": encoded(picture, "TIFF"),
+        "g.ppm": encoded(picture, "PPM"),
+        "cmyk.jpg": encoded(picture.convert("CMYK"), "JPEG"),
+        "alpha.png": encoded(picture.convert("RGBA"), "PNG"),
+        "more.jpg": jpeg + b"bytes after the image are legal",
+        "notes.txt": b"no picture",
+        "BM.md": b"BM, and no picture either",
+        "clip.gif": encoded(picture, "GIF"),
+        "none.jpe": jpeg,
+    }
+    folder = root / "some" / "folder"
+    folder.mkdir(parents=True)
+    for name, data in {**sound, **{name: data for name, (data, _) in contents.items()}}.items():
+        (folder / name).write_bytes(data)
+    (folder / "gone.jpg").symlink_to("nowhere.jpg")
+    os.mkfifo(folder / "pipe.jpg")
+    (folder / "loop").symlink_to(root)
+    expected = {(f"some/folder/{name}", problem) for name, (_, problem) in contents.items()}
+    return expected | {(f"some/folder/{name}", "unreadable") for name in ("gone.jpg", "pipe.jpg")}
+
+
+def test_names_tell_the_terminal_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "odd"
+    folder.mkdir()
+    (folder / "a\n\x1b[31m\u00e9.jpg").write_bytes(b"")
+    result = check(folder)
+    assert "\x1b" not in result.output
+    (line,) = [line for line in result.output.splitlines() if line.startswith("empty")]
+    assert f"{folder}/a\\n\\x1b[31m\u00e9.jpg " in line
+
+
+def test_one_of_each_kind(tmp_path: Path, device: str) -> None:
+    expected = write_one_of_each(tmp_path / "pictures")
+
+    report = checked(tmp_path / "pictures", tmp_path, device)
+
+    problems = {(os.path.relpath(one["path"], tmp_path / "pictures"), one["problem"]) for one in report["problems"]}
+    assert problems == expected
+    assert len(report["problems"]) == len(expected)
+    assert all(one["reason"] for one in report["problems"])
+    assert report["left_out"] == {".gif": 1, ".jpe": 1}
+    assert report["images"] == 25
+    assert report["device"].startswith(device)
+    reasons = {Path(one["path"]).name: one["reason"] for one in report["problems"]}
+    assert reasons["png.jpg"] == "it is named as JPEG, and its content is PNG"
+    assert "<!DOCTYPE html>" in reasons["page.jpg"]
+    assert reasons["no_end.png"] == "it ends before its image does; PIL reads it all the same"
+    assert reasons["gone.jpg"] == "it is a link to a file that is not there"
+    assert "because of its name" in reasons["picture.txt"]
+
+
+def test_sound_files_and_the_end_of_the_output(pictures: Path, tmp_path: Path, device: str) -> None:
+    out = tmp_path / "out.csv"
+    result = check(pictures, "--device", device, "--output", out)
+    assert result.exit_code == 0, result.output
+    assert f"{SOUND} images under {pictures}, nothing is wrong with them" in said(result)
+    assert out.read_text().split() == ["path,problem,reason"]
+
+
+def test_each_problem_is_a_line_of_the_output_and_of_the_csv(fresh_pictures: Path, tmp_path: Path) -> None:
+    bad, worse = sorted(fresh_pictures.rglob("*.jpg"))[:2]
+    bad.write_bytes(bad.read_bytes()[:-100])
+    worse.write_bytes(b"")
+    out = tmp_path / "out.CSV"
+
+    result = check(fresh_pictures, "--output", out)
+
+    assert result.exit_code == 1
+    lines = [line.split(maxsplit=2) for line in result.stdout.splitlines() if str(fresh_pictures) in line]
+    assert [line[:2] for line in lines[:2]] == [["truncated", str(bad)], ["empty", str(worse)]]
+    assert f"{SOUND} images under {fresh_pictures}, 2 with problems: 1 truncated, 1 empty" in said(result)
+    with out.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["path"], row["problem"]) for row in rows] == [(str(bad), "truncated"), (str(worse), "empty")]
+
+
+def test_many_files_in_many_batches(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    """Every batch fails, some twice, and chunks end in the middle of batches; no file is lost or blamed twice."""
+    monkeypatch.setattr(decode, "_BATCH", 8)
+    monkeypatch.setattr(command, "_CHUNK", 21)
+    originals = [path.read_bytes() for path in sorted(pictures.rglob("*.jpg"))]
+    folder = tmp_path / "many"
+    folder.mkdir()
+    expected: set[tuple[str, str]] = set()
+    png = encoded(photograph().resize((50, 50)), "PNG")
+    for number in range(120):
+        path = folder / f"{number:03}.jpg"
+        path.write_bytes(originals[number % len(originals)])
+        if number % 5 == 0:
+            path.write_bytes(path.read_bytes()[:-60])
+            expected.add((path.name, "truncated"))
+        if number % 7 == 0:
+            path.with_suffix(".png").write_bytes(damaged(png, len(png) // 2))
+            expected.add((path.with_suffix(".png").name, "corrupt"))
+        if number % 11 == 0:
+            path.with_suffix(".webp").write_bytes(png[:-12])  # which DALI alone refuses
+            expected |= {(path.with_suffix(".webp").name, problem) for problem in ("truncated", "mislabelled")}
+
+    report = checked(folder, tmp_path, device)
+
+    problems = Counter((Path(one["path"]).name, one["problem"]) for one in report["problems"])
+    assert problems == Counter(expected)
+    assert report["images"] == 120 + 18 + 11
+
+
+def test_what_the_loader_would_raise_is_listed(fresh_pictures: Path, tmp_path: Path, device: str) -> None:
+    """A loader stops at the first bad file; the list is of all that it would stop at."""
+    names = sorted(fresh_pictures.rglob("*.jpg"))
+    for path in names[::6]:
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+    listed = found(fresh_pictures, tmp_path, device)
+    assert {name for name, _ in listed} == {str(path.relative_to(fresh_pictures)) for path in names[::6]}
+
+    for name, _ in listed:
+        (fresh_pictures / name).unlink()
+    with DALILoader(fresh_pictures, batch_size=1, device=device, collate_fn=len) as loader:
+        assert list(loader) == [1] * (SOUND - len(listed))
+    assert check(fresh_pictures, "--device", device).exit_code == 0
+
+
+def test_a_file_that_only_dali_refuses(fresh_pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = sorted(fresh_pictures.rglob("*.jpg"))[5]
+    submit = Engine.submit
+
+    def refusing(self: Engine, images: np.ndarray, *rest: Any) -> None:
+        if any(str(refused).encode() in row.tobytes() for row in images):
+            raise RuntimeError("DALI does not like it")
+        submit(self, images, *rest)
+
+    monkeypatch.setattr(Engine, "submit", refusing)
+    assert found(fresh_pictures, tmp_path) == {(str(refused.relative_to(fresh_pictures)), "refused")}
+
+
+def test_a_decoder_that_fills_with_grey_and_says_nothing(
+    fresh_pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As JPEG engines do; what is left are a file's last bytes and its length."""
+    names = sorted(fresh_pictures.rglob("*.jpg"))
+    names[3].write_bytes(names[3].read_bytes()[:-10])
+    names[4].write_bytes(names[4].read_bytes() + b"legal")
+    submitted: deque[list[bytes]] = deque()
+
+    def submit(self: Engine, images: np.ndarray, *rest: Any) -> None:
+        submitted.append([Path(os.fsdecode(row.tobytes().rstrip(b"\0"))).read_bytes() for row in images])
+
+    def take(self: Engine) -> Taken:
+        contents = submitted.popleft()
+        endings = np.array([list(content[-2:]) for content in contents], np.uint8)
+        return Taken([], endings, np.array([[len(content)] for content in contents], np.int32))
+
+    monkeypatch.setattr(Engine, "submit", submit)
+    monkeypatch.setattr(Engine, "take", take)
+    assert found(fresh_pictures, tmp_path) == {(str(names[3].relative_to(fresh_pictures)), "truncated")}
+
+
+def test_the_bar_comes_to_its_end(tmp_path: Path) -> None:
+    write_one_of_each(tmp_path)
+    bar = io.StringIO()
+    command.check(tmp_path, device="cpu", console=Console(file=io.StringIO()), progress=Console(file=bar, width=200))
+    assert " 25/25 " in bar.getvalue()
+
+
+def test_what_pil_calls_a_bomb(fresh_pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    large = fresh_pictures / "large.png"
+    photograph().resize((200, 200)).save(large)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10_000)
+    assert found(fresh_pictures, tmp_path) == {("large.png", "too large")}
+
+
+@pytest.mark.timeout(100)
+def test_files_and_folders_without_permission(fresh_pictures: Path, tmp_path: Path) -> None:
+    closed = sorted(path for path in fresh_pictures.iterdir() if path.is_dir())
+    files_of = sorted(closed[0].iterdir())
+    files_of[2].chmod(0)
+    closed[1].chmod(0)
+
+    def without_override() -> None:
+        """Takes from root what lets it read everything: PR_CAPBSET_DROP of CAP_DAC_OVERRIDE and _READ_SEARCH."""
+        for capability in (1, 2):
+            ctypes.CDLL(None).prctl(24, capability, 0, 0, 0)
+
+    out = tmp_path / "out.json"
+    command = [sys.executable, "-m", "torchdali.tools.cli", "check", str(fresh_pictures), "--output", str(out)]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=90, check=False, preexec_fn=without_override
+        )
+    finally:
+        closed[1].chmod(0o755)
+    assert done.returncode == 1, done.stdout + done.stderr
+    report = json.loads(out.read_text())
+    assert {(one["path"], one["problem"]) for one in report["problems"]} == {
+        (str(files_of[2]), "unreadable"),
+        (str(closed[1]), "unreadable"),
+    }
+    assert all("Permission denied" in one["reason"] for one in report["problems"])
+    assert report["images"] == SOUND - PER_CLASS
+    assert "Traceback" not in done.stderr
+
+
+def test_options_that_are_wrong(pictures: Path, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("nothing")
+    shutil.copy(next(pictures.rglob("*.jpg")), tmp_path / "one.jpe")
+    nothing = check(tmp_path)
+    assert nothing.exit_code == 2
+    assert "has no file that is named as an image (.jpg, " in said(nothing)
+    assert "2 files of other names, of which 1 are images (1 .jpe)" in said(nothing)
+
+    assert check(tmp_path / "missing").exit_code == 2
+    wrong = check(pictures, "--output", tmp_path / "out.txt")
+    assert wrong.exit_code == 2
+    assert "ends in .csv or .json" in said(wrong)
+    nowhere = check(pictures, "--output", tmp_path / "missing" / "out.csv")
+    assert nowhere.exit_code == 2
+    assert "cannot be written" in said(nowhere)
+    assert "images under" not in said(nowhere)  # not after the work
+
+
+def test_help_has_the_exit_codes() -> None:
+    assert "Exits with 0 when nothing is wrong" in said(check(Path("--help")))
+
+
+def test_formats_by_content_and_name(tmp_path: Path) -> None:
+    picture = photograph().resize((20, 20))
+    for kind, ending in {
+        "JPEG": "jpg",
+        "PNG": "PNG",
+        "GIF": "gif",
+        "TIFF": "tif",
+        "BMP": "bmp",
+        "WEBP": "webp",
+    }.items():
+        data = encoded(picture, kind)
+        assert format_of(data[:32]) == kind == format_of_name(f"a/b.c/x.{ending}")
+        (tmp_path / "file").write_bytes(data)
+        assert not cut_off(str(tmp_path / "file"))
+        (tmp_path / "file").write_bytes(data[:-5])
+        assert cut_off(str(tmp_path / "file")) == (kind in ("JPEG", "PNG", "WEBP"))
+    assert format_of(b"P6 2 2 255") == "PPM" == format_of_name("x.pgm")
+    assert (format_of(b""), format_of_name("x"), format_of_name("x.text")) == ("", "", "")
+    assert not cut_off(str(tmp_path / "missing"))
+
+
+def test_no_folder_is_met_twice(pictures: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(pictures)
+    (tmp_path / "other").symlink_to(pictures)
+    for name in ("self", "self.jpg"):
+        (tmp_path / name).symlink_to(name)
+    found = find(tmp_path)
+    assert len(found.images) == SOUND
+    assert [problem[:2] for problem in found.problems] == [(str(tmp_path / "self.jpg"), "unreadable")]

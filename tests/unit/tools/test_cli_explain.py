@@ -1,0 +1,365 @@
+"""``torchdali explain``: of folders, of what files have under a name, and of scripts, which it ends early."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+from helpers.started import run_python
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, WeightedRandomSampler
+from torchvision.datasets import ImageFolder
+
+from torchdali import DALILoader
+from torchdali.tools.cli import commands
+from torchdali.tools.commands.explain import take_over
+
+pytestmark = pytest.mark.timeout(60)
+
+MINE = """
+from pathlib import Path
+
+import PIL.Image
+import torch
+from torch.utils.data import DataLoader, Dataset
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import v2
+
+from torchdali import DALILoader
+
+ROOT = PICTURES
+assert __name__ != "__main__"
+
+chain = v2.Compose([v2.ToImage(), v2.RandomResizedCrop(40), v2.ToDtype(torch.float32, scale=True)])
+folder = ImageFolder(ROOT, chain)
+
+
+class Pictures(Dataset):
+    def __init__(self):
+        self.files = sorted(Path(ROOT).rglob("*.jpg"))
+        self.transform = v2.Compose([v2.ToImage(), v2.CenterCrop(30), v2.RandomHorizontalFlip(0.25)])
+
+    def __len__(self):
+        return len(self.files)
+
+    def __getitem__(self, index):
+        return self.transform(PIL.Image.open(self.files[index]))
+
+
+def ours():
+    return DALILoader(folder, 5, device="cpu")
+
+
+def both(batch_size=4):
+    return ours(), DataLoader(folder, batch_size, shuffle=True, drop_last=True)
+
+
+def fails():
+    raise ValueError("of my own")
+
+
+def named():
+    return {"train": folder, "val": DataLoader(Pictures(), 3)}
+
+
+def mine(image):
+    return image
+
+
+several = [v2.ToImage(), v2.CenterCrop(20)]
+needs = DataLoader
+number = 3
+"""
+
+
+def run(*options: object) -> Result:
+    return CliRunner().invoke(commands(), ["explain", *map(str, options)])
+
+
+def said(result: Result) -> str:
+    return " ".join(result.output.replace("\u2502", " ").split())
+
+
+@pytest.fixture
+def mine(pictures: Path, tmp_path: Path) -> Path:
+    """A file with loaders, datasets and transforms."""
+    file = tmp_path / f"explained_{tmp_path.name}.py"
+    file.write_text(MINE.replace("PICTURES", repr(str(pictures))))
+    return file
+
+
+@pytest.fixture
+def script(pictures: Path, tmp_path: Path) -> Any:
+    """Writes a script, with the folder's path in it."""
+
+    def write(code: str) -> Path:
+        file = tmp_path / "train.py"
+        file.write_text(textwrap.dedent(code).replace("PICTURES", repr(str(pictures))))
+        return file
+
+    return write
+
+
+# Folders
+
+
+def test_a_folder_of_class_folders(pictures: Path) -> None:
+    result = run(pictures, "--device", "cpu")
+    assert result.exit_code == 0, result.output
+    assert "24 files in 3 classes (ImageFolder)" in result.output
+    assert "has no class folders" not in result.output
+    assert "RandomResizedCrop(size=(224, 224)" in result.output
+
+
+def test_a_folder_without_classes_and_a_transform(pictures: Path, mine: Path) -> None:
+    result = run(pictures / "coffee", "--transform", f"{mine}:chain")
+    assert result.exit_code == 0, result.output
+    assert "has no class folders, which ImageFolder asks for. With one, all of it in there:\n" in result.output
+    assert "8 files in 1 class (" in result.output
+    assert "RandomResizedCrop(size=(40, 40)" in result.output
+
+
+# Names
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("ours", ["24 files in 3 classes (ImageFolder)", "RandomResizedCrop(size=(40, 40)"]),
+        ("folder", ["24 files in 3 classes (ImageFolder)", "RandomResizedCrop(size=(40, 40)"]),
+        ("chain", ["CompiledTransform on cpu", "RandomResizedCrop(size=(40, 40)"]),
+        ("several", ["CompiledTransform on cpu", "CenterCrop(size=(20, 20))"]),
+        ("mine", ["CompiledTransform on cpu", "torchdali has no rule for function"]),
+        ("Pictures", ["Pictures, asked for samples", "given as transform=: CompiledTransform", "probability 0.25"]),
+        ("both", ["both(), part 1: DALILoader", "both(), part 2: A DataLoader. In its place", "RandomResizedCrop"]),
+        ("named", ["named(), train: DALILoader", "named(), val: A DataLoader.", "asked for samples in this process"]),
+    ],
+)
+def test_what_a_file_has_under_a_name(mine: Path, name: str, expected: list[str]) -> None:
+    result = run(f"{mine}:{name}", "--device", "cpu")
+    assert result.exit_code == 0, result.output
+    for text in expected:
+        assert text in said(result)
+
+
+def test_what_is_none_of_these(mine: Path, pictures: Path) -> None:
+    for target, text in {
+        f"{mine}:number": "is of type int; a loader, a dataset, a transform, or what makes one without arg",
+        f"{mine}:needs": "is the class DataLoader; a loader",
+        f"{mine}:nothing": "has nothing that is called 'nothing'",
+        "nowhere.py:x": "'nowhere.py:x' is not FILE:NAME with a file that exists",
+        "nowhere.py": "'nowhere.py' is not FILE:NAME",
+    }.items():
+        result = run(target)
+        assert result.exit_code == 2, result.output
+        assert text in said(result)
+    picture = next(pictures.glob("*/*.jpg"))
+    assert "is no Python script: SCRIPT, DIR or FILE:NAME is expected" in said(run(picture))
+    assert "--transform goes with DIR" in said(run(mine, "--transform", f"{mine}:chain"))
+    assert "ARGUMENTS go with SCRIPT" in said(run(pictures, "--", "--epochs", 3))
+    for wrong in (run(mine, "--transform", f"{mine}:chain"), run(pictures, "--", "x"), run(f"{mine}:chain", "--", "x")):
+        assert wrong.exit_code == 2
+
+
+def test_what_fails_in_the_file_is_no_wrong_option(mine: Path) -> None:
+    result = run(f"{mine}:fails")
+    assert (result.exit_code, repr(result.exception)) == (1, "ValueError('of my own')")
+
+
+# Taking over
+
+
+def test_a_loader_is_taken_over_with_its_arguments(dataset: ImageFolder) -> None:
+    generator = torch.Generator()
+    weighted = WeightedRandomSampler([1.0] * 24, 10)
+
+    def collate(samples: list[Any]) -> int:
+        return len(samples)
+
+    for theirs in (
+        DataLoader(dataset, 5, shuffle=True, drop_last=True, generator=generator),
+        DataLoader(dataset, 4, sampler=weighted, collate_fn=collate),
+        DataLoader(dataset, batch_sampler=BatchSampler(RandomSampler(dataset), 3, drop_last=True)),
+        DataLoader(dataset, batch_size=None),
+        DataLoader(dataset, 2, num_workers=2, timeout=5, persistent_workers=True, prefetch_factor=7),
+    ):
+        with take_over(theirs, "cpu") as ours:
+            if theirs.batch_size is None and theirs.batch_sampler is not None:
+                assert ours.batch_sampler is theirs.batch_sampler
+            else:
+                assert ours.sampler is theirs.sampler
+            for name in ("dataset", "batch_size", "drop_last", "num_workers", "collate_fn", "generator"):
+                assert getattr(ours, name) is getattr(theirs, name), name
+            assert (ours.timeout, ours.persistent_workers) == (theirs.timeout, theirs.persistent_workers)
+            assert len(ours) == len(theirs)
+            torch.manual_seed(3)
+            expected = [batch[1] if isinstance(batch, (list, tuple)) else batch for batch in theirs]
+            torch.manual_seed(3)
+            got = [batch[1] if isinstance(batch, (list, tuple)) else batch for batch in ours]
+            if theirs.generator is None:
+                assert str(got) == str(expected)
+
+
+def test_an_iterable_dataset_is_taken_over() -> None:
+    class Numbers(IterableDataset[int]):
+        def __iter__(self) -> Any:
+            return iter(range(7))
+
+    theirs = DataLoader(Numbers(), 3, drop_last=True)
+    assert [batch.tolist() for batch in take_over(theirs, "cpu")] == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_a_prefetch_factor_that_nobody_chose(dataset: ImageFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    take_over(DataLoader(dataset, 2, num_workers=2), "cpu").explain()
+    assert "(chosen: 6, or what fits" in capsys.readouterr().out
+    take_over(DataLoader(dataset, 2, num_workers=2, prefetch_factor=3), "cpu").explain()
+    assert "3 batches in flight (prefetch_factor)" in capsys.readouterr().out
+
+
+# Scripts
+
+TRAIN = """
+import argparse
+from pathlib import Path
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import v2
+import neighbour
+from torch.utils.data import DataLoader
+from torchdali import DALILoader
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--size", type=int, required=True)
+    parser.add_argument("--torch", action="store_true")
+    args = parser.parse_args()
+    kind = DataLoader if args.torch else DALILoader
+    loader = kind(ImageFolder(PICTURES, v2.Compose([v2.ToImage(), v2.CenterCrop(args.size)])), 3)
+    try:
+        for batch in loader:
+            Path(__file__).with_name("trained").touch()
+    except Exception:
+        Path(__file__).with_name("failed").touch()
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.mark.parametrize("kind", ["DALILoader", "DataLoader"])
+def test_a_script_ends_where_it_first_iterates(script: Any, tmp_path: Path, kind: str) -> None:
+    (tmp_path / "neighbour.py").write_text("")
+    train = script(TRAIN)
+    before = (sys.argv, list(sys.path), DataLoader.__iter__, DALILoader.__iter__)
+
+    result = run(train, "--", "--size", 17, *(["--torch"] if kind == "DataLoader" else []))
+
+    assert result.exit_code == 0, result.output
+    assert f"{train}, line 18, in main, first iterates over a loader." in result.output
+    assert "CenterCrop(size=(17, 17))" in result.output
+    assert ("In its place, with the same arguments" in result.output) == (kind == "DataLoader")
+    assert not (tmp_path / "trained").exists()
+    assert not (tmp_path / "failed").exists()
+    assert (sys.argv, list(sys.path), DataLoader.__iter__, DALILoader.__iter__) == before
+
+
+def test_as_a_command(script: Any, tmp_path: Path) -> None:
+    (tmp_path / "neighbour.py").write_text("")
+
+    def command(*options: str) -> subprocess.CompletedProcess[str]:
+        full = [sys.executable, "-m", "torchdali.tools.cli", "explain", str(script(TRAIN)), "--", *options]
+        return subprocess.run(full, capture_output=True, text=True, timeout=100, check=False, env=os.environ)
+
+    good = command("--size", "18")
+    assert (good.returncode, good.stderr) == (0, "")
+    assert "CenterCrop(size=(18, 18))" in good.stdout
+    wrong = command("--size", "large")
+    assert wrong.returncode == 2
+    assert "invalid int value: 'large'" in wrong.stderr
+
+
+def test_a_script_that_iterates_in_a_thread(script: Any) -> None:
+    code = """
+    import threading
+    from torchdali import DALILoader
+    from torchdali.transforms import ToImage
+    loader = DALILoader(PICTURES, transform=ToImage(), device="cpu")
+    thread = threading.Thread(target=lambda: list(loader))
+    thread.start()
+    thread.join()
+    threading.Event().wait()
+    """
+    done = run_python("-m", "torchdali.tools.cli", "explain", script(code))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "24 files in 3 classes" in done.stdout
+
+
+def test_a_script_that_catches_everything_is_explained_once(script: Any) -> None:
+    code = """
+    from torchdali import DALILoader
+    loader = DALILoader(PICTURES, device="cpu", collate_fn=len)
+    for _ in range(3):
+        try:
+            list(loader)
+        except BaseException:
+            pass
+    """
+    result = run(script(code))
+    assert result.exit_code == 0, result.output
+    assert result.output.count("24 files in 3 classes") == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "exit_code", "text"),
+    [
+        ("print('hello')", 1, "ended and did not iterate over a loader"),
+        ("import sys; sys.exit(0)", 1, "ended and did not iterate over a loader"),
+        ("import sys; sys.exit(5)", 5, ""),
+    ],
+)
+def test_a_script_without_a_loader(script: Any, code: str, exit_code: int, text: str) -> None:
+    result = run(script(code))
+    assert result.exit_code == exit_code
+    assert text in result.output
+
+
+@pytest.mark.parametrize(
+    "code", ["def load():\n    raise ZeroDivisionError('mine')\nload()", "if True print()"], ids=["raises", "no Python"]
+)
+def test_a_script_that_fails_says_what_the_interpreter_would(script: Any, code: str) -> None:
+    path = script(code)
+    interpreted, explained = (
+        subprocess.run([sys.executable, *with_, str(path)], capture_output=True, text=True, timeout=100, check=False)
+        for with_ in ([], ["-m", "torchdali.tools.cli", "explain"])
+    )
+    assert (explained.returncode, explained.stdout, explained.stderr) == (1, "", interpreted.stderr)
+
+
+def test_a_loader_of_a_script_that_cannot_be_explained(script: Any) -> None:
+    code = """
+    from torchvision.datasets import ImageFolder
+    from torchdali import DALILoader
+    list(DALILoader(ImageFolder(PICTURES), device="cpu"))
+    """
+    done = run_python("-m", "torchdali.tools.cli", "explain", script(code))
+    assert done.returncode == 1
+    assert done.stderr.startswith("torchdali: the transforms end in PIL images")
+
+
+def test_options_of_a_script_come_after_two_dashes(script: Any) -> None:
+    path = script(TRAIN)
+    result = run(path, "--epochs", 1)
+    assert result.exit_code == 2
+    assert f"No such option '--epochs'. What {path} is to get comes after it and --." in " ".join(result.output.split())
+
+
+def test_a_notebook_is_no_script(tmp_path: Path) -> None:
+    (tmp_path / "book.ipynb").write_text('{"cells": []}')
+    result = run(tmp_path / "book.ipynb")
+    assert result.exit_code == 2
+    assert "is a notebook: call loader.explain() in it" in " ".join(result.output.split())

@@ -1,6 +1,0 @@
-"""What a loader keeps of its files from one epoch to the next: ``cache="host"`` and ``cache="device"``."""
-
-from torchdali.cache.base import Cache, check_arguments
-from torchdali.cache.choice import cached
-
-__all__ = ["Cache", "cached", "check_arguments"]

@@ -1,0 +1,338 @@
+"""One epoch of a loader: DataLoader's iterator, with DALI behind it."""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NoReturn, cast
+
+import numpy as np
+import torch
+from torch.utils import _pytree as pytree  # pyright: ignore[reportPrivateUsage]
+
+from torchdali.pipeline.cache import Cache
+from torchdali.pipeline.clock import Clock
+from torchdali.pipeline.engine import EnginePool, Views
+from torchdali.pipeline.fallback import as_samples, call_on_batch, call_seeded, check_shapes, run_on_batch, seeded
+from torchdali.pipeline.feed import Batch, Feed
+from torchdali.pipeline.plan import Plan
+from torchdali.pipeline.retry import LenientFeed
+from torchdali.pipeline.tuning import Threads
+from torchdali.runtime import devices
+from torchdali.runtime.exceptions import came_between, note, put_by
+from torchdali.samples.on_error import Tolerance
+from torchdali.samples.transfer import pin_memory
+from torchdali.samples.tree import collates_as_torch
+from torchdali.sources import LiftedSource
+from torchdali.state.iterator import Resumable, by_turns
+from torchdali.state.sharding import told_epochs
+from torchdali.transforms.occurrences import DenseOccurrences
+from torchdali.transforms.rng import Draws, Words, epoch_key
+
+__all__ = ["AGAIN", "Compiled", "Epoch", "EpochKeys"]
+
+AGAIN = 2**20
+"""What the number of an epoch grows by each time a loader comes round again within one of a Trainer's, so that no later
+epoch has that one."""
+
+_map_tensors = cast("Callable[..., Any]", pytree.tree_map_only)
+
+
+class EpochKeys:
+    """The random keys of a loader's epochs.
+
+    Args:
+        seed: The user's; None takes DataLoader's base seed.
+
+    Attributes:
+        epochs: The number of the next one.
+    """
+
+    def __init__(self, seed: int | None) -> None:
+        self._seed = seed
+        self.epochs = 0
+
+    def next(self, base_seed: int, loader: Any) -> Words:
+        """The key of the next epoch.
+
+        Args:
+            base_seed: What DataLoader seeds the epoch's workers with.
+            loader: Whose samplers may know the number of the epoch.
+        """
+        number, self.epochs = self.epochs, self.epochs + 1
+        if self._seed is None:
+            return epoch_key(base_seed, number if loader.persistent_workers else 0)
+        for sampler in told_epochs(loader):
+            if hasattr(sampler, "epoch"):
+                return epoch_key(self._seed, int(sampler.epoch) + number // AGAIN * AGAIN)
+        return epoch_key(self._seed, number)
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What a loader makes once and keeps until its dataset, transforms or device change.
+
+    Attributes:
+        state: Differs when anything did change.
+        source: The samples.
+        pool: The engines, and the plan that they run.
+        chain: All transforms, in order.
+        threads: Says how many CPU threads DALI gets.
+        window: Batches in flight.
+        cache: What is kept of the files; None without one.
+    """
+
+    state: object
+    source: LiftedSource
+    pool: EnginePool
+    chain: tuple[Any, ...]
+    threads: Threads
+    window: int
+    cache: Cache | None = None
+
+    @property
+    def plan(self) -> Plan:
+        """What is done with the samples."""
+        return self.pool.plan
+
+    @property
+    def device(self) -> torch.device:
+        """Where batches are made."""
+        return self.pool.plan.device
+
+    def feed(self, timeout: float, sampler: Any, clock: Clock, tolerance: Tolerance) -> Feed | LenientFeed:
+        """The batches of one epoch, whose samples come from ``sampler``."""
+
+        def make(clock: Clock) -> Feed:
+            if self.cache:
+                return self.cache.feed(self.window, timeout, sampler, clock)
+            return Feed(self.window, timeout, clock)
+
+        return LenientFeed(make(clock), lambda: make(Clock(self.device)), tolerance) if tolerance else make(clock)
+
+
+class Epoch(Resumable):
+    """One epoch's batches.
+
+    The base class takes the sampler's iterator and draws the base seed, in the order and from the generators that
+    DataLoader does, whichever torch is installed.
+
+    Args:
+        loader: The ``DataLoader`` whose arguments hold.
+        compiled: What the loader compiled.
+        again: The base seed of persistent workers, which would go on with the iterator that they have.
+
+    Attributes:
+        clock: Where the time goes.
+    """
+
+    _feed: Feed | LenientFeed | None = None
+
+    def __init__(self, loader: Any, compiled: Compiled, again: int | None = None) -> None:
+        self.clock = Clock(compiled.device)
+        self.clock.entry, self.clock.steps = compiled.plan.entry, compiled.plan.steps
+        super().__init__(loader)
+        if again is not None:
+            self._base_seed = self.place.base_seed = again
+            self.place.seeded = False
+        elif loader.num_workers:
+            # As DataLoader's iterator with workers does: it asks the sampler for a second iterator.
+            self._reset(loader, first_iter=True)
+        self._collate: Callable[[Any], Any] = loader.collate_fn
+        self._transform_batch: Callable[..., Any] | None = loader.batch_transform
+        self._compiled = compiled
+        self._ahead = max(compiled.window + 2, (loader.prefetch_factor or 2) * loader.num_workers)
+        self._end: Exception | None = None
+        self._turns = 0
+        self._sampler: Any = loader.sampler
+        self._tolerance: Tolerance = loader._tolerance  # noqa: SLF001
+
+    @property
+    def base_seed(self) -> int:
+        """What DataLoader seeds its workers with."""
+        return int(self._base_seed)
+
+    def _counts(self) -> Callable[[Iterable[Any]], None]:
+        return self._occurrences.pass_over
+
+    def start(self, key: Words) -> Epoch:
+        """Begins with the epoch's random key. Workers would get their first indices now, so the sampler is asked."""
+        self._key = key
+        self._occurrences = DenseOccurrences(len(self._compiled.source))
+        self._feed = self._compiled.feed(self._timeout, self._sampler, self.clock, self._tolerance)
+        if self._num_workers:
+            self._pull(self._feed)
+        return self
+
+    def _pull(self, feed: Feed | LenientFeed) -> None:
+        """Takes indices from the sampler, as far ahead as DataLoader would, in the thread that DataLoader would."""
+        while self._end is None and len(feed) < self._ahead:
+            try:
+                self.clock.lap("feed")
+                index: Any = self._next_index()
+                self.clock.lap("sampler")
+                feed.push(self._batch(index if self._auto_collation else [index]))
+            except StopIteration:
+                self._end = StopIteration()  # without a traceback, which would hold this iterator in a cycle
+            except BaseException as error:
+                if not isinstance(error, Exception) or came_between(error):
+                    feed.interrupt()  # the sampler's iterator has ended by it, and the epoch would seem to be over
+                    raise
+                self._end = put_by(error)  # raised in its turn, after the batches before it
+
+    def _batch(self, indices: Iterable[int]) -> Batch:
+        """The batch of some indices; what is wrong with them is raised in its turn."""
+        try:
+            return self._batch_of(indices)
+        except Exception as error:
+            if came_between(error):
+                raise
+            none = np.empty(0, np.int64)
+            batch = Batch(self._compiled.source, self._compiled.pool, none, Draws(self._key, none, none))
+            batch.error = put_by(error)
+            return batch
+
+    def _batch_of(self, indices: Iterable[int]) -> Batch:
+        source = self._compiled.source
+        count = len(source)
+        try:
+            index = np.fromiter(map(operator.index, indices), np.int64)
+        except TypeError as error:
+            odd = [one for one in indices if not hasattr(one, "__index__")]
+            if not odd:
+                raise
+            advice = "; give what makes lists of indices as batch_sampler=" if isinstance(odd[0], (list, tuple)) else ""
+            kind = type(odd[0]).__name__
+            raise TypeError(f"the sampler gave {odd[0]!r:.80} ({kind}), which is no index{advice}") from error
+        outside = (index < -count) | (index >= count)
+        if outside.any():
+            raise IndexError(f"the sampler gave index {int(index[outside][0])} for a dataset of {count} samples")
+        index = np.where(index < 0, index + count, index)
+        return Batch(source, self._compiled.pool, index, Draws(self._key, index, self._occurrences.count(index)))
+
+    @by_turns
+    def _next_data(self) -> Any:
+        feed = self._feed
+        assert feed is not None
+        if feed.over:
+            raise RuntimeError(feed.over)
+        self.clock.enter()
+        self._pull(feed)
+        self._read_ahead.take()
+        if not len(feed):
+            self._raise_end(feed)
+        self._turns += 1
+        try:
+            data = self._delivered(feed)
+        except Exception:
+            if not feed.over:
+                self.place.delivered = self._first + self._turns
+            raise
+        self.place.delivered = self._first + self._turns
+        return data
+
+    def _delivered(self, feed: Feed | LenientFeed) -> Any:
+        batch = feed.pop()
+        self.clock.lap("feed")
+        data = self._data(batch)
+        data = pin_memory(data) if self._pin_memory and self._compiled.device.type == "cpu" else data
+        self.clock.leave(len(batch.rows))
+        return data
+
+    def _raise_end(self, feed: Feed | LenientFeed) -> NoReturn:
+        """Raises what the sampler raised. After its StopIteration nothing comes; after another it is asked again."""
+        end = self._end
+        assert end is not None
+        try:
+            if isinstance(end, StopIteration):
+                feed.close()
+                self.clock.end()
+                self.place.over = True
+                self._end = StopIteration()  # raised, the traceback of the other one holds this iterator in a cycle
+            else:
+                self._turns += 1
+                self.place.delivered = self._first + self._turns
+                self._end = None
+            raise end
+        finally:
+            del end
+
+    def _data(self, batch: Batch) -> Any:
+        data = self._collated(batch)
+        if self._transform_batch is None or not len(batch.rows):
+            return data
+        compiled = self._compiled
+        self.clock.lap("collate")
+        draws = batch.draws.at(compiled.plan.suffix_step + 1)
+        data = call_on_batch(self._transform_batch, data, draws, compiled.device)
+        self.clock.lap("batch_transform")
+        return data
+
+    def _collated(self, batch: Batch) -> Any:
+        source, plan = self._compiled.source, self._compiled.plan
+        views = [run_on_batch(plan.tail, images) for images in batch.views] if plan.tail else batch.views
+        if plan.tail:
+            self.clock.lap("torch")
+        stack = collates_as_torch(self._collate, read=True)
+        if stack and not plan.suffix and source.plain_labels and len(batch.rows):
+            for images in views:
+                self._check_shapes(batch, images)
+            labels = to_device(torch.from_numpy(source.labels(batch.rows)), self._compiled.device)
+            return [views[0] if plan.container is None else views, labels]
+        images, targets = self._samples(batch, views)
+        if stack and plan.container is None:
+            self._check_shapes(batch, images)
+        samples = list(zip(images, targets, strict=True))
+        data, device = samples if self._auto_collation else samples[0], self._compiled.device
+        if stack or not len(batch.rows):
+            data = self._collate(data)
+        else:
+            data = call_seeded(self._collate, data, draws=batch.draws.at(plan.suffix_step + 2), device=device)
+        return _map_tensors(torch.Tensor, partial(to_device, device=device), data)
+
+    def _samples(self, batch: Batch, views: Views) -> tuple[list[Any], list[Any]]:
+        """Images after the transforms that torch runs, and targets, as the dataset would have given them."""
+        source = self._compiled.source
+        seeds = batch.draws.at(self._compiled.plan.suffix_step).seeds()
+        images = as_samples(self._compiled.plan, views, seeds, lambda row: source.name(batch.rows[row]))
+        self.clock.lap("torch" if self._compiled.plan.suffix else "collate")
+        if source.plain_labels:
+            return images, source.labels(batch.rows).tolist()
+        targets: list[Any] = []
+        with seeded(self._compiled.device) as seed:
+            for index, number in zip(batch.rows.tolist(), seeds.tolist(), strict=True):
+                seed(number)
+                try:
+                    targets.append(source.target(index))
+                except Exception as error:
+                    note(error, f"while the target was made of {source.name(index)}")
+                    raise
+        return images, targets
+
+    def _check_shapes(self, batch: Batch, images: Sequence[Any] | torch.Tensor) -> None:
+        if not isinstance(images, torch.Tensor):
+            check_shapes(images, self._compiled.chain, lambda row: self._compiled.source.name(batch.rows[row]))
+
+    def close(self) -> None:
+        """Ends the epoch before its end."""
+        if self._feed is not None:
+            self.take_back()
+            self._feed.end()
+
+    _shutdown_workers = close
+
+    def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        if self._feed is not None and not ending():
+            self.take_back()
+            self._feed.close()
+
+
+def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A small tensor on the device, on the current stream."""
+    if device.type == "cpu" or tensor.device.type != "cpu":
+        return tensor
+    with devices.on(device):
+        return tensor.pin_memory().to(device, non_blocking=True)

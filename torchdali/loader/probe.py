@@ -1,0 +1,264 @@
+"""What a loader can do alone: reading, decoding and transforming, each for itself, and all of it together.
+
+DALI does not tell what its operators take, and on a GPU they run side by side. So each part is run as a pipeline of
+its own, with several batches in flight as in an epoch, and the batches are counted that come out in a second or two.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+
+from torchdali.errors import SampleError
+from torchdali.loader.epoch import Compiled, Epoch
+from torchdali.loader.stats import Probe
+from torchdali.pipeline.engine import Engine, EnginePool
+from torchdali.pipeline.fallback import seeded
+from torchdali.pipeline.plan import Plan, View
+from torchdali.runtime import devices
+from torchdali.samples.on_error import Tolerance
+from torchdali.state.tracker import Bookmark
+from torchdali.transforms import Input, Node, Ops, Rule
+from torchdali.transforms.rng import Draws, epoch_key
+from torchdali.transforms.rules.crop import Window
+from torchdali.transforms.spec import Inputs, IntArray, Spec
+
+__all__ = ["probe_of"]
+
+_SECONDS = 1.5
+_BATCHES = 32
+_PUT_UP_WITH = 16
+"""Bad samples, for each of which a probe begins anew."""
+_IN_FLIGHT_BYTES = 2**30
+_SCAN_THREADS = 16
+_NONE: IntArray = np.empty(0, np.int64)
+
+
+class _WindowAlone(Window):
+    """A first window that the decoder decodes, and nothing that follows it."""
+
+    inside = True
+
+    def infer(self, spec: Spec) -> Spec:
+        return spec
+
+    def window(self, draws: Draws, size: IntArray) -> tuple[IntArray, IntArray]:
+        raise NotImplementedError  # the rule that it stands for draws
+
+
+class _AfterWindow(Rule):
+    """What a rule does with its window.
+
+    Args:
+        rule: The first rule of a plan whose window is decoded alone.
+    """
+
+    def __init__(self, rule: Window) -> None:
+        super().__init__(rule.transform)
+        self._rule = rule
+
+    def infer(self, spec: Spec) -> Spec:
+        return spec
+
+    @property
+    def inputs(self) -> dict[str, Input]:
+        return {name: x for name, x in self._rule.inputs.items() if name not in ("start", "shape")}
+
+    def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+        return self._rule.lower_window(ops, image, params)
+
+
+def reading(plan: Plan) -> Plan:
+    """The plan with nothing but the files read, which puts out no image."""
+    return replace(plan, rules=(), views=(), container=None, decode_window=False)
+
+
+def decoding(plan: Plan) -> Plan:
+    """The plan with nothing but files in memory decoded; images come out HWC."""
+    rules = (_WindowAlone(plan.rules[0].transform),) if plan.decode_window else ()
+    return replace(plan, rules=rules, views=(View((), Spec(), True),), container=None, entry="encoded")
+
+
+def transforming(plan: Plan) -> Plan:
+    """The plan after the decoder, whose images are fed."""
+    if plan.entry == "pixels":
+        return plan
+    first = plan.rules[0] if plan.rules else None
+    if plan.decode_window and isinstance(first, Window):
+        plan = replace(plan, rules=(_AfterWindow(first), *plan.rules[1:]))
+    return replace(plan, entry="pixels", decode_window=False)
+
+
+def probe_of(loader: Any, compiled: Compiled, size: int) -> Probe | None:
+    """Measures a loader, and leaves its order, its random numbers and the global generators as they are.
+
+    Args:
+        loader: The loader.
+        compiled: What it compiled.
+        size: Of a batch.
+
+    Returns:
+        The times; None of a dataset without samples that can be read.
+
+    Raises:
+        SampleError: A sample that was drawn for it is damaged. Where the loader skips or replaces those, others are
+            drawn instead.
+    """
+    count = len(compiled.source)
+    bad = {error.index for error in loader.errors}
+    met = 0
+    with seeded(compiled.device):
+        while len(bad) < count:
+            try:
+                return _Probing(loader, compiled, size, _chosen(count, bad, size, compiled.window)).run()
+            except SampleError as error:
+                met += 1
+                if met > _PUT_UP_WITH or not loader._tolerance.takes(error):  # noqa: SLF001
+                    raise
+                bad.add(error.index)
+    return None
+
+
+def _chosen(count: int, bad: Iterable[int], size: int, window: int) -> list[list[IntArray]]:
+    """Batches of rows: for reading and for all together others, so that the one does not warm the other's files."""
+    batches = _BATCHES + 2 * window + 8
+    good = np.setdiff1d(np.arange(count), list(bad))
+    rows = np.random.default_rng().choice(good, min(len(good), 2 * batches * size), replace=False)
+    halves = np.array_split(rows, 2) if len(rows) > 1 else [rows, rows]
+    return [list(np.resize(half, (batches, size)).astype(np.int64)) for half in halves]
+
+
+@dataclass
+class _Probing:
+    """One probe.
+
+    Attributes:
+        loader: As of :func:`probe_of`.
+        compiled: As of :func:`probe_of`.
+        size: As of :func:`probe_of`.
+        rows: Batches of samples: first those for reading, decoding and transforms, then those for all together.
+    """
+
+    loader: Any
+    compiled: Compiled
+    size: int
+    rows: list[list[IntArray]]
+
+    def run(self) -> Probe:
+        plan, source = self.compiled.plan, self.compiled.source
+        read = decode = None
+        with ExitStack() as held:
+            rows = self.rows[0][0]
+            if plan.entry == "files":
+                read = self._read(reading(plan))
+                with ThreadPoolExecutor(_SCAN_THREADS) as threads:
+                    source.scan(rows, lambda: threads).wait()
+            with devices.on(plan.device):
+                images = source.images(rows, source.foreign(rows), held)
+            inputs, _ = plan.draw(Draws(epoch_key(0, 0), rows, np.zeros_like(rows)), source.sizes(rows))
+            if plan.entry == "files":
+                decode, images = self._decode(decoding(plan), images, inputs)
+            after = transforming(plan)
+            resident = source.resident or (plan.entry == "files" and plan.device.type == "cuda")
+            transforms, _ = self._alone(after, itertools.repeat(images), inputs, self.compiled.window, resident)
+        together, parts = self._together()
+        overlapping = plan.device.type == "cuda"
+        return Probe(self.size, read, decode, transforms, together, parts, overlapping)
+
+    def _read(self, plan: Plan) -> float:
+        source = self.compiled.source
+        asked: deque[IntArray] = deque(maxlen=self.compiled.window + 1)
+
+        def paths() -> Iterator[Any]:
+            with ExitStack() as held:
+                for rows in itertools.cycle(self.rows[0][1:]):
+                    asked.append(rows)
+                    yield source.images(rows, _NONE, held)
+
+        try:
+            return self._alone(plan, paths(), {}, self.compiled.window)[0]
+        except RuntimeError:
+            for row in np.concatenate(asked).tolist():
+                source.check(row)
+            raise
+
+    def _decode(self, plan: Plan, paths: Any, inputs: Inputs) -> tuple[float, list[Any]]:
+        """The time, and the images."""
+        files = [np.fromfile(row.tobytes().rstrip(b"\0"), np.uint8) for row in paths]
+        source, rows = self.compiled.source, self.rows[0][0]
+        whole = 3 * int(source.sizes(rows).prod(1).sum())
+        window = max(2, min(self.compiled.window, _IN_FLIGHT_BYTES // max(whole, 1)))
+        try:
+            seconds, images = self._alone(plan, itertools.repeat(files), inputs, window)
+        except RuntimeError:
+            for row in rows.tolist():
+                source.check(row)
+            raise
+        return seconds, [image.numpy() if plan.device.type == "cpu" else image for image in images]
+
+    def _alone(
+        self, plan: Plan, images: Iterator[Any], inputs: Inputs, window: int, resident: bool = False
+    ) -> tuple[float, Any]:
+        """Seconds for each batch of a pipeline that is fed these, and what came out last."""
+        threads = self.compiled.threads.number(self.compiled.source.seen())
+        inputs = {name: inputs[name] for name in plan.inputs}
+        views: Any = [[]]
+        with closing(Engine(plan, self.size, threads, resident)) as engine:
+
+            def step() -> None:
+                nonlocal views
+                engine.submit(next(images), inputs)
+                views = engine.take().views
+
+            for _ in range(window - 1):
+                engine.submit(next(images), inputs)
+            seconds = self._paced(step, window)
+        return seconds, views[0] if views else None
+
+    def _together(self) -> tuple[float, dict[Any, float]]:
+        """Seconds for each batch of an epoch, and what the iterating thread does in them."""
+        compiled, twin = self.compiled, copy.copy(self.loader)
+        twin.generator = torch.Generator()
+        vars(twin)["_bookmark"] = Bookmark()
+        vars(twin)["_tolerance"] = Tolerance("raise", None)  # the loader's own counts what epochs meet
+        # DataLoader refuses a change of its samplers; this is a copy, and the user's own are not asked.
+        batches = [rows.tolist() for rows in self.rows[1]]
+        vars(twin)["sampler"] = [batch[0] for batch in batches]
+        if twin.batch_sampler is not None:
+            vars(twin)["batch_sampler"] = batches
+        pool = EnginePool(compiled.plan, self.size, compiled.threads, compiled.source.resident)
+        epoch = Epoch(twin, replace(compiled, pool=pool)).start(epoch_key(0, 0))
+        try:
+            seconds = self._paced(lambda: next(epoch), compiled.window + 1)
+        finally:
+            epoch.close()
+            pool.close()
+        epoch.clock.read()
+        return seconds, {part: spent / epoch.clock.timed.batches for part, spent in epoch.clock.parts.items()}
+
+    def _paced(self, step: Callable[[], object], before: int) -> float:
+        """Seconds for each step, after some that are not counted."""
+        for _ in range(before):
+            step()
+        begin, done = self._now(), 0
+        while done < _BATCHES and perf_counter() - begin < _SECONDS:
+            step()
+            done += 1
+        return (self._now() - begin) / done
+
+    def _now(self) -> float:
+        """The time when all that was queued is done."""
+        if self.compiled.device.type == "cuda":
+            with devices.on(self.compiled.device):
+                torch.cuda.current_stream(self.compiled.device).synchronize()
+        return perf_counter()

@@ -1,0 +1,182 @@
+"""What ``loader.stats()`` gives: the times of an epoch and of a probe; ``verdict.py`` says what they mean."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from torchdali.pipeline.clock import Part
+
+__all__ = ["HOST", "Limit", "Probe", "Stats", "milliseconds"]
+
+Limit = Literal[
+    "nothing yet",
+    "not measured",
+    "start",
+    "model",
+    "storage",
+    "decoding",
+    "transforms",
+    "pipeline",
+    "torch",
+    "collate",
+    "batch_transform",
+    "host",
+    "sampler",
+    "dataset",
+]
+"""What a verdict names. "pipeline": storage, decoding or transforms, and only a probe can tell which; "transforms":
+those in DALI; "torch": those in torch; "host": drawing parameters and feeding DALI; "sampler": asking it; "dataset":
+its ``__getitem__``."""
+
+HOST: dict[Part, Limit] = {
+    "dataset": "dataset",
+    "sampler": "sampler",
+    "headers": "storage",
+    "feed": "host",
+    "DALI": "pipeline",
+    "torch": "torch",
+    "collate": "collate",
+    "batch_transform": "batch_transform",
+}
+"""What is the limit where most of the waiting is for this part."""
+
+
+def milliseconds(seconds: float) -> str:
+    """Three digits of them, and no more than two after the point."""
+    number = seconds * 1e3
+    return f"{number:,.{0 if number >= 100 else 1 if number >= 10 else 2}f}"
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What the loader can do alone, measured beside the epochs with the same plan, threads and window.
+
+    Times are seconds for each batch at the rate that is reached with several batches in flight.
+
+    Attributes:
+        images: Of a batch.
+        read: Reading the files alone; None where there are none.
+        decode: Decoding files in memory alone; None where nothing is decoded.
+        transforms: The transforms in DALI alone.
+        together: All of it as in an epoch, with what is done in the iterating thread.
+        parts: Of that, what the iterating thread does and waits for.
+        overlapping: Whether the three run side by side, on engines of their own; else they share the cores.
+    """
+
+    images: int
+    read: float | None
+    decode: float | None
+    transforms: float
+    together: float
+    parts: Mapping[Part, float]
+    overlapping: bool
+
+    @property
+    def rate(self) -> float:
+        """Images/s that the loader can deliver."""
+        return self.images / self.together
+
+    @property
+    def limit(self) -> Limit:
+        """What keeps it from delivering more."""
+        host: dict[Part, float] = {part: x for part, x in self.parts.items() if part not in ("DALI", "headers")}
+        alone = (self.read or 0.0, self.decode or 0.0, self.transforms)
+        if sum(host.values()) > (max(alone) if self.overlapping else sum(alone)):
+            return HOST[max(host, key=host.__getitem__)]
+        return self.in_dali
+
+    @property
+    def in_dali(self) -> Limit:
+        """The slowest of reading, decoding and transforming."""
+        each: dict[Limit, float] = {
+            "storage": self.read or 0.0,
+            "decoding": self.decode or 0.0,
+            "transforms": self.transforms,
+        }
+        return max(each, key=each.__getitem__)
+
+
+@dataclass(frozen=True, repr=False)
+class Stats:
+    """The times of one epoch, so far or in all. ``str`` gives a table, whose last line is the verdict.
+
+    What concerns waiting leaves out the first batch, whose time is ``start``. On a GPU waiting is the time that
+    torch's current stream stood still for a batch, on the CPU the time that ``next()`` took.
+
+    Attributes:
+        batches: Handed out.
+        images: Handed out.
+        over: Whether the epoch was iterated to its end.
+        elapsed: Seconds from ``iter()`` to the latest batch.
+        start: Seconds from ``iter()`` to the first batch; None before it.
+        taken: Images/s that the training loop took, after the first batch; None before the second.
+        possible: Images/s that the loader could deliver; None where that is not known without a probe.
+        timed: Number of batches that what follows is about.
+        waited: Seconds that the training loop waited.
+        waited_p50: Of the waits for each batch, in seconds, the median; of the latest 10,000 batches.
+        waited_p99: Likewise what 99 of 100 stay below.
+        waited_max: The longest.
+        waited_share: ``waited`` as a share of the time.
+        waited_batches: The share of batches for which the loop waited more than a tenth of the time that the batch
+            took in all.
+        consumer: Seconds that the training loop spent between its batches.
+        parts: Seconds that the iterating thread spent in ``next()``, by what it did; on a GPU it may wait while the
+            training loop does not.
+        probe: What was measured beside the epoch, if anything was.
+        limit: What the verdict names.
+        verdict: One sentence.
+    """
+
+    batches: int = 0
+    images: int = 0
+    over: bool = False
+    elapsed: float = 0.0
+    start: float | None = None
+    taken: float | None = None
+    possible: float | None = None
+    timed: int = 0
+    waited: float = 0.0
+    waited_p50: float = 0.0
+    waited_p99: float = 0.0
+    waited_max: float = 0.0
+    waited_share: float = 0.0
+    waited_batches: float = 0.0
+    consumer: float = 0.0
+    parts: Mapping[Part, float] = field(default_factory=dict[Part, float])
+    probe: Probe | None = None
+    limit: Limit = "nothing yet"
+    verdict: str = "no batch was handed out yet"
+
+    def __str__(self) -> str:
+        return "\n".join(f"{label:<11}{row}" for label, row in self._rows())
+
+    __repr__ = __str__
+
+    def _rows(self) -> list[tuple[str, str]]:
+        rows: list[tuple[str, str]] = []
+        if self.start is not None:
+            state = "in all" if self.over else "so far"
+            rows += [
+                ("batches", f"{self.batches:,} with {self.images:,} images in {self.elapsed:,.1f} s {state}"),
+                ("start", f"{self.start:,.2f} s until the first batch"),
+            ]
+        if self.taken is not None:
+            waits = {"p50": self.waited_p50, "p99": self.waited_p99, "longest": self.waited_max}
+            each = ", ".join(f"{name} {milliseconds(x)}" for name, x in waits.items()) + " ms"
+            parts = ", ".join(f"{part} {milliseconds(x / self.timed)}" for part in HOST if (x := self.parts.get(part)))
+            rows += [
+                ("taken", f"{self.taken:,.0f} images/s"),
+                ("waited", f"{self.waited:,.2f} s, {self.waited_share:.1%} of the time: {each}"),
+                ("", f"noticeably for {self.waited_batches:.1%} of the batches"),
+                ("consumer", f"{milliseconds(self.consumer / self.timed)} ms a batch between batches"),
+                ("in next()", f"{parts} ms a batch of the iterating thread"),
+            ]
+        if self.possible is not None:
+            rows.append(("possible", f"{self.possible:,.0f} images/s"))
+        if self.probe is not None:
+            alone = {"read": self.probe.read, "decode": self.probe.decode, "transforms": self.probe.transforms}
+            each = ", ".join(f"{name} {milliseconds(x)}" for name, x in alone.items() if x is not None)
+            rows.append(("alone", f"{each}; together {milliseconds(self.probe.together)} ms a batch (probe)"))
+        return [*rows, ("verdict", self.verdict)]

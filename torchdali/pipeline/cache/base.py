@@ -1,0 +1,172 @@
+"""Memory for what was read or decoded before: what all caches have in common, and how much they may take."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from concurrent.futures import Executor
+from contextlib import ExitStack
+from numbers import Integral
+from threading import Lock
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from torchdali.errors import SampleError
+from torchdali.pipeline.clock import Clock
+from torchdali.pipeline.feed import Feed
+from torchdali.runtime import machine
+from torchdali.sources import FolderSource, Scan, Source
+from torchdali.transforms.spec import IntArray, Seen
+
+__all__ = ["Cache", "FileBatch", "Kind", "check_arguments", "patience", "share_of_free"]
+
+Kind = Literal["host", "device"]
+
+_SHARE = 2
+_PATIENCE = 0.001
+
+
+class Cache(ABC):
+    """What a loader keeps of its files from one epoch to the next.
+
+    Args:
+        files: The files.
+        state: What the kept depends on; another state needs another cache.
+        budget: Bytes that it may take; None takes half of what is free when the first epoch begins.
+    """
+
+    def __init__(self, files: FolderSource, state: object, budget: int | None) -> None:
+        files.keep_modified()
+        self.files, self.state, self._given = files, state, budget
+        self._lock, self._process = Lock(), os.getpid()
+
+    def serves(self, files: FolderSource, state: object) -> bool:
+        """Whether it can go on with these files, because they are the same."""
+        if state != self.state or not files.learn_from(self.files):
+            return False
+        self.files = files
+        return True
+
+    @abstractmethod
+    def feed(self, window: int, timeout: float, sampler: Any, clock: Clock) -> Feed:
+        """The batches of one epoch, whose samples come from ``sampler``."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Frees all memory."""
+
+    @abstractmethod
+    def describe(self) -> str:
+        """What is kept, and how much of it, for ``explain()``."""
+
+    def _after_fork(self) -> None:
+        """Makes the lock anew in a forked process: a thread that is not there may have held it."""
+        if self._process != os.getpid():
+            self._lock, self._process = Lock(), os.getpid()
+
+    def _described(self, kept: int, used: int, held: int, budget: int | None) -> str:
+        """How much is kept: samples, bytes of them, bytes taken for them, and the most that may be."""
+        how = "cache_bytes" if self._given is not None else "chosen: half of what was free when the first epoch began"
+        text = f"{kept:,} of {len(self.files):,} samples, {mib(used)}"
+        if held > used:
+            text += f" in {mib(held)}"
+        if budget is None:
+            return f"{text}; at most half of what is free when the first epoch begins"
+        return f"{text} of at most {mib(budget)} ({how})"
+
+
+class FileBatch(Source):
+    """Files of one batch: of all but what a cache does itself, the files know best."""
+
+    def __init__(self, files: FolderSource) -> None:
+        self.files = files
+
+    def name(self, row: int) -> str:
+        return self.files.name(row)
+
+    def error(self, row: int, reason: str) -> SampleError:
+        return self.files.error(row, reason)
+
+    def sizes(self, rows: IntArray) -> IntArray:
+        return self.files.sizes(rows)
+
+    def images(self, rows: IntArray, by_pil: IntArray, held: ExitStack) -> Any:
+        return self.files.images(rows, by_pil, held)
+
+    def scan(self, rows: IntArray, pool: Callable[[], Executor]) -> Scan:
+        return self.files.scan(rows, pool)
+
+    def leave(self) -> None:
+        self.files.leave()
+
+    def seen(self) -> Seen:
+        return self.files.seen()
+
+    def file_bytes(self, rows: IntArray) -> int:
+        return self.files.file_bytes(rows)
+
+    def foreign(self, rows: IntArray) -> IntArray:
+        return self.files.foreign(rows)
+
+    def changed(self, rows: IntArray, lengths: npt.NDArray[np.int32], sizes: IntArray) -> bool:
+        return self.files.changed(rows, lengths, sizes)
+
+    def check_endings(self, rows: IntArray, endings: npt.NDArray[np.uint8]) -> None:
+        self.files.check_endings(rows, endings)
+
+    def check(self, row: int) -> None:
+        self.files.check(row)
+
+    def forget(self, rows: IntArray) -> None:
+        self.files.forget(rows)
+
+    def distrust(self, row: int) -> None:
+        self.files.distrust(row)
+
+
+def check_arguments(kind: object, budget: object, source: object, not_lifted: str) -> None:
+    """Checks ``cache`` and ``cache_bytes`` of :class:`torchdali.DALILoader`.
+
+    Args:
+        kind: ``cache``.
+        budget: ``cache_bytes``.
+        source: The loader's samples; None where the dataset is asked for them.
+        not_lifted: Why it is asked; empty where it is not.
+
+    Raises:
+        ValueError: There is no such cache, or there are no files that could be kept.
+    """
+    if kind not in (None, "host", "device"):
+        raise ValueError(f"cache is None, 'host' or 'device', not {kind!r}")
+    if budget is not None and kind is None:
+        raise ValueError("cache_bytes goes with cache='host' or cache='device'")
+    if budget is not None and (not isinstance(budget, Integral) or isinstance(budget, bool) or budget < 1):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(f"cache_bytes is a number of bytes above 0, not {budget!r}")
+    if kind and not isinstance(source, FolderSource):
+        why = not_lifted or "its images are in memory already"
+        raise ValueError(
+            f"cache={kind!r} keeps files by their path, size and time of modification, which only image folders "
+            f"tell: {why}"
+        )
+
+
+def patience(timeout: float) -> float:
+    """Seconds that the thread that iterates looks itself whether the files of a batch are what they were.
+
+    Where a batch has a time limit it does not: a file that never answers would hold it.
+    """
+    return 0.0 if timeout else _PATIENCE
+
+
+def share_of_free(device: torch.device) -> int:
+    """Bytes that a cache may take by default: half of what is free now."""
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else machine.available_memory()
+    return free // _SHARE
+
+
+def mib(count: int) -> str:
+    return f"{count / 2**20:,.1f} MiB"

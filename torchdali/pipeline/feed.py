@@ -1,0 +1,326 @@
+"""Index batches in, batches of images out, in order: the window of runs in flight, and who failed.
+
+Everything here happens in the thread that iterates. DALI's runs are asynchronous, so keeping the window full takes
+one to two milliseconds a batch, and there is no thread of ours that could outlive an epoch or hide an exception.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from torchdali.errors import PipelineError, SampleError
+from torchdali.pipeline.clock import Clock
+from torchdali.pipeline.dlpack import Images
+from torchdali.pipeline.engine import Engine, EnginePool, Taken, Views
+from torchdali.pipeline.tuning import pinned_bytes
+from torchdali.runtime import devices
+from torchdali.runtime.exceptions import came_between, put_by
+from torchdali.runtime.threads import Daemons
+from torchdali.sources import Scan, Source
+from torchdali.transforms import RowError
+from torchdali.transforms.rng import Draws
+from torchdali.transforms.spec import Inputs, IntArray, Params
+
+__all__ = ["CLOSED", "FORKED", "INTERRUPTED", "Batch", "Feed"]
+
+_SCAN_THREADS = 16
+_ANEW = "this epoch cannot go on, a new one can be started"
+INTERRUPTED = f"the loader was interrupted; {_ANEW}"
+CLOSED = "the loader was closed; iterate over it anew"
+FORKED = "an iterator cannot be used in a forked process; iterate over the loader anew there"
+
+
+@dataclass
+class Batch:
+    """One batch on its way.
+
+    Attributes:
+        source: What its images come from.
+        pool: The engines to run it in.
+        rows: ``(N,)`` rows of the source.
+        draws: The random numbers of its samples.
+        views: What DALI put out: for each view one tensor, or one a sample where shapes differ.
+        params: What was drawn, for each rule of the plan.
+        scan: What must be known of it before, being read.
+        engine: Where it runs; None where it is empty or failed before.
+        error: What it will raise in its turn.
+        size: ``(N, 2)`` heights and widths that its parameters were drawn for.
+        inputs: The parameters that are fed for it.
+    """
+
+    source: Source
+    pool: EnginePool
+    rows: IntArray
+    draws: Draws
+    views: Views = field(default_factory=Views)
+    params: list[Params] = field(default_factory=list[Params])
+    scan: Scan | None = None
+    engine: Engine | None = None
+    error: Exception | None = None
+    size: IntArray = field(default_factory=lambda: np.empty((0, 2), np.int64))
+    inputs: Inputs = field(default_factory=dict[str, npt.NDArray[Any]])
+
+    @property
+    def images(self) -> Images:
+        """The images of the only view."""
+        (images,) = self.views or [[]]
+        return images
+
+    def claim_error(self) -> Exception:
+        """The error, which is kept no longer: raised, its traceback would hold the batch in a cycle."""
+        error, self.error = self.error, None
+        assert error is not None
+        return error
+
+
+class Feed:
+    """The batches of one epoch.
+
+    Args:
+        window: Batches in flight.
+        timeout: Seconds that a batch may take; 0 for ever.
+        clock: The epoch's, if it has one.
+        at_once: Batches that an engine will have in flight, where somebody else sees to that.
+    """
+
+    def __init__(self, window: int, timeout: float, clock: Clock | None = None, at_once: int | None = None) -> None:
+        self._window, self._timeout = window, timeout
+        self._at_once = at_once or window
+        self._clock = clock or Clock(torch.device("cpu"))
+        self._waiting: deque[Batch] = deque()
+        self._flying: deque[Batch] = deque()
+        self._engines: list[tuple[EnginePool, Engine]] = []
+        self._threads: Daemons | None = None
+        self._process = os.getpid()
+        self._over = ""
+
+    def __len__(self) -> int:
+        return len(self._waiting) + len(self._flying)
+
+    @property
+    def over(self) -> str:
+        """Why no batch comes any more, whatever was pushed; empty while batches come."""
+        return self._over
+
+    def interrupt(self) -> None:
+        """A KeyboardInterrupt or its like came while a batch was made for it: nobody knows what was lost."""
+        self._over = self._over or INTERRUPTED
+
+    def push(self, batch: Batch) -> None:
+        """Takes a batch and starts to work on it as soon as its turn comes."""
+        with self._uninterrupted(), devices.on(batch.pool.plan.device):
+            self._clock.lap("feed")
+            try:
+                batch.scan = batch.source.scan(batch.rows, self._scan_threads)
+            except Exception as error:
+                if came_between(error):
+                    raise
+                batch.error = put_by(error)  # whoever pushed it pops it, as all others
+            self._clock.lap("headers")
+            self._waiting.append(batch)
+            self._advance()
+
+    def pop(self) -> Batch:
+        """The next batch.
+
+        Raises:
+            SampleError: A file of it is missing, damaged, truncated or cannot be transformed.
+            PipelineError: DALI failed on it for another reason.
+            RuntimeError: It took longer than the timeout.
+        """
+        if self._process != os.getpid():
+            raise RuntimeError(FORKED)
+        with self._uninterrupted(), devices.on((self._flying or self._waiting)[0].pool.plan.device):
+            if not self._flying:
+                self._launch(self._waiting.popleft())
+            batch = self._flying.popleft()
+            failure: Exception | None = None
+            try:
+                self._land(batch)
+            except Exception as error:
+                if self._over is not INTERRUPTED or came_between(error):
+                    raise
+                failure = error
+            self._advance()  # not while an error is handled, which would become the context of those to come
+            try:
+                if failure:
+                    raise failure
+                return batch
+            finally:
+                del failure
+
+    @contextmanager
+    def _uninterrupted(self) -> Generator[None, None, None]:
+        """Ends the epoch where a KeyboardInterrupt comes in between: nobody knows what is in flight then.
+
+        So may what another signal's handler raises, and torch's where a worker process dies.
+        """
+        if self._over:
+            raise RuntimeError(self._over)
+        self._over = INTERRUPTED
+        try:
+            yield
+        except Exception as error:
+            if self._over is INTERRUPTED and not came_between(error):
+                self._over = ""
+            raise
+        self._over = ""
+
+    def end(self) -> None:
+        """Closes, and says so to whoever asks for a batch all the same."""
+        self.close()
+        self._over = CLOSED
+
+    def close(self) -> None:
+        """Drops what is under way and returns the engines."""
+        self._waiting.clear()
+        self._flying.clear()
+        if self._threads:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+            self._threads = None
+        if self._process == os.getpid():
+            while self._engines:
+                pool, engine = self._engines.pop()
+                pool.give_back(engine)
+
+    def _scan_threads(self) -> Daemons:
+        if self._threads is None:
+            self._threads = Daemons(_SCAN_THREADS, "torchdali-scan")
+        return self._threads
+
+    def _advance(self) -> None:
+        """Launches what may be launched without waiting."""
+        while self._waiting and len(self._flying) < self._window:
+            scan = self._waiting[0].scan
+            if scan and not scan.done():
+                return
+            self._launch(self._waiting.popleft())
+
+    def _launch(self, batch: Batch) -> None:
+        """Draws a batch's parameters and schedules it. What is wrong with it is kept for its turn."""
+        self._flying.append(batch)
+        if batch.error:
+            return
+        try:
+            self._prepare(batch)
+            if len(batch.rows):
+                engine = self._engine_for(batch)
+                self._submit(engine, batch, batch.source.foreign(batch.rows))
+                batch.engine = engine
+        except Exception as error:
+            if came_between(error):
+                raise
+            batch.error = put_by(error)
+
+    def _prepare(self, batch: Batch) -> None:
+        if batch.scan:
+            self._clock.lap("feed")
+            try:
+                batch.scan.wait(self._timeout or None)
+            except TimeoutError:
+                batch.source.leave()
+                raise
+            self._clock.lap("headers")
+        try:
+            batch.size = batch.source.sizes(batch.rows)
+            batch.inputs, batch.params = batch.pool.plan.draw(batch.draws, batch.size)
+        except RowError as error:
+            raise batch.source.error(int(batch.rows[error.row]), str(error)) from error
+
+    def _submit(self, engine: Engine, batch: Batch, by_pil: IntArray) -> None:
+        """Schedules a batch; files at the places ``by_pil`` are read by PIL, and DALI gets their pixels in memory."""
+        with ExitStack() as held:
+            engine.submit(batch.source.images(batch.rows, by_pil, held), batch.inputs, held)
+
+    def _engine_for(self, batch: Batch) -> Engine:
+        for pool, engine in reversed(self._engines):
+            if pool is batch.pool and engine.batch_size >= len(batch.rows) and not engine.broken:
+                return engine
+        source = batch.source
+        read_by_dali = source.file_bytes(batch.rows) if batch.pool.plan.entry == "files" else 0
+        pinned = pinned_bytes(read_by_dali, self._at_once)
+        engine = batch.pool.lease(len(batch.rows), source.seen(), pinned)
+        self._engines.append((batch.pool, engine))
+        return engine
+
+    def _land(self, batch: Batch) -> None:
+        if batch.engine is None and batch.error is None:
+            return
+        try:
+            taken = self._taken(batch)
+        except TimeoutError as error:
+            if not self._timeout or came_between(error):
+                raise
+            self._over = f"DataLoader timed out after {self._timeout} seconds; {_ANEW}"
+            raise RuntimeError(self._over) from error
+        batch.views = taken.views
+        batch.source.check_endings(batch.rows, taken.endings)
+
+    def _taken(self, batch: Batch) -> Taken:
+        """What a batch's run put out; where it failed, or files are not what they were, what the next one does."""
+        try:
+            if batch.error:
+                raise batch.claim_error()
+            assert batch.engine is not None
+            self._clock.lap("feed")
+            taken = batch.engine.take(self._timeout)
+            self._clock.lap("DALI")
+        except SampleError:
+            raise
+        except RuntimeError as error:
+            if came_between(error):
+                raise
+            return self._again(batch)
+        return self._again(batch) if batch.source.changed(batch.rows, taken.lengths, batch.size) else taken
+
+    def _again(self, batch: Batch) -> Taken:
+        """Runs a batch whose files are not what they were, or that failed, and finds the sample that is to blame.
+
+        A sample that PIL reads and only DALI does not is read by PIL, now and from now on.
+        """
+        source, rows = batch.source, batch.rows
+        for row in rows.tolist():
+            source.check(row)
+        source.forget(rows)
+        batch.scan = source.scan(rows, self._scan_threads)
+        self._prepare(batch)
+        engine = batch.pool.make(len(rows), threads=1)
+        foreign = source.foreign(rows)
+        taken = self._tried(engine, batch, foreign)
+        if isinstance(taken, Taken):
+            return taken
+        native = np.setdiff1d(np.arange(len(rows)), foreign)
+        refused = [place for place in native.tolist() if not self._passes_alone(engine, batch, place)]
+        taken = self._tried(engine, batch, np.union1d(foreign, np.array(refused, np.int64)))
+        if not isinstance(taken, Taken):
+            blamed = refused or list(range(len(rows)))
+            named = "; ".join(source.name(int(rows[place])) for place in blamed[:3])
+            raise PipelineError(f"DALI failed on {len(blamed)} of {len(rows)} samples ({named}): {taken}") from taken
+        for place in refused:
+            source.distrust(int(rows[place]))
+        return taken
+
+    def _passes_alone(self, engine: Engine, batch: Batch, place: int) -> bool:
+        one = slice(place, place + 1)
+        alone = Batch(batch.source, batch.pool, batch.rows[one], batch.draws)
+        alone.inputs = {name: x[one] for name, x in batch.inputs.items()}
+        return isinstance(self._tried(engine, alone, np.empty(0, np.int64)), Taken)
+
+    def _tried(self, engine: Engine, batch: Batch, by_pil: IntArray) -> Taken | RuntimeError:
+        """What comes of a batch that nothing else is in flight beside, or what DALI raised."""
+        try:
+            self._submit(engine, batch, by_pil)
+            return engine.take()
+        except RuntimeError as error:
+            if came_between(error):
+                raise
+            return error

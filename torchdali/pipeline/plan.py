@@ -1,0 +1,226 @@
+"""What is done with the samples of a source, as something that can be read before it is run.
+
+A :class:`Plan` is frozen. ``compiler.py`` makes one, and turns one into another that does the same in fewer operators;
+``graph.py`` builds it; its ``str`` is what ``loader.explain()`` prints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from torchdali.pipeline.torch_transform import InTorch
+from torchdali.transforms import Input, RowError, Rule
+from torchdali.transforms.rng import Draws
+from torchdali.transforms.spec import Entry, Fidelity, Inputs, IntArray, Kind, Params, Spec
+
+__all__ = ["Plan", "Step", "View"]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One transform of the chain, as the user wrote it.
+
+    Attributes:
+        position: Its place, counted from 1.
+        transform: The transform.
+        where: What runs it; "nothing" where there is nothing to run.
+        note: The DALI operators, or why it runs in torch.
+        randomness: The random numbers drawn for each sample.
+    """
+
+    position: int
+    transform: Any
+    where: Literal["nothing", "DALI", "torch"]
+    note: str
+    randomness: str = ""
+
+    @property
+    def name(self) -> str:
+        """The transform on one line."""
+        text = " ".join(repr(self.transform).split())
+        return text if len(text) <= 160 else f"{text[:157]}..."
+
+
+@dataclass(frozen=True)
+class View:
+    """One of the images that a sample becomes; most samples become one.
+
+    Attributes:
+        rules: What DALI runs for it, in order, after the plan's rules.
+        spec: What comes out of them.
+        channels_first: Whether its last rule puts out CHW itself.
+    """
+
+    rules: tuple[Rule, ...]
+    spec: Spec
+    channels_first: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is done with the samples of a source.
+
+    Attributes:
+        steps: The chain as the user wrote it.
+        rules: What DALI runs, in order, before samples become several views; after ``compiler.fuse``, fewer than steps.
+        views: What the samples become: one view without rules of its own, or several.
+        container: What holds the views of a sample; None where there is one and it stands alone.
+        tail: The transforms that torch runs on whole batches, after DALI, each with what it expects to be given.
+        spec: The images after ``tail``; of the first view where there are several.
+        suffix: The transforms that torch runs, per sample, after ``tail``.
+        suffix_step: The position that keys the random numbers of the suffix.
+        device: Where DALI runs.
+        fidelity: "exact" or "fast".
+        entry: What is fed.
+        decode_window: Whether the decoder decodes only the window of the first rule.
+        vetted: Whether DALI has read the header of each file before, so that its decoder need not fear them.
+    """
+
+    steps: tuple[Step, ...]
+    rules: tuple[Rule, ...]
+    views: tuple[View, ...]
+    container: type[list[Any] | tuple[Any, ...]] | None
+    tail: tuple[tuple[Kind, InTorch], ...]
+    spec: Spec
+    suffix: tuple[InTorch, ...]
+    suffix_step: int
+    device: torch.device
+    fidelity: Fidelity
+    entry: Entry = "files"
+    decode_window: bool = False
+    vetted: bool = False
+    # What `Draws.ahead` puts down for the next batch: a hint, which changes no number.
+    _blocks: dict[int, int] = field(default_factory=dict[int, int], init=False, compare=False, repr=False)
+
+    @property
+    def all_rules(self) -> tuple[Rule, ...]:
+        """The rules before the views, then each view's."""
+        return (*self.rules, *(rule for view in self.views for rule in view.rules))
+
+    @property
+    def inputs(self) -> dict[str, Input]:
+        """What must be fed for every sample, by the name of the graph's input."""
+        return {_fed(i, name): x for i, rule in enumerate(self.all_rules) for name, x in rule.inputs.items()}
+
+    @property
+    def decodes(self) -> bool:
+        """Whether what is fed are files or their contents."""
+        return self.entry in ("files", "encoded")
+
+    @property
+    def random(self) -> bool:
+        """Whether anything may be drawn at random, in DALI or in torch."""
+        return any(step.randomness or step.where == "torch" for step in self.steps)
+
+    @property
+    def in_torch(self) -> bool:
+        """Whether torch runs anything."""
+        return bool(self.tail or self.suffix)
+
+    @property
+    def sample_bytes(self) -> int:
+        """The memory of what a sample becomes; where its size is not known, of a large one."""
+        sizes = [view.spec.size or (512, 512) for view in self.views]
+        each = zip(self.views, sizes, strict=True)
+        return sum(view.spec.channels * height * width * view.spec.dtype.itemsize for view, (height, width) in each)
+
+    def params_of(self, number: int, inputs: dict[str, Any]) -> dict[str, Any]:
+        """The inputs of rule ``number`` of :attr:`all_rules`, under the rule's own names."""
+        return {name: inputs[_fed(number, name)] for name in self.all_rules[number].inputs}
+
+    def numbered(self) -> tuple[list[tuple[int, Rule]], list[list[tuple[int, Rule]]]]:
+        """The rules before the views, and each view's, with their numbers in :attr:`all_rules`."""
+        numbers = iter(range(len(self.all_rules)))
+        trunk = [(next(numbers), rule) for rule in self.rules]
+        return trunk, [[(next(numbers), rule) for rule in view.rules] for view in self.views]
+
+    def draw(self, draws: Draws, size: IntArray) -> tuple[Inputs, list[Params]]:
+        """Draws a batch's parameters.
+
+        Args:
+            draws: The random numbers of the batch's samples.
+            size: ``(N, 2)`` heights and widths of the files.
+
+        Returns:
+            What to feed, contiguous and of the declared types; and the same by rule, with whatever ``replay`` needs
+            besides.
+
+        Raises:
+            RowError: A sample cannot be transformed; the text names the transform.
+        """
+        inputs: Inputs = {}
+        by_rule: list[Params] = []
+        draws = draws.ahead(self._blocks)
+
+        def follow(rules: Sequence[tuple[int, Rule]], size: IntArray) -> IntArray:
+            for i, rule in rules:
+                try:
+                    drawn = rule.draw(draws.at(rule.step), size)
+                except RowError as error:
+                    raise RowError(error.row, f"{self._origin(rule)}: {error}") from error
+                for name, declared in rule.inputs.items():
+                    inputs[_fed(i, name)] = np.ascontiguousarray(drawn[name], declared.dtype)
+                size = rule.resized(size, drawn)
+                by_rule.append(drawn)
+            return size
+
+        trunk, views = self.numbered()
+        size = follow(trunk, size)
+        for rules in views:
+            follow(rules, size)
+        return inputs, by_rule
+
+    def _origin(self, rule: Rule) -> str:
+        """The transform that a rule comes from, as messages name it."""
+        for step in self.steps:
+            if step.transform is rule.transform:
+                return f"transform {step.position}, {step.name}"
+        return repr(rule.transform)
+
+    def __str__(self) -> str:
+        backend = "DALI GPU" if self.device.type == "cuda" else "DALI CPU"
+        where = {"nothing": "-", "DALI": backend, "torch": "torch"}
+        lines: list[str] = []
+        if self.entry != "pixels":
+            decode = "the window of the first crop alone" if self.decode_window else "whole images"
+            kept = ", into the cache" if self.entry == "packed" else ""
+            lines.append(f"{'decode':<11}{backend:<10}{decode}{kept}")
+        for step in self.steps:
+            lines.append(f"{step.position:>9}  {where[step.where]:<10}{step.name}")
+            if step.where == "torch":
+                lines.append(f"{'':>21}{step.note}")
+            if step.randomness:
+                lines.append(f"{'':>21}draws {step.randomness}")
+        lines.append(f"{'operators':<11}{self.trunk}")
+        if self.container is not None:
+            lines += [
+                f"{f'view {i}':<11}{view.spec}: {'; '.join(self._operators(view.rules)) or 'nothing more'}"
+                for i, view in enumerate(self.views, start=1)
+            ]
+        return "\n".join(lines)
+
+    @property
+    def trunk(self) -> str:
+        """The operators before samples become several views."""
+        operators = list(self._operators(self.rules))
+        if self.decodes:
+            operators.insert(0, "decoders.image_slice" if self.decode_window else "decoders.image")
+        return "; ".join(operators)
+
+    def _operators(self, rules: Sequence[Rule]) -> Iterator[str]:
+        first = next(iter(self.all_rules), None)
+        for rule in rules:
+            text = rule.operators
+            if self.decode_window and rule is first:
+                text = text.removeprefix("slice").removeprefix(", ")
+            if text:
+                yield text
+
+
+def _fed(rule: int, name: str) -> str:
+    return f"rule{rule}_{name}"

@@ -1,0 +1,140 @@
+"""A feed that puts up with samples that cannot be read or decoded."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from torchdali.errors import SampleError
+from torchdali.pipeline.feed import Batch, Feed
+from torchdali.runtime.exceptions import came_between
+from torchdali.samples.on_error import SIZE, Tolerance, drawable
+from torchdali.transforms.spec import IntArray
+
+__all__ = ["LenientFeed"]
+
+_Faults = list[SampleError]
+"""Holds an error where it is handed on: the frames of its traceback must not, which would be a cycle."""
+
+
+class LenientFeed:
+    """Runs a batch again, beside those that are on their way, without the samples of it that are at fault.
+
+    Args:
+        feed: The batches of the epoch.
+        another: Makes a feed for those that are run again.
+        tolerance: What is done about them.
+    """
+
+    def __init__(self, feed: Feed, another: Callable[[], Feed], tolerance: Tolerance) -> None:
+        self._feed, self._another, self._tolerance = feed, another, tolerance
+        self._beside: Feed | None = None
+        self._asked: deque[Batch] = deque()
+
+    def __len__(self) -> int:
+        return len(self._feed)
+
+    @property
+    def over(self) -> str:
+        """As of :class:`torchdali.pipeline.feed.Feed`."""
+        return self._feed.over or (self._beside.over if self._beside is not None else "")
+
+    def interrupt(self) -> None:
+        """As of :class:`torchdali.pipeline.feed.Feed`."""
+        self._feed.interrupt()
+
+    def push(self, batch: Batch) -> None:
+        """As of :class:`torchdali.pipeline.feed.Feed`."""
+        self._asked.append(batch)
+        self._feed.push(self._without(batch) or replace(batch))
+
+    def pop(self) -> Batch:
+        """The next batch; where a sample had to be left out, its rows say by which it was replaced.
+
+        Raises:
+            SampleError: There are more than there may be, or no sample of the batch is left.
+        """
+        asked, faults, tried = self._asked.popleft(), _Faults(), set[int]()
+        try:
+            return self._feed.pop()
+        except SampleError as error:
+            if not self._tolerance.takes(error):
+                raise
+            faults.append(error)
+        try:
+            return self._again(asked, faults, tried)
+        except BaseException as error:
+            if not isinstance(error, Exception) or came_between(error):
+                self.interrupt()
+            raise
+
+    def _again(self, asked: Batch, faults: _Faults, tried: set[int]) -> Batch:
+        if self._beside is None:  # an empty one is false
+            self._beside = self._another()
+        while True:
+            self._beside.push(self._given_up(asked, faults, tried))
+            try:
+                return self._beside.pop()
+            except SampleError as error:
+                if not self._tolerance.takes(error):
+                    raise
+                faults.append(error)
+
+    def _given_up(self, asked: Batch, faults: _Faults, tried: set[int]) -> Batch:
+        """The batch without the sample that an error names; ``tried`` are those that were given up before."""
+        source, rows, error = asked.source, asked.rows, faults.pop()
+        try:
+            blamed = [row for row in dict.fromkeys(rows.tolist()) if _names(source.error(row, ""), error)]
+            if tried.issuperset(blamed):
+                raise error
+            tried.update(blamed)
+            self._tolerance.note(error)
+            if self._tolerance.mode == "replace":
+                for row in blamed:
+                    source.replace(row, drawable(source.size_of(row)) or _size_beside(asked, row))
+            source.bad = source.bad.union(blamed)
+            batch = self._without(asked)
+            if batch is None:
+                raise SampleError(
+                    error.index,
+                    error.path,
+                    f"{error.reason}, and no other sample of its batch can take its place "
+                    "(on_error='replace' needs none)",
+                ) from error
+            return batch
+        finally:
+            del error
+
+    def _without(self, batch: Batch) -> Batch | None:
+        """The batch with others in the places of rows that are known to be bad; None where there are none."""
+        source = batch.source
+        if self._tolerance.mode == "replace" or not source.bad:
+            return replace(batch)
+        places = source.instead(np.isin(batch.rows, list(source.bad)))
+        return None if places is None else replace(batch, rows=batch.rows[places])
+
+    def end(self) -> None:
+        """As of :class:`torchdali.pipeline.feed.Feed`."""
+        self.close()
+        self._feed.end()
+
+    def close(self) -> None:
+        """As of :class:`torchdali.pipeline.feed.Feed`."""
+        self._feed.close()
+        if self._beside is not None:
+            self._beside.close()
+            self._beside = None
+
+
+def _names(one: SampleError, other: SampleError) -> bool:
+    return (one.index, one.path) == (other.index, other.path)
+
+
+def _size_beside(batch: Batch, row: int) -> tuple[int, int]:
+    """Height and width of the next image of a batch that can be read, because images are often of one size."""
+    order: IntArray = np.roll(batch.rows, -int(np.flatnonzero(batch.rows == row)[0]))
+    sizes = (drawable(batch.source.size_of(other)) for other in order.tolist() if other != row)
+    return next(filter(None, sizes), SIZE)

@@ -1,0 +1,1 @@
+"""This process and its devices: exits, forks, threads, CUDA."""

@@ -1,0 +1,74 @@
+"""Batches into pinned memory, and from there to the device, beside the work that is queued on it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch.utils.data import _utils as data_utils  # pyright: ignore[reportPrivateUsage]
+
+from torchdali.runtime import devices
+from torchdali.samples.tree import replaced
+
+__all__ = ["Transfer", "pin_memory"]
+
+pin_memory = cast("Callable[[Any], Any]", data_utils.pin_memory.pin_memory)
+"""A batch with its tensors in pinned memory, as DataLoader makes it."""
+
+
+class Transfer:
+    """Copies the tensors of a structure to a device.
+
+    The copies go from pinned memory and on a stream of their own, so that they do not wait for kernels that were
+    queued before; torch's current stream waits for them. What is no plain tensor cannot say which stream uses its
+    memory, and is copied on the current one.
+
+    Args:
+        device: Where to; nothing is done for the CPU.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def __call__(self, data: Any) -> Any:
+        """The structure with its tensors, and whatever else has a method ``to``, on the device."""
+        if self._device.type != "cuda":
+            return data
+        with devices.on(self._device):
+            return self._moved(data)
+
+    def _moved(self, data: Any) -> Any:
+        beside = _stream_beside(self._device)
+        current = torch.cuda.current_stream(self._device)
+        moved: list[torch.Tensor] = []
+
+        def move(leaf: Any) -> Any:
+            if not isinstance(leaf, torch.Tensor):
+                return leaf.to(self._device) if _movable(leaf) else leaf
+            if leaf.device.type != "cpu":
+                return leaf
+            if leaf.layout != torch.strided:
+                return leaf.to(self._device)
+            if not leaf.is_pinned():
+                leaf = leaf.pin_memory()
+            with torch.cuda.stream(beside):
+                moved.append(leaf.to(self._device, non_blocking=True))
+            return moved[-1]
+
+        data = replaced(data, move, whole=_movable)
+        current.wait_stream(beside)
+        for tensor in moved:
+            tensor.record_stream(current)
+        return data
+
+
+@functools.cache
+def _stream_beside(device: torch.device) -> torch.cuda.Stream:
+    """One for the process, because torch keeps memory for each stream that ever was copied to."""
+    return torch.cuda.Stream(device)
+
+
+def _movable(node: Any) -> bool:
+    return callable(getattr(cast("object", node), "to", None)) and not isinstance(node, type)

@@ -1,0 +1,1 @@
+"""The headers of image files: format, size, truncation."""

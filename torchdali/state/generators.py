@@ -1,0 +1,186 @@
+"""The generators that a loader and its samplers draw from: where they are, and their states."""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+from collections.abc import Mapping
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+from torch.utils.data.dataloader import _InfiniteConstantSampler  # pyright: ignore[reportPrivateUsage]
+
+from torchdali.state.sharding import Shard
+
+__all__ = ["TORCH", "Generators", "State", "States", "draw_seed", "from_text", "samplers_of", "to_text"]
+
+State = Any
+"""What a generator's state is while it is only kept: bytes of torch's, else what compares fast."""
+States = dict[str, State]
+
+TORCH = "torch"
+_FOREIGN: dict[str, Any] = {"python": random, "numpy": np.random}
+_DRAWING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+_KNOWN = (
+    *(*_DRAWING, SequentialSampler, BatchSampler, DistributedSampler, _InfiniteConstantSampler),
+    *(Shard, list, tuple, range, torch.Tensor, np.ndarray),
+)
+"""Of exactly these types it is known that they draw from torch's generators or from none."""
+_KINDS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+
+
+def samplers_of(loader: Any) -> dict[str, Any]:
+    """The samplers of a loader, by where they are: the one that gives indices first, then those that it has in turn."""
+    first = "sampler" if loader.batch_sampler is None else "batch_sampler"
+    found: dict[str, Any] = {}
+    waiting: list[tuple[str, Any]] = [(first, getattr(loader, first)), ("sampler", loader.sampler)]
+    while waiting:
+        path, sampler = waiting.pop(0)
+        if any(sampler is other for other in found.values()):
+            continue
+        found[path] = sampler
+        for name, value in _attributes(sampler):
+            if _is_sampler(value) or hasattr(value, "set_epoch") or name in ("sampler", "batch_sampler"):
+                # The loader's own sampler comes last, and its name is the shorter one.
+                waiting.insert(0, ("sampler" if value is loader.sampler else f"{path}.{name}", value))
+    return found
+
+
+def _is_sampler(value: object) -> bool:
+    return isinstance(value, Sampler)
+
+
+def _attributes(owner: Any) -> list[tuple[str, Any]]:
+    return list(cast("dict[str, Any]", getattr(owner, "__dict__", {})).items())
+
+
+class Generators:
+    """The generators that a loader's order may depend on, by name.
+
+    Args:
+        loader: The ``DataLoader``.
+
+    Attributes:
+        own: Those that were given to the loader or are attributes of its samplers.
+        late: Samplers that may make a generator later, by the name that it will have.
+        shared: The global ones that a sampler may draw from.
+        foreign: Names of those of them that are not torch's.
+        always: Names of those that belong to the loader's state whether they were seen to be drawn from or not.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        samplers = samplers_of(loader)
+        attributes = [("generator", loader.generator)]
+        attributes += [(f"{path}.{name}", value) for path, one in samplers.items() for name, value in _attributes(one)]
+        self._seeds: torch.Generator | None = loader.generator
+        self.own: dict[str, Any] = {}
+        for name, value in attributes:
+            known = [torch.default_generator, *self.own.values()]
+            if isinstance(value, _KINDS) and not any(value is other for other in known):
+                self.own[name] = value
+        self.late: dict[str, Any] = {
+            f"{path}.{name}": one
+            for path, one in samplers.items()
+            if type(one) not in _KNOWN
+            for name, value in _attributes(one)
+            if value is None
+        }
+        self.shared: dict[str, Any] = {TORCH: torch.default_generator}
+        if not all(type(one) in _KNOWN for one in samplers.values()):
+            self.shared |= _FOREIGN
+        self.foreign = self.shared.keys() - {TORCH}
+        from_torch = (
+            loader.generator is None
+            or len(self.shared) > 1
+            or any(isinstance(one, _DRAWING) and cast("Any", one).generator is None for one in samplers.values())
+        )
+        self.always = {*self.own, *([TORCH] if from_torch else [])}
+
+    def states(self) -> States:
+        """The state of each now."""
+        return {name: _read(one) for name, one in (self.own | self.shared).items()}
+
+    def set(self, states: Mapping[str, State]) -> None:
+        """Puts those that are named back."""
+        every = self.own | self.shared
+        for name, state in states.items():
+            _write(every[name], state)
+
+    def make(self, states: Mapping[str, State]) -> None:
+        """Makes the generators that samplers would make by themselves, where there is a state for them."""
+        for name in states.keys() & self.late.keys():
+            made = _make(states[name])
+            setattr(self.late.pop(name), name.rpartition(".")[2], made)
+            self.own[name] = made
+
+    def draw_seed(self) -> int:
+        """Draws what DataLoader draws for its workers."""
+        return draw_seed(self._seeds)
+
+
+def draw_seed(generator: torch.Generator | None) -> int:
+    """A seed, as torch draws the base seed of DataLoader's workers, and that of a sampler without a generator."""
+    return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
+
+
+def _read(generator: Any) -> State:
+    if isinstance(generator, torch.Generator):
+        return generator.get_state().numpy().tobytes()
+    if isinstance(generator, np.random.Generator):
+        return json.dumps(generator.bit_generator.state, default=lambda array: array.tolist())
+    if hasattr(generator, "getstate"):
+        return generator.getstate()
+    name, key, *rest = generator.get_state()
+    return (name, key.tobytes(), *rest)
+
+
+def _make(state: State) -> Any:
+    """A generator of the kind that a state is of."""
+    if isinstance(state, bytes):
+        return torch.Generator()
+    if isinstance(state, str):
+        return np.random.Generator(getattr(np.random, json.loads(state)["bit_generator"])())
+    return np.random.RandomState() if isinstance(state[0], str) else random.Random()
+
+
+def _write(generator: Any, state: State) -> None:
+    if isinstance(generator, torch.Generator):
+        generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+    elif isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = json.loads(state)
+    elif hasattr(generator, "setstate"):
+        version, words, rest = state
+        generator.setstate((version, tuple(words), rest))
+    else:
+        name, key, *rest = state
+        generator.set_state((name, np.frombuffer(key, np.uint32), *rest))
+
+
+def to_text(state: State) -> str:
+    """A state as letters and digits."""
+    if not isinstance(state, bytes):
+        state = b"json" + json.dumps(state, default=lambda data: base64.b64encode(data).decode()).encode()
+    return base64.b64encode(state).decode()
+
+
+def from_text(text: str) -> State:
+    """What ``to_text`` was given."""
+    state = base64.b64decode(text, validate=True)
+    if not state.startswith(b"json"):
+        return state
+    plain: Any = json.loads(state[4:])
+    if isinstance(plain, list) and isinstance(plain[0], str):  # numpy's
+        name, key, *rest = cast("list[Any]", plain)
+        return (name, base64.b64decode(key), *rest)
+    return cast("Any", plain)

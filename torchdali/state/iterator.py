@@ -1,0 +1,222 @@
+"""Iterators whose place can be saved and found again: DataLoader's, with an account of what was asked and delivered."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
+from functools import wraps
+from itertools import chain
+from threading import RLock
+from typing import Any, cast
+
+from torch.utils.data.dataloader import _BaseDataLoaderIter  # pyright: ignore[reportPrivateUsage]
+
+from torchdali.pipeline.feed import CLOSED
+from torchdali.runtime import lifecycle as ending
+from torchdali.runtime.exceptions import came_between, put_by
+from torchdali.runtime.uncompiled import uncompiled
+from torchdali.state.checkpoint import is_stateful, stateful_among
+from torchdali.state.fast_forward import Skip, unless_over
+from torchdali.state.lookahead import ReadAhead
+from torchdali.state.progress import Place, Saved, StreamPlace
+from torchdali.state.remainder import rest_of
+from torchdali.state.stream import Stream
+
+__all__ = ["Resumable", "by_turns"]
+
+_ITERATOR = "iterator"
+_STATES = ("state_at_begin", "state")
+
+
+def by_turns(next_data: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """``_next_data`` of an iterator that several threads may ask."""
+
+    @wraps(next_data)
+    def one_after_another(iterator: Any) -> Any:
+        own = iterator._process == os.getpid()  # noqa: SLF001 - in a forked process nobody may be there to end his turn
+        with iterator._lock if own else nullcontext():  # noqa: SLF001
+            return next_data(iterator)
+
+    return one_after_another
+
+
+class Resumable(_BaseDataLoaderIter):
+    """What each iterator has that can be found again.
+
+    It comes behind torch's classes in the order of inheritance, so that their workers get what is decided here.
+
+    Args:
+        loader: The loader.
+
+    Attributes:
+        place: Where the epoch is.
+    """
+
+    _over = ""
+    """Why nothing comes any more of an epoch that is not over; empty while it runs."""
+
+    def __init__(self, loader: Any) -> None:
+        self._process, self._lock = os.getpid(), RLock()
+        self.place: Place = loader._bookmark.here(loader)  # noqa: SLF001
+        super().__init__(loader)
+        self._enter(loader)
+        if self.place.saved and self.place.saved.base_seed is not None:
+            self._base_seed = self.place.saved.base_seed
+        self.place.base_seed = int(self._base_seed)
+
+    @uncompiled
+    @ending.parked()
+    def __next__(self) -> Any:
+        """The next batch. ``torch.compile`` leaves this alone."""
+        return super().__next__()
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        if not first_iter:
+            self.place = loader._bookmark.here(loader)  # noqa: SLF001
+            self.place.made = self.place.generators.states()  # what the epoch before had asked too early was taken back
+        super()._reset(loader, first_iter)
+        self._enter(loader)
+        self.place.iterators, self.place.seeded = (2, True) if first_iter else (1, False)
+        self.place.base_seed = int(self._base_seed)
+
+    def _enter(self, loader: Any) -> None:
+        """Begins to keep account of an epoch."""
+        self._backlog: deque[Any] = deque()
+        self._first = self._handed = 0
+        self._stateful = stateful_among(loader)
+        self._note_iterator()
+        if loader._bookmark.loaded:  # noqa: SLF001
+            self._sampler_iter = self._unless_over(self._sampler_iter, self._index_sampler)
+        self._stream = self._dataset if isinstance(self._dataset, Stream) else None
+        self._read_ahead = ReadAhead(loader, self.place, self._stateful)
+
+    def _note_iterator(self) -> None:
+        self._stateful.pop(_ITERATOR, None)
+        if is_stateful(self._sampler_iter):
+            self._stateful[_ITERATOR] = self._sampler_iter
+
+    def _unless_over(self, iterator: Any, sampler: Any) -> Any:
+        """The iterator of a sampler that may have loaded what it said before the epoch was begun."""
+
+        def found() -> Iterator[Any]:  # when the sampler is asked, and not before
+            first, self._sampler_iter = unless_over(iterator, sampler)
+            if self._sampler_iter is not iterator:
+                self._note_iterator()
+            yield from chain(first, self._sampler_iter)  # which ends without closing the iterator
+
+        return found() if self._stateful else iterator
+
+    def _next_index(self) -> Any:
+        self.resume()
+        self._handed += 1
+        if not self._backlog:
+            return self._read_ahead.ask(super()._next_index)
+        index = self._backlog.popleft()
+        try:
+            if isinstance(index, Exception):
+                raise index
+            return index
+        finally:
+            del index  # raised, its traceback would hold this iterator in a cycle
+
+    def _counts(self) -> Callable[[Iterable[Any]], None] | None:
+        """What counts the indices of samples that are passed over, where it matters."""
+        return None
+
+    def close(self) -> None:
+        """Ends the epoch before its end, and the workers."""
+        if not self.place.over:
+            self._over = CLOSED
+        self._end_workers()
+
+    def _end_workers(self) -> None:
+        """Ends the workers, where there are any."""
+
+    def take_back(self) -> None:
+        """The epoch is left, or another one begins: generators go back to where DataLoader would have left them."""
+        self._read_ahead.leave()
+
+    def resume(self) -> None:
+        """Goes to where the loaded state was taken, if one was, without loading a sample.
+
+        What the constructor drew does not matter: all that the order depends on is put back first. Then the sampler is
+        asked for what it had been asked for.
+        """
+        saved, place = self.place.saved, self.place
+        if saved is None:
+            if self._stream and not self._num_workers and not place.delivered and (state := self._stream.state()):
+                place.streams[0] = StreamPlace(state=state)
+            return
+        place.saved = None
+        given = saved.given
+        place.iterators, place.seeded = given["iterators"], given["base_seed_drawn"]
+        draws, batches = dict(saved.draws), saved.batches
+        if self._stream:
+            self._resume_stream(saved)
+            return
+        if self._stateful and batches:
+            if self._counts():
+                self._passed_over(self._iterator_again(saved, "state_at_begin"), saved, loaded=True)
+            iterator = self._iterator_again(saved, "state")
+            place.generators.set(draws.get(0, {}))
+        else:
+            iterator = self._passed_over(self._iterator_again(saved, "state"), saved)
+        self._sampler_iter = iterator
+        place.asked = place.delivered = self._first = self._handed = batches
+        place.draws = [(asked, found) for asked, found in saved.draws if asked < batches]
+        first, kept = ({path: saved.of_sampler(path).get(at) for path in self._stateful} for at in _STATES)
+        self._read_ahead.resumed(first, kept)
+        while place.asked < given["asked"]:
+            place.generators.set(draws.get(place.asked, {}))
+            try:
+                self._backlog.append(self._read_ahead.ask(super()._next_index))
+            except Exception as error:
+                if came_between(error):
+                    raise
+                self._backlog.append(put_by(error))  # raised in its turn
+        if saved.begun:
+            place.generators.set(saved.now)
+
+    def _resume_stream(self, saved: Saved) -> None:
+        """The rest is done where the dataset is: the sampler of a stream gives nothing."""
+        place = self.place
+        self._sampler_iter = self._iterator_again(saved, "state")
+        place.delivered = self._first = self._handed = saved.batches
+        place.streams, place.worker = dict(saved.streams), saved.given["worker"]
+        if saved.begun:
+            place.generators.set(saved.now)
+
+    def _passed_over(self, iterator: Any, saved: Saved, loaded: bool = False) -> Any:
+        """What comes of a sampler's iterator after the batches that were delivered."""
+        sampler, at, batches = rest_of(self._index_sampler, self.place.start), 0, saved.batches
+        skip = Skip(sampler, iterator, self._auto_collation, self._counts(), loaded)
+        for asked, found in saved.draws:
+            if asked < batches:
+                skip.pass_over(asked - at)
+                self.place.generators.set(found)
+                at = asked
+        skip.pass_over(batches - at)
+        return skip.rest()
+
+    def _iterator_again(self, saved: Saved, at: str) -> Any:
+        """The sampler's iterator, made in the order in which DataLoader makes it and draws the base seed."""
+        seeded, sampler = saved.given["base_seed_drawn"], rest_of(self._index_sampler, self.place.start)
+        self.place.generators.set(saved.made)
+        if saved.given["iterators"] > 1:
+            iter(sampler)
+            if seeded:
+                self.place.generators.draw_seed()
+        for path, one in self._stateful.items():
+            if path != _ITERATOR and at in (kept := saved.of_sampler(path)):
+                one.load_state_dict(copy.deepcopy(kept[at]))
+        self._sampler_iter = iterator = cast("Any", iter(sampler))
+        if saved.given["iterators"] == 1 and seeded:
+            self.place.generators.draw_seed()
+        self._note_iterator()
+        if _ITERATOR in self._stateful and at in (kept := saved.of_sampler(_ITERATOR)):
+            iterator.load_state_dict(copy.deepcopy(kept[at]))
+        begins = at == "state_at_begin" or not saved.batches
+        return self._unless_over(iterator, sampler) if begins else iterator

@@ -1,0 +1,1 @@
+"""The command line. Nothing in the library imports it."""

@@ -1,0 +1,97 @@
+"""The run behind ``torchdali parity``."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from torchdali.errors import OptionError
+from torchdali.tools.parity import results
+from torchdali.tools.parity.case import Case
+from torchdali.tools.parity.cases import CASES
+from torchdali.tools.parity.compare import Measured, measure
+from torchdali.tools.parity.decoding import FORMATS, measure_decoding
+from torchdali.tools.parity.distributions import judge
+from torchdali.tools.parity.draws import DRAWS
+from torchdali.tools.parity.photographs import write_photographs
+from torchdali.tools.parity.report import TITLES, write_markdown
+
+__all__ = ["certify"]
+
+Tick = Callable[[], None]
+
+
+def certify(out: Path, devices: Sequence[str], only: str, console: Console) -> list[str]:
+    """Measures everything on some devices and writes the document, and what was measured as JSON beside it.
+
+    Args:
+        out: The document. Where there is JSON of an earlier run beside it, what this run does not measure is kept.
+        devices: "cpu", "cuda" or both.
+        only: A regular expression; cases, random parameters and "decoding <format>" in whose names it is found.
+        console: Where to print.
+
+    Returns:
+        What does not hold of all that the document shows, one line each.
+
+    Raises:
+        OptionError: ``only`` is found nowhere.
+    """
+    stored = out.with_suffix(".json")
+    found = results.read(stored)
+    wanted = re.compile(only)
+    cases = [name for name in CASES if wanted.search(name)]
+    formats = [name for name in FORMATS if wanted.search(f"decoding {name}")]
+    draws = [name for name in DRAWS if wanted.search(name)]
+    if not (cases or formats or draws):
+        raise OptionError(f"{only!r} is found in no name of what can be measured")
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as progress, tempfile.TemporaryDirectory() as folder:
+
+        def stage(title: str, total: int) -> Tick:
+            task = progress.add_task(title, total=total)
+            return lambda: progress.advance(task)
+
+        photographs = write_photographs(Path(folder) / "photographs")
+        for device in devices:
+            of_device = found.on(device, results.machine(device))
+            here = [name for name in cases if device in CASES[name].devices and not CASES[name].refused]
+            tick = stage(f"transforms, {TITLES[device]}", len(here))
+            for name in here:
+                chain, operators, _ = results.describe(CASES[name])
+                of_device.cases[name] = results.OfCase(chain, operators, _measured(CASES[name], photographs, device))
+                tick()
+            tick = stage(f"decoding, {TITLES[device]}", len(formats))
+            for name in formats:
+                of_device.decoding[name] = measure_decoding(Path(folder) / device / name, name, device)
+                tick()
+            results.write(found, stored)
+        tick = stage("random parameters", len(draws))
+        for name in draws:
+            found.draws[name] = judge(DRAWS[name])
+            tick()
+
+    results.write(found, stored)
+    write_markdown(found, out)
+    failed = results.failures(found)
+    for line in failed:
+        console.print(f"[red]{line}[/]", soft_wrap=True)
+    console.print(
+        f"{len(cases)} cases, {len(draws)} random parameters and {len(formats)} formats; "
+        f"{len(failed) or 'no'} {'failure' if len(failed) == 1 else 'failures'}. Written: {out}",
+        soft_wrap=True,
+    )
+    return failed
+
+
+def _measured(case: Case, photographs: object, device: str) -> Measured:
+    try:
+        return measure(case, photographs, device)
+    except Exception as error:  # noqa: BLE001 - one case that cannot run is a result, and the others go on
+        said = " ".join(str(error).split())
+        return Measured(error=f"{type(error).__name__}: {said[:300]}")

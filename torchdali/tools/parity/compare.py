@@ -1,0 +1,155 @@
+"""Runs a chain through DALI, and what torchvision makes of the same numbers, sample by sample."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torchvision.transforms.v2 import functional as F
+
+from torchdali.pipeline.compile import compile_plan, fuse
+from torchdali.pipeline.engine import EnginePool
+from torchdali.pipeline.feed import Batch, Feed
+from torchdali.pipeline.plan import Plan
+from torchdali.pipeline.tuning import Threads
+from torchdali.sources import lift
+from torchdali.tools.parity.case import Case
+from torchdali.transforms.occurrences import DenseOccurrences
+from torchdali.transforms.rng import Draws, epoch_key
+from torchdali.transforms.spec import Fidelity
+
+__all__ = ["BORDER", "Measured", "Pair", "compiled", "exceeded", "in_batches", "measure", "paired", "pairs", "run"]
+
+BORDER = 4
+"""Pixels at each edge that are not "inside"."""
+
+SIZE = 6
+
+
+class Pair(NamedTuple):
+    """One image, CHW on the CPU, by torchdali and by torchvision."""
+
+    ours: torch.Tensor
+    theirs: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Measured:
+    """How far one chain's images are from torchvision's, on one device.
+
+    Attributes:
+        anywhere: The largest difference of a value.
+        inside: The largest difference outside of a border of :data:`BORDER` pixels.
+        mean: The mean difference.
+        off: The share of pixels of which a value is off by more than 1 (floating point: by more than 1/255).
+        error: What went wrong instead; empty where nothing did.
+    """
+
+    anywhere: float = 0.0
+    inside: float = 0.0
+    mean: float = 0.0
+    off: float = 0.0
+    error: str = ""
+
+
+def compiled(
+    chain: Sequence[Any], device: str | torch.device = "cpu", fused: bool = True, fidelity: Fidelity = "exact"
+) -> Plan:
+    """The plan of a chain; "cuda" is the first CUDA device."""
+    device = torch.device("cuda", 0) if str(device) == "cuda" else torch.device(device)
+    plan = compile_plan(list(chain), device, fidelity)
+    return fuse(plan) if fused else plan
+
+
+def run(dataset: Any, plan: Plan, batches: Sequence[Sequence[int]], seed: int = 0) -> Iterator[Batch]:
+    """Batches of a dataset, through the loader's own feed."""
+    source, key = lift(dataset), epoch_key(seed, 0)
+    pool = EnginePool(plan, max(map(len, batches)), Threads(2, plan.device, plan.entry))
+    feed, occurrences = Feed(window=3, timeout=0), DenseOccurrences(len(source))
+    try:
+        for indices in batches:
+            index = np.asarray(indices, np.int64)
+            feed.push(Batch(source, pool, index, Draws(key, index, occurrences.count(index))))
+        for _ in batches:
+            yield feed.pop()
+    finally:
+        feed.close()
+
+
+def in_batches(count: int) -> list[list[int]]:
+    """The indices of a dataset in order."""
+    return [list(range(start, min(start + SIZE, count))) for start in range(0, count, SIZE)]
+
+
+def pairs(dataset: Any, chain: Sequence[Any], device: str | torch.device = "cpu") -> Iterator[Pair]:
+    """Every image of a dataset, by DALI and by torchvision's functionals with the drawn parameters.
+
+    Raises:
+        ValueError: A part of the chain runs in torch.
+    """
+    plan = compiled(chain, device)
+    if plan.suffix or plan.tail:
+        raise ValueError(f"a part of the chain runs in torch:\n{plan}")
+    for _, _, pair in paired(dataset, plan):
+        yield pair
+
+
+def paired(dataset: Any, plan: Plan, seed: int = 0) -> Iterator[tuple[int, int, Pair]]:
+    """The same with a plan, whatever torch runs after it: the number of each image, that of its view, and both."""
+    source: Any = lift(dataset)
+    trunk, views = plan.numbered()
+    for batch in run(dataset, plan, in_batches(len(source)), seed):
+        for row, index in enumerate(batch.rows.tolist()):
+            image = _replayed(F.pil_to_tensor(source.load(index)), trunk, batch, row)
+            for number, (made, rules) in enumerate(zip(batch.views, views, strict=True)):
+                yield index, number, Pair(made[row].cpu(), _replayed(image, rules, batch, row))
+
+
+def _replayed(image: torch.Tensor, rules: Sequence[tuple[int, Any]], batch: Batch, row: int) -> torch.Tensor:
+    """What torchvision's functionals make of an image (CHW) with the numbers that were drawn for a row of a batch."""
+    for number, rule in rules:
+        image = rule.replay(image, {name: values[row] for name, values in batch.params[number].items()})
+    return image
+
+
+def measure(case: Case, folder: Any, device: str | torch.device) -> Measured:
+    """How far the images of a folder are from torchvision's."""
+    anywhere = inside = 0.0
+    means: list[float] = []
+    offs: list[float] = []
+    for ours, theirs in pairs(folder, case.chain, device):
+        if (ours.shape, ours.dtype) != (theirs.shape, theirs.dtype):
+            return Measured(
+                error=f"{tuple(ours.shape)} of {ours.dtype}, torchvision {tuple(theirs.shape)} of {theirs.dtype}"
+            )
+        difference = (ours.double() - theirs.double()).abs()
+        # One that is not a number is larger than any bound.
+        difference = torch.nan_to_num(difference, nan=float("inf"))
+        core = difference[:, BORDER:-BORDER, BORDER:-BORDER]
+        anywhere = max(anywhere, float(difference.max()))
+        inside = max(inside, float(core.max()) if core.numel() else 0.0)
+        means.append(float(difference.mean()))
+        step = 1.001 / 255 if ours.dtype.is_floating_point else 1.0
+        offs.append(float((difference > step).any(0).double().mean()))
+    if not means:
+        return Measured(error="there is no image to compare")
+    return Measured(anywhere, inside, sum(means) / len(means), sum(offs) / len(offs))
+
+
+def exceeded(case: Case, measured: Measured) -> str:
+    """Which bounds of a case do not hold, in words; empty where all do."""
+    if measured.error:
+        return measured.error
+    over = [
+        f"{name} {got:.3g}, bound {bound:.3g}"
+        for name, got, bound in (
+            ("max", measured.anywhere, case.anywhere),
+            ("max inside", measured.inside, case.inside),
+            ("mean", measured.mean, case.mean),
+        )
+        if not got <= bound
+    ]
+    return "; ".join(over)

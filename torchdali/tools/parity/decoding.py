@@ -1,0 +1,155 @@
+"""How far decoded images are from those that PIL decodes, format by format."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image
+from torchvision.datasets import ImageFolder
+
+from torchdali.pipeline import graph
+from torchdali.sources.headers.header import read_header
+from torchdali.tools.parity.compare import compiled, in_batches, run
+from torchdali.tools.parity.photographs import photographs
+
+__all__ = ["FORMATS", "Decoded", "decoders", "decoding_bound", "measure_decoding"]
+
+_open: Callable[..., Any] = Image.open
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """One decoder on one format.
+
+    Attributes:
+        anywhere: The largest difference of a value, in grey levels.
+        mean: The mean difference.
+        by: Who decoded: "DALI" or "PIL".
+        error: Why there is no image; empty where there is one.
+    """
+
+    anywhere: float = 0.0
+    mean: float = 0.0
+    by: str = "DALI"
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Format:
+    """A kind of file.
+
+    Attributes:
+        write: Makes one of an RGB image.
+        lossy: Whether decoders may differ in what they make of the same file.
+    """
+
+    write: Callable[[Image.Image], bytes]
+    lossy: bool = False
+
+
+def _encoded(image: Image.Image, kind: str, **options: Any) -> bytes:
+    stream = io.BytesIO()
+    image.save(stream, kind, **options)
+    return stream.getvalue()
+
+
+FORMATS: dict[str, Format] = {
+    "JPEG 4:2:0": Format(lambda image: _encoded(image, "JPEG", quality=90, subsampling="4:2:0"), lossy=True),
+    "JPEG 4:4:4": Format(lambda image: _encoded(image, "JPEG", quality=90, subsampling="4:4:4"), lossy=True),
+    "JPEG progressive": Format(lambda image: _encoded(image, "JPEG", quality=90, progressive=True), lossy=True),
+    "JPEG grey": Format(lambda image: _encoded(image.convert("L"), "JPEG", quality=90), lossy=True),
+    "JPEG CMYK": Format(lambda image: _encoded(_cmyk(image), "JPEG", quality=90)),
+    "PNG": Format(lambda image: _encoded(image, "PNG")),
+    "WebP": Format(lambda image: _encoded(image, "WEBP", quality=90)),
+    "TIFF": Format(lambda image: _encoded(image, "TIFF")),
+    "BMP": Format(lambda image: _encoded(image, "BMP")),
+    "JPEG 2000": Format(lambda image: _encoded(image, "JPEG2000")),
+}
+
+
+def decoding_bound(name: str, device: str) -> tuple[float, float]:
+    """The largest and the mean difference that torchdali's own decoder may have on a format.
+
+    JPEG does not fix every bit of what is decoded: on the GPU colours are not interpolated as in libjpeg, which shows
+    where they change from one pixel to the next. On other photographs it was 37 and 0.84.
+    """
+    return (64, 1.1) if device == "cuda" and FORMATS[name].lossy else (0, 0)
+
+
+def decoders(device: str) -> dict[str, dict[str, Any] | None]:
+    """The decoders of a device: torchdali's own, which is None, and DALI's alone by its options."""
+    if device == "cpu":
+        return {"torchdali": None, "DALI alone": {}}
+    return {
+        "torchdali: JPEG engine": None,
+        "DALI alone: CUDA": {"hw_decoder_load": 0.0},
+        "DALI alone: CUDA, fancy upsampling": {"hw_decoder_load": 0.0, "jpeg_fancy_upsampling": True},
+    }
+
+
+def measure_decoding(root: Path, name: str, device: str) -> dict[str, Decoded]:
+    """Decodes photographs in one format with every decoder of a device.
+
+    Args:
+        root: Where to write them.
+        name: The format.
+        device: "cpu" or "cuda".
+    """
+    folder = root / "all"
+    folder.mkdir(parents=True)
+    for title, picture in photographs().items():
+        (folder / title).with_suffix(".jpg").write_bytes(FORMATS[name].write(Image.fromarray(picture)))
+    dataset = ImageFolder(root)
+    paths = [path for path, _ in dataset.samples]
+    theirs = [_by_pil(path) for path in paths]
+    by = "DALI" if all(read_header(path).native for path in paths) else "PIL"
+    found: dict[str, Decoded] = {}
+    for decoder, options in decoders(device).items():
+        try:
+            if options is None:
+                found[decoder] = _differing(_loaded(dataset, device), theirs, by)
+            else:
+                target = compiled([], device).device
+                found[decoder] = _differing(graph.decode_files(paths, target, **options), theirs, "DALI")
+        except RuntimeError as error:
+            found[decoder] = Decoded(error=_last_line(error))
+    return found
+
+
+def _cmyk(image: Image.Image) -> Image.Image:
+    """With what the three colours have in common as black, which PIL's own conversion leaves out."""
+    colours = 255 - np.asarray(image)
+    black: npt.NDArray[np.uint8] = colours.min(2, keepdims=True)
+    return Image.fromarray(np.concatenate((colours - black, black), axis=2), "CMYK")
+
+
+def _by_pil(path: str) -> npt.NDArray[np.uint8]:
+    with _open(path) as image:
+        return np.asarray(image.convert("RGB"))
+
+
+def _loaded(dataset: ImageFolder, device: str) -> list[npt.NDArray[np.uint8]]:
+    batches = run(dataset, compiled([], device), in_batches(len(dataset)))
+    return [
+        np.asarray(image.permute(1, 2, 0).cpu())
+        for batch in batches
+        for image in cast("list[torch.Tensor]", batch.images)
+    ]
+
+
+def _differing(ours: list[npt.NDArray[np.uint8]], theirs: list[npt.NDArray[np.uint8]], by: str) -> Decoded:
+    differences = [np.abs(one.astype(np.int16) - other) for one, other in zip(ours, theirs, strict=True)]
+    return Decoded(
+        float(max(one.max() for one in differences)), float(np.mean([one.mean() for one in differences])), by
+    )
+
+
+def _last_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -1,0 +1,104 @@
+"""The bounds that each transform is meant to keep, so that a case with a looser one has to say why."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from torchdali.tools.parity.case import Case
+from torchdali.transforms import flatten
+
+__all__ = ["Bound", "design_bound", "looser"]
+
+
+class Bound(NamedTuple):
+    """The largest difference anywhere, the largest inside and the mean, in grey levels."""
+
+    anywhere: float
+    inside: float
+    mean: float
+
+
+NOTHING = Bound(0, 0, 0)
+FREE = Bound(math.inf, math.inf, math.inf)
+RESIZED = Bound(11, 1, 0.03)
+WARPED = Bound(1, 1, 3e-4)
+GREY_BLEND = Bound(1, 1, 0.02)
+
+DESIGN: dict[str, Bound] = {
+    **dict.fromkeys(("Resize", "RandomResizedCrop", "RandomResize", "RandomShortestSize", "ScaleJitter"), RESIZED),
+    **dict.fromkeys(("RandomRotation", "RandomAffine", "RandomPerspective"), WARPED),
+    **dict.fromkeys(
+        (
+            *("Identity", "ToImage", "ToPureTensor", "PILToTensor", "ToTensor", "ToDtype", "ConvertImageDtype"),
+            *("CenterCrop", "RandomCrop", "Pad", "RandomZoomOut", "FiveCrop", "TenCrop"),
+            *("RandomHorizontalFlip", "RandomVerticalFlip", "RandomSolarize", "RandomPosterize", "RandomInvert"),
+            *("RandomAutocontrast", "Grayscale", "RandomGrayscale", "JPEG", "RandomErasing"),
+            *("RandomChannelPermutation", "RGB"),
+        ),
+        NOTHING,
+    ),
+    "GaussianBlur": Bound(1, 1, 1e-4),
+    "RandomEqualize": Bound(1, 1, 0.14),
+    "RandomAdjustSharpness": Bound(1, 1, 4e-4),
+}
+"""By the name of the class. Of what is not here nothing is promised beforehand."""
+
+JITTER = {
+    "brightness": NOTHING,
+    "contrast": GREY_BLEND,
+    "saturation": GREY_BLEND,
+    "hue": Bound(1, 1, 1e-4),
+}
+
+NORMALIZED = 7e-7
+"""Of ``Normalize``, in normalised values."""
+
+_ROUNDING = 1e-6
+"""Floating point: two orders of the same float32 additions."""
+
+
+def leaves(transform: Any) -> Iterator[Any]:
+    """The transforms in a chain, also those inside of others."""
+    for one in flatten(transform):
+        yield one
+        yield from leaves(list(getattr(one, "transforms", ())))
+
+
+def _bound(transform: Any) -> Bound:
+    name = type(transform).__name__
+    if name == "ColorJitter":
+        used = [bound for part, bound in JITTER.items() if getattr(transform, part) is not None]
+        return used[0] if len(used) == 1 else Bound(3, 3, 0.22) if used else NOTHING
+    filtering = getattr(transform, "interpolation", "")
+    if DESIGN.get(name) is RESIZED and str(getattr(filtering, "value", filtering)).startswith("nearest"):
+        return NOTHING
+    if DESIGN.get(name) is RESIZED and getattr(transform, "antialias", True) is False:
+        return Bound(1, 1, 0.17)
+    if name == "RandomErasing" and transform.value in (None, "random"):  # 0 is for given values
+        return FREE
+    return DESIGN.get(name, FREE)
+
+
+def design_bound(case: Case) -> Bound:
+    """What is promised for a case, in its values' units: the bound of the transform with the loosest one."""
+    found = list(leaves(case.chain))
+    names = {type(one).__name__ for one in found}
+    containers = {"RandomApply", "RandomChoice", "RandomOrder", "MultiView"}
+    bounds = [_bound(one) for one in found if type(one).__name__ not in containers | {"Normalize"}]
+    bound = Bound(*(max(column) for column in zip(NOTHING, *bounds, strict=True)))
+    floating = "ToTensor" in names or any(getattr(one, "scale", None) is True for one in found)
+    if floating or "ConvertImageDtype" in names:
+        bound = Bound(*(value / 255 + _ROUNDING for value in bound))
+    for one in found:
+        if type(one).__name__ == "Normalize":
+            deviation = min(float(value) for value in one.std)
+            exact = bound.anywhere <= _ROUNDING
+            bound = Bound(*(NORMALIZED if exact else value / deviation for value in bound))
+    return bound
+
+
+def looser(case: Case) -> bool:
+    """Whether a bound of a case is looser than what is promised."""
+    return any(own > promised for own, promised in zip(case[1:4], design_bound(case), strict=True))

@@ -1,0 +1,105 @@
+"""Whether random parameters are drawn as torchvision draws them: each against torchvision's own sampler."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torchvision import tv_tensors
+
+from torchdali.tools.parity.draws import DRAWS, Draw
+from torchdali.transforms import find_rule
+from torchdali.transforms.rng import Draws, epoch_key
+from torchdali.transforms.spec import Params, Spec
+
+__all__ = ["LEVEL", "MANY", "Tested", "drawn", "judge", "level", "p_value", "torchvisions"]
+
+HEIGHT, WIDTH = 180, 240
+MANY = 3000
+"""Samples on each side."""
+
+LEVEL = 1e-3
+"""How likely it is that right code would have failed one of all tests: the seeds are fixed, so it does or does not."""
+
+_FEW = 24
+"""A parameter with as many values at most is tested value by value."""
+
+_stats: Any = importlib.import_module("scipy.stats")
+
+
+@dataclass(frozen=True)
+class Tested:
+    """The test of one parameter.
+
+    Attributes:
+        kind: The test, in words.
+        p: How likely numbers that are so far apart are, if the distributions are equal.
+    """
+
+    kind: str
+    p: float
+
+
+def level() -> float:
+    """The p-value below which a test fails: :data:`LEVEL`, shared among all of them."""
+    return LEVEL / max(1, len(DRAWS))
+
+
+def drawn(
+    transform: Any, height: int = HEIGHT, width: int = WIDTH, count: int = MANY, dtype: torch.dtype = torch.uint8
+) -> Params:
+    """The parameters that a transform's rule draws for images of one size."""
+    rule = find_rule(transform)
+    if rule is None:
+        raise ValueError(f"no rule for {transform}")
+    rule.infer(Spec("image", dtype, device="gpu"))
+    rule.number(0)
+    index = np.arange(count)
+    draws = Draws(epoch_key(3, 1), index, np.zeros_like(index))
+    return rule.draw(draws, np.tile([height, width], (count, 1)))
+
+
+@functools.cache
+def torchvisions(transform: Any, height: int = HEIGHT, width: int = WIDTH, count: int = MANY) -> list[Any]:
+    """The results of torchvision's ``make_params`` for images of one size."""
+    image = [tv_tensors.Image(torch.empty(3, height, width))]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        return [transform.make_params(image) for _ in range(count)]
+
+
+def p_value(ours: Any, theirs: Any) -> Tested:
+    """Whether two samples come from one distribution."""
+    # Rounded, so that numbers that differ in their last bits, float32 here and float64 there, count as one value.
+    both: list[npt.NDArray[np.float64]] = [np.round(np.asarray(one, np.float64), 6) for one in (ours, theirs)]
+    values, where = np.unique(np.concatenate(both), return_inverse=True)
+    if len(values) > _FEW:
+        return Tested("Kolmogorov-Smirnov, two samples", float(_stats.ks_2samp(*both).pvalue))
+    if len(values) == 1:
+        return Tested("one value on both sides", 1.0)
+    counts = np.stack([np.bincount(part, minlength=len(values)) for part in np.split(where, [len(both[0])])])
+    return Tested("chi-square, two samples", float(_stats.chi2_contingency(_pooled(counts), correction=False).pvalue))
+
+
+def _pooled(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The same table with the rare values as one, because the test is for expected counts of 5 and more."""
+    rare = counts.sum(0) < 10
+    return np.column_stack((counts[:, ~rare], counts[:, rare].sum(1))) if rare.sum() > 1 else counts
+
+
+def judge(draw: Draw) -> Tested:
+    """Tests one random parameter."""
+    ours = np.asarray(draw.ours(drawn(draw.transform, dtype=draw.dtype)), np.float64)
+    theirs = draw.theirs
+    if callable(theirs):
+        return p_value(ours, [theirs(params) for params in torchvisions(draw.sampled)])
+    if isinstance(theirs, (int, float)):
+        coin = _stats.binomtest(int(ours.sum()), len(ours), theirs)
+        return Tested(f"binomial, p = {theirs:g}", float(coin.pvalue))
+    counts = np.bincount(ours.astype(np.int64), minlength=len(theirs))
+    return Tested("chi-square", float(_stats.chisquare(counts, np.asarray(theirs) * len(ours)).pvalue))

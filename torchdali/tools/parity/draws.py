@@ -1,0 +1,299 @@
+"""The random parameters whose distributions are compared with torchvision's own sampler: one line each."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torchvision.transforms import v2 as annotated_v2
+
+from torchdali.transforms.rules._noise import replay_words, unit
+from torchdali.transforms.rules._policy import OPERATIONS
+from torchdali.transforms.rules.elastic import CROSSWISE
+from torchdali.transforms.rules.noise import replay_noise
+from torchdali.transforms.spec import Params
+
+__all__ = ["DRAWS", "Draw"]
+
+v2 = cast("Any", annotated_v2)  # which takes more than its annotations say
+
+
+@dataclass(frozen=True)
+class Draw:
+    """One random parameter of a transform.
+
+    Attributes:
+        transform: The transform.
+        ours: The parameter of each sample, ``(N,)``, from what the rule drew.
+        theirs: The same from the result of torchvision's ``make_params``, for one sample; or, for what torchvision
+            draws outside of it: a coin's probability, or the probabilities of the values 0, 1, 2 and so on.
+        dtype: Of the images.
+        noting: A copy of it whose ``make_params`` gives what torchvision draws elsewhere; None where there is no need.
+    """
+
+    transform: Any
+    ours: Callable[[Params], Any]
+    theirs: Callable[[Any], Any] | float | tuple[float, ...]
+    dtype: torch.dtype = torch.uint8
+    noting: Any = None
+
+    @property
+    def sampled(self) -> Any:
+        """What gives torchvision's side."""
+        return self.noting or self.transform
+
+
+def _place(name: str, transform: Any) -> dict[str, Draw]:
+    """The place of a random window; torchvision counts it from the padded image's corner."""
+
+    def start(key: str, column: int) -> Draw:
+        return Draw(transform, lambda p: p["start"][:, column], lambda p: p[key] - p.get("padding", (0, 0))[1 - column])
+
+    return {f"{name}: top": start("top", 0), f"{name}: left": start("left", 1)}
+
+
+def _window(name: str, transform: Any) -> dict[str, Draw]:
+    """Place and shape of a random window."""
+    return {
+        **_place(name, transform),
+        f"{name}: height": Draw(transform, lambda p: p["shape"][:, 0], lambda p: p["height"]),
+        f"{name}: width": Draw(transform, lambda p: p["shape"][:, 1], lambda p: p["width"]),
+        f"{name}: ratio": Draw(
+            transform, lambda p: p["shape"][:, 1] / p["shape"][:, 0], lambda p: p["width"] / p["height"]
+        ),
+    }
+
+
+def _rank(orders: Any) -> Any:
+    """One number for each order of things, from ``(..., n)`` permutations."""
+    order = np.asarray(orders, np.int64)
+    return cast("Any", order * order.shape[-1] ** np.arange(order.shape[-1])).sum(-1)
+
+
+def _affine(transform: Any) -> dict[str, Draw]:
+    """The random parameters of ``RandomAffine``."""
+
+    def part(key: str, column: int) -> Draw:
+        return Draw(transform, lambda p: p[key][:, column], lambda p: p[key][column])
+
+    return {
+        "RandomAffine: angle": Draw(transform, lambda p: p["angle"], lambda p: p["angle"]),
+        "RandomAffine: scale": Draw(transform, lambda p: p["scale"], lambda p: p["scale"]),
+        "RandomAffine: x translation": part("translate", 0),
+        "RandomAffine: y translation": part("translate", 1),
+        "RandomAffine: x shear": part("shear", 0),
+        "RandomAffine: y shear": part("shear", 1),
+    }
+
+
+def _perspective(transform: Any) -> dict[str, Draw]:
+    """The corners of ``RandomPerspective``, as the coefficients that torchvision makes of them show them."""
+
+    def coefficient(place: int) -> Draw:
+        return Draw(transform, lambda p: p["matrix"].reshape(-1, 9)[:, place], lambda p: p["coefficients"][place])
+
+    return {f"RandomPerspective: coefficient {place}": coefficient(place) for place in range(8)}
+
+
+def _erasing(name: str, transform: Any) -> dict[str, Draw]:
+    """The box of ``RandomErasing``: without height and width where nothing is erased."""
+
+    def part(key: str, column: int, letter: str) -> Draw:
+        return Draw(transform, lambda p: p[key][:, column], lambda p: 0 if p["v"] is None else p[letter])
+
+    return {
+        f"{name}: top": Draw(transform, lambda p: p["start"][:, 0] * p["erase"], lambda p: p["i"]),
+        f"{name}: left": Draw(transform, lambda p: p["start"][:, 1] * p["erase"], lambda p: p["j"]),
+        f"{name}: height": part("shape", 0, "h"),
+        f"{name}: width": part("shape", 1, "w"),
+    }
+
+
+def _distort(transform: Any) -> dict[str, Draw]:
+    """The random parameters of ``RandomPhotometricDistort``; -1 where one is left out."""
+
+    def factor(column: int, key: str) -> Draw:
+        return Draw(
+            transform,
+            lambda p: np.nan_to_num(p["factors"][:, column], nan=-1),
+            lambda p: -1 if p[key] is None else p[key],
+        )
+
+    names = ("brightness", "contrast", "saturation", "hue")
+    return {
+        **{f"RandomPhotometricDistort: {x}": factor(i, f"{x}_factor") for i, x in enumerate(names) if x != "contrast"},
+        "RandomPhotometricDistort: contrast": Draw(
+            transform,
+            lambda p: np.nan_to_num(p["factors"][:, 1], nan=0) * np.where(p["last"], -1, 1),
+            lambda p: (p["contrast_factor"] or 0) * (1 if p["contrast_before"] else -1),
+        ),
+        "RandomPhotometricDistort: channels": Draw(
+            transform,
+            lambda p: _rank(p["order"]),
+            lambda p: _rank([0, 1, 2] if p["channel_permutation"] is None else p["channel_permutation"]),
+        ),
+    }
+
+
+def _policy(name: str, transform: Any, places: tuple[int, ...]) -> dict[str, Draw]:
+    """The operations of an augmentation policy, in the order in which they are applied, and their magnitudes.
+
+    torchvision draws them while it applies them, so its own code is run with operations that only take notes.
+    """
+
+    def notes(image: list[Any]) -> list[tuple[int, float]]:
+        made: list[tuple[int, float]] = []
+
+        def note(image: Any, operation: str, magnitude: float, **_: Any) -> Any:
+            made.append((OPERATIONS.index(operation), magnitude))
+            return image
+
+        noting._apply_image_or_video_transform = note  # noqa: SLF001
+        noting(image[0].to("meta"))
+        del noting._apply_image_or_video_transform  # noqa: SLF001
+        # What changes nothing is left out on both sides, because ours has it in places that are not taken.
+        return [*filter(lambda one: one[0], made), *[(0, 0.0)] * (max(places) + 1)]
+
+    def ours(params: Params, place: int) -> tuple[Any, Any]:
+        order = np.argsort(params["operation"] == 0, axis=1, kind="stable")[:, place]
+        rows = np.arange(len(order))
+        operation: Any = params["operation"][rows, order]
+        return operation, params["magnitude"][rows, order] * (operation > 0)
+
+    def both(operation: Any, magnitude: Any) -> Any:
+        """One number for both."""
+        return np.fmod(operation * 2**0.5 + magnitude * 3**0.5, 1)
+
+    noting = copy.copy(transform)
+    noting.make_params = notes
+    noting._sample_dirichlet = torch.zeros_like  # noqa: SLF001
+    draws: dict[str, Draw] = {}
+    for i in places:
+        draws[f"{name}: operation {i}"] = Draw(
+            transform, lambda p, i=i: ours(p, i)[0], lambda p, i=i: p[i][0], noting=noting
+        )
+        draws[f"{name}: operation and magnitude {i}"] = Draw(
+            transform, lambda p, i=i: both(*ours(p, i)), lambda p, i=i: both(*p[i]), noting=noting
+        )
+    return draws
+
+
+def _weights(name: str, transform: Any) -> dict[str, Draw]:
+    """The weights of the image and the chains of ``AugMix``."""
+
+    def notes(_: Any) -> list[float]:
+        sample = transform._sample_dirichlet  # noqa: SLF001
+        image, rest = sample(torch.full((1, 2), transform.alpha))[0].tolist()
+        chains = sample(torch.full((1, transform.mixture_width), transform.alpha))[0]
+        return [image, *(rest * chains).tolist()]
+
+    noting = copy.copy(transform)
+    noting.make_params = notes
+    return {
+        f"{name}: weight {i}": Draw(transform, lambda p, i=i: p[f"weight{i}"], lambda p, i=i: p[i], noting=noting)
+        for i in range(transform.mixture_width + 1)
+    }
+
+
+def _noise(transform: Any) -> Draw:
+    """A value of the noise in each image; torchvision draws it while it adds it."""
+
+    def ours(params: Params) -> Any:
+        rows = range(len(next(iter(params.values()))))
+        return [replay_noise({key: values[i] for key, values in params.items()}, 5, 7, 3)[2, 3, 4].item() for i in rows]
+
+    def notes(_: Any) -> float:
+        return torch.randn(1).item()
+
+    noting = copy.copy(transform)
+    noting.make_params = notes
+    # uint8 is refused by torchvision before 0.24.
+    return Draw(transform, ours, lambda value: value, torch.float32, noting)
+
+
+def _displaced(params: Params) -> Any:
+    """How far a pixel moves to the right, in shares of alpha."""
+    rows = ({key: values[i] for key, values in params.items()} for i in range(len(params["noise_start"])))
+    return [2 * unit(replay_words(row, 6, 6, 2))[3, 5, 0] - 1 for row in rows]
+
+
+JITTER = v2.ColorJitter(0.4, (0.5, 0.9), 0.2, 0.1)
+FLIPS = [v2.RandomHorizontalFlip(1), v2.RandomVerticalFlip(1), v2.Identity()]
+
+
+DRAWS: dict[str, Draw] = {
+    **_window("RandomResizedCrop", v2.RandomResizedCrop(64)),
+    # Most of the ten attempts fail.
+    **_window("RandomResizedCrop beyond the image", v2.RandomResizedCrop(64, scale=(0.5, 1.5), ratio=(0.3, 4.0))),
+    **_place("RandomCrop padded", v2.RandomCrop((100, 200), padding=(5, 9))),
+    **_place("RandomCrop pad_if_needed", v2.RandomCrop((300, 200), pad_if_needed=True)),
+    "ColorJitter: brightness": Draw(JITTER, lambda p: p["factors"][:, 0], lambda p: p["brightness_factor"]),
+    "ColorJitter: contrast": Draw(JITTER, lambda p: p["factors"][:, 1], lambda p: p["contrast_factor"]),
+    "ColorJitter: saturation": Draw(JITTER, lambda p: p["factors"][:, 2], lambda p: p["saturation_factor"]),
+    "ColorJitter: hue": Draw(JITTER, lambda p: p["factors"][:, 3], lambda p: p["hue_factor"]),
+    "ColorJitter: order": Draw(JITTER, lambda p: _rank(p["order"]), lambda p: _rank(p["fn_idx"])),
+    "RandomGrayscale: apply": Draw(v2.RandomGrayscale(0.3), lambda p: p["apply"], 0.3),
+    "RandomInvert: apply": Draw(v2.RandomInvert(0.6), lambda p: p["value"] == 255, 0.6),
+    "RandomPosterize: apply": Draw(v2.RandomPosterize(3, 0.3), lambda p: p["value"] == 0b11100000, 0.3),
+    "RandomSolarize: apply": Draw(v2.RandomSolarize(99, 0.7), lambda p: p["value"] == 99, 0.7),
+    "RandomAutocontrast: apply": Draw(v2.RandomAutocontrast(0.2), lambda p: p["apply"], 0.2),
+    "RandomEqualize: apply": Draw(v2.RandomEqualize(0.4), lambda p: p["apply"], 0.4),
+    "RandomAdjustSharpness: apply": Draw(v2.RandomAdjustSharpness(2, 0.4), lambda p: p["apply"], 0.4),
+    "RandomChannelPermutation: order": Draw(
+        v2.RandomChannelPermutation(), lambda p: _rank(p["order"]), lambda p: _rank(p["permutation"])
+    ),
+    **_distort(v2.RandomPhotometricDistort((0.6, 1.2), (0.3, 0.9), (1.1, 3), (-0.4, 0.1), 0.4)),
+    **_policy("TrivialAugmentWide", v2.TrivialAugmentWide(7), (0,)),
+    **_policy("RandAugment", v2.RandAugment(3, 5, 9), (0, 2)),
+    **_policy("AutoAugment", v2.AutoAugment(), (0, 1)),
+    **_policy("AutoAugment CIFAR10", v2.AutoAugment(v2.AutoAugmentPolicy.CIFAR10), (0, 1)),
+    **_policy("AutoAugment SVHN", v2.AutoAugment(v2.AutoAugmentPolicy.SVHN), (0, 1)),
+    **_policy("AugMix", v2.AugMix(4), (0, 5)),
+    **_weights("AugMix", v2.AugMix()),
+    **_weights("AugMix of alpha below 1", v2.AugMix(mixture_width=4, alpha=0.3)),
+    **_weights("AugMix of alpha above 1", v2.AugMix(mixture_width=2, alpha=2.5)),
+    "RandomHorizontalFlip: flip": Draw(v2.RandomHorizontalFlip(0.3), lambda p: p["flip"], 0.3),
+    "RandomRotation: angle": Draw(v2.RandomRotation((-20, 70)), lambda p: p["angle"], lambda p: p["angle"]),
+    **_affine(v2.RandomAffine((5, 60), (0.1, 0.02), (0.5, 1.7), (-9, 30, 4, 8))),
+    "RandomPerspective: apply": Draw(v2.RandomPerspective(p=0.3), lambda p: p["apply"], 0.3),
+    **_perspective(v2.RandomPerspective(0.05, p=1)),
+    "GaussianBlur: sigma": Draw(v2.GaussianBlur(5, (0.3, 2.5)), lambda p: p["sigma"], lambda p: p["sigma"][0]),
+    "JPEG: quality": Draw(v2.JPEG((40, 46)), lambda p: p["quality"], lambda p: p["quality"]),
+    "RandomErasing: erase": Draw(v2.RandomErasing(0.3), lambda p: p["erase"], 0.3),
+    **_erasing("RandomErasing", v2.RandomErasing(1)),
+    # Many of the ten attempts fail.
+    **_erasing("RandomErasing beyond the image", v2.RandomErasing(1, (0.5, 1.0), (4.0, 8.0))),
+    "ElasticTransform: a place, not blurred": Draw(
+        v2.ElasticTransform(1.0, 0.0),
+        _displaced,
+        lambda p: p["displacement"][0, 3, 5, 0].item() * p["displacement"].shape[1 if CROSSWISE else 2],
+    ),
+    "GaussianNoise: a value": _noise(v2.GaussianNoise()),
+    "RandomApply: apply": Draw(v2.RandomApply([v2.ColorJitter(0.1)], p=0.3), lambda p: p["chain0"], 0.3),
+    "RandomVerticalFlip: flip": Draw(v2.RandomVerticalFlip(0.8), lambda p: p["flip"], 0.8),
+    "RandomChoice: which": Draw(
+        v2.RandomChoice(FLIPS, p=[2, 1, 1]), lambda p: p["chain1"] + 2 * p["chain2"], (0.5, 0.25, 0.25)
+    ),
+    "RandomOrder: the first": Draw(
+        v2.RandomOrder(FLIPS), lambda p: p["place0_chain1"] + 2 * p["place0_chain2"], (1 / 3, 1 / 3, 1 / 3)
+    ),
+    "RandomOrder: the last": Draw(
+        v2.RandomOrder(FLIPS), lambda p: p["place2_chain1"] + 2 * p["place2_chain2"], (1 / 3, 1 / 3, 1 / 3)
+    ),
+    "RandomResize: shorter side": Draw(v2.RandomResize(60, 64), lambda p: p["height"], lambda p: p["size"][0]),
+    "RandomShortestSize: height": Draw(
+        v2.RandomShortestSize([60, 90, 120, 150], 180), lambda p: p["height"], lambda p: p["size"][0]
+    ),
+    "ScaleJitter: height": Draw(v2.ScaleJitter((100, 200)), lambda p: p["height"], lambda p: p["size"][0]),
+    "ScaleJitter: width": Draw(v2.ScaleJitter((100, 200)), lambda p: p["width"], lambda p: p["size"][1]),
+    "RandomZoomOut: apply": Draw(v2.RandomZoomOut(side_range=(2, 2), p=0.3), lambda p: p["shape"][:, 0] > 180, 0.3),
+    "RandomZoomOut: top": Draw(v2.RandomZoomOut(p=1), lambda p: -p["start"][:, 0], lambda p: p["padding"][1]),
+    "RandomZoomOut: left": Draw(v2.RandomZoomOut(p=1), lambda p: -p["start"][:, 1], lambda p: p["padding"][0]),
+    "RandomZoomOut: bottom": Draw(
+        v2.RandomZoomOut(p=1), lambda p: p["shape"][:, 0] - 180 + p["start"][:, 0], lambda p: p["padding"][3]
+    ),
+}

@@ -1,0 +1,180 @@
+"""What was measured, on which machine: kept as JSON, so that runs on two machines make one document."""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torchvision
+
+from torchdali import __version__
+from torchdali.pipeline import graph
+from torchdali.tools.parity.case import Case
+from torchdali.tools.parity.cases import CASES
+from torchdali.tools.parity.compare import Measured, compiled, exceeded
+from torchdali.tools.parity.decoding import FORMATS, Decoded, decoders, decoding_bound
+from torchdali.tools.parity.distributions import Tested, level
+from torchdali.tools.parity.draws import DRAWS
+
+__all__ = ["Machine", "OfCase", "Results", "describe", "failures", "machine", "read", "write"]
+
+_FORMAT = 1
+_DEFAULTS = "antialias=True|expand=False|fill=0|inplace=False|max_size=None|pad_if_needed=False|padding_mode=constant"
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where something was measured, and with what.
+
+    Attributes:
+        name: The GPU, or the CPU.
+        versions: Of each package.
+    """
+
+    name: str = ""
+    versions: dict[str, str] = field(default_factory=dict[str, str])
+
+
+@dataclass(frozen=True)
+class OfCase:
+    """What was measured of one case, and of what exactly.
+
+    Attributes:
+        chain: The case's chain as text.
+        operators: The DALI operators it became.
+        measured: The differences.
+    """
+
+    chain: str
+    operators: str
+    measured: Measured
+
+
+@dataclass
+class OfDevice:
+    """What was measured on one device, "cpu" or "cuda".
+
+    Attributes:
+        machine: Where.
+        cases: By the name of the case.
+        decoding: By format, then by decoder.
+    """
+
+    machine: Machine = field(default_factory=Machine)
+    cases: dict[str, OfCase] = field(default_factory=dict[str, OfCase])
+    decoding: dict[str, dict[str, Decoded]] = field(default_factory=dict[str, dict[str, Decoded]])
+
+
+@dataclass
+class Results:
+    """Everything that the document shows.
+
+    Attributes:
+        devices: By "cpu" and "cuda", those that were ever measured.
+        draws: The tests of the random parameters, which are drawn on the host, whatever the device.
+    """
+
+    devices: dict[str, OfDevice] = field(default_factory=dict[str, OfDevice])
+    draws: dict[str, Tested] = field(default_factory=dict[str, Tested])
+
+    def on(self, device: str, where: Machine) -> OfDevice:
+        """The results of a device; without those that another machine or other versions gave."""
+        if device not in self.devices or self.devices[device].machine != where:
+            self.devices[device] = OfDevice(where)
+        return self.devices[device]
+
+
+def machine(device: str) -> Machine:
+    """This machine."""
+    versions = {
+        "torchdali": __version__,
+        "NVIDIA DALI": str(graph.require_dali().__version__),
+        "torch": torch.__version__,
+        "torchvision": torchvision.__version__,
+        "Python": platform.python_version(),
+    }
+    return Machine(torch.cuda.get_device_name() if device == "cuda" else _cpu(), versions)
+
+
+def _cpu(about: Path = Path("/proc/cpuinfo")) -> str:
+    found = re.search(r"^model name\s*: (.+)$", about.read_text(), re.MULTILINE) if about.exists() else None
+    return found[1].strip() if found else platform.machine()
+
+
+def describe(case: Case) -> tuple[str, str, str]:
+    """A case's chain, the DALI operators it becomes and the random numbers it draws, as text."""
+    plan = compiled(case.chain, case.devices[0])
+    views = [line.partition(": ")[2] for line in str(plan).splitlines() if line.startswith("view ")]
+    chain = ", ".join(_short(step.transform) for step in plan.steps)
+    randomness = "; ".join(dict.fromkeys(step.randomness for step in plan.steps if step.randomness))
+    return chain, "; ".join(dict.fromkeys([plan.trunk, *views])), randomness
+
+
+def _short(transform: Any) -> str:
+    text = " ".join(repr(transform).split())
+    text = re.sub(r" at 0x[0-9a-f]+|(?<=\() | (?=\))", "", text)
+    # Before 0.28 torchvision writes the names of filters out.
+    text = re.sub(r"InterpolationMode\.(\w+)", lambda name: name[1].lower().replace("_", "-"), text)
+    return re.sub(rf", ({_DEFAULTS})(?=[,)])", "", text)
+
+
+def failures(results: Results) -> list[str]:
+    """What does not hold, one line each: a bound that is exceeded, or a p-value below :func:`level`."""
+    found: list[str] = []
+    for device, of_device in results.devices.items():
+        for name, of_case in of_device.cases.items():
+            if over := exceeded(CASES[name], of_case.measured):
+                found.append(f"{name} on {device}: {over}")
+        for name, of_format in of_device.decoding.items():
+            bound = decoding_bound(name, device)
+            for decoder, decoded in of_format.items():
+                if decoders(device)[decoder] is None and (decoded.error or not within(decoded, bound)):
+                    said = decoded.error or f"{decoded.anywhere:g} / {decoded.mean:.2g}, bound {bound[0]} / {bound[1]}"
+                    found.append(f"decoding {name} on {device}: {said}")
+    found += [f"{name}: p = {one.p:.2g}, below {level():.2g}" for name, one in results.draws.items() if one.p < level()]
+    return found
+
+
+def within(decoded: Decoded, bound: tuple[float, float]) -> bool:
+    """Whether both differences are."""
+    return decoded.anywhere <= bound[0] and decoded.mean <= bound[1]
+
+
+def write(results: Results, path: Path) -> None:
+    """Writes them as JSON."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"format": _FORMAT, **asdict(results)}, indent=1) + "\n")
+
+
+def read(path: Path) -> Results:
+    """Reads what :func:`write` wrote, without what is no longer so: cases that are gone or were changed since."""
+    if not path.exists():
+        return Results()
+    stored: Any = json.loads(path.read_text())
+    if stored.get("format") != _FORMAT:
+        return Results()
+    results = Results(draws=_known({name: Tested(**one) for name, one in stored["draws"].items()}, DRAWS))
+    now = {name: describe(case)[:2] for name, case in CASES.items()}
+    for device, one in stored["devices"].items():
+        cases = {
+            name: OfCase(of["chain"], of["operators"], Measured(**of["measured"]))
+            for name, of in one["cases"].items()
+            if (of["chain"], of["operators"]) == now.get(name)
+        }
+        decoding = {
+            name: _known({decoder: Decoded(**decoded) for decoder, decoded in of.items()}, decoders(device))
+            for name, of in one["decoding"].items()
+        }
+        results.devices[device] = OfDevice(Machine(**one["machine"]), cases, _known(decoding, FORMATS))
+    return results
+
+
+def _known(found: dict[str, _T], names: Mapping[str, Any]) -> dict[str, _T]:
+    return {name: found[name] for name in names if name in found}

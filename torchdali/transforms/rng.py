@@ -1,0 +1,181 @@
+"""Random numbers that depend on the sample and on nothing else.
+
+Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC 2011) turns a
+128-bit counter and a 64-bit key into 128 random bits. The key is made of the seed and the epoch, the counter of
+the sample's index, how often this index was drawn in this epoch, and the transform's position, so a sample's
+numbers are the same for every batch size, thread count, world size and device, and no generator has a state
+that must be kept. Neither torch's nor numpy's nor Python's global generator is touched.
+"""
+
+from __future__ import annotations
+
+import sys
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from torchdali.transforms.spec import IntArray
+
+__all__ = ["Draws", "epoch_key", "philox"]
+
+Words = npt.NDArray[np.uint32]
+
+_MULTIPLIER = np.array([[0xD2511F53], [0xCD9E8D57]], np.uint64)
+_WEYL = np.array([0x9E3779B9, 0xBB67AE85], np.uint64)
+_ROUNDS = np.arange(10, dtype=np.uint64)[:, None]
+# Where the halves of 64-bit words are among 32-bit ones.
+_LOWER, _HIGH = (slice(i, None, 2) for i in ((0, 1) if sys.byteorder == "little" else (1, 0)))
+_HALF = np.uint64(32)
+_AHEAD = 6
+
+
+def philox(counter: Words, key: Words) -> Words:
+    """Ten rounds of Philox4x32.
+
+    Args:
+        counter: ``(4, ...)`` words.
+        key: ``(2,)`` words.
+
+    Returns:
+        ``(4, ...)`` words, uniformly distributed.
+    """
+    keys = (key + _ROUNDS * _WEYL).astype(np.uint32)
+    # The two halves of a round are alike, so words 0 and 2 are worked on together, and words 1 and 3.
+    words = counter.reshape(4, -1)
+    even, odd = words[0::2], words[1::2]
+    for i in range(10):
+        halves = (even * _MULTIPLIER).view(np.uint32)
+        even = halves[::-1, _HIGH] ^ odd
+        even ^= keys[i, :, None]
+        odd = halves[::-1, _LOWER]
+    return np.stack((even[0], odd[0], even[1], odd[1])).reshape(counter.shape)
+
+
+def _halves(value: int) -> tuple[int, int]:
+    value &= 0xFFFFFFFFFFFFFFFF
+    return value & 0xFFFFFFFF, value >> 32
+
+
+def epoch_key(seed: int, epoch: int) -> Words:
+    """The ``(2,)`` key of one epoch: Philox of the epoch number under the seed, so that near seeds differ."""
+    counter = np.array([*_halves(epoch), 0, 0], np.uint32)
+    return philox(counter, np.array(_halves(seed), np.uint32))[:2]
+
+
+class _Early(NamedTuple):
+    """Numbers that were made before anybody asked for them.
+
+    Attributes:
+        made: ``(M, B, 4)`` words of each transform, by its step.
+        needs: How many blocks each transform turned out to take.
+        rows: Which of the M samples are meant.
+    """
+
+    made: dict[int, Words]
+    needs: dict[int, int]
+    rows: Any
+
+
+class Draws:
+    """The random numbers of one transform for the samples of one batch.
+
+    Each call continues where the last one ended, so a rule draws what it needs in a fixed order.
+
+    Args:
+        key: The epoch's key.
+        index: ``(N,)`` indices into the dataset.
+        occurrence: ``(N,)`` how often each index was drawn before in this epoch.
+        step: The transform's position in the chain, counted from 0; below 65,536.
+        early: Blocks that were made already.
+    """
+
+    def __init__(
+        self, key: Words, index: IntArray, occurrence: IntArray, step: int = 0, early: _Early | None = None
+    ) -> None:
+        self._key, self._index, self._occurrence, self._step = key, index, occurrence, step
+        self._early = early or _Early({}, {}, slice(None))
+        made = self._early.made.get(step)
+        self._ready: Words = np.empty((len(index), 0, 4), np.uint32) if made is None else made[self._early.rows]
+        self._block = self._ready.shape[1]
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def at(self, step: int) -> Draws:
+        """The numbers of another transform for the same samples."""
+        return Draws(self._key, self._index, self._occurrence, step, self._early)
+
+    def rows(self, rows: IntArray) -> Draws:
+        """The numbers of some of the samples: what these would get among all."""
+        early = self._early
+        chosen: Any = rows if isinstance(early.rows, slice) else early.rows[rows]
+        return Draws(self._key, self._index[rows], self._occurrence[rows], self._step, early._replace(rows=chosen))
+
+    def ahead(self, blocks: dict[int, int]) -> Draws:
+        """The same, with many transforms' first numbers made at once, which takes about as long as making one's.
+
+        Args:
+            blocks: How many blocks of four words each transform is likely to take, by its step; empty to begin with.
+                What transforms turn out to take is put down in it.
+        """
+        expected = list(blocks.items())
+        counter = [(step << 16) + block for step, count in expected for block in range(count)]
+        words = self._words_of(np.array(counter, np.uint32))
+        ends = list(accumulate(count for _, count in expected))
+        made = {step: words[:, end - count : end] for (step, count), end in zip(expected, ends, strict=True)}
+        return Draws(self._key, self._index, self._occurrence, self._step, _Early(made, blocks, slice(None)))
+
+    def words(self, count: int) -> Words:
+        """``(N, count)`` uniform words of 32 bits."""
+        blocks = -(-count // 4)
+        if blocks > self._ready.shape[1]:
+            # A run of Philox costs about the same for one block and for a few, so who asks again is likely to go on.
+            missing = blocks - self._ready.shape[1]
+            made = self._make(missing if not self._block else max(missing, _AHEAD))
+            self._ready = np.concatenate((self._ready, made), axis=1)
+        taken, self._ready = self._ready[:, :blocks], self._ready[:, blocks:]
+        return taken.reshape(len(self), blocks * 4)[:, :count]
+
+    def _make(self, blocks: int) -> Words:
+        """``(N, blocks, 4)`` words: the next blocks."""
+        start, self._block = self._block, self._block + blocks
+        self._early.needs[self._step] = max(self._early.needs.get(self._step, 0), self._block)
+        return self._words_of((self._step << 16) + np.arange(start, self._block, dtype=np.uint32))
+
+    def _words_of(self, blocks: npt.NDArray[np.uint32]) -> Words:
+        """``(N, B, 4)`` words of ``(B,)`` blocks, each a transform's step and a number."""
+        index = self._index.view(np.uint32).reshape(-1, 2)
+        counter = np.empty((4, len(index), len(blocks)), np.uint32)
+        counter[0] = index[:, _LOWER]
+        counter[1] = index[:, _HIGH]
+        counter[2] = self._occurrence.astype(np.uint32)[:, None]
+        counter[3] = blocks
+        return np.moveaxis(philox(counter, self._key), 0, -1)
+
+    def uniform(self, count: int) -> npt.NDArray[np.float64]:
+        """``(N, count)`` numbers, uniform in [0, 1), multiples of 2**-32."""
+        return self.words(count).astype(np.float64) * 2.0**-32
+
+    def between(self, low: float, high: float) -> npt.NDArray[np.float64]:
+        """``(N,)`` numbers, uniform in [low, high)."""
+        return low + (high - low) * self.uniform(1)[:, 0]
+
+    def chance(self, p: float) -> npt.NDArray[np.bool_]:
+        """``(N,)`` coins that are true with probability p: torchvision's ``torch.rand(1) < p``."""
+        return self.uniform(1)[:, 0] < p
+
+    def choice(self, weights: npt.NDArray[np.float64]) -> IntArray:
+        """``(N,)`` numbers below ``len(weights)``, each with its weight's probability; the weights sum to 1."""
+        ends = np.cumsum(weights)[:-1]
+        return np.searchsorted(ends, self.uniform(1)[:, 0], side="right").astype(np.int64)
+
+    def permutation(self, count: int) -> IntArray:
+        """``(N, count)`` permutations of ``range(count)``, each as likely as any other."""
+        return np.argsort(self.uniform(count), axis=1, kind="stable").astype(np.int64)
+
+    def seeds(self) -> IntArray:
+        """``(N,)`` numbers below 2**63, to seed a generator that transforms outside this package draw from."""
+        words = self.words(2).astype(np.uint64)
+        return (((words[:, 0] << _HALF) | words[:, 1]) >> np.uint64(1)).astype(np.int64)

@@ -1,0 +1,1 @@
+"""A rule for each transform: what it draws and what it emits in DALI."""

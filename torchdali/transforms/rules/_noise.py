@@ -1,0 +1,115 @@
+"""Random numbers for every pixel, computed in the graph from two words a sample.
+
+A pixel's number depends on the sample's words and the pixel's place alone, and is the same on CPU and GPU. The
+functions that only do arithmetic take numpy arrays as well as DALI nodes, and are used for both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from torchdali.transforms.rng import Draws
+from torchdali.transforms.rule import Input, Node, Ops
+from torchdali.transforms.spec import IntArray, Params, Sample
+
+__all__ = ["INPUTS", "draw_noise", "normal", "replay_normal", "replay_words", "unit", "words"]
+
+INPUTS = {
+    "noise_step": Input(np.uint32),
+    "noise_start": Input(np.uint32),
+    "noise_ramp": Input(np.uint32, 1),
+}
+"""What a rule that needs noise adds to its inputs."""
+
+_ROW = np.uint32(1 << 16)
+_COLUMN = np.uint32(1 << 2)
+
+
+def draw_noise(draws: Draws, size: IntArray) -> Params:
+    """The values of :data:`INPUTS` for images (or boxes) of at most ``size``."""
+    both = draws.words(2).astype(np.uint32)
+    # There are no constants in conditional branches, so the numbers to count with are fed.
+    ramp = np.arange(max(int(size.max(initial=1)), 4), dtype=np.uint32)
+    return {
+        "noise_step": both[:, 0] | np.uint32(1),
+        "noise_start": both[:, 1],
+        "noise_ramp": np.broadcast_to(ramp, (len(draws), len(ramp))),
+    }
+
+
+def _mixed(x: Any) -> Any:
+    """A bijection of uint32 under which every bit depends on every bit: ``lowbias32`` of Chris Wellons, public domain.
+
+    https://nullprogram.com/blog/2018/07/31/
+    """
+    x = x ^ (x >> np.uint32(16))
+    x = x * np.uint32(0x7FEB352D)
+    x = x ^ (x >> np.uint32(15))
+    x = x * np.uint32(0x846CA68B)
+    return x ^ (x >> np.uint32(16))
+
+
+def unit(words: Any) -> Any:
+    """Uniform numbers in [0, 1) from uniform words: multiples of 2**-24, float32 in the graph and float64 in numpy."""
+    return (words >> np.uint32(8)) * np.float32(2.0**-24)
+
+
+def words(ops: Ops, params: Mapping[str, Node], height: Node | int, width: Node | int, channels: int) -> Node:
+    """``(height, width, channels)`` uniform uint32 on the device of the images; up to four channels.
+
+    Pixels are numbered ``65536 * row + 4 * column + channel``; the numbers, spread out by the sample's odd step from
+    its start, are mixed once.
+
+    Args:
+        ops: DALI's operators.
+        params: The nodes of :data:`INPUTS`.
+        height: The same for all, or a CPU node.
+        width: The same for all, or a CPU node.
+        channels: The same for all.
+    """
+    step = params["noise_step"]
+    ramp = params["noise_ramp"].gpu() if ops.device == "gpu" else params["noise_ramp"]
+
+    def along(axis: int, length: Node | int, stride: Any) -> Node:
+        part = ops.fn.slice(ramp, start=[0], shape=[length] if isinstance(length, int) else length, axes=[0])
+        return ops.fn.expand_dims(part * (step * stride), axes=[i for i in range(3) if i != axis])
+
+    column = along(1, width, _COLUMN) + along(2, channels, np.uint32(1))
+    return _mixed(along(0, height, _ROW) + (column + params["noise_start"]))
+
+
+def normal(ops: Ops, params: Mapping[str, Node], height: Node, width: Node, channels: int) -> Node:
+    """``(height, width, channels)`` standard normal float32; otherwise as :func:`words`.
+
+    By Box and Muller, https://en.wikipedia.org/wiki/Box-Muller_transform: the cosines are the upper half of the
+    image, the sines of the same numbers the lower.
+    """
+    upper = (height + 1) // 2
+    first = words(ops, params, upper, width, channels)
+    radius, angle = _polar(ops.math, first, params["noise_step"])
+    sines = ops.fn.slice(radius * ops.math.sin(angle), start=[0], shape=height - upper, axes=[0])
+    return ops.fn.cat(radius * ops.math.cos(angle), sines, axis=0)
+
+
+def _polar(math: Any, first: Any, step: Any) -> tuple[Any, Any]:
+    second = _mixed(first ^ step)
+    radius = math.sqrt(math.log(np.float32(1) - unit(first)) * np.float32(-2))
+    return radius, unit(second) * np.float32(2 * np.pi)
+
+
+def replay_words(sample: Sample, height: int, width: int, channels: int) -> npt.NDArray[np.uint32]:
+    """What :func:`words` computes for one sample."""
+    row, column, channel = np.ogrid[:height, :width, :channels]
+    counter = row * int(_ROW) + column * int(_COLUMN) + channel
+    place: npt.NDArray[np.uint32] = counter.astype(np.uint32) * sample["noise_step"] + sample["noise_start"]
+    return _mixed(place)
+
+
+def replay_normal(sample: Sample, height: int, width: int, channels: int) -> npt.NDArray[np.float32]:
+    """What :func:`normal` computes for one sample, but for rounding."""
+    radius, angle = _polar(np, replay_words(sample, (height + 1) // 2, width, channels), sample["noise_step"])
+    return np.concatenate((radius * np.cos(angle), radius * np.sin(angle)))[:height].astype(np.float32)

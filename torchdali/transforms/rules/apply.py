@@ -1,0 +1,166 @@
+"""Chains that are applied to some samples only, or to each sample in an order of its own."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torchvision import transforms as v1
+from torchvision.transforms import v2
+
+from torchdali.transforms.chain import flatten
+from torchdali.transforms.rng import Draws
+from torchdali.transforms.rule import Chain, Composite, Input, Node, Ops, RowError, Unsupported
+from torchdali.transforms.rules.conversion import TYPES
+from torchdali.transforms.spec import IntArray, Params, Sample, Spec
+
+Mask = npt.NDArray[np.bool_]
+
+
+class Sometimes(Composite):
+    """Chains of which each sample takes some: one after another, each for the samples whose mask is true."""
+
+    limits = "one of its transforms runs in torch; samples would differ in type, dtype or channels"
+    stages: Sequence[tuple[str, int]]
+    """The masks in the order in which they come up, each with the number of its chain."""
+
+    def __init__(self, transform: Any, chains: Sequence[Any]) -> None:
+        super().__init__(transform)
+        self.parts = [Chain(transform, flatten(chain)) for chain in chains]
+        self.stages = [(f"chain{i}", i) for i in range(len(chains))]
+
+    @abstractmethod
+    def masks(self, draws: Draws) -> Mapping[str, Mask]:
+        """``(N,)`` booleans for each stage, under its name."""
+
+    @property
+    def always(self) -> bool:
+        """Whether every sample takes one of the chains."""
+        return False
+
+    def infer(self, spec: Spec) -> Spec:
+        outs = [part.infer(spec) for part in self.parts]
+        if not self.always:
+            outs.append(spec)
+        if len({replace(out, size=None, unit=True) for out in outs}) > 1:
+            kinds = dict.fromkeys(map(str, outs))
+            if len(kinds) == 1:
+                kinds = dict.fromkeys(TYPES[out.kind].__name__ for out in outs)
+            raise Unsupported(f"some samples would be {', others '.join(kinds)}")
+        inner = [part.operators for part in self.parts if part.operators]
+        self.operators = ", ".join(["split", *inner, "merge"])
+        self.randomness = "; ".join([self.drawn, *filter(None, (part.randomness for part in self.parts))])
+        size = outs[0].size if len({out.size for out in outs}) == 1 else None
+        return replace(outs[0], size=size, unit=all(out.unit for out in outs))
+
+    drawn: str = ""
+    """The random numbers that ``masks`` draws, in words."""
+
+    @property
+    def inputs(self) -> dict[str, Input]:
+        return {**{name: Input(np.bool_) for name, _ in self.stages}, **super().inputs}
+
+    def draw(self, draws: Draws, size: IntArray) -> Params:
+        params: Params = dict(self.masks(draws))
+        for name, i in self.stages:
+            rows = np.flatnonzero(params[name])
+            part = self.parts[i]
+            try:
+                drawn = part.draw(draws.rows(rows).at(part.step), size[rows])
+            except RowError as error:
+                raise RowError(int(rows[error.row]), str(error)) from error
+            size = np.array(size)
+            size[rows] = part.resized(size[rows], drawn)
+            for key, values in drawn.items():
+                full = f"{i}_{key}"
+                whole = params.get(full, np.zeros((len(draws), *values.shape[1:]), values.dtype))
+                # Where a chain has more than one stage, some may need longer parameters than others.
+                more = [max(b - a, 0) for a, b in zip(whole.shape[1:], values.shape[1:], strict=True)]
+                whole = np.pad(whole, [(0, 0), *((0, x) for x in more)]) if any(more) else whole
+                whole[(rows, *map(slice, values.shape[1:]))] = values
+                params[full] = whole
+        return params
+
+    def resized(self, size: IntArray, params: Params) -> IntArray:
+        size = np.array(size)
+        for name, i in self.stages:
+            rows = np.flatnonzero(params[name])
+            own = {key: values[rows] for key, values in self.of(i, params).items()}
+            size[rows] = self.parts[i].resized(size[rows], own)
+        return size
+
+    def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+        for name, i in self.stages:
+            image = ops.when(params[name], partial(self.parts[i].lower, ops), image, self.of(i, params))
+        return image
+
+    def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
+        for name, i in self.stages:
+            if sample[name]:
+                image = self.parts[i].replay(image, self.of(i, sample))
+        return image
+
+
+class RandomApply(Sometimes):
+    """All of a list of transforms with probability p, else none of them."""
+
+    handles = (v2.RandomApply, v1.RandomApply)
+
+    def __init__(self, transform: Any) -> None:
+        super().__init__(transform, [list(transform.transforms)])
+        self.drawn = f"apply with probability {transform.p:g}"
+
+    def masks(self, draws: Draws) -> Mapping[str, Mask]:
+        return {"chain0": draws.chance(self.transform.p)}
+
+
+class RandomChoice(Sometimes):
+    """One of several transforms."""
+
+    handles = (v2.RandomChoice, v1.RandomChoice)
+    drawn = "which one"
+
+    def __init__(self, transform: Any) -> None:
+        super().__init__(transform, list(transform.transforms))
+        self.weights = np.ones(len(self.parts)) if transform.p is None else np.asarray(transform.p, np.float64)
+
+    def infer(self, spec: Spec) -> Spec:
+        if len(self.weights) != len(self.parts) or not self.weights.sum() > 0 or self.weights.min() < 0:
+            raise Unsupported(f"p={self.transform.p} for {len(self.parts)} transforms")
+        return super().infer(spec)
+
+    @property
+    def always(self) -> bool:
+        return True
+
+    def masks(self, draws: Draws) -> Mapping[str, Mask]:
+        choice = draws.choice(self.weights / self.weights.sum())
+        return {name: choice == i for name, i in self.stages}
+
+
+class RandomOrder(Sometimes):
+    """All of several transforms, in random order."""
+
+    handles = (v2.RandomOrder, v1.RandomOrder)
+    drawn = "order"
+
+    def __init__(self, transform: Any) -> None:
+        super().__init__(transform, list(transform.transforms))
+        count = range(len(self.parts))
+        self.stages = [(f"place{place}_chain{i}", i) for place in count for i in count]
+
+    def infer(self, spec: Spec) -> Spec:
+        # Any of them may come after any other, so all must take what the others make.
+        out = super().infer(spec)
+        return out if out == spec else super().infer(replace(spec, size=None, unit=out.unit))
+
+    def masks(self, draws: Draws) -> Mapping[str, Mask]:
+        count = len(self.parts)
+        order = draws.permutation(count)
+        return {f"place{place}_chain{i}": order[:, place] == i for place in range(count) for i in range(count)}

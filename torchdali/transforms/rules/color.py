@@ -1,0 +1,263 @@
+"""Colours: grey images, and random brightness, contrast, saturation and hue.
+
+The arithmetic is that of torchvision's tensor kernels: on uint8 with truncation, on floats without. DALI's own ``hue``
+and ``color_twist`` are not used: they turn colours in YIQ, which is another thing than torchvision's hue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torchvision import transforms as v1
+from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional as F
+
+from torchdali.transforms.rng import Draws
+from torchdali.transforms.rule import Input, Node, Ops, Rule, Unsupported
+from torchdali.transforms.spec import IntArray, Params, Sample, Spec
+
+__all__ = [
+    "ColorJitter",
+    "Grayscale",
+    "blend",
+    "bound",
+    "check",
+    "check_range",
+    "grey",
+    "settle",
+    "three",
+    "turn_hue",
+    "turns",
+    "weights",
+]
+
+LUMA = (0.2989, 0.587, 0.114)
+"""torchvision's weights of red, green and blue in grey."""
+
+BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)
+_NAMES = ("brightness", "contrast", "saturation", "hue")
+_REPLAY: tuple[Any, ...] = (F.adjust_brightness, F.adjust_contrast, F.adjust_saturation, F.adjust_hue)
+
+
+def check(spec: Spec) -> None:
+    """Raises Unsupported unless images are uint8 or float32 with one channel or three."""
+    if spec.channels not in (1, 3) or spec.dtype not in (torch.uint8, torch.float32):
+        raise Unsupported(f"no rule for {spec}")
+
+
+def check_range(spec: Spec) -> None:
+    """Raises Unsupported where floats may lie outside of [0, 1], which torchvision's kernels treat in many ways."""
+    if spec.dtype.is_floating_point and not spec.unit:
+        raise Unsupported("values may lie outside of [0, 1] at this place")
+
+
+def bound(spec: Spec) -> float:
+    """The value of white."""
+    return 1.0 if spec.dtype.is_floating_point else 255.0
+
+
+def settle(ops: Ops, values: Node, spec: Spec) -> Node:
+    """float32 values as an image: clamped, and for uint8 cast as torch casts, towards zero."""
+    if spec.dtype.is_floating_point:
+        return ops.math.clamp(values, 0.0, 1.0)
+    return ops.fn.cast(ops.math.floor(values), dtype=ops.types.UINT8)  # which clamps
+
+
+def grey(ops: Ops, image: Node, spec: Spec) -> Node:
+    """``(H, W, 1)`` float32 grey, rounded down where the image is uint8."""
+    if spec.channels == 1:
+        return ops.fn.cast(image, dtype=ops.types.FLOAT)
+    shade = ops.fn.coord_transform(image, M=list(LUMA), dtype=ops.types.FLOAT)
+    return shade if spec.dtype.is_floating_point else ops.math.floor(shade)
+
+
+def three(ops: Ops, image: Node) -> Node:
+    """One channel as three."""
+    return ops.fn.cat(image, image, image, axis=2)
+
+
+def weights(kind: npt.ArrayLike, factor: npt.NDArray[np.floating[Any]]) -> dict[str, npt.NDArray[np.float32]]:
+    """The weights of :func:`blend` for samples whose brightness, contrast or saturation changes by a factor.
+
+    Args:
+        kind: ``(N,)`` :data:`BRIGHTNESS`, :data:`CONTRAST` or :data:`SATURATION`; where it is anything else, the
+            blend leaves the image as it is.
+        factor: ``(N,)``.
+    """
+    which: IntArray = np.asarray(kind, np.int64)
+    factor = np.where((which >= BRIGHTNESS) & (which <= SATURATION), factor.astype(np.float64), 1.0)
+    # As torch computes it: in double precision, rounded once.
+    rest = 1.0 - factor
+    each = {
+        "keep": factor,
+        "grey": np.where(which == SATURATION, rest, 0),
+        "mean": np.where(which == CONTRAST, rest, 0),
+    }
+    return {name: values.astype(np.float32) for name, values in each.items()}
+
+
+def blend(ops: Ops, image: Node, weight: Mapping[str, Node], spec: Spec) -> Node:
+    """``image * keep + its grey * grey + its mean grey * mean``, with those of the three weights that there are."""
+    shades: list[Node] = []
+    if "grey" in weight or "mean" in weight:
+        shade = grey(ops, image, spec)
+        if "grey" in weight:
+            shades.append(shade * weight["grey"])
+        if "mean" in weight:
+            shades.append(ops.fn.reductions.mean(shade, axes=[0, 1, 2], keep_dims=True) * weight["mean"])
+    result = image * weight["keep"]
+    return settle(ops, result + sum(shades[1:], shades[0]) if shades else result, spec)
+
+
+class Grayscale(Rule):
+    """Grey, in one channel or three equal ones."""
+
+    handles = (v2.Grayscale, v1.Grayscale)
+    limits = "not uint8 or float32"
+
+    def infer(self, spec: Spec) -> Spec:
+        check(spec)
+        count: int = self.transform.num_output_channels
+        if count not in (1, 3):
+            raise Unsupported("num_output_channels is neither 1 nor 3")
+        if spec.channels < count and spec.kind != "pil" and isinstance(self.transform, v1.Grayscale):
+            raise Unsupported("v1's Grayscale leaves tensors of one channel as they are")
+        self.spec = spec
+        self.operators = ", ".join(["coord_transform, floor, cast"] * (spec.channels == 3) + ["cat"] * (count == 3))
+        return replace(spec, channels=count)
+
+    def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+        if self.spec.channels == 3:
+            image = grey(ops, image, self.spec)
+            if not self.spec.dtype.is_floating_point:
+                image = ops.fn.cast(image, dtype=ops.types.UINT8)
+        return image if self.transform.num_output_channels == 1 else three(ops, image)
+
+    def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
+        return F.rgb_to_grayscale(image, self.transform.num_output_channels)
+
+
+class ColorJitter(Rule):
+    """Brightness, contrast, saturation and hue, each by a random factor, in an order of its own for each sample.
+
+    Brightness, contrast and saturation are one operation with three weights, see :func:`blend`, so an order of them is
+    an order of weights. Hue is another one, with as many blends before it as there are and as many after it: in each
+    sample half of them change nothing, which takes less time than to sort the samples at every place.
+    """
+
+    handles = (v2.ColorJitter, v1.ColorJitter)
+    limits = "not uint8 or float32"
+
+    def __init__(self, transform: Any) -> None:
+        super().__init__(transform)
+        self.ranges: dict[int, tuple[float, float]] = {
+            i: tuple(getattr(transform, name)) for i, name in enumerate(_NAMES) if getattr(transform, name)
+        }
+
+    def infer(self, spec: Spec) -> Spec:
+        check(spec)
+        self.spec = spec
+        if spec.channels == 1:
+            # What has no colour keeps its saturation and hue.
+            self.ranges = {i: one for i, one in self.ranges.items() if i in (BRIGHTNESS, CONTRAST)}
+        if HUE in self.ranges:
+            check_range(spec)
+        needed = {"coord_transform": {SATURATION, CONTRAST}, "reduce": {CONTRAST}, "arithmetic": set(range(4))}
+        needed |= {"split": {HUE}, "merge": {HUE}}
+        self.operators = ", ".join(name for name, by in needed.items() if by & set(self.ranges))
+        self.randomness = ", ".join(["order", *(f"{_NAMES[i]} factor" for i in self.ranges)])
+        return spec
+
+    @property
+    def inputs(self) -> dict[str, Input]:
+        names = {f"{name}{i}": Input(np.float32) for i in range(self._stages) for name in self._weights}
+        return {**names, "turn": Input(np.float32, 1)} if HUE in self.ranges else names
+
+    @property
+    def _blends(self) -> int:
+        """How many of them are blends."""
+        return len(self.ranges) - (HUE in self.ranges)
+
+    @property
+    def _stages(self) -> int:
+        return self._blends * (2 if HUE in self.ranges else 1)
+
+    @property
+    def _weights(self) -> list[str]:
+        """The terms of the blend that can differ from nothing."""
+        terms = {"keep": {BRIGHTNESS, CONTRAST, SATURATION}, "grey": {SATURATION}, "mean": {CONTRAST}}
+        return [name for name, needed_by in terms.items() if needed_by & set(self.ranges)]
+
+    def draw(self, draws: Draws, size: IntArray) -> Params:
+        # Leaving out what is not jittered keeps a uniform order of the rest uniform.
+        order = np.array(list(self.ranges), np.int64)[draws.permutation(len(self.ranges))]
+        factors = np.zeros((len(draws), len(_NAMES)), np.float32)
+        for i, (low, high) in self.ranges.items():
+            factors[:, i] = draws.between(low, high)
+        params: Params = {"order": order, "factors": factors, "turn": turns(factors[:, HUE])}
+        is_hue = order == HUE
+        before = np.argmax(is_hue, axis=1) if HUE in self.ranges else np.full(len(draws), len(self.ranges))
+        blends = order[~is_hue].reshape(len(draws), self._blends)
+        for stage in range(self._stages):
+            which = blends[:, stage % self._blends]
+            here = (stage % self._blends < before) == (stage < self._blends)
+            factor = np.take_along_axis(factors, which[:, None], 1)[:, 0]
+            each = weights(np.where(here, which, HUE), factor)
+            params |= {f"{name}{stage}": values for name, values in each.items()}
+        return params
+
+    def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+        for stage in range(self._stages + 1):
+            if stage == self._blends and HUE in self.ranges:
+                image = turn_hue(ops, image, params["turn"], self.spec)
+            if stage < self._stages:
+                image = blend(ops, image, {name: params[f"{name}{stage}"] for name in self._weights}, self.spec)
+        return image
+
+    def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
+        for which in sample["order"].tolist():
+            image = _REPLAY[which](image, float(sample["factors"][which]))
+        return image
+
+
+def turns(hue: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.float32]:
+    """``(N, 3)`` what :func:`turn_hue` is fed for turns of the colour circle, ``(N,)``."""
+    return ((np.array([5.0, 3.0, 1.0]) - 2.0) / 6.0 + hue.astype(np.float64)[:, None]).astype(np.float32)
+
+
+def turn_hue(ops: Ops, image: Node, turn: Node, spec: Spec) -> Node:
+    """Adds to the hue of an RGB image.
+
+    RGB to hue as torchvision does it, but for one thing: of several equal largest channels it takes the first, and here
+    it is any, because they give the same hue. Back by the closed form ``v - c * max(0, min(k, 4 - k, 1))`` with the
+    largest value v, its distance c from the least, and ``k = (n + 6 * h) mod 6`` for n = 5, 3, 1 and red, green, blue
+    (https://en.wikipedia.org/wiki/HSL_and_HSV); ``min(k, 4 - k)`` is 2 less the distance of k from 2 on a circle of 6.
+
+    Args:
+        ops: What to build with.
+        image: HWC.
+        turn: For each sample what :func:`turns` gives.
+        spec: The image.
+    """
+    fn, math = ops.fn, ops.math
+    lift = np.float32(8 * bound(spec))
+    value = fn.reductions.max(image, axes=[2], keep_dims=True)
+    spread = value - fn.reductions.min(image, axes=[2], keep_dims=True)
+    # Six times the hue, times the spread, as it would be if red, green or blue were the largest.
+    each = fn.coord_transform(image, M=[0.0, 1.0, -1.0, -1.0, 0.0, 1.0, 1.0, -1.0, 0.0])
+    each = each + fn.coord_transform(spread, M=[0.0, 2.0, 4.0])
+    largest = fn.reductions.max(each + (image == value) * lift, axes=[2], keep_dims=True)
+    least = np.float32(1e-30) if spec.dtype.is_floating_point else np.uint8(1)
+    hue = (largest - lift) / math.max(spread, least)
+    place = fn.coord_transform(hue, M=[1 / 6, 1 / 6, 1 / 6], T=turn)
+    away = math.abs(place - fn.cast(place, dtype=ops.types.INT8))  # from the nearest whole turn
+    turned = value - spread * math.clamp(2.0 - away * 6.0, 0.0, 1.0)
+    if spec.dtype.is_floating_point:
+        return turned
+    # torchvision maps [0, 1] to 0..255 by the factor 256 - 1e-3 and truncation.
+    return settle(ops, turned * np.float32(255.999 / 255), spec)

@@ -1,0 +1,174 @@
+"""Changes of type: PIL image to tensor, uint8 to floating point."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, cast
+
+import numpy as np
+import PIL.Image
+import torch
+from torch import nn
+from torchvision import transforms as v1
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional as F
+
+from torchdali.transforms.rule import Node, Ops, Rule, Unsupported
+from torchdali.transforms.spec import Sample, Spec
+
+TYPES: dict[str, type] = {"pil": PIL.Image.Image, "image": tv_tensors.Image, "tensor": torch.Tensor}
+"""The type that torchvision would be holding, by :attr:`torchdali.transforms.spec.Spec.kind`."""
+
+
+def of_kind(given: Any, spec: Spec, named: str) -> Any:
+    """What a transform was given for images of this kind: one for all kinds, or in a dictionary by type.
+
+    Raises:
+        Unsupported: There is none for this kind.
+    """
+    if not isinstance(given, dict):
+        return given
+    by_type = cast("dict[Any, Any]", given)
+    for key in (TYPES[spec.kind], "others"):
+        if key in by_type:
+            return by_type[key]
+    raise Unsupported(f"its {named} neither {TYPES[spec.kind].__name__} nor 'others'")
+
+
+class Identity(Rule):
+    """Nothing."""
+
+    handles = (v2.Identity, nn.Identity)
+
+    def infer(self, spec: Spec) -> Spec:
+        return spec
+
+    def infer_batch(self, spec: Spec) -> Spec | None:
+        return spec
+
+
+class ToImage(Rule):
+    """A name for what is there already: the graph only knows tensors."""
+
+    handles = (v2.ToImage,)
+
+    def infer(self, spec: Spec) -> Spec:
+        return replace(spec, kind="image")
+
+    def infer_batch(self, spec: Spec) -> Spec | None:
+        return None if spec.kind == "pil" else self.infer(spec)
+
+
+class ToPureTensor(Rule):
+    """As :class:`ToImage`, the other way."""
+
+    handles = (v2.ToPureTensor,)
+
+    def infer(self, spec: Spec) -> Spec:
+        return replace(spec, kind="tensor") if spec.kind == "image" else spec
+
+    def infer_batch(self, spec: Spec) -> Spec | None:
+        return None if spec.kind == "pil" else self.infer(spec)
+
+
+class PILToTensor(Rule):
+    """PIL image to uint8 tensor."""
+
+    handles = (v2.PILToTensor, v1.PILToTensor)
+    limits = "v1's on a tensor, which it refuses"
+
+    def infer(self, spec: Spec) -> Spec:
+        if spec.kind == "pil":
+            return replace(spec, kind="tensor")
+        if isinstance(self.transform, v1.PILToTensor):
+            raise Unsupported("v1's PILToTensor accepts PIL images only")
+        return spec
+
+
+class ToTensor(Rule):
+    """PIL image to float32 in [0, 1]: ``x / 255``; images of more than 8 bits stay as they are."""
+
+    handles = (v2.ToTensor, v1.ToTensor)
+    limits = "a tensor, which it refuses; torch's default dtype is not float32; 16-bit unsigned integers"
+    operators = "arithmetic"
+
+    def infer(self, spec: Spec) -> Spec:
+        if spec.kind != "pil":
+            raise Unsupported("ToTensor accepts PIL images only")
+        if torch.get_default_dtype() != torch.float32:
+            raise Unsupported("torch's default dtype is not float32")
+        if spec.dtype == torch.uint16:
+            raise Unsupported("of a PIL image it makes int16 and of an array uint16")
+        if spec.dtype != torch.uint8:
+            self.operators = ""
+            return replace(spec, kind="tensor")
+        return replace(spec, kind="tensor", dtype=torch.float32)
+
+    def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+        return image / np.float32(255) if self.operators else image
+
+    def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
+        return image.to(torch.float32).div(255) if self.operators else image
+
+
+class ToDtype(Rule):
+    """uint8 to float32 or float16, scaled to [0, 1] or not; float32 to float16."""
+
+    handles = (v2.ToDtype, v2.ConvertImageDtype, v1.ConvertImageDtype)
+    limits = (
+        "not uint8 to float32 or float16, nor float32 to float16 (batch by batch); dtypes that name neither the "
+        "image's type nor 'others'; v1's on a PIL image"
+    )
+
+    def __init__(self, transform: Any) -> None:
+        super().__init__(transform)
+        self.scale: bool = getattr(transform, "scale", True)
+        self.source = torch.uint8
+        self.target: torch.dtype | None = None
+
+    def infer(self, spec: Spec) -> Spec:
+        if spec.kind == "pil":
+            if isinstance(self.transform, v1.ConvertImageDtype):
+                raise Unsupported("v1's ConvertImageDtype accepts tensors only")
+            return spec
+        self.source, self.target = spec.dtype, self._dtype_for(spec)
+        if self.target in (None, self.source):
+            self.target = None
+            return spec
+        if (self.source, self.target) not in (
+            (torch.uint8, torch.float32),
+            (torch.uint8, torch.float16),
+            (torch.float32, torch.float16),
+        ):
+            raise Unsupported(f"no rule for {self.source} to {self.target}")
+        self.operators = "arithmetic, cast" if self.scales else "cast"
+        return replace(spec, dtype=self.target, unit=spec.unit and (self.scale or not self.target.is_floating_point))
+
+    def infer_batch(self, spec: Spec) -> Spec | None:
+        try:
+            return None if spec.kind == "pil" else replace(spec, dtype=self._dtype_for(spec) or spec.dtype)
+        except Unsupported:
+            return None
+
+    def _dtype_for(self, spec: Spec) -> torch.dtype | None:
+        return of_kind(self.transform.dtype, spec, "dtypes name")
+
+    @property
+    def scales(self) -> bool:
+        """Whether values are mapped from 0..255 to [0, 1]."""
+        return self.scale and self.source == torch.uint8 and self.target is not None
+
+    def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+        if self.target is None:
+            return image
+        if self.scales:
+            image = image * np.float32(1 / 255)
+        dtype = ops.types.FLOAT16 if self.target == torch.float16 else ops.types.FLOAT
+        return ops.fn.cast(image, dtype=dtype)
+
+    def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
+        if self.target is None:
+            return image
+        return F.to_dtype(image, self.target, scale=self.scale)

@@ -1,0 +1,354 @@
+"""Windows on an image: crops, and the borders that are put around it."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torchvision import transforms as v1
+from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional as F
+
+from torchdali.transforms.rng import Draws
+from torchdali.transforms.rule import Input, Node, Ops, RowError, Rule, Unsupported, check_whole, first_row
+from torchdali.transforms.rules.conversion import TYPES, of_kind
+from torchdali.transforms.spec import IntArray, Params, Sample, Spec
+
+
+class Window(Rule):
+    """A rectangle ``start`` (top, left), ``shape`` (height, width) of the image, filled where it leaves the image."""
+
+    operators = "slice"
+    inside = False
+    """Whether the window never leaves the image, so that a decoder may decode the window alone."""
+    fill: Sequence[float] = (0.0,)
+
+    @property
+    def inputs(self) -> dict[str, Input]:
+        return {"start": Input(np.int32, 1), "shape": Input(np.int32, 1)}
+
+    @abstractmethod
+    def window(self, draws: Draws, size: IntArray) -> tuple[IntArray, IntArray]:
+        """``(N, 2)`` starts and ``(N, 2)`` shapes for images of ``size``."""
+
+    def draw(self, draws: Draws, size: IntArray) -> Params:
+        start, shape = self.window(draws, size)
+        if (row := first_row(shape < 1)) is not None:
+            raise RowError(row, f"nothing of an image of {tuple(size[row].tolist())} would be left")
+        return {"start": start.astype(np.int32), "shape": shape.astype(np.int32)}
+
+    def resized(self, size: IntArray, params: Params) -> IntArray:
+        return params["shape"].astype(np.int64)
+
+    def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+        window = ops.fn.slice(
+            image,
+            start=params["start"],
+            shape=params["shape"],
+            axes=[0, 1],
+            out_of_bounds_policy="error" if self.inside else "pad",
+            fill_values=list(self.fill),
+        )
+        return self.lower_window(ops, window, params)
+
+    def absorb(self, previous: Rule) -> Rule | None:
+        # A window that leaves the one before it would show the image there, and not the border.
+        if isinstance(previous, Window) and previous.operators == "slice" and self.inside:
+            return NestedWindow(previous, self)
+        return None
+
+    def lower_window(self, ops: Ops, window: Node, params: Mapping[str, Node]) -> Node:
+        """What is done with the window."""
+        return window
+
+    def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
+        (top, left), (height, width) = sample["start"].tolist(), sample["shape"].tolist()
+        fill = [float(x) for x in self.fill]
+        padding = [max(-left, 0), max(-top, 0)]
+        padding += [max(left + width - image.shape[-1], 0), max(top + height - image.shape[-2], 0)]
+        padded = F.pad(image, padding, fill=fill[0] if len(fill) == 1 else fill)
+        return F.crop(padded, top + padding[1], left + padding[0], height, width)
+
+
+class NestedWindow(Window):
+    """A window on a window, as one window on the image.
+
+    Args:
+        outer: The first, of which nothing but the window is kept.
+        inner: The second, which stays inside the first.
+    """
+
+    def __init__(self, outer: Window, inner: Window) -> None:
+        super().__init__(inner.transform)
+        self.outer, self.inner = outer, inner
+        self.operators, self.inside, self.fill = inner.operators, outer.inside, outer.fill
+
+    def infer(self, spec: Spec) -> Spec:
+        return self.inner.infer(self.outer.infer(spec))
+
+    @property
+    def inputs(self) -> dict[str, Input]:
+        return self.inner.inputs
+
+    def draw(self, draws: Draws, size: IntArray) -> Params:
+        outer = self.outer.draw(draws.at(self.outer.step), size)
+        inner = self.inner.draw(draws.at(self.inner.step), self.outer.resized(size, outer))
+        kept = {f"outer_{name}": value for name, value in outer.items()}
+        return {**kept, **inner, "start": outer["start"] + inner["start"], "inner_start": inner["start"]}
+
+    def resized(self, size: IntArray, params: Params) -> IntArray:
+        return self.inner.resized(params["outer_shape"].astype(np.int64), params)
+
+    def lower_window(self, ops: Ops, window: Node, params: Mapping[str, Node]) -> Node:
+        return self.inner.lower_window(ops, window, params)
+
+    def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
+        outer = {name.removeprefix("outer_"): x for name, x in sample.items() if name.startswith("outer_")}
+        return self.inner.replay(self.outer.replay(image, outer), {**sample, "start": sample["inner_start"]})
+
+    def window(self, draws: Draws, size: IntArray) -> tuple[IntArray, IntArray]:
+        params = self.draw(draws, size)
+        return params["start"].astype(np.int64), params["shape"].astype(np.int64)
+
+
+def check_size(size: tuple[int, int]) -> None:
+    """Raises Unsupported where a crop is of nothing, which DALI has no image for."""
+    if min(size) < 1:
+        raise Unsupported(f"a crop of {size}")
+
+
+class CenterCrop(Window):
+    """The middle; what is too small gets a black border first."""
+
+    handles = (v2.CenterCrop, v1.CenterCrop)
+
+    def __init__(self, transform: Any) -> None:
+        super().__init__(transform)
+        size: Any = transform.size
+        sides = [size, size] if isinstance(size, int) else list(size)
+        self.size = (int(sides[0]), int(sides[-1]))
+
+    def infer(self, spec: Spec) -> Spec:
+        check_whole(self.transform.size)
+        check_size(self.size)
+        self.inside = spec.size is not None and all(a >= b for a, b in zip(spec.size, self.size, strict=True))
+        return replace(spec, size=self.size)
+
+    def window(self, draws: Draws, size: IntArray) -> tuple[IntArray, IntArray]:
+        shape = np.broadcast_to(np.array(self.size, np.int64), size.shape)
+        spare = size - shape
+        # torchvision rounds half a pixel to even where it crops, and down where it pads.
+        start = np.where(spare >= 0, np.rint(spare / 2).astype(np.int64), -(-spare // 2))
+        return start, shape
+
+    def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
+        return F.center_crop(image, list(self.size))
+
+
+class Border:
+    """The padding of ``Pad`` and ``RandomCrop``: how wide, and filled with what.
+
+    Args:
+        left: Pixels on the left; so for ``top``, ``right`` and ``bottom``.
+        mode: ``"constant"``, ``"edge"``, ``"reflect"`` or ``"symmetric"``.
+    """
+
+    def __init__(self, left: int, top: int, right: int, bottom: int, mode: str) -> None:
+        self.before = np.array([top, left], np.int64)
+        self.after = np.array([bottom, right], np.int64)
+        self.mode = mode
+
+    @classmethod
+    def parse(cls, padding: Any, mode: str) -> Border:
+        """From torchvision's ``padding``: one number, (horizontal, vertical), or (left, top, right, bottom)."""
+        sides = [padding] if isinstance(padding, int) else list(padding or [0])
+        left, top, right, bottom = (sides * 4)[:4] if len(sides) < 4 else sides
+        return cls(left, top, right, bottom, mode)
+
+    def check(self, size: IntArray) -> None:
+        """Raises RowError where a border that repeats the image is wider than it."""
+        if self.mode not in ("reflect", "symmetric"):
+            return
+        widest = np.maximum(self.before, self.after) + (self.mode == "reflect")
+        if (row := first_row(size < widest)) is not None:
+            raise RowError(
+                row, f"padding_mode={self.mode!r} needs a border narrower than the image of {tuple(size[row].tolist())}"
+            )
+
+    @property
+    def any(self) -> bool:
+        """Whether there is any border."""
+        return bool(self.before.any() or self.after.any())
+
+    def lower(self, ops: Ops, image: Node) -> Node:
+        """Puts a border that repeats the image around it, first above and below, then on both sides."""
+        for axis in (0, 1):
+            before, after = int(self.before[axis]), int(self.after[axis])
+            strips = [self._strip(ops, image, axis, before, False)] if before else []
+            strips.append(image)
+            if after:
+                strips.append(self._strip(ops, image, axis, after, True))
+            image = ops.fn.cat(*strips, axis=axis) if len(strips) > 1 else image
+        return image
+
+    def _strip(self, ops: Ops, image: Node, axis: int, width: int, at_end: bool) -> Node:
+        def rows(count: int, offset: int) -> Node:
+            source = ops.fn.flip(image, horizontal=axis, vertical=1 - axis) if at_end else image
+            strip = ops.fn.slice(source, start=[offset], shape=[count], axes=[axis])
+            return ops.fn.flip(strip, horizontal=axis, vertical=1 - axis) if at_end else strip
+
+        if self.mode == "edge":
+            return ops.fn.cat(*[rows(1, 0)] * width, axis=axis)
+        strip = rows(width, 1 if self.mode == "reflect" else 0)
+        return ops.fn.flip(strip, horizontal=axis, vertical=1 - axis)
+
+    def replay(self, image: torch.Tensor) -> torch.Tensor:
+        """torchvision's tensor kernel."""
+        top, left, bottom, right = (int(x) for x in (*self.before, *self.after))
+        return F.pad(image, [left, top, right, bottom], padding_mode=self.mode)
+
+
+def resolve_fill(transform: Any, spec: Spec) -> list[float]:
+    """The fill values of a transform for images of this kind, one or one a channel.
+
+    Raises:
+        Unsupported: There is none for this kind, or it does not fit.
+    """
+    fill: Any = of_kind(transform.fill, spec, "fill names")
+    if isinstance(fill, str):
+        raise Unsupported(f"a fill of {fill!r}")
+    values = [0] if fill is None else [fill] if isinstance(fill, (int, float)) else list(fill)
+    if len(values) not in (1, spec.channels):
+        raise Unsupported(f"{len(values)} fill values for {spec.channels} channels")
+    if spec.dtype == torch.uint8 and not all(0 <= int(x) <= 255 for x in values):
+        raise Unsupported(f"a fill of {fill} for uint8")
+    # torch casts the fill to the image's type: towards zero for integers.
+    return [float(x) if spec.dtype.is_floating_point else float(int(x)) for x in values]
+
+
+def check_vector(transform: Any, spec: Spec) -> None:
+    """Raises Unsupported where torchvision refuses to pad tensors with more than one fill value."""
+    fill: Any = transform.fill
+    if isinstance(fill, dict):
+        by_type = cast("dict[Any, Any]", fill)
+        fill = by_type.get(TYPES[spec.kind], by_type.get("others"))
+    if spec.kind == "pil" or not isinstance(fill, (tuple, list)):
+        return
+    if isinstance(transform, (v1.Pad, v1.RandomCrop)):
+        raise Unsupported(f"v1's {type(transform).__name__} fills tensors with one number")
+    if transform.padding_mode != "constant" and len(cast("Sequence[float]", fill)) > 1:
+        raise Unsupported(f"torchvision has one fill value for padding_mode={transform.padding_mode!r}")
+
+
+class Pad(Window):
+    """A border of fixed width."""
+
+    handles = (v2.Pad, v1.Pad)
+    limits = "negative padding with a mode other than constant; a fill that fits neither type nor channels"
+
+    def __init__(self, transform: Any) -> None:
+        super().__init__(transform)
+        self.border = Border.parse(transform.padding, transform.padding_mode)
+        self.operators = "slice" if self.border.mode == "constant" else "slice, flip, cat"
+
+    def infer(self, spec: Spec) -> Spec:
+        check_vector(self.transform, spec)
+        if self.border.mode == "constant":
+            self.fill = resolve_fill(self.transform, spec)
+            spec = spec.filled(self.fill)
+        elif min(*self.border.before, *self.border.after) < 0:
+            raise Unsupported("negative padding goes with padding_mode='constant' only")
+        if spec.size is None:
+            return spec
+        height, width = (np.array(spec.size) + self.border.before + self.border.after).tolist()
+        return replace(spec, size=(height, width))
+
+    @property
+    def inputs(self) -> dict[str, Input]:
+        return super().inputs if self.border.mode == "constant" else {}
+
+    def window(self, draws: Draws, size: IntArray) -> tuple[IntArray, IntArray]:
+        start = np.broadcast_to(-self.border.before, size.shape)
+        return start, size + self.border.before + self.border.after
+
+    def draw(self, draws: Draws, size: IntArray) -> Params:
+        self.border.check(size)
+        return super().draw(draws, size) if self.border.mode == "constant" else {}
+
+    def resized(self, size: IntArray, params: Params) -> IntArray:
+        return size + self.border.before + self.border.after
+
+    def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+        if self.border.mode == "constant":
+            return super().lower(ops, image, params)
+        return self.border.lower(ops, image)
+
+    def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
+        if self.border.mode == "constant":
+            return super().replay(image, sample)
+        return self.border.replay(image)
+
+
+class RandomCrop(Window):
+    """A window of fixed size anywhere in the image, after its padding."""
+
+    handles = (v2.RandomCrop, v1.RandomCrop)
+    limits = "pad_if_needed with a mode other than constant; a fill that fits neither type nor channels"
+    randomness = "top, left"
+
+    def __init__(self, transform: Any) -> None:
+        super().__init__(transform)
+        self.size = (int(transform.size[0]), int(transform.size[1]))
+        padding: Any = transform.padding
+        if isinstance(transform, v2.RandomCrop) and padding is not None:
+            # v2 keeps what it parsed, in the order left, right, top, bottom.
+            padding = [padding[i] for i in (0, 2, 1, 3)]
+        self.border = Border.parse(padding, transform.padding_mode)
+        if self._framed:
+            self.operators = "slice, flip, cat"
+
+    def infer(self, spec: Spec) -> Spec:
+        check_whole(self.transform.size)
+        check_vector(self.transform, spec)
+        if self.border.mode == "constant":
+            self.fill = resolve_fill(self.transform, spec)
+            spec = spec.filled(self.fill)
+        elif self.transform.pad_if_needed:
+            raise Unsupported(f"pad_if_needed with padding_mode={self.border.mode!r}")
+        check_size(self.size)
+        padding: Any = self.transform.padding
+        if isinstance(padding, (tuple, list)) and len(cast("Sequence[int]", padding)) not in (1, 2, 4):
+            raise Unsupported(f"torchvision refuses padding={padding}")
+        self.inside = not self.transform.pad_if_needed and not self.border.any
+        return replace(spec, size=self.size)
+
+    @property
+    def _framed(self) -> bool:
+        return self.border.any and self.border.mode != "constant"
+
+    def window(self, draws: Draws, size: IntArray) -> tuple[IntArray, IntArray]:
+        self.border.check(size)
+        shape = np.broadcast_to(np.array(self.size, np.int64), size.shape)
+        before = np.broadcast_to(self.border.before, size.shape)
+        padded = size + self.border.before + self.border.after
+        missing = np.maximum(shape - padded, 0)
+        if self.transform.pad_if_needed:
+            before, padded = before + missing, padded + 2 * missing
+        elif (row := first_row(missing)) is not None:
+            raise RowError(
+                row,
+                f"the crop of {self.size} is larger than the {'padded ' if self.border.any else ''}image "
+                f"of {tuple(padded[row].tolist())}; set pad_if_needed=True or resize first",
+            )
+        start = np.floor(draws.uniform(2) * (padded - shape + 1)).astype(np.int64)
+        return (start if self._framed else start - before), shape
+
+    def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+        return super().lower(ops, self.border.lower(ops, image) if self._framed else image, params)
+
+    def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
+        return super().replay(self.border.replay(image) if self._framed else image, sample)

@@ -1,0 +1,140 @@
+"""Channels in another order, alone and with random colours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional as F
+
+from torchdali.transforms.rng import Draws
+from torchdali.transforms.rule import Input, Node, Ops, Rule, Unsupported
+from torchdali.transforms.rules.color import blend, check, check_range, turn_hue, turns, weights
+from torchdali.transforms.spec import IntArray, Params, Sample, Spec
+
+__all__ = ["permute"]
+
+
+def permute(ops: Ops, image: Node, matrix: Node, spec: Spec) -> Node:
+    """The image's channels in another order, by a permutation matrix."""
+    dtype = ops.types.UINT8 if spec.dtype == torch.uint8 else ops.types.FLOAT
+    return ops.fn.coord_transform(image, M=matrix, dtype=dtype)
+
+
+def permutation_matrices(order: IntArray) -> npt.NDArray[np.float32]:
+    """``(N, C, C)`` matrices for :func:`permute`: channel i of the result is channel ``order[:, i]``."""
+    return np.eye(order.shape[1], dtype=np.float32)[order]
+
+
+class RandomChannelPermutation(Rule):
+    """The channels in random order."""
+
+    handles = (v2.RandomChannelPermutation,)
+    limits = "not uint8 or float32"
+
+    def infer(self, spec: Spec) -> Spec:
+        check(spec)
+        self.spec = spec
+        self.operators = "coord_transform" if spec.channels > 1 else ""
+        self.randomness = "order of the channels"
+        return spec
+
+    @property
+    def inputs(self) -> dict[str, Input]:
+        return {"matrix": Input(np.float32, 2)}
+
+    def draw(self, draws: Draws, size: IntArray) -> Params:
+        order = draws.permutation(self.spec.channels)
+        return {"matrix": permutation_matrices(order), "order": order}
+
+    def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+        return permute(ops, image, params["matrix"], self.spec)
+
+    def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
+        return F.permute_channels(image, sample["order"].tolist())
+
+
+class RandomPhotometricDistort(Rule):
+    """Brightness, contrast (before saturation and hue or after), saturation, hue, channels: each with probability p."""
+
+    handles = (v2.RandomPhotometricDistort,)
+    limits = "not uint8 or float32; factors that torchvision refuses"
+    names = ("brightness", "contrast", "saturation", "hue")
+
+    def infer(self, spec: Spec) -> Spec:
+        check(spec)
+        check_range(spec)
+        for name in self.names:
+            low, high = getattr(self.transform, name)
+            least, most = (-0.5, 0.5) if name == "hue" else (0.0, np.inf)
+            if not least <= low <= high <= most:
+                raise Unsupported(f"torchvision refuses {name}={(low, high)}")
+        self.spec = spec
+        self.operators = "coord_transform, reduce, arithmetic, split, merge"
+        coins = ", ".join([*self.names, "order of the channels"])
+        self.randomness = f"{coins}, each with probability {self.transform.p:g}; whether contrast comes first"
+        return spec
+
+    @property
+    def _coloured(self) -> bool:
+        return self.spec.channels == 3
+
+    @property
+    def inputs(self) -> dict[str, Input]:
+        coins = ["first", "last", "saturate", "turn"][: 4 if self._coloured else 2]
+        factors = ["brightness_keep", "contrast_keep", "contrast_mean", "saturation_keep", "saturation_grey"]
+        fed = {name: Input(np.bool_) for name in coins}
+        fed |= {name: Input(np.float32) for name in factors[: 5 if self._coloured else 3]}
+        return fed | ({"hue": Input(np.float32, 1), "matrix": Input(np.float32, 2)} if self._coloured else {})
+
+    def draw(self, draws: Draws, size: IntArray) -> Params:
+        coins = draws.uniform(6) < [self.transform.p] * 5 + [0.5]
+        factors = {name: draws.between(*getattr(self.transform, name)).astype(np.float32) for name in self.names}
+        kept = np.broadcast_to(np.arange(self.spec.channels), (len(draws), self.spec.channels))
+        order = np.where(coins[:, 4:5], draws.permutation(self.spec.channels), kept)
+        params: Params = {
+            "first": coins[:, 1] & coins[:, 5],
+            "last": coins[:, 1] & ~coins[:, 5],
+            "saturate": coins[:, 2],
+            "turn": coins[:, 3],
+            "hue": turns(factors["hue"]),
+            "matrix": permutation_matrices(order),
+            "order": order,
+            "factors": np.where(coins[:, :4], np.stack([factors[name] for name in self.names], axis=1), np.nan),
+        }
+        brightness = np.where(coins[:, 0], factors["brightness"], np.float32(1))
+        for kind, factor in enumerate((brightness, factors["contrast"], factors["saturation"])):
+            each = weights(np.full(len(draws), kind), factor)
+            params |= {f"{self.names[kind]}_{name}": values for name, values in each.items()}
+        return params
+
+    def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+        def change(image: Node, mask: str, name: str, term: str) -> Node:
+            weight = {key: params[f"{name}_{key}"] for key in ("keep", term)}
+            return ops.when(params[mask], lambda x, p: blend(ops, x, p, self.spec), image, weight)
+
+        image = blend(ops, image, {"keep": params["brightness_keep"]}, self.spec)
+        image = change(image, "first", "contrast", "mean")
+        if self._coloured:
+            image = change(image, "saturate", "saturation", "grey")
+            turn = {"hue": params["hue"]}
+            image = ops.when(params["turn"], lambda x, p: turn_hue(ops, x, p["hue"], self.spec), image, turn)
+        image = change(image, "last", "contrast", "mean")
+        return permute(ops, image, params["matrix"], self.spec) if self._coloured else image
+
+    def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
+        brightness, contrast, saturation, hue = (None if np.isnan(x) else float(x) for x in sample["factors"])
+        return self.transform.transform(
+            image,
+            {
+                "brightness_factor": brightness,
+                "contrast_factor": contrast,
+                "saturation_factor": saturation,
+                "hue_factor": hue,
+                "contrast_before": bool(sample["first"]),
+                "channel_permutation": sample["order"].tolist(),
+            },
+        )

@@ -1,0 +1,128 @@
+"""Elastic deformation: every pixel is taken from a place that smooth noise moves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import torch
+import torchvision
+from torchvision import transforms as v1
+from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional as F
+
+from torchdali.transforms.rng import Draws
+from torchdali.transforms.rule import Input, Node, Ops, RowError, Unsupported, first_row
+from torchdali.transforms.rules import _noise
+from torchdali.transforms.rules._warp import blend
+from torchdali.transforms.rules.filters import check_window
+from torchdali.transforms.rules.geometry import Warp
+from torchdali.transforms.spec import IntArray, Params, Sample, Spec
+
+# Before 0.26 torchvision divides moves along the width by the height, and those along the height by the width.
+CROSSWISE = tuple(int(x) for x in torchvision.__version__.split(".")[:2]) < (0, 26)
+
+
+def window_of(sigma: float) -> int:
+    """The side of the blur's window, which torchvision makes odd."""
+    return int(8 * sigma + 1) | 1
+
+
+class ElasticTransform(Warp):
+    """Every pixel moved by uniform noise that is blurred and scaled."""
+
+    handles = (v2.ElasticTransform, v1.ElasticTransform)
+    operators = "arithmetic, gaussian_blur, remap"
+    randomness = "two uniform numbers for every pixel"
+    limits = (
+        "on the CPU, where DALI has no remap; interpolation neither nearest nor bilinear; not uint8 or float32; sigma "
+        "above 63"
+    )
+
+    def infer(self, spec: Spec) -> Spec:
+        spec = super().infer(spec)
+        if spec.device != "gpu":
+            raise Unsupported("DALI has remap on the GPU only")
+        if spec.channels not in (1, 3):
+            raise Unsupported(f"no rule for {spec}")
+        self.alpha = [float(x) for x in self.transform.alpha]
+        self.sigma = [float(x) for x in self.transform.sigma]
+        if max(self.sigma) > 0 >= min(self.sigma):
+            raise Unsupported("torchvision blurs in both directions or in none")
+        check_window([window_of(max(self.sigma))] * 2, replace(spec, channels=1))
+        return spec
+
+    @property
+    def inputs(self) -> dict[str, Input]:
+        return _noise.INPUTS
+
+    def draw(self, draws: Draws, size: IntArray) -> Params:
+        window = window_of(max(self.sigma))
+        if (row := first_row(size <= window // 2)) is not None:
+            raise RowError(
+                row,
+                f"sigma={self.sigma} blurs in a window of {window} x {window}, which needs an image of more than half "
+                f"of that, and this one has {size[row, 1]} x {size[row, 0]} (width x height)",
+            )
+        return _noise.draw_noise(draws, size)
+
+    def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+        fn, math = ops.fn, ops.math
+        sides = image.shape(dtype=ops.types.INT32)
+        noise = _noise.unit(_noise.words(ops, params, sides[0], sides[1], 2)) * np.float32(2) - np.float32(1)
+        ramp = params["noise_ramp"].gpu() if ops.device == "gpu" else params["noise_ramp"]
+        maps: list[Node] = []
+        inside: Node = None
+        for channel in (0, 1):  # x, y
+            side = sides[1 - channel]
+            at = fn.slice(ramp, start=[0], shape=side, axes=[0])
+            at = fn.cast(fn.expand_dims(at, axes=[channel]), dtype=ops.types.FLOAT)
+            at = at + self._offset(ops, noise, sides, channel)
+            last = fn.cast(side, dtype=ops.types.FLOAT) - np.float32(1)
+            # The maps stay in the image, and what its edge lends to the outside is weighted here: remap has no border.
+            if self.interpolation == "nearest":
+                at = math.floor(at + np.float32(0.5))
+                weight = fn.cast((at >= np.float32(0)) & (at <= last), dtype=ops.types.FLOAT)
+                at = math.max(math.min(at, last), np.float32(0))
+            else:
+                weight = math.clamp(math.min(at, last - at) + np.float32(1), 0.0, 1.0)
+                at = math.max(math.min(at, last - np.float32(1e-3)), np.float32(0))
+            maps.append(at)
+            inside = weight if inside is None else inside * weight
+        interp = ops.types.INTERP_NN if self.interpolation == "nearest" else ops.types.INTERP_LINEAR
+        values = image if self.floating else fn.cast(image, dtype=ops.types.FLOAT)
+        values = fn.experimental.remap(values, *maps, interp=interp, pixel_origin="center")
+        inside = fn.reinterpret(fn.expand_dims(inside, axes=[2]), layout="HWC")
+        result = values * inside
+        if self.fill is not None:
+            # For nearest pixels the weight is 0 or 1, and a second one changes nothing.
+            result = blend(ops, result, inside, self.fill)
+        return result if self.floating else fn.cast(result, dtype=ops.types.UINT8)
+
+    def _offset(self, ops: Ops, noise: Node, sides: Node, channel: int) -> Node:
+        """``(H, W)`` pixels by which places move along x (channel 0) or y (1); ``sides`` are height and width."""
+        fn = ops.fn
+        offset = fn.squeeze(fn.slice(noise, start=[channel], shape=[1], axes=[2]), axes=[2])
+        offset = fn.reinterpret(offset, layout="HW")
+        if max(self.sigma) > 0:
+            window = window_of(self.sigma[channel])
+            offset = fn.gaussian_blur(offset, sigma=self.sigma[::-1], window_size=[window, window])
+        # torchvision scales to sides of length 2.
+        offset = offset * np.float32(self.alpha[channel] / 2)
+        if CROSSWISE:
+            lengths = fn.cast(sides, dtype=ops.types.FLOAT)
+            offset = offset * (lengths[1 - channel] / lengths[channel])
+        return offset
+
+    def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
+        height, width = image.shape[-2:]
+        words = _noise.replay_words(sample, height, width, 2)
+        noise = torch.from_numpy(_noise.unit(words).astype(np.float32)).permute(2, 0, 1) * 2 - 1
+        parts: list[torch.Tensor] = []
+        for channel, side in enumerate((height, width) if CROSSWISE else (width, height)):
+            part = noise[None, channel : channel + 1]
+            if max(self.sigma) > 0:
+                part = F.gaussian_blur(part, [window_of(self.sigma[channel])] * 2, self.sigma)
+            parts.append(part * self.alpha[channel] / side)
+        return F.elastic(image, torch.concat(parts, 1).permute(0, 2, 3, 1), **self.how)

@@ -1,0 +1,101 @@
+"""Filters: blur, and the traces of JPEG compression."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torchvision import transforms as v1
+from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional as F
+
+from torchdali.transforms.rng import Draws
+from torchdali.transforms.rule import Input, Node, Ops, RowError, Rule, Unsupported, first_row
+from torchdali.transforms.spec import IntArray, Params, Sample, Spec
+
+_MOST_ON_GPU = 510
+"""What DALI's convolution on the GPU bounds the window's height times the channels by."""
+
+
+class GaussianBlur(Rule):
+    """A Gaussian blur of fixed window and random sigma; the image is mirrored at its edges."""
+
+    handles = (v2.GaussianBlur, v1.GaussianBlur)
+    operators = "gaussian_blur"
+    limits = "not uint8 or float32; on a GPU windows of more than 169 (one channel: 509)"
+
+    def infer(self, spec: Spec) -> Spec:
+        if spec.dtype not in (torch.uint8, torch.float32):
+            raise Unsupported(f"no rule for {spec}")
+        width, height = (int(x) for x in self.transform.kernel_size)
+        self.window = [height, width]
+        check_window(self.window, spec)
+        low, high = self.transform.sigma
+        self.randomness = "sigma" if low < high else ""
+        return spec
+
+    @property
+    def inputs(self) -> dict[str, Input]:
+        return {"sigma": Input(np.float32)}
+
+    def draw(self, draws: Draws, size: IntArray) -> Params:
+        if (row := first_row(size <= np.array(self.window) // 2)) is not None:
+            raise RowError(
+                row,
+                f"a window of {self.window[1]} x {self.window[0]} (width x height) needs an image of more than half "
+                f"of that, and this one has {size[row, 1]} x {size[row, 0]}",
+            )
+        # From there down it is one pixel in any window, and DALI's squares would leave float32's range.
+        return {"sigma": np.maximum(draws.between(*self.transform.sigma), 1e-3).astype(np.float32)}
+
+    def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+        return ops.fn.gaussian_blur(image, sigma=params["sigma"], window_size=self.window)
+
+    def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
+        return F.gaussian_blur(image, self.window[::-1], [float(sample["sigma"])] * 2)
+
+
+def check_window(window: Sequence[int], spec: Spec) -> None:
+    """Raises Unsupported where DALI's blur on the GPU takes no window of this (height, width)."""
+    if spec.device == "gpu" and max(window) * spec.channels >= _MOST_ON_GPU:
+        raise Unsupported(f"a window of {window[1]} x {window[0]} (width x height) is too large for DALI on a GPU")
+
+
+class JPEG(Rule):
+    """Compressed and decompressed, with random quality."""
+
+    handles = (v2.JPEG,)
+    limits = "not uint8 RGB"
+
+    def infer(self, spec: Spec) -> Spec:
+        if spec.channels != 3 or spec.dtype != torch.uint8:
+            raise Unsupported(f"no rule for {spec}")
+        low, high = self.transform.quality
+        self.randomness = "quality" if low < high else ""
+        self.operators = "jpeg_compression_distortion" + (" on the CPU" if spec.device == "gpu" else "")
+        return spec
+
+    @property
+    def inputs(self) -> dict[str, Input]:
+        return {"quality": Input(np.int32)}
+
+    def draw(self, draws: Draws, size: IntArray) -> Params:
+        low, high = self.transform.quality
+        return {"quality": np.floor(draws.between(low, high + 1)).astype(np.int32)}
+
+    def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+        if ops.device == "gpu" and ops.fidelity == "exact":
+            # On the GPU colours are enlarged without interpolation, as the decoders there do: mean difference .8.
+            # What is copied to the CPU must not be merged with its like in another view, or DALI looks for it in vain.
+            image = ops.fn.copy(image, preserve=True).cpu()
+            image = ops.fn.jpeg_compression_distortion(image, quality=params["quality"]).gpu()
+            return ops.fn.reinterpret(image, layout="HWC")  # a copy of no images has no axes
+        return ops.fn.jpeg_compression_distortion(image, quality=params["quality"])
+
+    def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
+        with warnings.catch_warnings():
+            # torchvision 0.29 is about to give up the coder that its own transform uses.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return F.jpeg(image, int(sample["quality"]))

@@ -1,0 +1,69 @@
+"""Mirror images."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torchvision import transforms as v1
+from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional as F
+
+from torchdali.transforms.rng import Draws
+from torchdali.transforms.rule import Composite, Input, Node, Ops, Rule
+from torchdali.transforms.spec import IntArray, Params, Sample, Spec
+
+
+class RandomHorizontalFlip(Rule):
+    """Left to right, with probability p."""
+
+    handles = (v2.RandomHorizontalFlip, v1.RandomHorizontalFlip)
+    operators = "flip"
+    axis = "horizontal"
+
+    def infer(self, spec: Spec) -> Spec:
+        self.randomness = f"flip with probability {self.transform.p:g}"
+        return spec
+
+    @property
+    def inputs(self) -> dict[str, Input]:
+        return {"flip": Input(np.int32)}
+
+    def draw(self, draws: Draws, size: IntArray) -> Params:
+        return {"flip": draws.chance(self.transform.p).astype(np.int32)}
+
+    def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+        return ops.fn.flip(image, **{"horizontal": 0, self.axis: params["flip"]})
+
+    def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
+        return F.horizontal_flip(image) if sample["flip"] else image
+
+    def absorb(self, previous: Rule) -> Rule | None:
+        if isinstance(previous, RandomHorizontalFlip) and previous.axis != self.axis:
+            return Flips([previous, self])
+        return None
+
+
+class RandomVerticalFlip(RandomHorizontalFlip):
+    """Top to bottom, with probability p."""
+
+    handles = (v2.RandomVerticalFlip, v1.RandomVerticalFlip)
+    axis = "vertical"
+
+    def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
+        return F.vertical_flip(image) if sample["flip"] else image
+
+
+class Flips(Composite):
+    """A flip along each axis."""
+
+    operators = "flip"
+
+    def __init__(self, parts: list[RandomHorizontalFlip]) -> None:
+        super().__init__(parts[-1].transform)
+        self.parts = parts
+        self.axes = [part.axis for part in parts]
+
+    def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+        return ops.fn.flip(image, **{axis: params[f"{i}_flip"] for i, axis in enumerate(self.axes)})

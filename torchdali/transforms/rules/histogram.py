@@ -1,0 +1,87 @@
+"""Colours changed by what the whole image looks like: contrast stretched, histogram made level."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torchvision import transforms as v1
+from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional as F
+
+from torchdali.transforms.rule import Node, Ops, Unsupported
+from torchdali.transforms.rules.color import bound, check_range, settle
+from torchdali.transforms.rules.photometric import Coin
+from torchdali.transforms.spec import Spec
+
+__all__ = ["autocontrast", "equalize"]
+
+
+def autocontrast(ops: Ops, image: Node, spec: Spec) -> Node:
+    """Each channel stretched to the whole range; one of a single value is left as it is."""
+    low, high = (
+        ops.fn.cast(extreme(image, axes=[0, 1], keep_dims=True), dtype=ops.types.FLOAT)
+        for extreme in (ops.fn.reductions.min, ops.fn.reductions.max)
+    )
+    flat = ops.fn.cast(high == low, dtype=ops.types.FLOAT)
+    # In torchvision's order, because what comes out of it is truncated.
+    scale = (high - low) * np.float32(1 / bound(spec)) + flat
+    return settle(ops, (image - low * (1.0 - flat)) / scale, spec)
+
+
+def equalize(ops: Ops, image: Node, spec: Spec) -> Node:
+    """Each channel's values spread evenly.
+
+    With C(v) the number of pixels below v, m that of pixels below the brightest and s = m // 255, torchvision (and
+    PIL) map v to ``min((C(v) + s // 2) // s, 255)``, and leave the channel as it is where s is 0. DALI's ``equalize``
+    of the inverted image, inverted, is ``round(C(v) * 255 / m)``, which differs by as much as s differs from m / 255:
+    half the range in a small image. But it gives C(v) to the nearest m / 255.
+    """
+    fn, math = ops.fn, ops.math
+    if spec.dtype.is_floating_point:
+        image = fn.cast(math.floor(image * np.float32(255.999)), dtype=ops.types.UINT8)
+    brightest = fn.reductions.max(image, axes=[0, 1], keep_dims=True)
+    below = fn.cast(image < brightest, dtype=ops.types.FLOAT)
+    pixels = fn.reductions.sum(below, axes=[0, 1], keep_dims=True)
+    step = math.floor(pixels * np.float32(1 / 255))  # whose float32 is above it
+    level = 255 - fn.equalize(fn.cast(255 - image, dtype=ops.types.UINT8))
+    # Counts are whole numbers: what float32 puts just below one is meant to be it.
+    count = level * (pixels * np.float32(1 / 255))
+    few = fn.cast(step == 0.0, dtype=ops.types.FLOAT)
+    spread = math.clamp((count + (math.floor(step * 0.5) + 0.01)) / (step + few), 0.0, 255.0)
+    result = fn.cast(math.floor(spread * (1.0 - few) + image * few), dtype=ops.types.UINT8)
+    return result * np.float32(1 / 255) if spec.dtype.is_floating_point else result
+
+
+class RandomAutocontrast(Coin):
+    """Each channel stretched to the whole range, with probability p."""
+
+    handles = (v2.RandomAutocontrast, v1.RandomAutocontrast)
+    does = "reduce, arithmetic, cast"
+
+    def apply(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+        return autocontrast(ops, image, self.spec)
+
+    def applied(self, image: torch.Tensor) -> torch.Tensor:
+        return F.autocontrast(image)
+
+
+class RandomEqualize(Coin):
+    """Each channel's histogram made level, with probability p."""
+
+    handles = (v2.RandomEqualize, v1.RandomEqualize)
+    does = "equalize, reduce, arithmetic, cast"
+    limits = "not uint8 or float32, v1's not uint8"
+
+    def infer(self, spec: Spec) -> Spec:
+        if spec.dtype.is_floating_point and isinstance(self.transform, v1.RandomEqualize):
+            raise Unsupported("v1's RandomEqualize accepts uint8 only")
+        check_range(spec)
+        return super().infer(spec)
+
+    def apply(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+        return equalize(ops, image, self.spec)
+
+    def applied(self, image: torch.Tensor) -> torch.Tensor:
+        return F.equalize(image)

@@ -1,0 +1,112 @@
+"""Mean and standard deviation, alone or in one operator with what came before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torchvision import transforms as v1
+from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional as F
+
+from torchdali.transforms.rule import Composite, Node, Ops, Rule, Unsupported
+from torchdali.transforms.rules.conversion import ToDtype, ToTensor
+from torchdali.transforms.rules.flip import RandomHorizontalFlip
+from torchdali.transforms.spec import Sample, Spec
+
+
+class Normalize(Rule):
+    """``(x - mean) / std`` for each channel."""
+
+    handles = (v2.Normalize, v1.Normalize)
+    limits = (
+        "a PIL image; not float32 (half types batch by batch); means or deviations that do not fit the channels; a "
+        "deviation of 0"
+    )
+    operators = "crop_mirror_normalize"
+
+    def __init__(self, transform: Any) -> None:
+        super().__init__(transform)
+        self.mean, self.std = ([float(x) for x in np.ravel(values)] for values in (transform.mean, transform.std))
+
+    def infer(self, spec: Spec) -> Spec:
+        if spec.kind == "pil" or spec.dtype != torch.float32:
+            held = "a PIL image" if spec.kind == "pil" else spec.dtype
+            raise Unsupported(f"Normalize needs float32, and there is {held} at this place")
+        if not {len(self.mean), len(self.std)} <= {1, spec.channels}:
+            raise Unsupported(f"{len(self.mean)} means and {len(self.std)} deviations for {spec.channels} channels")
+        if 0.0 in self.std:
+            raise Unsupported("a standard deviation is zero")
+        return replace(spec, unit=False)
+
+    def infer_batch(self, spec: Spec) -> Spec | None:
+        return spec if spec.kind != "pil" and spec.dtype.is_floating_point else None
+
+    def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+        return ops.fn.crop_mirror_normalize(
+            image, mean=self.mean, std=self.std, dtype=ops.types.FLOAT, output_layout="HWC"
+        )
+
+    def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
+        return F.normalize(image, self.transform.mean, self.transform.std)
+
+    def absorb(self, previous: Rule) -> Rule | None:
+        if isinstance(previous, Arithmetic):
+            return previous.then(self)
+        if isinstance(previous, (ToTensor, Normalize)) or (
+            type(previous) is ToDtype and (previous.source, previous.target) == (torch.uint8, torch.float32)
+        ):
+            return Arithmetic([previous, self])
+        return None
+
+
+class Arithmetic(Composite):
+    """Changes of type, scaling and normalising in one pass, and where they stand beside these the flip and the layout.
+
+    All of them are ``(x - mean) / std`` for each channel, and so is what they do together.
+    """
+
+    operators = "crop_mirror_normalize"
+
+    def __init__(self, parts: list[Rule], layout: str = "HWC") -> None:
+        super().__init__(parts[-1].transform)
+        self.parts = parts
+        self.layout = layout
+
+    def then(self, later: Rule) -> Arithmetic:
+        """This, and then another."""
+        return Arithmetic([*self.parts, later])
+
+    def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+        flips = type(self.parts[0]) is RandomHorizontalFlip
+        mean, std = np.zeros(1), np.ones(1)
+        half = False
+        for part in self.parts:
+            if isinstance(part, Normalize):
+                mean, std = mean + std * np.array(part.mean), std * np.array(part.std)
+            elif isinstance(part, ToTensor) or (isinstance(part, ToDtype) and part.scales):
+                std = std * 255
+            half |= isinstance(part, ToDtype) and part.target == torch.float16
+        return ops.fn.crop_mirror_normalize(
+            image,
+            mirror=params["0_flip"] if flips else 0,
+            mean=mean.tolist(),
+            std=std.tolist(),
+            dtype=ops.types.FLOAT16 if half else ops.types.FLOAT,
+            output_layout=self.layout,
+        )
+
+    def absorb(self, previous: Rule) -> Rule | None:
+        if type(previous) is RandomHorizontalFlip and type(self.parts[0]) is not RandomHorizontalFlip:
+            return Arithmetic([previous, *self.parts])
+        return None
+
+    def extend(self, later: Rule) -> Rule | None:
+        to_half = type(later) is ToDtype and (later.source, later.target) == (torch.float32, torch.float16)
+        return self.then(later) if to_half else None
+
+    def channels_first(self) -> Rule | None:
+        return Arithmetic(list(self.parts), "CHW")

@@ -1,0 +1,290 @@
+"""Colours changed pixel by pixel, with a probability.
+
+Each arithmetic is a function of nodes, which is torchvision's tensor kernel for uint8 and for float32; the rules below
+only say which numbers it gets.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torchvision import transforms as v1
+from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional as F
+
+from torchdali.transforms.rng import Draws
+from torchdali.transforms.rule import Input, Node, Ops, Rule, Unsupported
+from torchdali.transforms.rules.color import bound, check, check_range, grey, settle, three
+from torchdali.transforms.spec import IntArray, Params, Sample, Spec
+
+__all__ = ["Coin", "Value", "invert", "posterize", "posterize_by", "sharpen", "solarize"]
+
+
+def invert(image: Node, white: Node, spec: Spec) -> Node:
+    """``white - image`` where white is the value of white, and the image where it is 0; of the image's type."""
+    if spec.dtype == torch.uint8:
+        return image ^ white
+    return image * (1.0 - white * 2.0) + white
+
+
+def posterize_by(bits: npt.ArrayLike, spec: Spec) -> npt.NDArray[Any]:
+    """What :func:`posterize` takes for a number of bits: a mask, and for floats the number of levels."""
+    kept: IntArray = np.asarray(bits, np.int64)
+    if spec.dtype.is_floating_point:
+        return np.asarray(2.0**kept, np.float32)
+    return np.asarray(256 - (256 >> np.minimum(kept, 8)), np.uint8)
+
+
+def posterize(ops: Ops, image: Node, by: Node, spec: Spec) -> Node:
+    """The image in fewer levels, see :func:`posterize_by`; a mask of 255 leaves a uint8 image as it is."""
+    if spec.dtype == torch.uint8:
+        return image & by
+    return ops.math.clamp(ops.math.floor(image * by), 0.0, by - 1.0) / by
+
+
+def solarize(ops: Ops, image: Node, threshold: Node, spec: Spec) -> Node:
+    """The image, inverted where it is not below a float32 threshold; one above white leaves it as it is."""
+    above = image >= threshold
+    if spec.dtype == torch.uint8:
+        return image ^ ops.fn.cast(above * 255, dtype=ops.types.UINT8)
+    inverted = ops.fn.cast(above, dtype=ops.types.FLOAT)
+    # One of the two is 0, so nothing is rounded that torchvision does not round.
+    return inverted * (1.0 - image) + (1.0 - inverted) * image
+
+
+def sharpen(ops: Ops, image: Node, rest: Node, spec: Spec) -> Node:
+    """``image + rest * (blurred - image)`` but for the outermost pixels, which stay.
+
+    Args:
+        ops: The operators.
+        image: HWC.
+        rest: float32 on the CPU: 1 - torchvision's ``sharpness_factor``.
+        spec: The image.
+    """
+    fn = ops.fn
+    # torchvision blurs by 1/13 and in the middle 5/13. Conditional branches have no constants, so the kernel is made
+    # of a number that is there.
+    side = rest * np.float32(0) + np.float32(1 / 13)
+    kernel = fn.reshape(fn.stack(*[side] * 4, side * np.float32(-8), *[side] * 4), shape=[3, 3])
+    change = fn.filter(image, kernel.gpu() if ops.device == "gpu" else kernel, dtype=ops.types.FLOAT)
+    if spec.dtype == torch.uint8:
+        # The blurred image is rounded; thirteenths are never half way between two numbers.
+        change = ops.math.floor(change + 0.5)
+    for axis in (0, 1):
+        # An anchor is rounded down, to the first and to the last pixel: images with two of them stay as they are.
+        change = fn.erase(
+            change,
+            anchor=[0.0, 0.999999],
+            shape=[1.0, 1.0],
+            axes=[axis],
+            normalized_anchor=True,
+            normalized_shape=False,
+            fill_value=0.0,
+        )
+    return settle(ops, image + change * rest, spec)
+
+
+class RGB(Rule):
+    """Grey as three equal channels."""
+
+    handles = (v2.RGB,)
+    limits = "not uint8 or float32"
+
+    def infer(self, spec: Spec) -> Spec:
+        check(spec)
+        self.operators = "cat" if spec.channels == 1 else ""
+        return replace(spec, channels=3)
+
+    def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+        return three(ops, image) if self.operators else image
+
+    def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
+        return F.grayscale_to_rgb(image)
+
+
+class Value(NamedTuple):
+    """A number that says what is done.
+
+    Attributes:
+        dtype: As it is fed.
+        applied: For the samples to which the transform is applied.
+        neutral: One that changes nothing, exactly; without it the others are not touched.
+    """
+
+    dtype: type[np.generic]
+    applied: float
+    neutral: float | None = None
+
+
+class Coin(Rule):
+    """What is done to an image, or nothing, by a coin that is thrown for each."""
+
+    does: ClassVar[str]
+    """The operators of ``apply``, in words."""
+    limits = "not uint8 or float32"
+    value: Value | None = None
+
+    def infer(self, spec: Spec) -> Spec:
+        check(spec)
+        self.spec = spec
+        self.value = self.setting(spec)
+        p: float = self.transform.p
+        self.randomness = f"apply with probability {p:g}"
+        self.operators = f"split, {self.does}, merge" if self._splits else self.does
+        if p <= 0 or not self.does:
+            self.operators = ""
+        return spec
+
+    def setting(self, spec: Spec) -> Value | None:
+        """The number that is fed, if any.
+
+        Raises:
+            Unsupported: The transform runs in torch.
+        """
+        return None
+
+    @abstractmethod
+    def apply(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+        """Emits the operators for images to which it is applied."""
+
+    @abstractmethod
+    def applied(self, image: torch.Tensor) -> torch.Tensor:
+        """torchvision's functional."""
+
+    @property
+    def _splits(self) -> bool:
+        return self.transform.p < 1 and (self.value is None or self.value.neutral is None)
+
+    @property
+    def inputs(self) -> dict[str, Input]:
+        fed = {"value": Input(self.value.dtype)} if self.value else {}
+        return {"apply": Input(np.bool_), **fed} if self._splits else fed
+
+    def draw(self, draws: Draws, size: IntArray) -> Params:
+        apply = draws.chance(self.transform.p)
+        if self.value is None:
+            return {"apply": apply}
+        _, applied, neutral = self.value
+        return {"apply": apply, "value": np.where(apply, applied, applied if neutral is None else neutral)}
+
+    def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+        if not self._splits:
+            return self.apply(ops, image, params)
+        return ops.when(
+            params["apply"], partial(self.apply, ops), image, {k: params[k] for k in params if k == "value"}
+        )
+
+    def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
+        return self.applied(image) if sample["apply"] else image
+
+
+class RandomGrayscale(Coin):
+    """Grey in as many channels as there are, with probability p."""
+
+    handles = (v2.RandomGrayscale, v1.RandomGrayscale)
+    does = "coord_transform, floor, cast, cat"
+
+    def infer(self, spec: Spec) -> Spec:
+        spec = super().infer(spec)
+        if spec.channels == 1:
+            self.operators = ""
+        return spec
+
+    def apply(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+        if self.spec.channels == 1:
+            return image
+        shade = grey(ops, image, self.spec)
+        return three(ops, shade if self.spec.dtype.is_floating_point else ops.fn.cast(shade, dtype=ops.types.UINT8))
+
+    def applied(self, image: torch.Tensor) -> torch.Tensor:
+        return F.rgb_to_grayscale(image, image.shape[-3])
+
+
+class RandomInvert(Coin):
+    """White minus the image, with probability p."""
+
+    handles = (v2.RandomInvert, v1.RandomInvert)
+    does = "arithmetic"
+
+    def setting(self, spec: Spec) -> Value:
+        return Value(np.float32 if spec.dtype.is_floating_point else np.uint8, bound(spec), 0)
+
+    def apply(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+        return invert(image, params["value"], self.spec)
+
+    def applied(self, image: torch.Tensor) -> torch.Tensor:
+        return F.invert(image)
+
+
+class RandomPosterize(Coin):
+    """Fewer bits, with probability p."""
+
+    handles = (v2.RandomPosterize, v1.RandomPosterize)
+    does = "arithmetic"
+    limits = "not uint8 or float32, v1's not uint8; bits that torchvision refuses"
+
+    def setting(self, spec: Spec) -> Value:
+        bits: Any = self.transform.bits
+        if not isinstance(bits, int) or not 0 <= bits <= 8:
+            raise Unsupported(f"torchvision's posterize accepts 0 to 8 bits, not {bits}")
+        if spec.kind == "pil" and bits == 0:
+            raise Unsupported("PIL refuses 0 bits")
+        if spec.dtype.is_floating_point:
+            if isinstance(self.transform, v1.RandomPosterize):
+                raise Unsupported("v1's RandomPosterize accepts uint8 only")
+            check_range(spec)
+            return Value(np.float32, posterize_by(bits, spec).item())
+        return Value(np.uint8, posterize_by(bits, spec).item(), 255)
+
+    def apply(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+        return posterize(ops, image, params["value"], self.spec)
+
+    def applied(self, image: torch.Tensor) -> torch.Tensor:
+        return F.posterize(image, self.transform.bits)
+
+
+class RandomSolarize(Coin):
+    """What is not below a threshold inverted, with probability p."""
+
+    handles = (v2.RandomSolarize, v1.RandomSolarize)
+    does = "arithmetic, cast"
+    limits = "not uint8 or float32; a threshold below black or above white"
+
+    def setting(self, spec: Spec) -> Value:
+        if self.transform.threshold > bound(spec):
+            raise Unsupported(f"torchvision's solarize accepts thresholds up to {bound(spec):g} here")
+        if self.transform.threshold < 0:
+            raise Unsupported("torch takes a negative threshold modulo 256 for uint8")
+        return Value(np.float32, self.transform.threshold, np.inf)
+
+    def apply(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+        return solarize(ops, image, params["value"], self.spec)
+
+    def applied(self, image: torch.Tensor) -> torch.Tensor:
+        return F.solarize(image, self.transform.threshold)
+
+
+class RandomAdjustSharpness(Coin):
+    """Sharper or softer, with probability p."""
+
+    handles = (v2.RandomAdjustSharpness, v1.RandomAdjustSharpness)
+    does = "filter, erase, arithmetic, cast"
+    limits = "not uint8 or float32; a negative factor, which torchvision refuses"
+
+    def setting(self, spec: Spec) -> Value:
+        if self.transform.sharpness_factor < 0:
+            raise Unsupported("torchvision refuses negative factors")
+        return Value(np.float32, 1.0 - self.transform.sharpness_factor)
+
+    def apply(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+        return sharpen(ops, image, params["value"], self.spec)
+
+    def applied(self, image: torch.Tensor) -> torch.Tensor:
+        return F.adjust_sharpness(image, self.transform.sharpness_factor)

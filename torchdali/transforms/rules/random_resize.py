@@ -1,0 +1,83 @@
+"""Resampling to a random size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torchvision.transforms import v2
+
+from torchdali.transforms.rng import Draws, Words
+from torchdali.transforms.rule import Unsupported
+from torchdali.transforms.rules.resize import Resizing, resized_size
+from torchdali.transforms.spec import IntArray, Spec
+
+Floats = npt.NDArray[np.float32]
+
+
+class RandomResize(Resizing):
+    """The shorter side to a random length, ``min_size`` included and ``max_size`` not."""
+
+    handles = (v2.RandomResize,)
+    randomness = "length of the shorter side"
+
+    def infer(self, spec: Spec) -> Spec:
+        low, high = self.transform.min_size, self.transform.max_size
+        if not isinstance(low, int) or not isinstance(high, int) or low >= high:
+            raise Unsupported(f"no whole number is at least min_size={low} and below max_size={high}")
+        return super().infer(spec)
+
+    def sizes(self, draws: Draws, size: IntArray) -> IntArray:
+        low, high = self.transform.min_size, self.transform.max_size
+        return resized_size(size, [low + np.floor(draws.uniform(1)[:, 0] * (high - low)).astype(np.int64)], None)
+
+
+class RandomShortestSize(Resizing):
+    """The shorter side to one of several lengths, or less where the longer one would exceed ``max_size``."""
+
+    handles = (v2.RandomShortestSize,)
+    randomness = "length of the shorter side"
+
+    def infer(self, spec: Spec) -> Spec:
+        if not self.transform.min_size:
+            raise Unsupported("there is no min_size to choose")
+        return super().infer(spec)
+
+    def sizes(self, draws: Draws, size: IntArray) -> IntArray:
+        lengths = np.array(self.transform.min_size, np.float64)
+        length = lengths[draws.choice(np.full(len(lengths), 1 / len(lengths)))]
+        ratio = length / size.min(axis=1)
+        if self.transform.max_size is not None:
+            ratio = np.minimum(ratio, self.transform.max_size / size.max(axis=1))
+        return (size * ratio[:, None]).astype(np.int64)
+
+
+class ScaleJitter(Resizing):
+    """A random multiple of the scale at which the image just fits into ``target_size``."""
+
+    handles = (v2.ScaleJitter,)
+    randomness = "scale"
+
+    def sizes(self, draws: Draws, size: IntArray) -> IntArray:
+        target: Any = self.transform.target_size
+        low, high = self.transform.scale_range
+        # torchvision compares the height with the second number of target_size and the width with the first.
+        fit = np.minimum(target[1] / size[:, 0], target[0] / size[:, 1])
+        ratio = fit.astype(np.float32) * between(low, high, fractions(draws.words(1)[:, 0]))
+        return scaled(size, ratio[:, None])
+
+
+def fractions(words: Words) -> Floats:
+    """Numbers as ``torch.rand`` makes them: float32, of 24 random bits."""
+    return (words >> np.uint64(8)).astype(np.float32) * np.float32(2.0**-24)
+
+
+def between(low: float, high: float, fraction: Floats) -> Floats:
+    """``low + fraction * (high - low)`` as torch makes it: in float32."""
+    return (fraction * np.float32(high - low) + np.float32(low)).astype(np.float32)
+
+
+def scaled(size: IntArray, factor: Floats) -> IntArray:
+    """``int(size * factor)`` as torch makes it: the product is a float32."""
+    return (size.astype(np.float32) * factor).astype(np.int64)

@@ -1,0 +1,230 @@
+"""Resampling to another size."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torchvision import transforms as v1
+from torchvision.transforms import InterpolationMode, v2
+from torchvision.transforms import functional as v1_functional
+from torchvision.transforms.v2 import functional as F
+
+from torchdali.transforms.rng import Draws
+from torchdali.transforms.rule import Input, Node, Ops, RowError, Rule, Unsupported, check_whole, first_row
+from torchdali.transforms.spec import IntArray, Params, Sample, Spec
+
+_BY_PILLOW_CONSTANT = {
+    0: InterpolationMode.NEAREST,
+    1: InterpolationMode.LANCZOS,
+    2: InterpolationMode.BILINEAR,
+    3: InterpolationMode.BICUBIC,
+    4: InterpolationMode.BOX,
+    5: InterpolationMode.HAMMING,
+}
+_NEAREST = (InterpolationMode.NEAREST, InterpolationMode.NEAREST_EXACT)
+_FILTERS = {InterpolationMode.BILINEAR: 1, InterpolationMode.BICUBIC: 2}
+"""DALI's numbers of the filters: ``DALIInterpType``."""
+
+
+class Resampling:
+    """How to resample: shared by every rule that resizes.
+
+    torchvision resamples uint8 images along the width, rounds, and then along the height. Two one-dimensional
+    passes of DALI do the same; its one two-dimensional pass keeps floats between and so differs by a level
+    on every sixth value. Tensors are made floats by v1's functionals, which timm calls, too; so they are rounded once,
+    as by that pass. Nearest
+    neighbours are picked at ``floor(i * scale)``, DALI's at ``floor((i + .5) * scale)``: the region is moved by half
+    a step. A thousandth of a pixel keeps exact halves from falling below.
+
+    Args:
+        transform: A transform with ``interpolation``, one or a sequence of which each sample takes one, and maybe
+            ``antialias``, which is True where there is none.
+        spec: The image that comes in.
+        target: Height and width where every image gets the same, which then need not be fed.
+
+    Raises:
+        Unsupported: DALI has no equal of this interpolation.
+    """
+
+    def __init__(self, transform: Any, spec: Spec, target: tuple[int, int] | None) -> None:
+        self.target = target
+        self.pil = spec.kind == "pil"
+        self.antialias: bool = self.pil or bool(getattr(transform, "antialias", True))
+        self.floating = spec.dtype.is_floating_point
+        self.rounds_once = not isinstance(transform, v2.Transform) and not self.pil
+        modes: Any = transform.interpolation
+        several = isinstance(modes, (tuple, list))
+        self.modes = tuple(self._parse(mode) for mode in cast("Sequence[Any]", modes if several else [modes]))
+        self.mode = self.modes[0]
+        self.nearest = self.mode in _NEAREST
+        # Bicubic filters overshoot, and floats are not clamped.
+        self.unit = spec.unit and not (self.floating and InterpolationMode.BICUBIC in self.modes)
+        if len(self.modes) > 1 and any(mode in _NEAREST for mode in self.modes):
+            raise Unsupported("no rule for nearest among several interpolations")
+        if spec.dtype not in (torch.uint8, torch.float32):
+            raise Unsupported(f"no rule for {spec.dtype} images")
+
+    def _parse(self, mode: Any) -> InterpolationMode:
+        try:
+            mode = _BY_PILLOW_CONSTANT[mode] if isinstance(mode, int) else InterpolationMode(mode)
+        except (KeyError, ValueError) as error:
+            raise Unsupported(f"torchvision knows no interpolation {mode!r}") from error
+        if self.pil and mode is InterpolationMode.NEAREST:
+            return InterpolationMode.NEAREST_EXACT
+        if mode is InterpolationMode.BICUBIC and not self.antialias:
+            raise Unsupported("DALI's bicubic filter is another one than torch's without antialias")
+        if mode not in (*_NEAREST, InterpolationMode.BILINEAR, InterpolationMode.BICUBIC):
+            raise Unsupported(f"no rule for {mode.value} interpolation")
+        return mode
+
+    @property
+    def inputs(self) -> dict[str, Input]:
+        """What must be fed: the target where it varies, and for nearest neighbours the region."""
+        sides = {} if self.target else {"height": Input(np.float32), "width": Input(np.float32)}
+        if self.nearest:
+            sides |= {"roi_start": Input(np.float32, 1), "roi_end": Input(np.float32, 1)}
+        if len(self.modes) > 1:
+            sides |= {"mode": Input(np.int32)}
+        return sides
+
+    def draw(self, size: IntArray, target: IntArray, draws: Draws) -> Params:
+        """Parameters for images of ``size`` resized to ``target``, both ``(N, 2)``; of several interpolations one."""
+        if (row := first_row((target < 1) | (size < 1))) is not None:
+            raise RowError(row, f"an image of {tuple(size[row].tolist())} would become {tuple(target[row].tolist())}")
+        params: Params = {
+            "height": target[:, 0].astype(np.float32),
+            "width": target[:, 1].astype(np.float32),
+        }
+        if self.nearest:
+            shift = 1e-3 - (0.5 * size / target if self.mode is InterpolationMode.NEAREST else 0.0)
+            params["roi_start"] = np.broadcast_to(shift, size.shape).astype(np.float32)
+            params["roi_end"] = (size + shift).astype(np.float32)
+        if len(self.modes) > 1:
+            choice = draws.choice(np.full(len(self.modes), 1 / len(self.modes)))
+            params["mode"] = np.array([_FILTERS[mode] for mode in self.modes], np.int32)[choice]
+        return params
+
+    def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+        """Resizes an HWC image."""
+        height, width = self.target or (params["height"], params["width"])
+        if self.nearest:
+            return ops.fn.resize(
+                image,
+                resize_y=height,
+                resize_x=width,
+                roi_start=params["roi_start"],
+                roi_end=params["roi_end"],
+                interp_type=ops.types.INTERP_NN,
+                mode="stretch",
+            )
+        how = {
+            "interp_type": ops.fn.cast(params["mode"], dtype=ops.types.INTERP_TYPE)
+            if len(self.modes) > 1
+            else ops.types.DALIInterpType(_FILTERS[self.mode]),
+            "antialias": self.antialias,
+            "mode": "stretch",
+        }
+        if self.floating or self.rounds_once or not self.antialias or ops.fidelity == "fast":
+            return ops.fn.resize(image, resize_x=width, resize_y=height, **how)
+        image = ops.fn.resize(image, resize_x=width, **how)
+        return ops.fn.resize(image, resize_y=height, **how)
+
+    def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
+        """torchvision's tensor kernel."""
+        target = [int(sample["height"]), int(sample["width"])]
+        mode = next(mode for mode in self.modes if _FILTERS.get(mode) == sample.get("mode", _FILTERS.get(mode)))
+        resize = v1_functional.resize if self.rounds_once else F.resize
+        return resize(image, target, interpolation=mode, antialias=self.antialias)
+
+
+def resized_size(size: IntArray, target: Sequence[int] | Sequence[IntArray] | None, max_size: int | None) -> IntArray:
+    """Heights and widths after torchvision's ``Resize``: ``_compute_resized_output_size`` for many at once.
+
+    Args:
+        size: ``(N, 2)`` heights and widths.
+        target: One number for the shorter side (or one for each image), two for both, or None where ``max_size``
+            says it all.
+        max_size: The longest that the longer side may get.
+    """
+    if target is not None and len(target) == 2:
+        return np.tile(np.array(target, np.int64), (len(size), 1))
+    short: IntArray = size.min(axis=1)
+    long: IntArray = size.max(axis=1)
+    if target is None:
+        assert max_size is not None
+        new_short, new_long = max_size * short // long, np.full_like(long, max_size)
+    else:
+        new_short, new_long = np.full_like(short, target[0]), target[0] * long // short
+        if max_size is not None:
+            over = new_long > max_size
+            new_short = np.where(over, max_size * new_short // np.maximum(new_long, 1), new_short)
+            new_long = np.where(over, max_size, new_long)
+    wide = size[:, 1] > size[:, 0]
+    return np.stack((np.where(wide, new_short, new_long), np.where(wide, new_long, new_short)), axis=1)
+
+
+class Resizing(Rule):
+    """The whole image resized; ``sizes`` says to what."""
+
+    operators = "resize"
+    limits = "not uint8 or float32; bicubic without antialias; lanczos, box, hamming"
+
+    @abstractmethod
+    def sizes(self, draws: Draws, size: IntArray) -> IntArray:
+        """``(N, 2)`` heights and widths of what comes out."""
+
+    def infer(self, spec: Spec) -> Spec:
+        self.resampling = Resampling(self.transform, spec, None)
+        return replace(spec, size=None, unit=self.resampling.unit)
+
+    @property
+    def inputs(self) -> dict[str, Input]:
+        return self.resampling.inputs
+
+    def draw(self, draws: Draws, size: IntArray) -> Params:
+        return self.resampling.draw(size, self.sizes(draws, size), draws)
+
+    def resized(self, size: IntArray, params: Params) -> IntArray:
+        return np.stack((params["height"], params["width"]), axis=1).astype(np.int64)
+
+    def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+        return self.resampling.lower(ops, image, params)
+
+    def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
+        return self.resampling.replay(image, sample)
+
+
+class Resize(Resizing):
+    """To a fixed size, or with the shorter or longer side given."""
+
+    handles = (v2.Resize, v1.Resize)
+
+    def __init__(self, transform: Any) -> None:
+        super().__init__(transform)
+        size: Any = transform.size
+        self.target: list[int] | None = [size] if isinstance(size, int) else size and list(size)
+        self.max_size: int | None = transform.max_size
+
+    def infer(self, spec: Spec) -> Spec:
+        check_whole(self.target or ())
+        both = (self.target[0], self.target[1]) if self.target and len(self.target) == 2 else None
+        self.resampling = Resampling(self.transform, spec, both)
+        if both and self.max_size is not None:
+            raise Unsupported("max_size goes with one side only")
+        if self.target and self.max_size is not None and self.max_size <= self.target[0]:
+            raise Unsupported("max_size is not greater than size")
+        spec = replace(spec, unit=self.resampling.unit)
+        if both:
+            return replace(spec, size=both)
+        if spec.size is None:
+            return spec
+        height, width = resized_size(np.array([spec.size]), self.target, self.max_size)[0].tolist()
+        return replace(spec, size=(height, width))
+
+    def sizes(self, draws: Draws, size: IntArray) -> IntArray:
+        return resized_size(size, self.target, self.max_size)

@@ -1,0 +1,222 @@
+"""The transforms of timm, which need not be installed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+from torchdali.transforms.rng import Draws
+from torchdali.transforms.rule import Composite, RowError, Unsupported, first_row
+from torchdali.transforms.rules.conversion import PILToTensor, ToDtype, ToTensor
+from torchdali.transforms.rules.crop import CenterCrop, Window, resolve_fill
+from torchdali.transforms.rules.erasing import RandomErasing
+from torchdali.transforms.rules.resize import Resizing
+from torchdali.transforms.rules.resized_crop import RandomResizedCrop
+from torchdali.transforms.spec import IntArray, Sample, Spec
+
+
+class RandomResizedCropAndInterpolation(RandomResizedCrop):
+    """torchvision's RandomResizedCrop, by a filter of its own for each sample if ``interpolation="random"``."""
+
+    handles = ("timm.data.transforms.RandomResizedCropAndInterpolation",)
+
+    def infer(self, spec: Spec) -> Spec:
+        if len(self.transform.size) != 2:
+            raise Unsupported("its size is not (height, width)")
+        spec = super().infer(spec)
+        self.randomness = RandomResizedCrop.randomness + (", filter" if len(self.resampling.modes) > 1 else "")
+        return spec
+
+
+class ResizeKeepRatio(Resizing):
+    """To a size that covers the target or fits into it, or between; at random larger, smaller or stretched."""
+
+    handles = ("timm.data.transforms.ResizeKeepRatio",)
+
+    def __init__(self, transform: Any) -> None:
+        super().__init__(transform)
+        self.scales: bool = transform.random_scale_prob > 0
+        self.stretches: bool = transform.random_aspect_prob > 0
+
+    def infer(self, spec: Spec) -> Spec:
+        if len(self.transform.size) != 2:
+            raise Unsupported("its size is not (height, width)")
+        spec = super().infer(spec)
+        drawn = {"scale": self.scales, "aspect ratio": self.stretches, "filter": len(self.resampling.modes) > 1}
+        self.randomness = ", ".join(name for name, used in drawn.items() if used)
+        return spec
+
+    def sizes(self, draws: Draws, size: IntArray) -> IntArray:
+        given = self.transform
+        ratio = size / np.array(given.size, np.float64)
+        ratio = ratio.max(axis=1) * given.longest + ratio.min(axis=1) * (1.0 - given.longest)
+        u = draws.uniform(4)
+        factor = np.ones(size.shape)
+        if self.scales:
+            low, high = given.random_scale_range
+            scale = low + (high - low) * u[:, 1]
+            scale = 1.0 / np.sqrt(scale) if given.random_scale_area else scale
+            factor *= np.where(u[:, 0] < given.random_scale_prob, scale, 1.0)[:, None]
+        if self.stretches:
+            low, high = (math.log(x) for x in given.random_aspect_range)
+            aspect = np.sqrt(np.exp(low + (high - low) * u[:, 3]))
+            aspect = np.where(u[:, 2] < given.random_aspect_prob, aspect, 1.0)
+            factor = np.stack((factor[:, 0] / aspect, factor[:, 1] * aspect), axis=1)
+        return np.rint(size * factor / ratio[:, None]).astype(np.int64)
+
+
+def constant_fill(transform: Any, spec: Spec) -> list[float]:
+    """The fill values of a transform of timm's that pads by torchvision's v1 ``pad``.
+
+    Raises:
+        Unsupported: It does not fill with a constant, or not images of this kind.
+    """
+    mode = getattr(transform, "padding_mode", "constant")
+    if mode != "constant":
+        raise Unsupported(f"no rule for padding_mode={mode!r}, whose border differs from sample to sample")
+    if spec.kind != "pil" and not isinstance(transform.fill, (int, float)):
+        raise Unsupported("torchvision's v1 pad fills tensors with one number only")
+    return resolve_fill(transform, spec)
+
+
+class CenterCropOrPad(CenterCrop):
+    """torchvision's CenterCrop with a fill value."""
+
+    handles = ("timm.data.transforms.CenterCropOrPad",)
+    limits = "padding_mode other than constant"
+
+    def infer(self, spec: Spec) -> Spec:
+        self.fill = constant_fill(self.transform, spec)
+        return super().infer(spec)
+
+    def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
+        return Window.replay(self, image, sample)
+
+
+class RandomCropOrPad(Window):
+    """A window of fixed size: anywhere in the image, or, where this is smaller, anywhere around it."""
+
+    handles = ("timm.data.transforms.RandomCropOrPad",)
+    limits = "padding_mode other than constant"
+    randomness = "top, left"
+
+    def infer(self, spec: Spec) -> Spec:
+        self.fill = constant_fill(self.transform, spec)
+        height, width = self.transform.size
+        return replace(spec, size=(int(height), int(width)))
+
+    def window(self, draws: Draws, size: IntArray) -> tuple[IntArray, IntArray]:
+        shape = np.broadcast_to(np.array(self.transform.size, np.int64), size.shape)
+        spare = size - shape
+        start = np.floor(draws.uniform(2) * (np.abs(spare) + 1)).astype(np.int64)
+        return np.where(spare < 0, -start, start), shape
+
+
+class RandomPad(Window):
+    """A border where the image is smaller than the target, split at random."""
+
+    handles = ("timm.data.transforms.RandomPad",)
+    randomness = "left, top"
+
+    def infer(self, spec: Spec) -> Spec:
+        self.fill = constant_fill(self.transform, spec)
+        return replace(spec, size=None)
+
+    def window(self, draws: Draws, size: IntArray) -> tuple[IntArray, IntArray]:
+        missing = np.maximum(np.array(self.transform.input_size, np.int64)[:2] - size, 0)
+        start = np.floor(draws.uniform(2) * (missing + 1)).astype(np.int64)
+        return -start, size + missing
+
+
+class TrimBorder(Window):
+    """All but a border of fixed width."""
+
+    handles = ("timm.data.transforms.TrimBorder",)
+    inside = True
+
+    def infer(self, spec: Spec) -> Spec:
+        self.border = int(self.transform.border_size)
+        if self.border < 0:
+            raise Unsupported("its border is negative")
+        if spec.size is None:
+            return spec
+        height, width = (side - 2 * self.border for side in spec.size)
+        return replace(spec, size=(height, width))
+
+    def window(self, draws: Draws, size: IntArray) -> tuple[IntArray, IntArray]:
+        shape = size - 2 * self.border
+        if (row := first_row(shape < 1)) is not None:
+            raise RowError(row, f"nothing is left of an image of {tuple(size[row].tolist())}")
+        return np.full_like(size, self.border), shape
+
+
+class MaybeToTensor(ToTensor):
+    """PIL image to float32 in [0, 1]; a tensor stays as it is."""
+
+    handles = ("timm.data.transforms.MaybeToTensor",)
+
+    def infer(self, spec: Spec) -> Spec:
+        converts = spec.kind == "pil"
+        self.operators = ToTensor.operators if converts else ""
+        return super().infer(spec) if converts else spec
+
+
+class MaybePILToTensor(PILToTensor):
+    """PIL image to uint8 tensor; a tensor stays as it is."""
+
+    handles = ("timm.data.transforms.MaybePILToTensor",)
+
+
+class TimmToTensor(ToDtype):
+    """PIL image to a tensor of another type, with the same values."""
+
+    handles = ("timm.data.transforms.ToTensor",)
+
+    def __init__(self, transform: Any) -> None:
+        super().__init__(transform)
+        self.scale = False
+
+    def infer(self, spec: Spec) -> Spec:
+        if spec.kind != "pil":
+            raise Unsupported("timm's ToTensor accepts PIL images only")
+        return super().infer(replace(spec, kind="tensor"))
+
+    def infer_batch(self, spec: Spec) -> Spec | None:
+        return None
+
+
+class TimmRandomErasing(Composite):
+    """torchvision's RandomErasing of one box, under other names."""
+
+    handles = ("timm.data.random_erasing.RandomErasing",)
+    limits = 'a PIL image, which it refuses; not uint8 or float32; more than one box; mode="rand"'
+
+    def __init__(self, transform: Any) -> None:
+        super().__init__(transform)
+        low, high = transform.log_aspect_ratio
+        given = SimpleNamespace(
+            p=transform.probability,
+            scale=(transform.min_area, transform.max_area),
+            ratio=(math.exp(low), math.exp(high)),
+            value="random" if transform.per_pixel else 0,
+        )
+        self.parts = [RandomErasing(given)]
+
+    def infer(self, spec: Spec) -> Spec:
+        given = self.transform
+        if spec.kind == "pil":
+            raise Unsupported("timm's RandomErasing accepts tensors only")
+        if (given.min_count, given.max_count) != (1, 1):
+            raise Unsupported("no rule for several boxes")
+        if given.rand_color:
+            raise Unsupported("no rule for boxes of one random colour")
+        if given.per_pixel and not spec.dtype.is_floating_point:
+            raise Unsupported("normal numbers need floating point")
+        spec = super().infer(spec)
+        self.operators, self.randomness = self.parts[0].operators, self.parts[0].randomness
+        return spec

@@ -1,0 +1,154 @@
+"""Several images of one: five and ten crops, and views that each have a chain of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torchvision import transforms as v1
+from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional as F
+
+from torchdali.transforms.chain import check_callable, flatten
+from torchdali.transforms.rng import Draws
+from torchdali.transforms.rule import Chain, RowError, Rule, Unsupported, Views, first_row
+from torchdali.transforms.rules.crop import CenterCrop, Window, check_size
+from torchdali.transforms.rules.flip import RandomHorizontalFlip, RandomVerticalFlip
+from torchdali.transforms.spec import IntArray, Params, Sample, Spec
+
+__all__ = ["FiveCrop", "MultiView", "TenCrop"]
+
+
+class MultiView:
+    """Several views of one image: a list of what each transform makes of it.
+
+    What SimCLR, DINO and their kin train on. torchvision has no name for it; called on an image it does what any
+    such class does, and ``DALILoader`` decodes the image once for all views. ``default_collate`` makes of it a list
+    of batches, one for each view.
+
+    Args:
+        transforms: For each view the transform that makes it; the same one may stand there several times, and draws
+            anew each time.
+    """
+
+    def __init__(self, transforms: Sequence[Callable[[Any], Any]]) -> None:
+        if callable(transforms) or isinstance(transforms, str):
+            raise TypeError(f"MultiView takes a list of transforms, one for each view, not {transforms!r}")
+        self.transforms = list(transforms)
+        if not self.transforms:
+            raise ValueError("MultiView needs at least one transform")
+        for one in self.transforms:
+            check_callable(*flatten(one))
+
+    def __call__(self, image: Any) -> list[Any]:
+        """The views of one image, as each transform makes them."""
+        return [transform(image) for transform in self.transforms]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.transforms!r})"
+
+
+class MultiViewRule(Views):
+    """A chain for each view."""
+
+    handles = (MultiView,)
+    limits = "a transform of a view runs in torch; views differ in type, dtype or channels"
+    operators = "those of each view, below"
+
+    def split(self, spec: Spec) -> list[tuple[Chain, Spec]]:
+        self.chains = [Chain(self.transform, flatten(one)) for one in self.transform.transforms]
+        parts: list[tuple[Chain, Spec]] = []
+        for i, chain in enumerate(self.chains, start=1):
+            try:
+                parts.append((chain, chain.infer(spec)))
+            except Unsupported as unsupported:
+                raise Unsupported(f"view {i}: {unsupported}") from unsupported
+        for one in ("kind", "dtype", "channels"):
+            if len(found := {getattr(out, one) for _, out in parts}) > 1:
+                raise Unsupported(f"its views differ in {one}: {', '.join(sorted(map(str, found)))}")
+        drawn = [f"view {i}: {chain.randomness}" for i, chain in enumerate(self.chains, start=1) if chain.randomness]
+        self.randomness = "; ".join(drawn)
+        return parts
+
+    def number(self, start: int) -> int:
+        self.step = start
+        for chain in self.chains:
+            start = chain.number(start)
+        return start
+
+
+class _Corner(Window):
+    """One of the four corners."""
+
+    inside = True
+
+    def __init__(self, transform: Any, size: tuple[int, int], bottom: bool, right: bool) -> None:
+        super().__init__(transform)
+        self.size = size
+        self.at_end = np.array([bottom, right])
+
+    def infer(self, spec: Spec) -> Spec:
+        check_size(self.size)
+        return replace(spec, size=self.size)
+
+    def window(self, draws: Draws, size: IntArray) -> tuple[IntArray, IntArray]:
+        shape = np.broadcast_to(np.array(self.size, np.int64), size.shape)
+        if (row := first_row(size < shape)) is not None:
+            raise RowError(row, f"the crop of {self.size} is larger than the image of {tuple(size[row].tolist())}")
+        return (size - shape) * self.at_end, shape
+
+    def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
+        return F.five_crop(image, list(self.size))[int(self.at_end[0]) * 2 + int(self.at_end[1])]
+
+
+class _Mirrored(RandomHorizontalFlip):
+    """Left to right, always."""
+
+    randomness = ""
+
+    def infer(self, spec: Spec) -> Spec:
+        return spec
+
+    def draw(self, draws: Draws, size: IntArray) -> Params:
+        return {"flip": np.ones(len(draws), np.int32)}
+
+
+class _UpsideDown(_Mirrored, RandomVerticalFlip):
+    """Top to bottom, always."""
+
+
+class FiveCrop(Views):
+    """The four corners and the middle."""
+
+    handles = (v2.FiveCrop, v1.FiveCrop)
+    operators = "slice for each view"
+    container = tuple
+    limits = "on several views"
+
+    def views(self) -> list[list[Rule]]:
+        """The rules of each view."""
+        size = (int(self.transform.size[0]), int(self.transform.size[1]))
+        corners = [_Corner(self.transform, size, bottom, right) for bottom in (False, True) for right in (False, True)]
+        return [*([corner] for corner in corners), [CenterCrop(self.transform)]]
+
+    def split(self, spec: Spec) -> list[tuple[Chain, Spec]]:
+        parts: list[tuple[Chain, Spec]] = []
+        for rules in self.views():
+            chain = Chain(self.transform, [])
+            chain.parts = rules
+            parts.append((chain, chain.infer(spec)))
+        return parts
+
+
+class TenCrop(FiveCrop):
+    """The five crops, and those of the mirror image."""
+
+    handles = (v2.TenCrop, v1.TenCrop)
+    operators = "slice for each view, flip"
+
+    def views(self) -> list[list[Rule]]:
+        mirror = _UpsideDown if self.transform.vertical_flip else _Mirrored
+        return [*super().views(), *([mirror(self.transform), *crop] for crop in super().views())]

@@ -1,0 +1,49 @@
+"""What a chain was when it was compiled, to see whether it was changed since."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from torchdali.transforms.chain import is_container
+from torchdali.transforms.rule import has_rule
+
+__all__ = ["snapshot"]
+
+
+class _Same:
+    """Equals another one of the very same object, which is kept alive, and in which nothing was written since."""
+
+    def __init__(self, item: Any) -> None:
+        self._item = item
+        counted = isinstance(item, torch.Tensor) and not item.is_inference()
+        self._version: int = item._version if counted else 0  # noqa: SLF001 - torch has no other name for it
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self._item is other._item and self._version == other._version
+
+    def __hash__(self) -> int:
+        return id(self._item)
+
+
+def snapshot(transform: Any) -> object:
+    """Something that equals a later one unless what DALI was told of a transform is different by then.
+
+    Of transforms that have a rule, and of containers, these are the attributes, not all of which torchvision's ``repr``
+    shows. What torch runs is called as it is, so that it is enough to know that it is the same.
+
+    Args:
+        transform: A transform, a chain of them, or None.
+    """
+    if isinstance(transform, (list, tuple)):
+        return tuple(map(snapshot, cast("Any", transform)))
+    if is_container(transform) or has_rule(transform):
+        parts: dict[str, Any] = dict(vars(cast("object", transform)))
+        if isinstance(transform, nn.Module):
+            parts.update(transform.named_children())
+        return type(cast("object", transform)), {
+            name: snapshot(value) for name, value in parts.items() if not name.startswith("_") and name != "training"
+        }
+    return _Same(transform) if callable(transform) or isinstance(transform, torch.Tensor) else repr(transform)

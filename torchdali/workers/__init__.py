@@ -1,0 +1,1 @@
+"""Datasets that worker processes are asked for samples."""

@@ -1,0 +1,372 @@
+"""What worker processes do with samples: the images into one block of memory, the rest collated.
+
+Everything here runs where the dataset is asked for samples, in a worker or in the process itself. It draws no random
+number and knows no CUDA.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch._utils import ExceptionWrapper
+from torch.utils.data import get_worker_info
+from torchvision import tv_tensors
+
+from torchdali.errors import TransformError
+from torchdali.runtime.exceptions import Failure, note
+from torchdali.samples.image import Prepared, RefusedError, UnreadableError, black, prepared
+from torchdali.samples.on_error import SIZE, OnError
+from torchdali.samples.tree import Tree, collate, images_of, leaves, replaced, tree, with_slots
+from torchdali.sources import Header
+from torchdali.transforms.spec import Entry, First, IntArray, Spec
+from torchdali.workers.pickling import ByValue
+from torchdali.workers.queues import Parcel
+from torchdali.workers.shared_memory import BlockRing, ReceivedBlock, SentBlock, aligned
+
+__all__ = ["Packed", "PackedImages", "Packer", "listed", "outline", "stand_ins"]
+
+_NONE_LEFT = "and no other sample of its batch can take its place"
+
+
+@dataclass
+class PackedImages:
+    """Images of one kind, of one batch.
+
+    Attributes:
+        spec: What they are.
+        entry: How they are fed.
+        sample: ``(N,)`` which sample of the batch each belongs to.
+        slot: ``(N,)`` which of its sample's images each is; images come slot by slot.
+        size: ``(N, 2)`` heights and widths.
+        start: ``(N,)`` where each begins in the block; without a block, nothing.
+        length: ``(N,)`` bytes of each.
+        headers: Of the files, where paths are packed.
+        arrays: Where there is no block, the images themselves.
+    """
+
+    spec: Spec
+    entry: Entry
+    sample: IntArray
+    slot: IntArray
+    size: IntArray
+    start: IntArray
+    length: IntArray
+    headers: list[Header]
+    arrays: list[npt.NDArray[Any]] = field(default_factory=list[npt.NDArray[Any]])
+
+
+@dataclass
+class Packed(Parcel):
+    """A batch as a worker sends it.
+
+    Attributes:
+        rest: The collated samples, or the list of them, with slots where images were.
+        count: Number of samples.
+        places: Where the images of the samples are, where all have them in the same places.
+        groups: The images, by kind.
+        block: The memory that they are in; None where there was no worker.
+        worker: Whose batch it is.
+        reasons: What is wrong with an image, by sample; with the file's name.
+        given_up: The same of samples in whose places there is something else.
+        outline: What the first sample is made of, where no image was found.
+        task: Number that the batch was asked for under.
+        state: What a stream said of itself after the batch.
+    """
+
+    rest: Any
+    count: int
+    places: tuple[str, ...] = ()
+    groups: list[PackedImages] = field(default_factory=list[PackedImages])
+    block: SentBlock | ReceivedBlock | None = None
+    worker: int = 0
+    reasons: dict[int, tuple[str, str]] = field(default_factory=dict[int, tuple[str, str]])
+    given_up: dict[int, tuple[str, str]] = field(default_factory=dict[int, tuple[str, str]])
+    outline: str = ""
+    task: int = 0
+    state: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    def unsent(self, failed: Callable[[Any], ExceptionWrapper]) -> Packed:
+        """As of :class:`torchdali.workers.queues.Parcel`."""
+        if isinstance(self.block, SentBlock):
+            self.block.free()
+        return Packed(failed(self.rest), self.count, worker=self.worker, state=self.state)
+
+    def pin_memory(self) -> Packed:
+        """Called by DataLoader, in a thread of its own where there are workers."""
+        self.rest = replaced(self.rest, _pinned, whole=_can_be_pinned)
+        return self
+
+
+def _can_be_pinned(node: Any) -> bool:
+    return callable(getattr(cast("object", node), "pin_memory", None))
+
+
+def _pinned(leaf: Any) -> Any:
+    """What DataLoader does to a leaf; but a tensor that is on a device stays there, as the user may not have asked."""
+    if isinstance(leaf, torch.Tensor) and (leaf.device.type != "cpu" or leaf.layout != torch.strided):
+        return leaf
+    return leaf.pin_memory() if _can_be_pinned(leaf) else leaf
+
+
+class Packer:
+    """What workers have in the place of the loader's ``collate_fn``.
+
+    Args:
+        collate_fn: The loader's.
+        batched: Whether samples come in lists.
+        stacks: Whether ``collate_fn`` is one of DataLoader's own, which need no image to do their work.
+        images: Whether images are taken out; else ``collate_fn`` does all there is to do.
+        first: What the transforms begin with.
+        on_error: What is done about samples that cannot be read or decoded.
+    """
+
+    def __init__(
+        self,
+        collate_fn: Callable[[Any], Any],
+        batched: bool,
+        stacks: bool,
+        images: bool,
+        first: First = "conversion",
+        on_error: OnError = "raise",
+    ) -> None:
+        self._collate, self._batched, self._stacks, self._images = collate_fn, batched, stacks, images
+        self._first: First = first
+        self._on_error = on_error
+        self._process = os.getpid()
+        self._ring: BlockRing | None = None
+
+    def __call__(self, data: Any) -> Packed:
+        """Packs a list of samples, or one sample."""
+        # A dataset may have a loader of its own, without workers but in one: it is no worker of that loader.
+        info = get_worker_info() if self._process != os.getpid() else None
+        samples: list[Any] = [data]
+        whole = False
+        if self._batched and isinstance(data, Sequence):
+            samples = list(cast("Sequence[Any]", data))
+        elif self._batched and self._images and _can_be_told_apart(data):  # a dataset's __getitems__ may give anything
+            data = samples = list(cast("Iterable[Any]", data))
+        elif self._batched:
+            samples, whole = [], True
+        packed = Packed(None, 1 if whole else len(samples), worker=info.id if info else 0)
+        packed.outline = outline(tree(data)) if whole and self._images else ""
+        failed = {i: (one.named, one.reason) for i, one in enumerate(samples) if isinstance(one, Failure)}
+        while True:
+            if failed and not self._stand_in(packed, samples, failed):
+                return packed
+            failed = self._fill(packed, samples if failed else data, samples, info is not None)
+            if not failed:
+                return packed
+
+    def _stand_in(self, packed: Packed, samples: list[Any], failed: dict[int, tuple[str, str]]) -> bool:
+        """Puts the next good sample in the place of each one that failed; False where there is none."""
+        # One that was given up before has another in its place, which is at fault now.
+        packed.given_up |= {i: why for i, why in failed.items() if i not in packed.given_up}
+        others = stand_ins(packed.given_up, len(samples))
+        if others is None:
+            first = min(failed)
+            named, reason = failed[first]
+            packed.given_up, packed.reasons = {}, {first: (named, f"{reason}, {_NONE_LEFT}")}
+            return False
+        for i, other in others.items():
+            samples[i] = samples[other]
+        return True
+
+    def _fill(self, packed: Packed, data: Any, samples: list[Any], in_worker: bool) -> dict[int, tuple[str, str]]:
+        """Packs what there is; returns which samples others have to take the place of."""
+        trees = [tree(sample) for sample in samples] if self._images else []
+        found = [images_of(one) for one in trees]
+        for one in trees:
+            _refuse_annotations(one)
+        if not any(found):
+            packed.outline = outline(trees[0]) if trees else packed.outline
+            try:
+                packed.rest = self._collate(data)
+            except Exception as error:
+                if packed.outline:
+                    note(error, f"no image for transform= was found in a sample, which is {packed.outline}")
+                raise
+            return {}
+        if self._stacks or self._on_error != "raise":
+            places, wrong, without = _common_places(trees, found)
+            if self._on_error == "skip" and without:
+                return without
+            if self._on_error == "replace" and without:
+                wrong = {}
+                for i in without:
+                    found[i] = [(place, None) for place in places]
+            if self._stacks:
+                packed.places, packed.reasons = places, wrong
+        if packed.reasons:
+            return {}
+        images, unreadable = self._prepared(packed, found)
+        if unreadable or packed.reasons:
+            return unreadable
+        slotted = [with_slots(one, of_one) for one, of_one in zip(trees, found, strict=True)]
+        if not self._stacks:
+            packed.rest = _sent(slotted) if in_worker else slotted
+        else:
+            try:
+                packed.rest = collate(slotted) if self._batched else self._collate(slotted[0])
+            except Exception as error:
+                taken = listed([place for place, _ in found[0]])
+                note(error, f"transform= took as image {taken} of a sample, which is {outline(trees[0])}")
+                raise
+        self._pack(packed, images, in_worker)  # when nothing can fail any more: a block that is not sent is never free
+        return {}
+
+    def _prepared(
+        self, packed: Packed, found: Sequence[Sequence[tuple[str, Any]]]
+    ) -> tuple[list[tuple[int, int, Prepared]], dict[int, tuple[str, str]]]:
+        """Each image with its sample and slot, slot by slot; and which samples others have to take the place of."""
+        images: list[tuple[int, int, Prepared]] = []
+        unreadable: dict[tuple[int, int], tuple[str, str]] = {}
+        of_unknown_size: set[tuple[int, int]] = set()
+        for slot in range(max(map(len, found))):
+            for sample, of_sample in enumerate(found):
+                if slot >= len(of_sample):
+                    continue
+                place, leaf = of_sample[slot]
+                try:
+                    images.append((sample, slot, prepared(leaf, self._first)))
+                except RefusedError as error:
+                    named = str(leaf) if isinstance(leaf, PurePath) else place or "the sample itself"
+                    if self._on_error != "raise" and isinstance(error, UnreadableError):
+                        unreadable[sample, slot] = named, str(error)
+                        images.append((sample, slot, black(error.size or SIZE)))
+                        if not error.size:
+                            of_unknown_size.add((sample, slot))
+                    else:
+                        packed.reasons.setdefault(sample, (named, str(error)))
+        whole = {sample: why for (sample, _), why in reversed(unreadable.items())}
+        if self._on_error == "skip":
+            return images, whole
+        packed.given_up |= whole
+        read = [(sample, slot, image) for sample, slot, image in images if (sample, slot) not in unreadable]
+        return [_as_large(read, one) if one[:2] in of_unknown_size else one for one in images], {}
+
+    def _pack(self, packed: Packed, images: Sequence[tuple[int, int, Prepared]], in_worker: bool) -> None:
+        groups: dict[tuple[Spec, Entry], list[tuple[int, int, Prepared]]] = {}
+        for sample, slot, image in images:
+            groups.setdefault(image.route, []).append((sample, slot, image))
+        at = 0
+        for (spec, entry), members in groups.items():
+            group, at = _laid_out(spec, entry, members, at)
+            packed.groups.append(group)
+        every = [[image.data for _, _, image in members] for members in groups.values()]
+        if not in_worker:
+            for group, arrays in zip(packed.groups, every, strict=True):
+                group.arrays = [np.ascontiguousarray(array) for array in arrays]
+            return
+        self._ring = self._ring or BlockRing()
+        memory, packed.block = self._ring.take(at)
+        for group, arrays in zip(packed.groups, every, strict=True):
+            for start, length, array in zip(group.start.tolist(), group.length.tolist(), arrays, strict=True):
+                np.copyto(memory[start : start + length].view(array.dtype).reshape(array.shape), array)
+
+
+def stand_ins(given_up: Container[int], count: int) -> dict[int, int] | None:
+    """Of each sample that was given up the next one of its batch that was not; None where all were."""
+    good = [i for i in range(count) if i not in given_up]
+    if not good:
+        return None
+    return {i: next((other for other in good if other > i), good[0]) for i in range(count) if i in given_up}
+
+
+def _as_large(
+    images: Sequence[tuple[int, int, Prepared]], image: tuple[int, int, Prepared]
+) -> tuple[int, int, Prepared]:
+    """A black image as large as the next one of its slot among ``images``."""
+    sample, slot, _ = image
+    sizes = {i: one.size for i, at, one in images if at == slot}
+    after = [i for i in sizes if i > sample] or list(sizes)
+    return sample, slot, black(sizes[after[0]] if after else SIZE)
+
+
+def _laid_out(
+    spec: Spec, entry: Entry, members: Sequence[tuple[int, int, Prepared]], at: int
+) -> tuple[PackedImages, int]:
+    """Where images go: side by side, so that they are one array where all are equal in shape."""
+    length = np.array([image.data.nbytes for _, _, image in members], np.int64)
+    start = at + np.concatenate(([0], np.cumsum(length)[:-1]))
+    group = PackedImages(
+        spec,
+        entry,
+        np.array([sample for sample, _, _ in members], np.int64),
+        np.array([slot for _, slot, _ in members], np.int64),
+        np.array([image.size for _, _, image in members], np.int64),
+        start,
+        length,
+        [image.header for _, _, image in members if image.header],
+    )
+    return group, aligned(at + int(length.sum()))
+
+
+def _common_places(
+    samples: Sequence[Tree], found: Sequence[Sequence[tuple[str, Any]]]
+) -> tuple[tuple[str, ...], dict[int, tuple[str, str]], dict[int, tuple[str, str]]]:
+    """Where most samples have their images, what is wrong with the first that has not, and which ones have none."""
+    each = [tuple(path for path, _ in images) for images in found]
+    ((most, _),) = Counter(filter(None, each)).most_common(1)
+    wrong: dict[int, tuple[str, str]] = {}
+    for number, places in enumerate(each):
+        if places != most:
+            has = f"its images are at {listed(places)}" if places else "no image was found in it"
+            reason = (
+                f"{has}, in other samples of the batch they are at {listed(most)}; it is {outline(samples[number])}"
+            )
+            wrong[number] = (listed(most), reason)
+    elsewhere = any(each[number] for number in wrong)
+    return most, dict(list(wrong.items())[:1]), {} if elsewhere else wrong
+
+
+def listed(places: Sequence[str]) -> str:
+    """Places in a sample, in words."""
+    return ", ".join(place or "the sample itself" for place in places) or "none"
+
+
+def outline(sample: Tree) -> str:
+    """What a sample is made of."""
+    parts: list[str] = []
+    for path, leaf in leaves(sample):
+        shape = getattr(leaf, "shape", None)
+        start = repr(bytes(leaf[:8])) if isinstance(leaf, (bytes, bytearray)) else None
+        about = start or (f"{tuple(shape)} {getattr(leaf, 'dtype', '')}" if shape is not None else "")
+        parts.append(" ".join(filter(None, (path, type(leaf).__name__, about))))
+    text = "; ".join(parts)
+    return text if len(text) <= 300 else f"{text[:297]}..."
+
+
+def _can_be_told_apart(data: Any) -> bool:
+    return isinstance(data, Iterable) and not isinstance(data, (Mapping, str, bytes))
+
+
+def _sent(samples: list[Any]) -> ByValue:
+    """Samples on their way to the loader's own ``collate_fn``, which runs where the images are transformed."""
+    try:
+        return ByValue(samples)
+    except Exception as error:
+        note(
+            error,
+            "while samples were sent to the process that transforms their images, where collate_fn runs then: leave "
+            "out in the dataset what cannot be pickled, or set num_workers=0",
+        )
+        raise
+
+
+def _refuse_annotations(sample: Tree) -> None:
+    for path, leaf in leaves(sample):
+        if isinstance(leaf, tv_tensors.TVTensor) and not isinstance(leaf, tv_tensors.Image):
+            raise TransformError(
+                f"a sample has a {type(leaf).__name__} at {path or 'its top'}, which torchvision's transforms change "
+                "along with the image, and transform= does not: put the transform into the dataset, or what is to run "
+                "on the GPU after it (conversion, normalization) alone into transform= and hand the annotation over "
+                "as a plain tensor"
+            )

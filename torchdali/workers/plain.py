@@ -1,0 +1,117 @@
+"""DataLoader's own iterators, for batches with which there is nothing to do; they know where they are."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, cast
+
+from torch.utils.data.dataloader import (
+    _MultiProcessingDataLoaderIter,  # pyright: ignore[reportPrivateUsage]
+    _SingleProcessDataLoaderIter,  # pyright: ignore[reportPrivateUsage]
+)
+
+from torchdali.pipeline.feed import FORKED, INTERRUPTED
+from torchdali.runtime.exceptions import came_between
+from torchdali.state.iterator import Resumable, by_turns
+from torchdali.state.stream import Carried, Carrier, is_stream, put_stream
+from torchdali.state.tracker import twin_of
+from torchdali.workers.processes import Parallel
+
+__all__ = ["ParallelPlain", "SerialPlain"]
+
+_PROFILE = "enumerate(DataLoader)#{}.__next__"
+
+
+class _Plain(Resumable):
+    """What both have in common."""
+
+    def __init__(self, loader: Any) -> None:
+        if is_stream(loader.dataset):
+            twin = twin_of(loader)
+            stream = put_stream(twin, loader._bookmark.here(loader))  # noqa: SLF001
+            if loader.num_workers:
+                twin.collate_fn = Carrier(loader.collate_fn, stream)
+            loader = twin
+        super().__init__(loader)
+
+
+class SerialPlain(_Plain, _SingleProcessDataLoaderIter, Resumable):
+    """As torch's, in this process."""
+
+    def __init__(self, loader: Any) -> None:
+        super().__init__(loader)
+        self._profile_name = _PROFILE.format(_SingleProcessDataLoaderIter.__name__)
+
+    @by_turns
+    def _next_data(self) -> Any:
+        if self._over:
+            raise RuntimeError(self._over)
+        self._read_ahead.take()
+        try:
+            data = cast("Any", super()._next_data())
+        except StopIteration:
+            self.place.over = True
+            raise
+        except Exception:
+            self._account()
+            raise
+        self._account()
+        return data
+
+    def _account(self) -> None:
+        self.place.delivered = self._handed
+        if self._stream:
+            self.place.stream_delivered(0, 0, *self._stream.taken())
+
+
+class ParallelPlain(_Plain, Parallel, _MultiProcessingDataLoaderIter, Resumable):
+    """As torch's, with worker processes."""
+
+    _share: tuple[int, int, int, dict[str, Any]] | None = None
+    """What a batch was of streams: whose, of how many workers, how many samples, and where the stream was after it."""
+
+    def __init__(self, loader: Any) -> None:
+        super().__init__(loader)
+        self._profile_name = _PROFILE.format(_MultiProcessingDataLoaderIter.__name__)
+
+    @property
+    def lost(self) -> str:
+        """As of :class:`Parallel`."""
+        return super().lost or (INTERRUPTED if self._unsure else "")
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        self._over = INTERRUPTED  # until all workers are at the new epoch
+        super()._reset(loader, first_iter)
+        self._over, self._unsure = "", False
+
+    def _process_data(self, data: Any, worker_idx: int) -> Any:
+        self._unsure = True  # one that came before its turn torch keeps no longer
+        if isinstance(data, Carried):
+            self._share = worker_idx, self._num_workers, data.samples, data.state
+            data = data.data  # torch raises it, if it is an exception
+        return cast("Any", super()._process_data(data, worker_idx))
+
+    @by_turns
+    def _next_data(self) -> Any:
+        if self._process != os.getpid():
+            raise RuntimeError(FORKED)
+        if over := self._over or (INTERRUPTED if self._unsure else ""):
+            raise RuntimeError(over)
+        self._read_ahead.take()
+        self._share = None
+        try:
+            data = cast("Any", super()._next_data())
+            self._unsure = False
+        except Exception as error:
+            self._unsure = self._unsure and came_between(error)
+            self.place.over = self.place.over or isinstance(error, StopIteration)
+            raise
+        finally:
+            if not self._unsure:  # what was lost is not delivered
+                self._account()
+        return data
+
+    def _account(self) -> None:
+        self.place.delivered = self._first + self._rcvd_idx
+        if self._share:
+            self.place.stream_delivered(*self._share)

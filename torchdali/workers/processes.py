@@ -1,0 +1,210 @@
+"""What iterators with worker processes have in common."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from multiprocessing import connection
+from typing import Any, cast
+
+from torch.utils.data import _utils as data_utils  # pyright: ignore[reportPrivateUsage]
+
+from torchdali.pipeline.feed import FORKED
+from torchdali.runtime.exceptions import came_between
+from torchdali.state.iterator import Resumable
+from torchdali.state.tracker import twin_of
+from torchdali.workers.queues import context_of
+from torchdali.workers.startup import RollCall, Starting, Uninterrupted, WorkerStart
+
+__all__ = ["Parallel"]
+
+_BEGIN_WITHIN = 60.0
+"""Seconds after which a worker that was forked and has not begun never will."""
+
+_UNREAD = "a batch could not be read from its worker; this epoch cannot go on, a new one can be started"
+
+_INTERVAL: float = data_utils.MP_STATUS_CHECK_INTERVAL
+
+_forget_pids = cast("Callable[[int], None]", vars(data_utils.signal_handling)["_remove_worker_pids"])
+"""Lets torch's handler of SIGCHLD watch the workers of an iterator, given by its ``id``, no longer."""
+
+
+class Parallel(Resumable):
+    """Its workers are started and asked for batches without interruption; it comes before torch's class.
+
+    A KeyboardInterrupt can come anywhere else, in the user's sampler too. In the midst of ``Queue.put`` it could leave
+    a lock locked for which the end of the workers would wait for ever, or a queue that sends nothing any more.
+
+    A worker's death is noticed at once and named. torch's handler of SIGCHLD raises it only where Python runs: a signal
+    that comes just before the wait for a batch begins is seen when that wait is over, 5 seconds later.
+
+    A worker that is forked may never begin: handlers of other libraries run in it first, and one may wait for a lock
+    that a thread of theirs held in this process. It is killed then, and an error raised.
+
+    Args:
+        loader: The loader.
+    """
+
+    _data_queue: Any
+    _worker_queue_idx_cycle: Iterator[int]
+    _pin_memory: bool
+    _task_info: dict[int, tuple[Any, ...]]
+    _worker_pids_set: bool
+    _workers: list[Any]
+    _workers_status: list[bool]
+
+    _unsure: bool
+    """Whether a batch has been taken from the workers, or part of one, that the iterator does not have yet."""
+
+    def __init__(self, loader: Any) -> None:
+        self._starting = Starting()
+        self._roll: RollCall | None = None
+        self._lost = ""
+        self._unsure = False
+        ours = isinstance(loader.worker_init_fn, WorkerStart)
+        loader = twin_of(loader)
+        loader.multiprocessing_context = context_of(loader)
+        if loader.multiprocessing_context.get_start_method() == "fork":
+            self._roll = RollCall(loader.worker_init_fn, loader.num_workers)
+            loader.worker_init_fn = self._roll
+        with self._starting if ours else nullcontext():
+            super().__init__(loader)
+
+    @property
+    def lost(self) -> str:
+        """Why no batch comes any more, in this epoch or another one; empty while batches come."""
+        return self._lost or self._over or (FORKED if self._process != os.getpid() else "")
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        if first_iter:
+            self._workers_status = [True] * self._num_workers  # by which torch ends them, should the next line raise
+            self._starting.end()
+            self._forked = time.monotonic()
+        super()._reset(loader, first_iter)
+
+    def _try_put_index(self) -> None:
+        if saved := self.place.saved:  # until the sampler is asked; the worker that was next is next again
+            for _ in range(saved.given["worker"]):
+                next(self._worker_queue_idx_cycle)
+        try:
+            self._asked = super()._next_index()
+        except StopIteration:
+            return
+        with Uninterrupted():
+            cast("Any", super())._try_put_index()  # noqa: SLF001 - its own
+
+    def _next_index(self) -> Any:
+        """What the sampler gave to ``_try_put_index``."""
+        return self._asked
+
+    def _get_data(self) -> tuple[int, Any]:
+        if self._lost:
+            raise RuntimeError(self._lost)
+        at_work = self._at_work
+        try:
+            return cast("Any", super())._get_data()  # noqa: SLF001 - its own
+        except Exception as error:
+            between = came_between(error)
+            try:
+                if not between:
+                    _name_the_dead(at_work, error)
+            finally:  # a batch may be lost, for which torch would wait for ever
+                self._lost = self._lost or _of_the_dead(at_work)
+                if not (self._lost or between or str(error).startswith("DataLoader timed out")):
+                    self._lost = _UNREAD
+            raise
+
+    def _try_get_data(self, timeout: float = _INTERVAL) -> Any:
+        self._unsure = False  # nothing is lost in a wait
+        if not self._pin_memory:
+            timeout = self._wait(timeout)
+            self._unsure = True
+        found = cast("Any", super())._try_get_data(timeout)  # noqa: SLF001 - its own
+        if not found[0]:
+            self._unsure = False
+            self._call_the_roll()
+        return found
+
+    def _wait(self, timeout: float) -> float:
+        """Waits until a batch comes or a worker dies; returns how long torch may still wait for a batch."""
+        batches = self._data_queue._reader  # noqa: SLF001
+        ready = connection.wait([batches, *(worker.sentinel for worker in self._at_work)], timeout)
+        if batches in ready:
+            return timeout
+        for worker in self._at_work:
+            if worker.sentinel in ready:
+                worker.join()  # it is ending
+                raise RuntimeError(_death(worker))
+        return 0.0
+
+    @property
+    def _at_work(self) -> list[Any]:
+        """The workers that are to live."""
+        return list(itertools.compress(self._workers, self._workers_status))
+
+    def close(self) -> None:
+        """Ends the epoch before its end, and the workers."""
+        super().close()
+        self._task_info.clear()  # where torch keeps batches that came before their turn
+
+    def _end_workers(self) -> None:
+        """Ends the workers; those that a forked process inherited are its parent's, and only forgotten."""
+        if not hasattr(self, "_workers"):
+            return  # none was begun
+        if self._process != os.getpid():
+            self._forget_workers()
+            return
+        cast("Any", super()).__del__()
+
+    def _forget_workers(self) -> None:
+        if self._worker_pids_set:
+            _forget_pids(id(self))
+            self._worker_pids_set = False
+
+    def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not ending():  # torch has ended its workers by then
+            self._end_workers()
+
+    def _call_the_roll(self) -> None:
+        """Kills workers that never began, and raises which."""
+        missing = self._roll.missing() if self._roll else []
+        if not missing or time.monotonic() - self._forked < _BEGIN_WITHIN:
+            return
+        pids = ", ".join(str(self._workers[worker].pid) for worker in missing)
+        self._lost = (
+            f"DataLoader worker (pid {pids}) did not begin within {_BEGIN_WITHIN:g} s after the fork. Most likely it "
+            "waits for a lock that a thread of another library held in the main process just then: use "
+            'multiprocessing_context="forkserver" or "spawn", whose workers inherit no locks'
+        )
+        self._forget_workers()  # torch's handler would raise what happens here
+        for worker in missing:
+            self._workers[worker].kill()  # it may have inherited a handler of SIGTERM, and cannot run it
+            self._workers[worker].join()
+        raise RuntimeError(self._lost)
+
+
+def _name_the_dead(workers: list[Any], error: Exception) -> None:
+    """Raises what torch's handler of signals would have, had it not come in the midst of something."""
+    if isinstance(error, (OSError, EOFError)):  # from a connection to one that is just ending
+        ending = connection.wait([worker.sentinel for worker in workers if worker.exitcode is None], timeout=1)
+        for worker in workers:
+            if worker.sentinel in ending:
+                worker.join()
+    if dead := _of_the_dead(workers):
+        raise RuntimeError(dead) from error
+
+
+def _of_the_dead(workers: list[Any]) -> str:
+    return next((_death(worker) for worker in workers if worker.exitcode is not None), "")
+
+
+def _death(worker: Any) -> str:
+    """How a worker ended that should not have, in torch's words."""
+    code = worker.exitcode
+    how = f"is killed by signal: {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+    return f"DataLoader worker (pid {worker.pid}) {how}"

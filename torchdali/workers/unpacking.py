@@ -1,0 +1,110 @@
+"""Transformed images, back in the places that they were taken from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from torchdali.errors import TransformError
+from torchdali.pipeline.fallback import as_samples, check_shapes, run_on_batch
+from torchdali.pipeline.feed import Batch
+from torchdali.samples.tree import Slot, collate, convert, reordered, replaced
+from torchdali.workers.packing import Packed, PackedImages
+
+__all__ = ["rejoined", "stand_in"]
+
+Filled = dict[tuple[int, int], Any]
+
+
+def rejoined(
+    packed: Packed, runs: Sequence[Batch], batched: bool, collate_fn: Callable[[Any], Any] | None, chain: Sequence[Any]
+) -> Any:
+    """A batch with its images.
+
+    Args:
+        packed: The batch as it came.
+        runs: What DALI made of its images: one run for each kind.
+        batched: Whether it is a list of samples, or one sample.
+        collate_fn: The user's; None where the rest is collated already, by one of DataLoader's.
+        chain: The transforms, for advice in messages.
+    """
+    if collate_fn is None:
+        columns = _columns(packed, runs, batched, chain)
+        return replaced(packed.rest, lambda leaf: columns[leaf.number] if isinstance(leaf, Slot) else leaf)
+    images = _images(packed, runs)
+    samples = [
+        replaced(sample, lambda leaf, i=i: images[i, leaf.number] if isinstance(leaf, Slot) else leaf)
+        for i, sample in enumerate(packed.rest)
+    ]
+    return collate_fn(samples if batched else samples[0])
+
+
+def stand_in(packed: Packed, runs: Sequence[Batch], stacks: bool) -> None:
+    """Gives samples in whose places DALI made other samples' images all else of the others, too."""
+    order: list[int] = packed.groups[0].sample[runs[0].rows][: packed.count].tolist()
+    if len(runs) == 1 and order != list(range(packed.count)):
+        packed.rest = reordered(packed.rest, order) if stacks else [packed.rest[i] for i in order]
+
+
+def _images(packed: Packed, runs: Sequence[Batch]) -> Filled:
+    """Each image after all transforms, of the type that torchvision would give, by sample and slot."""
+    images: Filled = {}
+    for group, run in zip(packed.groups, runs, strict=True):
+        plan = run.pool.plan
+        seeds = run.draws.at(plan.suffix_step).seeds()
+        done = as_samples(plan, _after_tail(run), seeds, partial(_name, run))
+        for (sample, slot), image in zip(_places(group), done, strict=True):
+            images[sample, slot] = image
+    return images
+
+
+def _columns(packed: Packed, runs: Sequence[Batch], batched: bool, chain: Sequence[Any]) -> dict[int, Any]:
+    """For each slot the images of all samples, stacked."""
+    for run in runs:
+        plan = run.pool.plan
+        if batched and not plan.suffix and plan.spec.kind == "pil":
+            raise TransformError(
+                "the transforms end in PIL images or arrays, which cannot be stacked; add v2.ToImage() or "
+                "v2.PILToTensor() to transform="
+            )
+    slots = range(len(packed.places))
+    if batched and len(runs) == 1 and not runs[0].pool.plan.suffix:
+        # Images come slot by slot, so those of one slot are a view of what DALI put out.
+        views, count = _after_tail(runs[0]), packed.count
+        columns: dict[int, Any] = {}
+        for slot in slots:
+            parts = [view[slot * count : (slot + 1) * count] for view in views]
+            for part in parts:
+                if not isinstance(part, torch.Tensor):
+                    check_shapes(part, chain, lambda row, first=slot * count: _name(runs[0], first + row))
+            columns[slot] = parts[0] if runs[0].pool.plan.container is None else parts
+        return columns
+    images = _images(packed, runs)
+    if not batched:
+        return {slot: convert(images[0, slot]) for slot in slots}
+    names = {
+        place: _name(run, row)
+        for group, run in zip(packed.groups, runs, strict=True)
+        for row, place in enumerate(_places(group))
+    }
+    for slot in slots:
+        check_shapes([images[i, slot] for i in range(packed.count)], chain, lambda i, slot=slot: names[i, slot])
+    return {slot: collate(tuple(images[i, slot] for i in range(packed.count))) for slot in slots}
+
+
+def _after_tail(run: Batch) -> list[Any]:
+    tail = run.pool.plan.tail
+    return [run_on_batch(tail, images) for images in run.views] if tail else list(run.views)
+
+
+def _name(run: Batch, row: int) -> str:
+    """The sample whose image is in a place of a batch, where another one's may be."""
+    return run.source.name(int(run.rows[row]))
+
+
+def _places(group: PackedImages) -> list[tuple[int, int]]:
+    """Sample and slot of each image."""
+    return list(zip(group.sample.tolist(), group.slot.tolist(), strict=True))

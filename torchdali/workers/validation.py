@@ -1,0 +1,129 @@
+"""What is known of a batch that a dataset gave, and what may be wrong with it, before DALI sees it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from torchdali.errors import SampleError, TransformError
+from torchdali.pipeline.engine import EnginePool
+from torchdali.pipeline.feed import Batch
+from torchdali.pipeline.routes import Routes
+from torchdali.pipeline.tuning import fitting_window
+from torchdali.samples.tree import collates_as_torch, convert
+from torchdali.transforms.rng import Draws
+from torchdali.workers.packing import Packed, listed
+
+__all__ = ["Delivery", "Fault", "Proxy", "check_sizes", "stacks"]
+
+Fault = Callable[[int, str, str], SampleError]
+"""Makes the error that blames a sample: its number in the batch, what is at fault, and why."""
+
+
+@dataclass
+class Proxy:
+    """What a loader makes once and keeps until its transform or device change.
+
+    Attributes:
+        state: Differs when anything did change.
+        routes: The engines; None where there is no transform.
+        device: Where batches are made.
+        memory: Bytes that batches in flight may take.
+        window: Batches in flight, where there are workers: as many as fit, once a batch has shown how large they are.
+        places: Where the images are in the samples, once a batch has shown it and if they all have them there.
+        found: Whether there was an image.
+        warned: Whether it was said that there is no image.
+    """
+
+    state: object
+    routes: Routes | None
+    device: torch.device
+    memory: int
+    window: int = 6
+    places: tuple[str, ...] = ()
+    found: bool = False
+    warned: bool = False
+
+    def pools(self, packed: Packed) -> list[EnginePool]:
+        """The engines for each group of a batch's images."""
+        if not packed.groups:
+            return []
+        assert self.routes is not None
+        samples = [np.unique(group.sample) for group in packed.groups]
+        together = len(np.unique(np.concatenate(samples))) < sum(map(len, samples))
+        pools = self.routes.pools([(group.spec, group.entry, False) for group in packed.groups], together)
+        each = zip(packed.groups, pools, strict=True)
+        size = sum(int(group.length.sum()) + len(group.sample) * pool.plan.sample_bytes for group, pool in each)
+        self.window = min(self.window, fitting_window(size, self.memory, self.memory))
+        return pools
+
+    def check_places(self, packed: Packed, fault: Fault) -> None:
+        """Raises where a batch has its images in other places than the ones before it, which hides a damaged sample."""
+        if self.routes is None or not packed.count:
+            return
+        if packed.groups:
+            self.found = True
+            self.places = self.places or packed.places
+        elif not self.found and not self.warned:
+            self.warned = True
+            warnings.warn(
+                f"transform= has nothing to do: no image was found in a sample, which is {packed.outline}. Taken for "
+                "images are PIL images, tv_tensors.Image, and else the first array (H, W, C), tensor (C, H, W), "
+                "encoded file or pathlib.Path",
+                stacklevel=2,
+            )
+        if self.places and not packed.places:
+            reason = f"no image was found in it, in the batches before they were at {listed(self.places)}"
+            raise fault(0, listed(self.places), f"{reason}; it is {packed.outline}")
+        if self.places != packed.places:
+            raise TransformError(
+                f"the samples of a batch have their images at {listed(packed.places)}, those of the batches before it "
+                f"at {listed(self.places)}"
+            )
+
+
+@dataclass
+class Delivery:
+    """A batch that came from the dataset.
+
+    Attributes:
+        packed: What came.
+        draws: The random numbers of its samples.
+        runs: Its images in DALI, a run for each kind.
+        given_up: The samples that others stand in for, or black images.
+    """
+
+    packed: Packed
+    draws: Draws
+    runs: list[Batch] = field(default_factory=list[Batch])
+    given_up: list[SampleError] = field(default_factory=list[SampleError])
+
+
+def stacks(loader: Any) -> bool:
+    """Whether the ``collate_fn`` is the one that DataLoader would choose, which needs no image to do its work."""
+    alone = not loader._auto_collation  # noqa: SLF001
+    return collates_as_torch(loader.collate_fn) or (alone and loader.collate_fn is convert)
+
+
+def check_sizes(packed: Packed, fault: Fault) -> None:
+    """Raises where the images of one sample differ in size, which are to be given the same random parameters."""
+    sample, slot, size = (
+        np.concatenate([getattr(group, name) for group in packed.groups]) for name in ("sample", "slot", "size")
+    )
+    first = np.zeros((packed.count, 2), np.int64)
+    first[sample[::-1]] = size[::-1]
+    differing = np.flatnonzero((first[sample] != size).any(1))
+    if len(differing):
+        row = int(differing[0])
+        one, other = first[sample[row]].tolist(), size[row].tolist()
+        raise fault(
+            int(sample[row]),
+            packed.places[int(slot[row])] if packed.places else "its images",
+            f"its images differ in size, {one[0]}x{one[1]} and {other[0]}x{other[1]}, and a random transform draws "
+            "once for all images of a sample; bring them to one size in the dataset",
+        )
