@@ -21,8 +21,8 @@ from torch.utils.data import IterableDataset
 from torchvision.datasets import ImageFolder
 
 from torchdali.loader import DALILoader
-from torchdali.loader.epoch import AGAIN
 from torchdali.state import merge
+from torchdali.state.epoch_keys import AGAIN
 
 __all__ = ["DALIDataModule", "TrainLoader"]
 

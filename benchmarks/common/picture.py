@@ -2,12 +2,10 @@
 
 Where matplotlib is not installed (the extra ``bench``) there is no picture; it can be drawn later from the JSON:
 
-    python -m benchmarks.picture benchmarks/results/loader-h200.json
+    python -m benchmarks.redraw benchmarks/results/loader-h200.json
 """
 
-import argparse
 import importlib.util
-import json
 from pathlib import Path
 
 from benchmarks.common.regime import Bars
@@ -55,21 +53,3 @@ def draw(bars: Bars, title: str, path: Path) -> bool:
 
 def _number(length: float) -> str:
     return f"{length:,.0f}" if length >= 100 else f"{length:.3g}"
-
-
-def main() -> None:
-    """Draws the pictures of results that were written without."""
-    from benchmarks.regimes.all import REGIMES
-
-    parser = argparse.ArgumentParser(description="Draws results.")
-    parser.add_argument("results", nargs="+", type=Path, help="JSON files of the benchmarks")
-    for path in parser.parse_args().results:
-        whole = json.loads(path.read_text())
-        regime = REGIMES[whole.get("regime", path.name.partition("-")[0])]
-        bars = regime.bars(whole["runs"])
-        if bars and draw(bars, f"{regime.title}: {whole['machine']['gpu'] or 'CPU'}", path.with_suffix(".svg")):
-            print(path.with_suffix(".svg"))
-
-
-if __name__ == "__main__":
-    main()

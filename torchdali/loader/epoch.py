@@ -28,47 +28,12 @@ from torchdali.samples.transfer import pin_memory
 from torchdali.samples.tree import collates_as_torch
 from torchdali.sources import LiftedSource
 from torchdali.state.iterator import Resumable, by_turns
-from torchdali.state.sharding import told_epochs
 from torchdali.transforms.occurrences import DenseOccurrences
-from torchdali.transforms.rng import Draws, Words, epoch_key
+from torchdali.transforms.rng import Draws, Words
 
-__all__ = ["AGAIN", "Compiled", "Epoch", "EpochKeys"]
-
-AGAIN = 2**20
-"""What the number of an epoch grows by each time a loader comes round again within one of a Trainer's, so that no later
-epoch has that one."""
+__all__ = ["Compiled", "Epoch"]
 
 _map_tensors = cast("Callable[..., Any]", pytree.tree_map_only)
-
-
-class EpochKeys:
-    """The random keys of a loader's epochs.
-
-    Args:
-        seed: The user's; None takes DataLoader's base seed.
-
-    Attributes:
-        epochs: The number of the next one.
-    """
-
-    def __init__(self, seed: int | None) -> None:
-        self._seed = seed
-        self.epochs = 0
-
-    def next(self, base_seed: int, loader: Any) -> Words:
-        """The key of the next epoch.
-
-        Args:
-            base_seed: What DataLoader seeds the epoch's workers with.
-            loader: Whose samplers may know the number of the epoch.
-        """
-        number, self.epochs = self.epochs, self.epochs + 1
-        if self._seed is None:
-            return epoch_key(base_seed, number if loader.persistent_workers else 0)
-        for sampler in told_epochs(loader):
-            if hasattr(sampler, "epoch"):
-                return epoch_key(self._seed, int(sampler.epoch) + number // AGAIN * AGAIN)
-        return epoch_key(self._seed, number)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from torchvision.datasets import ImageFolder
 
 from torchdali.errors import SampleError
-from torchdali.loader.epoch import Epoch, EpochKeys
+from torchdali.loader.epoch import Epoch
 from torchdali.loader.reporting import Reporting
 from torchdali.loader.session import Building
 from torchdali.loader.stats import Probe
@@ -27,8 +27,9 @@ from torchdali.pipeline import graph
 from torchdali.pipeline.clock import Clock
 from torchdali.pipeline.tuning import Unasked, check_numbers
 from torchdali.runtime import lifecycle as ending
-from torchdali.runtime.uncompiled import uncompiled
+from torchdali.runtime.lifecycle import disable_compile
 from torchdali.samples.on_error import OnError, Tolerance
+from torchdali.state.epoch_keys import EpochKeys
 from torchdali.state.iterator import Resumable
 from torchdali.state.sharding import Distributed, Sharding
 from torchdali.state.tracker import Bookmark, Stateful, twin_of
@@ -256,7 +257,7 @@ class DALILoader(Stateful, Distributed, Reporting, Building, DataLoader[_T]):
         if self._source is None:
             super().check_worker_number_rationality()
 
-    @uncompiled
+    @disable_compile
     @ending.parked()
     def __iter__(self) -> Any:
         """A fresh epoch, whatever became of the ones before."""

@@ -21,12 +21,11 @@ from torchdali.pipeline.feed import Batch, Feed
 from torchdali.pipeline.plan import Plan
 from torchdali.pipeline.routes import Route, Routes
 from torchdali.pipeline.tuning import check_numbers
-from torchdali.runtime.uncompiled import uncompiled
+from torchdali.runtime.lifecycle import disable_compile
 from torchdali.samples.image import PIXEL_DTYPES
 from torchdali.sources import FileSource
-from torchdali.state.generators import draw_seed
 from torchdali.transforms import RowError, check_callable, flatten
-from torchdali.transforms.rng import Draws, Words, epoch_key
+from torchdali.transforms.rng import Draws, Words, draw_seed, epoch_key
 from torchdali.transforms.spec import Fidelity, IntArray, Spec, check_fidelity
 
 __all__ = ["CompiledTransform", "compile"]
@@ -80,7 +79,7 @@ class CompiledTransform:
         self.device = device
         self._routes = Routes(transform, device, fidelity, 1, threads)
 
-    @uncompiled
+    @disable_compile
     def __call__(self, images: torch.Tensor | Sequence[Any]) -> Any:
         """Transforms images.
 

@@ -23,20 +23,16 @@ from torchdali.pipeline.dlpack import Images
 from torchdali.pipeline.engine import Engine, EnginePool, Taken, Views
 from torchdali.pipeline.tuning import pinned_bytes
 from torchdali.runtime import devices
-from torchdali.runtime.exceptions import came_between, put_by
+from torchdali.runtime.exceptions import CLOSED, FORKED, INTERRUPTED, NEW_EPOCH, came_between, put_by
 from torchdali.runtime.threads import Daemons
 from torchdali.sources import Scan, Source
 from torchdali.transforms import RowError
 from torchdali.transforms.rng import Draws
 from torchdali.transforms.spec import Inputs, IntArray, Params
 
-__all__ = ["CLOSED", "FORKED", "INTERRUPTED", "Batch", "Feed"]
+__all__ = ["Batch", "Feed"]
 
 _SCAN_THREADS = 16
-_ANEW = "this epoch cannot go on, a new one can be started"
-INTERRUPTED = f"the loader was interrupted; {_ANEW}"
-CLOSED = "the loader was closed; iterate over it anew"
-FORKED = "an iterator cannot be used in a forked process; iterate over the loader anew there"
 
 
 @dataclass
@@ -260,7 +256,7 @@ class Feed:
         except TimeoutError as error:
             if not self._timeout or came_between(error):
                 raise
-            self._over = f"DataLoader timed out after {self._timeout} seconds; {_ANEW}"
+            self._over = f"DataLoader timed out after {self._timeout} seconds; {NEW_EPOCH}"
             raise RuntimeError(self._over) from error
         batch.views = taken.views
         batch.source.check_endings(batch.rows, taken.endings)

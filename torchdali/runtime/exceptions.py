@@ -1,70 +1,24 @@
-"""Exceptions that say which sample was asked for, and exceptions that wait for their turn."""
+"""Exceptions that wait for their turn, and why an epoch has ended."""
 
 from __future__ import annotations
 
 import operator
 import signal
 import traceback
-from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from torchdali.errors import TorchDALIError
 
-__all__ = ["Failure", "Traced", "came_between", "note", "put_by"]
+__all__ = ["CLOSED", "FORKED", "INTERRUPTED", "NEW_EPOCH", "came_between", "note", "put_by"]
+
+NEW_EPOCH = "this epoch cannot go on, a new one can be started"
+INTERRUPTED = f"the loader was interrupted; {NEW_EPOCH}"
+CLOSED = "the loader was closed; iterate over it anew"
+FORKED = "an iterator cannot be used in a forked process; iterate over the loader anew there"
 
 _OURS = ("torchdali.", "torch.utils.data.dataloader", "torch._utils")
 """Modules whose frames are of no interest to users."""
-
-
-class Failure(NamedTuple):
-    """In the place of a sample: what the dataset raised.
-
-    Attributes:
-        named: What raised it.
-        reason: What it raised.
-    """
-
-    named: str
-    reason: str
-
-
-class Traced:
-    """A map-style dataset whose exceptions carry a note of the index, from Python 3.11 on.
-
-    Args:
-        dataset: The dataset.
-        lenient: Whether it returns a :class:`Failure` where a sample raises an exception.
-    """
-
-    def __init__(self, dataset: Any, lenient: bool) -> None:
-        self.dataset, self._lenient = dataset, lenient
-
-    def __getitem__(self, index: Any) -> Any:
-        try:
-            return self.dataset[index]
-        except Exception as error:
-            if self._lenient and not isinstance(error, StopIteration):
-                return Failure(type(self.dataset).__name__, f"the dataset raised {error!r}")
-            note(error, f"while the dataset was asked for sample {index!r}")
-            raise
-
-    @property
-    def __getitems__(self) -> Callable[[Any], Any] | None:
-        """The dataset's way to give a whole batch; None where it has none, as the fetcher understands it."""
-        return self._getitems if getattr(self.dataset, "__getitems__", None) else None
-
-    def _getitems(self, indices: Any) -> Any:
-        try:
-            return self.dataset.__getitems__(indices)
-        except Exception as error:
-            if self._lenient and callable(getattr(self.dataset, "__getitem__", None)):
-                return [self[index] for index in indices]
-            note(error, f"while the dataset was asked for samples {indices!r}")
-            raise
-
-    def __repr__(self) -> str:
-        return repr(self.dataset)
 
 
 def note(error: Exception, text: str) -> None:

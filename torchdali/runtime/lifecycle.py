@@ -5,10 +5,15 @@ from __future__ import annotations
 import atexit
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from typing import TypeVar, cast
 
-__all__ = ["expect", "parked"]
+import torch
+
+__all__ = ["disable_compile", "expect", "parked"]
+
+_Function = TypeVar("_Function", bound=Callable[..., object])
 
 _PATIENCE = 2.0
 _come = threading.Event()
@@ -57,3 +62,8 @@ def _end() -> None:
         if time.monotonic() > end:
             return  # it waits for storage that does not answer, and will not come back
         time.sleep(0.001)
+
+
+def disable_compile(function: _Function) -> _Function:
+    """Exclude a function from ``torch.compile``, as torch excludes its DataLoader. Keeps the function's type."""
+    return cast("Callable[[_Function], _Function]", torch.compiler.disable)(function)

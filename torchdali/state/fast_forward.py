@@ -9,7 +9,6 @@ from typing import Any, cast
 
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler, WeightedRandomSampler
 
-from torchdali.state.redrawn import Redrawn, redrawn
 from torchdali.state.remainder import Remainder
 from torchdali.state.sharding import Shard
 
@@ -52,14 +51,10 @@ class Skip:
             return
         if self._opens:
             if self._within is None:  # made as late as the BatchSampler would have made it
-                self._within = redrawn(self._sampler.sampler)
+                self._within = cast("Iterator[Any]", iter(self._sampler.sampler))
                 if self._loaded:
                     self._within = chain(*unless_over(self._within, self._sampler.sampler))
-            count = batches * self._sampler.batch_size
-            if isinstance(self._within, Redrawn):
-                self._passed(self._within.take(count))
-            else:
-                self._pass(islice(self._within, count))
+            self._pass(islice(self._within, batches * self._sampler.batch_size))
         elif self._batched and self._passed is not _drop:
             some = islice(self._iterator, batches)
             lists = (cast("Iterable[Any]", batch) for batch in some if isinstance(batch, Iterable))

@@ -22,8 +22,9 @@ from torch.utils.data import (
 from torch.utils.data.dataloader import _InfiniteConstantSampler  # pyright: ignore[reportPrivateUsage]
 
 from torchdali.state.sharding import Shard
+from torchdali.transforms.rng import draw_seed
 
-__all__ = ["TORCH", "Generators", "State", "States", "draw_seed", "from_text", "samplers_of", "to_text"]
+__all__ = ["TORCH", "Generators", "State", "States", "from_text", "samplers_of", "to_text"]
 
 State = Any
 """What a generator's state is while it is only kept: bytes of torch's, else what compares fast."""
@@ -127,11 +128,6 @@ class Generators:
     def draw_seed(self) -> int:
         """Draws what DataLoader draws for its workers."""
         return draw_seed(self._seeds)
-
-
-def draw_seed(generator: torch.Generator | None) -> int:
-    """A seed, as torch draws the base seed of DataLoader's workers, and that of a sampler without a generator."""
-    return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
 
 
 def _read(generator: Any) -> State:

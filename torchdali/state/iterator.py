@@ -14,10 +14,9 @@ from typing import Any, cast
 
 from torch.utils.data.dataloader import _BaseDataLoaderIter  # pyright: ignore[reportPrivateUsage]
 
-from torchdali.pipeline.feed import CLOSED
 from torchdali.runtime import lifecycle as ending
-from torchdali.runtime.exceptions import came_between, put_by
-from torchdali.runtime.uncompiled import uncompiled
+from torchdali.runtime.exceptions import CLOSED, came_between, put_by
+from torchdali.runtime.lifecycle import disable_compile
 from torchdali.state.checkpoint import is_stateful, stateful_among
 from torchdali.state.fast_forward import Skip, unless_over
 from torchdali.state.lookahead import ReadAhead
@@ -67,7 +66,7 @@ class Resumable(_BaseDataLoaderIter):
             self._base_seed = self.place.saved.base_seed
         self.place.base_seed = int(self._base_seed)
 
-    @uncompiled
+    @disable_compile
     @ending.parked()
     def __next__(self) -> Any:
         """The next batch. ``torch.compile`` leaves this alone."""

@@ -12,14 +12,10 @@ from typing import Any, cast
 from torch._utils import ExceptionWrapper
 from torch.utils.data import IterableDataset, IterDataPipe, get_worker_info
 
-from torchdali.samples.transfer import pin_memory
 from torchdali.state.checkpoint import is_stateful
-from torchdali.state.progress import Place, StreamPlace
-from torchdali.workers.packing import Packed, Packer
-from torchdali.workers.queues import Parcel
-from torchdali.workers.startup import WorkerStart
+from torchdali.state.progress import StreamPlace
 
-__all__ = ["Carried", "Carrier", "Stream", "StreamPacker", "is_stream", "put_stream"]
+__all__ = ["Stream", "is_stream"]
 
 
 class Stream(IterableDataset[Any]):
@@ -125,20 +121,6 @@ def is_stream(dataset: Any) -> bool:
     return isinstance(dataset, IterableDataset) and not isinstance(dataset, IterDataPipe)
 
 
-def put_stream(twin: Any, place: Place) -> Stream:
-    """Puts a ``Stream`` in the place of a loader's dataset.
-
-    Args:
-        twin: A copy of the loader, which is changed.
-        place: Where the epoch is.
-    """
-    stream = Stream(twin.dataset, place.saved.streams if place.saved else {})
-    vars(twin)["dataset"] = stream  # DataLoader refuses a change of its dataset; this is a copy
-    if twin.num_workers:
-        twin.worker_init_fn = WorkerStart(twin.worker_init_fn)
-    return stream
-
-
 def _pass_over(iterator: Iterator[Any], samples: int, raised: int) -> None:
     """Asks for samples that came before, of which some raised an exception."""
     left = iter(range(samples))
@@ -152,63 +134,3 @@ def _pass_over(iterator: Iterator[Any], samples: int, raised: int) -> None:
                 raise
         else:
             return
-
-
-class Carried(Parcel):
-    """What came of a stream, and where the stream was after it.
-
-    Args:
-        data: The collated batch, or the exception in its place.
-        samples: How many the stream had been asked for since the batch before.
-        state: What the stream said of itself after it.
-    """
-
-    def __init__(self, data: Any, samples: int, state: dict[str, Any]) -> None:
-        self.data, self.samples, self.state = data, samples, state
-
-    def unsent(self, failed: Callable[[Any], ExceptionWrapper]) -> Carried:
-        """As of :class:`torchdali.workers.queues.Parcel`."""
-        return Carried(failed(self.data), self.samples, self.state)
-
-    def pin_memory(self) -> Carried:
-        """Called by DataLoader."""
-        return Carried(pin_memory(self.data), self.samples, self.state)
-
-
-class Carrier:
-    """A worker's ``collate_fn`` that adds where its stream is.
-
-    Args:
-        collate_fn: The user's.
-        stream: The stream.
-    """
-
-    def __init__(self, collate_fn: Callable[[Any], Any], stream: Stream) -> None:
-        self._collate, self._stream = collate_fn, stream
-
-    def __call__(self, samples: Any) -> Carried:
-        """Collates a batch; what is raised, by the stream or by ``collate_fn``, is carried in its place."""
-        data = self._stream.batch(self._collate, samples)
-        return Carried(data, *self._stream.taken())
-
-
-class StreamPacker:
-    """The same where batches are packed; an exception is in the place of their samples.
-
-    Args:
-        packer: What packs.
-        stream: The stream.
-    """
-
-    def __init__(self, packer: Packer, stream: Stream) -> None:
-        self._packer, self._stream = packer, stream
-
-    def __call__(self, samples: Any) -> Packed:
-        """Packs a batch; of one in whose place there is an exception, ``rest`` is that and nothing else is known."""
-        packed: Packed | ExceptionWrapper = self._stream.batch(self._packer, samples)
-        asked, state = self._stream.taken()
-        if isinstance(packed, ExceptionWrapper):
-            info = get_worker_info()
-            packed = Packed(packed, asked, worker=info.id if info else 0)
-        packed.state = state
-        return packed

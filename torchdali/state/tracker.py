@@ -9,7 +9,7 @@ from typing import Any
 from torch.utils.data import IterDataPipe
 
 from torchdali.errors import UnsupportedDatasetError
-from torchdali.runtime.uncompiled import uncompiled
+from torchdali.runtime.lifecycle import disable_compile
 from torchdali.state.checkpoint import check_version, checked, describe, epochs_of, state_of, stateful_among
 from torchdali.state.generators import Generators, samplers_of
 from torchdali.state.progress import Place, Saved
@@ -160,7 +160,7 @@ class Stateful:
     _keys: Any
     _sharding: Sharding
 
-    @uncompiled
+    @disable_compile
     def state_dict(self) -> dict[str, Any]:
         """Where the loader is: in the epoch that was begun last, after the batches that were handed out.
 

@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from torchdali.transforms.spec import IntArray
 
-__all__ = ["Draws", "epoch_key", "philox"]
+__all__ = ["Draws", "draw_seed", "epoch_key", "philox"]
 
 Words = npt.NDArray[np.uint32]
 
@@ -179,3 +180,8 @@ class Draws:
         """``(N,)`` numbers below 2**63, to seed a generator that transforms outside this package draw from."""
         words = self.words(2).astype(np.uint64)
         return (((words[:, 0] << _HALF) | words[:, 1]) >> np.uint64(1)).astype(np.int64)
+
+
+def draw_seed(generator: torch.Generator | None) -> int:
+    """A seed, as torch draws the base seed of DataLoader's workers, and that of a sampler without a generator."""
+    return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,7 @@ from torch.utils.data import get_worker_info
 from torchvision import tv_tensors
 
 from torchdali.errors import TransformError
-from torchdali.runtime.exceptions import Failure, note
+from torchdali.runtime.exceptions import note
 from torchdali.samples.image import Prepared, RefusedError, UnreadableError, black, prepared
 from torchdali.samples.on_error import SIZE, OnError
 from torchdali.samples.tree import Tree, collate, images_of, leaves, replaced, tree, with_slots
@@ -31,9 +31,21 @@ from torchdali.workers.pickling import ByValue
 from torchdali.workers.queues import Parcel
 from torchdali.workers.shared_memory import BlockRing, ReceivedBlock, SentBlock, aligned
 
-__all__ = ["Packed", "PackedImages", "Packer", "listed", "outline", "stand_ins"]
+__all__ = ["Failure", "Packed", "PackedImages", "Packer", "listed", "outline", "stand_ins"]
 
 _NONE_LEFT = "and no other sample of its batch can take its place"
+
+
+class Failure(NamedTuple):
+    """In the place of a sample: what the dataset raised.
+
+    Attributes:
+        named: What raised it.
+        reason: What it raised.
+    """
+
+    named: str
+    reason: str
 
 
 @dataclass

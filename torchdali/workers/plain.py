@@ -10,11 +10,11 @@ from torch.utils.data.dataloader import (
     _SingleProcessDataLoaderIter,  # pyright: ignore[reportPrivateUsage]
 )
 
-from torchdali.pipeline.feed import FORKED, INTERRUPTED
-from torchdali.runtime.exceptions import came_between
+from torchdali.runtime.exceptions import FORKED, INTERRUPTED, came_between
 from torchdali.state.iterator import Resumable, by_turns
-from torchdali.state.stream import Carried, Carrier, is_stream, put_stream
+from torchdali.state.stream import is_stream
 from torchdali.state.tracker import twin_of
+from torchdali.workers.dataset import Carried, Carrier, put_stream
 from torchdali.workers.processes import Parallel
 
 __all__ = ["ParallelPlain", "SerialPlain"]

@@ -14,8 +14,7 @@ from typing import Any, cast
 
 from torch.utils.data import _utils as data_utils  # pyright: ignore[reportPrivateUsage]
 
-from torchdali.pipeline.feed import FORKED
-from torchdali.runtime.exceptions import came_between
+from torchdali.runtime.exceptions import FORKED, came_between
 from torchdali.state.iterator import Resumable
 from torchdali.state.tracker import twin_of
 from torchdali.workers.queues import context_of

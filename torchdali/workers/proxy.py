@@ -26,21 +26,22 @@ from torch.utils.data.dataloader import (
 from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
 
 from torchdali.errors import SampleError
-from torchdali.loader.epoch import EpochKeys
 from torchdali.pipeline.clock import Clock
 from torchdali.pipeline.fallback import call_on_batch, call_seeded
-from torchdali.pipeline.feed import FORKED, INTERRUPTED, Batch, Feed
+from torchdali.pipeline.feed import Batch, Feed
 from torchdali.pipeline.retry import LenientFeed
 from torchdali.runtime import devices
-from torchdali.runtime.exceptions import Traced, came_between, put_by
+from torchdali.runtime.exceptions import FORKED, INTERRUPTED, came_between, put_by
 from torchdali.samples.on_error import Tolerance
 from torchdali.samples.transfer import Transfer, pin_memory
+from torchdali.state.epoch_keys import EpochKeys
 from torchdali.state.iterator import Resumable, by_turns
 from torchdali.state.progress import Saved
-from torchdali.state.stream import StreamPacker, is_stream, put_stream
+from torchdali.state.stream import is_stream
 from torchdali.state.tracker import twin_of
 from torchdali.transforms.rng import Draws
 from torchdali.transforms.spec import First
+from torchdali.workers.dataset import StreamPacker, Traced, put_stream
 from torchdali.workers.packing import Packed, Packer, stand_ins
 from torchdali.workers.processes import Parallel
 from torchdali.workers.sample_keys import Identities

@@ -1,0 +1,26 @@
+"""Draws the charts of results again: ``python -m benchmarks.redraw benchmarks/results/loader-h200.json``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from benchmarks.common.picture import draw
+from benchmarks.regimes.all import REGIMES
+
+
+def main() -> None:
+    """Draw a chart beside each JSON file that is named."""
+    parser = argparse.ArgumentParser(description="Draws results.")
+    parser.add_argument("results", nargs="+", type=Path, help="JSON files of the benchmarks")
+    for path in parser.parse_args().results:
+        whole = json.loads(path.read_text())
+        regime = REGIMES[whole.get("regime", path.name.partition("-")[0])]
+        bars = regime.bars(whole["runs"])
+        if bars and draw(bars, f"{regime.title}: {whole['machine']['gpu'] or 'CPU'}", path.with_suffix(".svg")):
+            print(path.with_suffix(".svg"))
+
+
+if __name__ == "__main__":
+    main()
