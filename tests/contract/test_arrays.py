@@ -19,9 +19,9 @@ from torchvision.transforms import v2
 
 from torchdali import DALILoader, SampleError
 from torchdali.pipeline.compile import compile_plan, fuse
-from torchdali.pipeline.engine import EnginePool
+from torchdali.pipeline.engine import PipelinePool
 from torchdali.pipeline.tuning import Threads
-from torchdali.sources import lift
+from torchdali.sources import from_dataset
 from torchdali.sources.arrays import Arrays, ArraySource
 from torchdali.transforms.rng import Draws, epoch_key
 
@@ -43,7 +43,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
 @pytest.mark.parametrize("batch_size", [None, 4])
 def test_batches_are_dataloaders(make: Make, name: str, batch_size: int | None, device: str) -> None:
     dataset = make(name)
-    assert isinstance(lift(dataset), ArraySource)
+    assert isinstance(from_dataset(dataset), ArraySource)
     options: dict[str, Any] = {"batch_size": batch_size, "sampler": ORDER}
     ours = list(DALILoader(dataset, device=device, **options))
     assert ours[0][0].device.type == device
@@ -110,7 +110,7 @@ TARGETS: dict[str, Callable[[list[int]], Any]] = {
 def test_targets_may_be_of_any_type(make: Make, name: str, targets: Any, batch_size: int | None) -> None:
     dataset = make(name)
     setattr(dataset, "labels" if name == "SVHN" else "targets", targets(numbers()))
-    assert isinstance(lift(dataset), ArraySource)
+    assert isinstance(from_dataset(dataset), ArraySource)
     assert same(list(DALILoader(dataset, batch_size, device="cpu")), list(DataLoader(dataset, batch_size)))
 
 
@@ -183,7 +183,7 @@ def fed(source: Any, rows: Any) -> Any:
 @pytest.mark.parametrize("name", MAKERS)
 def test_images_are_dense_and_of_the_kind_that_is_said(make: Make, name: str) -> None:
     dataset = make(name, transform=None)
-    source = lift(dataset)
+    source = from_dataset(dataset)
     images = fed(source, [4, 0, 4])
     assert images.flags.c_contiguous
     assert source.entry == "pixels"
@@ -194,7 +194,7 @@ def test_images_are_dense_and_of_the_kind_that_is_said(make: Make, name: str) ->
 
 
 def test_nothing_is_copied_for_the_cpu(make: Make) -> None:
-    source = lift(make("CIFAR10"))
+    source = from_dataset(make("CIFAR10"))
     assert source.on(torch.device("cpu"), 2**40) is source
     assert not source.resident
 
@@ -207,7 +207,7 @@ CUDA = torch.device("cuda", 0)
 def test_images_that_fit_the_budget_are_kept_on_the_gpu(make: Make, name: str) -> None:
     whole = make(name)
     dataset = Subset(ConcatDataset([whole, whole]), [7, 2, 7 + COUNT, 11])
-    source = lift(dataset)
+    source = from_dataset(dataset)
     need = 3 * fed(source, [0]).nbytes
     assert source.on(CUDA, need - 1) is source
     copied = source.on(CUDA, need)
@@ -225,7 +225,7 @@ def test_images_that_fit_the_budget_are_kept_on_the_gpu(make: Make, name: str) -
 def test_images_for_which_the_gpu_has_no_memory_stay_where_they_are(make: Make) -> None:
     dataset = make("STL10")
     dataset.data, dataset.labels = np.zeros((1000, 3, 96, 96), np.uint8), np.zeros(1000)
-    source = lift(dataset)
+    source = from_dataset(dataset)
     torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction(1e-6)
     try:
@@ -237,9 +237,9 @@ def test_images_for_which_the_gpu_has_no_memory_stay_where_they_are(make: Make) 
 @pytest.mark.gpu
 def test_graph_waits_for_the_images_and_they_for_it(make: Make) -> None:
     """The batch is gathered on torch's stream, which is behind here, and read on DALI's; memory is used again."""
-    source = lift(make("STL10", v2.ToImage())).on(CUDA, 2**30)
+    source = from_dataset(make("STL10", v2.ToImage())).on(CUDA, 2**30)
     plan = fuse(compile_plan(source.transform, CUDA, "exact", source.spec, source.entry))
-    engine = EnginePool(plan, 8, Threads(2, CUDA, plan.entry), source.resident).lease(8)
+    engine = PipelinePool(plan, 8, Threads(2, CUDA, plan.entry), source.resident).acquire(8)
     batches = [(np.arange(8) + i) % COUNT for i in range(30)]
     pending: list[Any] = []
     for rows in batches:
@@ -248,7 +248,7 @@ def test_graph_waits_for_the_images_and_they_for_it(make: Make) -> None:
         engine.submit(fed(source, rows), inputs)
         pending.append(rows)
         if len(pending) == 3:
-            expected = fed(lift(make("STL10")), first := pending.pop(0))
+            expected = fed(from_dataset(make("STL10")), first := pending.pop(0))
             images = engine.take().views[0]
             assert isinstance(images, torch.Tensor)
             assert np.array_equal(images.permute(0, 2, 3, 1).cpu().numpy(), expected), first

@@ -22,8 +22,8 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 from torchdali import DALILoader, SampleError
-from torchdali.samples.tree import Slot, collate, images_of, is_encoded, reordered, tree
-from torchdali.workers.pickling import ByValue
+from torchdali.samples.tree import Placeholder, collate, images_of, is_encoded, reordered, tree
+from torchdali.workers.pickling import Pickled
 
 pytestmark = [
     pytest.mark.timeout(60),
@@ -135,7 +135,7 @@ def tensors() -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("name", tensors())
 def test_tensors_arrive_as_they_were(name: str) -> None:
     given = tensors()[name]
-    pickled = ByValue({"it": given, "again": given})
+    pickled = Pickled({"it": given, "again": given})
     rebuild, arguments = pickled.__reduce__()
     assert len(arguments[0]) < 4000, "only what is looked at crosses, not all that it is a view of"
     found = rebuild(*arguments)
@@ -367,7 +367,7 @@ def test_a_stored_file_has_nothing_beside_it() -> None:
 
 def test_what_cannot_be_put_together_is_refused() -> None:
     with pytest.raises(TypeError, match="in different places"):
-        collate([{"image": Slot(0)}, {"image": Slot(1)}])
+        collate([{"image": Placeholder(0)}, {"image": Placeholder(1)}])
     with pytest.raises(TypeError, match="a NoneType is no batch of 2 samples"):
         reordered([torch.zeros(2), None], [1, 1])
 

@@ -12,8 +12,8 @@ import torch
 from test_changing_files import CROPPED, PHOTOGRAPH, RESIZED, folder, loader_of, write
 
 from torchdali.pipeline.cache import encoded as files_cache
-from torchdali.pipeline.cache.decoded import ImageCache
-from torchdali.pipeline.cache.encoded import FileCache
+from torchdali.pipeline.cache.decoded import DecodedCache
+from torchdali.pipeline.cache.encoded import EncodedCache
 from torchdali.pipeline.cache.store import Store
 
 pytestmark = pytest.mark.timeout(120)
@@ -96,8 +96,8 @@ def test_a_file_that_was_rewritten_is_kept_as_what_it_is_now(cache, touched, tmp
     list(loader)
     os.utime(paths[3], (1, 1)) if touched else write(paths[3], 80, 112)
     expected = torch.cat([images.clone() for images, _ in loader])
-    monkeypatch.setattr(FileCache, "_drop", lambda *_: pytest.fail("read anew"))
-    monkeypatch.setattr(ImageCache, "drop", lambda *_: pytest.fail("decoded anew"))
+    monkeypatch.setattr(EncodedCache, "_drop", lambda *_: pytest.fail("read anew"))
+    monkeypatch.setattr(DecodedCache, "drop", lambda *_: pytest.fail("decoded anew"))
     assert torch.equal(torch.cat([images for images, _ in loader]), expected)
     loader.close()
 
@@ -160,7 +160,7 @@ def test_an_interrupt_while_the_cache_takes_memory(cache, tmp_path, monkeypatch)
     monkeypatch.setattr("torchdali.pipeline.cache.store._SMALLEST", 1000)
     folder(tmp_path, 12)
     expected = torch.cat([images for images, _ in loader_of(tmp_path, RESIZED, 4, device="cpu")])
-    grow = FileCache._has_room if cache == "host" else Store._grow
+    grow = EncodedCache._has_room if cache == "host" else Store._grow
     *_, last = (line for *_, line in grow.__code__.co_lines() if line)
     for number in range(grow.__code__.co_firstlineno + 1, last + 1):
         loader = loader_of(tmp_path, RESIZED, 4, cache=cache, device="cpu")

@@ -16,8 +16,8 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from torchdali import DALILoader, SampleError
-from torchdali.pipeline.cache.decoded import ImageCache
-from torchdali.pipeline.cache.encoded import FileCache
+from torchdali.pipeline.cache.decoded import DecodedCache
+from torchdali.pipeline.cache.encoded import EncodedCache
 from torchdali.sources import FolderSource
 
 pytestmark = pytest.mark.timeout(120)
@@ -86,7 +86,7 @@ def test_windows_of_images_that_are_to_be_turned(tmp_path, monkeypatch):
     (tmp_path / "c").mkdir()
     for i in range(40):
         PHOTOGRAPH.crop((i, 0, i + 100, 30)).save(tmp_path / "c" / f"{i:02}.jpg", exif=exif)
-    monkeypatch.setattr("torchdali.pipeline.feed.Feed._again", lambda self, batch: pytest.fail("run twice"))
+    monkeypatch.setattr("torchdali.pipeline.feed.Prefetcher._again", lambda self, batch: pytest.fail("run twice"))
     loader = loader_of(tmp_path, v2.Compose([v2.ToImage(), v2.RandomCrop((28, 90))]), 40, device="cpu")
     ((images, _),) = loader
     assert images.shape == (40, 3, 28, 90)
@@ -170,7 +170,7 @@ def test_a_file_that_another_thread_kept_meanwhile(tmp_path, monkeypatch):
     loader = loader_of(tmp_path, RESIZED, 2, cache="host", device="cpu")
     list(loader)
     cache, asked = loader._compiled.cache, threading.local()
-    assert isinstance(cache, FileCache)
+    assert isinstance(cache, EncodedCache)
     write(paths[0], 30, 40, 70)
     stat = os.stat
 
@@ -282,7 +282,7 @@ def test_an_iterator_goes_on_where_a_cache_is_not_filled_yet(cache, mode, change
         ours.dataset.transform = v2.Compose([v2.ToImage(), *head, other])
     next(iter(ours))
     images += [images.clone() for images, _ in batches]
-    if isinstance(old, ImageCache) and old is not ours._compiled.cache:
+    if isinstance(old, DecodedCache) and old is not ours._compiled.cache:
         assert not old._store.held, "a cache that was closed takes memory again"
     assert len(images) == len(expected)
     assert all(torch.equal(one, other) for one, other in zip(images, expected, strict=True))

@@ -18,7 +18,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from torchdali import BatchShapeError, DALILoader, SampleError
-from torchdali.runtime.threads import Daemons
+from torchdali.runtime.threads import DaemonThreadPoolExecutor
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -112,7 +112,7 @@ def test_a_batch_that_gets_no_thread_is_read_in_its_turn(
     fresh: ImageFolder, monkeypatch: pytest.MonkeyPatch, cache: Any, device: str
 ) -> None:
     sample_path(fresh).write_bytes(b"")
-    submit = Daemons.submit
+    submit = DaemonThreadPoolExecutor.submit
 
     def read() -> list[Any]:
         loader = DALILoader(fresh, PER_BATCH, num_workers=2, on_error="skip", cache=cache, device=device)
@@ -125,7 +125,7 @@ def test_a_batch_that_gets_no_thread_is_read_in_its_turn(
             raise RuntimeError("can't start new thread")
         return submit(*args)
 
-    monkeypatch.setattr(Daemons, "submit", refused)
+    monkeypatch.setattr(DaemonThreadPoolExecutor, "submit", refused)
     assert same(read(), true)
     assert next(calls) > 3
 

@@ -181,7 +181,9 @@ def test_odd_file_is_read_as_pil_reads_it(
             assert error in str(caught.value)
         else:
             if epoch:
-                monkeypatch.setattr("torchdali.pipeline.feed.Feed._again", lambda self, batch: pytest.fail("run twice"))
+                monkeypatch.setattr(
+                    "torchdali.pipeline.feed.Prefetcher._again", lambda self, batch: pytest.fail("run twice")
+                )
             assert_pairs(loader, fresh, in_order())
 
 

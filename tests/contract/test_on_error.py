@@ -20,7 +20,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from torchdali import DALILoader, SampleError
-from torchdali.pipeline.engine import Engine
+from torchdali.pipeline.engine import PipelineRunner
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -212,7 +212,7 @@ def test_an_epoch_that_cannot_go_on_where_a_batch_is_run_again_is_not_over(
     iterator = iter(loader)
     next(iterator)
     with monkeypatch.context() as patch:
-        patch.setattr(Engine, "take", fail)
+        patch.setattr(PipelineRunner, "take", fail)
         with pytest.raises((KeyboardInterrupt, RuntimeError)):
             next(iterator)
     with pytest.raises(RuntimeError, match="this epoch cannot go on"):

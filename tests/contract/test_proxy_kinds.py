@@ -19,7 +19,7 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 from torchdali import DALILoader, SampleError
-from torchdali.samples.image import RefusedError, UnreadableError, black, prepared
+from torchdali.samples.image import RefusedError, UnreadableError, black, to_image_input
 
 pytestmark = [
     pytest.mark.timeout(60),
@@ -156,13 +156,13 @@ def test_a_draft_of_a_file_is_what_pil_makes_of_it(photographs: Any, device: str
 def test_a_relative_path_is_that_of_the_process_that_gave_it(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = min(pictures.rglob("*.jpg"))
     monkeypatch.chdir(path.parent)
-    assert bytes(prepared(Path(path.name)).data) == bytes(path)
+    assert bytes(to_image_input(Path(path.name)).data) == bytes(path)
 
 
 def test_half_a_file_is_unreadable_and_says_how_large_it_was(photographs: Any) -> None:
     whole = encoded(photographs[0], "JPEG")
     with pytest.raises(UnreadableError, match="truncated") as raised:
-        prepared(whole[: len(whole) // 2])
+        to_image_input(whole[: len(whole) // 2])
     size = (photographs[0].height, photographs[0].width)
     assert raised.value.size == size
     assert lazily(bytes(black(size).data)).size == photographs[0].size
@@ -170,9 +170,9 @@ def test_half_a_file_is_unreadable_and_says_how_large_it_was(photographs: Any) -
 
 def test_a_transform_for_pil_images_is_given_bytes_alone(photographs: Any) -> None:
     floats = np.asarray(photographs[0]) / np.float32(255)
-    assert prepared(floats).size == floats.shape[:2]
+    assert to_image_input(floats).size == floats.shape[:2]
     with pytest.raises(RefusedError, match="an array of float32"):
-        prepared(floats, "rule")
+        to_image_input(floats, "rule")
 
 
 def test_paths_and_mixed_kinds(photographs: Any, pictures: Path, device: str) -> None:

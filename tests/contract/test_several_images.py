@@ -16,7 +16,7 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 from torchdali import BatchShapeError, DALILoader, SampleError
-from torchdali.pipeline.feed import Feed
+from torchdali.pipeline.feed import Prefetcher
 
 pytestmark = [
     pytest.mark.timeout(100),
@@ -114,9 +114,9 @@ def out_of_time(*_: Any) -> None:
 
 
 def test_an_alarm_is_raised_although_another_image_of_the_batch_is_at_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    pop, calls = Feed.pop, iter(range(10**6))
+    pop, calls = Prefetcher.pop, iter(range(10**6))
 
-    def hit(feed: Feed) -> Any:
+    def hit(feed: Prefetcher) -> Any:
         batch, number = pop(feed), next(calls)
         if number == 0:
             raise SampleError(0, "an image", "it is bad")
@@ -124,7 +124,7 @@ def test_an_alarm_is_raised_although_another_image_of_the_batch_is_at_fault(monk
             signal.raise_signal(signal.SIGALRM)
         return batch
 
-    monkeypatch.setattr(Feed, "pop", hit)
+    monkeypatch.setattr(Prefetcher, "pop", hit)
     before = signal.signal(signal.SIGALRM, out_of_time)
     try:
         loader = DALILoader(Pairs("uint8", "float"), 4, transform=v2.RandomVerticalFlip(), device="cpu")

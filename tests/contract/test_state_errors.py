@@ -18,7 +18,7 @@ from torch.utils.data import Dataset, IterableDataset, RandomSampler, default_co
 from torchvision.transforms import v2
 
 from torchdali import DALILoader, SampleError
-from torchdali.pipeline.engine import Engine
+from torchdali.pipeline.engine import PipelineRunner
 
 pytestmark = [
     pytest.mark.timeout(60),
@@ -266,7 +266,7 @@ def test_after_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     iterator = iter(loader)
     next(iterator)
     with monkeypatch.context() as patch:
-        patch.setattr(Engine, "take", late)
+        patch.setattr(PipelineRunner, "take", late)
         with pytest.raises(RuntimeError, match="timed out after 30 seconds"):
             next(iterator)
     for _ in range(2):

@@ -21,7 +21,7 @@ NOT_FOR_USERS = ("parity", "bench/loading.py", "bench/training.py")
 NO_ERRORS = {"Unsupported", "_ExplainedError"}
 """What is raised and never seen as an error: why a transform runs in torch is told by explain()."""
 
-LAST_IS_THE_REASON = {"SampleError", "RowError", "error", "fault", "_fault"}
+LAST_IS_THE_REASON = {"SampleError", "SampleTransformError", "error", "fault", "_fault"}
 """Calls whose last argument is the message, after the sample that it is about."""
 
 TELLING = {"unavailable_on", "_same_for_all"}

@@ -16,7 +16,7 @@ from torchvision.transforms import v2
 from torchdali import DALILoader
 from torchdali.pipeline import graph
 from torchdali.runtime import devices, machine
-from torchdali.workers.validation import Proxy
+from torchdali.workers.validation import ProxyPlan
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -228,7 +228,7 @@ def test_large_batches_of_an_asked_dataset_are_fewer_at_a_time(memory, window, p
     loader = DALILoader(Asked(pictures, v2.CenterCrop(24)), batch_size=3, num_workers=1, transform=SMALL, device="cpu")
     assert sum(len(labels) for _, labels in loader) == len(loader.dataset)
     proxy = loader._proxy
-    assert isinstance(proxy, Proxy)
+    assert isinstance(proxy, ProxyPlan)
     assert proxy.window == window, "3 images of 24x24x3 bytes, before and after"
 
 

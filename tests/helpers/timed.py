@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
-from torchdali.pipeline.engine import Engine
+from torchdali.pipeline.engine import PipelineRunner
 
 NAP = 0.04
 COUNT = 24
@@ -56,10 +56,10 @@ class Asked(Dataset[Any]):
         return self.files[index], index
 
 
-def slow_engine(monkeypatch: pytest.MonkeyPatch, where: Callable[[Engine], bool] = lambda _: True) -> None:
-    take = Engine.take
+def slow_engine(monkeypatch: pytest.MonkeyPatch, where: Callable[[PipelineRunner], bool] = lambda _: True) -> None:
+    take = PipelineRunner.take
 
-    def late(self: Engine, timeout: float = 0) -> Any:
+    def late(self: PipelineRunner, timeout: float = 0) -> Any:
         return nap(take(self, timeout)) if where(self) else take(self, timeout)
 
-    monkeypatch.setattr(Engine, "take", late)
+    monkeypatch.setattr(PipelineRunner, "take", late)

@@ -15,7 +15,7 @@ from torchdali.tools.parity.cases import CASES as ALL
 from torchdali.tools.parity.cases import FLOAT
 from torchdali.tools.parity.compare import compiled
 from torchdali.tools.parity.distributions import p_value
-from torchdali.transforms import RowError, Unsupported, find_rule
+from torchdali.transforms import SampleTransformError, Unsupported, find_rule
 from torchdali.transforms.rng import Draws, epoch_key
 from torchdali.transforms.rules import elastic
 from torchdali.transforms.spec import Spec
@@ -136,7 +136,7 @@ def test_an_image_smaller_than_the_blur_is_named():
     rule = find_rule(v2.ElasticTransform())
     rule.infer(Spec(device="gpu"))
     index = np.arange(2)
-    with pytest.raises(RowError, match="41 x 41") as raised:
+    with pytest.raises(SampleTransformError, match="41 x 41") as raised:
         rule.draw(Draws(epoch_key(0, 0), index, index * 0), np.array([[21, 21], [20, 40]]))
     assert raised.value.row == 1
 

@@ -10,7 +10,7 @@ from torchvision.transforms import v2
 
 import torchdali
 from torchdali.tools.parity.photographs import photographs
-from torchdali.transforms import MultiView, RowError, Unsupported, find_rule
+from torchdali.transforms import MultiView, SampleTransformError, Unsupported, find_rule
 from torchdali.transforms.rng import Draws, epoch_key
 from torchdali.transforms.spec import Spec
 
@@ -60,7 +60,7 @@ def test_a_blur_needs_an_image_that_torchvision_could_mirror(size, fits):
         rule.draw(draws, sizes)
         transform(torch.zeros(3, *size))
         return
-    with pytest.raises(RowError, match=f"{size[1]} x {size[0]}") as raised:
+    with pytest.raises(SampleTransformError, match=f"{size[1]} x {size[0]}") as raised:
         rule.draw(draws, sizes)
     assert raised.value.row == 1
     with pytest.raises(RuntimeError):

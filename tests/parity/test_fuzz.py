@@ -18,10 +18,10 @@ from torchvision.transforms.v2 import functional as F
 import torchdali
 from torchdali import SampleError
 from torchdali.pipeline.compile import compile_plan, fuse
-from torchdali.pipeline.engine import Engine
+from torchdali.pipeline.engine import PipelineRunner
 from torchdali.pipeline.fallback import as_kind
 from torchdali.pipeline.plan import View
-from torchdali.transforms import MultiView, RowError
+from torchdali.transforms import MultiView, SampleTransformError
 from torchdali.transforms.rng import Draws, epoch_key
 from torchdali.transforms.rules.apply import Sometimes
 from torchdali.transforms.rules.geometry import Warp
@@ -36,7 +36,7 @@ def run(plan, images, seed=0):
     index = np.arange(len(images))
     sizes = np.array([image.shape[1:] for image in images], np.int64)
     inputs, params = plan.draw(Draws(epoch_key(seed, 0), index, index * 0), sizes)
-    engine = Engine(plan, len(images), 2)
+    engine = PipelineRunner(plan, len(images), 2)
     try:
         engine.submit([image.permute(1, 2, 0).contiguous().numpy() for image in images], inputs)
         return [[image.cpu() for image in view] for view in engine.take(60).views], params
@@ -131,7 +131,7 @@ def passing(plan, images, spec, seed):
         sizes = np.array([image.shape[1:] for image in images], np.int64)
         try:
             plan.draw(Draws(epoch_key(seed, 0), index, index * 0), sizes)
-        except RowError as error:
+        except SampleTransformError as error:
             image = images.pop(error.row)
             reason = str(error)
             outs = [attempt(chain, as_kind(image, spec.kind)) for _ in range(40)]

@@ -9,7 +9,7 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 from torchdali.tools.parity.compare import compiled
-from torchdali.transforms import RowError, find_rule
+from torchdali.transforms import SampleTransformError, find_rule
 from torchdali.transforms.rng import Draws, epoch_key
 
 SIZES = np.random.default_rng(0).integers(1, 700, (800, 2))
@@ -74,7 +74,7 @@ def test_canvases_are_torchvisions(monkeypatch, side_range):
 
 
 def test_a_size_of_nothing_names_the_row():
-    with pytest.raises(RowError, match="would become"):
+    with pytest.raises(SampleTransformError, match="would become"):
         rule_of(v2.ScaleJitter((10, 10), (0.01, 0.01))).draw(draws(), SIZES)
 
 

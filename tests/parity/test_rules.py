@@ -18,7 +18,7 @@ from torchdali.tools.parity.compare import compiled, exceeded, measure, pairs
 from torchdali.tools.parity.distributions import drawn, judge, level, torchvisions
 from torchdali.tools.parity.draws import DRAWS
 from torchdali.tools.parity.photographs import COUNT, write_photographs
-from torchdali.transforms import RowError, find_rule
+from torchdali.transforms import SampleTransformError, find_rule
 from torchdali.transforms.rng import Draws, epoch_key
 from torchdali.transforms.rules.resize import resized_size
 
@@ -70,7 +70,7 @@ def test_a_crop_larger_than_its_image_names_the_row():
     rule = find_rule(v2.RandomCrop(50))
     rule.infer(compiled([]).spec)
     index = np.arange(3)
-    with pytest.raises(RowError, match="pad_if_needed=True") as raised:
+    with pytest.raises(SampleTransformError, match="pad_if_needed=True") as raised:
         rule.draw(Draws(epoch_key(0, 0), index, index * 0), np.array([[60, 60], [49, 60], [10, 10]]))
     assert raised.value.row == 1
 

@@ -20,7 +20,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from torchdali import DALILoader
-from torchdali.workers.proxy import ParallelProxyEpoch
+from torchdali.workers.proxy import ParallelProxyIterator
 
 pytestmark = [
     pytest.mark.timeout(60),
@@ -116,14 +116,14 @@ def test_after_an_interrupt_while_workers_are_ended_a_loader_can_be_used_again(
 ) -> None:
     loader = make(dataset, asked, options, "cpu")
     next(iter(loader))
-    end = ParallelProxyEpoch._shutdown_workers
+    end = ParallelProxyIterator._shutdown_workers
 
     def interrupted(epoch: Any) -> None:
         end(epoch)
         raise KeyboardInterrupt
 
     iterator = iter(loader)
-    monkeypatch.setattr(ParallelProxyEpoch, "_shutdown_workers", interrupted)
+    monkeypatch.setattr(ParallelProxyIterator, "_shutdown_workers", interrupted)
     with pytest.raises(KeyboardInterrupt):
         loader.close()
     monkeypatch.undo()
@@ -193,7 +193,7 @@ from torch.utils.data import Dataset
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 from torchdali import DALILoader
-from torchdali.workers.proxy import ParallelProxyEpoch
+from torchdali.workers.proxy import ParallelProxyIterator
 
 class Asked(Dataset):
     def __len__(self):

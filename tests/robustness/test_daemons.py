@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from torchdali.runtime.threads import Daemons
+from torchdali.runtime.threads import DaemonThreadPoolExecutor
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -19,7 +19,7 @@ def mine() -> list[threading.Thread]:
 
 
 def test_results_and_exceptions_come_to_who_asks() -> None:
-    pool = Daemons(3, "test-daemons")
+    pool = DaemonThreadPoolExecutor(3, "test-daemons")
     futures = [pool.submit(divmod, number, number % 4) for number in range(40)]
     for number, future in enumerate(futures):
         if number % 4:
@@ -36,7 +36,7 @@ def test_results_and_exceptions_come_to_who_asks() -> None:
 
 
 def test_no_more_threads_than_there_is_to_do() -> None:
-    pool = Daemons(16, "test-daemons")
+    pool = DaemonThreadPoolExecutor(16, "test-daemons")
     for _ in range(20):
         pool.submit(int).result()
         time.sleep(0.005)  # until the thread is idle again
@@ -48,7 +48,7 @@ def test_no_more_threads_than_there_is_to_do() -> None:
 def test_where_no_more_threads_can_be_started_those_there_are_do_the_work(
     monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
-    pool, start = Daemons(3, "test-daemons"), threading.Thread.start
+    pool, start = DaemonThreadPoolExecutor(3, "test-daemons"), threading.Thread.start
 
     def refused(self: threading.Thread) -> None:
         if len(mine()) >= most:
@@ -66,7 +66,7 @@ def test_where_no_more_threads_can_be_started_those_there_are_do_the_work(
 
 
 def test_what_was_not_begun_is_cancelled() -> None:
-    pool, go_on, done = Daemons(2, "test-daemons"), threading.Event(), []
+    pool, go_on, done = DaemonThreadPoolExecutor(2, "test-daemons"), threading.Event(), []
 
     def work(number: int) -> Any:
         go_on.wait(10)
@@ -85,7 +85,7 @@ def test_what_was_not_begun_is_cancelled() -> None:
 
 
 def test_the_threads_end_where_nobody_ends_them() -> None:
-    pool = Daemons(2, "test-daemons")
+    pool = DaemonThreadPoolExecutor(2, "test-daemons")
     futures = [pool.submit(time.sleep, 0.02) for _ in range(4)]
     threads = mine()
     del pool
@@ -96,7 +96,7 @@ def test_the_threads_end_where_nobody_ends_them() -> None:
 
 
 def test_what_was_begun_or_not_is_done_where_that_is_asked_for() -> None:
-    pool = Daemons(2, "test-daemons")
+    pool = DaemonThreadPoolExecutor(2, "test-daemons")
     futures = [pool.submit(time.sleep, 0.02) for _ in range(8)]
     pool.shutdown()
     assert all(future.done() and not future.cancelled() for future in futures)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from torchdali.runtime import lifecycle as ending
+from torchdali.runtime import lifecycle
 
 PATIENCE = 20
 
@@ -24,7 +24,7 @@ class EndsAsItIsAsked(threading.Event):
     def is_set(self) -> bool:
         come = super().is_set()
         if not come:
-            self.end = threading.Thread(target=ending._end)
+            self.end = threading.Thread(target=lifecycle._end)
             self.end.start()
             self.end.join(0.3)
         return come
@@ -33,8 +33,8 @@ class EndsAsItIsAsked(threading.Event):
 @pytest.fixture
 def come(monkeypatch: pytest.MonkeyPatch) -> EndsAsItIsAsked:
     come = EndsAsItIsAsked()
-    monkeypatch.setattr(ending, "_come", come)
-    monkeypatch.setattr(ending, "_PATIENCE", PATIENCE)
+    monkeypatch.setattr(lifecycle, "_come", come)
+    monkeypatch.setattr(lifecycle, "_PATIENCE", PATIENCE)
     return come
 
 
@@ -43,7 +43,7 @@ def test_end_waits_for_a_thread_that_looked_just_before(come: EndsAsItIsAsked) -
     returned = threading.Event()
 
     def ask() -> None:
-        with ending.parked():
+        with lifecycle.native_call():
             ended_meanwhile.append(not come.end.is_alive())
         returned.set()
 
@@ -58,16 +58,16 @@ def test_end_waits_for_a_thread_that_looked_just_before(come: EndsAsItIsAsked) -
 
 def test_a_thread_that_comes_later_is_kept_out(monkeypatch: pytest.MonkeyPatch) -> None:
     come = threading.Event()
-    monkeypatch.setattr(ending, "_come", come)
-    ending._end()
+    monkeypatch.setattr(lifecycle, "_come", come)
+    lifecycle._end()
     entered = threading.Event()
 
     def ask() -> None:
-        with ending.parked():
+        with lifecycle.native_call():
             entered.set()
 
     assert in_a_daemon_thread(ask).is_alive()
     assert not entered.wait(0.3)
-    with ending.parked():  # a thread that is waited for by Python itself is let through
+    with lifecycle.native_call():  # a thread that is waited for by Python itself is let through
         entered.set()
-    assert not ending._inside
+    assert not lifecycle._inside

@@ -16,9 +16,9 @@ pytestmark = pytest.mark.timeout(60)
 # In processes of their own: a child of this one would collect whatever other tests left behind.
 FORKS = """
 import gc, os, sys
-from torchdali.runtime.events import FreedAtHome
+from torchdali.runtime.events import OwnedByProcess
 
-class Box(FreedAtHome, list):
+class Box(OwnedByProcess, list):
     "Lets go of what it holds when it is freed."
 
 def alone(box):
@@ -54,7 +54,9 @@ def test_only_the_process_that_made_it_frees_it(run_script: Any, tie: str) -> No
 
 
 def test_the_process_that_made_it_ends_without_a_word(run_script: Any) -> None:
-    done = run_script("from torchdali.runtime.events import FreedAtHome\nkept = FreedAtHome()\nkept.itself = kept")
+    done = run_script(
+        "from torchdali.runtime.events import OwnedByProcess\nkept = OwnedByProcess()\nkept.itself = kept"
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 

@@ -24,7 +24,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from torchdali import DALILoader, ImageIndex, SampleError
-from torchdali.runtime.exceptions import put_by
+from torchdali.runtime.exceptions import defer
 
 pytestmark = [
     pytest.mark.timeout(100),
@@ -181,7 +181,7 @@ def test_an_exception_that_waits_for_its_turn_holds_no_frames() -> None:
         except OSError as cause:
             raise SampleError(1, "it", "it cannot be read") from cause
     except SampleError as error:
-        kept = put_by(error)
+        kept = defer(error)
     assert kept.__cause__ is not None
     assert kept.__traceback__ is kept.__cause__.__traceback__ is None
 

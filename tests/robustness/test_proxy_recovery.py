@@ -22,7 +22,7 @@ from helpers.crops import DOES, EXACT, WORKERS, Crops, Truth, every_number, ever
 from torch.utils.data import DataLoader
 
 from torchdali import DALILoader
-from torchdali.workers.proxy import ParallelProxyEpoch
+from torchdali.workers.proxy import ParallelProxyIterator
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -200,7 +200,7 @@ def test_a_killed_worker_is_named_at_once(fault: Any, workers: Any, does: Any, d
     error = raised(RuntimeError, until_raised(iterator, batches))
     assert re.match(rf"DataLoader worker \(pid(\(s\))? {process.pid}\)", str(error))
     assert time.monotonic() - start < 5
-    if isinstance(iterator, ParallelProxyEpoch):
+    if isinstance(iterator, ParallelProxyIterator):
         assert "killed by signal" in str(error)
         assert_pairs(batches, Truth(does.get("transform")))
         assert_pairs(until_error(iterator), Truth(does.get("transform")))
@@ -322,8 +322,8 @@ def interrupted() -> None:
         (nvidia.dali.Pipeline, "schedule_run"),
         (nvidia.dali.Pipeline, "share_outputs"),
         (nvidia.dali.Pipeline, "release_outputs"),
-        (ParallelProxyEpoch, "_receive"),
-        (ParallelProxyEpoch, "_try_put_index"),
+        (ParallelProxyIterator, "_receive"),
+        (ParallelProxyIterator, "_try_put_index"),
     ],
     ids=lambda value: getattr(value, "__name__", value),
 )
@@ -333,7 +333,7 @@ def test_interrupt_pairs_no_image_with_another_label(
     """Neither in the next epoch nor, where somebody goes on with it, in the interrupted one."""
     loader = DALILoader(Crops(), PER_BATCH, transform=EXACT, device=device, **workers)
     iterator, taken = iter(loader), []
-    if owner is ParallelProxyEpoch and not workers:
+    if owner is ParallelProxyIterator and not workers:
         owner, name = type(iterator), "_next_index"
     at(monkeypatch, owner, name, call, after, interrupted)
     raised(KeyboardInterrupt, until_raised(iterator, taken))

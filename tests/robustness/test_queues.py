@@ -23,7 +23,7 @@ from helpers.crops import DOES, EXACT, Crops, Truth, every_use, raised, with_wor
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from torchdali import DALILoader
-from torchdali.pipeline.feed import Feed
+from torchdali.pipeline.feed import Prefetcher
 from torchdali.workers.processes import Parallel
 
 pytestmark = pytest.mark.timeout(60)
@@ -534,7 +534,7 @@ def test_an_interrupt_while_an_iterator_is_dropped_leaves_no_worker_behind(
     iterator: Any = iter(loader)
     taken = [next(iterator)]
     processes = iterator._workers
-    monkeypatch.setattr(Feed, "close", lambda _: hit())
+    monkeypatch.setattr(Prefetcher, "close", lambda _: hit())
     with of_a_signal():
         iterator.__del__()
     monkeypatch.undo()

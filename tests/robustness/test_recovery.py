@@ -26,10 +26,10 @@ from torch.utils.data import Dataset, DistributedSampler
 from torchvision.datasets import ImageFolder
 
 from torchdali import DALILoader, SampleError
-from torchdali.pipeline import dlpack as bridge
-from torchdali.pipeline.cache.decoded import ImageBatch
-from torchdali.pipeline.engine import Engine
-from torchdali.pipeline.feed import Feed
+from torchdali.pipeline import dlpack
+from torchdali.pipeline.cache.decoded import DecodedBatch
+from torchdali.pipeline.engine import PipelineRunner
+from torchdali.pipeline.feed import Prefetcher
 from torchdali.sources.headers.scan import Scan
 
 pytestmark = pytest.mark.timeout(50)
@@ -109,8 +109,8 @@ def test_what_dali_reads_is_kept_where_an_interrupt_comes_as_it_begins(
     monkeypatch: pytest.MonkeyPatch, dataset: ImageFolder
 ) -> None:
     """It is not copied, and DALI would read what is freed."""
-    submit, engines = Engine.submit, list[Engine]()
-    monkeypatch.setattr(Engine, "submit", lambda self, *given: engines.append(self) or submit(self, *given))
+    submit, engines = PipelineRunner.submit, list[PipelineRunner]()
+    monkeypatch.setattr(PipelineRunner, "submit", lambda self, *given: engines.append(self) or submit(self, *given))
     iterator = iter(DALILoader(dataset, PER_BATCH, device="cpu"))
     interrupt(monkeypatch, nvidia.dali.Pipeline, "schedule_run", 0, after=True)
     with pytest.raises(KeyboardInterrupt):
@@ -190,12 +190,12 @@ def handler(*_: Any) -> None:
 HANDLERS = {"function": handler, "object": Handler(), "method": Handler().method, "partial": partial(handler, 1)}
 
 
-PLACES = [(Engine, "submit"), (bridge, "stream_of"), (Feed, "_advance")]
+PLACES = [(PipelineRunner, "submit"), (dlpack, "stream_of"), (Prefetcher, "_advance")]
 
 
 @pytest.mark.parametrize(
     ("place", "which", "kind"),
-    [*product(PLACES, HANDLERS, ("read", "asked")), ((ImageBatch, "take"), "function", "cached")],
+    [*product(PLACES, HANDLERS, ("read", "asked")), ((DecodedBatch, "take"), "function", "cached")],
 )
 def test_what_a_signals_handler_raises_is_raised_at_once_and_pairs_no_picture_with_another_label(
     monkeypatch: pytest.MonkeyPatch, dataset: ImageFolder, place: tuple[Any, str], which: str, kind: str
@@ -235,9 +235,9 @@ def impatient(*_: Any) -> None:
 def test_what_a_signals_handler_raises_as_a_batch_is_run_again_is_raised_and_blames_no_file(
     monkeypatch: pytest.MonkeyPatch, dataset: ImageFolder, at: int
 ) -> None:
-    loader, take, calls = DALILoader(dataset, PER_BATCH, device="cpu"), Engine.take, iter(range(10**6))
+    loader, take, calls = DALILoader(dataset, PER_BATCH, device="cpu"), PipelineRunner.take, iter(range(10**6))
 
-    def taken_at(engine: Engine, *timeout: Any) -> Any:
+    def taken_at(engine: PipelineRunner, *timeout: Any) -> Any:
         number = next(calls)
         if number == at:
             signal.raise_signal(signal.SIGUSR1)
@@ -249,7 +249,7 @@ def test_what_a_signals_handler_raises_as_a_batch_is_run_again_is_raised_and_bla
     before = signal.signal(signal.SIGUSR1, impatient)
     try:
         with monkeypatch.context() as patch:
-            patch.setattr(Engine, "take", taken_at)
+            patch.setattr(PipelineRunner, "take", taken_at)
             iterator = iter(loader)
             with pytest.raises(RuntimeError, match=r"^it takes too long$"):
                 next(iterator)

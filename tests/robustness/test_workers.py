@@ -17,7 +17,7 @@ from helpers.crops import DOES, EXACT, Crops, Truth, with_workers
 from torchdali import DALILoader
 from torchdali.pipeline.feed import INTERRUPTED
 from torchdali.workers.processes import _name_the_dead
-from torchdali.workers.startup import Starting
+from torchdali.workers.startup import WorkerStartup
 
 
 @with_workers
@@ -192,7 +192,7 @@ def test_an_alarm_as_interrupts_begin_or_end_to_wait_leaves_all_as_it_was(
     try:
         with monkeypatch.context() as patch:
             patch.setattr(f"torchdali.workers.startup.{place[0]}", Ringing(modules[place[0]], *place[1:], done))
-            with pytest.raises(TimeoutError), Starting():
+            with pytest.raises(TimeoutError), WorkerStartup():
                 pass
         assert signal.getsignal(signal.SIGINT) is handler
         assert gc.isenabled()

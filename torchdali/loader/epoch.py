@@ -15,23 +15,23 @@ from torch.utils import _pytree as pytree  # pyright: ignore[reportPrivateUsage]
 
 from torchdali.pipeline.cache import Cache
 from torchdali.pipeline.clock import Clock
-from torchdali.pipeline.engine import EnginePool, Views
+from torchdali.pipeline.engine import PipelinePool, Views
 from torchdali.pipeline.fallback import as_samples, call_on_batch, call_seeded, check_shapes, run_on_batch, seeded
-from torchdali.pipeline.feed import Batch, Feed
+from torchdali.pipeline.feed import Batch, Prefetcher
 from torchdali.pipeline.plan import Plan
-from torchdali.pipeline.retry import LenientFeed
+from torchdali.pipeline.retry import RetryingPrefetcher
 from torchdali.pipeline.tuning import Threads
 from torchdali.runtime import devices
-from torchdali.runtime.exceptions import came_between, note, put_by
-from torchdali.samples.on_error import Tolerance
+from torchdali.runtime.exceptions import defer, is_async_exception, note
+from torchdali.samples.on_error import ErrorPolicy
 from torchdali.samples.transfer import pin_memory
-from torchdali.samples.tree import collates_as_torch
-from torchdali.sources import LiftedSource
-from torchdali.state.iterator import Resumable, by_turns
+from torchdali.samples.tree import is_default_collate
+from torchdali.sources import NativeSource
+from torchdali.state.iterator import ResumableIterator, by_turns
 from torchdali.transforms.occurrences import DenseOccurrences
 from torchdali.transforms.rng import Draws, Words
 
-__all__ = ["Compiled", "Epoch"]
+__all__ = ["Compiled", "NativeIterator"]
 
 _map_tensors = cast("Callable[..., Any]", pytree.tree_map_only)
 
@@ -51,8 +51,8 @@ class Compiled:
     """
 
     state: object
-    source: LiftedSource
-    pool: EnginePool
+    source: NativeSource
+    pool: PipelinePool
     chain: tuple[Any, ...]
     threads: Threads
     window: int
@@ -68,18 +68,22 @@ class Compiled:
         """Where batches are made."""
         return self.pool.plan.device
 
-    def feed(self, timeout: float, sampler: Any, clock: Clock, tolerance: Tolerance) -> Feed | LenientFeed:
+    def feed(
+        self, timeout: float, sampler: Any, clock: Clock, tolerance: ErrorPolicy
+    ) -> Prefetcher | RetryingPrefetcher:
         """The batches of one epoch, whose samples come from ``sampler``."""
 
-        def make(clock: Clock) -> Feed:
+        def make(clock: Clock) -> Prefetcher:
             if self.cache:
                 return self.cache.feed(self.window, timeout, sampler, clock)
-            return Feed(self.window, timeout, clock)
+            return Prefetcher(self.window, timeout, clock)
 
-        return LenientFeed(make(clock), lambda: make(Clock(self.device)), tolerance) if tolerance else make(clock)
+        return (
+            RetryingPrefetcher(make(clock), lambda: make(Clock(self.device)), tolerance) if tolerance else make(clock)
+        )
 
 
-class Epoch(Resumable):
+class NativeIterator(ResumableIterator):
     """One epoch's batches.
 
     The base class takes the sampler's iterator and draws the base seed, in the order and from the generators that
@@ -94,7 +98,7 @@ class Epoch(Resumable):
         clock: Where the time goes.
     """
 
-    _feed: Feed | LenientFeed | None = None
+    _feed: Prefetcher | RetryingPrefetcher | None = None
 
     def __init__(self, loader: Any, compiled: Compiled, again: int | None = None) -> None:
         self.clock = Clock(compiled.device)
@@ -113,7 +117,7 @@ class Epoch(Resumable):
         self._end: Exception | None = None
         self._turns = 0
         self._sampler: Any = loader.sampler
-        self._tolerance: Tolerance = loader._tolerance  # noqa: SLF001
+        self._tolerance: ErrorPolicy = loader._tolerance  # noqa: SLF001
 
     @property
     def base_seed(self) -> int:
@@ -121,9 +125,9 @@ class Epoch(Resumable):
         return int(self._base_seed)
 
     def _counts(self) -> Callable[[Iterable[Any]], None]:
-        return self._occurrences.pass_over
+        return self._occurrences.fast_forward
 
-    def start(self, key: Words) -> Epoch:
+    def start(self, key: Words) -> NativeIterator:
         """Begins with the epoch's random key. Workers would get their first indices now, so the sampler is asked."""
         self._key = key
         self._occurrences = DenseOccurrences(len(self._compiled.source))
@@ -132,7 +136,7 @@ class Epoch(Resumable):
             self._pull(self._feed)
         return self
 
-    def _pull(self, feed: Feed | LenientFeed) -> None:
+    def _pull(self, feed: Prefetcher | RetryingPrefetcher) -> None:
         """Takes indices from the sampler, as far ahead as DataLoader would, in the thread that DataLoader would."""
         while self._end is None and len(feed) < self._ahead:
             try:
@@ -143,21 +147,21 @@ class Epoch(Resumable):
             except StopIteration:
                 self._end = StopIteration()  # without a traceback, which would hold this iterator in a cycle
             except BaseException as error:
-                if not isinstance(error, Exception) or came_between(error):
+                if not isinstance(error, Exception) or is_async_exception(error):
                     feed.interrupt()  # the sampler's iterator has ended by it, and the epoch would seem to be over
                     raise
-                self._end = put_by(error)  # raised in its turn, after the batches before it
+                self._end = defer(error)  # raised in its turn, after the batches before it
 
     def _batch(self, indices: Iterable[int]) -> Batch:
         """The batch of some indices; what is wrong with them is raised in its turn."""
         try:
             return self._batch_of(indices)
         except Exception as error:
-            if came_between(error):
+            if is_async_exception(error):
                 raise
             none = np.empty(0, np.int64)
             batch = Batch(self._compiled.source, self._compiled.pool, none, Draws(self._key, none, none))
-            batch.error = put_by(error)
+            batch.error = defer(error)
             return batch
 
     def _batch_of(self, indices: Iterable[int]) -> Batch:
@@ -199,7 +203,7 @@ class Epoch(Resumable):
         self.place.delivered = self._first + self._turns
         return data
 
-    def _delivered(self, feed: Feed | LenientFeed) -> Any:
+    def _delivered(self, feed: Prefetcher | RetryingPrefetcher) -> Any:
         batch = feed.pop()
         self.clock.lap("feed")
         data = self._data(batch)
@@ -207,7 +211,7 @@ class Epoch(Resumable):
         self.clock.leave(len(batch.rows))
         return data
 
-    def _raise_end(self, feed: Feed | LenientFeed) -> NoReturn:
+    def _raise_end(self, feed: Prefetcher | RetryingPrefetcher) -> NoReturn:
         """Raises what the sampler raised. After its StopIteration nothing comes; after another it is asked again."""
         end = self._end
         assert end is not None
@@ -241,7 +245,7 @@ class Epoch(Resumable):
         views = [run_on_batch(plan.tail, images) for images in batch.views] if plan.tail else batch.views
         if plan.tail:
             self.clock.lap("torch")
-        stack = collates_as_torch(self._collate, read=True)
+        stack = is_default_collate(self._collate, read=True)
         if stack and not plan.suffix and source.plain_labels and len(batch.rows):
             for images in views:
                 self._check_shapes(batch, images)
@@ -284,14 +288,14 @@ class Epoch(Resumable):
     def close(self) -> None:
         """Ends the epoch before its end."""
         if self._feed is not None:
-            self.take_back()
+            self.rewind()
             self._feed.end()
 
     _shutdown_workers = close
 
     def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
         if self._feed is not None and not ending():
-            self.take_back()
+            self.rewind()
             self._feed.close()
 
 

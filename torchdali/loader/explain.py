@@ -12,11 +12,11 @@ from torchdali.pipeline import graph
 from torchdali.pipeline.fallback import seeded
 from torchdali.pipeline.plan import Plan
 from torchdali.pipeline.tuning import Threads
-from torchdali.samples.image import RefusedError, prepared
+from torchdali.samples.image import RefusedError, to_image_input
 from torchdali.samples.tree import images_of, tree
-from torchdali.transforms.spec import NOTHING_SEEN, Seen
+from torchdali.transforms.spec import NOTHING_SEEN, InputStats
 from torchdali.workers.packing import listed, outline
-from torchdali.workers.validation import Proxy, stacks
+from torchdali.workers.validation import ProxyPlan, stacks
 
 __all__ = ["device_of", "lifted", "proxied"]
 
@@ -61,7 +61,7 @@ def lifted(loader: Any, compiled: Compiled, window: int | None) -> Rows:
     }
 
 
-def proxied(loader: Any, proxy: Proxy | None, not_lifted: str) -> Rows:
+def proxied(loader: Any, proxy: ProxyPlan | None, not_lifted: str) -> Rows:
     """For a dataset that is asked for samples; ``proxy`` is None where DataLoader does all there is to do."""
     workers = "1 worker process" if loader.num_workers == 1 else f"{loader.num_workers} worker processes"
     where = workers if loader.num_workers else "this process (num_workers=0)"
@@ -99,11 +99,11 @@ def proxied(loader: Any, proxy: Proxy | None, not_lifted: str) -> Rows:
     }
 
 
-def _threads(threads: Threads, seen: Seen = NOTHING_SEEN) -> str:
+def _threads(threads: Threads, seen: InputStats = NOTHING_SEEN) -> str:
     return f"{threads.number(seen)} of DALI ({threads.why(seen)})"
 
 
-def _images(loader: Any, proxy: Proxy) -> tuple[str, Sequence[Plan]]:
+def _images(loader: Any, proxy: ProxyPlan) -> tuple[str, Sequence[Plan]]:
     """Where the images are and what is done with them: known from batches, or from a look at the first sample."""
     assert proxy.routes is not None
     if routes := list(proxy.routes):
@@ -122,7 +122,7 @@ def _images(loader: Any, proxy: Proxy) -> tuple[str, Sequence[Plan]]:
     if not found:
         return f"none in dataset[0], which is {outline(parts)}: {_RULE}", []
     try:
-        routes = list(dict.fromkeys(prepared(leaf, proxy.routes.first).route for _, leaf in found))
+        routes = list(dict.fromkeys(to_image_input(leaf, proxy.routes.first).route for _, leaf in found))
     except RefusedError as error:
         return f"at {listed([place for place, _ in found])}, of which one cannot be taken: {error}", []
     kinds = [f"{spec} ({entry})" for spec, entry in routes]

@@ -19,24 +19,24 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from torchvision.datasets import ImageFolder
 
 from torchdali.errors import SampleError
-from torchdali.loader.epoch import Epoch
+from torchdali.loader.epoch import NativeIterator
 from torchdali.loader.reporting import Reporting
 from torchdali.loader.session import Building
 from torchdali.loader.stats import Probe
 from torchdali.pipeline import graph
 from torchdali.pipeline.clock import Clock
-from torchdali.pipeline.tuning import Unasked, check_numbers
-from torchdali.runtime import lifecycle as ending
+from torchdali.pipeline.tuning import DefaultInt, check_numbers
+from torchdali.runtime import lifecycle
 from torchdali.runtime.lifecycle import disable_compile
-from torchdali.samples.on_error import OnError, Tolerance
+from torchdali.samples.on_error import ErrorPolicy, OnError
 from torchdali.state.epoch_keys import EpochKeys
-from torchdali.state.iterator import Resumable
+from torchdali.state.iterator import ResumableIterator
 from torchdali.state.sharding import Distributed, Sharding
-from torchdali.state.tracker import Bookmark, Stateful, twin_of
+from torchdali.state.tracker import ProgressTracker, Stateful, twin_of
 from torchdali.transforms import check_callable, flatten
 from torchdali.transforms.spec import Fidelity, check_fidelity
-from torchdali.workers.plain import ParallelPlain, SerialPlain
-from torchdali.workers.proxy import ParallelProxyEpoch, SerialProxyEpoch
+from torchdali.workers.plain import ParallelPlainIterator, SerialPlainIterator
+from torchdali.workers.proxy import ParallelProxyIterator, SerialProxyIterator
 
 __all__ = ["DALILoader"]
 
@@ -200,7 +200,7 @@ class DALILoader(Stateful, Distributed, Reporting, Building, DataLoader[_T]):
         # Each argument is an attribute of its name, by which Lightning makes a loader anew.
         self.on_error: OnError = on_error
         self.max_errors = max_errors
-        self._tolerance = Tolerance(on_error, max_errors)
+        self._tolerance = ErrorPolicy(on_error, max_errors)
         self.cache = cache
         self.cache_bytes = cache_bytes
         self.transform = transform
@@ -209,8 +209,8 @@ class DALILoader(Stateful, Distributed, Reporting, Building, DataLoader[_T]):
         self.seed: int | None = None if seed is None else operator.index(seed)  # numpy's are none that a state may have
         self.fidelity = fidelity
         self._keys = EpochKeys(self.seed)
-        self._bookmark = Bookmark()
-        self._live: weakref.WeakSet[Resumable] = weakref.WeakSet()
+        self._bookmark = ProgressTracker()
+        self._live: weakref.WeakSet[ResumableIterator] = weakref.WeakSet()
         self._base_seed: int | None = None
         self._clock: Clock | None = None
         self._probed: tuple[object, Probe | None] | None = None
@@ -220,7 +220,7 @@ class DALILoader(Stateful, Distributed, Reporting, Building, DataLoader[_T]):
         # With workers DataLoader turns None into 2, which here would be a choice of the user's.
         given = _DATALOADER.bind(self, dataset, *args, **kwargs).arguments
         asked = given.get("prefetch_factor")
-        self._window: int | None = None if isinstance(asked, Unasked) else asked
+        self._window: int | None = None if isinstance(asked, DefaultInt) else asked
         self._mark_window()
         self._sharding = Sharding(distributed, self, given)
         graph.require_device(device)
@@ -244,13 +244,13 @@ class DALILoader(Stateful, Distributed, Reporting, Building, DataLoader[_T]):
             raise ValueError(f"{attr} of a DALILoader is for reading; a subclass keeps its own under another name")
         if attr in _TRANSFORMS and attr in vars(self) and not type(self).__module__.startswith("torchdali."):
             raise ValueError(_kept(self, attr))
-        if attr == "prefetch_factor" and "_window" in vars(self) and not isinstance(val, Unasked):
+        if attr == "prefetch_factor" and "_window" in vars(self) and not isinstance(val, DefaultInt):
             self._window = val
         super().__setattr__(attr, val)
 
     def _mark_window(self) -> None:
         if self._window is None and self.prefetch_factor is not None:
-            self.prefetch_factor = Unasked(self.prefetch_factor)
+            self.prefetch_factor = DefaultInt(self.prefetch_factor)
 
     def check_worker_number_rationality(self) -> None:
         """Warns of more workers than cores, as in ``DataLoader``, where there are workers."""
@@ -258,11 +258,11 @@ class DALILoader(Stateful, Distributed, Reporting, Building, DataLoader[_T]):
             super().check_worker_number_rationality()
 
     @disable_compile
-    @ending.parked()
+    @lifecycle.native_call()
     def __iter__(self) -> Any:
         """A fresh epoch, whatever became of the ones before."""
         for epoch in list(self._live):
-            epoch.take_back()
+            epoch.rewind()
         self._lift_again()
         self._sharding.begin(self)
         proxy = self._proxy_now() if self._source is None else None
@@ -272,7 +272,7 @@ class DALILoader(Stateful, Distributed, Reporting, Building, DataLoader[_T]):
         self._keys.epochs = self._bookmark.begin(self, self._keys.epochs)
         try:
             iterator = super().__iter__() if self._source is None else self._get_iterator()
-            if isinstance(iterator, Resumable):  # persistent workers' again; a subclass may give one of its own
+            if isinstance(iterator, ResumableIterator):  # persistent workers' again; a subclass may give one of its own
                 iterator.resume()
         except BaseException:
             self._keys.epochs = self._bookmark.failed(self, self._keys.epochs)
@@ -286,16 +286,16 @@ class DALILoader(Stateful, Distributed, Reporting, Building, DataLoader[_T]):
         self._clock = getattr(iterator, "clock", None)  # torch's own iterators have none
         return iterator
 
-    def _begin(self) -> Epoch:
+    def _begin(self) -> NativeIterator:
         """An epoch of a dataset that is read."""
         compiled = self._compile()
         if self.persistent_workers and self._base_seed is not None and not self._bookmark.loaded:
             # Persistent workers keep the first epoch's base seed, and no other is drawn from the loader's generator.
             twin = twin_of(self)
             twin.generator = torch.Generator()
-            epoch = Epoch(twin, compiled, again=self._base_seed)
+            epoch = NativeIterator(twin, compiled, again=self._base_seed)
         else:
-            epoch = Epoch(self, compiled)
+            epoch = NativeIterator(self, compiled)
             self._base_seed = epoch.base_seed
         self._live.add(epoch)
         return epoch.start(self._keys.next(self._base_seed, self))
@@ -309,15 +309,15 @@ class DALILoader(Stateful, Distributed, Reporting, Building, DataLoader[_T]):
         iterator.resume()
         return iterator
 
-    def _ask(self) -> Resumable:
+    def _ask(self) -> ResumableIterator:
         """An epoch of a dataset that is asked for samples."""
         if self.num_workers:
             self.check_worker_number_rationality()
         proxy = self._proxy_now()
         if proxy is None:
-            epoch: Resumable = (ParallelPlain if self.num_workers else SerialPlain)(self)
+            epoch: ResumableIterator = (ParallelPlainIterator if self.num_workers else SerialPlainIterator)(self)
         else:
-            epoch = (ParallelProxyEpoch if self.num_workers else SerialProxyEpoch)(self, proxy, self._keys)
+            epoch = (ParallelProxyIterator if self.num_workers else SerialProxyIterator)(self, proxy, self._keys)
         self._live.add(epoch)
         return epoch
 

@@ -20,14 +20,14 @@ import numpy as np
 import torch
 
 from torchdali.errors import SampleError
-from torchdali.loader.epoch import Compiled, Epoch
+from torchdali.loader.epoch import Compiled, NativeIterator
 from torchdali.loader.stats import Probe
-from torchdali.pipeline.engine import Engine, EnginePool
+from torchdali.pipeline.engine import PipelinePool, PipelineRunner
 from torchdali.pipeline.fallback import seeded
 from torchdali.pipeline.plan import Plan, View
 from torchdali.runtime import devices
-from torchdali.samples.on_error import Tolerance
-from torchdali.state.tracker import Bookmark
+from torchdali.samples.on_error import ErrorPolicy
+from torchdali.state.tracker import ProgressTracker
 from torchdali.transforms import Input, Node, Ops, Rule
 from torchdali.transforms.rng import Draws, epoch_key
 from torchdali.transforms.rules.crop import Window
@@ -213,7 +213,7 @@ class _Probing:
         threads = self.compiled.threads.number(self.compiled.source.seen())
         inputs = {name: inputs[name] for name in plan.inputs}
         views: Any = [[]]
-        with closing(Engine(plan, self.size, threads, resident)) as engine:
+        with closing(PipelineRunner(plan, self.size, threads, resident)) as engine:
 
             def step() -> None:
                 nonlocal views
@@ -229,15 +229,15 @@ class _Probing:
         """Seconds for each batch of an epoch, and what the iterating thread does in them."""
         compiled, twin = self.compiled, copy.copy(self.loader)
         twin.generator = torch.Generator()
-        vars(twin)["_bookmark"] = Bookmark()
-        vars(twin)["_tolerance"] = Tolerance("raise", None)  # the loader's own counts what epochs meet
+        vars(twin)["_bookmark"] = ProgressTracker()
+        vars(twin)["_tolerance"] = ErrorPolicy("raise", None)  # the loader's own counts what epochs meet
         # DataLoader refuses a change of its samplers; this is a copy, and the user's own are not asked.
         batches = [rows.tolist() for rows in self.rows[1]]
         vars(twin)["sampler"] = [batch[0] for batch in batches]
         if twin.batch_sampler is not None:
             vars(twin)["batch_sampler"] = batches
-        pool = EnginePool(compiled.plan, self.size, compiled.threads, compiled.source.resident)
-        epoch = Epoch(twin, replace(compiled, pool=pool)).start(epoch_key(0, 0))
+        pool = PipelinePool(compiled.plan, self.size, compiled.threads, compiled.source.resident)
+        epoch = NativeIterator(twin, replace(compiled, pool=pool)).start(epoch_key(0, 0))
         try:
             seconds = self._paced(lambda: next(epoch), compiled.window + 1)
         finally:

@@ -12,7 +12,7 @@ from torchdali.errors import UnsupportedDatasetError
 from torchdali.loader import explain
 from torchdali.loader.probe import probe_of
 from torchdali.loader.stats import Probe, Stats
-from torchdali.loader.verdict import UNMEASURED, judged
+from torchdali.loader.verdict import UNMEASURED, diagnose
 from torchdali.pipeline import graph
 from torchdali.pipeline.clock import Clock
 from torchdali.runtime import machine
@@ -68,12 +68,12 @@ class Reporting:
         if loader._source is None:
             if loader._clock is None and loader._proxy_now() is None:
                 return UNMEASURED
-            return judged(loader._clock, None, loader.num_workers, given=loader.transform is not None)
+            return diagnose(loader._clock, None, loader.num_workers, given=loader.transform is not None)
         state, probed = loader._probed or (None, None)
         outdated = loader._compiled is not None and loader._compiled.state != state
         steps = loader._compiled.plan.steps if loader._compiled else ()
         probed = None if outdated else probed
-        return judged(loader._clock, probed, None, steps, cached=loader.cache is not None)
+        return diagnose(loader._clock, probed, None, steps, cached=loader.cache is not None)
 
 
 def _probed(loader: Any, seen: Clock | None) -> tuple[object, Probe | None]:

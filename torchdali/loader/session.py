@@ -13,17 +13,17 @@ from torchdali.loader.epoch import Compiled
 from torchdali.pipeline import graph
 from torchdali.pipeline.cache import Cache, cached, check_arguments
 from torchdali.pipeline.compile import compile_plan, fuse
-from torchdali.pipeline.engine import EnginePool
-from torchdali.pipeline.header_reader import HeadReader
-from torchdali.pipeline.routes import Routes
+from torchdali.pipeline.engine import PipelinePool
+from torchdali.pipeline.header_reader import HeaderReader
+from torchdali.pipeline.routes import PipelineCache
 from torchdali.pipeline.tuning import Threads, check_numbers, fitting_window
 from torchdali.runtime import devices, machine
-from torchdali.samples.on_error import Tolerance
-from torchdali.samples.tree import collates_as_torch
-from torchdali.sources import FolderSource, LiftedSource, dataset_state, lift
+from torchdali.samples.on_error import ErrorPolicy
+from torchdali.samples.tree import is_default_collate
+from torchdali.sources import FolderSource, NativeSource, dataset_state, from_dataset
 from torchdali.transforms import flatten, snapshot
 from torchdali.transforms.spec import Fidelity
-from torchdali.workers.validation import Proxy, stacks
+from torchdali.workers.validation import ProxyPlan, stacks
 
 __all__ = ["Building"]
 
@@ -43,20 +43,20 @@ class Building:
     fidelity: Fidelity
     cache: Literal["host", "device"] | None
     cache_bytes: int | None
-    _source: LiftedSource | None
+    _source: NativeSource | None
     _source_state: object
     _not_lifted: str
-    _tolerance: Tolerance
+    _tolerance: ErrorPolicy
     _window: int | None
     _compiled: Compiled | None = None
-    _proxy: Proxy | None = None
+    _proxy: ProxyPlan | None = None
     _cache: Cache | None = None
 
     @staticmethod
-    def _lift(dataset: Any) -> tuple[LiftedSource | None, object, str]:
+    def _lift(dataset: Any) -> tuple[NativeSource | None, object, str]:
         """The samples where they need not be asked for, what tells a changed dataset, and else why they must be."""
         try:
-            return lift(dataset), dataset_state(dataset), ""
+            return from_dataset(dataset), dataset_state(dataset), ""
         except UnsupportedDatasetError as error:
             return None, id(dataset), str(error)
 
@@ -85,11 +85,11 @@ class Building:
         loader = cast("Any", self)
         source = self._source.on(device, _RESIDENT_BYTES)
         if isinstance(source, FolderSource):
-            source.read_heads = source.read_heads or HeadReader()
-            source.read_heads.device = device
+            source.read_headers = source.read_headers or HeaderReader()
+            source.read_headers.device = device
         chain = tuple(flatten(source.transform) + flatten(self.transform))
         plan = compile_plan(list(chain), device, self.fidelity, source.spec, source.entry)
-        if collates_as_torch(loader.collate_fn, read=True) and not plan.suffix and plan.spec.kind == "pil":
+        if is_default_collate(loader.collate_fn, read=True) and not plan.suffix and plan.spec.kind == "pil":
             raise TransformError(
                 "the transforms end in PIL images, which default_collate does not take; add v2.ToImage() or "
                 "v2.PILToTensor() to them"
@@ -105,15 +105,15 @@ class Building:
             self._cache, plan = cached(*kept, source, plan, chain, size, workers)
             resident = plan.entry == "packed" and device.type == "cuda"
         else:
-            plan = replace(fuse(plan), vetted=source.vet(device))
+            plan = replace(fuse(plan), headers_validated=source.validate_headers(device))
             self._free_cache()
         threads = Threads(workers, device, plan.entry)
         free = machine.memory_for_batches(device)
         window = self._window or fitting_window(size * plan.sample_bytes, free)
-        pool = EnginePool(plan, size, threads, resident)
+        pool = PipelinePool(plan, size, threads, resident)
         return Compiled(key, source, pool, chain, threads, window, self._cache)
 
-    def _proxy_now(self) -> Proxy | None:
+    def _proxy_now(self) -> ProxyPlan | None:
         """What is done with a batch that the dataset gave; None where DataLoader itself does all there is to do."""
         device = graph.resolve(self.device)
         if self.transform is None and self.batch_transform is None and device.type == "cpu" and not self._tolerance:
@@ -122,10 +122,10 @@ class Building:
         if self._proxy is None or self._proxy.state != key:
             routes = None
             if self.transform is not None:
-                routes = Routes(self.transform, device, self.fidelity, self._declared_batch_size(), 0)
+                routes = PipelineCache(self.transform, device, self.fidelity, self._declared_batch_size(), 0)
             if device.type == "cuda":
                 machine.warn_of_few_connections()
-            self._proxy = Proxy(key, routes, device, machine.memory_for_batches(device))
+            self._proxy = ProxyPlan(key, routes, device, machine.memory_for_batches(device))
         return self._proxy
 
     def _declared_batch_size(self) -> int:

@@ -12,7 +12,7 @@ from torchdali.loader.stats import HOST, Limit, Probe, Stats, milliseconds
 from torchdali.pipeline.clock import NOTICEABLE, Clock, Part
 from torchdali.pipeline.plan import Step
 
-__all__ = ["UNMEASURED", "decoding", "judged", "model", "storage", "transforms"]
+__all__ = ["UNMEASURED", "decoding", "diagnose", "model", "storage", "transforms"]
 
 _FEW = 8
 _IN_DALI = {
@@ -75,7 +75,7 @@ def _of(part: float, whole: float) -> str:
     return f"{milliseconds(min(part, whole))} of {milliseconds(whole)} ms a batch"
 
 
-def judged(
+def diagnose(
     clock: Clock | None,
     probe: Probe | None,
     asked: int | None,

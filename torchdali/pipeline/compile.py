@@ -10,12 +10,12 @@ import torch
 from torchvision.transforms import v2
 
 from torchdali.pipeline.plan import Plan, Step, View
-from torchdali.pipeline.torch_transform import InTorch
-from torchdali.runtime.exceptions import came_between, note
+from torchdali.pipeline.torch_transform import TorchTransform
+from torchdali.runtime.exceptions import is_async_exception, note
 from torchdali.transforms import Rule, Unsupported, Views, find_rule, flatten, infer
 from torchdali.transforms.rules.conversion import Identity, PILToTensor, ToImage, ToTensor
 from torchdali.transforms.rules.crop import Window
-from torchdali.transforms.spec import Entry, Fidelity, First, Kind, Spec
+from torchdali.transforms.spec import Fidelity, First, InputKind, Kind, Spec
 
 __all__ = ["compile_plan", "first_of", "fuse"]
 
@@ -33,8 +33,8 @@ class _Compiler:
         self.rules: list[Rule] = []
         self.branches: list[tuple[list[Rule], Spec]] = [([], spec)]
         self.container: type[list[Any] | tuple[Any, ...]] | None = None
-        self.tail: list[tuple[Kind, InTorch]] = []
-        self.suffix: list[InTorch] = []
+        self.tail: list[tuple[Kind, TorchTransform]] = []
+        self.suffix: list[TorchTransform] = []
         self.number = 0
 
     def add(self, position: int, leaf: Any) -> None:
@@ -48,7 +48,7 @@ class _Compiler:
         try:
             self._with_rule(position, leaf)
         except TypeError as error:
-            if came_between(error):
+            if is_async_exception(error):
                 raise
             # What its class makes of an argument, and a script may set in its place later: torchvision may put up with
             # it, or says what is wrong.
@@ -115,12 +115,12 @@ class _Compiler:
             if out is None:
                 return False
             specs.append(out)
-        self.tail.append((self.branches[0][1].kind, InTorch(leaf, self.device)))
+        self.tail.append((self.branches[0][1].kind, TorchTransform(leaf, self.device)))
         self.branches = [(rules, spec) for (rules, _), spec in zip(self.branches, specs, strict=True)]
         return True
 
     def _in_torch(self, position: int, leaf: Any, why: str) -> None:
-        self.suffix.append(InTorch(leaf, self.device))
+        self.suffix.append(TorchTransform(leaf, self.device))
         self.steps.append(Step(position, leaf, "torch", why))
 
 
@@ -143,7 +143,7 @@ def compile_plan(
     device: torch.device,
     fidelity: Fidelity,
     spec: Spec | None = None,
-    entry: Entry = "files",
+    entry: InputKind = "files",
     until: int | None = None,
 ) -> Plan:
     """Finds the rules of a chain; what has none, and all that follows it, is left to torch.

@@ -15,16 +15,16 @@ from torchvision import tv_tensors
 
 from torchdali.errors import SampleError
 from torchdali.pipeline import graph
-from torchdali.pipeline.engine import EnginePool, Views
+from torchdali.pipeline.engine import PipelinePool, Views
 from torchdali.pipeline.fallback import as_samples, run_on_batch
-from torchdali.pipeline.feed import Batch, Feed
+from torchdali.pipeline.feed import Batch, Prefetcher
 from torchdali.pipeline.plan import Plan
-from torchdali.pipeline.routes import Route, Routes
+from torchdali.pipeline.routes import InputKey, PipelineCache
 from torchdali.pipeline.tuning import check_numbers
 from torchdali.runtime.lifecycle import disable_compile
 from torchdali.samples.image import PIXEL_DTYPES
 from torchdali.sources import FileSource
-from torchdali.transforms import RowError, check_callable, flatten
+from torchdali.transforms import SampleTransformError, check_callable, flatten
 from torchdali.transforms.rng import Draws, Words, draw_seed, epoch_key
 from torchdali.transforms.spec import Fidelity, IntArray, Spec, check_fidelity
 
@@ -77,7 +77,7 @@ class CompiledTransform:
     def __init__(self, transform: Any, device: torch.device, fidelity: Fidelity, threads: int) -> None:
         self.transform = transform
         self.device = device
-        self._routes = Routes(transform, device, fidelity, 1, threads)
+        self._routes = PipelineCache(transform, device, fidelity, 1, threads)
 
     @disable_compile
     def __call__(self, images: torch.Tensor | Sequence[Any]) -> Any:
@@ -101,7 +101,7 @@ class CompiledTransform:
             ValueError: There are no images.
         """
         _check(images)
-        groups: dict[Route, list[int]] = {}
+        groups: dict[InputKey, list[int]] = {}
         if isinstance(images, torch.Tensor):
             groups[self._route(images[0], 0)] = list(range(len(images)))
         else:
@@ -124,7 +124,7 @@ class CompiledTransform:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.transform!r}, device={str(self.device)!r})"
 
-    def _route(self, image: Any, place: int) -> Route:
+    def _route(self, image: Any, place: int) -> InputKey:
         """What an image is, how it is fed, and whether it is on the device already."""
         if isinstance(image, (str, os.PathLike, bytes, bytearray, memoryview)):
             return Spec(), "files", False
@@ -147,7 +147,7 @@ class CompiledTransform:
         random = any(plan.random for plan in plans)
         return epoch_key(draw_seed(None) if random else 0, 0)
 
-    def _run(self, route: Route, images: Any, rows: IntArray, key: Words) -> Any:
+    def _run(self, route: InputKey, images: Any, rows: IntArray, key: Words) -> Any:
         pool = self._routes.pool(route)
         draws = Draws(key, rows, np.zeros_like(rows))
         views = (
@@ -161,20 +161,20 @@ class CompiledTransform:
             return views[0] if plan.container is None else views
         return _stacked(as_samples(plan, views, draws.at(plan.suffix_step).seeds(), lambda row: f"image {rows[row]}"))
 
-    def _from_files(self, pool: EnginePool, images: Any, rows: IntArray, draws: Draws) -> Views:
+    def _from_files(self, pool: PipelinePool, images: Any, rows: IntArray, draws: Draws) -> Views:
         with ExitStack() as files:
             paths = [""] * len(images)
             for i in rows.tolist():
                 paths[i] = _path_of(images[i], files)
             source = _Given(paths)
-            feed = Feed(window=1, timeout=0)
+            feed = Prefetcher(window=1, timeout=0)
             try:
                 feed.push(Batch(source, pool, rows, draws))
                 return feed.pop().views
             finally:
                 feed.close()
 
-    def _from_pixels(self, pool: EnginePool, images: Any, rows: IntArray, draws: Draws, resident: bool) -> Views:
+    def _from_pixels(self, pool: PipelinePool, images: Any, rows: IntArray, draws: Draws, resident: bool) -> Views:
         if isinstance(images, torch.Tensor):
             pixels: Any = images.permute(0, 2, 3, 1).contiguous()
             size = np.tile(np.array(images.shape[2:], np.int64), (len(rows), 1))
@@ -184,15 +184,15 @@ class CompiledTransform:
             size = np.array([one.shape[:2] for one in pixels], np.int64)
         try:
             inputs, _ = pool.plan.draw(draws, size)
-        except RowError as error:
+        except SampleTransformError as error:
             place = int(rows[error.row])
             raise SampleError(place, f"image {place}", str(error)) from error
-        engine = pool.lease(len(rows))
+        engine = pool.acquire(len(rows))
         try:
             engine.submit(pixels, inputs)
             return engine.take().views
         finally:
-            pool.give_back(engine)
+            pool.release(engine)
 
 
 class _Given(FileSource):

@@ -14,25 +14,23 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from torchdali.pipeline import dlpack as bridge
-from torchdali.pipeline import graph
+from torchdali.pipeline import dlpack, graph
 from torchdali.pipeline.plan import Plan
 from torchdali.pipeline.tuning import Threads
-from torchdali.runtime import devices
-from torchdali.runtime import lifecycle as ending
+from torchdali.runtime import devices, lifecycle
 from torchdali.runtime.events import Event
-from torchdali.runtime.exceptions import came_between
-from torchdali.transforms.spec import NOTHING_SEEN, Seen
+from torchdali.runtime.exceptions import is_async_exception
+from torchdali.transforms.spec import NOTHING_SEEN, InputStats
 
-__all__ = ["Engine", "EnginePool", "Taken", "Views"]
+__all__ = ["PipelinePool", "PipelineRunner", "RunOutputs", "Views"]
 
-Views = list[bridge.Images]
+Views = list[dlpack.Images]
 
 _NOTHING: npt.NDArray[Any] = np.empty((0, 0), np.uint8)
 _LEFT_BEHIND: list[ExitStack] = []
 
 
-class Taken(NamedTuple):
+class RunOutputs(NamedTuple):
     """The outputs of one run.
 
     Attributes:
@@ -46,7 +44,7 @@ class Taken(NamedTuple):
     lengths: npt.NDArray[np.int32]
 
 
-class Engine:
+class PipelineRunner:
     """A built pipeline and the runs that were scheduled in it.
 
     Args:
@@ -67,7 +65,7 @@ class Engine:
         self._device = plan.device
         with devices.on(plan.device):
             self._pipeline: Any = graph.build(plan, batch_size, threads, resident)
-        ending.expect()
+        lifecycle.expect()
 
     @property
     def broken(self) -> bool:
@@ -88,7 +86,7 @@ class Engine:
             inputs: What the plan feeds.
             held: What the run reads; it is taken over, and closed when the run is done.
         """
-        with ending.parked(), devices.on(self._device):
+        with lifecycle.native_call(), devices.on(self._device):
             self._settle()
             self._broken = True  # until the end: an interrupt in between leaves inputs that belong to no run
             self._pipeline.feed_input(self._entry, images)
@@ -100,7 +98,7 @@ class Engine:
             self._pipeline.schedule_run()
         self._broken = False
 
-    def take(self, timeout: float = 0) -> Taken:
+    def take(self, timeout: float = 0) -> RunOutputs:
         """The result of the oldest run in flight, ready on torch's current stream.
 
         Args:
@@ -110,13 +108,13 @@ class Engine:
             RuntimeError: The run failed. The runs after it are not harmed.
             TimeoutError: It did not finish in time. The engine is of no use any more.
         """
-        with ending.parked(), devices.on(self._device):
+        with lifecycle.native_call(), devices.on(self._device):
             return self._take(timeout)
 
-    def _take(self, timeout: float) -> Taken:
+    def _take(self, timeout: float) -> RunOutputs:
         if not self._held:
             raise RuntimeError("the engine was closed with this run in flight")
-        stream = bridge.stream_of(self._device)
+        stream = dlpack.stream_of(self._device)
 
         def share() -> Any:
             with devices.on(self._device):  # in the thread that waits, too
@@ -125,17 +123,17 @@ class Engine:
         broken, self._broken = self._broken, True  # until the end, as above
         try:
             outputs = _within(timeout, share) if timeout else share()
-            views: Views = [bridge.to_torch(outputs[i], stream) for i in range(self._views)]
-            about = [bridge.to_array(outputs[i]) for i in range(self._views, len(outputs))]
-            taken = Taken(views, *(about or (_NOTHING, _NOTHING)))
+            views: Views = [dlpack.to_torch(outputs[i], stream) for i in range(self._views)]
+            about = [dlpack.to_array(outputs[i]) for i in range(self._views, len(outputs))]
+            taken = RunOutputs(views, *(about or (_NOTHING, _NOTHING)))
             self._pipeline.release_outputs()
         except TimeoutError as error:
-            if came_between(error):
+            if is_async_exception(error):
                 raise
             self._abandon()
             raise
         except (RuntimeError, MemoryError) as error:
-            if not came_between(error):
+            if not is_async_exception(error):
                 self._held.popleft().close()
                 self._broken = broken
             raise
@@ -161,7 +159,7 @@ class Engine:
             try:
                 self.take()
             except (RuntimeError, MemoryError) as error:
-                if came_between(error):
+                if is_async_exception(error):
                     raise
 
     def close(self) -> None:
@@ -188,7 +186,7 @@ class Engine:
             self.close()
 
 
-class EnginePool:
+class PipelinePool:
     """Engines that wait for their next epoch, so that only the first one pays for building.
 
     Args:
@@ -203,12 +201,12 @@ class EnginePool:
         self._resident = resident
         self._batch_size = batch_size
         self._threads = threads
-        self._idle: list[Engine] = []
+        self._idle: list[PipelineRunner] = []
         # Held here while an epoch has them: the garbage collector may find an epoch and its engine together, and
         # would then finalise the pipeline before the epoch could give it back.
-        self._leased: set[Engine] = set()
+        self._leased: set[PipelineRunner] = set()
 
-    def lease(self, batch_size: int, seen: Seen = NOTHING_SEEN, pinned: int = 0) -> Engine:
+    def acquire(self, batch_size: int, seen: InputStats = NOTHING_SEEN, pinned: int = 0) -> PipelineRunner:
         """An engine with nothing in flight for batches up to this size; another iterator's if it is done with it.
 
         Args:
@@ -224,11 +222,11 @@ class EnginePool:
         self._leased.add(engine)
         return engine
 
-    def make(self, batch_size: int, threads: int) -> Engine:
+    def make(self, batch_size: int, threads: int) -> PipelineRunner:
         """An engine of one's own."""
-        return Engine(self.plan, batch_size, threads, self._resident)
+        return PipelineRunner(self.plan, batch_size, threads, self._resident)
 
-    def _reuse(self, batch_size: int, threads: int) -> Engine | None:
+    def _reuse(self, batch_size: int, threads: int) -> PipelineRunner | None:
         while self._idle:
             engine = self._idle.pop()
             if engine.batch_size >= batch_size and engine.threads >= threads:
@@ -252,7 +250,7 @@ class EnginePool:
             self._idle.pop().close()
         return closed
 
-    def give_back(self, engine: Engine) -> None:
+    def release(self, engine: PipelineRunner) -> None:
         """Returns a leased engine; what it has in flight is dropped when it is next leased."""
         self._leased.discard(engine)
         if engine.broken or self._idle:
@@ -282,7 +280,7 @@ def _within(timeout: float, call: Callable[[], Any]) -> Any:
     try:
         threading.Thread(target=run, name="torchdali-wait", daemon=True).start()
     except RuntimeError as error:  # there can be no more
-        if came_between(error):
+        if is_async_exception(error):
             raise
         return call()
     try:

@@ -18,7 +18,7 @@ from torchvision.transforms.v2 import functional as F
 from torchdali.errors import BatchShapeError
 from torchdali.pipeline.dlpack import Images
 from torchdali.pipeline.plan import Plan
-from torchdali.pipeline.torch_transform import InTorch, as_written, resizes
+from torchdali.pipeline.torch_transform import TorchTransform, cpu_semantics, resizes
 from torchdali.runtime.exceptions import note
 from torchdali.transforms.rng import Draws
 from torchdali.transforms.spec import IntArray, Kind
@@ -92,7 +92,7 @@ def _seeded(device: torch.device) -> Generator[Callable[[int], None], None, None
             cuda.set_state(cuda_state)
 
 
-def run_on_batch(tail: Sequence[tuple[Kind, InTorch]], images: Images) -> Images:
+def run_on_batch(tail: Sequence[tuple[Kind, TorchTransform]], images: Images) -> Images:
     """Calls transforms that do to a batch what they do to each image.
 
     Args:
@@ -103,7 +103,7 @@ def run_on_batch(tail: Sequence[tuple[Kind, InTorch]], images: Images) -> Images
     done = [images] if together else list(images)
     if not done:
         return []
-    with as_written(done[0].device, any(transform.resizes for _, transform in tail)):
+    with cpu_semantics(done[0].device, any(transform.resizes for _, transform in tail)):
         for kind, transform in tail:
             try:
                 done = [transform(as_kind(each, kind)) for each in done]
@@ -143,7 +143,7 @@ def run_in_torch(plan: Plan, images: Sequence[Any], seeds: IntArray, name: Calla
     """
     done: list[Any] = []
     resizing = any(transform.resizes for transform in plan.suffix)
-    with as_written(plan.device, resizing), seeded(plan.device) as seed:
+    with cpu_semantics(plan.device, resizing), seeded(plan.device) as seed:
         for row, (image, number) in enumerate(zip(images, seeds.tolist(), strict=True)):
             seed(number)
             for transform in plan.suffix:
@@ -156,7 +156,7 @@ def run_in_torch(plan: Plan, images: Sequence[Any], seeds: IntArray, name: Calla
     return done
 
 
-def _name_of(transform: InTorch) -> str:
+def _name_of(transform: TorchTransform) -> str:
     return getattr(transform.transform, "__qualname__", type(transform.transform).__name__)
 
 
@@ -189,7 +189,7 @@ def call_seeded(function: Callable[..., Any], *given: Any, draws: Draws, device:
         draws: The numbers of the batch's samples, of which the first one's make the seed.
         device: Whose generator is seeded beside the CPU's.
     """
-    with as_written(device, resizes(function, device)), seeded(device) as seed:
+    with cpu_semantics(device, resizes(function, device)), seeded(device) as seed:
         seed(int(draws.seeds()[0]))
         return function(*given)
 

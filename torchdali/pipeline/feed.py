@@ -20,17 +20,17 @@ import torch
 from torchdali.errors import PipelineError, SampleError
 from torchdali.pipeline.clock import Clock
 from torchdali.pipeline.dlpack import Images
-from torchdali.pipeline.engine import Engine, EnginePool, Taken, Views
+from torchdali.pipeline.engine import PipelinePool, PipelineRunner, RunOutputs, Views
 from torchdali.pipeline.tuning import pinned_bytes
 from torchdali.runtime import devices
-from torchdali.runtime.exceptions import CLOSED, FORKED, INTERRUPTED, NEW_EPOCH, came_between, put_by
-from torchdali.runtime.threads import Daemons
+from torchdali.runtime.exceptions import CLOSED, FORKED, INTERRUPTED, NEW_EPOCH, defer, is_async_exception
+from torchdali.runtime.threads import DaemonThreadPoolExecutor
 from torchdali.sources import Scan, Source
-from torchdali.transforms import RowError
+from torchdali.transforms import SampleTransformError
 from torchdali.transforms.rng import Draws
 from torchdali.transforms.spec import Inputs, IntArray, Params
 
-__all__ = ["Batch", "Feed"]
+__all__ = ["Batch", "Prefetcher"]
 
 _SCAN_THREADS = 16
 
@@ -54,13 +54,13 @@ class Batch:
     """
 
     source: Source
-    pool: EnginePool
+    pool: PipelinePool
     rows: IntArray
     draws: Draws
     views: Views = field(default_factory=Views)
     params: list[Params] = field(default_factory=list[Params])
     scan: Scan | None = None
-    engine: Engine | None = None
+    engine: PipelineRunner | None = None
     error: Exception | None = None
     size: IntArray = field(default_factory=lambda: np.empty((0, 2), np.int64))
     inputs: Inputs = field(default_factory=dict[str, npt.NDArray[Any]])
@@ -78,7 +78,7 @@ class Batch:
         return error
 
 
-class Feed:
+class Prefetcher:
     """The batches of one epoch.
 
     Args:
@@ -94,8 +94,8 @@ class Feed:
         self._clock = clock or Clock(torch.device("cpu"))
         self._waiting: deque[Batch] = deque()
         self._flying: deque[Batch] = deque()
-        self._engines: list[tuple[EnginePool, Engine]] = []
-        self._threads: Daemons | None = None
+        self._engines: list[tuple[PipelinePool, PipelineRunner]] = []
+        self._threads: DaemonThreadPoolExecutor | None = None
         self._process = os.getpid()
         self._over = ""
 
@@ -118,9 +118,9 @@ class Feed:
             try:
                 batch.scan = batch.source.scan(batch.rows, self._scan_threads)
             except Exception as error:
-                if came_between(error):
+                if is_async_exception(error):
                     raise
-                batch.error = put_by(error)  # whoever pushed it pops it, as all others
+                batch.error = defer(error)  # whoever pushed it pops it, as all others
             self._clock.lap("headers")
             self._waiting.append(batch)
             self._advance()
@@ -143,7 +143,7 @@ class Feed:
             try:
                 self._land(batch)
             except Exception as error:
-                if self._over is not INTERRUPTED or came_between(error):
+                if self._over is not INTERRUPTED or is_async_exception(error):
                     raise
                 failure = error
             self._advance()  # not while an error is handled, which would become the context of those to come
@@ -166,7 +166,7 @@ class Feed:
         try:
             yield
         except Exception as error:
-            if self._over is INTERRUPTED and not came_between(error):
+            if self._over is INTERRUPTED and not is_async_exception(error):
                 self._over = ""
             raise
         self._over = ""
@@ -186,11 +186,11 @@ class Feed:
         if self._process == os.getpid():
             while self._engines:
                 pool, engine = self._engines.pop()
-                pool.give_back(engine)
+                pool.release(engine)
 
-    def _scan_threads(self) -> Daemons:
+    def _scan_threads(self) -> DaemonThreadPoolExecutor:
         if self._threads is None:
-            self._threads = Daemons(_SCAN_THREADS, "torchdali-scan")
+            self._threads = DaemonThreadPoolExecutor(_SCAN_THREADS, "torchdali-scan")
         return self._threads
 
     def _advance(self) -> None:
@@ -213,9 +213,9 @@ class Feed:
                 self._submit(engine, batch, batch.source.foreign(batch.rows))
                 batch.engine = engine
         except Exception as error:
-            if came_between(error):
+            if is_async_exception(error):
                 raise
-            batch.error = put_by(error)
+            batch.error = defer(error)
 
     def _prepare(self, batch: Batch) -> None:
         if batch.scan:
@@ -229,22 +229,22 @@ class Feed:
         try:
             batch.size = batch.source.sizes(batch.rows)
             batch.inputs, batch.params = batch.pool.plan.draw(batch.draws, batch.size)
-        except RowError as error:
+        except SampleTransformError as error:
             raise batch.source.error(int(batch.rows[error.row]), str(error)) from error
 
-    def _submit(self, engine: Engine, batch: Batch, by_pil: IntArray) -> None:
+    def _submit(self, engine: PipelineRunner, batch: Batch, by_pil: IntArray) -> None:
         """Schedules a batch; files at the places ``by_pil`` are read by PIL, and DALI gets their pixels in memory."""
         with ExitStack() as held:
             engine.submit(batch.source.images(batch.rows, by_pil, held), batch.inputs, held)
 
-    def _engine_for(self, batch: Batch) -> Engine:
+    def _engine_for(self, batch: Batch) -> PipelineRunner:
         for pool, engine in reversed(self._engines):
             if pool is batch.pool and engine.batch_size >= len(batch.rows) and not engine.broken:
                 return engine
         source = batch.source
         read_by_dali = source.file_bytes(batch.rows) if batch.pool.plan.entry == "files" else 0
         pinned = pinned_bytes(read_by_dali, self._at_once)
-        engine = batch.pool.lease(len(batch.rows), source.seen(), pinned)
+        engine = batch.pool.acquire(len(batch.rows), source.seen(), pinned)
         self._engines.append((batch.pool, engine))
         return engine
 
@@ -254,14 +254,14 @@ class Feed:
         try:
             taken = self._taken(batch)
         except TimeoutError as error:
-            if not self._timeout or came_between(error):
+            if not self._timeout or is_async_exception(error):
                 raise
             self._over = f"DataLoader timed out after {self._timeout} seconds; {NEW_EPOCH}"
             raise RuntimeError(self._over) from error
         batch.views = taken.views
         batch.source.check_endings(batch.rows, taken.endings)
 
-    def _taken(self, batch: Batch) -> Taken:
+    def _taken(self, batch: Batch) -> RunOutputs:
         """What a batch's run put out; where it failed, or files are not what they were, what the next one does."""
         try:
             if batch.error:
@@ -273,12 +273,12 @@ class Feed:
         except SampleError:
             raise
         except RuntimeError as error:
-            if came_between(error):
+            if is_async_exception(error):
                 raise
             return self._again(batch)
         return self._again(batch) if batch.source.changed(batch.rows, taken.lengths, batch.size) else taken
 
-    def _again(self, batch: Batch) -> Taken:
+    def _again(self, batch: Batch) -> RunOutputs:
         """Runs a batch whose files are not what they were, or that failed, and finds the sample that is to blame.
 
         A sample that PIL reads and only DALI does not is read by PIL, now and from now on.
@@ -292,31 +292,31 @@ class Feed:
         engine = batch.pool.make(len(rows), threads=1)
         foreign = source.foreign(rows)
         taken = self._tried(engine, batch, foreign)
-        if isinstance(taken, Taken):
+        if isinstance(taken, RunOutputs):
             return taken
         native = np.setdiff1d(np.arange(len(rows)), foreign)
         refused = [place for place in native.tolist() if not self._passes_alone(engine, batch, place)]
         taken = self._tried(engine, batch, np.union1d(foreign, np.array(refused, np.int64)))
-        if not isinstance(taken, Taken):
+        if not isinstance(taken, RunOutputs):
             blamed = refused or list(range(len(rows)))
             named = "; ".join(source.name(int(rows[place])) for place in blamed[:3])
             raise PipelineError(f"DALI failed on {len(blamed)} of {len(rows)} samples ({named}): {taken}") from taken
         for place in refused:
-            source.distrust(int(rows[place]))
+            source.mark_pil_only(int(rows[place]))
         return taken
 
-    def _passes_alone(self, engine: Engine, batch: Batch, place: int) -> bool:
+    def _passes_alone(self, engine: PipelineRunner, batch: Batch, place: int) -> bool:
         one = slice(place, place + 1)
         alone = Batch(batch.source, batch.pool, batch.rows[one], batch.draws)
         alone.inputs = {name: x[one] for name, x in batch.inputs.items()}
-        return isinstance(self._tried(engine, alone, np.empty(0, np.int64)), Taken)
+        return isinstance(self._tried(engine, alone, np.empty(0, np.int64)), RunOutputs)
 
-    def _tried(self, engine: Engine, batch: Batch, by_pil: IntArray) -> Taken | RuntimeError:
+    def _tried(self, engine: PipelineRunner, batch: Batch, by_pil: IntArray) -> RunOutputs | RuntimeError:
         """What comes of a batch that nothing else is in flight beside, or what DALI raised."""
         try:
             self._submit(engine, batch, by_pil)
             return engine.take()
         except RuntimeError as error:
-            if came_between(error):
+            if is_async_exception(error):
                 raise
             return error

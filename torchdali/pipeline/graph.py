@@ -24,9 +24,9 @@ from torchdali.transforms.rules.crop import Window
 from torchdali.transforms.spec import Fidelity
 
 __all__ = [
-    "HEADS_OF",
+    "HEADER_PATHS",
     "build",
-    "build_heads",
+    "build_header_reader",
     "decode_files",
     "forget",
     "release_memory",
@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 _INSTALL = "pip install 'nvidia-dali-cuda120>=2.4,<3'"
-HEADS_OF = "paths"
+HEADER_PATHS = "paths"
 
 
 def require_dali() -> Any:
@@ -331,31 +331,32 @@ def _decode(ops: _Operators, plan: Plan, encoded: Any, nodes: dict[str, Any]) ->
         # Each process of a host would tie its threads to the same cores.
         how["affine"] = False
     window = plan.params_of(0, nodes) if plan.decode_window else {}
-    if not plan.vetted:  # on 16 cores beside a GPU the operators cost up to a tenth of the images/s
+    if not plan.headers_validated:  # on 16 cores beside a GPU the operators cost up to a tenth of the images/s
         encoded = _with_header(ops, encoded, window if plan.entry == "files" else {})
     if window:
         return ops.fn.decoders.image_slice(encoded, start=window["start"], shape=window["shape"], axes=[0, 1], **how)
     return ops.fn.decoders.image(encoded, **how)
 
 
-def build_heads(batch_size: int, threads: int, vet: bool) -> Any:
+def build_header_reader(batch_size: int, threads: int, validate_headers: bool) -> Any:
     """Builds a pipeline on the CPU that puts out the first bytes of files, and their lengths.
 
-    Its input is called :data:`HEADS_OF`, and takes ``(N, L)`` bytes: paths, padded with NUL.
+    Its input is called :data:`HEADER_PATHS`, and takes ``(N, L)`` bytes: paths, padded with NUL.
 
     Args:
         batch_size: The most files that one run may have.
         threads: Number of DALI's threads.
-        vet: Whether a run fails where DALI's decoder would not read a header; a third output comes of that.
+        validate_headers: Whether a run fails where DALI's decoder would not read a header; a third output comes
+            of that.
     """
     dali = require_dali()
     fn, types = dali.fn, dali.types
     pipeline = _pipeline_class(dali)(batch_size, threads, None, prefetch_queue_depth=1, exec_dynamic=True)
     with pipeline:
-        paths = fn.external_source(name=HEADS_OF, ndim=1, dtype=types.UINT8, no_copy=True)
+        paths = fn.external_source(name=HEADER_PATHS, ndim=1, dtype=types.UINT8, no_copy=True)
         files = fn.io.file.read(paths, dont_use_mmap=True)
         heads = fn.slice(files, start=[0], shape=[HEAD], axes=[0], out_of_bounds_policy="pad")
-        looked_at = [fn.peek_image_shape(files, dtype=types.INT32)] if vet else []
+        looked_at = [fn.peek_image_shape(files, dtype=types.INT32)] if validate_headers else []
         pipeline.set_outputs(heads, files.shape(dtype=types.INT32), *looked_at)
     pipeline.build()
     return pipeline

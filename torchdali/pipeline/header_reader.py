@@ -14,15 +14,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from torchdali.pipeline import dlpack as bridge
-from torchdali.pipeline import graph
+from torchdali.pipeline import dlpack, graph
 from torchdali.pipeline.tuning import WAITING
-from torchdali.runtime import devices, machine
-from torchdali.runtime import lifecycle as ending
-from torchdali.runtime.exceptions import came_between
-from torchdali.sources import MANY, HeadsError
+from torchdali.runtime import devices, lifecycle, machine
+from torchdali.runtime.exceptions import is_async_exception
+from torchdali.sources import MANY, HeaderError
 
-__all__ = ["HeadReader"]
+__all__ = ["HeaderReader"]
 
 _AT_THE_BEGINNING = 8
 _ENOUGH = 8
@@ -44,7 +42,7 @@ class _Reading:
             pipeline.close()
 
 
-class HeadReader:
+class HeaderReader:
     """Reads batches of files one after another; it may be asked by several threads.
 
     It is built when it is first asked, and anew after a fork, which leaves its threads behind.
@@ -60,34 +58,36 @@ class HeadReader:
         self._reading = _Reading()
         self._waits: list[float] = []
 
-    def __call__(self, paths: npt.NDArray[np.uint8], vet: bool) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
+    def __call__(
+        self, paths: npt.NDArray[np.uint8], validate_headers: bool
+    ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
         """The first bytes of files, and their lengths.
 
         Args:
             paths: ``(N, L)`` the paths, padded with NUL.
-            vet: Whether it is to fail where DALI's decoder would not read a header.
+            validate_headers: Whether it is to fail where DALI's decoder would not read a header.
 
         Returns:
             ``(N, 2048)``, padded with 0, and ``(N,)``.
 
         Raises:
-            HeadsError: One of them cannot be read, or is refused.
+            HeaderError: One of them cannot be read, or is refused.
             RuntimeError: There are no threads, or there is no memory, for it.
         """
         if not self._is_ours():
             self._reading = _Reading()
         while True:
-            with ending.parked(), devices.on(self.device):  # each time: where the process ends, none is built
+            with lifecycle.native_call(), devices.on(self.device):  # each time: where the process ends, none is built
                 reading = self._reading
                 with reading.lock:
                     if reading is self._reading:  # and was not let go while this thread waited for it
-                        self._build(reading, len(paths), vet)
+                        self._build(reading, len(paths), validate_headers)
                     if reading is not self._reading:
                         reading.close()  # what was built meanwhile
                         continue
                     try:
                         return self._read_timed(reading, paths)
-                    except HeadsError:
+                    except HeaderError:
                         raise
                     except (AttributeError, RuntimeError):  # DALI's, of a pipeline that was let go just then
                         if reading is self._reading:
@@ -112,19 +112,19 @@ class HeadReader:
             self._waits.append(waited * WAITING / len(paths))
         return read
 
-    def _build(self, reading: _Reading, count: int, vet: bool) -> None:
-        fits = reading.batch_size >= count and reading.vets == vet
+    def _build(self, reading: _Reading, count: int, validate_headers: bool) -> None:
+        fits = reading.batch_size >= count and reading.vets == validate_headers
         if reading.pipeline is None or not fits or reading.broken:
             _readers.add(self)
             atexit.unregister(_leave)
             atexit.register(_leave)  # when DALI has been imported, to come before what it does at the end
-            ending.expect()
+            lifecycle.expect()
             reading.close()
-            reading.pipeline = graph.build_heads(count, WAITING, vet)
-            reading.batch_size, reading.vets, reading.broken = count, vet, False
+            reading.pipeline = graph.build_header_reader(count, WAITING, validate_headers)
+            reading.batch_size, reading.vets, reading.broken = count, validate_headers, False
 
-    def __reduce__(self) -> tuple[type[HeadReader], tuple[()]]:
-        return HeadReader, ()
+    def __reduce__(self) -> tuple[type[HeaderReader], tuple[()]]:
+        return HeaderReader, ()
 
     def close(self) -> None:
         """Frees its threads and memory, until it is asked again; not those that wait for a file that never answers."""
@@ -155,22 +155,22 @@ class HeadReader:
 def _read(reading: _Reading, paths: npt.NDArray[np.uint8]) -> Any:
     pipeline = reading.pipeline
     reading.broken = True  # until the end: an interrupt leaves a run whose outputs the next one would get
-    pipeline.feed_input(graph.HEADS_OF, paths)
+    pipeline.feed_input(graph.HEADER_PATHS, paths)
     pipeline.schedule_run()
     try:
-        heads, lengths = (bridge.to_array(output) for output in pipeline.share_outputs()[:2])
+        heads, lengths = (dlpack.to_array(output) for output in pipeline.share_outputs()[:2])
         if pipeline is reading.pipeline:  # and not let go meanwhile
             pipeline.release_outputs()
     except RuntimeError as error:
-        if came_between(error):
+        if is_async_exception(error):
             raise
         reading.broken = False
-        raise HeadsError from error
+        raise HeaderError from error
     reading.broken = False
     return heads, lengths[:, 0]
 
 
-_readers: WeakSet[HeadReader] = WeakSet()
+_readers: WeakSet[HeaderReader] = WeakSet()
 
 
 def _leave() -> None:

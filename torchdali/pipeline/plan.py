@@ -13,10 +13,10 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from torchdali.pipeline.torch_transform import InTorch
-from torchdali.transforms import Input, RowError, Rule
+from torchdali.pipeline.torch_transform import TorchTransform
+from torchdali.transforms import Input, Rule, SampleTransformError
 from torchdali.transforms.rng import Draws
-from torchdali.transforms.spec import Entry, Fidelity, Inputs, IntArray, Kind, Params, Spec
+from torchdali.transforms.spec import Fidelity, InputKind, Inputs, IntArray, Kind, Params, Spec
 
 __all__ = ["Plan", "Step", "View"]
 
@@ -85,15 +85,15 @@ class Plan:
     rules: tuple[Rule, ...]
     views: tuple[View, ...]
     container: type[list[Any] | tuple[Any, ...]] | None
-    tail: tuple[tuple[Kind, InTorch], ...]
+    tail: tuple[tuple[Kind, TorchTransform], ...]
     spec: Spec
-    suffix: tuple[InTorch, ...]
+    suffix: tuple[TorchTransform, ...]
     suffix_step: int
     device: torch.device
     fidelity: Fidelity
-    entry: Entry = "files"
+    entry: InputKind = "files"
     decode_window: bool = False
-    vetted: bool = False
+    headers_validated: bool = False
     # What `Draws.ahead` puts down for the next batch: a hint, which changes no number.
     _blocks: dict[int, int] = field(default_factory=dict[int, int], init=False, compare=False, repr=False)
 
@@ -151,7 +151,7 @@ class Plan:
             besides.
 
         Raises:
-            RowError: A sample cannot be transformed; the text names the transform.
+            SampleTransformError: A sample cannot be transformed; the text names the transform.
         """
         inputs: Inputs = {}
         by_rule: list[Params] = []
@@ -161,8 +161,8 @@ class Plan:
             for i, rule in rules:
                 try:
                     drawn = rule.draw(draws.at(rule.step), size)
-                except RowError as error:
-                    raise RowError(error.row, f"{self._origin(rule)}: {error}") from error
+                except SampleTransformError as error:
+                    raise SampleTransformError(error.row, f"{self._origin(rule)}: {error}") from error
                 for name, declared in rule.inputs.items():
                     inputs[_fed(i, name)] = np.ascontiguousarray(drawn[name], declared.dtype)
                 size = rule.resized(size, drawn)

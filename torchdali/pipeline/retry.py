@@ -9,18 +9,18 @@ from dataclasses import replace
 import numpy as np
 
 from torchdali.errors import SampleError
-from torchdali.pipeline.feed import Batch, Feed
-from torchdali.runtime.exceptions import came_between
-from torchdali.samples.on_error import SIZE, Tolerance, drawable
+from torchdali.pipeline.feed import Batch, Prefetcher
+from torchdali.runtime.exceptions import is_async_exception
+from torchdali.samples.on_error import SIZE, ErrorPolicy, drawable
 from torchdali.transforms.spec import IntArray
 
-__all__ = ["LenientFeed"]
+__all__ = ["RetryingPrefetcher"]
 
 _Faults = list[SampleError]
 """Holds an error where it is handed on: the frames of its traceback must not, which would be a cycle."""
 
 
-class LenientFeed:
+class RetryingPrefetcher:
     """Runs a batch again, beside those that are on their way, without the samples of it that are at fault.
 
     Args:
@@ -29,9 +29,9 @@ class LenientFeed:
         tolerance: What is done about them.
     """
 
-    def __init__(self, feed: Feed, another: Callable[[], Feed], tolerance: Tolerance) -> None:
+    def __init__(self, feed: Prefetcher, another: Callable[[], Prefetcher], tolerance: ErrorPolicy) -> None:
         self._feed, self._another, self._tolerance = feed, another, tolerance
-        self._beside: Feed | None = None
+        self._beside: Prefetcher | None = None
         self._asked: deque[Batch] = deque()
 
     def __len__(self) -> int:
@@ -39,15 +39,15 @@ class LenientFeed:
 
     @property
     def over(self) -> str:
-        """As of :class:`torchdali.pipeline.feed.Feed`."""
+        """As of :class:`torchdali.pipeline.feed.Prefetcher`."""
         return self._feed.over or (self._beside.over if self._beside is not None else "")
 
     def interrupt(self) -> None:
-        """As of :class:`torchdali.pipeline.feed.Feed`."""
+        """As of :class:`torchdali.pipeline.feed.Prefetcher`."""
         self._feed.interrupt()
 
     def push(self, batch: Batch) -> None:
-        """As of :class:`torchdali.pipeline.feed.Feed`."""
+        """As of :class:`torchdali.pipeline.feed.Prefetcher`."""
         self._asked.append(batch)
         self._feed.push(self._without(batch) or replace(batch))
 
@@ -67,7 +67,7 @@ class LenientFeed:
         try:
             return self._again(asked, faults, tried)
         except BaseException as error:
-            if not isinstance(error, Exception) or came_between(error):
+            if not isinstance(error, Exception) or is_async_exception(error):
                 self.interrupt()
             raise
 
@@ -117,12 +117,12 @@ class LenientFeed:
         return None if places is None else replace(batch, rows=batch.rows[places])
 
     def end(self) -> None:
-        """As of :class:`torchdali.pipeline.feed.Feed`."""
+        """As of :class:`torchdali.pipeline.feed.Prefetcher`."""
         self.close()
         self._feed.end()
 
     def close(self) -> None:
-        """As of :class:`torchdali.pipeline.feed.Feed`."""
+        """As of :class:`torchdali.pipeline.feed.Prefetcher`."""
         self._feed.close()
         if self._beside is not None:
             self._beside.close()

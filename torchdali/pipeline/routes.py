@@ -8,19 +8,19 @@ from typing import Any
 import torch
 
 from torchdali.pipeline.compile import compile_plan, first_of, fuse
-from torchdali.pipeline.engine import EnginePool
+from torchdali.pipeline.engine import PipelinePool
 from torchdali.pipeline.plan import Plan
 from torchdali.pipeline.tuning import Threads
 from torchdali.transforms import flatten
-from torchdali.transforms.spec import Entry, Fidelity, First, Spec
+from torchdali.transforms.spec import Fidelity, First, InputKind, Spec
 
-__all__ = ["Route", "Routes"]
+__all__ = ["InputKey", "PipelineCache"]
 
-Route = tuple[Spec, Entry, bool]
+InputKey = tuple[Spec, InputKind, bool]
 """What images are, how they are fed, and whether they are on the device already."""
 
 
-class Routes:
+class PipelineCache:
     """A transform, compiled for one kind of image after the other, when it first comes.
 
     Args:
@@ -36,13 +36,13 @@ class Routes:
         self.chain: tuple[Any, ...] = tuple(flatten(transform))
         self._fidelity: Fidelity = fidelity
         self._batch_size = batch_size
-        self._pools: dict[tuple[Route, int | None], EnginePool] = {}
+        self._pools: dict[tuple[InputKey, int | None], PipelinePool] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy, pickled or not, has built nothing yet."""
         return {**self.__dict__, "_pools": {}}
 
-    def __iter__(self) -> Iterator[Route]:
+    def __iter__(self) -> Iterator[InputKey]:
         return iter(dict.fromkeys(route for route, _ in self._pools))
 
     @property
@@ -56,24 +56,24 @@ class Routes:
             pool.close()
         self._pools.clear()
 
-    def plan(self, spec: Spec, entry: Entry, until: int | None = None) -> Plan:
+    def plan(self, spec: Spec, entry: InputKind, until: int | None = None) -> Plan:
         """What is done with images of one kind; ``until`` as for :func:`compile_plan`."""
         return fuse(compile_plan(self.transform, self.device, self._fidelity, spec, entry, until))
 
-    def threads(self, entry: Entry) -> Threads:
+    def threads(self, entry: InputKind) -> Threads:
         """DALI's CPU threads, for images that are fed in this way."""
         return Threads(self._threads, self.device, entry)
 
-    def pool(self, route: Route, until: int | None = None) -> EnginePool:
+    def pool(self, route: InputKey, until: int | None = None) -> PipelinePool:
         """The engines for images of one kind; ``until`` as for :func:`compile_plan`."""
         pool = self._pools.get((route, until))
         if pool is None:
             spec, entry, resident = route
-            pool = EnginePool(self.plan(spec, entry, until), self._batch_size, self.threads(entry), resident)
+            pool = PipelinePool(self.plan(spec, entry, until), self._batch_size, self.threads(entry), resident)
             self._pools[route, until] = pool
         return pool
 
-    def pools(self, routes: Sequence[Route], together: bool) -> list[EnginePool]:
+    def pools(self, routes: Sequence[InputKey], together: bool) -> list[PipelinePool]:
         """The engines for images of several kinds.
 
         Args:

@@ -34,10 +34,10 @@ _ONLY_ON_THE_CPU = (
 )
 """What torch says where CUDA has no kernel for a call and the CPU has one."""
 
-__all__ = ["InTorch", "as_written", "resizes"]
+__all__ = ["TorchTransform", "cpu_semantics", "resizes"]
 
 
-class InTorch:
+class TorchTransform:
     """A transform that torch runs; what it does on the CPU alone is done there, and the result comes back.
 
     Args:
@@ -108,7 +108,7 @@ def resizes(transform: Any, device: torch.device) -> bool:
 
 
 @contextmanager
-def as_written(device: torch.device, resizing: bool = False) -> Generator[None, None, None]:
+def cpu_semantics(device: torch.device, resizing: bool = False) -> Generator[None, None, None]:
     """Without what the consumer set for the model, which in DataLoader does not reach transforms on the CPU.
 
     That is autocast, TF32 in products of matrices (a grid's places are off by a part of a pixel with it), and

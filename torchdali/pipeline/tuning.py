@@ -13,9 +13,9 @@ import torch
 
 from torchdali.pipeline import jpeg_engine
 from torchdali.runtime import machine
-from torchdali.transforms.spec import NOTHING_SEEN, Entry, Seen
+from torchdali.transforms.spec import NOTHING_SEEN, InputKind, InputStats
 
-__all__ = ["WAITING", "Threads", "Unasked", "check_numbers", "fitting_window", "pinned_bytes"]
+__all__ = ["WAITING", "DefaultInt", "Threads", "check_numbers", "fitting_window", "pinned_bytes"]
 
 _FEW = 4
 """Threads that keep a JPEG engine busy.
@@ -41,11 +41,11 @@ _PINNED_BESIDE = 2**25
 _PINNED_MOST = 2**30
 
 
-class Unasked(int):
+class DefaultInt(int):
     """The ``prefetch_factor`` that DataLoader puts where none was given, for who makes a loader of another's."""
 
     def __reduce__(self) -> Any:
-        """Saved it is a number, which ``torch.load(weights_only=True)`` takes."""
+        """Saved, it is a number, which ``torch.load(weights_only=True)`` takes."""
         return int, (int(self),)
 
 
@@ -58,7 +58,7 @@ class Threads:
         entry: What the graph is fed.
     """
 
-    def __init__(self, asked: int, device: torch.device, entry: Entry) -> None:
+    def __init__(self, asked: int, device: torch.device, entry: InputKind) -> None:
         self._asked = asked
         self._cores = machine.available_cores()
         self._decodes = entry in ("files", "encoded")
@@ -66,7 +66,7 @@ class Threads:
         self._gpu = device.type == "cuda"
         self._engine = self._gpu and self._decodes and jpeg_engine.has_jpeg_engine(device)
 
-    def number(self, seen: Seen = NOTHING_SEEN) -> int:
+    def number(self, seen: InputStats = NOTHING_SEEN) -> int:
         """How many threads to build a pipeline with.
 
         Args:
@@ -82,10 +82,10 @@ class Threads:
             return self._cores
         return min(self._cores, max(_FEW, math.ceil(_MORE * beside)))
 
-    def _awaits(self, seen: Seen) -> bool:
+    def _awaits(self, seen: InputStats) -> bool:
         return self._reads and seen.wait > _SLOW
 
-    def why(self, seen: Seen = NOTHING_SEEN) -> str:
+    def why(self, seen: InputStats = NOTHING_SEEN) -> str:
         """Where the number comes from, for ``explain()``."""
         beside = seen.beside
         if self._asked:

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-__all__ = ["Event", "FreedAtHome"]
+__all__ = ["Event", "OwnedByProcess"]
 
 
-class FreedAtHome:
+class OwnedByProcess:
     """What only the process that made it frees; in one that was forked it stays, whoever drops it."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
@@ -29,7 +29,7 @@ class FreedAtHome:
             keep(reference(self))
 
 
-class Event(FreedAtHome, torch.cuda.Event):
+class Event(OwnedByProcess, torch.cuda.Event):
     """As ``torch.cuda.Event``.
 
     To free one, torch calls CUDA, which refuses that to forked processes, and torch then aborts the process.

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from torchdali.errors import TorchDALIError
 
-__all__ = ["CLOSED", "FORKED", "INTERRUPTED", "NEW_EPOCH", "came_between", "note", "put_by"]
+__all__ = ["CLOSED", "FORKED", "INTERRUPTED", "NEW_EPOCH", "defer", "is_async_exception", "note"]
 
 NEW_EPOCH = "this epoch cannot go on, a new one can be started"
 INTERRUPTED = f"the loader was interrupted; {NEW_EPOCH}"
@@ -27,7 +27,7 @@ def note(error: Exception, text: str) -> None:
         cast("Any", error).add_note(text)
 
 
-def put_by(error: Exception) -> Exception:
+def defer(error: Exception) -> Exception:
     """An exception to be raised later, without its tracebacks; what users want to know of them becomes a note.
 
     Before Python 3.11, which has no notes, it keeps them instead.
@@ -51,7 +51,7 @@ def put_by(error: Exception) -> Exception:
     return error
 
 
-def came_between(error: BaseException) -> bool:
+def is_async_exception(error: BaseException) -> bool:
     """Whether it is of nothing that was called: a signal's handler raised it, at any point, as a KeyboardInterrupt.
 
     So does torch's where a worker process dies, and a user's that bounds the time of a step.

@@ -11,7 +11,7 @@ from typing import TypeVar, cast
 
 import torch
 
-__all__ = ["disable_compile", "expect", "parked"]
+__all__ = ["disable_compile", "expect", "native_call"]
 
 _Function = TypeVar("_Function", bound=Callable[..., object])
 
@@ -27,7 +27,7 @@ def expect() -> None:
 
 
 @contextmanager
-def parked() -> Generator[None, None, None]:
+def native_call() -> Generator[None, None, None]:
     """For what DALI and torch are asked: never returns to a daemon thread as the process ends, nor shows it an error.
 
     The interpreter ends such a thread a little later, when it comes back to Python. From within their code, which is

@@ -9,12 +9,12 @@ from concurrent.futures import Executor, Future
 from contextlib import suppress
 from typing import Any
 
-__all__ = ["Daemons"]
+__all__ = ["DaemonThreadPoolExecutor"]
 
 _Task = tuple["Future[Any]", Callable[[], Any]]
 
 
-class Daemons(Executor):
+class DaemonThreadPoolExecutor(Executor):
     """As ``ThreadPoolExecutor``, but that nobody waits for the threads.
 
     The interpreter waits for those of ``ThreadPoolExecutor`` before it ends, and a thread that reads from storage that

@@ -14,12 +14,12 @@ import PIL.Image
 import torch
 from torchvision import tv_tensors
 
-from torchdali.runtime.exceptions import came_between
+from torchdali.runtime.exceptions import is_async_exception
 from torchdali.samples.on_error import drawable
 from torchdali.sources import UNREADABLE, Header, header_of, read_header, words_of
-from torchdali.transforms.spec import Entry, First, Spec
+from torchdali.transforms.spec import First, InputKind, Spec
 
-__all__ = ["PIXEL_DTYPES", "Prepared", "RefusedError", "UnreadableError", "black", "ppm", "ppm_of", "prepared"]
+__all__ = ["PIXEL_DTYPES", "ImageInput", "RefusedError", "UnreadableError", "black", "ppm", "ppm_of", "to_image_input"]
 
 PIXEL_DTYPES = (
     *(torch.uint8, torch.float16, torch.float32, torch.float64),
@@ -34,7 +34,7 @@ _open: Callable[..., Any] = PIL.Image.open
 _Bytes = npt.NDArray[np.uint8]
 
 
-class Prepared(NamedTuple):
+class ImageInput(NamedTuple):
     """An image as it will be packed.
 
     Attributes:
@@ -44,7 +44,7 @@ class Prepared(NamedTuple):
         header: Of the file that a path leads to.
     """
 
-    route: tuple[Spec, Entry]
+    route: tuple[Spec, InputKind]
     size: tuple[int, int]
     data: npt.NDArray[Any]
     header: Header | None = None
@@ -70,7 +70,7 @@ class UnreadableError(RefusedError):
         self.size = drawable(size)
 
 
-def prepared(leaf: Any, first: First = "conversion") -> Prepared:
+def to_image_input(leaf: Any, first: First = "conversion") -> ImageInput:
     """An image as it will be packed.
 
     Args:
@@ -109,7 +109,7 @@ def prepared(leaf: Any, first: First = "conversion") -> Prepared:
     return _pixels(kind, tensor.as_subclass(torch.Tensor).resolve_neg().permute(1, 2, 0).cpu().numpy())
 
 
-def _file(path: PurePath) -> Prepared:
+def _file(path: PurePath) -> ImageInput:
     """A file that DALI decodes as PIL does, by its path; any other is decoded here, by PIL."""
     name = os.path.abspath(path)  # noqa: PTH100 - resolve() would follow links
     try:
@@ -117,20 +117,20 @@ def _file(path: PurePath) -> Prepared:
     except FileNotFoundError:
         raise UnreadableError("there is no such file") from None
     except UNREADABLE as error:
-        if came_between(error):
+        if is_async_exception(error):
             raise
         raise UnreadableError(f"it cannot be read as an image ({words_of(error)})") from error
     if not header.native:
         return _encoded(np.fromfile(name, np.uint8))
     data = np.frombuffer(os.fsencode(name), np.uint8)
-    return Prepared((Spec(), "files"), (header.height, header.width), data, header)
+    return ImageInput((Spec(), "files"), (header.height, header.width), data, header)
 
 
 def _refused_dtype(dtype: Any) -> RefusedError:
     return RefusedError(f"it is of {dtype}; DALI takes {', '.join(map(str, PIXEL_DTYPES))}")
 
 
-def _pixels(kind: Any, array: npt.NDArray[Any]) -> Prepared:
+def _pixels(kind: Any, array: npt.NDArray[Any]) -> ImageInput:
     array = np.asarray(array, cast("Any", array.dtype).newbyteorder("="))
     try:
         dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
@@ -141,7 +141,7 @@ def _pixels(kind: Any, array: npt.NDArray[Any]) -> Prepared:
     if not array.size:
         raise RefusedError(f"it is empty, {array.shape}")
     height, width, channels = array.shape
-    return Prepared((Spec.given(kind, dtype, channels), "pixels"), (height, width), array)
+    return ImageInput((Spec.given(kind, dtype, channels), "pixels"), (height, width), array)
 
 
 def _pil_array(image: PIL.Image.Image) -> npt.NDArray[Any]:
@@ -149,7 +149,7 @@ def _pil_array(image: PIL.Image.Image) -> npt.NDArray[Any]:
     try:
         array = np.asarray(image)
     except (*UNREADABLE, AttributeError, AssertionError) as error:  # the last two where its file was closed unread
-        if came_between(error):
+        if is_async_exception(error):
             raise
         size = image.height, image.width
         raise UnreadableError(f"it cannot be decoded ({words_of(error) or 'its file is closed'})", size) from error
@@ -171,12 +171,12 @@ def _unread(image: Any) -> _Bytes | None:
         finally:
             image.fp.seek(at)
     except (OSError, ValueError) as error:  # closed, for one; reading the pixels says what is the matter
-        if came_between(error):
+        if is_async_exception(error):
             raise
         return None
 
 
-def _encoded(data: _Bytes) -> Prepared:
+def _encoded(data: _Bytes) -> ImageInput:
     """A file that DALI decodes as PIL does; any other is decoded here, by PIL."""
     memory = memoryview(cast("Any", data))
     size: tuple[int, int] | None = None
@@ -188,10 +188,10 @@ def _encoded(data: _Bytes) -> Prepared:
             pixels = ppm(data)  # of a JPEG without an end marker only to see whether PIL reads it
             data = data if header.native else pixels
     except UNREADABLE as error:
-        if came_between(error):
+        if is_async_exception(error):
             raise
         raise UnreadableError(f"it cannot be decoded ({words_of(error)})", size) from error
-    return Prepared((Spec(), "encoded"), size, data)
+    return ImageInput((Spec(), "encoded"), size, data)
 
 
 def ppm(data: _Bytes) -> _Bytes:
@@ -211,7 +211,7 @@ def ppm_of(image: PIL.Image.Image) -> _Bytes:
     return np.frombuffer(stream.getvalue(), np.uint8)
 
 
-def black(size: tuple[int, int]) -> Prepared:
+def black(size: tuple[int, int]) -> ImageInput:
     """A black image of some height and width, as a file."""
     image = PIL.Image.new("RGB", (size[1], size[0]))
-    return Prepared((Spec(), "encoded"), size, ppm_of(image))
+    return ImageInput((Spec(), "encoded"), size, ppm_of(image))

@@ -9,9 +9,9 @@ from typing import Any, Literal
 import PIL.Image
 
 from torchdali.errors import SampleError
-from torchdali.transforms import RowError
+from torchdali.transforms import SampleTransformError
 
-__all__ = ["SIZE", "OnError", "Tolerance", "drawable"]
+__all__ = ["SIZE", "ErrorPolicy", "OnError", "drawable"]
 
 OnError = Literal["raise", "skip", "replace"]
 
@@ -32,7 +32,7 @@ def drawable(size: tuple[int, int] | None) -> tuple[int, int] | None:
     return size if not most or size[0] * size[1] <= most else None
 
 
-class Tolerance:
+class ErrorPolicy:
     """The arguments ``on_error`` and ``max_errors`` of :class:`torchdali.DALILoader`, and the samples that they met.
 
     Args:
@@ -63,7 +63,11 @@ class Tolerance:
 
     def takes(self, error: Exception) -> bool:
         """Whether it is about a sample that cannot be read or decoded; one that cannot be transformed is not."""
-        return self.mode != "raise" and isinstance(error, SampleError) and not isinstance(error.__cause__, RowError)
+        return (
+            self.mode != "raise"
+            and isinstance(error, SampleError)
+            and not isinstance(error.__cause__, SampleTransformError)
+        )
 
     def note(self, error: SampleError) -> None:
         """Counts a sample, once, and names it in the log.

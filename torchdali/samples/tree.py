@@ -20,17 +20,17 @@ from torchvision import tv_tensors
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
 __all__ = [
-    "Slot",
+    "Placeholder",
     "Tree",
     "collate",
-    "collates_as_torch",
     "convert",
     "images_of",
+    "is_default_collate",
     "is_encoded",
     "leaves",
     "replaced",
     "tree",
-    "with_slots",
+    "with_placeholders",
 ]
 
 MAX_CHANNELS = 4
@@ -63,7 +63,7 @@ _IMAGES = (tv_tensors.Image, PIL.Image.Image, np.ndarray)
 _WITH_PARTS = (Mapping, Sequence)
 
 
-def collates_as_torch(collate_fn: Any, read: bool = False) -> bool:
+def is_default_collate(collate_fn: Any, read: bool = False) -> bool:
     """Whether it is ``default_collate``, and nobody taught it another way with images, or with what they are within.
 
     Args:
@@ -81,7 +81,7 @@ def collates_as_torch(collate_fn: Any, read: bool = False) -> bool:
     return read or not any(issubclass(kind, _WITH_PARTS) or dataclasses.is_dataclass(kind) for kind in kinds)
 
 
-class Slot:
+class Placeholder:
     """Stands where an image was.
 
     Attributes:
@@ -159,7 +159,7 @@ def reordered(node: Any, order: Sequence[int]) -> Any:
     """
     if isinstance(node, torch.Tensor) and node.ndim and len(node) == len(order):
         return node[torch.tensor(list(order), device=node.device)]
-    if isinstance(node, Slot):
+    if isinstance(node, Placeholder):
         return node
     if _is_sequence(node) and len(node) == len(order) and all(isinstance(one, (str, bytes)) for one in node):
         return _rebuilt(node, [node[i] for i in order])
@@ -304,9 +304,9 @@ def images_of(sample: Tree) -> list[tuple[str, Any]]:
     return sure or [(path, leaf) for path, leaf in everything if _likely(leaf)][:1]
 
 
-def with_slots(sample: Tree, images: Sequence[tuple[str, Any]]) -> Any:
-    """A sample with a :class:`Slot` in the place of each of its images; the sample itself is not touched."""
-    places = {path: Slot(number) for number, (path, _) in enumerate(images)}
+def with_placeholders(sample: Tree, images: Sequence[tuple[str, Any]]) -> Any:
+    """A sample with a :class:`Placeholder` in the place of each of its images; the sample itself is not touched."""
+    places = {path: Placeholder(number) for number, (path, _) in enumerate(images)}
 
     def walk(part: Tree) -> Any:
         if part.path in places:
@@ -321,9 +321,9 @@ def with_slots(sample: Tree, images: Sequence[tuple[str, Any]]) -> Any:
     return walk(sample)
 
 
-def _collate_slots(batch: Sequence[Any], *, collate_fn_map: Any) -> Slot:  # noqa: ARG001 - torch passes it
+def _collate_slots(batch: Sequence[Any], *, collate_fn_map: Any) -> Placeholder:  # noqa: ARG001 - torch passes it
     first = batch[0]
-    if not all(isinstance(one, Slot) and one.number == first.number for one in batch):
+    if not all(isinstance(one, Placeholder) and one.number == first.number for one in batch):
         raise TypeError("the samples of a batch have their images in different places")
     return first
 
@@ -343,9 +343,9 @@ class _Dataclass(metaclass=_AnyDataclass):
 
 
 def collate(samples: Sequence[Any]) -> Any:
-    """``default_collate``, which here takes dataclasses too, and makes one :class:`Slot` of a batch of them."""
+    """``default_collate``, which here takes dataclasses too, and makes one :class:`Placeholder` of a batch of them."""
     how: dict[Any, Any] = {
-        Slot: _collate_slots,
+        Placeholder: _collate_slots,
         **data_utils.collate.default_collate_fn_map,
         _Dataclass: _collate_dataclasses,
     }

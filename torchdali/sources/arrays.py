@@ -13,8 +13,8 @@ import torch
 from torchvision.datasets import CIFAR10, MNIST, QMNIST, STL10, SVHN
 
 from torchdali.errors import SampleError, UnsupportedDatasetError
-from torchdali.sources.source import LiftedSource
-from torchdali.transforms.spec import Entry, IntArray, Spec
+from torchdali.sources.source import NativeSource
+from torchdali.transforms.spec import InputKind, IntArray, Spec
 
 __all__ = ["ArraySource", "Arrays", "as_array", "family", "targets_of"]
 
@@ -112,7 +112,7 @@ def _targets(dataset: Any, count: int) -> list[Any]:
     return list(map(int, (array[:, 0] if _is_a(dataset, QMNIST) else array).tolist()))
 
 
-class ArraySource(LiftedSource):
+class ArraySource(NativeSource):
     """Samples whose images lie in memory, in one array or several of the same shape.
 
     They are read from the dataset's arrays for every batch, so what changes in them changes here. Only on a GPU, where
@@ -130,7 +130,7 @@ class ArraySource(LiftedSource):
         UnsupportedDatasetError: The images of the datasets differ in shape.
     """
 
-    entry: Entry = "pixels"
+    entry: InputKind = "pixels"
 
     def __init__(
         self,
@@ -174,7 +174,7 @@ class ArraySource(LiftedSource):
         chosen = torch.from_numpy(places[rows]).pin_memory().to(images.device, non_blocking=True)
         return images.index_select(0, chosen)
 
-    def on(self, device: torch.device, budget: int) -> LiftedSource:
+    def on(self, device: torch.device, budget: int) -> NativeSource:
         """Itself, or where the images fit the budget of a CUDA device, one that has copied them there.
 
         Images that no sample uses are not copied, and one that several samples use is copied once. If the device has

@@ -17,14 +17,14 @@ import PIL.Image
 import torch
 
 from torchdali.errors import SampleError
-from torchdali.runtime.exceptions import came_between
-from torchdali.sources.headers.batch import MANY, HeadsError, ReadHeads, parse
+from torchdali.runtime.exceptions import is_async_exception
+from torchdali.sources.headers.batch import MANY, HeaderError, ReadHeaders, parse
 from torchdali.sources.headers.header import Header, most_pixels, read_header
 from torchdali.sources.headers.scan import Scan
-from torchdali.sources.headers.table import Columns, Facts
+from torchdali.sources.headers.table import HeaderColumns, HeaderTable
 from torchdali.sources.paths import Paths, table_of
-from torchdali.sources.source import LiftedSource, Source
-from torchdali.transforms.spec import IntArray, Seen
+from torchdali.sources.source import NativeSource, Source
+from torchdali.transforms.spec import InputStats, IntArray
 
 __all__ = ["UNREADABLE", "FileSource", "FolderSource", "words_of"]
 
@@ -55,15 +55,15 @@ class FileSource(Source):
         facts: What is known of them; nothing by default.
 
     Attributes:
-        read_heads: Reads the first bytes of many files; None where there is nothing faster than one by one.
+        read_headers: Reads the first bytes of many files; None where there is nothing faster than one by one.
     """
 
-    read_heads: ReadHeads | None = None
+    read_headers: ReadHeaders | None = None
     _vets = False
 
-    def __init__(self, paths: Sequence[str] | Paths, facts: Facts | None = None) -> None:
+    def __init__(self, paths: Sequence[str] | Paths, facts: HeaderTable | None = None) -> None:
         self._paths = paths if isinstance(paths, Paths) else Paths([table_of(paths)])
-        self._facts = facts or Facts(Columns.unknown(len(self._paths)))
+        self._facts = facts or HeaderTable(HeaderColumns.unknown(len(self._paths)))
         self._black: dict[int, _Size] = {}
 
     def learn(self, row: int, header: Header) -> None:
@@ -134,7 +134,7 @@ class FileSource(Source):
         """Reads the headers of those files that are not known yet, in the threads of ``pool()``."""
         unknown = self._facts.unknown(rows)
         few = len(unknown) < (1 if self._vets else MANY)
-        if few or self.read_heads is None or (self._facts.keeps_modified and not self._vets):
+        if few or self.read_headers is None or (self._facts.keeps_modified and not self._vets):
             return Scan(unknown.tolist(), self._read_each, pool)
         return Scan([0], lambda _: self._read_many(unknown), pool)
 
@@ -150,11 +150,11 @@ class FileSource(Source):
         if not len(rows) or (len(rows) >= MANY and self._read_together(rows)):
             return
         if self._vets:
-            self._vet(np.array([row for row in rows.tolist() if self._is_native(row)], np.int64))
+            self._validate_headers(np.array([row for row in rows.tolist() if self._is_native(row)], np.int64))
         else:
             self._read_each(rows.tolist())
 
-    def _vet(self, rows: IntArray) -> None:
+    def _validate_headers(self, rows: IntArray) -> None:
         """Reads headers by halves where DALI refuses some, which are for PIL then."""
         if not len(rows) or self._read_together(rows):
             return
@@ -162,14 +162,14 @@ class FileSource(Source):
             self.read(int(rows[0]), by_pil=True)
             return
         for half in np.array_split(rows, 2):
-            self._vet(half)
+            self._validate_headers(half)
 
     def _read_together(self, rows: IntArray) -> bool:
         """Whether all headers could be read."""
-        assert self.read_heads is not None
+        assert self.read_headers is not None
         try:
-            heads, lengths = self.read_heads(self._paths.gather(rows), self._vets)
-        except HeadsError:
+            heads, lengths = self.read_headers(self._paths.gather(rows), self._vets)
+        except HeaderError:
             return False
         except RuntimeError:  # there are no threads, or no memory, for it
             if self._vets:
@@ -193,11 +193,11 @@ class FileSource(Source):
         return header.native
 
     def leave(self) -> None:
-        if self.read_heads:
-            self.read_heads.leave()
+        if self.read_headers:
+            self.read_headers.leave()
 
-    def seen(self) -> Seen:
-        return Seen(self._facts.beside_engine(), self.read_heads.wait if self.read_heads else 0.0)
+    def seen(self) -> InputStats:
+        return InputStats(self._facts.beside_engine(), self.read_headers.wait if self.read_headers else 0.0)
 
     def file_bytes(self, rows: IntArray) -> int:
         return self._facts.bytes_of(rows)
@@ -218,8 +218,8 @@ class FileSource(Source):
         other = self._facts.of_other_length(rows, np.ascontiguousarray(lengths[:, 0]))
         return bool((self._facts.native(rows) & other).any() or (self._facts.sizes(rows) != sizes).any())
 
-    def distrust(self, row: int) -> None:
-        self._facts.distrust(row)
+    def mark_pil_only(self, row: int) -> None:
+        self._facts.mark_pil_only(row)
 
     def check_endings(self, rows: IntArray, endings: npt.NDArray[np.uint8]) -> None:
         """Finds JPEGs that end before their image does.
@@ -314,28 +314,28 @@ class _Blaming:
     ) -> None:
         if isinstance(error, FileNotFoundError):
             raise self._source.error(self._row, "there is no such file") from error
-        if isinstance(error, UNREADABLE) and not came_between(error):
+        if isinstance(error, UNREADABLE) and not is_async_exception(error):
             raise self._source.error(self._row, f"it cannot be {self._what} ({words_of(error)})") from error
 
 
-class FolderSource(FileSource, LiftedSource):
+class FolderSource(FileSource, NativeSource):
     """Samples that are (file, target) pairs.
 
     Args:
         paths: The files.
         facts: What is known of them.
-        *about: As for :class:`LiftedSource`.
+        *about: As for :class:`NativeSource`.
     """
 
-    def __init__(self, paths: Paths, facts: Facts, *about: Any) -> None:
+    def __init__(self, paths: Paths, facts: HeaderTable, *about: Any) -> None:
         FileSource.__init__(self, paths, facts)
-        LiftedSource.__init__(self, *about)
+        NativeSource.__init__(self, *about)
 
-    def vet(self, device: torch.device) -> bool:
+    def validate_headers(self, device: torch.device) -> bool:
         # Once begun it goes on, for the sake of iterators that rely on it; and some headers may have been read before.
         self._vets = self._vets or (device.type == "cuda" and self._facts.nothing)
         return self._vets
 
     def close(self) -> None:
-        if self.read_heads:
-            self.read_heads.close()
+        if self.read_headers:
+            self.read_headers.close()

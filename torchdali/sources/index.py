@@ -19,7 +19,7 @@ from torchvision.datasets.folder import IMG_EXTENSIONS, find_classes, make_datas
 
 from torchdali.errors import SampleError
 from torchdali.sources.folder import FileSource
-from torchdali.sources.headers.table import Columns, Facts
+from torchdali.sources.headers.table import HeaderColumns, HeaderTable
 from torchdali.sources.paths import Paths, Table, as_int64, read_samples, smaller
 
 __all__ = ["ImageIndex"]
@@ -83,10 +83,10 @@ class ImageIndex(Dataset[tuple[Any, Any]]):
             raise ValueError(f"{self.file} is no index: its array 'classes' is no list of names") from error
         self.class_to_idx: dict[str, int] = {name: label for label, name in enumerate(self.classes)}
         self.has_headers: bool = all(
-            name in arrays and len(arrays[name]) == len(self.paths) for name in Columns._fields
+            name in arrays and len(arrays[name]) == len(self.paths) for name in HeaderColumns._fields
         )
 
-    def headers(self) -> Columns:
+    def headers(self) -> HeaderColumns:
         """What is known of the files. It may be written to: what is, is copied, page by page, and the file stays."""
         arrays: dict[str, npt.NDArray[Any]] = {}
         opened = None
@@ -94,8 +94,8 @@ class ImageIndex(Dataset[tuple[Any, Any]]):
             with suppress(OSError, ValueError):
                 arrays, opened = _mapped(self.file, "c")
         if opened != self._opened:  # another file has its name by now
-            return Columns.unknown(len(self))
-        return Columns(*(arrays[name] for name in Columns._fields))
+            return HeaderColumns.unknown(len(self))
+        return HeaderColumns(*(arrays[name] for name in HeaderColumns._fields))
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -179,8 +179,8 @@ def _folder(folder: str) -> tuple[list[str], Iterator[tuple[str, int]]]:
     return classes, chain.from_iterable(parts)
 
 
-def _read_headers(paths: Table) -> Columns:
-    facts = Facts(Columns.unknown(len(paths)))
+def _read_headers(paths: Table) -> HeaderColumns:
+    facts = HeaderTable(HeaderColumns.unknown(len(paths)))
     source = FileSource(Paths([paths]), facts)
 
     def read(start: int) -> None:

@@ -13,9 +13,9 @@ import torch
 
 from torchdali.errors import SampleError
 from torchdali.sources.headers.scan import Scan
-from torchdali.transforms.spec import NOTHING_SEEN, Entry, IntArray, Seen, Spec
+from torchdali.transforms.spec import NOTHING_SEEN, InputKind, InputStats, IntArray, Spec
 
-__all__ = ["LiftedSource", "Source"]
+__all__ = ["NativeSource", "Source"]
 
 _NONE: IntArray = np.empty(0, np.int64)
 
@@ -58,7 +58,7 @@ class Source:
     def leave(self) -> None:
         """Lets go of what waits for a file that has not answered in time, so that nobody else waits behind it."""
 
-    def seen(self) -> Seen:
+    def seen(self) -> InputStats:
         """What is known by now of the threads that its images need."""
         return NOTHING_SEEN
 
@@ -83,7 +83,7 @@ class Source:
     def forget(self, rows: IntArray) -> None:
         """Makes the samples of a batch unknown again."""
 
-    def distrust(self, row: int) -> None:
+    def mark_pil_only(self, row: int) -> None:
         """From now on DALI does not decode this sample as PIL does."""
 
     def size_of(self, row: int) -> tuple[int, int] | None:
@@ -104,7 +104,7 @@ class Source:
         return good[np.searchsorted(good, np.arange(len(bad))) % len(good)] if len(good) else None
 
 
-class LiftedSource(Source):
+class NativeSource(Source):
     """All samples of a dataset that is never asked for one: images by row, and their targets.
 
     Args:
@@ -121,7 +121,7 @@ class LiftedSource(Source):
         resident: Whether what is fed lies on the GPU.
     """
 
-    entry: Entry = "files"
+    entry: InputKind = "files"
     spec: Spec = Spec()
     resident: bool = False
 
@@ -145,7 +145,7 @@ class LiftedSource(Source):
     def __len__(self) -> int:
         return len(self._targets)
 
-    def on(self, device: torch.device, budget: int) -> LiftedSource:
+    def on(self, device: torch.device, budget: int) -> NativeSource:
         """The source that is to be used on a device: itself, or one whose images were copied there.
 
         Args:
@@ -154,7 +154,7 @@ class LiftedSource(Source):
         """
         return self
 
-    def vet(self, device: torch.device) -> bool:
+    def validate_headers(self, device: torch.device) -> bool:
         """Whether DALI reads the header of each file before it decodes any, and leaves those that it refuses to PIL."""
         return False
 

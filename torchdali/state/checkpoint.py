@@ -11,7 +11,7 @@ from typing import Any, cast
 from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, RandomSampler, WeightedRandomSampler
 
 from torchdali.state.generators import Generators, States, from_text, samplers_of, to_text
-from torchdali.state.progress import Place, Saved, StreamPlace
+from torchdali.state.progress import Checkpoint, EpochProgress, StreamProgress
 from torchdali.state.remainder import reached, shared
 from torchdali.state.sharding import Shard
 
@@ -116,7 +116,7 @@ def epochs_of(loader: Any, to_come: bool = False) -> dict[str, dict[str, Any]]:
     }
 
 
-def state_of(loader: Any, place: Place | None, epochs: int, used: set[str]) -> dict[str, Any]:
+def state_of(loader: Any, place: EpochProgress | None, epochs: int, used: set[str]) -> dict[str, Any]:
     """The state of a loader.
 
     Args:
@@ -138,7 +138,7 @@ def state_of(loader: Any, place: Place | None, epochs: int, used: set[str]) -> d
         states = first = {path: one.state_dict() for path, one in stateful_among(loader).items()}
         # Where workers persist, so does the base seed, and the sampler is asked for one iterator.
         seed = place.base_seed if place and loader.persistent_workers else None
-        place = Place(generators, {}, epochs, seeded=seed is None, base_seed=seed)
+        place = EpochProgress(generators, {}, epochs, seeded=seed is None, base_seed=seed)
     return {
         "version": VERSION,
         "loader": describe(loader),
@@ -167,7 +167,7 @@ def state_of(loader: Any, place: Place | None, epochs: int, used: set[str]) -> d
     }
 
 
-def _stays(loader: Any, place: Place) -> bool:
+def _stays(loader: Any, place: EpochProgress) -> bool:
     """Whether a stream that has a state is asked again in the next epoch, and not a copy of what the user made."""
     return (loader.persistent_workers or not loader.num_workers) and any(one.known for one in place.streams.values())
 
@@ -176,7 +176,7 @@ def _text(states: States) -> dict[str, str]:
     return {name: to_text(state) for name, state in states.items()}
 
 
-def checked(state: Mapping[str, Any], loader: Any) -> Saved:
+def checked(state: Mapping[str, Any], loader: Any) -> Checkpoint:
     """A state of this version that this loader can go on from.
 
     Raises:
@@ -192,12 +192,12 @@ def checked(state: Mapping[str, Any], loader: Any) -> Saved:
     if differing:
         raise ValueError(f"the state is of another loader: {'; '.join(differing)}{_advice(theirs, loader)}")
     try:
-        saved = Saved(
+        saved = Checkpoint(
             copy.deepcopy(dict(state)),
             _decoded(state["generators"]),
             _decoded(state["generators_at_begin"]),
             [(int(number), _decoded(states)) for number, states in state["draws"]],
-            {worker: StreamPlace(*copy.deepcopy(about)) for worker, *about in state["workers"]},
+            {worker: StreamProgress(*copy.deepcopy(about)) for worker, *about in state["workers"]},
         )
         for name in _NEEDED:
             saved.given[name]

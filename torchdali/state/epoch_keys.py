@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torchdali.state.sharding import told_epochs
+from torchdali.state.sharding import epoch_aware_samplers
 from torchdali.transforms.rng import Words, epoch_key
 
 __all__ = ["AGAIN", "EpochKeys"]
@@ -38,7 +38,7 @@ class EpochKeys:
         number, self.epochs = self.epochs, self.epochs + 1
         if self._seed is None:
             return epoch_key(base_seed, number if loader.persistent_workers else 0)
-        for sampler in told_epochs(loader):
+        for sampler in epoch_aware_samplers(loader):
             if hasattr(sampler, "epoch"):
                 return epoch_key(self._seed, int(sampler.epoch) + number // AGAIN * AGAIN)
         return epoch_key(self._seed, number)

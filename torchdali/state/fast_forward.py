@@ -9,15 +9,15 @@ from typing import Any, cast
 
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler, WeightedRandomSampler
 
-from torchdali.state.remainder import Remainder
+from torchdali.state.remainder import RemainingShard
 from torchdali.state.sharding import Shard
 
-__all__ = ["Skip", "unless_over"]
+__all__ = ["FastForward", "unless_over"]
 
 _CHUNK = 2**20
 
 
-class Skip:
+class FastForward:
     """Passes over batches.
 
     Of torch's own ``BatchSampler`` the indices are taken one by one from the sampler within, so that no batch is made.
@@ -45,7 +45,7 @@ class Skip:
         once = _gives_once(sampler.sampler if self._opens else sampler)
         self._passed = _drop if once or passed is None else passed
 
-    def pass_over(self, batches: int) -> None:
+    def fast_forward(self, batches: int) -> None:
         """Passes over some batches, or as many as there are."""
         if batches <= 0:
             return
@@ -87,7 +87,12 @@ def _drop(indices: Iterable[Any]) -> None:
 
 def _gives_once(sampler: Any) -> bool:
     """Whether it is certain that no index comes twice in an epoch."""
-    if type(sampler) in (SequentialSampler, DistributedSampler, Shard, Remainder):  # which repeat on other ranks only
+    if type(sampler) in (
+        SequentialSampler,
+        DistributedSampler,
+        Shard,
+        RemainingShard,
+    ):  # which repeat on other ranks only
         return True
     if type(sampler) is RandomSampler:
         return not sampler.replacement and sampler.num_samples <= len(sampler.data_source)

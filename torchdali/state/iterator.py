@@ -14,17 +14,17 @@ from typing import Any, cast
 
 from torch.utils.data.dataloader import _BaseDataLoaderIter  # pyright: ignore[reportPrivateUsage]
 
-from torchdali.runtime import lifecycle as ending
-from torchdali.runtime.exceptions import CLOSED, came_between, put_by
+from torchdali.runtime import lifecycle
+from torchdali.runtime.exceptions import CLOSED, defer, is_async_exception
 from torchdali.runtime.lifecycle import disable_compile
 from torchdali.state.checkpoint import is_stateful, stateful_among
-from torchdali.state.fast_forward import Skip, unless_over
-from torchdali.state.lookahead import ReadAhead
-from torchdali.state.progress import Place, Saved, StreamPlace
-from torchdali.state.remainder import rest_of
+from torchdali.state.fast_forward import FastForward, unless_over
+from torchdali.state.lookahead import SamplerLookahead
+from torchdali.state.progress import Checkpoint, EpochProgress, StreamProgress
+from torchdali.state.remainder import remaining
 from torchdali.state.stream import Stream
 
-__all__ = ["Resumable", "by_turns"]
+__all__ = ["ResumableIterator", "by_turns"]
 
 _ITERATOR = "iterator"
 _STATES = ("state_at_begin", "state")
@@ -42,7 +42,7 @@ def by_turns(next_data: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return one_after_another
 
 
-class Resumable(_BaseDataLoaderIter):
+class ResumableIterator(_BaseDataLoaderIter):
     """What each iterator has that can be found again.
 
     It comes behind torch's classes in the order of inheritance, so that their workers get what is decided here.
@@ -59,7 +59,7 @@ class Resumable(_BaseDataLoaderIter):
 
     def __init__(self, loader: Any) -> None:
         self._process, self._lock = os.getpid(), RLock()
-        self.place: Place = loader._bookmark.here(loader)  # noqa: SLF001
+        self.place: EpochProgress = loader._bookmark.here(loader)  # noqa: SLF001
         super().__init__(loader)
         self._enter(loader)
         if self.place.saved and self.place.saved.base_seed is not None:
@@ -67,7 +67,7 @@ class Resumable(_BaseDataLoaderIter):
         self.place.base_seed = int(self._base_seed)
 
     @disable_compile
-    @ending.parked()
+    @lifecycle.native_call()
     def __next__(self) -> Any:
         """The next batch. ``torch.compile`` leaves this alone."""
         return super().__next__()
@@ -90,7 +90,7 @@ class Resumable(_BaseDataLoaderIter):
         if loader._bookmark.loaded:  # noqa: SLF001
             self._sampler_iter = self._unless_over(self._sampler_iter, self._index_sampler)
         self._stream = self._dataset if isinstance(self._dataset, Stream) else None
-        self._read_ahead = ReadAhead(loader, self.place, self._stateful)
+        self._read_ahead = SamplerLookahead(loader, self.place, self._stateful)
 
     def _note_iterator(self) -> None:
         self._stateful.pop(_ITERATOR, None)
@@ -134,7 +134,7 @@ class Resumable(_BaseDataLoaderIter):
     def _end_workers(self) -> None:
         """Ends the workers, where there are any."""
 
-    def take_back(self) -> None:
+    def rewind(self) -> None:
         """The epoch is left, or another one begins: generators go back to where DataLoader would have left them."""
         self._read_ahead.leave()
 
@@ -147,7 +147,7 @@ class Resumable(_BaseDataLoaderIter):
         saved, place = self.place.saved, self.place
         if saved is None:
             if self._stream and not self._num_workers and not place.delivered and (state := self._stream.state()):
-                place.streams[0] = StreamPlace(state=state)
+                place.streams[0] = StreamProgress(state=state)
             return
         place.saved = None
         given = saved.given
@@ -173,13 +173,13 @@ class Resumable(_BaseDataLoaderIter):
             try:
                 self._backlog.append(self._read_ahead.ask(super()._next_index))
             except Exception as error:
-                if came_between(error):
+                if is_async_exception(error):
                     raise
-                self._backlog.append(put_by(error))  # raised in its turn
+                self._backlog.append(defer(error))  # raised in its turn
         if saved.begun:
             place.generators.set(saved.now)
 
-    def _resume_stream(self, saved: Saved) -> None:
+    def _resume_stream(self, saved: Checkpoint) -> None:
         """The rest is done where the dataset is: the sampler of a stream gives nothing."""
         place = self.place
         self._sampler_iter = self._iterator_again(saved, "state")
@@ -188,21 +188,21 @@ class Resumable(_BaseDataLoaderIter):
         if saved.begun:
             place.generators.set(saved.now)
 
-    def _passed_over(self, iterator: Any, saved: Saved, loaded: bool = False) -> Any:
+    def _passed_over(self, iterator: Any, saved: Checkpoint, loaded: bool = False) -> Any:
         """What comes of a sampler's iterator after the batches that were delivered."""
-        sampler, at, batches = rest_of(self._index_sampler, self.place.start), 0, saved.batches
-        skip = Skip(sampler, iterator, self._auto_collation, self._counts(), loaded)
+        sampler, at, batches = remaining(self._index_sampler, self.place.start), 0, saved.batches
+        skip = FastForward(sampler, iterator, self._auto_collation, self._counts(), loaded)
         for asked, found in saved.draws:
             if asked < batches:
-                skip.pass_over(asked - at)
+                skip.fast_forward(asked - at)
                 self.place.generators.set(found)
                 at = asked
-        skip.pass_over(batches - at)
+        skip.fast_forward(batches - at)
         return skip.rest()
 
-    def _iterator_again(self, saved: Saved, at: str) -> Any:
+    def _iterator_again(self, saved: Checkpoint, at: str) -> Any:
         """The sampler's iterator, made in the order in which DataLoader makes it and draws the base seed."""
-        seeded, sampler = saved.given["base_seed_drawn"], rest_of(self._index_sampler, self.place.start)
+        seeded, sampler = saved.given["base_seed_drawn"], remaining(self._index_sampler, self.place.start)
         self.place.generators.set(saved.made)
         if saved.given["iterators"] > 1:
             iter(sampler)

@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from torchdali.state.generators import States
-from torchdali.state.progress import Place
+from torchdali.state.progress import EpochProgress
 
-__all__ = ["ReadAhead"]
+__all__ = ["SamplerLookahead"]
 
 
-class ReadAhead:
+class SamplerLookahead:
     """Counts how often a sampler was asked, and takes back what asking too early drew from a given generator.
 
     A shuffling sampler draws from its generator when it starts and when it ends. An epoch that is left early may have
@@ -25,7 +25,7 @@ class ReadAhead:
         stateful: Samplers, and iterators of them, that have a ``state_dict``.
     """
 
-    def __init__(self, loader: Any, place: Place, stateful: Mapping[str, Any]) -> None:
+    def __init__(self, loader: Any, place: EpochProgress, stateful: Mapping[str, Any]) -> None:
         self._place, self._generators, self._stateful = place, place.generators, stateful
         self._before: deque[States] = deque()
         self._after: States = {}

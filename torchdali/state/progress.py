@@ -8,14 +8,14 @@ from typing import Any
 
 from torchdali.state.generators import Generators, States
 
-__all__ = ["Place", "Saved", "StreamPlace"]
+__all__ = ["Checkpoint", "EpochProgress", "StreamProgress"]
 
 _MOST = 8
 """Times that others may have changed a generator between two draws of the sampler."""
 
 
 @dataclass
-class StreamPlace:
+class StreamProgress:
     """Where a worker's part of an ``IterableDataset`` is.
 
     Attributes:
@@ -34,28 +34,28 @@ class StreamPlace:
         """Whether the dataset or its iterator says where it is."""
         return "dataset" in self.state or "iterator" in self.state
 
-    def after(self, samples: int, state: dict[str, Any]) -> StreamPlace:
+    def after(self, samples: int, state: dict[str, Any]) -> StreamProgress:
         """Where it is a batch later."""
-        return StreamPlace(self.batches + 1, self.samples + samples, state)
+        return StreamProgress(self.batches + 1, self.samples + samples, state)
 
 
 @dataclass
-class Saved:
+class Checkpoint:
     """A state that was checked.
 
     Attributes:
         given: The state.
         now: The generators' states when it was taken.
         made: Their states when the epoch's iterator was about to be made.
-        draws: As in :class:`Place`.
-        streams: As in :class:`Place`.
+        draws: As in :class:`EpochProgress`.
+        streams: As in :class:`EpochProgress`.
     """
 
     given: dict[str, Any]
     now: States
     made: States
     draws: list[tuple[int, States]]
-    streams: dict[int, StreamPlace]
+    streams: dict[int, StreamProgress]
 
     @property
     def begun(self) -> bool:
@@ -78,7 +78,7 @@ class Saved:
 
 
 @dataclass
-class Place:
+class EpochProgress:
     """Where an epoch is.
 
     Attributes:
@@ -117,10 +117,10 @@ class Place:
     used: set[str] = field(default_factory=set[str])
     first: dict[str, Any] = field(default_factory=dict[str, Any])
     kept: deque[tuple[int, dict[str, Any]]] = field(default_factory=deque[tuple[int, dict[str, Any]]])
-    streams: dict[int, StreamPlace] = field(default_factory=dict[int, StreamPlace])
+    streams: dict[int, StreamProgress] = field(default_factory=dict[int, StreamProgress])
     worker: int = 0
     over: bool = False
-    saved: Saved | None = None
+    saved: Checkpoint | None = None
 
     @property
     def disturbed(self) -> bool:
@@ -129,7 +129,7 @@ class Place:
 
     def stream_delivered(self, worker: int, workers: int, samples: int, state: dict[str, Any]) -> None:
         """A worker's batch was delivered, or the exception in its place."""
-        self.streams[worker] = self.streams.get(worker, StreamPlace()).after(samples, state)
+        self.streams[worker] = self.streams.get(worker, StreamProgress()).after(samples, state)
         self.worker = (worker + 1) % max(workers, 1)
 
     def keep(self, states: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ from torch.utils.data import BatchSampler, DistributedSampler
 
 from torchdali.state.sharding import Shard
 
-__all__ = ["Remainder", "reached", "rest_of", "shared"]
+__all__ = ["RemainingShard", "reached", "remaining", "shared"]
 
 
 def shared(loader: Any) -> DistributedSampler[Any] | None:
@@ -33,7 +33,7 @@ def reached(sampler: DistributedSampler[Any], start: int, samples: int) -> int:
     return start + ranks * min(samples, share)
 
 
-class Remainder:
+class RemainingShard:
     """A rank's share of what is left, by ``DistributedSampler``'s arithmetic.
 
     The samples are dealt out one by one, so that what N ranks had after as many samples each is the beginning of the
@@ -67,7 +67,7 @@ def _order(sampler: DistributedSampler[Any]) -> list[int]:
     return list(alone)
 
 
-def rest_of(index_sampler: Any, start: int) -> Iterable[Any]:
+def remaining(index_sampler: Any, start: int) -> Iterable[Any]:
     """What gives the indices, or batches of them, that come after the beginning of an epoch.
 
     Args:
@@ -77,6 +77,6 @@ def rest_of(index_sampler: Any, start: int) -> Iterable[Any]:
     if not start:
         return index_sampler
     if type(index_sampler) is BatchSampler:
-        rest: Any = Remainder(index_sampler.sampler, start)  # pyright: ignore[reportArgumentType]
+        rest: Any = RemainingShard(index_sampler.sampler, start)  # pyright: ignore[reportArgumentType]
         return BatchSampler(rest, index_sampler.batch_size, index_sampler.drop_last)
-    return Remainder(index_sampler, start)
+    return RemainingShard(index_sampler, start)

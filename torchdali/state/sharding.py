@@ -11,7 +11,7 @@ from typing import Any, Literal
 from torch import distributed
 from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset
 
-__all__ = ["Distributed", "Shard", "Sharding", "group", "told_epochs"]
+__all__ = ["Distributed", "Shard", "Sharding", "epoch_aware_samplers", "group"]
 
 
 def group() -> tuple[int, int] | None:
@@ -21,7 +21,7 @@ def group() -> tuple[int, int] | None:
     return None
 
 
-def told_epochs(loader: Any) -> list[Any]:
+def epoch_aware_samplers(loader: Any) -> list[Any]:
     """The loader's samplers that want to know the number of an epoch, each once."""
     samplers: list[Any] = [loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)]
     return list({id(one): one for one in samplers if hasattr(one, "set_epoch")}.values())
@@ -101,7 +101,7 @@ class Sharding:
     def set_epoch(self, loader: Any, epoch: int) -> None:
         """Says which number the next epoch has, to samplers that want to know."""
         self.apply(loader)
-        for sampler in told_epochs(loader):
+        for sampler in epoch_aware_samplers(loader):
             sampler.set_epoch(epoch)
 
     def begin(self, loader: Any) -> None:

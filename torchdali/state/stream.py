@@ -13,7 +13,7 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data import IterableDataset, IterDataPipe, get_worker_info
 
 from torchdali.state.checkpoint import is_stateful
-from torchdali.state.progress import StreamPlace
+from torchdali.state.progress import StreamProgress
 
 __all__ = ["Stream", "is_stream"]
 
@@ -26,9 +26,9 @@ class Stream(IterableDataset[Any]):
         saved: Where the stream of each worker is to go on, in the next epoch alone.
     """
 
-    def __init__(self, dataset: Any, saved: Mapping[int, StreamPlace]) -> None:
+    def __init__(self, dataset: Any, saved: Mapping[int, StreamProgress]) -> None:
         self.dataset = dataset
-        self._saved: Mapping[int, StreamPlace] = saved
+        self._saved: Mapping[int, StreamProgress] = saved
         self._process = os.getpid()
         self._iterator: Any = None
         self._ended = False
@@ -47,7 +47,7 @@ class Stream(IterableDataset[Any]):
         if "iterator" in state:
             self._iterator.load_state_dict(state["iterator"])
         elif place and not place.known:
-            _pass_over(iterator, place.samples, self._raised)
+            _fast_forward(iterator, place.samples, self._raised)
         self._ended = bool(state.get("ended"))
         return self
 
@@ -121,7 +121,7 @@ def is_stream(dataset: Any) -> bool:
     return isinstance(dataset, IterableDataset) and not isinstance(dataset, IterDataPipe)
 
 
-def _pass_over(iterator: Iterator[Any], samples: int, raised: int) -> None:
+def _fast_forward(iterator: Iterator[Any], samples: int, raised: int) -> None:
     """Asks for samples that came before, of which some raised an exception."""
     left = iter(range(samples))
     asked = map(next, repeat(iterator))  # what is its own iterator may begin anew in iter()

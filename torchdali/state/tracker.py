@@ -12,13 +12,13 @@ from torchdali.errors import UnsupportedDatasetError
 from torchdali.runtime.lifecycle import disable_compile
 from torchdali.state.checkpoint import check_version, checked, describe, epochs_of, state_of, stateful_among
 from torchdali.state.generators import Generators, samplers_of
-from torchdali.state.progress import Place, Saved
+from torchdali.state.progress import Checkpoint, EpochProgress
 from torchdali.state.sharding import Sharding
 
-__all__ = ["Bookmark", "Stateful", "twin_of"]
+__all__ = ["ProgressTracker", "Stateful", "twin_of"]
 
 
-class Bookmark:
+class ProgressTracker:
     """Where a loader is, and where it is to go on.
 
     Args:
@@ -28,16 +28,16 @@ class Bookmark:
         place: Where the epoch is that was begun last.
     """
 
-    def __init__(self, saved: Saved | None = None) -> None:
+    def __init__(self, saved: Checkpoint | None = None) -> None:
         self._saved = saved
         self._before: tuple[int, dict[str, dict[str, Any]]] = (0, {})
         self._used: set[str] = set()
         self._asked = False
-        self.place: Place | None = None
+        self.place: EpochProgress | None = None
 
-    def copy(self) -> Bookmark:
+    def copy(self) -> ProgressTracker:
         """For a loader of its own."""
-        bookmark = Bookmark(self._saved)
+        bookmark = ProgressTracker(self._saved)
         bookmark._before = self._before
         return bookmark
 
@@ -62,7 +62,7 @@ class Bookmark:
         used = self._used if self._asked else self._used | Generators(loader).foreign
         return state_of(loader, self.place, epochs, used)
 
-    def _note(self, place: Place) -> None:
+    def _note(self, place: EpochProgress) -> None:
         """Keeps what was seen in an epoch."""
         self._used |= place.used
         self._asked = self._asked or place.asked > 0
@@ -107,7 +107,7 @@ class Bookmark:
             self._note(self.place)
         generators, saved = Generators(loader), self._saved
         if saved is None:
-            self.place = Place(generators, generators.states(), epochs, epochs_of(loader))
+            self.place = EpochProgress(generators, generators.states(), epochs, epochs_of(loader))
             return epochs
         if saved.begun:
             epochs = _checked_epoch(saved, epochs, epochs_of(loader))
@@ -115,7 +115,7 @@ class Bookmark:
         self._used |= saved.now.keys() - generators.always
         generators.set(saved.made)
         start = saved.given["start"]
-        self.place = Place(generators, generators.states(), epochs, epochs_of(loader), start=start)
+        self.place = EpochProgress(generators, generators.states(), epochs, epochs_of(loader), start=start)
         if saved.begun or saved.base_seed is not None:
             self.place.saved = saved
         else:
@@ -138,7 +138,7 @@ class Bookmark:
         self._saved = None
         return over
 
-    def here(self, loader: Any) -> Place:
+    def here(self, loader: Any) -> EpochProgress:
         """Where the epoch is whose iterator is being made."""
         if self.place is None:
             self.begin(loader, 0)
@@ -156,7 +156,7 @@ def twin_of(loader: Any) -> Any:
 class Stateful:
     """The methods of a loader that save its place and find it again, as those of torchdata's StatefulDataLoader."""
 
-    _bookmark: Bookmark
+    _bookmark: ProgressTracker
     _keys: Any
     _sharding: Sharding
 
@@ -216,7 +216,7 @@ def _refuse(loader: Any) -> None:
         raise ValueError("with in_order=False batches come in an order that cannot be found again")
 
 
-def _checked_epoch(saved: Saved, epochs: int, of_samplers: dict[str, dict[str, Any]]) -> int:
+def _checked_epoch(saved: Checkpoint, epochs: int, of_samplers: dict[str, dict[str, Any]]) -> int:
     """The number of the epoch under way, which nobody changed since its state was loaded."""
     of_state = saved.given["epoch"]
     told = [("", of_state, epochs)] if not of_samplers else []

@@ -16,8 +16,8 @@ from torchdali.transforms.chain import flatten as flatten
 from torchdali.transforms.rule import Input as Input
 from torchdali.transforms.rule import Node as Node
 from torchdali.transforms.rule import Ops as Ops
-from torchdali.transforms.rule import RowError as RowError
 from torchdali.transforms.rule import Rule as Rule
+from torchdali.transforms.rule import SampleTransformError as SampleTransformError
 from torchdali.transforms.rule import Unsupported as Unsupported
 from torchdali.transforms.rule import Views as Views
 from torchdali.transforms.rule import find_rule as find_rule

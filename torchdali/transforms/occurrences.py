@@ -34,7 +34,7 @@ class Occurrences:
             counts += np.where(self._passed[place] == index, self._times[place], 0)
         return counts
 
-    def pass_over(self, indices: Iterable[IntArray]) -> None:
+    def fast_forward(self, indices: Iterable[IntArray]) -> None:
         """Counts integers that are not asked about; from then on it is asked about integers alone."""
         every = np.concatenate([np.repeat(self._passed, self._times), *indices])
         self._passed, self._times = _counted(every)
@@ -68,7 +68,7 @@ class DenseOccurrences:
             self._more[int(index[place])] = int(before[place]) + 1 - self._MANY
         return before
 
-    def pass_over(self, indices: Iterable[IntArray | list[Any]]) -> None:
+    def fast_forward(self, indices: Iterable[IntArray | list[Any]]) -> None:
         """Counts indices that are not asked about, from -``size`` on; what is outside is left out."""
         size = len(self._drawn_before)
         for some in indices:

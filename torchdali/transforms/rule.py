@@ -31,8 +31,8 @@ __all__ = [
     "Input",
     "Node",
     "Ops",
-    "RowError",
     "Rule",
+    "SampleTransformError",
     "Unsupported",
     "Views",
     "check_ranges",
@@ -51,7 +51,7 @@ class Unsupported(Exception):  # noqa: N818
     """Raised by ``infer``: this transform, or these arguments, run in torch instead. The text says why."""
 
 
-class RowError(Exception):
+class SampleTransformError(Exception):
     """Raised by ``draw``: one sample of the batch cannot be transformed.
 
     Attributes:
@@ -164,7 +164,7 @@ class Rule(ABC):
             size: ``(N, 2)`` heights and widths of the images that come in.
 
         Raises:
-            RowError: A sample cannot be transformed.
+            SampleTransformError: A sample cannot be transformed.
         """
         del draws, size
         return {}

@@ -12,15 +12,15 @@ import torch
 
 __all__ = [
     "NOTHING_SEEN",
-    "Entry",
     "Fidelity",
     "First",
+    "InputKind",
+    "InputStats",
     "Inputs",
     "IntArray",
     "Kind",
     "Params",
     "Sample",
-    "Seen",
     "Spec",
     "check_fidelity",
 ]
@@ -36,7 +36,7 @@ First = Literal["conversion", "rule", "torch"]
 
 Fidelity = Literal["exact", "fast"]
 
-Entry = Literal["files", "encoded", "pixels", "packed"]
+InputKind = Literal["files", "encoded", "pixels", "packed"]
 """What is fed for the samples of a batch, and the name of the graph's input that takes it.
 
 "files": their paths, one ``(N, L)`` array of bytes, padded with NUL. "encoded": the files themselves, one array of
@@ -54,7 +54,7 @@ Sample = Mapping[str, Any]
 Inputs = dict[str, npt.NDArray[Any]]
 
 
-class Seen(NamedTuple):
+class InputStats(NamedTuple):
     """What the files that were seen so far say of the threads that they need.
 
     Attributes:
@@ -66,7 +66,7 @@ class Seen(NamedTuple):
     wait: float = 0.0
 
 
-NOTHING_SEEN = Seen()
+NOTHING_SEEN = InputStats()
 
 
 @dataclass(frozen=True)

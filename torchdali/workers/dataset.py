@@ -10,21 +10,21 @@ from torch.utils.data import get_worker_info
 
 from torchdali.runtime.exceptions import note
 from torchdali.samples.transfer import pin_memory
-from torchdali.state.progress import Place
+from torchdali.state.progress import EpochProgress
 from torchdali.state.stream import Stream
-from torchdali.workers.packing import Failure, Packed, Packer
+from torchdali.workers.packing import Packed, Packer, SampleFailure
 from torchdali.workers.queues import Parcel
-from torchdali.workers.startup import WorkerStart
+from torchdali.workers.startup import WorkerInit
 
-__all__ = ["Carried", "Carrier", "StreamPacker", "Traced", "put_stream"]
+__all__ = ["AnnotatedDataset", "StreamBatch", "StreamCollate", "StreamPacker", "put_stream"]
 
 
-class Traced:
+class AnnotatedDataset:
     """A map-style dataset whose exceptions carry a note of the index, from Python 3.11 on.
 
     Args:
         dataset: The dataset.
-        lenient: Whether it returns a :class:`Failure` where a sample raises an exception.
+        lenient: Whether it returns a :class:`SampleFailure` where a sample raises an exception.
     """
 
     def __init__(self, dataset: Any, lenient: bool) -> None:
@@ -35,7 +35,7 @@ class Traced:
             return self.dataset[index]
         except Exception as error:
             if self._lenient and not isinstance(error, StopIteration):
-                return Failure(type(self.dataset).__name__, f"the dataset raised {error!r}")
+                return SampleFailure(type(self.dataset).__name__, f"the dataset raised {error!r}")
             note(error, f"while the dataset was asked for sample {index!r}")
             raise
 
@@ -57,7 +57,7 @@ class Traced:
         return repr(self.dataset)
 
 
-def put_stream(twin: Any, place: Place) -> Stream:
+def put_stream(twin: Any, place: EpochProgress) -> Stream:
     """Puts a ``Stream`` in the place of a loader's dataset.
 
     Args:
@@ -67,11 +67,11 @@ def put_stream(twin: Any, place: Place) -> Stream:
     stream = Stream(twin.dataset, place.saved.streams if place.saved else {})
     vars(twin)["dataset"] = stream  # DataLoader refuses a change of its dataset; this is a copy
     if twin.num_workers:
-        twin.worker_init_fn = WorkerStart(twin.worker_init_fn)
+        twin.worker_init_fn = WorkerInit(twin.worker_init_fn)
     return stream
 
 
-class Carried(Parcel):
+class StreamBatch(Parcel):
     """What came of a stream, and where the stream was after it.
 
     Args:
@@ -83,16 +83,16 @@ class Carried(Parcel):
     def __init__(self, data: Any, samples: int, state: dict[str, Any]) -> None:
         self.data, self.samples, self.state = data, samples, state
 
-    def unsent(self, failed: Callable[[Any], ExceptionWrapper]) -> Carried:
+    def unsent(self, failed: Callable[[Any], ExceptionWrapper]) -> StreamBatch:
         """As of :class:`torchdali.workers.queues.Parcel`."""
-        return Carried(failed(self.data), self.samples, self.state)
+        return StreamBatch(failed(self.data), self.samples, self.state)
 
-    def pin_memory(self) -> Carried:
+    def pin_memory(self) -> StreamBatch:
         """Called by DataLoader."""
-        return Carried(pin_memory(self.data), self.samples, self.state)
+        return StreamBatch(pin_memory(self.data), self.samples, self.state)
 
 
-class Carrier:
+class StreamCollate:
     """A worker's ``collate_fn`` that adds where its stream is.
 
     Args:
@@ -103,10 +103,10 @@ class Carrier:
     def __init__(self, collate_fn: Callable[[Any], Any], stream: Stream) -> None:
         self._collate, self._stream = collate_fn, stream
 
-    def __call__(self, samples: Any) -> Carried:
+    def __call__(self, samples: Any) -> StreamBatch:
         """Collates a batch; what is raised, by the stream or by ``collate_fn``, is carried in its place."""
         data = self._stream.batch(self._collate, samples)
-        return Carried(data, *self._stream.taken())
+        return StreamBatch(data, *self._stream.taken())
 
 
 class StreamPacker:

@@ -22,21 +22,21 @@ from torchvision import tv_tensors
 
 from torchdali.errors import TransformError
 from torchdali.runtime.exceptions import note
-from torchdali.samples.image import Prepared, RefusedError, UnreadableError, black, prepared
+from torchdali.samples.image import ImageInput, RefusedError, UnreadableError, black, to_image_input
 from torchdali.samples.on_error import SIZE, OnError
-from torchdali.samples.tree import Tree, collate, images_of, leaves, replaced, tree, with_slots
+from torchdali.samples.tree import Tree, collate, images_of, leaves, replaced, tree, with_placeholders
 from torchdali.sources import Header
-from torchdali.transforms.spec import Entry, First, IntArray, Spec
-from torchdali.workers.pickling import ByValue
+from torchdali.transforms.spec import First, InputKind, IntArray, Spec
+from torchdali.workers.pickling import Pickled
 from torchdali.workers.queues import Parcel
-from torchdali.workers.shared_memory import BlockRing, ReceivedBlock, SentBlock, aligned
+from torchdali.workers.shared_memory import SharedBuffer, SharedBufferHandle, SharedBufferPool, aligned
 
-__all__ = ["Failure", "Packed", "PackedImages", "Packer", "listed", "outline", "stand_ins"]
+__all__ = ["Packed", "PackedImages", "Packer", "SampleFailure", "listed", "outline", "stand_ins"]
 
 _NONE_LEFT = "and no other sample of its batch can take its place"
 
 
-class Failure(NamedTuple):
+class SampleFailure(NamedTuple):
     """In the place of a sample: what the dataset raised.
 
     Attributes:
@@ -65,7 +65,7 @@ class PackedImages:
     """
 
     spec: Spec
-    entry: Entry
+    entry: InputKind
     sample: IntArray
     slot: IntArray
     size: IntArray
@@ -97,7 +97,7 @@ class Packed(Parcel):
     count: int
     places: tuple[str, ...] = ()
     groups: list[PackedImages] = field(default_factory=list[PackedImages])
-    block: SentBlock | ReceivedBlock | None = None
+    block: SharedBufferHandle | SharedBuffer | None = None
     worker: int = 0
     reasons: dict[int, tuple[str, str]] = field(default_factory=dict[int, tuple[str, str]])
     given_up: dict[int, tuple[str, str]] = field(default_factory=dict[int, tuple[str, str]])
@@ -107,7 +107,7 @@ class Packed(Parcel):
 
     def unsent(self, failed: Callable[[Any], ExceptionWrapper]) -> Packed:
         """As of :class:`torchdali.workers.queues.Parcel`."""
-        if isinstance(self.block, SentBlock):
+        if isinstance(self.block, SharedBufferHandle):
             self.block.free()
         return Packed(failed(self.rest), self.count, worker=self.worker, state=self.state)
 
@@ -153,7 +153,7 @@ class Packer:
         self._first: First = first
         self._on_error = on_error
         self._process = os.getpid()
-        self._ring: BlockRing | None = None
+        self._ring: SharedBufferPool | None = None
 
     def __call__(self, data: Any) -> Packed:
         """Packs a list of samples, or one sample."""
@@ -169,7 +169,7 @@ class Packer:
             samples, whole = [], True
         packed = Packed(None, 1 if whole else len(samples), worker=info.id if info else 0)
         packed.outline = outline(tree(data)) if whole and self._images else ""
-        failed = {i: (one.named, one.reason) for i, one in enumerate(samples) if isinstance(one, Failure)}
+        failed = {i: (one.named, one.reason) for i, one in enumerate(samples) if isinstance(one, SampleFailure)}
         while True:
             if failed and not self._stand_in(packed, samples, failed):
                 return packed
@@ -221,7 +221,7 @@ class Packer:
         images, unreadable = self._prepared(packed, found)
         if unreadable or packed.reasons:
             return unreadable
-        slotted = [with_slots(one, of_one) for one, of_one in zip(trees, found, strict=True)]
+        slotted = [with_placeholders(one, of_one) for one, of_one in zip(trees, found, strict=True)]
         if not self._stacks:
             packed.rest = _sent(slotted) if in_worker else slotted
         else:
@@ -236,9 +236,9 @@ class Packer:
 
     def _prepared(
         self, packed: Packed, found: Sequence[Sequence[tuple[str, Any]]]
-    ) -> tuple[list[tuple[int, int, Prepared]], dict[int, tuple[str, str]]]:
+    ) -> tuple[list[tuple[int, int, ImageInput]], dict[int, tuple[str, str]]]:
         """Each image with its sample and slot, slot by slot; and which samples others have to take the place of."""
-        images: list[tuple[int, int, Prepared]] = []
+        images: list[tuple[int, int, ImageInput]] = []
         unreadable: dict[tuple[int, int], tuple[str, str]] = {}
         of_unknown_size: set[tuple[int, int]] = set()
         for slot in range(max(map(len, found))):
@@ -247,7 +247,7 @@ class Packer:
                     continue
                 place, leaf = of_sample[slot]
                 try:
-                    images.append((sample, slot, prepared(leaf, self._first)))
+                    images.append((sample, slot, to_image_input(leaf, self._first)))
                 except RefusedError as error:
                     named = str(leaf) if isinstance(leaf, PurePath) else place or "the sample itself"
                     if self._on_error != "raise" and isinstance(error, UnreadableError):
@@ -264,8 +264,8 @@ class Packer:
         read = [(sample, slot, image) for sample, slot, image in images if (sample, slot) not in unreadable]
         return [_as_large(read, one) if one[:2] in of_unknown_size else one for one in images], {}
 
-    def _pack(self, packed: Packed, images: Sequence[tuple[int, int, Prepared]], in_worker: bool) -> None:
-        groups: dict[tuple[Spec, Entry], list[tuple[int, int, Prepared]]] = {}
+    def _pack(self, packed: Packed, images: Sequence[tuple[int, int, ImageInput]], in_worker: bool) -> None:
+        groups: dict[tuple[Spec, InputKind], list[tuple[int, int, ImageInput]]] = {}
         for sample, slot, image in images:
             groups.setdefault(image.route, []).append((sample, slot, image))
         at = 0
@@ -277,7 +277,7 @@ class Packer:
             for group, arrays in zip(packed.groups, every, strict=True):
                 group.arrays = [np.ascontiguousarray(array) for array in arrays]
             return
-        self._ring = self._ring or BlockRing()
+        self._ring = self._ring or SharedBufferPool()
         memory, packed.block = self._ring.take(at)
         for group, arrays in zip(packed.groups, every, strict=True):
             for start, length, array in zip(group.start.tolist(), group.length.tolist(), arrays, strict=True):
@@ -293,8 +293,8 @@ def stand_ins(given_up: Container[int], count: int) -> dict[int, int] | None:
 
 
 def _as_large(
-    images: Sequence[tuple[int, int, Prepared]], image: tuple[int, int, Prepared]
-) -> tuple[int, int, Prepared]:
+    images: Sequence[tuple[int, int, ImageInput]], image: tuple[int, int, ImageInput]
+) -> tuple[int, int, ImageInput]:
     """A black image as large as the next one of its slot among ``images``."""
     sample, slot, _ = image
     sizes = {i: one.size for i, at, one in images if at == slot}
@@ -303,7 +303,7 @@ def _as_large(
 
 
 def _laid_out(
-    spec: Spec, entry: Entry, members: Sequence[tuple[int, int, Prepared]], at: int
+    spec: Spec, entry: InputKind, members: Sequence[tuple[int, int, ImageInput]], at: int
 ) -> tuple[PackedImages, int]:
     """Where images go: side by side, so that they are one array where all are equal in shape."""
     length = np.array([image.data.nbytes for _, _, image in members], np.int64)
@@ -360,10 +360,10 @@ def _can_be_told_apart(data: Any) -> bool:
     return isinstance(data, Iterable) and not isinstance(data, (Mapping, str, bytes))
 
 
-def _sent(samples: list[Any]) -> ByValue:
+def _sent(samples: list[Any]) -> Pickled:
     """Samples on their way to the loader's own ``collate_fn``, which runs where the images are transformed."""
     try:
-        return ByValue(samples)
+        return Pickled(samples)
     except Exception as error:
         note(
             error,

@@ -15,7 +15,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-__all__ = ["ByValue"]
+__all__ = ["Pickled"]
 
 _NUMPYS = {
     *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool),
@@ -23,7 +23,7 @@ _NUMPYS = {
 }
 
 
-class ByValue:
+class Pickled:
     """An object that is pickled now and, on the other side, is what it was.
 
     Args:

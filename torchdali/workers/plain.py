@@ -10,19 +10,19 @@ from torch.utils.data.dataloader import (
     _SingleProcessDataLoaderIter,  # pyright: ignore[reportPrivateUsage]
 )
 
-from torchdali.runtime.exceptions import FORKED, INTERRUPTED, came_between
-from torchdali.state.iterator import Resumable, by_turns
+from torchdali.runtime.exceptions import FORKED, INTERRUPTED, is_async_exception
+from torchdali.state.iterator import ResumableIterator, by_turns
 from torchdali.state.stream import is_stream
 from torchdali.state.tracker import twin_of
-from torchdali.workers.dataset import Carried, Carrier, put_stream
+from torchdali.workers.dataset import StreamBatch, StreamCollate, put_stream
 from torchdali.workers.processes import Parallel
 
-__all__ = ["ParallelPlain", "SerialPlain"]
+__all__ = ["ParallelPlainIterator", "SerialPlainIterator"]
 
 _PROFILE = "enumerate(DataLoader)#{}.__next__"
 
 
-class _Plain(Resumable):
+class _Plain(ResumableIterator):
     """What both have in common."""
 
     def __init__(self, loader: Any) -> None:
@@ -30,12 +30,12 @@ class _Plain(Resumable):
             twin = twin_of(loader)
             stream = put_stream(twin, loader._bookmark.here(loader))  # noqa: SLF001
             if loader.num_workers:
-                twin.collate_fn = Carrier(loader.collate_fn, stream)
+                twin.collate_fn = StreamCollate(loader.collate_fn, stream)
             loader = twin
         super().__init__(loader)
 
 
-class SerialPlain(_Plain, _SingleProcessDataLoaderIter, Resumable):
+class SerialPlainIterator(_Plain, _SingleProcessDataLoaderIter, ResumableIterator):
     """As torch's, in this process."""
 
     def __init__(self, loader: Any) -> None:
@@ -64,7 +64,7 @@ class SerialPlain(_Plain, _SingleProcessDataLoaderIter, Resumable):
             self.place.stream_delivered(0, 0, *self._stream.taken())
 
 
-class ParallelPlain(_Plain, Parallel, _MultiProcessingDataLoaderIter, Resumable):
+class ParallelPlainIterator(_Plain, Parallel, _MultiProcessingDataLoaderIter, ResumableIterator):
     """As torch's, with worker processes."""
 
     _share: tuple[int, int, int, dict[str, Any]] | None = None
@@ -86,7 +86,7 @@ class ParallelPlain(_Plain, Parallel, _MultiProcessingDataLoaderIter, Resumable)
 
     def _process_data(self, data: Any, worker_idx: int) -> Any:
         self._unsure = True  # one that came before its turn torch keeps no longer
-        if isinstance(data, Carried):
+        if isinstance(data, StreamBatch):
             self._share = worker_idx, self._num_workers, data.samples, data.state
             data = data.data  # torch raises it, if it is an exception
         return cast("Any", super()._process_data(data, worker_idx))
@@ -103,7 +103,7 @@ class ParallelPlain(_Plain, Parallel, _MultiProcessingDataLoaderIter, Resumable)
             data = cast("Any", super()._next_data())
             self._unsure = False
         except Exception as error:
-            self._unsure = self._unsure and came_between(error)
+            self._unsure = self._unsure and is_async_exception(error)
             self.place.over = self.place.over or isinstance(error, StopIteration)
             raise
         finally:

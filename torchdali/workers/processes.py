@@ -14,11 +14,11 @@ from typing import Any, cast
 
 from torch.utils.data import _utils as data_utils  # pyright: ignore[reportPrivateUsage]
 
-from torchdali.runtime.exceptions import FORKED, came_between
-from torchdali.state.iterator import Resumable
+from torchdali.runtime.exceptions import FORKED, is_async_exception
+from torchdali.state.iterator import ResumableIterator
 from torchdali.state.tracker import twin_of
 from torchdali.workers.queues import context_of
-from torchdali.workers.startup import RollCall, Starting, Uninterrupted, WorkerStart
+from torchdali.workers.startup import DeferInterrupt, StartupCheck, WorkerInit, WorkerStartup
 
 __all__ = ["Parallel"]
 
@@ -33,7 +33,7 @@ _forget_pids = cast("Callable[[int], None]", vars(data_utils.signal_handling)["_
 """Lets torch's handler of SIGCHLD watch the workers of an iterator, given by its ``id``, no longer."""
 
 
-class Parallel(Resumable):
+class Parallel(ResumableIterator):
     """Its workers are started and asked for batches without interruption; it comes before torch's class.
 
     A KeyboardInterrupt can come anywhere else, in the user's sampler too. In the midst of ``Queue.put`` it could leave
@@ -61,15 +61,15 @@ class Parallel(Resumable):
     """Whether a batch has been taken from the workers, or part of one, that the iterator does not have yet."""
 
     def __init__(self, loader: Any) -> None:
-        self._starting = Starting()
-        self._roll: RollCall | None = None
+        self._starting = WorkerStartup()
+        self._roll: StartupCheck | None = None
         self._lost = ""
         self._unsure = False
-        ours = isinstance(loader.worker_init_fn, WorkerStart)
+        ours = isinstance(loader.worker_init_fn, WorkerInit)
         loader = twin_of(loader)
         loader.multiprocessing_context = context_of(loader)
         if loader.multiprocessing_context.get_start_method() == "fork":
-            self._roll = RollCall(loader.worker_init_fn, loader.num_workers)
+            self._roll = StartupCheck(loader.worker_init_fn, loader.num_workers)
             loader.worker_init_fn = self._roll
         with self._starting if ours else nullcontext():
             super().__init__(loader)
@@ -94,7 +94,7 @@ class Parallel(Resumable):
             self._asked = super()._next_index()
         except StopIteration:
             return
-        with Uninterrupted():
+        with DeferInterrupt():
             cast("Any", super())._try_put_index()  # noqa: SLF001 - its own
 
     def _next_index(self) -> Any:
@@ -108,7 +108,7 @@ class Parallel(Resumable):
         try:
             return cast("Any", super())._get_data()  # noqa: SLF001 - its own
         except Exception as error:
-            between = came_between(error)
+            between = is_async_exception(error)
             try:
                 if not between:
                     _name_the_dead(at_work, error)

@@ -28,30 +28,30 @@ from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
 from torchdali.errors import SampleError
 from torchdali.pipeline.clock import Clock
 from torchdali.pipeline.fallback import call_on_batch, call_seeded
-from torchdali.pipeline.feed import Batch, Feed
-from torchdali.pipeline.retry import LenientFeed
+from torchdali.pipeline.feed import Batch, Prefetcher
+from torchdali.pipeline.retry import RetryingPrefetcher
 from torchdali.runtime import devices
-from torchdali.runtime.exceptions import FORKED, INTERRUPTED, came_between, put_by
-from torchdali.samples.on_error import Tolerance
+from torchdali.runtime.exceptions import FORKED, INTERRUPTED, defer, is_async_exception
+from torchdali.samples.on_error import ErrorPolicy
 from torchdali.samples.transfer import Transfer, pin_memory
 from torchdali.state.epoch_keys import EpochKeys
-from torchdali.state.iterator import Resumable, by_turns
-from torchdali.state.progress import Saved
+from torchdali.state.iterator import ResumableIterator, by_turns
+from torchdali.state.progress import Checkpoint
 from torchdali.state.stream import is_stream
 from torchdali.state.tracker import twin_of
 from torchdali.transforms.rng import Draws
 from torchdali.transforms.spec import First
-from torchdali.workers.dataset import StreamPacker, Traced, put_stream
+from torchdali.workers.dataset import AnnotatedDataset, StreamPacker, put_stream
 from torchdali.workers.packing import Packed, Packer, stand_ins
 from torchdali.workers.processes import Parallel
-from torchdali.workers.sample_keys import Identities
-from torchdali.workers.shared_memory import Mapping, ReceivedBlock
+from torchdali.workers.sample_keys import SampleKeys
+from torchdali.workers.shared_memory import Mapping, SharedBuffer
 from torchdali.workers.source import source_of
-from torchdali.workers.startup import WorkerStart
-from torchdali.workers.unpacking import rejoined, stand_in
-from torchdali.workers.validation import Delivery, Proxy, check_sizes, stacks
+from torchdali.workers.startup import WorkerInit
+from torchdali.workers.unpacking import merge_images, stand_in
+from torchdali.workers.validation import PendingBatch, ProxyPlan, check_sizes, stacks
 
-__all__ = ["ParallelProxyEpoch", "SerialProxyEpoch"]
+__all__ = ["ParallelProxyIterator", "SerialProxyIterator"]
 
 _BATCH_STEP, _COLLATE_STEP = 2**16 - 1, 2**16 - 2
 """The positions that key the random numbers of ``batch_transform`` and ``collate_fn``: after every chain."""
@@ -60,7 +60,7 @@ _Share = tuple[int, int, dict[str, Any]]
 """What a batch was of streams: whose, how many samples, and what the stream said of itself after it."""
 
 
-class _ProxyEpoch(Resumable):
+class _ProxyEpoch(ResumableIterator):
     """What both of torch's iterators are given. It comes before them in the order of inheritance.
 
     Args:
@@ -72,10 +72,10 @@ class _ProxyEpoch(Resumable):
         clock: Where the time goes.
     """
 
-    _feed: Feed | LenientFeed | None = None
+    _feed: Prefetcher | RetryingPrefetcher | None = None
     _received: deque[tuple[Any, Any]]
 
-    def __init__(self, loader: Any, proxy: Proxy, keys: EpochKeys) -> None:
+    def __init__(self, loader: Any, proxy: ProxyPlan, keys: EpochKeys) -> None:
         self.clock = Clock(proxy.device)
         self.proxy = proxy
         self._keys = keys
@@ -84,8 +84,8 @@ class _ProxyEpoch(Resumable):
         self._transform_batch: Callable[..., Any] | None = loader.batch_transform
         self._pins: bool = loader.pin_memory and proxy.device.type == "cpu" and torch.cuda.is_available()
         self._transfer = Transfer(proxy.device)
-        self._tolerance: Tolerance = loader._tolerance  # noqa: SLF001
-        self._pending: deque[Delivery | Exception] = deque()
+        self._tolerance: ErrorPolicy = loader._tolerance  # noqa: SLF001
+        self._pending: deque[PendingBatch | Exception] = deque()
         self._turns: deque[tuple[int, _Share | None]] = deque()
         self._mappings: dict[tuple[int, int], Mapping] = {}
         twin = self._twin(loader)
@@ -111,9 +111,9 @@ class _ProxyEpoch(Resumable):
         if isinstance(loader.dataset, (IterDataPipe, MapDataPipe, IterableDataset)):
             return twin
         # DataLoader refuses a change of its dataset; this is a copy.
-        vars(twin)["dataset"] = Traced(loader.dataset, self._tolerance.mode == "skip")
+        vars(twin)["dataset"] = AnnotatedDataset(loader.dataset, self._tolerance.mode == "skip")
         if loader.num_workers:
-            twin.worker_init_fn = WorkerStart(loader.worker_init_fn)
+            twin.worker_init_fn = WorkerInit(loader.worker_init_fn)
         return twin
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
@@ -129,9 +129,13 @@ class _ProxyEpoch(Resumable):
         self._leave()
         self._key = self._keys.next(int(self._base_seed), loader)
         # The window is of batches, and kept by _fill.
-        feed = Feed(sys.maxsize, self._timeout, self.clock, self._window)
-        self._feed = LenientFeed(feed, partial(Feed, 1, self._timeout), self._tolerance) if self._tolerance else feed
-        self._identities = Identities(self._auto_collation, self._by_stream, self._num_workers > 0)
+        feed = Prefetcher(sys.maxsize, self._timeout, self.clock, self._window)
+        self._feed = (
+            RetryingPrefetcher(feed, partial(Prefetcher, 1, self._timeout), self._tolerance)
+            if self._tolerance
+            else feed
+        )
+        self._identities = SampleKeys(self._auto_collation, self._by_stream, self._num_workers > 0)
         self._received = deque()
         self._over, self._ended, self._delivered = "", False, 0
         self._share: _Share | None = None
@@ -144,7 +148,7 @@ class _ProxyEpoch(Resumable):
         self._pending.clear()
         self._turns.clear()
         if self._feed is not None:
-            self.take_back()
+            self.rewind()
             self._feed.close()
             self._feed = None
 
@@ -156,9 +160,9 @@ class _ProxyEpoch(Resumable):
         return 0
 
     def _counts(self) -> Callable[[Iterable[Any]], None]:
-        return self._identities.pass_over
+        return self._identities.fast_forward
 
-    def _resume_stream(self, saved: Saved) -> None:
+    def _resume_stream(self, saved: Checkpoint) -> None:
         super()._resume_stream(saved)
         self._identities.go_on({worker: stream.samples for worker, stream in saved.streams.items()})
 
@@ -176,7 +180,7 @@ class _ProxyEpoch(Resumable):
         try:
             data = self._deliver()
         except Exception as error:
-            if not came_between(error):
+            if not is_async_exception(error):
                 self._over = ""
                 if self._feed is None or not self._feed.over:
                     self._account()
@@ -230,10 +234,10 @@ class _ProxyEpoch(Resumable):
                 self._ended = True
                 break
             except Exception as error:
-                if came_between(error):
+                if is_async_exception(error):
                     raise
                 # Raised in its turn, after the batches before it.
-                self._pending.append(put_by(error) if self._num_workers else error)
+                self._pending.append(defer(error) if self._num_workers else error)
                 packed = packed or self._missed()
             self._turns.append((self._turn(), (packed.worker, packed.count, packed.state) if packed else None))
 
@@ -245,12 +249,12 @@ class _ProxyEpoch(Resumable):
         """Whether the next batch can be taken without waiting."""
         return False
 
-    def _admitted(self, packed: Packed) -> Delivery:
+    def _admitted(self, packed: Packed) -> PendingBatch:
         """Starts to work on a batch."""
         known = self._identities.of(packed)
         if isinstance(packed.rest, ExceptionWrapper):  # a stream's
             packed.rest.reraise()
-        delivery = Delivery(packed, Draws(self._key, known.index, known.occurrence))
+        delivery = PendingBatch(packed, Draws(self._key, known.index, known.occurrence))
         skips = self._tolerance.mode == "skip"
 
         def fault(sample: int, named: str, reason: str) -> SampleError:  # batches keep it, so it keeps no iterator
@@ -274,7 +278,7 @@ class _ProxyEpoch(Resumable):
             self._feed.push(run)
         return delivery
 
-    def _finished(self, delivery: Delivery) -> Any:
+    def _finished(self, delivery: PendingBatch) -> Any:
         """The batch as the user gets it."""
         packed, proxy, draws = delivery.packed, self.proxy, delivery.draws
         data = packed.rest
@@ -285,7 +289,7 @@ class _ProxyEpoch(Resumable):
             if not self._stacks:
                 own = draws.at(_COLLATE_STEP)
                 collate = partial(call_seeded, self._user_collate, draws=own, device=proxy.device)
-            data = rejoined(packed, delivery.runs, self._auto_collation, collate, proxy.routes.chain)
+            data = merge_images(packed, delivery.runs, self._auto_collation, collate, proxy.routes.chain)
             self.clock.lap("torch" if any(run.pool.plan.in_torch for run in delivery.runs) else "collate")
         data = self._transfer(data)
         if self._transform_batch is not None and packed.count:
@@ -296,7 +300,7 @@ class _ProxyEpoch(Resumable):
         self.clock.leave(packed.count)
         return data
 
-    def _too_many(self, delivery: Delivery) -> Exception | None:
+    def _too_many(self, delivery: PendingBatch) -> Exception | None:
         """Counts the samples of a batch that were given up, in its turn; what to raise where they are too many."""
         try:
             for error in delivery.given_up:
@@ -305,7 +309,7 @@ class _ProxyEpoch(Resumable):
             return error
         return None
 
-    def _land(self, delivery: Delivery) -> None:
+    def _land(self, delivery: PendingBatch) -> None:
         """Takes all runs of a batch, so that the next one's come next, and raises what the first failing one raised."""
         assert self._feed is not None
         failure = self._too_many(delivery)
@@ -313,7 +317,7 @@ class _ProxyEpoch(Resumable):
             try:
                 delivery.runs[i] = self._feed.pop()
             except Exception as error:
-                if came_between(error):
+                if is_async_exception(error):
                     raise
                 failure = failure or error
         if failure:
@@ -342,7 +346,7 @@ class _ProxyEpoch(Resumable):
             self._end_workers()
 
 
-class SerialProxyEpoch(_ProxyEpoch, _SingleProcessDataLoaderIter, Resumable):
+class SerialProxyIterator(_ProxyEpoch, _SingleProcessDataLoaderIter, ResumableIterator):
     """Asks the dataset for samples in this process, when a batch is asked for."""
 
     def _missed(self) -> Packed | None:
@@ -352,7 +356,7 @@ class SerialProxyEpoch(_ProxyEpoch, _SingleProcessDataLoaderIter, Resumable):
         return packed
 
 
-class ParallelProxyEpoch(_ProxyEpoch, Parallel, _MultiProcessingDataLoaderIter, Resumable):
+class ParallelProxyIterator(_ProxyEpoch, Parallel, _MultiProcessingDataLoaderIter, ResumableIterator):
     """Asks the dataset for samples in worker processes, ahead of time."""
 
     def _task(self) -> int:
@@ -372,7 +376,7 @@ class ParallelProxyEpoch(_ProxyEpoch, Parallel, _MultiProcessingDataLoaderIter, 
         task, data = super()._get_data()
         if isinstance(data, Packed):
             data.task = task
-            if isinstance(data.block, ReceivedBlock):  # it comes back, and is not to be mapped again then
+            if isinstance(data.block, SharedBuffer):  # it comes back, and is not to be mapped again then
                 self._mappings[data.block.mapping.key] = data.block.mapping
         return task, data
 

@@ -15,14 +15,14 @@ from torchdali.transforms.occurrences import Occurrences
 from torchdali.transforms.spec import IntArray
 from torchdali.workers.packing import Packed
 
-__all__ = ["Identities", "Known"]
+__all__ = ["BatchKeys", "SampleKeys"]
 
 _STREAM = 2**40
 """Samples that one worker's stream may have."""
 
 
 @dataclass(frozen=True)
-class Known:
+class BatchKeys:
     """What the samples of a batch are known by.
 
     Attributes:
@@ -42,7 +42,7 @@ class Known:
         return SampleError(self.places[sample], named + self.whose, reason)
 
 
-class Identities:
+class SampleKeys:
     """What the samples of one epoch are known by.
 
     Args:
@@ -64,25 +64,25 @@ class Identities:
         self._sent[task] = index
         return index
 
-    def pass_over(self, indices: Iterable[Any]) -> None:
+    def fast_forward(self, indices: Iterable[Any]) -> None:
         """Counts samples that came before the epoch was gone on with."""
-        self._occurrences.pass_over(_keys_of(indices))
+        self._occurrences.fast_forward(_keys_of(indices))
 
     def go_on(self, samples: Mapping[int, int]) -> None:
         """Says how many samples came of each worker's stream before the epoch was gone on with."""
         self._streamed = dict(samples)
 
-    def of(self, packed: Packed) -> Known:
+    def of(self, packed: Packed) -> BatchKeys:
         """What is known of the samples of a batch; to be asked once for each, of one that failed as of an empty one."""
         indices = self._indices(packed)
         if not self._stream:
             keys = np.array([_key_of(index) for index in indices], np.int64)
-            return Known(keys, self._occurrences.count(keys.tolist()), indices)
+            return BatchKeys(keys, self._occurrences.count(keys.tolist()), indices)
         first = self._streamed.get(packed.worker, 0)
         self._streamed[packed.worker] = first + packed.count
         places = np.arange(first, first + packed.count, dtype=np.int64)
         whose = f", worker {packed.worker}" if self._workers else ""
-        return Known(packed.worker * _STREAM + places, np.zeros_like(places), places.tolist(), whose)
+        return BatchKeys(packed.worker * _STREAM + places, np.zeros_like(places), places.tolist(), whose)
 
     def _indices(self, packed: Packed) -> Sequence[Any]:
         """The sampler's indices, where there is one for each of the samples."""

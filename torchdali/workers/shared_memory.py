@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["BlockRing", "Mapping", "ReceivedBlock", "SentBlock", "aligned"]
+__all__ = ["Mapping", "SharedBuffer", "SharedBufferHandle", "SharedBufferPool", "aligned"]
 
 _ALIGNMENT = 64
 _HEADER = _ALIGNMENT
@@ -77,13 +77,13 @@ class _Block:
             close(self.file)
 
 
-class BlockRing:
+class SharedBufferPool:
     """The blocks of one worker: as many as are on their way or being read, and no more."""
 
     def __init__(self) -> None:
         self._blocks: list[_Block] = []
 
-    def take(self, length: int) -> tuple[npt.NDArray[np.uint8], SentBlock]:
+    def take(self, length: int) -> tuple[npt.NDArray[np.uint8], SharedBufferHandle]:
         """Memory for ``length`` bytes, and what is to be sent of it.
 
         Raises:
@@ -95,7 +95,7 @@ class BlockRing:
             block = _Block()
             self._blocks.append(block)
         memory = block.take(length)
-        return memory, SentBlock(block.file, block.key, block.capacity)
+        return memory, SharedBufferHandle(block.file, block.key, block.capacity)
 
 
 class Mapping:
@@ -129,7 +129,7 @@ class Mapping:
 _mappings: weakref.WeakValueDictionary[tuple[int, int], Mapping] = weakref.WeakValueDictionary()
 
 
-class ReceivedBlock:
+class SharedBuffer:
     """One filling of a block. When it is dropped, the worker may fill the block again."""
 
     def __init__(self, mapping: Mapping) -> None:
@@ -146,21 +146,21 @@ class ReceivedBlock:
             self.mapping.memory[0] = free
 
 
-def _receive(file: int, key: tuple[int, int], capacity: int) -> ReceivedBlock:
+def _receive(file: int, key: tuple[int, int], capacity: int) -> SharedBuffer:
     # Without a lock, which a fork could leave locked: one thread alone gets a worker's batches.
     mapping = _mappings.get(key)
     if mapping is None or mapping.capacity != capacity:
         mapping = _mappings[key] = Mapping(file, key, capacity)
-    return ReceivedBlock(mapping)
+    return SharedBuffer(mapping)
 
 
-class SentBlock:
-    """What a worker sends of a block, the arguments of :class:`Mapping`; unpickled, it is a :class:`ReceivedBlock`."""
+class SharedBufferHandle:
+    """What a worker sends of a block, the arguments of :class:`Mapping`; unpickled, it is a :class:`SharedBuffer`."""
 
     def __init__(self, file: int, key: tuple[int, int], capacity: int) -> None:
         self._about = file, key, capacity
 
-    def __reduce__(self) -> tuple[Callable[..., ReceivedBlock], tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[Callable[..., SharedBuffer], tuple[Any, ...]]:
         return _receive, self._about
 
     def free(self) -> None:

@@ -11,17 +11,17 @@ import numpy as np
 import numpy.typing as npt
 
 from torchdali.errors import SampleError
-from torchdali.runtime.exceptions import came_between
+from torchdali.runtime.exceptions import is_async_exception
 from torchdali.samples.image import black, ppm
 from torchdali.sources import UNREADABLE, FileSource, Source, header_of, words_of
-from torchdali.transforms.spec import NOTHING_SEEN, IntArray, Seen
+from torchdali.transforms.spec import NOTHING_SEEN, InputStats, IntArray
 from torchdali.workers.packing import Packed, PackedImages
-from torchdali.workers.shared_memory import ReceivedBlock
+from torchdali.workers.shared_memory import SharedBuffer
 
 __all__ = ["source_of"]
 
 
-class ReceivedImages(Source):
+class PackedSource(Source):
     """Images of one kind, of one batch.
 
     Args:
@@ -59,12 +59,12 @@ class ReceivedImages(Source):
                 images[place] = ppm(self.image(int(rows[place])))
         return images
 
-    def seen(self) -> Seen:
+    def seen(self) -> InputStats:
         """Of encoded files, how many are no baseline JPEGs."""
         if self._entry != "encoded" or not len(self._group.size):
             return NOTHING_SEEN
         other = [not header_of(self.image(row).data).baseline for row in range(len(self._group.size))]
-        return Seen(float(np.mean(other)))
+        return InputStats(float(np.mean(other)))
 
     def check(self, row: int) -> None:
         """Raises SampleError where PIL does not read an encoded file."""
@@ -72,7 +72,7 @@ class ReceivedImages(Source):
             try:
                 ppm(self.image(row))
             except UNREADABLE as error:
-                if came_between(error):
+                if is_async_exception(error):
                     raise
                 raise self.error(row, f"it cannot be decoded ({words_of(error)})") from error
 
@@ -105,7 +105,7 @@ class ReceivedImages(Source):
 
     def _bytes(self, start: int, end: int) -> npt.NDArray[np.uint8]:
         block = self._packed.block
-        assert isinstance(block, ReceivedBlock)
+        assert isinstance(block, SharedBuffer)
         return block.contents[start:end]
 
     def _shaped(self, data: npt.NDArray[np.uint8], shape: tuple[int, ...]) -> npt.NDArray[Any]:
@@ -113,7 +113,7 @@ class ReceivedImages(Source):
         return data.view(str(spec.dtype).removeprefix("torch.")).reshape(*shape, spec.channels)
 
 
-class ReceivedFiles(FileSource):
+class PackedFiles(FileSource):
     """Files whose paths and headers were packed.
 
     Args:
@@ -123,7 +123,7 @@ class ReceivedFiles(FileSource):
     """
 
     def __init__(self, packed: Packed, group: PackedImages, fault: Callable[[int, str, str], SampleError]) -> None:
-        paths = ReceivedImages(packed, group, fault)
+        paths = PackedSource(packed, group, fault)
         super().__init__([os.fsdecode(paths.image(row).tobytes()) for row in range(len(group.size))])
         self._packed, self._group, self._fault = packed, group, fault
         for row, header in enumerate(group.headers):
@@ -156,7 +156,7 @@ def _instead(packed: Packed, group: PackedImages, bad: npt.NDArray[np.bool_]) ->
 
 def source_of(packed: Packed, group: PackedImages, fault: Callable[[int, str, str], SampleError]) -> Source:
     """The images of one kind, of one batch, for the feed."""
-    kind = ReceivedFiles if group.entry == "files" else ReceivedImages
+    kind = PackedFiles if group.entry == "files" else PackedSource
     return kind(packed, group, fault)
 
 

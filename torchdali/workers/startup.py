@@ -13,10 +13,10 @@ from typing import Any
 
 from torch.utils.data import get_worker_info
 
-__all__ = ["RollCall", "Starting", "Uninterrupted", "WorkerStart"]
+__all__ = ["DeferInterrupt", "StartupCheck", "WorkerInit", "WorkerStartup"]
 
 
-class Uninterrupted:
+class DeferInterrupt:
     """A time without KeyboardInterrupt, as a context: one that came meanwhile is raised at its end.
 
     It is the handler of SIGINT for that time, in the place of another one. What another signal's handler raises as the
@@ -71,13 +71,13 @@ class Uninterrupted:
             raise
 
 
-class Starting(Uninterrupted):
+class WorkerStartup(DeferInterrupt):
     """The time in which workers are started, as a context.
 
     A KeyboardInterrupt would leave a worker of which nobody knows. In one that was just forked the exception would
     leave ``os.fork()``, and the worker go on as the process that it is a copy of.
 
-    Nor is garbage collected, in a worker that is forked until its ``WorkerStart``. What it inherited is not its to
+    Nor is garbage collected, in a worker that is forked until its ``WorkerInit``. What it inherited is not its to
     finalise: the destructor of a CUDA tensor would end it, and that of a process group or of a pool of threads would
     wait for threads that exist in its parent alone.
     """
@@ -91,14 +91,14 @@ class Starting(Uninterrupted):
             gc.disable()
 
     def end(self) -> None:
-        """As of ``Uninterrupted``; garbage is collected again."""
+        """As of ``DeferInterrupt``; garbage is collected again."""
         if self._collected:
             gc.enable()
             self._collected = False
         super().end()
 
 
-class WorkerStart:
+class WorkerInit:
     """A ``worker_init_fn`` that readies a worker, and then calls the user's.
 
     ``get_worker_info()`` shows the user's dataset. A terminal's interrupt, which reaches workers too, is left to the
@@ -126,7 +126,7 @@ class WorkerStart:
         # WorkerInfo refuses to be changed, for good reasons that do not hold here: nobody has seen it yet.
         object.__setattr__(info, "dataset", info.dataset.dataset)
         handler: Any = signal.getsignal(signal.SIGINT)
-        if isinstance(handler, Uninterrupted):
+        if isinstance(handler, DeferInterrupt):
             handler = handler.handler
             signal.signal(signal.SIGINT, handler)
         if handler is signal.default_int_handler:
@@ -136,7 +136,7 @@ class WorkerStart:
             self._init(worker_id)
 
 
-class RollCall:
+class StartupCheck:
     """A ``worker_init_fn`` that tells the process which forked the workers that they have begun.
 
     A worker says so with a byte of shared memory, for which it waits for nobody.

@@ -11,15 +11,15 @@ import torch
 from torchdali.errors import TransformError
 from torchdali.pipeline.fallback import as_samples, check_shapes, run_on_batch
 from torchdali.pipeline.feed import Batch
-from torchdali.samples.tree import Slot, collate, convert, reordered, replaced
+from torchdali.samples.tree import Placeholder, collate, convert, reordered, replaced
 from torchdali.workers.packing import Packed, PackedImages
 
-__all__ = ["rejoined", "stand_in"]
+__all__ = ["merge_images", "stand_in"]
 
 Filled = dict[tuple[int, int], Any]
 
 
-def rejoined(
+def merge_images(
     packed: Packed, runs: Sequence[Batch], batched: bool, collate_fn: Callable[[Any], Any] | None, chain: Sequence[Any]
 ) -> Any:
     """A batch with its images.
@@ -33,10 +33,10 @@ def rejoined(
     """
     if collate_fn is None:
         columns = _columns(packed, runs, batched, chain)
-        return replaced(packed.rest, lambda leaf: columns[leaf.number] if isinstance(leaf, Slot) else leaf)
+        return replaced(packed.rest, lambda leaf: columns[leaf.number] if isinstance(leaf, Placeholder) else leaf)
     images = _images(packed, runs)
     samples = [
-        replaced(sample, lambda leaf, i=i: images[i, leaf.number] if isinstance(leaf, Slot) else leaf)
+        replaced(sample, lambda leaf, i=i: images[i, leaf.number] if isinstance(leaf, Placeholder) else leaf)
         for i, sample in enumerate(packed.rest)
     ]
     return collate_fn(samples if batched else samples[0])

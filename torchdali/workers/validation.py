@@ -11,22 +11,22 @@ import numpy as np
 import torch
 
 from torchdali.errors import SampleError, TransformError
-from torchdali.pipeline.engine import EnginePool
+from torchdali.pipeline.engine import PipelinePool
 from torchdali.pipeline.feed import Batch
-from torchdali.pipeline.routes import Routes
+from torchdali.pipeline.routes import PipelineCache
 from torchdali.pipeline.tuning import fitting_window
-from torchdali.samples.tree import collates_as_torch, convert
+from torchdali.samples.tree import convert, is_default_collate
 from torchdali.transforms.rng import Draws
 from torchdali.workers.packing import Packed, listed
 
-__all__ = ["Delivery", "Fault", "Proxy", "check_sizes", "stacks"]
+__all__ = ["Fault", "PendingBatch", "ProxyPlan", "check_sizes", "stacks"]
 
 Fault = Callable[[int, str, str], SampleError]
 """Makes the error that blames a sample: its number in the batch, what is at fault, and why."""
 
 
 @dataclass
-class Proxy:
+class ProxyPlan:
     """What a loader makes once and keeps until its transform or device change.
 
     Attributes:
@@ -41,7 +41,7 @@ class Proxy:
     """
 
     state: object
-    routes: Routes | None
+    routes: PipelineCache | None
     device: torch.device
     memory: int
     window: int = 6
@@ -49,7 +49,7 @@ class Proxy:
     found: bool = False
     warned: bool = False
 
-    def pools(self, packed: Packed) -> list[EnginePool]:
+    def pools(self, packed: Packed) -> list[PipelinePool]:
         """The engines for each group of a batch's images."""
         if not packed.groups:
             return []
@@ -88,7 +88,7 @@ class Proxy:
 
 
 @dataclass
-class Delivery:
+class PendingBatch:
     """A batch that came from the dataset.
 
     Attributes:
@@ -107,7 +107,7 @@ class Delivery:
 def stacks(loader: Any) -> bool:
     """Whether the ``collate_fn`` is the one that DataLoader would choose, which needs no image to do its work."""
     alone = not loader._auto_collation  # noqa: SLF001
-    return collates_as_torch(loader.collate_fn) or (alone and loader.collate_fn is convert)
+    return is_default_collate(loader.collate_fn) or (alone and loader.collate_fn is convert)
 
 
 def check_sizes(packed: Packed, fault: Fault) -> None:

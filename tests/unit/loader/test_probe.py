@@ -22,7 +22,7 @@ from torchvision.transforms import v2
 from torchdali import DALILoader, SampleError, UnsupportedDatasetError
 from torchdali.loader import probe, verdict
 from torchdali.loader.stats import Limit, Probe, Stats
-from torchdali.pipeline.engine import Engine
+from torchdali.pipeline.engine import PipelineRunner
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -50,7 +50,7 @@ def probed(read: float | None, decode: float | None, transforms: float, parts: A
     ],
 )
 def test_the_limit_of_the_loader_alone(case: Probe, limit: Limit, sentence: str) -> None:
-    stats = verdict.judged(None, case, None)
+    stats = verdict.diagnose(None, case, None)
     assert (stats.limit, stats.possible) == (limit, case.rate)
     assert sentence in stats.verdict
     assert stats.verdict.endswith(f"; {case.rate:,.0f} images/s are possible")
@@ -109,7 +109,7 @@ def test_the_probe_finds_what_is_slow_in_torch(dataset: ImageFolder) -> None:
     [("storage", lambda engine: not engine._views), ("decoding", lambda engine: engine._entry == "encoded")],
 )
 def test_the_probe_finds_what_is_slow_in_dali(
-    dataset: ImageFolder, monkeypatch: pytest.MonkeyPatch, limit: Limit, slow: Callable[[Engine], bool]
+    dataset: ImageFolder, monkeypatch: pytest.MonkeyPatch, limit: Limit, slow: Callable[[PipelineRunner], bool]
 ) -> None:
     slow_engine(monkeypatch, lambda engine: slow(engine) or engine._entry == "files")
     loader = DALILoader(dataset, PER_BATCH, device="cpu")
@@ -261,9 +261,9 @@ def test_the_time_of_a_probe_that_fails_is_nobodys(dataset: ImageFolder, monkeyp
 def test_a_probe_that_fails_frees_what_it_built(
     dataset: ImageFolder, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
 ) -> None:
-    built: list[Engine] = []
+    built: list[PipelineRunner] = []
 
-    class Kept(Engine):
+    class Kept(PipelineRunner):
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)
             built.append(self)
@@ -271,7 +271,7 @@ def test_a_probe_that_fails_frees_what_it_built(
         def take(self, timeout: float = 0) -> Any:
             raise error
 
-    monkeypatch.setattr(probe, "Engine", Kept)
+    monkeypatch.setattr(probe, "PipelineRunner", Kept)
     with pytest.raises(error):
         DALILoader(dataset, PER_BATCH, device="cpu").stats(probe=True)
     assert [engine.broken for engine in built] == [True]

@@ -448,12 +448,12 @@ def test_the_gpus_own_time_is_read_when_it_is_there(monkeypatch: pytest.MonkeyPa
     for _ in range(20):
         batch(3, 1)
     assert clock.timed.batches == 0, "the GPU is not there yet"
-    assert verdict.judged(clock, None, None).verdict.startswith("the GPU has not come to the second batch yet")
+    assert verdict.diagnose(clock, None, None).verdict.startswith("the GPU has not come to the second batch yet")
     Event.reached = Event.now - 0.5
     batch(3, 1)
     assert (clock.timed.batches, clock.timed.waited, clock.timed.consumer) == (19, 19, 57)
     Event.reached = Event.now
-    assert verdict.judged(clock, None, None).timed == 21, "what the GPU has done since the latest batch, too"
+    assert verdict.diagnose(clock, None, None).timed == 21, "what the GPU has done since the latest batch, too"
     assert (clock.timed.batches, clock.timed.images, clock.timed.waited) == (21, 210, 21)
     made = Event.made
     for _ in range(100):
@@ -469,7 +469,7 @@ def test_the_gpus_own_time_is_read_when_it_is_there(monkeypatch: pytest.MonkeyPa
     clock.end()
     assert clock.start is not None
     clock.start = clock.elapsed = 99.0
-    stats = verdict.judged(clock, None, None)
+    stats = verdict.diagnose(clock, None, None)
     assert (stats.limit, stats.waited_share) == ("pipeline", 0.25), "the GPU is at work long after the host's epoch"
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from torchdali.loader.stats import Limit, Probe, Stats
-from torchdali.loader.verdict import judged, model, storage
+from torchdali.loader.verdict import diagnose, model, storage
 from torchdali.pipeline.clock import Clock, Part
 
 
@@ -30,8 +30,8 @@ class Told:
         if not raises:
             self.clock.leave(1)
 
-    def judged(self, asked: int | None = None, probe: Probe | None = None, **about: bool) -> Stats:
-        return judged(self.clock, probe, asked, **about)
+    def diagnose(self, asked: int | None = None, probe: Probe | None = None, **about: bool) -> Stats:
+        return diagnose(self.clock, probe, asked, **about)
 
 
 def test_what_came_to_nothing_is_in_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,7 +43,7 @@ def test_what_came_to_nothing_is_in_no_figure(monkeypatch: pytest.MonkeyPatch) -
     told.now += 600
     for _ in range(2):
         told.batch(2, part="dataset")
-    stats = told.judged(0)
+    stats = told.diagnose(0)
     assert (stats.elapsed, stats.timed) == (1007, 2), "of the time after the exception, none"
     assert (stats.waited, sum(stats.parts.values())) == (4, 4)
 
@@ -63,7 +63,7 @@ def test_the_start(start: float, waits: Any, over: bool, verdict: str, monkeypat
         told.batch(seconds or 0, raises=seconds is None)
     if over:
         told.clock.end()
-    stats = told.judged()
+    stats = told.diagnose()
     assert stats.verdict.startswith(verdict)
     assert stats.possible is None or stats.limit != "start"
     assert ("only)" in stats.verdict) == (stats.timed < 8)
@@ -88,7 +88,7 @@ def test_what_is_possible(
     told.batch(0)
     for waited, consumer in times:
         told.batch(waited, consumer, part)
-    stats = told.judged(asked)
+    stats = told.diagnose(asked)
     assert stats.limit == limit
     assert stats.possible == (possible and pytest.approx(possible))
 
@@ -97,16 +97,16 @@ def test_what_a_dataset_without_dali_can_give(monkeypatch: pytest.MonkeyPatch) -
     told = Told(monkeypatch, None)
     for _ in range(11):
         told.batch(1, 3, "dataset")
-    stats = told.judged(0)
+    stats = told.diagnose(0)
     assert (stats.limit, stats.taken, stats.possible) == ("dataset", 0.25, 1)
     assert "consumer   3,000 ms a batch between batches\nin next()  dataset 1,000 ms a batch" in str(stats)
     for _ in range(100):
         told.batch(0.105, 1, "dataset")
-    stats = told.judged(0)
+    stats = told.diagnose(0)
     assert (stats.limit, stats.possible) == ("dataset", pytest.approx(110 / 20.5))
     assert stats.waited_batches == 10 / 110
     told.batch(0, 1000)
-    assert (told.judged(0).limit, told.judged(0).possible) == ("model", None)
+    assert (told.diagnose(0).limit, told.diagnose(0).possible) == ("model", None)
 
 
 PROBE = Probe(4, 0.1, 0.4, 0.2, 0.5, {"DALI": 0.3, "feed": 0.1}, True)
@@ -146,7 +146,7 @@ def test_what_is_waited_for(
     told = Told(monkeypatch, entry)
     for _ in range(9):
         told.batch(3, 1, part)
-    stats = told.judged(asked, **about)
+    stats = told.diagnose(asked, **about)
     assert (stats.limit, stats.possible) == (limit, possible and pytest.approx(possible))
     assert stats.verdict.startswith(said)
     assert stats.verdict.endswith("; the training loop waited 75% of the time")
@@ -172,7 +172,7 @@ def test_a_gpu_waits_when_the_host_does_not(
         told.batch(0.05, 0.1, "collate")
     told.clock.timed.waited = waited  # as the GPU's events say
     told.clock.parts["DALI"] = of_dali
-    assert told.judged().limit == limit
+    assert told.diagnose().limit == limit
 
 
 def test_no_part_is_more_than_the_whole() -> None:
@@ -185,7 +185,7 @@ def test_what_was_said_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     told = Told(monkeypatch)
     for _ in range(3):
         told.batch(1)
-    stats = told.judged()
+    stats = told.diagnose()
     before = str(stats)
     told.batch(100)
     assert (stats.parts["DALI"], str(stats)) == (2, before)
@@ -195,5 +195,5 @@ def test_exceptions_between_all_batches(monkeypatch: pytest.MonkeyPatch) -> None
     told = Told(monkeypatch)
     for said in ("one batch was handed out", "no batch followed another one, without an exception between"):
         told.batch(1)
-        assert told.judged().verdict.startswith(said)
+        assert told.diagnose().verdict.startswith(said)
         told.batch(1, raises=True)

@@ -12,7 +12,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from torchdali import DALILoader
-from torchdali.pipeline import dlpack as bridge
+from torchdali.pipeline import dlpack
 
 CHAIN = v2.Compose([v2.ToImage(), v2.RandomResizedCrop(64), v2.ToDtype(torch.float32, scale=True)])
 DETERMINISTIC = v2.Compose([v2.ToImage(), v2.Resize((256, 256)), v2.ToDtype(torch.float32, scale=True)])
@@ -65,9 +65,9 @@ def test_bytes_of_any_length_are_parts_of_one_tensor(device):
         )
     pipeline.feed_input("given", given)
     pipeline.schedule_run()
-    stream = bridge.stream_of(torch.device(device))
+    stream = dlpack.stream_of(torch.device(device))
     (outputs,) = pipeline.share_outputs(stream)
-    parts = bridge.to_torch(outputs, stream)
+    parts = dlpack.to_torch(outputs, stream)
     pipeline.release_outputs()
     del outputs, pipeline
     gc.collect()

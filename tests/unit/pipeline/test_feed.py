@@ -16,11 +16,11 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 from torchdali import DALILoader, SampleError
-from torchdali.pipeline.engine import Engine
-from torchdali.pipeline.feed import Feed
+from torchdali.pipeline.engine import PipelineRunner
+from torchdali.pipeline.feed import Prefetcher
 from torchdali.transforms.occurrences import DenseOccurrences, Occurrences
 from torchdali.workers.packing import Packed
-from torchdali.workers.sample_keys import Identities
+from torchdali.workers.sample_keys import SampleKeys
 
 CROPPED = v2.Compose([v2.ToImage(), v2.RandomCrop(40)])
 
@@ -44,7 +44,7 @@ def test_a_file_that_is_replaced_by_a_smaller_picture_is_read_anew(fresh_picture
 
 def test_what_dali_is_fed_is_kept_until_it_was_read(pictures, monkeypatch):
     """For it is not copied."""
-    submit, take = Engine.submit, Engine.take
+    submit, take = PipelineRunner.submit, PipelineRunner.take
     fed, kept, in_flight = deque(), [], []
 
     def feed(engine, images, *others):
@@ -56,8 +56,8 @@ def test_what_dali_is_fed_is_kept_until_it_was_read(pictures, monkeypatch):
         kept.append(fed.popleft()() is not None)
         return take(engine, *timeout)
 
-    monkeypatch.setattr(Engine, "submit", feed)
-    monkeypatch.setattr(Engine, "take", taken)
+    monkeypatch.setattr(PipelineRunner, "submit", feed)
+    monkeypatch.setattr(PipelineRunner, "take", taken)
     list(DALILoader(ImageFolder(pictures, CROPPED), batch_size=2, num_workers=1, prefetch_factor=3, device="cpu"))
     assert kept == [True] * 12
     assert max(in_flight) == 3, "as many batches as prefetch_factor says"
@@ -65,27 +65,27 @@ def test_what_dali_is_fed_is_kept_until_it_was_read(pictures, monkeypatch):
 
 def test_only_the_file_that_dali_refuses_is_left_to_pil(pictures, monkeypatch):
     """From then on, by the loader that found out."""
-    dataset, submit = ImageFolder(pictures, CROPPED), Engine.submit
+    dataset, submit = ImageFolder(pictures, CROPPED), PipelineRunner.submit
 
     def refuse(engine, images, *others):
         if any(dataset.samples[5][0].encode() in row.tobytes() for row in images):
             raise RuntimeError("DALI does not like it")
         submit(engine, images, *others)
 
-    monkeypatch.setattr(Engine, "submit", refuse)
+    monkeypatch.setattr(PipelineRunner, "submit", refuse)
     loader = DALILoader(dataset, batch_size=8, seed=1, device="cpu")
     assert [len(images) for images, _ in loader] == [8, 8, 8]
     assert loader._source.foreign(np.arange(24)).tolist() == [5]
-    monkeypatch.setattr(Feed, "_again", lambda self, batch: pytest.fail("run twice"))
+    monkeypatch.setattr(Prefetcher, "_again", lambda self, batch: pytest.fail("run twice"))
     assert [len(images) for images, _ in loader] == [8, 8, 8]
 
 
 def test_keys_that_were_passed_over_are_counted_whatever_they_are():
     some = [1, np.int64(1), True, torch.tensor(1), 2**70, "a", (1, 2), -(2**70)]
-    asked, passed = (Identities(batched=True, stream=False, workers=False) for _ in range(2))
+    asked, passed = (SampleKeys(batched=True, stream=False, workers=False) for _ in range(2))
     asked.sent(0, some)
     asked.of(Packed(None, len(some), task=0))
-    passed.pass_over([some])
+    passed.fast_forward([some])
     for one in (asked, passed):
         one.sent(1, some)
     again, found = (one.of(Packed(None, len(some), task=1)) for one in (asked, passed))
@@ -109,10 +109,10 @@ def test_occurrences_that_are_passed_over_are_counted():
             if isinstance(other, DenseOccurrences):
                 each = np.concatenate([np.empty(0, np.int64), *batches[:passed]])
                 each -= 9 * (each % 2)
-                other.pass_over([[*each[::2].tolist(), -10, 9], each[1::2]])
+                other.fast_forward([[*each[::2].tolist(), -10, 9], each[1::2]])
             else:
-                other.pass_over(batches[: passed // 2])
-                other.pass_over(batches[passed // 2 : passed])
+                other.fast_forward(batches[: passed // 2])
+                other.fast_forward(batches[passed // 2 : passed])
             given = [batch.tolist() if isinstance(one, Occurrences) else batch for batch in batches[passed:]]
             over.append([one.count(batch).tolist() for batch in given])
             assert [other.count(batch).tolist() for batch in given] == over[-1]

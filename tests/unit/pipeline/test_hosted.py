@@ -18,7 +18,7 @@ from torchvision.transforms.v2 import functional as F
 
 import torchdali
 from torchdali import DALILoader
-from torchdali.pipeline.torch_transform import InTorch, as_written
+from torchdali.pipeline.torch_transform import TorchTransform, cpu_semantics
 
 CPU = {"device": "cpu"}
 FLOAT = v2.ToDtype(torch.float32, scale=True)
@@ -100,7 +100,7 @@ def test_on_the_cpu_what_is_set_for_products_means_what_it_means_in_dataloader(s
 
 def test_a_matrix_is_moved_and_the_users_transform_keeps_its_own():
     given = v2.LinearTransformation(torch.rand(12, 12), torch.zeros(12))
-    moved = InTorch(given, torch.device("meta")).transform
+    moved = TorchTransform(given, torch.device("meta")).transform
     assert {moved.transformation_matrix.device.type, moved.mean_vector.device.type} == {"meta"}
     assert {given.transformation_matrix.device.type, given.mean_vector.device.type} == {"cpu"}
 
@@ -161,7 +161,7 @@ class Refusing:
 @contextmanager
 def on_cuda():
     """The rules of CUDA for tensors on the CPU."""
-    with precision("high"), as_written(torch.device("cuda")):
+    with precision("high"), cpu_semantics(torch.device("cuda")):
         yield
 
 

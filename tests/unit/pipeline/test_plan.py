@@ -19,7 +19,7 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 from torchdali import DALILoader, TransformError
-from torchdali.pipeline import fallback as samples
+from torchdali.pipeline import fallback
 from torchdali.pipeline.fallback import seeded
 from torchdali.tools.parity.compare import compiled, run
 
@@ -209,7 +209,7 @@ def test_generators_are_lent_to_one_thread_at_a_time():
 def test_generators_that_another_thread_keeps_are_waited_for_no_longer_than_is_of_use(monkeypatch):
     """It may wait for the one that waits; and in a forked process there is no such thread."""
     inside, end = threading.Event(), threading.Event()
-    monkeypatch.setattr(samples, "_PATIENCE", 0.1)
+    monkeypatch.setattr(fallback, "_PATIENCE", 0.1)
 
     def keep():
         with seeded(torch.device("cpu")):
@@ -221,7 +221,7 @@ def test_generators_that_another_thread_keeps_are_waited_for_no_longer_than_is_o
     inside.wait()
     process = os.fork()
     if not process:
-        os._exit(not samples._lent.acquire(blocking=False))
+        os._exit(not fallback._lent.acquire(blocking=False))
     with seeded(torch.device("cpu")) as seed:
         seed(7)
         drawn = torch.rand(1)

@@ -18,14 +18,13 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from torchdali import DALILoader
-from torchdali.pipeline import header_reader as heads
-from torchdali.pipeline import jpeg_engine
-from torchdali.pipeline.engine import EnginePool
-from torchdali.pipeline.header_reader import HeadReader
+from torchdali.pipeline import header_reader, jpeg_engine
+from torchdali.pipeline.engine import PipelinePool
+from torchdali.pipeline.header_reader import HeaderReader
 from torchdali.pipeline.tuning import Threads, fitting_window
 from torchdali.runtime import devices, machine
 from torchdali.sources.paths import Paths, table_of
-from torchdali.transforms.spec import Seen
+from torchdali.transforms.spec import InputStats
 
 CUDA = torch.device("cuda", 0)
 CHAIN = v2.Compose([v2.ToImage(), v2.RandomResizedCrop(32), v2.ToDtype(torch.float32, scale=True)])
@@ -45,12 +44,12 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_threads_are_few_beside_a_jpeg_engine_and_more_where_it_has_nothing_to_do(card: Any) -> None:
     card(True)
     threads = Threads(0, CUDA, "files")
-    assert [threads.number(Seen(beside)) for beside in (0.0, 0.05, 0.1, 0.2, 1.0)] == [4, 4, 6, 12, 16]
+    assert [threads.number(InputStats(beside)) for beside in (0.0, 0.05, 0.1, 0.2, 1.0)] == [4, 4, 6, 12, 16]
     assert "JPEG engine busy" in threads.why()
-    assert "20% of the files seen are not for the card's JPEG engine" in threads.why(Seen(0.2))
+    assert "20% of the files seen are not for the card's JPEG engine" in threads.why(InputStats(0.2))
     assert Threads(0, CUDA, "pixels").number() == 4
-    assert [Threads(0, CUDA, "encoded").number(Seen(beside)) for beside in (0.0, 1.0)] == [4, 16]
-    assert Threads(9, CUDA, "files").number(Seen(1.0)) == 9
+    assert [Threads(0, CUDA, "encoded").number(InputStats(beside)) for beside in (0.0, 1.0)] == [4, 16]
+    assert Threads(9, CUDA, "files").number(InputStats(1.0)) == 9
 
 
 def test_without_an_engine_and_on_the_cpu_all_cores_decode(card: Any) -> None:
@@ -65,13 +64,13 @@ def test_without_an_engine_and_on_the_cpu_all_cores_decode(card: Any) -> None:
 
 def test_where_storage_is_slow_as_many_threads_wait_for_it_as_read_headers(card: Any) -> None:
     card(True)
-    slow = Seen(wait=0.0052)
+    slow = InputStats(wait=0.0052)
     threads = Threads(0, CUDA, "files")
-    assert [threads.number(Seen(wait=wait)) for wait in (0.0, 0.0029, 0.0052)] == [4, 4, 16]
+    assert [threads.number(InputStats(wait=wait)) for wait in (0.0, 0.0029, 0.0052)] == [4, 4, 16]
     assert threads.why(slow) == (
         "chosen: storage keeps a thread waiting 5.2 ms for a file; of 16 cores that this process may use"
     )
-    assert "not for the card's JPEG engine" in threads.why(Seen(1.0, 0.0052)), "16 decode anyway"
+    assert "not for the card's JPEG engine" in threads.why(InputStats(1.0, 0.0052)), "16 decode anyway"
     assert Threads(0, CUDA, "encoded").number(slow) == 4, "nothing is read"
     assert Threads(2, CUDA, "files").number(slow) == 2
     assert Threads(2, CUDA, "files").why(slow) == "num_workers"
@@ -81,14 +80,14 @@ def late(monkeypatch: pytest.MonkeyPatch, late_by: float, work: float) -> None:
     """From now on a batch of headers seems to take so many seconds, and the processor so many of them."""
     for name, step in (("perf_counter", late_by), ("process_time", work)):
         times = itertools.count(0, step)
-        monkeypatch.setattr(heads, name, times.__next__)
+        monkeypatch.setattr(header_reader, name, times.__next__)
 
 
 def test_sixteen_batches_tell_how_long_threads_wait_for_a_file(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = [path for path, _ in ImageFolder(pictures).samples] * 2
     paths = Paths([table_of(names)]).gather(np.arange(48))
     monkeypatch.setattr(machine, "available_cores", lambda: 2)
-    reader = HeadReader()
+    reader = HeaderReader()
     for late_by, files in ((0.4, 31), *[(0.9, 48)] * 8, (0.9, 48), (0.1, 48), *[(0.3, 48)] * 6):
         assert reader.wait == 0.0
         late(monkeypatch, late_by, 0.2)
@@ -263,8 +262,10 @@ class Growing:
 
 def test_one_engine_is_built_for_small_batches_and_large_ones(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
-    make = EnginePool.make
-    monkeypatch.setattr(EnginePool, "make", lambda pool, size, threads: made.append(size) or make(pool, size, threads))
+    make = PipelinePool.make
+    monkeypatch.setattr(
+        PipelinePool, "make", lambda pool, size, threads: made.append(size) or make(pool, size, threads)
+    )
     loader = DALILoader(ImageFolder(pictures, CHAIN), batch_sampler=Growing(), device="cpu")
     assert [len(images) for images, _ in loader] == [1, 6]
     assert made == [6]

@@ -23,11 +23,10 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from torchdali import DALILoader, SampleError
-from torchdali.pipeline import graph
-from torchdali.pipeline import header_reader as heads
-from torchdali.pipeline.feed import Feed
-from torchdali.pipeline.header_reader import HeadReader
-from torchdali.runtime import lifecycle as ending
+from torchdali.pipeline import graph, header_reader
+from torchdali.pipeline.feed import Prefetcher
+from torchdali.pipeline.header_reader import HeaderReader
+from torchdali.runtime import lifecycle
 from torchdali.sources import HEAD, FileSource, read_header
 from torchdali.sources.headers.batch import parse
 from torchdali.sources.headers.header import header_of
@@ -87,8 +86,8 @@ def table_of(paths: list[Path]) -> Any:
     return matrix
 
 
-def heads_of(paths: list[Path]) -> tuple[Any, Any]:
-    reader = HeadReader()
+def headers_of(paths: list[Path]) -> tuple[Any, Any]:
+    reader = HeaderReader()
     read = reader(table_of(paths), False)
     reader.close()
     return read
@@ -96,7 +95,7 @@ def heads_of(paths: list[Path]) -> tuple[Any, Any]:
 
 def test_first_bytes_say_what_the_header_says(tmp_path: Path) -> None:
     paths = write(tmp_path / "a")
-    heads, lengths = heads_of(paths)
+    heads, lengths = headers_of(paths)
     assert heads.shape == (len(paths), HEAD)
     found = parse(heads)
     assert found.known.tolist() == [known for _, _, known in kinds()]
@@ -147,7 +146,7 @@ def test_damaged_files_are_never_said_to_be_what_they_are_not(tmp_path: Path, se
         places = random.integers(0, min(len(contents), 700), 4)
         contents[places] = random.integers(0, 256, 4)
         path.write_bytes(contents[: random.integers(1, len(contents) + 1)].tobytes())
-    found = parse(heads_of(paths)[0])
+    found = parse(headers_of(paths)[0])
     compared = 0
     for i in np.flatnonzero(found.known).tolist():
         header = read_header(str(paths[i]))
@@ -197,7 +196,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, missing: int, devic
 
 def test_reader_is_made_anew_for_larger_batches_and_after_closing(tmp_path: Path) -> None:
     paths = write(tmp_path / "a", 2)
-    reader = HeadReader()
+    reader = HeaderReader()
     rows = np.zeros((len(paths), 200), np.uint8)
     for row, path in zip(rows, paths, strict=True):
         row[: len(str(path))] = np.frombuffer(str(path).encode(), np.uint8)
@@ -220,7 +219,7 @@ def out_of_time(*_: Any) -> None:
 
 def test_what_a_signals_handler_raises_is_not_said_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And what is left in the pipeline is not taken for the next batch's."""
-    paths, reader = write(tmp_path / "a", 2), HeadReader()
+    paths, reader = write(tmp_path / "a", 2), HeaderReader()
     reader(table_of(paths[:3]), False)
     pipeline = reader._reading.pipeline
     before = signal.signal(signal.SIGALRM, out_of_time)
@@ -235,10 +234,10 @@ def test_what_a_signals_handler_raises_is_not_said_of_files(tmp_path: Path, monk
 
 
 def test_closing_does_not_wait_for_a_file_that_never_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heads, "_PATIENCE", 0.1)
+    monkeypatch.setattr(header_reader, "_PATIENCE", 0.1)
     paths, pipe = write(tmp_path / "a", 1), tmp_path / "pipe"
     os.mkfifo(pipe)
-    reader, rows = HeadReader(), np.zeros((1, 200), np.uint8)
+    reader, rows = HeaderReader(), np.zeros((1, 200), np.uint8)
 
     def read(path: Path) -> Any:
         rows[0] = 0
@@ -320,9 +319,11 @@ def vetting(device: str, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     if device == "cpu":
         monkeypatch.setattr(FileSource, "_vets", True)
     together: list[int] = []
-    read = HeadReader.__call__
+    read = HeaderReader.__call__
     monkeypatch.setattr(
-        HeadReader, "__call__", lambda self, paths, vet: together.append(len(paths)) or read(self, paths, vet)
+        HeaderReader,
+        "__call__",
+        lambda self, paths, validate_headers: together.append(len(paths)) or read(self, paths, validate_headers),
     )
     return together
 
@@ -340,7 +341,7 @@ def test_a_file_whose_header_dali_refuses_is_left_to_pil(
     (tmp_path / "a" / "x.png").write_bytes(whole[:-12])  # PIL needs no last chunk
     dataset = ImageFolder(tmp_path, CHAIN)
     dataset.samples = [sample for sample in dataset.samples if "cut" not in sample[0] and "16.png" not in sample[0]]
-    monkeypatch.setattr(Feed, "_again", lambda self, batch: pytest.fail("run twice"))
+    monkeypatch.setattr(Prefetcher, "_again", lambda self, batch: pytest.fail("run twice"))
     loader = DALILoader(dataset, len(dataset), device=device)
     ((images, _),) = loader
     at = [Path(path).name for path, _ in dataset.samples].index("x.png")
@@ -379,7 +380,7 @@ def test_a_pipe_among_few_files_is_named(tmp_path: Path, device: str, vetting: l
 
 def test_an_interrupted_reader_gives_no_other_files_headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = write(tmp_path / "a")
-    reader, table = HeadReader(), table_of(paths)
+    reader, table = HeaderReader(), table_of(paths)
 
     def interrupted(*_: Any) -> Any:
         raise KeyboardInterrupt
@@ -387,7 +388,7 @@ def test_an_interrupted_reader_gives_no_other_files_headers(tmp_path: Path, monk
     for name in ("bridge.to_array", "pipeline.share_outputs"):
         reader(table[:1], False)
         with monkeypatch.context() as patched:
-            of: Any = reader._reading.pipeline if name.startswith("pipeline") else heads.bridge
+            of: Any = reader._reading.pipeline if name.startswith("pipeline") else header_reader.dlpack
             patched.setattr(of, name.partition(".")[2], interrupted)
             with pytest.raises(KeyboardInterrupt):
                 reader(table[:1], False)
@@ -396,17 +397,20 @@ def test_an_interrupted_reader_gives_no_other_files_headers(tmp_path: Path, monk
     reader.close()
 
 
-@pytest.mark.parametrize("name", ["build_heads", "feed_input", "schedule_run", "share_outputs", "to_array"])
+@pytest.mark.parametrize("name", ["build_header_reader", "feed_input", "schedule_run", "share_outputs", "to_array"])
 def test_a_reader_that_is_let_go_at_work_reads_on(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that lets it go is another iterator, which waited behind it."""
     paths = write(tmp_path / "a", 1)
-    reader, table = HeadReader(), table_of(paths)
-    reader(table[:1] if name == "build_heads" else table, False)
-    first, of = reader._reading, {"build_heads": graph, "to_array": heads.bridge}.get(name, reader._reading.pipeline)
+    reader, table = HeaderReader(), table_of(paths)
+    reader(table[:1] if name == "build_header_reader" else table, False)
+    first, of = (
+        reader._reading,
+        {"build_header_reader": graph, "to_array": header_reader.dlpack}.get(name, reader._reading.pipeline),
+    )
     call: Any = getattr(of, name)
 
     def left(*args: Any) -> Any:
-        built = call(*args) if name == "build_heads" and first is reader._reading else None
+        built = call(*args) if name == "build_header_reader" and first is reader._reading else None
         if first is reader._reading:
             reader.leave()
         return built or call(*args)
@@ -421,9 +425,9 @@ def test_a_reader_that_is_let_go_at_work_reads_on(tmp_path: Path, name: str, mon
 def test_a_reader_that_is_let_go_as_the_process_ends_builds_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reader, table = HeadReader(), table_of(write(tmp_path / "a", 1))
+    reader, table = HeaderReader(), table_of(write(tmp_path / "a", 1))
     reader(table, False)
-    monkeypatch.setattr(ending, "_come", come := threading.Event())
+    monkeypatch.setattr(lifecycle, "_come", come := threading.Event())
 
     def end(*_: Any) -> None:
         come.set()
@@ -446,14 +450,14 @@ def test_no_sound_file_is_left_to_pil_for_want_of_a_reader(
     photograph = Image.fromarray(skimage.data.coffee()).resize((40, 30))
     for i in range(80):
         photograph.save(tmp_path / "a" / f"{i:02}.jpg")
-    build, fails = graph.build_heads, [1]
+    build, fails = graph.build_header_reader, [1]
 
-    def build_heads(*about: Any) -> Any:
+    def build_header_reader(*about: Any) -> Any:
         if fails.pop() if fails else False:
             raise RuntimeError("Resource temporarily unavailable")
         return build(*about)
 
-    monkeypatch.setattr(graph, "build_heads", build_heads)
+    monkeypatch.setattr(graph, "build_header_reader", build_header_reader)
     monkeypatch.setattr(FileSource, "_vets", vets)
     loader = DALILoader(ImageFolder(tmp_path, CHAIN), 40, device="cpu")
     assert [len(images) for images, _ in loader] == [40, 40]

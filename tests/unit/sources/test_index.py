@@ -19,8 +19,8 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from torchdali import DALILoader, ImageIndex, SampleError
-from torchdali.sources import Header, folder, lift
-from torchdali.sources.headers.table import Columns, Facts
+from torchdali.sources import Header, folder, from_dataset
+from torchdali.sources.headers.table import HeaderColumns, HeaderTable
 from torchdali.transforms.occurrences import DenseOccurrences
 
 pytestmark = pytest.mark.timeout(60)
@@ -121,7 +121,7 @@ def test_targets_that_are_no_integers_are_kept(index: ImageIndex, pictures: Path
     folder = ImageFolder(pictures, exact)
     folder.samples = [(path, float(label)) for path, label in folder.samples]
     both = ConcatDataset([index, folder])
-    assert same([lift(both).target(row) for row in range(48)], [target for _, target in both])
+    assert same([from_dataset(both).target(row) for row in range(48)], [target for _, target in both])
 
 
 def test_paths_are_any(tmp_path: Path, pictures: Path, exact: v2.Compose) -> None:
@@ -137,7 +137,7 @@ def test_paths_are_any(tmp_path: Path, pictures: Path, exact: v2.Compose) -> Non
     folder = ImageFolder(pictures, exact)
     folder.samples = list(zip(given, range(5), strict=True))
     for dataset in (ours, folder, ConcatDataset([ours, folder])):
-        source_of = lift(dataset)
+        source_of = from_dataset(dataset)
         assert [source_of.path(row % 5) for row in range(len(dataset))] == [*map(str, files)] * (len(dataset) // 5)
         assert_pairs(DALILoader(dataset, 2, device="cpu"), ours)
 
@@ -240,7 +240,7 @@ def test_files_whose_headers_an_index_has_are_decoded_once(
     loader = DALILoader(ImageIndex(tmp_path / "headers.npz", exact), 3, device=device, cache="device")
     first = on_host(loader)
     monkeypatch.setattr(
-        "torchdali.pipeline.cache.decoded.ImageCache.drop", lambda self, rows: pytest.fail("decoded anew")
+        "torchdali.pipeline.cache.decoded.DecodedCache.drop", lambda self, rows: pytest.fail("decoded anew")
     )
     assert same(on_host(loader), first)
 
@@ -277,7 +277,7 @@ def test_classes_that_are_no_list_of_names_leave_the_old_index(index: ImageIndex
 
 def test_nothing_of_an_index_is_copied(tmp_path: Path, many: Any) -> None:
     ImageIndex.write(tmp_path / "many.npz", many)
-    kept, peak, (dataset, source) = allocated(lambda: ((one := ImageIndex(tmp_path / "many.npz")), lift(one)))
+    kept, peak, (dataset, source) = allocated(lambda: ((one := ImageIndex(tmp_path / "many.npz")), from_dataset(one)))
     assert peak < 10 * MANY  # the facts, of which the system gives no page before it is written to
     assert kept >= 9 * MANY
     assert all(map(mapped, (dataset.paths, dataset.targets, source._labels, source._paths._rows[0])))
@@ -287,7 +287,7 @@ def test_nothing_of_an_index_is_copied(tmp_path: Path, many: Any) -> None:
 def test_headers_in_an_index_are_mapped_and_copied_where_they_change(tmp_path: Path, pictures: Path) -> None:
     ImageIndex.write(tmp_path / "a.npz", pictures, headers=True)
     before = (tmp_path / "a.npz").read_bytes()
-    _, peak, source = allocated(lambda: lift(ImageIndex(tmp_path / "a.npz")))
+    _, peak, source = allocated(lambda: from_dataset(ImageIndex(tmp_path / "a.npz")))
     assert peak < 100_000
     assert all(map(mapped, source._facts.columns[1:]))
     rows = np.arange(24)
@@ -303,7 +303,7 @@ def test_a_list_of_paths_takes_what_they_are_long(many: Any, pictures: Path, nes
     dataset.samples = many
     nested = nest(dataset)
     width = max(len(path) for path, _ in many)
-    kept, peak, source = allocated(lambda: lift(nested))
+    kept, peak, source = allocated(lambda: from_dataset(nested))
     assert kept < (width + 4 + 9) * len(nested) + 50_000
     assert peak < 3 * (width + 13) * len(nested) + 8 * MANY
     assert source.path(len(nested) - 1) == many[nested.indices[-1] if nested is not dataset else -1][0]
@@ -312,7 +312,7 @@ def test_a_list_of_paths_takes_what_they_are_long(many: Any, pictures: Path, nes
 def test_a_subset_of_an_index_takes_few_bytes_a_sample(tmp_path: Path, many: Any) -> None:
     ImageIndex.write(tmp_path / "many.npz", many)
     dataset = Subset(ImageIndex(tmp_path / "many.npz"), np.arange(MANY)[::-1])
-    kept, _, source = allocated(lambda: lift(dataset))
+    kept, _, source = allocated(lambda: from_dataset(dataset))
     assert kept < (4 + 4 + 9) * MANY + 50_000
     assert source.path(0) == many[-1][0]
 
@@ -370,7 +370,7 @@ def test_a_file_without_a_header_raises_in_its_turn(fresh: ImageFolder, tmp_path
 
 
 def test_facts_hold_sizes_and_lengths_of_any_size(tmp_path: Path) -> None:
-    facts = Facts(Columns.unknown(4), np.array([3, 1, 0, 2]))
+    facts = HeaderTable(HeaderColumns.unknown(4), np.array([3, 1, 0, 2]))
     headers = [
         Header(2, 70_000, 2**33 + 2**31 + 5, False, True),
         Header(65_534, 1, 7, True, True),

@@ -16,7 +16,7 @@ from torchvision.datasets import CIFAR10, ImageFolder
 from torchvision.transforms import v2
 
 from torchdali import DALILoader, UnsupportedDatasetError
-from torchdali.sources import dataset_state, lift
+from torchdali.sources import dataset_state, from_dataset
 from torchdali.sources.arrays import ArraySource
 
 pytestmark = pytest.mark.timeout(60)
@@ -44,7 +44,7 @@ NESTED: dict[str, Callable[[Any, Any], Any]] = {
 def test_nested_datasets(make: Make, names: tuple[str, str], nest: Any, device: str) -> None:
     other = make(names[1], target_transform=lambda i: i + 100)
     dataset = nest(make(names[0]), other)
-    assert isinstance(lift(dataset), ArraySource)
+    assert isinstance(from_dataset(dataset), ArraySource)
     assert same(on_host(DALILoader(dataset, 3, device=device)), list(DataLoader(dataset, 3)))
 
 
@@ -56,7 +56,7 @@ def test_concatenation_keeps_the_lengths_that_it_was_made_with(make: Make, kept:
     first.data, first.targets = first.data[rows], [first.targets[row] for row in rows]
     if kept < COUNT:
         with pytest.raises(UnsupportedDatasetError, match="shorter"):
-            lift(dataset)
+            from_dataset(dataset)
     else:
         assert same(list(DALILoader(dataset, 8, device="cpu")), list(DataLoader(dataset, 8)))
 
@@ -183,13 +183,13 @@ def test_other_datasets_are_rejected_and_nothing_else_is_raised(
 ) -> None:
     dataset = odd(make, pictures)
     with pytest.raises(UnsupportedDatasetError, match=text):
-        lift(dataset)
+        from_dataset(dataset)
     assert dataset_state(dataset) == dataset_state(dataset)
 
 
 def test_subclass_may_change_anything_else(make: Make) -> None:
     dataset = of(Harmless, make("CIFAR10"))
-    assert "(Harmless)" in lift(dataset).description
+    assert "(Harmless)" in from_dataset(dataset).description
 
 
 # Changes

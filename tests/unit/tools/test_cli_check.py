@@ -23,7 +23,7 @@ from PIL import Image
 from rich.console import Console
 
 from torchdali import DALILoader
-from torchdali.pipeline.engine import Engine, Taken
+from torchdali.pipeline.engine import PipelineRunner, RunOutputs
 from torchdali.tools.cli import commands
 from torchdali.tools.commands import check as command
 from torchdali.tools.commands import decode
@@ -219,14 +219,14 @@ def test_what_the_loader_would_raise_is_listed(fresh_pictures: Path, tmp_path: P
 
 def test_a_file_that_only_dali_refuses(fresh_pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refused = sorted(fresh_pictures.rglob("*.jpg"))[5]
-    submit = Engine.submit
+    submit = PipelineRunner.submit
 
-    def refusing(self: Engine, images: np.ndarray, *rest: Any) -> None:
+    def refusing(self: PipelineRunner, images: np.ndarray, *rest: Any) -> None:
         if any(str(refused).encode() in row.tobytes() for row in images):
             raise RuntimeError("DALI does not like it")
         submit(self, images, *rest)
 
-    monkeypatch.setattr(Engine, "submit", refusing)
+    monkeypatch.setattr(PipelineRunner, "submit", refusing)
     assert found(fresh_pictures, tmp_path) == {(str(refused.relative_to(fresh_pictures)), "refused")}
 
 
@@ -239,16 +239,16 @@ def test_a_decoder_that_fills_with_grey_and_says_nothing(
     names[4].write_bytes(names[4].read_bytes() + b"legal")
     submitted: deque[list[bytes]] = deque()
 
-    def submit(self: Engine, images: np.ndarray, *rest: Any) -> None:
+    def submit(self: PipelineRunner, images: np.ndarray, *rest: Any) -> None:
         submitted.append([Path(os.fsdecode(row.tobytes().rstrip(b"\0"))).read_bytes() for row in images])
 
-    def take(self: Engine) -> Taken:
+    def take(self: PipelineRunner) -> RunOutputs:
         contents = submitted.popleft()
         endings = np.array([list(content[-2:]) for content in contents], np.uint8)
-        return Taken([], endings, np.array([[len(content)] for content in contents], np.int32))
+        return RunOutputs([], endings, np.array([[len(content)] for content in contents], np.int32))
 
-    monkeypatch.setattr(Engine, "submit", submit)
-    monkeypatch.setattr(Engine, "take", take)
+    monkeypatch.setattr(PipelineRunner, "submit", submit)
+    monkeypatch.setattr(PipelineRunner, "take", take)
     assert found(fresh_pictures, tmp_path) == {(str(names[3].relative_to(fresh_pictures)), "truncated")}
 
 

@@ -29,10 +29,9 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 from torchvision.transforms import v2
 
 from torchdali import DALILoader, SampleError
-from torchdali.workers import packing
-from torchdali.workers import shared_memory as blocks
+from torchdali.workers import packing, shared_memory
 from torchdali.workers.packing import Packed, Packer
-from torchdali.workers.shared_memory import BlockRing, Mapping, ReceivedBlock, SentBlock, aligned
+from torchdali.workers.shared_memory import Mapping, SharedBuffer, SharedBufferHandle, SharedBufferPool, aligned
 from torchdali.workers.source import source_of
 
 pytestmark = pytest.mark.timeout(60)
@@ -40,17 +39,17 @@ pytestmark = pytest.mark.timeout(60)
 PHOTOGRAPH = photographs.astronaut()
 
 
-def sent(block: SentBlock) -> ReceivedBlock:
+def sent(block: SharedBufferHandle) -> SharedBuffer:
     return pickle.loads(pickle.dumps(block))
 
 
-def filled(ring: BlockRing, number: int, length: int = 1000) -> ReceivedBlock:
+def filled(ring: SharedBufferPool, number: int, length: int = 1000) -> SharedBuffer:
     memory, block = ring.take(length)
     memory[:length] = number
     return sent(block)
 
 
-def holds(block: ReceivedBlock, number: int, length: int = 1000) -> bool:
+def holds(block: SharedBuffer, number: int, length: int = 1000) -> bool:
     contents = block.contents[:length]
     return len(contents) == length and bool((contents == number).all())
 
@@ -75,7 +74,7 @@ def mapped_blocks() -> int:
 
 @pytest.mark.parametrize("length", [1, 63, 64, 65, 4095, 10**6])
 def test_what_is_written_is_read(length: int) -> None:
-    ring, content = BlockRing(), np.random.default_rng(0).integers(256, size=length, dtype=np.uint8)
+    ring, content = SharedBufferPool(), np.random.default_rng(0).integers(256, size=length, dtype=np.uint8)
     memory, block = ring.take(length)
     memory[:length] = content
     received = sent(block)
@@ -85,7 +84,7 @@ def test_what_is_written_is_read(length: int) -> None:
 
 
 def test_a_block_is_used_again_only_when_it_was_read() -> None:
-    before, ring = open_blocks(), BlockRing()
+    before, ring = open_blocks(), SharedBufferPool()
     first, second = filled(ring, 1), filled(ring, 2)
     assert (holds(first, 1), holds(second, 2), open_blocks() - before) == (True, True, 2)
     view = first.contents
@@ -102,14 +101,14 @@ def test_a_block_is_used_again_only_when_it_was_read() -> None:
 
 
 def test_a_block_that_was_not_sent_is_not_lent_again() -> None:
-    ring = BlockRing()
+    ring = SharedBufferPool()
     ring.take(10)
     ring.take(10)
     assert len(ring._blocks) == 2
 
 
 def test_growing_batches_grow_one_block() -> None:
-    before, ring = open_blocks(), BlockRing()
+    before, ring = open_blocks(), SharedBufferPool()
     for number, length in enumerate([10, 4090, 5000, 100, 10**5, 3 * 10**6, 7]):
         received = filled(ring, number, length)
         kept = received.mapping
@@ -120,7 +119,7 @@ def test_growing_batches_grow_one_block() -> None:
 
 def test_the_largest_block_is_used_again() -> None:
     """So that not all of them grow to what the largest batch takes."""
-    ring = BlockRing()
+    ring = SharedBufferPool()
     received = [filled(ring, 1), filled(ring, 2, 10**6)]
     capacities = [block.capacity for block in ring._blocks]
     received.clear()
@@ -130,14 +129,14 @@ def test_the_largest_block_is_used_again() -> None:
 
 def test_a_block_is_no_other_that_had_its_number() -> None:
     """Nor that of a process which had the same number."""
-    first = filled(BlockRing(), 1)
-    second = filled(BlockRing(), 2)
+    first = filled(SharedBufferPool(), 1)
+    second = filled(SharedBufferPool(), 2)
     assert first.mapping.key[0] == second.mapping.key[0] == os.getpid()
     assert (holds(first, 1), holds(second, 2)) == (True, True)
 
 
 def test_nothing_stays_mapped() -> None:
-    before, ring = mapped_blocks(), BlockRing()
+    before, ring = mapped_blocks(), SharedBufferPool()
     received = [filled(ring, number) for number in range(3)]
     assert mapped_blocks() == before + 6
     del ring
@@ -147,7 +146,7 @@ def test_nothing_stays_mapped() -> None:
 
 
 def test_a_forked_child_frees_nothing_that_its_parent_reads() -> None:
-    ring = BlockRing()
+    ring = SharedBufferPool()
     received = filled(ring, 1)
     process = os.fork()
     if not process:
@@ -165,7 +164,7 @@ def test_a_forked_child_frees_nothing_that_its_parent_reads() -> None:
 def test_too_little_memory_is_said_with_what_helps(
     monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, number: int
 ) -> None:
-    ring = BlockRing()
+    ring = SharedBufferPool()
 
     def refuse(*_: Any) -> None:
         raise OSError(number, os.strerror(number))
@@ -184,11 +183,11 @@ def test_other_failures_are_not_called_too_little_memory(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(os, "posix_fallocate", refuse)
     with pytest.raises(PermissionError, match="sealed"):
-        BlockRing().take(10)
+        SharedBufferPool().take(10)
 
 
 def fill_and_wait(results: Any) -> None:
-    ring = BlockRing()
+    ring = SharedBufferPool()
     memory, block = ring.take(1000)
     memory[:1000] = 5
     results.send(block)
@@ -275,12 +274,12 @@ def test_blocks_of_batches_that_fail_are_used_again(collate: Any) -> None:
 def test_blocks_are_mapped_once(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
 
-    class Counted(blocks.Mapping):
+    class Counted(shared_memory.Mapping):
         def __init__(self, *args: Any) -> None:
             made.append(args)
             super().__init__(*args)
 
-    monkeypatch.setattr(blocks, "Mapping", Counted)
+    monkeypatch.setattr(shared_memory, "Mapping", Counted)
     transform = v2.Compose([v2.ToImage(), v2.CenterCrop(16)])
     loader = DALILoader(Photographs(300), 3, num_workers=1, transform=transform, device="cpu")
     assert len(list(loader)) == 100
@@ -510,7 +509,7 @@ def test_a_fork_while_another_thread_opens_a_block_leaves_the_child_able_to(monk
             go_on.wait(30)
         return Mapping(*about)
 
-    ring = BlockRing()
+    ring = SharedBufferPool()
     _, sent = ring.take(10)
     receive, about = sent.__reduce__()
     monkeypatch.setattr("torchdali.workers.shared_memory.Mapping", slow)

@@ -17,10 +17,10 @@ import torch
 
 from torchdali.errors import SampleError
 from torchdali.pipeline.clock import Clock
-from torchdali.pipeline.feed import Feed
+from torchdali.pipeline.feed import Prefetcher
 from torchdali.runtime import machine
 from torchdali.sources import FolderSource, Scan, Source
-from torchdali.transforms.spec import IntArray, Seen
+from torchdali.transforms.spec import InputStats, IntArray
 
 __all__ = ["Cache", "FileBatch", "Kind", "check_arguments", "patience", "share_of_free"]
 
@@ -52,7 +52,7 @@ class Cache(ABC):
         return True
 
     @abstractmethod
-    def feed(self, window: int, timeout: float, sampler: Any, clock: Clock) -> Feed:
+    def feed(self, window: int, timeout: float, sampler: Any, clock: Clock) -> Prefetcher:
         """The batches of one epoch, whose samples come from ``sampler``."""
 
     @abstractmethod
@@ -103,7 +103,7 @@ class FileBatch(Source):
     def leave(self) -> None:
         self.files.leave()
 
-    def seen(self) -> Seen:
+    def seen(self) -> InputStats:
         return self.files.seen()
 
     def file_bytes(self, rows: IntArray) -> int:
@@ -124,8 +124,8 @@ class FileBatch(Source):
     def forget(self, rows: IntArray) -> None:
         self.files.forget(rows)
 
-    def distrust(self, row: int) -> None:
-        self.files.distrust(row)
+    def mark_pil_only(self, row: int) -> None:
+        self.files.mark_pil_only(row)
 
 
 def check_arguments(kind: object, budget: object, source: object, not_lifted: str) -> None:

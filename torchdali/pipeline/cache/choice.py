@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from torchdali.pipeline.cache.base import Cache, Kind
-from torchdali.pipeline.cache.decoded import ImageCache
-from torchdali.pipeline.cache.encoded import FileCache
+from torchdali.pipeline.cache.decoded import DecodedCache
+from torchdali.pipeline.cache.encoded import EncodedCache
 from torchdali.pipeline.cache.split import cut
 from torchdali.pipeline.compile import fuse
 from torchdali.pipeline.plan import Plan
@@ -51,6 +51,6 @@ def cached(
             return previous, rest
         previous.close()
     if head is None:
-        return FileCache(files, state, budget), rest
+        return EncodedCache(files, state, budget), rest
     after = ", ".join(type(one).__name__ for one in transforms)
-    return ImageCache(files, state, budget, head, after, batch_size, threads), rest
+    return DecodedCache(files, state, budget, head, after, batch_size, threads), rest

@@ -20,22 +20,22 @@ from torchdali.pipeline.cache.split import ALIGNMENT
 from torchdali.pipeline.cache.store import WORD, Store
 from torchdali.pipeline.clock import Clock
 from torchdali.pipeline.dlpack import Images
-from torchdali.pipeline.engine import EnginePool
-from torchdali.pipeline.feed import Batch, Feed
+from torchdali.pipeline.engine import PipelinePool
+from torchdali.pipeline.feed import Batch, Prefetcher
 from torchdali.pipeline.plan import Plan
 from torchdali.pipeline.tuning import Threads
-from torchdali.runtime.exceptions import came_between, put_by
+from torchdali.runtime.exceptions import defer, is_async_exception
 from torchdali.sources import FolderSource, Scan, Source
 from torchdali.transforms.rng import Draws
 from torchdali.transforms.spec import IntArray
 
-__all__ = ["ImageCache"]
+__all__ = ["DecodedCache"]
 
 UNKNOWN = -1
 _LOOKS = 128  # files that a thread looks at in a row
 
 
-class ImageCache(Cache):
+class DecodedCache(Cache):
     """Images as the head of a plan leaves them.
 
     Args:
@@ -60,21 +60,21 @@ class ImageCache(Cache):
     ) -> None:
         super().__init__(files, state, budget)
         count = len(files)
-        self.pool = EnginePool(head, batch_size, Threads(threads, head.device, head.entry))
+        self.pool = PipelinePool(head, batch_size, Threads(threads, head.device, head.entry))
         self._after = after
         self._store: Store | None = None
         self._place = np.full(count, UNKNOWN, np.int64)
         self._size = np.zeros((count, 2), np.int32)
         self._stamp = np.zeros((count, 2), np.int64)
 
-    def feed(self, window: int, timeout: float, sampler: Any, clock: Clock) -> Feed:
+    def feed(self, window: int, timeout: float, sampler: Any, clock: Clock) -> Prefetcher:
         self._after_fork()
         with self._lock:
             if self._store is None:
                 device = self.pool.plan.device
                 budget = share_of_free(device) if self._given is None else self._given
                 self._store = Store(device, budget, _length(sampler, len(self.files)))
-        return ImageFeed(self, self._store, window, timeout, clock)
+        return DecodedPrefetcher(self, self._store, window, timeout, clock)
 
     def found(self, rows: IntArray) -> tuple[IntArray, IntArray, IntArray]:
         """Where images are kept, below 0 where they are not; their sizes, and the stamps of their files then."""
@@ -145,7 +145,7 @@ def packed_words(size: IntArray, channels: int) -> IntArray:
     return -(-size[:, 0] * size[:, 1] * channels // ALIGNMENT) * (ALIGNMENT // WORD)
 
 
-class ImageFeed(Feed):
+class DecodedPrefetcher(Prefetcher):
     """A feed in front of which images are looked up, and those that are missing decoded, in a feed of their own.
 
     Args:
@@ -156,17 +156,17 @@ class ImageFeed(Feed):
         clock: The epoch's.
     """
 
-    def __init__(self, cache: ImageCache, store: Store, window: int, timeout: float, clock: Clock) -> None:
+    def __init__(self, cache: DecodedCache, store: Store, window: int, timeout: float, clock: Clock) -> None:
         super().__init__(window, timeout, clock)
         self.cache, self.store = cache, store
-        self._decoding = Feed(window, timeout)
+        self._decoding = Prefetcher(window, timeout)
         self.patience = patience(timeout)
-        self._asked: deque[ImageBatch] = deque()
-        self._awaited: deque[ImageBatch] = deque()
+        self._asked: deque[DecodedBatch] = deque()
+        self._awaited: deque[DecodedBatch] = deque()
         self._looked_up = self._decoded = False
 
     def push(self, batch: Batch) -> None:
-        batch.source = ImageBatch(self, cast("FolderSource", batch.source), batch.rows)
+        batch.source = DecodedBatch(self, cast("FolderSource", batch.source), batch.rows)
         super().push(batch)
 
     def pop(self) -> Batch:
@@ -184,11 +184,11 @@ class ImageFeed(Feed):
         if self._looked_up and not self._decoded and self._process == os.getpid():
             self.cache.rest()
 
-    def ask(self, images: ImageBatch) -> None:
+    def ask(self, images: DecodedBatch) -> None:
         """Takes a batch whose images are looked up by now, and brings what is missing, batch after batch."""
         self._asked.append(images)
 
-    def bring(self, images: ImageBatch) -> None:
+    def bring(self, images: DecodedBatch) -> None:
         """Waits until a batch is there, and those before it."""
         while images in self._asked:
             self._decode()
@@ -224,9 +224,9 @@ class ImageFeed(Feed):
             self._clock.lap("DALI")
             images.take(decoded)
         except Exception as error:
-            if came_between(error):
+            if is_async_exception(error):
                 raise
-            images.fault = TimeoutError() if isinstance(error.__cause__, TimeoutError) else put_by(error)
+            images.fault = TimeoutError() if isinstance(error.__cause__, TimeoutError) else defer(error)
         images.there = True
 
 
@@ -241,7 +241,7 @@ class FilesRead(FileBatch):
         return self.size
 
 
-class ImageBatch(Source):
+class DecodedBatch(Source):
     """The images of one batch, as bytes.
 
     Args:
@@ -259,7 +259,7 @@ class ImageBatch(Source):
     there = False
     fault: Exception | None = None
 
-    def __init__(self, feed: ImageFeed, files: FolderSource, rows: IntArray) -> None:
+    def __init__(self, feed: DecodedPrefetcher, files: FolderSource, rows: IntArray) -> None:
         self._feed, self._cache, self._files = feed, feed.cache, files
         self._rows = rows
         self._others: list[torch.Tensor] = []
@@ -357,7 +357,7 @@ def _look(
 class _Coming(Scan):
     """A batch whose images are looked up, and decoded where they are missing."""
 
-    def __init__(self, images: ImageBatch) -> None:
+    def __init__(self, images: DecodedBatch) -> None:
         self._images = images
 
     def done(self) -> bool:

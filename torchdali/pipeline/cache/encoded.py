@@ -15,12 +15,12 @@ import torch
 
 from torchdali.pipeline.cache.base import Cache, FileBatch, patience, share_of_free
 from torchdali.pipeline.clock import Clock
-from torchdali.pipeline.feed import Batch, Feed
+from torchdali.pipeline.feed import Batch, Prefetcher
 from torchdali.samples.image import ppm, ppm_of
 from torchdali.sources import FolderSource, Scan, header_of, open_file
 from torchdali.transforms.spec import IntArray
 
-__all__ = ["FileCache"]
+__all__ = ["EncodedCache"]
 
 _UNKNOWN = -1
 _BLOCK = 2**26
@@ -30,7 +30,7 @@ About = tuple[int, int, bool]
 """Height and width, and whether DALI decodes the bytes as PIL does."""
 
 
-class FileCache(Cache):
+class EncodedCache(Cache):
     """The bytes of files, in blocks of memory. What is read is fed from memory, whether it is kept or not.
 
     Args:
@@ -50,11 +50,11 @@ class FileCache(Cache):
         self._filled = 0  # of the last block
         self._used = 0
 
-    def feed(self, window: int, timeout: float, sampler: Any, clock: Clock) -> Feed:
+    def feed(self, window: int, timeout: float, sampler: Any, clock: Clock) -> Prefetcher:
         self._after_fork()
         if self._budget is None:
             self._budget = share_of_free(torch.device("cpu")) if self._given is None else self._given
-        return FileFeed(self, window, timeout, clock)
+        return EncodedPrefetcher(self, window, timeout, clock)
 
     def read(self, row: int, files: FolderSource) -> tuple[Bytes, About]:
         """The bytes of a file, and what their header says, from memory where it is the one that was kept.
@@ -153,7 +153,7 @@ class FileCache(Cache):
         return f"encoded files, in host memory: {self._described(kept, self._used, self._held, budget)}"
 
 
-class FileFeed(Feed):
+class EncodedPrefetcher(Prefetcher):
     """A feed whose files are read before, in its threads.
 
     Args:
@@ -163,7 +163,7 @@ class FileFeed(Feed):
         clock: The epoch's.
     """
 
-    def __init__(self, cache: FileCache, window: int, timeout: float, clock: Clock) -> None:
+    def __init__(self, cache: EncodedCache, window: int, timeout: float, clock: Clock) -> None:
         super().__init__(window, timeout, clock)
         self._cache = cache
 
@@ -175,7 +175,7 @@ class FileFeed(Feed):
 class KeptFiles(FileBatch):
     """The files of one batch, in memory."""
 
-    def __init__(self, cache: FileCache, files: FolderSource, patience: float) -> None:
+    def __init__(self, cache: EncodedCache, files: FolderSource, patience: float) -> None:
         super().__init__(files)
         self._cache, self._patience = cache, patience
         self._data: dict[int, tuple[Bytes, About]] = {}

@@ -15,7 +15,7 @@ import torch
 from torchdali.sources.headers.header import ENDS, FRAMES, PNG_SIGNATURE, SCAN, most_pixels
 from torchdali.transforms.spec import IntArray
 
-__all__ = ["LARGE", "MANY", "Heads", "HeadsError", "ReadHeads", "parse"]
+__all__ = ["LARGE", "MANY", "HeaderError", "Headers", "ReadHeaders", "parse"]
 
 _ROOM = 20  # from a marker to the end of what is looked at of its segment
 
@@ -29,11 +29,11 @@ Bytes = npt.NDArray[np.uint8]
 Flags = npt.NDArray[np.bool_]
 
 
-class HeadsError(RuntimeError):
+class HeaderError(RuntimeError):
     """One of several files cannot be read, or is refused by DALI."""
 
 
-class ReadHeads(Protocol):
+class ReadHeaders(Protocol):
     """What reads the first bytes of many files.
 
     Attributes:
@@ -47,8 +47,8 @@ class ReadHeads(Protocol):
         """Seconds for which a file keeps a thread waiting until the storage gives it; 0 before that is known."""
         ...
 
-    def __call__(self, paths: Bytes, vet: bool, /) -> tuple[Bytes, npt.NDArray[np.int32]]:
-        """``(N, 2048)`` first bytes and ``(N,)`` lengths of ``(N, L)`` paths; HeadsError where they cannot be read."""
+    def __call__(self, paths: Bytes, validate_headers: bool, /) -> tuple[Bytes, npt.NDArray[np.int32]]:
+        """``(N, 2048)`` first bytes and ``(N,)`` lengths of ``(N, L)`` paths; HeaderError where they cannot be read."""
         ...
 
     def close(self) -> None:
@@ -60,7 +60,7 @@ class ReadHeads(Protocol):
         ...
 
 
-class Heads(NamedTuple):
+class Headers(NamedTuple):
     """What the first bytes of files say. All of these files are decoded by DALI as PIL does.
 
     Attributes:
@@ -76,7 +76,7 @@ class Heads(NamedTuple):
     baseline: Flags
 
 
-def parse(heads: Bytes) -> Heads:
+def parse(heads: Bytes) -> Headers:
     """Reads the headers of JPEGs and PNGs.
 
     Args:
@@ -84,13 +84,13 @@ def parse(heads: Bytes) -> Heads:
     """
     count = len(heads)
     nothing: Flags = np.zeros(count, np.bool_)
-    found = Heads(nothing.copy(), np.zeros((count, 2), np.int64), nothing.copy(), nothing.copy())
+    found = Headers(nothing.copy(), np.zeros((count, 2), np.int64), nothing.copy(), nothing.copy())
     _pngs(heads, found)
     _jpegs(heads, found)
     return found
 
 
-def _pngs(heads: Bytes, found: Heads) -> None:
+def _pngs(heads: Bytes, found: Headers) -> None:
     signed = (heads[:, :8] == np.frombuffer(PNG_SIGNATURE, np.uint8)).all(1)
     named = signed & (heads[:, 12:16] == np.frombuffer(b"IHDR", np.uint8)).all(1)
     rows = np.flatnonzero(named & (heads[:, 24] == 8) & np.isin(heads[:, 25], (0, 2, 3)))
@@ -99,7 +99,7 @@ def _pngs(heads: Bytes, found: Heads) -> None:
     _keep(found, rows, height, width)
 
 
-def _jpegs(heads: Bytes, found: Heads) -> None:
+def _jpegs(heads: Bytes, found: Headers) -> None:
     """Walks all files from marker to marker (ITU-T T.81, annex B) at once, to their first scans."""
     rows = np.flatnonzero((heads[:, :3] == (0xFF, 0xD8, 0xFF)).all(1))
     at = np.full(len(heads), 2)
@@ -124,7 +124,7 @@ def _jpegs(heads: Bytes, found: Heads) -> None:
     found.known[begun[~scanned[begun] | adobe_rgb[begun]]] = False
 
 
-def _frames(heads: Bytes, found: Heads, rows: IntArray, place: IntArray) -> None:
+def _frames(heads: Bytes, found: Headers, rows: IntArray, place: IntArray) -> None:
     body = place + 4
     components = heads[rows, body + 5]
     names: Any = heads[rows[:, None], body[:, None] + (6, 9, 12)]
@@ -136,7 +136,7 @@ def _frames(heads: Bytes, found: Heads, rows: IntArray, place: IntArray) -> None
     found.baseline[rows[kept]] = heads[rows[kept], body[kept] - 3] == FRAMES[0]
 
 
-def _keep(found: Heads, rows: IntArray, height: IntArray, width: IntArray) -> Flags:
+def _keep(found: Headers, rows: IntArray, height: IntArray, width: IntArray) -> Flags:
     # A height of 0 says that the height comes after the pixels, which only a whole decoder follows.
     told: Flags = (np.minimum(height, width) > 0) & (np.maximum(height, width) < LARGE)
     told &= height * width <= most_pixels()

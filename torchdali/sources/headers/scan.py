@@ -7,7 +7,7 @@ from concurrent import futures
 from concurrent.futures import Executor, Future
 from time import monotonic, perf_counter
 
-from torchdali.runtime.exceptions import came_between
+from torchdali.runtime.exceptions import is_async_exception
 
 __all__ = ["Scan"]
 
@@ -56,7 +56,7 @@ class Scan:
             try:
                 learn(indices[start:end])
             except Exception as error:
-                if came_between(error):
+                if is_async_exception(error):
                     raise
                 failed: Future[None] = Future()
                 failed.set_exception(error)
@@ -81,6 +81,6 @@ class Scan:
             while self._futures:
                 self._futures.pop(0).result(None if end is None else max(end - monotonic(), 0))
         except futures.TimeoutError as error:  # another class than the built-in one before Python 3.11
-            if timeout is None or came_between(error):
+            if timeout is None or is_async_exception(error):
                 raise
             raise TimeoutError(f"headers were not read in {timeout} seconds") from error

@@ -7,17 +7,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from torchdali.sources.headers.batch import LARGE, Heads
+from torchdali.sources.headers.batch import LARGE, Headers
 from torchdali.sources.headers.header import Header
 from torchdali.transforms.spec import IntArray
 
-__all__ = ["Columns", "Facts"]
+__all__ = ["HeaderColumns", "HeaderTable"]
 
 _NATIVE, _JPEG, _WHOLE, _BASELINE = 1, 2, 4, 8
 
 
-class Columns(NamedTuple):
-    """Facts of files, each array with the files in front.
+class HeaderColumns(NamedTuple):
+    """What is known of files, each array with the files in front.
 
     Attributes:
         sizes: ``(N, 2)`` uint16: height and width; 0 where the header was not read.
@@ -31,12 +31,12 @@ class Columns(NamedTuple):
     flags: npt.NDArray[np.uint8]
 
     @staticmethod
-    def unknown(count: int) -> Columns:
+    def unknown(count: int) -> HeaderColumns:
         """Nothing is known; the system gives memory as facts are learnt."""
-        return Columns(np.zeros((count, 2), np.uint16), np.zeros(count, np.uint32), np.zeros(count, np.uint8))
+        return HeaderColumns(np.zeros((count, 2), np.uint16), np.zeros(count, np.uint32), np.zeros(count, np.uint8))
 
 
-class Facts:
+class HeaderTable:
     """What headers said, by sample.
 
     Several threads may learn at once, each of another sample.
@@ -46,7 +46,7 @@ class Facts:
         files: ``(N,)`` for each sample the number of its file; None where sample and file have the same number.
     """
 
-    def __init__(self, columns: Columns, files: npt.NDArray[Any] | None = None) -> None:
+    def __init__(self, columns: HeaderColumns, files: npt.NDArray[Any] | None = None) -> None:
         self._columns = columns
         self._sizes, self._lengths, self._flags = columns
         self._files = files
@@ -54,7 +54,7 @@ class Facts:
         self._modified: IntArray | None = None
 
     @property
-    def columns(self) -> Columns:
+    def columns(self) -> HeaderColumns:
         """What is known; sizes of which a side is longer than 65,534 pixels are not in it."""
         sizes = np.array(self._sizes)
         sizes[sizes[:, 0] == LARGE] = 0
@@ -73,7 +73,7 @@ class Facts:
             self._large[file] = header.height, header.width
             self._sizes[file] = LARGE
 
-    def learn_many(self, rows: IntArray, heads: Heads, lengths: npt.NDArray[np.int32]) -> None:
+    def learn_many(self, rows: IntArray, heads: Headers, lengths: npt.NDArray[np.int32]) -> None:
         """Takes what the first bytes of files say, where they do."""
         files = self._of(rows)[heads.known]
         jpeg, baseline = heads.jpeg[heads.known], heads.baseline[heads.known]
@@ -146,7 +146,7 @@ class Facts:
         """PIL read the file to its end."""
         self._flags[self._one(row)] |= _WHOLE
 
-    def distrust(self, row: int) -> None:
+    def mark_pil_only(self, row: int) -> None:
         """From now on DALI does not decode the file as PIL does."""
         self._flags[self._one(row)] &= 0xFF ^ _NATIVE
 

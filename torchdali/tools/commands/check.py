@@ -32,13 +32,13 @@ from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from torchdali.errors import OptionError, SampleError
 from torchdali.pipeline import graph
-from torchdali.pipeline.header_reader import HeadReader
+from torchdali.pipeline.header_reader import HeaderReader
 from torchdali.runtime.machine import available_cores
 from torchdali.sources import HEAD, FileSource
 from torchdali.sources.headers.batch import parse
-from torchdali.sources.headers.table import Columns, Facts
+from torchdali.sources.headers.table import HeaderColumns, HeaderTable
 from torchdali.sources.paths import Paths, table_of
-from torchdali.tools.commands.decode import Decoder, judged
+from torchdali.tools.commands.decode import Decoder, diagnose
 from torchdali.tools.commands.files import Found, Problem, find, format_of, format_of_name
 from torchdali.transforms.spec import IntArray
 
@@ -135,10 +135,10 @@ class _Files:
 
     def __init__(self, paths: list[str], threads: ThreadPoolExecutor, tick: Callable[[int], None]) -> None:
         self._paths, self._threads, self._tick = paths, threads, tick
-        self._facts = Facts(Columns.unknown(len(paths)))
+        self._facts = HeaderTable(HeaderColumns.unknown(len(paths)))
         self._table = Paths([table_of(paths)])
         self.source = FileSource(self._table, self._facts)
-        self._heads = HeadReader()
+        self._heads = HeaderReader()
         self._ahead = ThreadPoolExecutor(1, thread_name_prefix="torchdali-check-heads")
 
     def close(self) -> None:
@@ -190,7 +190,7 @@ class _Files:
         except PIL.UnidentifiedImageError:
             return False, [Problem(path, "no image", f"no format that PIL knows begins with {head[:16]!r}")]
         except SampleError as error:
-            return False, [*problems, judged(error)]
+            return False, [*problems, diagnose(error)]
         except Exception as error:  # noqa: BLE001 - PIL raises anything on files that were made to break it
             return False, [*problems, Problem(path, "corrupt", f"its header cannot be read ({error!r})")]
         return True, problems

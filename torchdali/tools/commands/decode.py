@@ -14,14 +14,14 @@ from torchvision.transforms import v2
 
 from torchdali.errors import SampleError
 from torchdali.pipeline.compile import compile_plan
-from torchdali.pipeline.engine import Engine, EnginePool, Taken
+from torchdali.pipeline.engine import PipelinePool, PipelineRunner, RunOutputs
 from torchdali.pipeline.tuning import Threads
 from torchdali.sources import FileSource
 from torchdali.tools.commands.files import Problem, cut_off
 from torchdali.transforms.rng import Draws, epoch_key
 from torchdali.transforms.spec import IntArray
 
-__all__ = ["Decoder", "judged"]
+__all__ = ["Decoder", "diagnose"]
 
 _NOTHING: IntArray = np.empty(0, np.int64)
 _BATCH = 128
@@ -47,9 +47,9 @@ class Decoder:
         self._source, self._threads, self._tick = source, threads, tick
         # Whole images are decoded, as the plan is not fused, and a pixel of each comes out.
         plan = compile_plan([v2.ToImage(), v2.CenterCrop(1)], device, "exact")
-        self._pool = EnginePool(plan, _BATCH, Threads(0, device, plan.entry))
-        self._engine: Engine | None = None
-        self._flying: deque[tuple[Engine, IntArray]] = deque()
+        self._pool = PipelinePool(plan, _BATCH, Threads(0, device, plan.entry))
+        self._engine: PipelineRunner | None = None
+        self._flying: deque[tuple[PipelineRunner, IntArray]] = deque()
 
     def decode(self, chunks: Iterable[IntArray]) -> Iterator[list[Problem]]:
         """Decodes files; gives now and then the problems that were found since.
@@ -97,12 +97,12 @@ class Decoder:
             yield rows[start:stop]
             start = stop
 
-    def _leased(self) -> Engine:
+    def _leased(self) -> PipelineRunner:
         if self._engine is None or self._engine.broken:
-            self._engine = self._pool.lease(_BATCH, self._source.seen())
+            self._engine = self._pool.acquire(_BATCH, self._source.seen())
         return self._engine
 
-    def _submitted(self, engine: Engine, rows: IntArray) -> bool:
+    def _submitted(self, engine: PipelineRunner, rows: IntArray) -> bool:
         plan = self._pool.plan
         inputs, _ = plan.draw(Draws(epoch_key(0, 0), rows, np.zeros_like(rows)), self._source.sizes(rows))
         with ExitStack() as held:
@@ -123,16 +123,16 @@ class Decoder:
         self._tick(len(rows))
         return problems
 
-    def _suspected(self, rows: IntArray, taken: Taken) -> list[Problem]:
+    def _suspected(self, rows: IntArray, taken: RunOutputs) -> list[Problem]:
         """What is wrong with files that DALI decoded without a word, as JPEG engines do with truncated ones."""
         if self._sound(rows, taken):
             return []
         parts = [slice(place, place + 1) for place in range(len(rows))]
-        alone = [Taken([], taken.endings[part], taken.lengths[part]) for part in parts]
+        alone = [RunOutputs([], taken.endings[part], taken.lengths[part]) for part in parts]
         suspects = [part for part, of_it in zip(parts, alone, strict=True) if not self._sound(rows[part], of_it)]
         return [problem for part in suspects if (problem := self._by_pil(int(rows[part][0])))]
 
-    def _sound(self, rows: IntArray, taken: Taken) -> bool:
+    def _sound(self, rows: IntArray, taken: RunOutputs) -> bool:
         try:
             self._source.check_endings(rows, taken.endings)
         except SampleError:
@@ -159,7 +159,7 @@ class Decoder:
         alone.close()
         return problems
 
-    def _passes(self, engine: Engine, rows: IntArray, problems: list[Problem]) -> bool:
+    def _passes(self, engine: PipelineRunner, rows: IntArray, problems: list[Problem]) -> bool:
         """Whether DALI decodes files now; adds what else is found of them. Nothing else may be in flight."""
         while self._flying:
             problems += self._land()
@@ -176,13 +176,13 @@ class Decoder:
         try:
             self._source.load(row)
         except SampleError as error:
-            return judged(error)
+            return diagnose(error)
         except Exception as error:  # noqa: BLE001 - PIL raises anything on files that were made to break it
             return Problem(self._source.path(row), "corrupt", f"it cannot be decoded ({error!r})")
         return None
 
 
-def judged(error: SampleError) -> Problem:
+def diagnose(error: SampleError) -> Problem:
     """The kind of problem that an error is about."""
     cause = error.__cause__
     if isinstance(cause, PIL.Image.DecompressionBombError):

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torchdali import DALILoader
 from torchdali import compile as compile_transform
 from torchdali.errors import OptionError, TorchDALIError, UnsupportedDatasetError
-from torchdali.sources import lift
+from torchdali.sources import from_dataset
 from torchdali.tools.bench.folder import as_classes, dataset, is_maker, loaded, named_object
 
 __all__ = ["explain_folder", "explain_named", "explain_script", "take_over"]
@@ -134,7 +134,7 @@ def _explain_own(dataset: Any, loader: DALILoader[Any], device: str, file: TextI
     if loader.transform is not None or not callable(own):
         return
     try:
-        lift(dataset)
+        from_dataset(dataset)
     except UnsupportedDatasetError:
         file.write("\nIf the dataset gave its images as they are, and its transform were given as transform=:\n")
         compile_transform(own, device=device).explain(file)

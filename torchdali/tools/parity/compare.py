@@ -11,11 +11,11 @@ import torch
 from torchvision.transforms.v2 import functional as F
 
 from torchdali.pipeline.compile import compile_plan, fuse
-from torchdali.pipeline.engine import EnginePool
-from torchdali.pipeline.feed import Batch, Feed
+from torchdali.pipeline.engine import PipelinePool
+from torchdali.pipeline.feed import Batch, Prefetcher
 from torchdali.pipeline.plan import Plan
 from torchdali.pipeline.tuning import Threads
-from torchdali.sources import lift
+from torchdali.sources import from_dataset
 from torchdali.tools.parity.case import Case
 from torchdali.transforms.occurrences import DenseOccurrences
 from torchdali.transforms.rng import Draws, epoch_key
@@ -66,9 +66,9 @@ def compiled(
 
 def run(dataset: Any, plan: Plan, batches: Sequence[Sequence[int]], seed: int = 0) -> Iterator[Batch]:
     """Batches of a dataset, through the loader's own feed."""
-    source, key = lift(dataset), epoch_key(seed, 0)
-    pool = EnginePool(plan, max(map(len, batches)), Threads(2, plan.device, plan.entry))
-    feed, occurrences = Feed(window=3, timeout=0), DenseOccurrences(len(source))
+    source, key = from_dataset(dataset), epoch_key(seed, 0)
+    pool = PipelinePool(plan, max(map(len, batches)), Threads(2, plan.device, plan.entry))
+    feed, occurrences = Prefetcher(window=3, timeout=0), DenseOccurrences(len(source))
     try:
         for indices in batches:
             index = np.asarray(indices, np.int64)
@@ -99,7 +99,7 @@ def pairs(dataset: Any, chain: Sequence[Any], device: str | torch.device = "cpu"
 
 def paired(dataset: Any, plan: Plan, seed: int = 0) -> Iterator[tuple[int, int, Pair]]:
     """The same with a plan, whatever torch runs after it: the number of each image, that of its view, and both."""
-    source: Any = lift(dataset)
+    source: Any = from_dataset(dataset)
     trunk, views = plan.numbered()
     for batch in run(dataset, plan, in_batches(len(source)), seed):
         for row, index in enumerate(batch.rows.tolist()):

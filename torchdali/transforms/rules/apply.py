@@ -16,7 +16,7 @@ from torchvision.transforms import v2
 
 from torchdali.transforms.chain import flatten
 from torchdali.transforms.rng import Draws
-from torchdali.transforms.rule import Chain, Composite, Input, Node, Ops, RowError, Unsupported
+from torchdali.transforms.rule import Chain, Composite, Input, Node, Ops, SampleTransformError, Unsupported
 from torchdali.transforms.rules.conversion import TYPES
 from torchdali.transforms.spec import IntArray, Params, Sample, Spec
 
@@ -73,8 +73,8 @@ class Sometimes(Composite):
             part = self.parts[i]
             try:
                 drawn = part.draw(draws.rows(rows).at(part.step), size[rows])
-            except RowError as error:
-                raise RowError(int(rows[error.row]), str(error)) from error
+            except SampleTransformError as error:
+                raise SampleTransformError(int(rows[error.row]), str(error)) from error
             size = np.array(size)
             size[rows] = part.resized(size[rows], drawn)
             for key, values in drawn.items():

@@ -245,15 +245,15 @@ def turn_hue(ops: Ops, image: Node, turn: Node, spec: Spec) -> Node:
         spec: The image.
     """
     fn, math = ops.fn, ops.math
-    lift = np.float32(8 * bound(spec))
+    from_dataset = np.float32(8 * bound(spec))
     value = fn.reductions.max(image, axes=[2], keep_dims=True)
     spread = value - fn.reductions.min(image, axes=[2], keep_dims=True)
     # Six times the hue, times the spread, as it would be if red, green or blue were the largest.
     each = fn.coord_transform(image, M=[0.0, 1.0, -1.0, -1.0, 0.0, 1.0, 1.0, -1.0, 0.0])
     each = each + fn.coord_transform(spread, M=[0.0, 2.0, 4.0])
-    largest = fn.reductions.max(each + (image == value) * lift, axes=[2], keep_dims=True)
+    largest = fn.reductions.max(each + (image == value) * from_dataset, axes=[2], keep_dims=True)
     least = np.float32(1e-30) if spec.dtype.is_floating_point else np.uint8(1)
-    hue = (largest - lift) / math.max(spread, least)
+    hue = (largest - from_dataset) / math.max(spread, least)
     place = fn.coord_transform(hue, M=[1 / 6, 1 / 6, 1 / 6], T=turn)
     away = math.abs(place - fn.cast(place, dtype=ops.types.INT8))  # from the nearest whole turn
     turned = value - spread * math.clamp(2.0 - away * 6.0, 0.0, 1.0)

@@ -14,7 +14,7 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 from torchdali.transforms.rng import Draws
-from torchdali.transforms.rule import Input, Node, Ops, RowError, Rule, Unsupported, check_whole, first_row
+from torchdali.transforms.rule import Input, Node, Ops, Rule, SampleTransformError, Unsupported, check_whole, first_row
 from torchdali.transforms.rules.conversion import TYPES, of_kind
 from torchdali.transforms.spec import IntArray, Params, Sample, Spec
 
@@ -38,7 +38,7 @@ class Window(Rule):
     def draw(self, draws: Draws, size: IntArray) -> Params:
         start, shape = self.window(draws, size)
         if (row := first_row(shape < 1)) is not None:
-            raise RowError(row, f"nothing of an image of {tuple(size[row].tolist())} would be left")
+            raise SampleTransformError(row, f"nothing of an image of {tuple(size[row].tolist())} would be left")
         return {"start": start.astype(np.int32), "shape": shape.astype(np.int32)}
 
     def resized(self, size: IntArray, params: Params) -> IntArray:
@@ -170,12 +170,12 @@ class Border:
         return cls(left, top, right, bottom, mode)
 
     def check(self, size: IntArray) -> None:
-        """Raises RowError where a border that repeats the image is wider than it."""
+        """Raises SampleTransformError where a border that repeats the image is wider than it."""
         if self.mode not in ("reflect", "symmetric"):
             return
         widest = np.maximum(self.before, self.after) + (self.mode == "reflect")
         if (row := first_row(size < widest)) is not None:
-            raise RowError(
+            raise SampleTransformError(
                 row, f"padding_mode={self.mode!r} needs a border narrower than the image of {tuple(size[row].tolist())}"
             )
 
@@ -339,7 +339,7 @@ class RandomCrop(Window):
         if self.transform.pad_if_needed:
             before, padded = before + missing, padded + 2 * missing
         elif (row := first_row(missing)) is not None:
-            raise RowError(
+            raise SampleTransformError(
                 row,
                 f"the crop of {self.size} is larger than the {'padded ' if self.border.any else ''}image "
                 f"of {tuple(padded[row].tolist())}; set pad_if_needed=True or resize first",

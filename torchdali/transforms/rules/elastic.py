@@ -13,7 +13,7 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 from torchdali.transforms.rng import Draws
-from torchdali.transforms.rule import Input, Node, Ops, RowError, Unsupported, first_row
+from torchdali.transforms.rule import Input, Node, Ops, SampleTransformError, Unsupported, first_row
 from torchdali.transforms.rules import _noise
 from torchdali.transforms.rules._warp import blend
 from torchdali.transforms.rules.filters import check_window
@@ -60,7 +60,7 @@ class ElasticTransform(Warp):
     def draw(self, draws: Draws, size: IntArray) -> Params:
         window = window_of(max(self.sigma))
         if (row := first_row(size <= window // 2)) is not None:
-            raise RowError(
+            raise SampleTransformError(
                 row,
                 f"sigma={self.sigma} blurs in a window of {window} x {window}, which needs an image of more than half "
                 f"of that, and this one has {size[row, 1]} x {size[row, 0]} (width x height)",

@@ -12,7 +12,7 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 from torchdali.transforms.rng import Draws
-from torchdali.transforms.rule import Input, Node, Ops, RowError, Rule, Unsupported, first_row
+from torchdali.transforms.rule import Input, Node, Ops, Rule, SampleTransformError, Unsupported, first_row
 from torchdali.transforms.spec import IntArray, Params, Sample, Spec
 
 _MOST_ON_GPU = 510
@@ -42,7 +42,7 @@ class GaussianBlur(Rule):
 
     def draw(self, draws: Draws, size: IntArray) -> Params:
         if (row := first_row(size <= np.array(self.window) // 2)) is not None:
-            raise RowError(
+            raise SampleTransformError(
                 row,
                 f"a window of {self.window[1]} x {self.window[0]} (width x height) needs an image of more than half "
                 f"of that, and this one has {size[row, 1]} x {size[row, 0]}",

@@ -14,7 +14,17 @@ from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import functional as F
 
 from torchdali.transforms.rng import Draws
-from torchdali.transforms.rule import Composite, Input, Node, Ops, RowError, Rule, Unsupported, check_ranges, first_row
+from torchdali.transforms.rule import (
+    Composite,
+    Input,
+    Node,
+    Ops,
+    Rule,
+    SampleTransformError,
+    Unsupported,
+    check_ranges,
+    first_row,
+)
 from torchdali.transforms.rules._warp import (
     affine_matrices,
     perspective_matrices,
@@ -159,7 +169,7 @@ class RandomPerspective(Warp):
         # On the far sides torchvision draws from ``side - bound`` on, upwards.
         corners = inwards + far * (width_height - bound)[:, None]
         if (row := first_row(apply[:, None] & (size < 2))) is not None:
-            raise RowError(row, f"corners of an image of {tuple(size[row].tolist())} fall together")
+            raise SampleTransformError(row, f"corners of an image of {tuple(size[row].tolist())} fall together")
         matrix = np.where(apply[:, None, None], perspective_matrices(corners, size), np.eye(3))
         return {"warp": apply, "apply": apply, "matrix": matrix, "corners": corners}
 

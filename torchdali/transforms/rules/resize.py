@@ -15,7 +15,7 @@ from torchvision.transforms import functional as v1_functional
 from torchvision.transforms.v2 import functional as F
 
 from torchdali.transforms.rng import Draws
-from torchdali.transforms.rule import Input, Node, Ops, RowError, Rule, Unsupported, check_whole, first_row
+from torchdali.transforms.rule import Input, Node, Ops, Rule, SampleTransformError, Unsupported, check_whole, first_row
 from torchdali.transforms.spec import IntArray, Params, Sample, Spec
 
 _BY_PILLOW_CONSTANT = {
@@ -95,7 +95,9 @@ class Resampling:
     def draw(self, size: IntArray, target: IntArray, draws: Draws) -> Params:
         """Parameters for images of ``size`` resized to ``target``, both ``(N, 2)``; of several interpolations one."""
         if (row := first_row((target < 1) | (size < 1))) is not None:
-            raise RowError(row, f"an image of {tuple(size[row].tolist())} would become {tuple(target[row].tolist())}")
+            raise SampleTransformError(
+                row, f"an image of {tuple(size[row].tolist())} would become {tuple(target[row].tolist())}"
+            )
         params: Params = {
             "height": target[:, 0].astype(np.float32),
             "width": target[:, 1].astype(np.float32),

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from torchdali.transforms.rng import Draws
-from torchdali.transforms.rule import Composite, RowError, Unsupported, first_row
+from torchdali.transforms.rule import Composite, SampleTransformError, Unsupported, first_row
 from torchdali.transforms.rules.conversion import PILToTensor, ToDtype, ToTensor
 from torchdali.transforms.rules.crop import CenterCrop, Window, resolve_fill
 from torchdali.transforms.rules.erasing import RandomErasing
@@ -151,7 +151,7 @@ class TrimBorder(Window):
     def window(self, draws: Draws, size: IntArray) -> tuple[IntArray, IntArray]:
         shape = size - 2 * self.border
         if (row := first_row(shape < 1)) is not None:
-            raise RowError(row, f"nothing is left of an image of {tuple(size[row].tolist())}")
+            raise SampleTransformError(row, f"nothing is left of an image of {tuple(size[row].tolist())}")
         return np.full_like(size, self.border), shape
 
 

@@ -18,14 +18,14 @@ from torchvision.datasets.folder import default_loader, pil_loader
 from torchdali.errors import UnsupportedDatasetError
 from torchdali.sources.arrays import Arrays, ArraySource, as_array, family, targets_of
 from torchdali.sources.folder import FolderSource
-from torchdali.sources.headers.table import Columns, Facts
+from torchdali.sources.headers.table import HeaderColumns, HeaderTable
 from torchdali.sources.index import ImageIndex
 from torchdali.sources.paths import Paths, read_samples
-from torchdali.sources.source import LiftedSource
+from torchdali.sources.source import NativeSource
 from torchdali.transforms import find_rule, flatten, snapshot
 from torchdali.transforms.spec import IntArray
 
-__all__ = ["dataset_state", "lift"]
+__all__ = ["dataset_state", "from_dataset"]
 
 _Places = range | IntArray
 """Places of samples; a range where they are consecutive, which then take no memory."""
@@ -37,7 +37,7 @@ _HINT = (
 )
 
 
-def lift(dataset: Any) -> LiftedSource:
+def from_dataset(dataset: Any) -> NativeSource:
     """Reads the files or arrays, targets and transforms of a dataset.
 
     Args:
@@ -60,7 +60,7 @@ def lift(dataset: Any) -> LiftedSource:
         ) from error
 
 
-def _lift(dataset: Any) -> LiftedSource:
+def _lift(dataset: Any) -> NativeSource:
     leaves: list[Any] = []
     ends: list[int] = []
     places = _resolve(dataset, leaves, ends)
@@ -95,17 +95,17 @@ class _Lifted(FolderSource):
         return _lift, (self._dataset,)
 
 
-def _files(leaves: list[Any], count: int, places: _Places) -> tuple[Paths, Facts, Any]:
+def _files(leaves: list[Any], count: int, places: _Places) -> tuple[Paths, HeaderTable, Any]:
     """Paths, facts and targets of the samples, whose places in all leaves together are given."""
     whole = isinstance(places, range) and len(places) == count
     if not any(isinstance(one, ImageIndex) for one in leaves):
         everything: Any = leaves[0].samples if len(leaves) == 1 else [*chain(*(one.samples for one in leaves))]
         table, targets = read_samples(everything if whole else (everything[i] for i in _array(places).tolist()))
-        return Paths([table]), Facts(Columns.unknown(len(table))), targets
+        return Paths([table]), HeaderTable(HeaderColumns.unknown(len(table))), targets
     # What an index has stays where it is: the samples are known by their place in it.
     read = [(one.paths, one.targets) if isinstance(one, ImageIndex) else read_samples(one.samples) for one in leaves]
-    known = [one.headers() if isinstance(one, ImageIndex) else Columns.unknown(len(one)) for one in leaves]
-    columns = known[0] if len(known) == 1 else Columns(*map(np.concatenate, zip(*known, strict=True)))
+    known = [one.headers() if isinstance(one, ImageIndex) else HeaderColumns.unknown(len(one)) for one in leaves]
+    columns = known[0] if len(known) == 1 else HeaderColumns(*map(np.concatenate, zip(*known, strict=True)))
     files: npt.NDArray[Any] | None = None if whole else _array(places).astype(np.min_scalar_type(count))
     given = [targets for _, targets in read]
     if all(isinstance(targets, np.ndarray) for targets in given):
@@ -114,7 +114,7 @@ def _files(leaves: list[Any], count: int, places: _Places) -> tuple[Paths, Facts
     else:
         mixed: list[Any] = [*chain(*(one.tolist() if isinstance(one, np.ndarray) else one for one in given))]
         targets = mixed if files is None else [mixed[i] for i in files.tolist()]
-    return Paths([table for table, _ in read], files), Facts(columns, files), targets
+    return Paths([table for table, _ in read], files), HeaderTable(columns, files), targets
 
 
 class _Objects:
@@ -133,7 +133,7 @@ class _Objects:
 
 
 def dataset_state(dataset: Any) -> object:
-    """Something that differs when a dataset was changed in a way that :func:`lift` would see; it never raises."""
+    """Something that differs when a dataset was changed in a way that :func:`from_dataset` sees; it never raises."""
     try:
         return _state(dataset)
     except Exception:  # noqa: BLE001 - for the same reason as in lift(), which says so
