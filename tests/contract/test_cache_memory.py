@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_changing_files import CROPPED, PHOTOGRAPH, RESIZED, folder, loader_of, write
+from helpers.cuts import CROPPED, PHOTOGRAPH, RESIZED, folder, loader_of, write
 
 from torchdali.pipeline.cache import encoded as files_cache
 from torchdali.pipeline.cache.decoded import DecodedCache

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.cuts import CROPPED, PHOTOGRAPH, RESIZED, folder, loader_of, write
 from PIL import Image
-from skimage.data import astronaut
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
@@ -22,35 +22,13 @@ from torchdali.sources import FolderSource
 
 pytestmark = pytest.mark.timeout(120)
 
-PHOTOGRAPH = Image.fromarray(astronaut())
-RESIZED = v2.Compose([v2.ToImage(), v2.Resize((32, 32))])
-CROPPED = v2.Compose([v2.ToImage(), v2.CenterCrop(24)])
-
-
-def write(path: Path, height: int, width: int, left: int = 0) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_suffix(".new")
-    PHOTOGRAPH.crop((left, 0, left + width, height)).save(new, "PNG")
-    new.replace(path)
-
-
-def folder(root: Path, count: int, height: int = 40, width: int = 56) -> list[Path]:
-    paths = [root / "c" / f"{i:03}.png" for i in range(count)]
-    for i, path in enumerate(paths):
-        write(path, height, width, 3 * i)
-    return paths
-
-
-def loader_of(root: Path, transform: Any, batch_size: int = 8, **options: Any) -> DALILoader:
-    return DALILoader(ImageFolder(root, transform), batch_size, **options)
-
 
 SHRINKING = """
 import sys
 from pathlib import Path
 import numpy as np
+from helpers.cuts import CROPPED, PHOTOGRAPH, RESIZED, folder, loader_of, write
 from PIL import Image
-from skimage.data import astronaut
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 from torchdali import DALILoader

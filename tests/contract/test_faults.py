@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import PIL.Image
 import pytest
 import torch
-from conftest import CROP, PER_BATCH, Numbered, assert_pairs, encoded, in_order, same
+from conftest import CROP, PER_BATCH, Numbered, assert_pairs, in_order, same
+from helpers.damages import DAMAGES
 from torch.utils.data import DataLoader, Subset, default_collate
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
@@ -32,38 +32,6 @@ def sample_path(dataset: ImageFolder, index: int = BAD) -> Path:
 
 
 # Files that are no pictures
-
-
-def directory(path: Path) -> None:
-    path.unlink()
-    path.mkdir()
-
-
-def shortened(kind: str, part: float, **options: Any) -> Callable[[Path], object]:
-    def damage(path: Path) -> None:
-        with PIL.Image.open(path) as image:
-            data = encoded(image.convert("RGB"), kind, **options)
-        path.write_bytes(data[: round(part * len(data))])
-
-    return damage
-
-
-DAMAGES: dict[str, Callable[[Path], object]] = {
-    "garbage": lambda path: path.write_bytes(np.random.default_rng(0).bytes(2000)),
-    "garbage after a JPEG's first bytes": lambda path: path.write_bytes(path.read_bytes()[:30] + bytes(2000)),
-    "truncated JPEG": shortened("JPEG", 0.7),
-    "JPEG without its last bytes": shortened("JPEG", 0.98),
-    "truncated progressive JPEG": shortened("JPEG", 0.9, progressive=True),
-    "truncated PNG": shortened("PNG", 0.7),
-    "truncated BMP": shortened("BMP", 0.7),
-    "truncated WEBP": shortened("WEBP", 0.7),
-    "truncated GIF": shortened("GIF", 0.7),
-    "header alone": shortened("JPEG", 0.2),
-    "empty": lambda path: path.write_bytes(b""),
-    "vanished": Path.unlink,
-    "directory": directory,
-    "dangling link": lambda path: (path.unlink(), path.symlink_to(path.parent / "nowhere")),
-}
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())

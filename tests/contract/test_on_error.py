@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 import torch
 from conftest import CROP
-from helpers.proxied import Asked
-from test_faults import DAMAGES
-from test_recovery import Paths
+from helpers.damages import DAMAGES, next_good
+from helpers.proxied import PathSamples
 from torch.utils.data import DistributedSampler
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
@@ -44,12 +43,6 @@ def epochs(loader: DALILoader[Any], count: int = 2) -> list[list[Any]]:
     return [[[part.cpu() for part in batch] for batch in loader] for _ in range(count)]
 
 
-def of_next(labels: list[int], place: int, bad: Any = BAD) -> int:
-    """What skipping puts in the place of a bad sample."""
-    after = labels[place:] + labels[:place]
-    return next(label for label in after if label not in bad)
-
-
 @pytest.mark.parametrize("cache", [None, "host", "device"])
 @pytest.mark.parametrize("mode", ["skip", "replace"])
 def test_all_but_the_bad_samples_are_what_they_were(
@@ -72,7 +65,7 @@ def test_all_but_the_bad_samples_are_what_they_were(
                     assert labels[place] == label
                     assert not images[place].any()
                 else:
-                    assert labels[place] == of_next(asked, place)
+                    assert labels[place] == next_good(asked, place, BAD)
                     assert images[place].any()
                     assert not torch.equal(images[place], images[asked.index(int(labels[place]))])  # other numbers
     assert {error.index for error in errors} == set(BAD)
@@ -172,7 +165,7 @@ def test_a_black_image_is_as_large_as_the_next_one_that_can_be_read(fresh: Image
     spoil(fresh, dict.fromkeys(bad, "garbage"))
     fresh.transform = None
     options: dict[str, Any] = {"transform": v2.ToImage(), "on_error": "replace", "collate_fn": list, "device": "cpu"}
-    loader = DALILoader(Asked(fresh) if asked else fresh, 4, **options)
+    loader = DALILoader(PathSamples(fresh) if asked else fresh, 4, **options)
     seen = [tuple(image.shape[1:]) for batch in loader for image, _ in batch]
     assert seen == [sizes[bad.get(index, index)] for index in range(len(fresh))]
 
@@ -207,7 +200,7 @@ def test_an_epoch_that_cannot_go_on_where_a_batch_is_run_again_is_not_over(
 
     spoil(fresh, {BATCH + 1: "garbage"})
     options: dict[str, Any] = {"transform": RANDOM, "num_workers": 1} if asked else {}
-    given: Any = Paths(fresh) if asked else fresh
+    given: Any = PathSamples(fresh) if asked else fresh
     loader = loader_of(given, "cpu", shuffle=False, on_error="skip", timeout=5, **options)
     iterator = iter(loader)
     next(iterator)

@@ -14,8 +14,8 @@ import PIL.Image
 import pytest
 import skimage.data
 import torch
-from test_faults import DAMAGES
-from test_on_error import RANDOM, of_next
+from conftest import CROP
+from helpers.damages import DAMAGES, next_good
 from torch.utils.data import DataLoader, Dataset, default_collate
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
@@ -29,6 +29,7 @@ pytestmark = [
 
 BATCH = 5
 SEED = 4
+RANDOM = v2.Compose([v2.ToImage(), v2.RandomResizedCrop(CROP), v2.ToDtype(torch.float32, scale=True)])
 
 
 def scrambled(path: Path) -> None:
@@ -208,7 +209,7 @@ def test_without_a_transform(fresh: ImageFolder, workers: int) -> None:
             return fresh[index]
 
     seen, errors = batches(Asked(), "cpu", transform=None, num_workers=workers, on_error="skip")
-    expected = [[of_next(labels, i, {2}) for i in range(len(labels))] for labels in true]
+    expected = [[next_good(labels, i, {2}) for i in range(len(labels))] for labels in true]
     assert [labels.tolist() for _, labels in seen] == expected
     assert [error.index for error in errors] == [2]
 
@@ -240,7 +241,7 @@ def assert_as_it_was(seen: list[Any], true: list[Any], mode: str) -> None:
                 assert now == label
                 assert not image.any()
             else:
-                assert now == of_next(asked, place, BAD)
+                assert now == next_good(asked, place, BAD)
                 assert image.any()
             assert batch["name"][place] == f"number {now}"
             assert [part[place].item() for part in batch["at"]] == [now, now]

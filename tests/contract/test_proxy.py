@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 from conftest import same
+from helpers.arguments import ARGUMENTS, WORKERS
 from helpers.proxied import EXACT, RANDOM, AtOnce, Named, Pictures, Stream, decoded, difference, prepare
-from test_order import ARGUMENTS, WORKERS
 from torch.utils.data import (
     DataLoader,
     DistributedSampler,

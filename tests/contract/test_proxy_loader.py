@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import torch
 from conftest import CROP, same
+from helpers.arguments import WORKERS
 from helpers.proxied import EXACT, RANDOM, Named, Pictures, Stream, prepare
-from test_order import WORKERS
 from torch.utils.data import (
     BatchSampler,
     DataLoader,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import json
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -11,11 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import CROP, Numbered
-from helpers.proxied import RANDOM, Pictures, difference
-from test_order import ARGUMENTS, COMBINED, WORKERS
-from torch.utils.data import Dataset
-from torchvision.transforms import v2
+from conftest import Numbered
+from helpers.arguments import ARGUMENTS, COMBINED, WORKERS
+from helpers.proxied import difference
+from helpers.resumed import AUGMENT, KINDS, read, set_epoch, through_files
 
 from torchdali import DALILoader
 
@@ -25,56 +22,11 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),
 ]
 
-COUNT = 12
-AUGMENT = v2.Compose([v2.ToImage(), v2.RandomResizedCrop(CROP), v2.RandomHorizontalFlip()])
 
-
-class Asked(Dataset[Any]):
-    """Gives a picture with its number."""
-
-    def __init__(self, files: list[Path], transform: Any = None) -> None:
-        self.pictures = Pictures(files, transform)
-
-    def __len__(self) -> int:
-        return len(self.pictures)
-
-    def __getitem__(self, index: int) -> Any:
-        sample = self.pictures[index]
-        return sample["image"], sample["index"]
-
-
-Make = Callable[..., DALILoader[Any]]
-
-
-def read(pictures: Path, numbered: Numbered) -> tuple[Any, dict[str, Any]]:
-    return numbered(pictures, AUGMENT), {"device": "cpu"}
-
-
-def asked(pictures: Path, numbered: Numbered) -> tuple[Any, dict[str, Any]]:
-    return Asked(sorted(pictures.rglob("*.jpg"))[:COUNT]), {"device": "cpu", "transform": RANDOM}
-
-
-def plain(pictures: Path, numbered: Numbered) -> tuple[Any, dict[str, Any]]:
-    exact = v2.Compose([v2.ToImage(), v2.CenterCrop(CROP)])
-    return Asked(sorted(pictures.rglob("*.jpg"))[:COUNT], exact), {"device": "cpu"}
-
-
-KINDS = {"read": read, "asked": asked, "plain": plain}
 SHORT = [
     *("shuffle", "batch_size=None, shuffle", "random, many", "replacement", "subset", "distributed"),
     *("uneven batches", "lists", "drawn at iter", "batches drawn at iter", "negative"),
 ]
-
-
-def through_files(state: dict[str, Any]) -> dict[str, Any]:
-    """A state that was saved, both ways."""
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    loaded = torch.load(file, weights_only=True)
-    assert loaded == state
-    assert json.loads(json.dumps(state)) == state
-    return loaded
 
 
 def loader_of(kind: Any, arguments: Any, seed: int, own_generator: bool, **options: Any) -> DALILoader[Any]:
@@ -83,11 +35,6 @@ def loader_of(kind: Any, arguments: Any, seed: int, own_generator: bool, **optio
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed) if own_generator else None
     return DALILoader(dataset, generator=generator, **arguments(len(dataset), generator), **own, **options)
-
-
-def set_epoch(loader: DALILoader[Any], epoch: int) -> None:
-    if hasattr(loader.sampler, "set_epoch"):
-        loader.sampler.set_epoch(epoch)
 
 
 def going_on(iterator: Iterator[Any]) -> list[Any]:

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 from conftest import Numbered
+from helpers.arguments import WORKERS
 from helpers.processes import run_ranks
 from helpers.proxied import difference
 from helpers.regrouped import BATCH, BATCHES, COUNT, MOST, Seen
-from test_state import KINDS, WORKERS, through_files
-from test_state_ranks import Ranks, in_group
+from helpers.resumed import KINDS, Ranks, in_group, through_files
 from torch.utils.data import BatchSampler, DistributedSampler
 
 from torchdali import DALILoader

@@ -12,8 +12,8 @@ import pytest
 import torch
 from conftest import encoded
 from helpers.proxied import difference
+from helpers.resumed import through_files
 from PIL import Image
-from test_state import through_files
 from torch.utils.data import Dataset, IterableDataset, RandomSampler, default_collate, get_worker_info
 from torchvision.transforms import v2
 

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.arguments import WORKERS
 from helpers.proxied import difference
-from test_state import KINDS, WORKERS, Asked, read, set_epoch, through_files
+from helpers.resumed import KINDS, Asked, Remembering, RememberingBatches, read, set_epoch, through_files
 from torch.utils.data import Dataset, DistributedSampler, RandomSampler
 
 from torchdali import DALILoader
@@ -301,39 +302,6 @@ def test_epochs_of_a_distributed_sampler(make: Any) -> None:
         iter(again)
     set_epoch(again, 4)
     assert not difference(list(again), rest)
-
-
-class Remembering:
-    """A sampler that has a state as torchdata asks for it, and draws from a generator that nobody can find."""
-
-    def __init__(self, count: int) -> None:
-        self.count, self.given, self.start, self.hidden = count, 0, 0, [random.Random(torch.initial_seed())]
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __iter__(self) -> Iterator[int]:
-        first, self.start = self.start, 0
-        for number in range(first, self.count):
-            self.given = number + 1
-            yield self.hidden[0].randrange(self.count)
-
-    def state_dict(self) -> State:
-        version, words, rest = self.hidden[0].getstate()
-        return {"given": self.given, "random": [version, list(words), rest]}
-
-    def load_state_dict(self, state: State) -> None:
-        version, words, rest = state["random"]
-        self.start, self.hidden = state["given"], [random.Random()]
-        self.hidden[0].setstate((version, tuple(words), rest))
-
-
-class RememberingBatches(Remembering):
-    def __iter__(self) -> Iterator[list[int]]:
-        first, self.start = self.start, 0
-        for number in range(first, self.count):
-            self.given = number + 1
-            yield [self.hidden[0].randrange(self.count) for _ in range(2)]
 
 
 @pytest.mark.parametrize("workers", WORKERS)

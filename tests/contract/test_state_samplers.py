@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 from conftest import Numbered
+from helpers.arguments import WORKERS
 from helpers.proxied import difference
-from test_state import WORKERS, read, through_files
-from test_state_moments import Remembering, RememberingBatches
+from helpers.resumed import Remembering, RememberingBatches, read, through_files
 from torch.utils.data import BatchSampler, SequentialSampler
 
 from torchdali import DALILoader

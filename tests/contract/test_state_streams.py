@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 from conftest import CROP, same
+from helpers.arguments import WORKERS
 from helpers.proxied import Pictures, difference
-from test_order import WORKERS
-from test_state import through_files
+from helpers.resumed import through_files
 from torch.utils.data import IterableDataset, get_worker_info
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torchvision.transforms import v2

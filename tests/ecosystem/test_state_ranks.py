@@ -5,13 +5,13 @@ from __future__ import annotations
 from itertools import islice
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
 from conftest import Numbered
+from helpers.arguments import WORKERS
 from helpers.proxied import difference
-from test_state import KINDS, WORKERS, through_files
+from helpers.resumed import KINDS, Ranks, in_group, through_files
 
 from torchdali import DALILoader
 
@@ -20,28 +20,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
     pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),
 ]
-
-
-class Ranks:
-    """Makes the loader that each of several processes would have, in this one.
-
-    Args:
-        kind: Dataset, and options of its loaders.
-    """
-
-    def __init__(self, kind: tuple[Any, dict[str, Any]]) -> None:
-        self.dataset, self.own = kind
-
-    def __call__(self, world: int, rank: int, number: int = 7, **options: Any) -> DALILoader[Any]:
-        torch.manual_seed(number)
-        with in_group(rank, world):
-            return DALILoader(
-                self.dataset, **{"batch_size": 2, "shuffle": True, "distributed": "auto", **self.own, **options}
-            )
-
-
-def in_group(rank: int, world: int) -> Any:
-    return mock.patch("torchdali.state.sharding.group", return_value=(rank, world))
 
 
 @pytest.fixture(params=list(KINDS))

@@ -178,8 +178,8 @@ def assert_near(ours: Any, theirs: Any, mean: float = 0) -> None:
         assert ours == theirs
 
 
-class Asked:
-    """The samples of a folder, with paths for images."""
+class PathSamples(Dataset[Any]):
+    """The samples of a folder, each a path and a label."""
 
     def __init__(self, folder: ImageFolder) -> None:
         self.samples = [(Path(path), target) for path, target in folder.samples]

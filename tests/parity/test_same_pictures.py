@@ -14,7 +14,7 @@ import pytest
 import torch
 from conftest import CROP, Numbered
 from helpers.proxied import difference
-from test_state import KINDS, Asked, through_files
+from helpers.resumed import KINDS, Asked, through_files
 from torch.utils.data import DistributedSampler
 from torchvision.transforms import v2
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import PER_BATCH, assert_pairs, in_order
-from helpers.proxied import Asked
+from helpers.proxied import PathSamples
 from torch.utils.data import BatchSampler, SequentialSampler
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
@@ -38,7 +38,7 @@ KINDS = [
 def make(dataset: ImageFolder, asked: bool, options: dict[str, Any], device: str) -> DALILoader[Any]:
     if asked:
         options = {**options, "transform": dataset.transform}
-    return DALILoader(Asked(dataset) if asked else dataset, PER_BATCH, device=device, **options)
+    return DALILoader(PathSamples(dataset) if asked else dataset, PER_BATCH, device=device, **options)
 
 
 def open_ones() -> list[int]:
@@ -172,7 +172,7 @@ def test_an_iterator_that_could_not_be_made_is_dropped_in_silence(
             raise OwnError
 
     batches = Broken(SequentialSampler(dataset), PER_BATCH, drop_last=False)
-    given = (Asked(dataset) if asked else dataset) if images else [*range(9)]
+    given = (PathSamples(dataset) if asked else dataset) if images else [*range(9)]
     options = {**options, "transform": dataset.transform if images and asked else None}
     loader = DALILoader(given, batch_sampler=batches, device="cpu", **options)
     with pytest.raises(OwnError):

@@ -17,8 +17,8 @@ import pytest
 import torch
 from conftest import PER_BATCH
 from helpers.crops import EXACT, Crops
-from helpers.proxied import Asked
-from test_faults import DAMAGES
+from helpers.damages import DAMAGES
+from helpers.proxied import PathSamples
 from torch.multiprocessing import reductions
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
@@ -102,7 +102,7 @@ def indexed(dataset: ImageFolder, tmp_path: Path, **options: Any) -> Any:
 
 
 def asked(dataset: ImageFolder, tmp_path: Path, **options: Any) -> Any:
-    return DALILoader(Asked(dataset), PER_BATCH, transform=dataset.transform, **options)
+    return DALILoader(PathSamples(dataset), PER_BATCH, transform=dataset.transform, **options)
 
 
 STAY = {"num_workers": 1, "persistent_workers": True}

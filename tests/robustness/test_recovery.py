@@ -22,7 +22,8 @@ import PIL.Image
 import pytest
 from conftest import PER_BATCH, Numbered, Script, assert_pairs, in_order
 from helpers.crops import EXACT, Crops, Truth
-from torch.utils.data import Dataset, DistributedSampler
+from helpers.proxied import PathSamples
+from torch.utils.data import DistributedSampler
 from torchvision.datasets import ImageFolder
 
 from torchdali import DALILoader, SampleError
@@ -155,20 +156,6 @@ def test_interrupt_pairs_no_picture_with_another_label(
     assert_pairs(loader, dataset, in_order())
 
 
-class Paths(Dataset[Any]):
-    """The files of a folder and their labels, given one by one."""
-
-    def __init__(self, folder: ImageFolder) -> None:
-        self.samples = folder.samples
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
-    def __getitem__(self, index: int) -> tuple[Path, int]:
-        path, label = self.samples[index]
-        return Path(path), label
-
-
 class TooLongError(Exception):
     """What a handler of the user's raises."""
 
@@ -209,7 +196,7 @@ def test_what_a_signals_handler_raises_is_raised_at_once_and_pairs_no_picture_wi
             signal.raise_signal(signal.SIGUSR1)
         return result
 
-    given = Paths(dataset) if kind == "asked" else dataset
+    given = PathSamples(dataset) if kind == "asked" else dataset
     uses: dict[str, Any] = {"read": {}, "asked": {"transform": dataset.transform}, "cached": {"cache": "device"}}
     loader = DALILoader(cast("Any", given), PER_BATCH, device="cpu", **uses[kind])
     iterator, taken = iter(loader), []
