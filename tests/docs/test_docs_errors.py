@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 import torchdali
+from torchdali.runtime.exceptions import CLOSED
 
 PACKAGE = Path(torchdali.__file__).parent
 PAGE = PACKAGE.parent / "docs" / "errors.md"
 
-NOT_FOR_USERS = ("parity", "bench/loading.py", "bench/training.py")
+NOT_FOR_USERS = ("tools/parity", "tools/bench/loading.py", "tools/bench/training.py")
 """Where messages are about the project's own work."""
 
 NO_ERRORS = {"Unsupported", "_ExplainedError"}
@@ -46,6 +47,13 @@ class Module:
                     if isinstance(one, (ast.Name, ast.Attribute)) and node.value is not None:
                         name = one.id if isinstance(one, ast.Name) else one.attr
                         self.assigned.setdefault(name, []).append(node.value)
+        self.imported = {
+            alias.name: PACKAGE.parent / f"{node.module.replace('.', '/')}.py"
+            for node in ast.walk(self.tree)
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("torchdali.")
+            for alias in node.names
+            if alias.name.isupper()
+        }
 
     def messages(self) -> Iterator[str]:
         """Each message, with three dots for what is put into it."""
@@ -66,7 +74,10 @@ class Module:
         if isinstance(node, ast.IfExp):
             return [*self.texts(node.body, depth), *self.texts(node.orelse, depth)]
         if isinstance(node, (ast.Name, ast.Attribute)) and depth < 2:
-            values = self.assigned.get(node.id if isinstance(node, ast.Name) else node.attr, [])
+            name = node.id if isinstance(node, ast.Name) else node.attr
+            values = self.assigned.get(name, [])
+            if not values and name in self.imported:
+                return Module(self.imported[name]).texts(node, depth)
             return [text for value in values for text in self.texts(value, depth + 1)] or [ANY]
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in self.functions:
             function = self.functions[node.func.id]
@@ -165,6 +176,7 @@ def test_entries_are_said_once_and_say_something() -> None:
         ("def f():\n    self.over = 'it is over'\n    raise RuntimeError(self.over)", ["it is over"]),
         ("def f():\n    return 'from f'\nraise ValueError(f())", ["from f"]),
         ("why = 'because'\nraise ValueError(f'no: {why}')", ["no: because"]),
+        ("from torchdali.runtime.exceptions import CLOSED\nraise RuntimeError(CLOSED)", [CLOSED]),
         ("raise Unsupported('no rule')", []),
         ("raise", []),
     ],

@@ -24,10 +24,7 @@ STILL_LONG: set[str] = {
     "README.md",
     "docs/adding_a_transform.md",
     "docs/architecture.md",
-    "docs/bad_samples.md",
-    "docs/caches.md",
     "docs/command_line.md",
-    "docs/compatibility.md",
     "docs/datasets.md",
     "docs/distributed.md",
     "docs/errors.md",
@@ -42,7 +39,6 @@ STILL_LONG: set[str] = {
 STILL_AVOIDED: set[str] = {
     "README.md",
     "docs/architecture.md",
-    "docs/bad_samples.md",
     "docs/command_line.md",
     "docs/datasets.md",
     "docs/distributed.md",
@@ -51,7 +47,6 @@ STILL_AVOIDED: set[str] = {
     "docs/migrating.md",
     "docs/migrating_from_dali.md",
     "docs/performance.md",
-    "docs/quickstart.md",
     "docs/resuming.md",
     "docs/transforms.md",
 }
