@@ -27,8 +27,8 @@ SHRINKING = """
 import sys
 from pathlib import Path
 import numpy as np
-from helpers.cuts import CROPPED, PHOTOGRAPH, RESIZED, folder, loader_of, write
 from PIL import Image
+from skimage.data import astronaut
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 from torchdali import DALILoader
