@@ -1,10 +1,10 @@
-# The habits: make demo, make test, make check, make bench. Each makes .venv first and needs only Python 3.10+.
+# The habits: make demo, make quick, make test, make check, make bench. Each makes .venv first and needs only Python 3.10+.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check bench clean
+.PHONY: demo quick test check bench clean
 .DEFAULT_GOAL := test
 
 # Debian and Ubuntu ship python3 without ensurepip; where `venv` cannot make pip, the system package is added.
@@ -17,11 +17,18 @@ $(READY): pyproject.toml
 demo: $(READY)
 	$(BIN)/torchdali demo
 
-# Two processes, because many tests wait for processes of their own; a file stays in one of them. Each has one thread of
-# OpenMP, because several that share a core wait for one another busily, which doubles the time of trainings. Files come
-# in the order of tests/conftest.py.
+# Two processes, because many tests wait for processes of their own. A file stays in one of them, and the longest files
+# come first: tests/conftest.py sorts them. One thread of OpenMP each, because threads that share a core wait for one
+# another busily, which doubles the time of trainings.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+# Everything.
 test: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(PYTEST)
+
+# What a change is most likely to break, without the slow.
+quick: $(READY)
+	$(PYTEST) -m "not slow" tests/unit tests/contract tests/parity
 
 check: $(READY)
 	$(BIN)/ruff check .

@@ -22,6 +22,11 @@ from torch.utils.data._utils.signal_handling import _set_SIGCHLD_handler
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
+TESTS = Path(__file__).parent
+MARKED_FOLDERS = ("robustness", "ecosystem", "docs", "gpu")
+LONGEST_FIRST = ("gpu", "docs", "ecosystem", "robustness", "contract", "parity", "unit")
+"""Two processes share the files: with the short ones last, both end at about the same time."""
+
 PHOTOGRAPHS = ("astronaut", "chelsea", "coffee")
 PER_CLASS = 8
 SMALLEST, LARGEST = 50, 90
@@ -71,27 +76,36 @@ def same(ours: Any, theirs: Any) -> bool:
 
 
 def pytest_configure() -> None:
-    """Sets the handlers of signals that tests rely on.
+    """Set the signal handlers that tests rely on.
 
-    Lightning puts back, when a fit ends, the handlers that it found. torch sets its own, of a worker's death, once in a
-    process only, so that it was gone for the tests after Lightning's. And what a shell starts in the background
-    ignores interrupts, and so would all processes of the tests.
+    At the end of a fit, Lightning restores the handlers that it found. torch sets its SIGCHLD handler once a process,
+    so that without this line it would be missing in the tests after Lightning's. A shell lets what it starts in the
+    background ignore SIGINT, and all processes of the tests would inherit that.
     """
     _set_SIGCHLD_handler()
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Slow files come first, so that no process has one left when the other has nothing to do any more."""
+    """Mark each test by its folder, run the longest files first, and skip what needs a GPU where there is none."""
+    for item in items:
+        if (folder := folder_of(item)) in MARKED_FOLDERS:
+            item.add_marker(folder)
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
-    if torch.cuda.is_available():
+    items.sort(key=lambda item: (item.path not in slow, LONGEST_FIRST.index(folder_of(item))))
+    if torch.cuda.is_available() or "TORCHDALI_SMOKE_DEVICE" in os.environ:
         return
     skip = pytest.mark.skip(reason="needs a CUDA device: torch.cuda.is_available() is False here")
     for item in items:
         if "gpu" in item.keywords:
             item.add_marker(skip)
+
+
+def folder_of(item: pytest.Item) -> str:
+    """Return the folder of ``tests`` that holds a test."""
+    return item.path.relative_to(TESTS).parts[0]
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

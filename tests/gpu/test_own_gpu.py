@@ -13,7 +13,6 @@ import pytest
 import torch
 
 pytestmark = [
-    pytest.mark.gpu,
     pytest.mark.slow,
     pytest.mark.timeout(420),
     pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices"),
@@ -28,7 +27,7 @@ def run(pictures: Path, folder: Path, ranks: dict[int, str], **variables: str) -
     path = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
     processes = [
         subprocess.Popen(
-            [sys.executable, REPOSITORY / "tests" / "own_gpu.py", pictures, folder / f"{rank} {how}", how],
+            [sys.executable, REPOSITORY / "tests" / "helpers" / "own_gpu.py", pictures, folder / f"{rank} {how}", how],
             env={**os.environ, "PYTHONPATH": path, "LOCAL_RANK": str(rank), "RANK": str(rank), **variables},
             stderr=subprocess.PIPE,
             text=True,

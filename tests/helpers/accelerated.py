@@ -1,6 +1,6 @@
 """One rank of several with Accelerate: iterates loaders of ours and torch's, and keeps what came.
 
-Run as ``python accelerated.py RANK WORLD PORT PICTURES RESULTS``; tests/test_accelerate.py starts it.
+Run as ``python accelerated.py RANK WORLD PORT PICTURES RESULTS``; tests/ecosystem/test_accelerate.py starts it.
 """
 
 from __future__ import annotations

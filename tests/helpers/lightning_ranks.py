@@ -1,7 +1,7 @@
 """Several ranks with Lightning: trains, validates and predicts with every loader, and keeps what each rank was given.
 
-Run as ``python lightning_ranks.py STRATEGY PICTURES RESULTS``: tests/test_lightning_ranks.py starts it, and Lightning
-the other rank.
+Run as ``python lightning_ranks.py STRATEGY PICTURES RESULTS``; tests/ecosystem/test_lightning_ranks.py does.
+Lightning starts the other rank.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One rank with a GPU of its own, which is not the first: makes batches in every way, and says where contexts came up.
 
-Run as ``python own_gpu.py PICTURES RESULTS HOW``, with LOCAL_RANK set; tests/test_own_gpu.py starts it. HOW is "auto",
+Run as ``python own_gpu.py PICTURES RESULTS HOW``, with LOCAL_RANK set; tests/gpu/test_own_gpu.py does. HOW is "auto",
 which leaves torch's current device at the first one, or "set_device".
 """
 

@@ -1,6 +1,6 @@
 """One rank of several: iterates every loader of ``CASES`` and keeps what came, beside what DataLoader gives it.
 
-Run as ``python ranked.py STORE RANK WORLD PICTURES RESULTS``; tests/test_ranks.py starts it.
+Run as ``python ranked.py STORE RANK WORLD PICTURES RESULTS``; tests/ecosystem/test_ranks.py starts it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One of four processes, of which some are ranks in turn: what N ranks began, M ranks end.
 
-Run as ``python regrouped.py FOLDER NUMBER PICTURES``; tests/test_state_elastic.py starts it.
+Run as ``python regrouped.py FOLDER NUMBER PICTURES``; tests/contract/test_state_elastic.py starts it.
 """
 
 from __future__ import annotations

@@ -31,7 +31,8 @@ _HEAD = """\
 # Parity with torchvision
 
 Written by `torchdali parity`; do not edit. It runs every rule and, with the numbers that the rule drew, torchvision's
-own functionals for tensors on the CPU, and compares the images. The same cases are the tests (`tests/test_rules.py`).
+own functionals for tensors on the CPU, and compares the images. The tests run the same cases
+(`tests/parity/test_rules.py`).
 A run renews the devices of its machine and keeps what was measured on others, from the JSON file beside this one."""
 
 _ABOUT_TRANSFORMS = f"""\
