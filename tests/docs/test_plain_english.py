@@ -21,7 +21,6 @@ LONGEST = 35
 AVOIDED = ("nobody", "in the midst", "goes on", "gone on", "all the same")
 
 STILL_LONG: set[str] = {
-    "README.md",
     "docs/adding_a_transform.md",
     "docs/architecture.md",
     "docs/command_line.md",
@@ -31,7 +30,6 @@ STILL_LONG: set[str] = {
     "docs/transforms.md",
 }
 STILL_AVOIDED: set[str] = {
-    "README.md",
     "docs/architecture.md",
     "docs/command_line.md",
     "docs/errors.md",
