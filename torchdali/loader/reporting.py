@@ -43,7 +43,7 @@ class Reporting:
         (file or sys.stdout).write(f"{type(self).__name__}\n{text}\n")
 
     def stats(self, probe: bool = False) -> Stats:
-        """What the time of the current or latest epoch was spent on, and what is the limit; ``print`` shows a table.
+        """What the time of the current or latest epoch was spent on, and its bottleneck; ``print`` shows a table.
 
         It may be asked for at any time, by the thread that iterates, and never waits for the GPU.
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from torchdali.pipeline.clock import Part
 
-__all__ = ["HOST", "Limit", "Probe", "Stats", "milliseconds"]
+__all__ = ["HOST", "Bottleneck", "Probe", "Stats", "milliseconds"]
 
-Limit = Literal[
+Bottleneck = Literal[
     "nothing yet",
     "not measured",
     "start",
@@ -30,7 +31,7 @@ Limit = Literal[
 those in DALI; "torch": those in torch; "host": drawing parameters and feeding DALI; "sampler": asking it; "dataset":
 its ``__getitem__``."""
 
-HOST: dict[Part, Limit] = {
+HOST: dict[Part, Bottleneck] = {
     "dataset": "dataset",
     "sampler": "sampler",
     "headers": "storage",
@@ -40,7 +41,7 @@ HOST: dict[Part, Limit] = {
     "collate": "collate",
     "batch_transform": "batch_transform",
 }
-"""What is the limit where most of the waiting is for this part."""
+"""What is the bottleneck where most of the waiting is for this part."""
 
 
 def milliseconds(seconds: float) -> str:
@@ -79,7 +80,7 @@ class Probe:
         return self.images / self.together
 
     @property
-    def limit(self) -> Limit:
+    def bottleneck(self) -> Bottleneck:
         """What keeps it from delivering more."""
         host: dict[Part, float] = {part: x for part, x in self.parts.items() if part not in ("DALI", "headers")}
         alone = (self.read or 0.0, self.decode or 0.0, self.transforms)
@@ -88,9 +89,9 @@ class Probe:
         return self.in_dali
 
     @property
-    def in_dali(self) -> Limit:
+    def in_dali(self) -> Bottleneck:
         """The slowest of reading, decoding and transforming."""
-        each: dict[Limit, float] = {
+        each: dict[Bottleneck, float] = {
             "storage": self.read or 0.0,
             "decoding": self.decode or 0.0,
             "transforms": self.transforms,
@@ -125,7 +126,7 @@ class Stats:
         parts: Seconds that the iterating thread spent in ``next()``, by what it did; on a GPU it may wait while the
             training loop does not.
         probe: What was measured beside the epoch, if anything was.
-        limit: What the verdict names.
+        bottleneck: What the verdict names.
         verdict: One sentence.
     """
 
@@ -146,8 +147,14 @@ class Stats:
     consumer: float = 0.0
     parts: Mapping[Part, float] = field(default_factory=dict[Part, float])
     probe: Probe | None = None
-    limit: Limit = "nothing yet"
+    bottleneck: Bottleneck = "nothing yet"
     verdict: str = "no batch was handed out yet"
+
+    @property
+    def limit(self) -> Bottleneck:
+        """Return ``bottleneck`` under its former name. Deprecated: it will be removed in the next release."""
+        warnings.warn("Stats.limit is deprecated; use Stats.bottleneck", DeprecationWarning, stacklevel=2)
+        return self.bottleneck
 
     def __str__(self) -> str:
         return "\n".join(f"{label:<11}{row}" for label, row in self._rows())

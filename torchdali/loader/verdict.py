@@ -1,4 +1,4 @@
-"""What an epoch's times mean: what is the limit, and one sentence that says so."""
+"""What an epoch's times mean: what is the bottleneck, and one sentence that says so."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from torchdali.loader.stats import HOST, Limit, Probe, Stats, milliseconds
-from torchdali.pipeline.clock import NOTICEABLE, Clock, Part
+from torchdali.loader.stats import HOST, Bottleneck, Probe, Stats, milliseconds
+from torchdali.pipeline.clock import WAIT_THRESHOLD, Clock, Part
 from torchdali.pipeline.plan import Step
 
 __all__ = ["UNMEASURED", "decoding", "diagnose", "model", "storage", "transforms"]
@@ -42,7 +42,7 @@ class _Loader(NamedTuple):
 
 
 UNMEASURED = Stats(
-    limit="not measured",
+    bottleneck="not measured",
     verdict="nothing is measured: on the CPU, without transform= and batch_transform=, a dataset that is asked for "
     "samples is DataLoader's affair alone, and DALI does nothing for it",
 )
@@ -51,24 +51,24 @@ UNMEASURED = Stats(
 def model(taken: float, possible: float | None) -> str:
     """The sentence for a training step that the loader keeps up with, from images/s taken and possible."""
     if possible is None:
-        return f"your model is the limit: it takes {taken:,.0f} images/s, and a faster loader would change nothing"
+        return f"your model is the bottleneck: it takes {taken:,.0f} images/s, and a faster loader would change nothing"
     used = f"{min(taken, possible):,.0f} of {possible:,.0f} images/s used"
-    return f"your model is the limit: {used}, and a faster loader would change nothing"
+    return f"your model is the bottleneck: {used}, and a faster loader would change nothing"
 
 
 def storage(part: float, whole: float) -> str:
     """The sentence for files that come slowly, from the seconds of reading, and of all, for each batch."""
-    return f"storage is the limit: reading takes {_of(part, whole)}"
+    return f"storage is the bottleneck: reading takes {_of(part, whole)}"
 
 
 def decoding(part: float, whole: float) -> str:
     """The sentence for images that are decoded slowly, from the seconds of decoding, and of all, for each batch."""
-    return f"decoding is the limit: it takes {_of(part, whole)}"
+    return f"decoding is the bottleneck: it takes {_of(part, whole)}"
 
 
 def transforms(part: float, whole: float) -> str:
     """The sentence for transforms in DALI, from their seconds, and those of all, for each batch."""
-    return f"the transforms in DALI are the limit: they take {_of(part, whole)}"
+    return f"the transforms in DALI are the bottleneck: they take {_of(part, whole)}"
 
 
 def _of(part: float, whole: float) -> str:
@@ -98,7 +98,7 @@ def diagnose(
         if probe is None:
             return Stats(verdict="the epoch had no batch") if clock and clock.over else Stats()
         verdict = f"{_at_best(probe, steps)}; {probe.rate:,.0f} images/s are possible"
-        return Stats(possible=probe.rate, probe=probe, limit=probe.limit, verdict=verdict)
+        return Stats(possible=probe.rate, probe=probe, bottleneck=probe.bottleneck, verdict=verdict)
     stats = _measured(clock, probe)
     if not stats.timed:
         said = "one batch was handed out, and nothing can be said before the second"
@@ -107,8 +107,10 @@ def diagnose(
         if clock.behind:
             said = "the GPU has not come to the second batch yet, and nothing can be said before"
         return replace(stats, verdict=said)
-    limit = _limit(stats, clock)
-    stats = replace(stats, limit=limit, possible=probe.rate if probe else _possible(stats, clock, limit, bool(asked)))
+    bottleneck = _find_bottleneck(stats, clock)
+    stats = replace(
+        stats, bottleneck=bottleneck, possible=probe.rate if probe else _possible(stats, clock, bottleneck, bool(asked))
+    )
     few = f" (of {_number(stats.timed, 'batch', 'batches')} only)" if stats.timed < _FEW else ""
     return replace(stats, verdict=_sentence(stats, clock, asked, _Loader(cached, given)) + few)
 
@@ -142,16 +144,16 @@ def _measured(clock: Clock, probe: Probe | None) -> Stats:
     )
 
 
-def _limit(stats: Stats, clock: Clock) -> Limit:
+def _find_bottleneck(stats: Stats, clock: Clock) -> Bottleneck:
     if stats.over and (stats.start or 0.0) > _rest(stats):
         return "start"
-    if stats.waited_share < NOTICEABLE:
+    if stats.waited_share < WAIT_THRESHOLD:
         return "model"
     parts = _work(stats)
-    limit = HOST[max(parts, key=parts.__getitem__)]
-    if limit == "pipeline" and clock.entry == "pixels":
+    bottleneck = HOST[max(parts, key=parts.__getitem__)]
+    if bottleneck == "pipeline" and clock.entry == "pixels":
         return "transforms"
-    return stats.probe.in_dali if limit == "pipeline" and stats.probe else limit
+    return stats.probe.in_dali if bottleneck == "pipeline" and stats.probe else bottleneck
 
 
 def _rest(stats: Stats) -> float:
@@ -167,11 +169,11 @@ def _work(stats: Stats) -> dict[Part, float]:
     return parts
 
 
-def _possible(stats: Stats, clock: Clock, limit: Limit, workers: bool) -> float | None:
+def _possible(stats: Stats, clock: Clock, bottleneck: Bottleneck, workers: bool) -> float | None:
     """Images/s, where the loader shows what it can do: what runs beside the training loop does when it always waits."""
-    if limit in ("start", "model"):
+    if bottleneck in ("start", "model"):
         return None
-    if limit in ("pipeline", "transforms", "storage") or (limit == "dataset" and workers):
+    if bottleneck in ("pipeline", "transforms", "storage") or (bottleneck == "dataset" and workers):
         return stats.taken if stats.waited_batches > 0.9 else None
     alone = (stats.taken or 0.0) / stats.waited_share
     return None if clock.entry and stats.waited_share < 0.9 else alone  # DALI may need the time between batches
@@ -179,50 +181,52 @@ def _possible(stats: Stats, clock: Clock, limit: Limit, workers: bool) -> float 
 
 def _sentence(stats: Stats, clock: Clock, asked: int | None, loader: _Loader) -> str:
     assert stats.taken is not None
-    if stats.limit == "start":
+    if stats.bottleneck == "start":
         start = stats.start or 0.0
         whole = start + _rest(stats)
         digits = 1 if whole >= 1 else 3
-        return f"the start is the limit: {start:,.{digits}f} of {whole:,.{digits}f} s passed before the first batch"
-    if stats.limit == "model":
+        return (
+            f"the start is the bottleneck: {start:,.{digits}f} of {whole:,.{digits}f} s passed before the first batch"
+        )
+    if stats.bottleneck == "model":
         return model(stats.taken, stats.possible) + loader.nothing(clock)
     return f"{_naming(stats, clock, asked, loader)}; the training loop waited {stats.waited_share:.0%} of the time"
 
 
 def _naming(stats: Stats, clock: Clock, asked: int | None, loader: _Loader) -> str:
-    limit, parts = stats.limit, _work(stats)
-    if stats.probe and limit == stats.probe.in_dali:
+    bottleneck, parts = stats.bottleneck, _work(stats)
+    if stats.probe and bottleneck == stats.probe.in_dali:
         return _in_dali(stats.probe)
-    if limit in ("pipeline", "transforms"):
-        probed = asked is None and not loader.cached and limit == "pipeline"
+    if bottleneck in ("pipeline", "transforms"):
+        probed = asked is None and not loader.cached and bottleneck == "pipeline"
         hint = "; stats(probe=True) tells which of them" if probed else ""
-        return f"{_IN_DALI[clock.entry or 'files']} the limit{hint}"
-    seconds = next(x for part, x in parts.items() if HOST[part] == limit) / stats.timed
+        return f"{_IN_DALI[clock.entry or 'files']} the bottleneck{hint}"
+    seconds = next(x for part, x in parts.items() if HOST[part] == bottleneck) / stats.timed
     takes = _of(seconds, (stats.waited + stats.consumer) / stats.timed)
-    if limit == "dataset":
+    if bottleneck == "dataset":
         where = f"in {_number(asked, 'worker', 'workers')}" if asked else "in this process (num_workers=0)"
-        named = f"the dataset's own __getitem__ {where} is the limit"
+        named = f"the dataset's own __getitem__ {where} is the bottleneck"
         return f"{named}: waiting for it takes {takes}{loader.nothing(clock)}"
-    if limit == "storage" and loader.cached:
-        return f"storage is the limit: reading files for the cache, or looking whether they changed, takes {takes}"
-    return f"{_in_thread(limit, clock.steps)} {takes}"
+    if bottleneck == "storage" and loader.cached:
+        return f"storage is the bottleneck: reading files for the cache, or looking whether they changed, takes {takes}"
+    return f"{_in_thread(bottleneck, clock.steps)} {takes}"
 
 
-def _in_thread(limit: Limit, steps: Sequence[Step]) -> str:
+def _in_thread(bottleneck: Bottleneck, steps: Sequence[Step]) -> str:
     """What the iterating thread does."""
-    if limit == "torch":
+    if bottleneck == "torch":
         found = [step for step in steps if step.where == "torch"]
         single = [step for step in found if "for each sample" in step.note]
         how = "sample by sample" if single else "on whole batches"
         named = [f"{type(step.transform).__name__} at position {step.position}" for step in (single or found)[:1]]
         more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-        return f"transforms that run in torch, {how}, are the limit: {''.join(named)}{more} take"
+        return f"transforms that run in torch, {how}, are the bottleneck: {''.join(named)}{more} take"
     return {
-        "storage": "storage is the limit: reading the headers of files that were not known yet takes",
-        "host": "the iterating thread is the limit: drawing parameters and feeding DALI takes",
-        "sampler": "the sampler is the limit: asking it for indices takes",
-        "collate": "the iterating thread is the limit: targets and collate_fn take",
-    }.get(limit, f"{limit} is the limit: it takes")
+        "storage": "storage is the bottleneck: reading the headers of files that were not known yet takes",
+        "host": "the iterating thread is the bottleneck: drawing parameters and feeding DALI takes",
+        "sampler": "the sampler is the bottleneck: asking it for indices takes",
+        "collate": "the iterating thread is the bottleneck: targets and collate_fn take",
+    }.get(bottleneck, f"{bottleneck} is the bottleneck: it takes")
 
 
 def _in_dali(probe: Probe) -> str:
@@ -234,8 +238,8 @@ def _in_dali(probe: Probe) -> str:
 
 
 def _at_best(probe: Probe, steps: Sequence[Step]) -> str:
-    """What is the limit of the loader alone."""
-    if probe.limit == probe.in_dali:
+    """What is the bottleneck of the loader alone."""
+    if probe.bottleneck == probe.in_dali:
         return _in_dali(probe)
-    seconds = next(x for part, x in probe.parts.items() if HOST[part] == probe.limit)
-    return f"{_in_thread(probe.limit, steps)} {_of(seconds, probe.together)}"
+    seconds = next(x for part, x in probe.parts.items() if HOST[part] == probe.bottleneck)
+    return f"{_in_thread(probe.bottleneck, steps)} {_of(seconds, probe.together)}"

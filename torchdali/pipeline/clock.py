@@ -18,7 +18,7 @@ import torch
 from torchdali.runtime import devices
 from torchdali.runtime.events import Event
 
-__all__ = ["NOTICEABLE", "Clock", "Part", "Timed"]
+__all__ = ["WAIT_THRESHOLD", "Clock", "Part", "Timed"]
 
 Part = Literal["dataset", "sampler", "headers", "feed", "DALI", "torch", "collate", "batch_transform"]
 """What the host does in ``next()``. "dataset": waits for samples, or asks for them where there are no workers.
@@ -26,8 +26,8 @@ Part = Literal["dataset", "sampler", "headers", "feed", "DALI", "torch", "collat
 parameters, feeds DALI. "DALI": waits for it. "torch": transforms without a rule. "collate": targets, ``collate_fn``,
 copies of what is not an image."""
 
-NOTICEABLE = 0.1
-"""The share of the time that the training loop may wait before the loader, and not the model, is the limit."""
+WAIT_THRESHOLD = 0.1
+"""The share of the time that the training loop may wait before the loader, and not the model, is the bottleneck."""
 
 _KEPT = 10_000
 
@@ -60,7 +60,7 @@ class Timed:
         self.images += images
         self.waited += waited
         self.consumer += consumer
-        self.noticed += waited > NOTICEABLE * (waited + consumer)
+        self.noticed += waited > WAIT_THRESHOLD * (waited + consumer)
         self.longest = max(self.longest, waited)
         self.waits.append(waited)
 

@@ -174,7 +174,7 @@ def commands() -> click.Group:
     ) -> None:
         """Measure DALILoader and DataLoader on your own pictures.
 
-        DIR is a folder of class folders, or of images. Says what the limit is, and whether torchdali would help.
+        DIR is a folder of class folders, or of images. Name the bottleneck, and whether torchdali would help.
         Exits with 0 when that could be said, with 1 when a loader that it takes could not be measured, and with 2
         when an option is wrong.
         """

@@ -21,7 +21,7 @@ from torchvision.transforms import v2
 
 from torchdali import DALILoader, SampleError, UnsupportedDatasetError
 from torchdali.loader import probe, verdict
-from torchdali.loader.stats import Limit, Probe, Stats
+from torchdali.loader.stats import Bottleneck, Probe, Stats
 from torchdali.pipeline.engine import PipelineRunner
 
 pytestmark = pytest.mark.timeout(60)
@@ -38,20 +38,24 @@ def probed(read: float | None, decode: float | None, transforms: float, parts: A
 
 
 @pytest.mark.parametrize(
-    ("case", "limit", "sentence"),
+    ("case", "bottleneck", "sentence"),
     [
-        (probed(0.031, 0.02, 0.01, {}), "storage", "storage is the limit: reading takes 31.0 of 31.0 ms a batch"),
-        (probed(0.001, 0.02, 0.01, {}), "decoding", "decoding is the limit: it takes 20.0 of 20.0 ms a batch"),
-        (probed(0.001, 0.002, 0.25, {"feed": 0.2}), "transforms", "transforms in DALI are the limit: they take 250 of"),
+        (probed(0.031, 0.02, 0.01, {}), "storage", "storage is the bottleneck: reading takes 31.0 of 31.0 ms a batch"),
+        (probed(0.001, 0.02, 0.01, {}), "decoding", "decoding is the bottleneck: it takes 20.0 of 20.0 ms a batch"),
+        (
+            probed(0.001, 0.002, 0.25, {"feed": 0.2}),
+            "transforms",
+            "transforms in DALI are the bottleneck: they take 250 of",
+        ),
         (probed(None, None, 0.001, {"feed": 0.002}), "host", "drawing parameters and feeding DALI takes 2.00 of 2.00"),
         (probed(0.01, 0.02, 0.03, {"feed": 0.001, "torch": 0.04}), "torch", "transforms that run in torch"),
         (probed(0.01, 0.02, 0.03, {"torch": 0.04}, False), "transforms", "they take 30.0 of 40.0 ms"),
         (probed(0.01, 0.02, 0.03, {"DALI": 0.005, "headers": 0.035}), "transforms", "they take 30.0 of 40.0 ms"),
     ],
 )
-def test_the_limit_of_the_loader_alone(case: Probe, limit: Limit, sentence: str) -> None:
+def test_the_bottleneck_of_the_loader_alone(case: Probe, bottleneck: Bottleneck, sentence: str) -> None:
     stats = verdict.diagnose(None, case, None)
-    assert (stats.limit, stats.possible) == (limit, case.rate)
+    assert (stats.bottleneck, stats.possible) == (bottleneck, case.rate)
     assert sentence in stats.verdict
     assert stats.verdict.endswith(f"; {case.rate:,.0f} images/s are possible")
     assert "together" in str(stats)
@@ -98,26 +102,29 @@ def test_arrays_are_neither_read_nor_decoded(tmp_path: Path, monkeypatch: pytest
 def test_the_probe_finds_what_is_slow_in_torch(dataset: ImageFolder) -> None:
     loader = DALILoader(with_transform(dataset, v2.Lambda(nap)), PER_BATCH, device="cpu")
     stats = loader.stats(probe=True)
-    assert stats.limit == "torch"
+    assert stats.bottleneck == "torch"
     assert "Lambda at position 3 take" in stats.verdict
     assert stats.possible is not None
     assert stats.possible < PER_BATCH / NAP
 
 
 @pytest.mark.parametrize(
-    ("limit", "slow"),
+    ("bottleneck", "slow"),
     [("storage", lambda engine: not engine._views), ("decoding", lambda engine: engine._entry == "encoded")],
 )
 def test_the_probe_finds_what_is_slow_in_dali(
-    dataset: ImageFolder, monkeypatch: pytest.MonkeyPatch, limit: Limit, slow: Callable[[PipelineRunner], bool]
+    dataset: ImageFolder,
+    monkeypatch: pytest.MonkeyPatch,
+    bottleneck: Bottleneck,
+    slow: Callable[[PipelineRunner], bool],
 ) -> None:
     slow_engine(monkeypatch, lambda engine: slow(engine) or engine._entry == "files")
     loader = DALILoader(dataset, PER_BATCH, device="cpu")
     epochs(loader)
-    assert loader.stats().limit == "pipeline"
+    assert loader.stats().bottleneck == "pipeline"
     monkeypatch.undo()
     slow_engine(monkeypatch, slow)
-    assert loader.stats(probe=True).limit == limit
+    assert loader.stats(probe=True).bottleneck == bottleneck
 
 
 def test_the_model_is_told_what_it_leaves_unused(dataset: ImageFolder) -> None:
@@ -128,8 +135,10 @@ def test_the_model_is_told_what_it_leaves_unused(dataset: ImageFolder) -> None:
                 loader.stats(probe=True)
             time.sleep(2 * NAP)
     stats = loader.stats()
-    assert (stats.limit, stats.timed) == ("model", 6), "the probe's own time is nobody's"
-    assert stats.verdict.startswith(f"your model is the limit: {stats.taken:,.0f} of {stats.possible:,.0f} images/s")
+    assert (stats.bottleneck, stats.timed) == ("model", 6), "the probe's own time is nobody's"
+    assert stats.verdict.startswith(
+        f"your model is the bottleneck: {stats.taken:,.0f} of {stats.possible:,.0f} images/s"
+    )
 
 
 class Counting:
@@ -315,7 +324,7 @@ def test_the_documents_show_what_is_printed(dataset: ImageFolder) -> None:
     epochs(loader)
     printed = str(loader.stats(probe=True))
     assert [line[:11] for line in printed.splitlines()] == [line[:11] for line in shown.splitlines()]
-    table = text[text.index("| `limit` |") :].split("\n\n")[0]
-    assert set(re.findall(r"`([a-z_ ]+)`", re.sub(r"(?m)^(\| [^|]+\|).*$", r"\1", table))) - {"limit"} == set(
-        get_args(Limit)
+    table = text[text.index("| `bottleneck` |") :].split("\n\n")[0]
+    assert set(re.findall(r"`([a-z_ ]+)`", re.sub(r"(?m)^(\| [^|]+\|).*$", r"\1", table))) - {"bottleneck"} == set(
+        get_args(Bottleneck)
     )

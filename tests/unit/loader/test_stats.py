@@ -1,4 +1,4 @@
-"""loader.stats(): what an epoch's time was spent on, and which limit it names."""
+"""loader.stats(): what an epoch's time was spent on, and which bottleneck it names."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from torchvision.transforms import v2
 
 from torchdali import DALILoader, SampleError
 from torchdali.loader import verdict
-from torchdali.loader.stats import HOST, Limit, Stats
+from torchdali.loader.stats import HOST, Bottleneck, Stats
 from torchdali.pipeline.clock import Clock, Timed
 from torchdali.sources import folder
 
@@ -37,25 +37,30 @@ def photographs(pictures: Path) -> list[Path]:
     return sorted(pictures.rglob("*.jpg"))
 
 
-# Which limit is named
+def test_the_former_name_of_the_bottleneck_warns() -> None:
+    with pytest.warns(DeprecationWarning, match=r"use Stats\.bottleneck"):
+        assert Stats(bottleneck="model").limit == "model"
+
+
+# Which bottleneck is named
 
 
 def test_the_model(dataset: ImageFolder) -> None:
     loader = DALILoader(dataset, PER_BATCH, device="cpu")
     epochs(loader, between=2 * NAP)
     stats = loader.stats()
-    assert (stats.limit, stats.possible) == ("model", None)
-    assert stats.verdict.startswith(f"your model is the limit: it takes {stats.taken:,.0f} images/s")
+    assert (stats.bottleneck, stats.possible) == ("model", None)
+    assert stats.verdict.startswith(f"your model is the bottleneck: it takes {stats.taken:,.0f} images/s")
     assert stats.waited_share < 0.5 < 1 - stats.waited_batches
     assert stats.consumer >= stats.timed * 2 * NAP
     assert stats.taken is not None
     assert 0 < stats.taken < PER_BATCH / (2 * NAP)
 
 
-SLOW: dict[str, tuple[Limit, str, Callable[[ImageFolder], dict[str, Any]]]] = {
+SLOW: dict[str, tuple[Bottleneck, str, Callable[[ImageFolder], dict[str, Any]]]] = {
     "a transform": (
         "torch",
-        "in torch, sample by sample, are the limit: Lambda at position 3 and 1 more take",
+        "in torch, sample by sample, are the bottleneck: Lambda at position 3 and 1 more take",
         lambda dataset: {"dataset": with_transform(dataset, v2.Lambda(nap), v2.RandomHorizontalFlip())},
     ),
     "target_transform": (
@@ -70,23 +75,23 @@ SLOW: dict[str, tuple[Limit, str, Callable[[ImageFolder], dict[str, Any]]]] = {
     ),
     "batch_transform": (
         "batch_transform",
-        "batch_transform is the limit",
+        "batch_transform is the bottleneck",
         lambda dataset: {"dataset": dataset, "batch_transform": lambda *batch: nap(batch)},
     ),
 }
 
 
-@pytest.mark.parametrize(("limit", "text", "make"), SLOW.values(), ids=SLOW.keys())
+@pytest.mark.parametrize(("bottleneck", "text", "make"), SLOW.values(), ids=SLOW.keys())
 def test_what_users_write_in_this_process(
-    dataset: ImageFolder, limit: Limit, text: str, make: Any, device: str
+    dataset: ImageFolder, bottleneck: Bottleneck, text: str, make: Any, device: str
 ) -> None:
     loader = DALILoader(**make(dataset), batch_size=PER_BATCH, device=device)
     epochs(loader)
     if device == "cuda":
         torch.cuda.synchronize()
     stats = loader.stats()
-    (part,) = (part for part, of_part in HOST.items() if of_part == limit)
-    assert stats.limit == limit
+    (part,) = (part for part, of_part in HOST.items() if of_part == bottleneck)
+    assert stats.bottleneck == bottleneck
     assert text in stats.verdict
     assert stats.parts[part] >= stats.timed * NAP
     assert stats.waited_share > 0.5
@@ -99,11 +104,11 @@ def test_transforms_for_whole_batches(dataset: ImageFolder) -> None:
     chain = with_transform(dataset, v2.ToDtype(torch.float32), v2.LinearTransformation(matrix, mean))
     loader = DALILoader(chain, PER_BATCH, device="cpu")
     epochs(loader)
-    case = dataclasses.replace(loader.stats(), limit="torch")
+    case = dataclasses.replace(loader.stats(), bottleneck="torch")
     clock = loader._clock
     assert clock is not None
     assert "torch" in case.parts
-    assert "on whole batches, are the limit: LinearTransformation at position 4 take" in verdict._sentence(
+    assert "on whole batches, are the bottleneck: LinearTransformation at position 4 take" in verdict._sentence(
         case, clock, None, verdict._Loader()
     )
 
@@ -114,7 +119,7 @@ def test_headers_that_come_slowly(dataset: ImageFolder, monkeypatch: pytest.Monk
     loader = DALILoader(dataset, 1, device="cpu")
     epochs(loader, 1)
     stats = loader.stats()
-    assert (stats.limit, stats.waited_share > 0.5) == ("storage", True)
+    assert (stats.bottleneck, stats.waited_share > 0.5) == ("storage", True)
     assert "reading the headers of files" in stats.verdict
     assert stats.parts["headers"] > stats.waited / 2
 
@@ -124,8 +129,8 @@ def test_dali(dataset: ImageFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     loader = DALILoader(dataset, PER_BATCH, device="cpu")
     epochs(loader)
     stats = loader.stats()
-    assert (stats.limit, stats.possible) == ("pipeline", stats.taken)
-    assert "reading, decoding and transforming in DALI is the limit; stats(probe=True)" in stats.verdict
+    assert (stats.bottleneck, stats.possible) == ("pipeline", stats.taken)
+    assert "reading, decoding and transforming in DALI is the bottleneck; stats(probe=True)" in stats.verdict
     assert stats.parts["DALI"] >= stats.timed * NAP
 
 
@@ -134,7 +139,7 @@ def test_dali_that_is_fed_pixels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     dataset = MAKERS["CIFAR10"](tmp_path, monkeypatch, transform=v2.Compose([v2.ToImage(), v2.Resize(40)]))
     loader = DALILoader(dataset, PER_BATCH, device="cpu")
     epochs(loader)
-    assert (loader.stats().limit, "DALI, whose only work is" in loader.stats().verdict) == ("transforms", True)
+    assert (loader.stats().bottleneck, "DALI, whose only work is" in loader.stats().verdict) == ("transforms", True)
 
 
 def test_the_start(dataset: ImageFolder) -> None:
@@ -145,8 +150,8 @@ def test_the_start(dataset: ImageFolder) -> None:
     clock._began -= 60
     list(iterator)
     stats = loader.stats()
-    assert stats.limit == "start"
-    assert stats.verdict.startswith("the start is the limit: 60.")
+    assert stats.bottleneck == "start"
+    assert stats.verdict.startswith("the start is the bottleneck: 60.")
     assert stats.start is not None
     assert 60 < stats.start < stats.elapsed
     assert stats.waited < 30, "the start is kept apart"
@@ -167,8 +172,8 @@ def test_a_datasets_own_work(photographs: list[Path], exact: Any, workers: int, 
         for _ in loader:
             stats = loader.stats()  # not when it is over, since workers take long to start
     where = f"in {workers} workers is" if workers else "in this process (num_workers=0) is"
-    assert (stats.limit, stats.batches, stats.images) == ("dataset", 6, 12)
-    assert f"the dataset's own __getitem__ {where} the limit" in stats.verdict
+    assert (stats.bottleneck, stats.batches, stats.images) == ("dataset", 6, 12)
+    assert f"the dataset's own __getitem__ {where} the bottleneck" in stats.verdict
     assert stats.waited_share > 0.5
     assert stats.possible is not None
 
@@ -178,8 +183,8 @@ def test_dali_behind_a_dataset(photographs: list[Path], exact: Any, monkeypatch:
     loader = DALILoader(Asked(photographs), 2, transform=exact, num_workers=2, device="cpu", persistent_workers=True)
     epochs(loader)
     stats = loader.stats()
-    assert stats.limit == "pipeline"
-    assert "in DALI is the limit; the training loop" in stats.verdict, "there is nothing to probe"
+    assert stats.bottleneck == "pipeline"
+    assert "in DALI is the bottleneck; the training loop" in stats.verdict, "there is nothing to probe"
 
 
 def test_what_is_waited_for_dali_is_the_datasets_fault_where_dali_was_idle() -> None:
@@ -197,14 +202,14 @@ def test_a_model_for_which_nothing_runs_in_dali(photographs: list[Path]) -> None
         Asked(photographs), 2, batch_transform=lambda *batch: batch, collate_fn=lambda samples: [1], device="cpu"
     )
     epochs(loader, between=NAP)
-    assert loader.stats().limit == "model"
+    assert loader.stats().bottleneck == "model"
     assert "without transform= nothing runs in DALI" in loader.stats().verdict
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_torchs_own_iterator_is_not_measured(photographs: list[Path], workers: int) -> None:
     loader = DALILoader(Asked(photographs), 2, collate_fn=list, num_workers=workers, device="cpu")
-    assert loader.stats().limit == "not measured"
+    assert loader.stats().bottleneck == "not measured"
     epochs(loader, 1)
     assert (loader.stats(), loader.stats().batches) == (verdict.UNMEASURED, 0)
     assert "nothing is measured" in str(loader.stats())
@@ -220,10 +225,10 @@ def test_before_the_first_batch(dataset: ImageFolder, photographs: list[Path], e
     ):
         assert loader.stats() == Stats()
         iterator = iter(loader)
-        assert (loader.stats().limit, loader.stats().verdict) == ("nothing yet", "no batch was handed out yet")
+        assert (loader.stats().bottleneck, loader.stats().verdict) == ("nothing yet", "no batch was handed out yet")
         next(iterator)
         stats = loader.stats()
-        assert (stats.batches, stats.timed, stats.taken, stats.limit) == (1, 0, None, "nothing yet")
+        assert (stats.batches, stats.timed, stats.taken, stats.bottleneck) == (1, 0, None, "nothing yet")
         assert "nothing can be said before the second" in stats.verdict
 
 
@@ -310,18 +315,22 @@ def test_with_a_cache(dataset: ImageFolder, kind: Any) -> None:
     stats, clock = loader.stats(), loader._clock
     assert clock is not None
     said = {
-        limit: verdict._naming(dataclasses.replace(stats, limit=limit), clock, None, verdict._Loader(cached=True))
-        for limit in ("pipeline", "storage")
+        bottleneck: verdict._naming(
+            dataclasses.replace(stats, bottleneck=bottleneck), clock, None, verdict._Loader(cached=True)
+        )
+        for bottleneck in ("pipeline", "storage")
     }
     assert said["pipeline"].startswith("DALI, which transforms what is in the cache" if kind == "device" else "deco")
-    assert said["storage"].startswith("storage is the limit: reading files for the cache, or looking whether they chan")
+    assert said["storage"].startswith(
+        "storage is the bottleneck: reading files for the cache, or looking whether they chan"
+    )
 
 
 def test_decoding_into_a_cache_is_dalis_work(dataset: ImageFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     slow_engine(monkeypatch)
     loader = DALILoader(dataset, PER_BATCH, device="cpu", cache="device")
     epochs(loader, 1)
-    assert loader.stats().limit == "pipeline"
+    assert loader.stats().bottleneck == "pipeline"
     assert loader.stats().parts["DALI"] > loader.stats().waited / 2
     assert "probe" not in loader.stats().verdict, "such a loader is not probed"
 
@@ -333,7 +342,7 @@ def test_files_that_come_slowly_into_a_cache(dataset: ImageFolder, monkeypatch: 
     look = os.stat
     monkeypatch.setattr(os, "stat", lambda *args, **options: nap(nap(look(*args, **options))))
     epochs(loader, 1)
-    assert loader.stats().limit == "storage"
+    assert loader.stats().bottleneck == "storage"
 
 
 def test_a_slow_sampler(dataset: ImageFolder) -> None:
@@ -344,15 +353,15 @@ def test_a_slow_sampler(dataset: ImageFolder) -> None:
     loader = DALILoader(dataset, 1, sampler=Slow(dataset), device="cpu", **FEW_AHEAD)
     epochs(loader)
     stats = loader.stats()
-    assert stats.limit == "sampler"
-    assert stats.verdict.startswith("the sampler is the limit: asking it for indices takes")
+    assert stats.bottleneck == "sampler"
+    assert stats.verdict.startswith("the sampler is the bottleneck: asking it for indices takes")
 
 
 def test_what_dali_may_need_between_batches_is_not_known(dataset: ImageFolder) -> None:
     loader = DALILoader(dataset, PER_BATCH, device="cpu", collate_fn=lambda samples: nap(default_collate(samples)))
     epochs(loader, between=NAP)
     stats = loader.stats()
-    assert (stats.limit, stats.possible) == ("collate", None)
+    assert (stats.bottleneck, stats.possible) == ("collate", None)
 
 
 def test_pauses_are_left_out(dataset: ImageFolder) -> None:
@@ -470,18 +479,20 @@ def test_the_gpus_own_time_is_read_when_it_is_there(monkeypatch: pytest.MonkeyPa
     assert clock.start is not None
     clock.start = clock.elapsed = 99.0
     stats = verdict.diagnose(clock, None, None)
-    assert (stats.limit, stats.waited_share) == ("pipeline", 0.25), "the GPU is at work long after the host's epoch"
+    assert (stats.bottleneck, stats.waited_share) == ("pipeline", 0.25), (
+        "the GPU is at work long after the host's epoch"
+    )
 
 
 @pytest.mark.gpu
-def test_a_model_on_the_gpu_is_the_limit_although_the_host_waits_for_nothing(dataset: ImageFolder) -> None:
+def test_a_model_on_the_gpu_is_the_bottleneck_although_the_host_waits_for_nothing(dataset: ImageFolder) -> None:
     loader = DALILoader(dataset, PER_BATCH, device="cuda")
     for _ in range(2):
         for _ in loader:
             torch.cuda._sleep(100_000_000)  # cycles: about 50 ms that the host does not wait
     torch.cuda.synchronize()
     stats = loader.stats()
-    assert (stats.limit, stats.timed) == ("model", 7)
+    assert (stats.bottleneck, stats.timed) == ("model", 7)
     assert stats.consumer > stats.waited
     epochs(loader, 3)
     torch.cuda.synchronize()

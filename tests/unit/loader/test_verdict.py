@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from torchdali.loader.stats import Limit, Probe, Stats
+from torchdali.loader.stats import Bottleneck, Probe, Stats
 from torchdali.loader.verdict import diagnose, model, storage
 from torchdali.pipeline.clock import Clock, Part
 
@@ -51,10 +51,10 @@ def test_what_came_to_nothing_is_in_no_figure(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     ("start", "waits", "over", "verdict"),
     [
-        (10, [1, 1], False, "reading, decoding and transforming in DALI is the limit; "),
-        (10, [1, 1], True, "the start is the limit: 10.0 of 12.0 s passed before the first batch (of 2 batches only)"),
-        (0.2, [0.0125] * 8, True, "the start is the limit: 0.200 of 0.300 s passed before the first batch"),
-        (3, [1, 1, None, 1, None, 1, None, 1], True, "reading, decoding and transforming in DALI is the limit; "),
+        (10, [1, 1], False, "reading, decoding and transforming in DALI is the bottleneck; "),
+        (10, [1, 1], True, "the start is the bottleneck: 10.0 of 12.0 s passed before the first batch (of 2 batches o"),
+        (0.2, [0.0125] * 8, True, "the start is the bottleneck: 0.200 of 0.300 s passed before the first batch"),
+        (3, [1, 1, None, 1, None, 1, None, 1], True, "reading, decoding and transforming in DALI is the bottleneck; "),
     ],
 )
 def test_the_start(start: float, waits: Any, over: bool, verdict: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,12 +65,12 @@ def test_the_start(start: float, waits: Any, over: bool, verdict: str, monkeypat
         told.clock.end()
     stats = told.diagnose()
     assert stats.verdict.startswith(verdict)
-    assert stats.possible is None or stats.limit != "start"
+    assert stats.possible is None or stats.bottleneck != "start"
     assert ("only)" in stats.verdict) == (stats.timed < 8)
 
 
 @pytest.mark.parametrize(
-    ("part", "times", "asked", "limit", "possible"),
+    ("part", "times", "asked", "bottleneck", "possible"),
     [
         ("DALI", [(0.1, 1)] * 10, None, "model", None),
         ("DALI", [(1, 1)] * 10, None, "pipeline", 0.5),
@@ -82,14 +82,19 @@ def test_the_start(start: float, waits: Any, over: bool, verdict: str, monkeypat
     ],
 )
 def test_what_is_possible(
-    part: Part, times: Any, asked: int | None, limit: Limit, possible: float | None, monkeypatch: pytest.MonkeyPatch
+    part: Part,
+    times: Any,
+    asked: int | None,
+    bottleneck: Bottleneck,
+    possible: float | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     told = Told(monkeypatch)
     told.batch(0)
     for waited, consumer in times:
         told.batch(waited, consumer, part)
     stats = told.diagnose(asked)
-    assert stats.limit == limit
+    assert stats.bottleneck == bottleneck
     assert stats.possible == (possible and pytest.approx(possible))
 
 
@@ -98,37 +103,37 @@ def test_what_a_dataset_without_dali_can_give(monkeypatch: pytest.MonkeyPatch) -
     for _ in range(11):
         told.batch(1, 3, "dataset")
     stats = told.diagnose(0)
-    assert (stats.limit, stats.taken, stats.possible) == ("dataset", 0.25, 1)
+    assert (stats.bottleneck, stats.taken, stats.possible) == ("dataset", 0.25, 1)
     assert "consumer   3,000 ms a batch between batches\nin next()  dataset 1,000 ms a batch" in str(stats)
     for _ in range(100):
         told.batch(0.105, 1, "dataset")
     stats = told.diagnose(0)
-    assert (stats.limit, stats.possible) == ("dataset", pytest.approx(110 / 20.5))
+    assert (stats.bottleneck, stats.possible) == ("dataset", pytest.approx(110 / 20.5))
     assert stats.waited_batches == 10 / 110
     told.batch(0, 1000)
-    assert (told.diagnose(0).limit, told.diagnose(0).possible) == ("model", None)
+    assert (told.diagnose(0).bottleneck, told.diagnose(0).possible) == ("model", None)
 
 
 PROBE = Probe(4, 0.1, 0.4, 0.2, 0.5, {"DALI": 0.3, "feed": 0.1}, True)
-DALI_ALONE = "DALI, whose only work is the transforms, is the limit"
+DALI_ALONE = "DALI, whose only work is the transforms, is the bottleneck"
 
 
 @pytest.mark.parametrize(
-    ("entry", "part", "asked", "about", "limit", "possible", "said"),
+    ("entry", "part", "asked", "about", "bottleneck", "possible", "said"),
     [
-        ("files", "DALI", None, {}, "pipeline", 0.25, "reading, decoding and transforming in DALI is the limit; sta"),
+        ("files", "DALI", None, {}, "pipeline", 0.25, "reading, decoding and transforming in DALI is the bottleneck; "),
         ("files", "DALI", None, {"cached": True}, "pipeline", 0.25, "reading, decoding and transforming in DALI is"),
-        ("encoded", "DALI", 2, {"given": True}, "pipeline", 0.25, "decoding and transforming in DALI is the limit; th"),
-        ("pixels", "DALI", None, {}, "transforms", 0.25, "DALI, whose only work is the transforms, is the limit; the "),
+        ("encoded", "DALI", 2, {"given": True}, "pipeline", 0.25, "decoding and transforming in DALI is the bottlenec"),
+        ("pixels", "DALI", None, {}, "transforms", 0.25, "DALI, whose only work is the transforms, is the bottleneck;"),
         ("packed", "DALI", None, {"cached": True}, "pipeline", 0.25, "DALI, which transforms what is in the cache, an"),
-        ("files", "DALI", None, {"probe": PROBE}, "decoding", 8, "decoding is the limit: it takes 400 of 500 ms a ba"),
-        ("files", "DALI", None, {"probe": replace(PROBE, read=0.45)}, "storage", 8, "storage is the limit: reading ta"),
+        ("files", "DALI", None, {"probe": PROBE}, "decoding", 8, "decoding is the bottleneck: it takes 400 of 500 ms "),
+        ("files", "DALI", None, {"probe": replace(PROBE, read=0.45)}, "storage", 8, "storage is the bottleneck: readi"),
         ("files", "DALI", None, {"probe": replace(PROBE, transforms=0.45)}, "transforms", 8, "the transforms in DALI"),
-        ("files", "collate", None, {"probe": PROBE}, "collate", 8, "the iterating thread is the limit: targets and co"),
-        ("files", "headers", None, {}, "storage", 0.25, "storage is the limit: reading the headers of files that wer"),
-        ("files", "headers", None, {"cached": True}, "storage", 0.25, "storage is the limit: reading files for the ca"),
-        ("pixels", "feed", None, {}, "host", None, "the iterating thread is the limit: drawing parameters and feedin"),
-        (None, "dataset", 1, {}, "dataset", 0.25, "the dataset's own __getitem__ in 1 worker is the limit: waiting f"),
+        ("files", "collate", None, {"probe": PROBE}, "collate", 8, "the iterating thread is the bottleneck: targets a"),
+        ("files", "headers", None, {}, "storage", 0.25, "storage is the bottleneck: reading the headers of files that"),
+        ("files", "headers", None, {"cached": True}, "storage", 0.25, "storage is the bottleneck: reading files for t"),
+        ("pixels", "feed", None, {}, "host", None, "the iterating thread is the bottleneck: drawing parameters and fe"),
+        (None, "dataset", 1, {}, "dataset", 0.25, "the dataset's own __getitem__ in 1 worker is the bottleneck: waiti"),
         (None, "dataset", 0, {"given": True}, "dataset", 1 / 3, "the dataset's own __getitem__ in this process (num"),
     ],
 )
@@ -137,7 +142,7 @@ def test_what_is_waited_for(
     part: Part,
     asked: int | None,
     about: Any,
-    limit: Limit,
+    bottleneck: Bottleneck,
     possible: float | None,
     said: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -147,7 +152,7 @@ def test_what_is_waited_for(
     for _ in range(9):
         told.batch(3, 1, part)
     stats = told.diagnose(asked, **about)
-    assert (stats.limit, stats.possible) == (limit, possible and pytest.approx(possible))
+    assert (stats.bottleneck, stats.possible) == (bottleneck, possible and pytest.approx(possible))
     assert stats.verdict.startswith(said)
     assert stats.verdict.endswith("; the training loop waited 75% of the time")
     probe = about.get("probe")
@@ -161,10 +166,10 @@ def test_what_is_waited_for(
 
 
 @pytest.mark.parametrize(
-    ("waited", "of_dali", "limit"), [(0.9, 0.3, "collate"), (1.1, 0.3, "pipeline"), (0.8, 0.6, "pipeline")]
+    ("waited", "of_dali", "bottleneck"), [(0.9, 0.3, "collate"), (1.1, 0.3, "pipeline"), (0.8, 0.6, "pipeline")]
 )
 def test_a_gpu_waits_when_the_host_does_not(
-    waited: float, of_dali: float, limit: Limit, monkeypatch: pytest.MonkeyPatch
+    waited: float, of_dali: float, bottleneck: Bottleneck, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For DALI, as the host may when the GPU does not."""
     told = Told(monkeypatch)
@@ -172,13 +177,13 @@ def test_a_gpu_waits_when_the_host_does_not(
         told.batch(0.05, 0.1, "collate")
     told.clock.timed.waited = waited  # as the GPU's events say
     told.clock.parts["DALI"] = of_dali
-    assert told.diagnose().limit == limit
+    assert told.diagnose().bottleneck == bottleneck
 
 
 def test_no_part_is_more_than_the_whole() -> None:
     """Though what is measured apart may take longer than all of it together did."""
-    assert model(12, 10).startswith("your model is the limit: 10 of 10 images/s used")
-    assert storage(2, 1) == "storage is the limit: reading takes 1,000 of 1,000 ms a batch"
+    assert model(12, 10).startswith("your model is the bottleneck: 10 of 10 images/s used")
+    assert storage(2, 1) == "storage is the bottleneck: reading takes 1,000 of 1,000 ms a batch"
 
 
 def test_what_was_said_stays(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -273,21 +273,24 @@ def decided(
 
 
 @pytest.mark.parametrize(
-    ("given", "limit", "helps", "sentence"),
+    ("given", "bottleneck", "helps", "sentence"),
     [
         (
             (27000, 3000),
             "decoding",
             True,
-            "decoding is the limit: it takes 9.00 of 10.0 ms a batch; torchdali loads 9.0 times as fast as DataLoader",
+            (
+                "decoding is the bottleneck: it takes 9.00 of 10.0 ms a batch; torchdali loads 9.0 times "
+                "as fast as DataLoader"
+            ),
         ),
         (
             (3000, 3000, parts(read=9.5)),
             "storage",
             False,
             (
-                "storage is the limit: reading takes 9.50 of 10.0 ms a batch; torchdali would not help: 1.00 times "
-                "DataLoader's images/s"
+                "storage is the bottleneck: reading takes 9.50 of 10.0 ms a batch; torchdali would not help: 1.00 "
+                "times DataLoader's images/s"
             ),
         ),
         (
@@ -295,8 +298,8 @@ def decided(
             "transforms",
             True,
             (
-                "the transforms in DALI are the limit: they take 8.00 of 10.0 ms a batch; torchdali loads 2.0 times as "
-                "fast as DataLoader"
+                "the transforms in DALI are the bottleneck: they take 8.00 of 10.0 ms a batch; torchdali loads 2.0 "
+                "times as fast as DataLoader"
             ),
         ),
         (
@@ -304,7 +307,7 @@ def decided(
             "cores",
             False,
             (
-                "the CPU cores are the limit: 3.9 of 4 are busy, most of all with decoding; "
+                "the CPU cores are the bottleneck: 3.9 of 4 are busy, most of all with decoding; "
                 "torchdali would not help: 1.03 times DataLoader's images/s"
             ),
         ),
@@ -313,8 +316,8 @@ def decided(
             "storage",
             True,
             (
-                "storage is the limit: reading takes 9.50 of 10.0 ms a batch; torchdali loads 1.5 times as fast as "
-                "DataLoader"
+                "storage is the bottleneck: reading takes 9.50 of 10.0 ms a batch; torchdali loads 1.5 times as fast "
+                "as DataLoader"
             ),
         ),
         (
@@ -322,50 +325,50 @@ def decided(
             "torch",
             True,
             (
-                "transforms that run in torch are the limit: `torchdali explain` names them; torchdali loads 1.2 times "
-                "as fast as DataLoader"
+                "transforms that run in torch are the bottleneck: `torchdali explain` names them; torchdali loads 1.2 "
+                "times as fast as DataLoader"
             ),
         ),
     ],
 )
-def test_the_limit_of_loading_alone(given: Any, limit: str, helps: bool, sentence: str) -> None:
-    assert decided(*given) == Verdict(limit, helps, sentence)
+def test_the_bottleneck_of_loading_alone(given: Any, bottleneck: str, helps: bool, sentence: str) -> None:
+    assert decided(*given) == Verdict(bottleneck, helps, sentence)
 
 
-def test_the_model_is_the_limit_with_dataloader_too() -> None:
+def test_the_model_is_the_bottleneck_with_dataloader_too() -> None:
     said = decided(27000, 3000, synthetic=1000, torchdali=999, pil=985)
 
-    assert (said.limit, said.helps) == ("model", False)
+    assert (said.bottleneck, said.helps) == ("model", False)
     assert said.sentence == (
-        "torchdali would not help: your model is the limit: 985 of 3,000 images/s used, and a faster loader would "
+        "torchdali would not help: your model is the bottleneck: 985 of 3,000 images/s used, and a faster loader would "
         "change nothing; DataLoader keeps up, with 250 CPU-seconds for 1,000 images instead of 0.1"
     )
 
 
-def test_the_model_is_the_limit_with_torchdali_alone() -> None:
+def test_the_model_is_the_bottleneck_with_torchdali_alone() -> None:
     said = decided(27000, 3000, synthetic=4400, torchdali=4354, pil=2500)
 
-    assert (said.limit, said.helps) == ("model", True)
-    assert said.sentence.startswith("with torchdali your model is the limit: 4,354 of 27,000 images/s used")
+    assert (said.bottleneck, said.helps) == ("model", True)
+    assert said.sentence.startswith("with torchdali your model is the bottleneck: 4,354 of 27,000 images/s used")
     assert said.sentence.endswith("it trains 1.7 times as fast as DataLoader")
 
 
-def test_the_loader_is_the_limit_beside_a_model() -> None:
+def test_the_loader_is_the_bottleneck_beside_a_model() -> None:
     said = decided(10000, 3000, synthetic=13000, torchdali=9100, pil=2600)
 
-    assert (said.limit, said.helps) == ("decoding", True)
+    assert (said.bottleneck, said.helps) == ("decoding", True)
     assert said.sentence == (
-        "decoding is the limit: it takes 9.00 of 10.0 ms a batch: 70% of what the model could take; torchdali trains "
-        "3.5 times as fast as DataLoader"
+        "decoding is the bottleneck: it takes 9.00 of 10.0 ms a batch: 70% of what the model could take; torchdali "
+        "trains 3.5 times as fast as DataLoader"
     )
 
 
-def test_the_model_is_the_limit_where_it_does_not_wait() -> None:
+def test_the_model_is_the_bottleneck_where_it_does_not_wait() -> None:
     said = decided(24851, 3000, waiting=0.002, synthetic=13021, torchdali=12167, pil=3850)
 
-    assert (said.limit, said.helps) == ("model", True)
+    assert (said.bottleneck, said.helps) == ("model", True)
     assert said.sentence == (
-        "with torchdali your model is the limit: 12,167 of 24,851 images/s used, and a faster loader would change "
+        "with torchdali your model is the bottleneck: 12,167 of 24,851 images/s used, and a faster loader would change "
         "nothing; loading on the same GPU and cores costs it 7%; it trains 3.2 times as fast as DataLoader"
     )
 
@@ -385,17 +388,17 @@ def test_beside_a_model_little_is_no_help(waiting: float, rates: dict[str, float
     assert said.sentence.endswith(f"; torchdali would not help: {gain} times DataLoader's images/s")
 
 
-def test_a_limit_that_could_not_be_measured() -> None:
+def test_a_bottleneck_that_could_not_be_measured() -> None:
     said = verdict({"torchdali": {"images_per_s": 200.0}, "pil": {"images_per_s": 100.0}}, {}, 4)
 
-    assert (said.limit, said.helps) == ("not measured", True)
+    assert (said.bottleneck, said.helps) == ("not measured", True)
 
 
 @pytest.mark.parametrize("rates", [{"torchdali": 105, "pil": 40}, {"torchdali": 90, "pil": 110}])
 def test_figures_that_contradict_each_other_are_no_ground_for_a_verdict(rates: dict[str, float]) -> None:
     said = decided(300, 200, synthetic=14, **rates)
 
-    assert (said.limit, said.helps) == ("not measured", False)
+    assert (said.bottleneck, said.helps) == ("not measured", False)
     assert said.sentence == (
         f"these figures contradict each other: {max(rates.values())} images/s beside the model, which made 14 with a "
         "batch that lay there; measure again with nothing else on the machine"

@@ -1,4 +1,4 @@
-"""What the measured numbers mean for the one who measured: the limit, and whether torchdali would help."""
+"""What the measured numbers mean for the one who measured: the bottleneck, and whether torchdali would help."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torchdali.loader.stats import Limit, Probe
+from torchdali.loader.stats import Bottleneck, Probe
 from torchdali.loader.verdict import decoding, model, storage, transforms
-from torchdali.pipeline.clock import NOTICEABLE
+from torchdali.pipeline.clock import WAIT_THRESHOLD
 
 __all__ = ["Verdict", "verdict"]
 
 _NO_FASTER = 1.1
 """Times as fast as DataLoader, below which it is not worth changing anything."""
 _KEEPS_UP = 0.97
-"""The share of the ceiling from which on the model is the limit."""
+"""The share of the ceiling from which on the model is the bottleneck."""
 _IMPOSSIBLE = 1.05
 """Times the ceiling, above which something else was at work while it was measured."""
 _BUSY = 0.9
-"""The share of the cores that are busy where they are the limit."""
+"""The share of the cores that are busy where they are the bottleneck."""
 
 _AGAIN = "measure again with nothing else on the machine"
 _WORK = {"decoding": "decoding", "transforms": "the transforms in DALI"}
 
 _IN_THREAD = {
-    "torch": "transforms that run in torch are the limit: `torchdali explain` names them",
-    "collate": "the iterating thread is the limit: labels and default_collate",
-    "host": "the iterating thread is the limit: drawing parameters and feeding DALI",
+    "torch": "transforms that run in torch are the bottleneck: `torchdali explain` names them",
+    "collate": "the iterating thread is the bottleneck: labels and default_collate",
+    "host": "the iterating thread is the bottleneck: drawing parameters and feeding DALI",
 }
 
 Run = Mapping[str, Any]
@@ -35,16 +35,16 @@ Run = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the limit is, and what to do about it.
+    """What the bottleneck is, and what to do about it.
 
     Attributes:
-        limit: what keeps DALILoader from being faster; "cores": all of them are busy.
+        bottleneck: what keeps DALILoader from being faster; "cores": all of them are busy.
         helps: whether DALILoader is faster than DataLoader where it counts: alone, or beside the model if one was
             given.
         sentence: it in words.
     """
 
-    limit: Limit | str
+    bottleneck: Bottleneck | str
     helps: bool
     sentence: str
 
@@ -74,16 +74,16 @@ def verdict(runs: Mapping[str, Run], trained: Mapping[str, Run], cores: int) -> 
         if with_ours["images_per_s"] >= _KEEPS_UP * top:
             said = model(with_ours["images_per_s"], ours["images_per_s"])
             return Verdict("model", gain >= _NO_FASTER, f"with torchdali {said}; {_gain(gain, 'it trains')}")
-        if with_ours["waiting_share"] < NOTICEABLE:
+        if with_ours["waiting_share"] < WAIT_THRESHOLD:
             said = model(with_ours["images_per_s"], ours["images_per_s"])
             beside = f"loading on the same GPU and cores costs it {1 - with_ours['images_per_s'] / top:.0%}"
             return Verdict("model", gain >= _NO_FASTER, f"with torchdali {said}; {beside}; {_gain(gain, 'it trains')}")
-        limit, said = _limit(ours, cores)
+        bottleneck, said = _find_bottleneck(ours, cores)
         share = f"{with_ours['images_per_s'] / top:.0%} of what the model could take"
-        return Verdict(limit, gain >= _NO_FASTER, f"{said}: {share}; {_gain(gain, 'torchdali trains')}")
+        return Verdict(bottleneck, gain >= _NO_FASTER, f"{said}: {share}; {_gain(gain, 'torchdali trains')}")
     gain = ours["images_per_s"] / theirs["images_per_s"]
-    limit, said = _limit(ours, cores)
-    return Verdict(limit, gain >= _NO_FASTER, f"{said}; {_gain(gain, 'torchdali loads')}")
+    bottleneck, said = _find_bottleneck(ours, cores)
+    return Verdict(bottleneck, gain >= _NO_FASTER, f"{said}; {_gain(gain, 'torchdali loads')}")
 
 
 def _best(runs: Mapping[str, Run]) -> Run:
@@ -101,19 +101,21 @@ def _gain(gain: float, what: str) -> str:
     return f"torchdali would not help: {gain:.2f} times DataLoader's images/s"
 
 
-def _limit(ours: Run, cores: int) -> tuple[str, str]:
+def _find_bottleneck(ours: Run, cores: int) -> tuple[str, str]:
     """What keeps DALILoader from being faster, and the sentence."""
     alone = ours.get("alone")
     probe = Probe(**alone) if alone else None
     if probe is None:
-        return "not measured", "what the limit is could not be measured"
-    if probe.limit == "storage":
-        return probe.limit, storage(probe.read or 0.0, probe.together)
+        return "not measured", "what the bottleneck is could not be measured"
+    if probe.bottleneck == "storage":
+        return probe.bottleneck, storage(probe.read or 0.0, probe.together)
     if ours["busy_cores"] >= _BUSY * cores:
-        busy = f"{ours['busy_cores']:.1f} of {cores} are busy, most of all with {_WORK.get(probe.limit, 'Python')}"
-        return "cores", f"the CPU cores are the limit: {busy}"
-    if probe.limit == "decoding":
-        return probe.limit, decoding(probe.decode or 0.0, probe.together)
-    if probe.limit == "transforms":
-        return probe.limit, transforms(probe.transforms, probe.together)
-    return probe.limit, _IN_THREAD.get(probe.limit, f"the iterating thread is the limit ({probe.limit})")
+        busy = f"{ours['busy_cores']:.1f} of {cores} are busy, most of all with {_WORK.get(probe.bottleneck, 'Python')}"
+        return "cores", f"the CPU cores are the bottleneck: {busy}"
+    if probe.bottleneck == "decoding":
+        return probe.bottleneck, decoding(probe.decode or 0.0, probe.together)
+    if probe.bottleneck == "transforms":
+        return probe.bottleneck, transforms(probe.transforms, probe.together)
+    return probe.bottleneck, _IN_THREAD.get(
+        probe.bottleneck, f"the iterating thread is the bottleneck ({probe.bottleneck})"
+    )
