@@ -1,0 +1,126 @@
+"""A rank's share and its epochs, against torch's DistributedSampler."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, SequentialSampler
+
+from torchdali.state import sharding
+from torchdali.state.sharding import Shard, Sharding, epoch_aware_samplers, group
+
+DATA = range(10)
+
+
+def loader(dataset=DATA, **options):
+    made = DataLoader(dataset, **options)
+    made.seed = 7
+    return made
+
+
+def in_group(monkeypatch, rank=1, world=3):
+    monkeypatch.setattr(sharding, "group", lambda: (rank, world))
+
+
+def test_a_process_alone_has_no_group():
+    assert group() is None
+
+
+def test_a_shard_is_a_distributed_sampler_whose_epochs_count_on():
+    shard, of_torch = Shard(DATA, 3, 1, seed=7), DistributedSampler(DATA, 3, 1, seed=7)
+    for epoch in (0, 1, 2):
+        assert shard.next_epoch == epoch
+        shard.begin()
+        of_torch.set_epoch(epoch)
+        assert list(shard) == list(of_torch)
+    shard.set_epoch(8)
+    for epoch in (8, 9):
+        assert shard.next_epoch == epoch
+        shard.begin()
+        assert shard.epoch == epoch
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("batch_size", [None, 2])
+def test_the_loader_gets_its_ranks_share(monkeypatch, shuffle, batch_size):
+    ours = loader(batch_size=batch_size, shuffle=shuffle)
+    in_group(monkeypatch)
+    Sharding("auto", ours, {"shuffle": shuffle})
+    of_torch = DistributedSampler(DATA, 3, 1, shuffle, seed=7)
+    assert list(ours.sampler) == list(of_torch)
+    if batch_size:
+        assert list(ours.batch_sampler) == list(BatchSampler(of_torch, 2, drop_last=False))
+
+
+def test_a_share_is_made_once_there_is_a_group_and_anew_in_another_one(monkeypatch):
+    ours = loader()
+    made = Sharding("auto", ours, {})
+    assert type(ours.sampler) is SequentialSampler
+    in_group(monkeypatch)
+    made.apply(ours)
+    shard = ours.sampler
+    shard.set_epoch(4)
+    shard.begin()
+    made.apply(ours)
+    assert ours.sampler is shard
+    in_group(monkeypatch, rank=0, world=2)
+    made.apply(ours)
+    assert (ours.sampler.rank, ours.sampler.num_replicas, ours.sampler.next_epoch) == (0, 2, 5)
+
+
+def test_without_auto_the_sampler_stays(monkeypatch):
+    ours = loader()
+    in_group(monkeypatch)
+    Sharding(None, ours, {}).apply(ours)
+    assert type(ours.sampler) is SequentialSampler
+
+
+def test_beginning_tells_the_share_and_warns_once_without_one(monkeypatch):
+    in_group(monkeypatch)
+    ours = loader()
+    made = Sharding("auto", ours, {})
+    for epoch in range(3):
+        made.begin(ours)
+        assert ours.sampler.epoch == epoch
+    same = Sharding(None, loader(), {})
+    with pytest.warns(UserWarning, match="3 processes"):
+        same.begin(loader())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        same.begin(loader())
+        Sharding(None, loader(), {"sampler": SequentialSampler(DATA)}).begin(loader())
+
+
+def test_a_missing_group_is_warned_of(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.warns(UserWarning, match="init_process_group"):
+        Sharding("auto", loader(), {}).begin(loader())
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(DATA)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "dataset", "given", "text"),
+    [
+        ("all", DATA, {}, "distributed"),
+        ("auto", DATA, {"sampler": SequentialSampler(DATA)}, "sampler="),
+        ("auto", DATA, {"batch_sampler": [[1]]}, "batch_sampler="),
+        ("auto", Stream(), {}, "IterableDataset"),
+    ],
+)
+def test_arguments_that_do_not_go_together_are_refused(wanted, dataset, given, text):
+    with pytest.raises(ValueError, match=text):
+        Sharding(wanted, loader(dataset), given)
+
+
+def test_each_sampler_that_wants_to_know_its_epoch_is_told_once(monkeypatch):
+    shard = DistributedSampler(DATA, 2, 0)
+    ours = loader(sampler=shard, batch_size=2)
+    assert epoch_aware_samplers(ours) == [shard]
+    assert epoch_aware_samplers(loader()) == []
+    Sharding(None, ours, {"sampler": shard}).set_epoch(ours, 6)
+    assert shard.epoch == 6
