@@ -41,8 +41,6 @@ def cells(output: str, row: str) -> list[str]:
     return [cell.strip() for cell in line.strip("│ ").split("│")][1:]
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("command", ["demo", "parity"])
 def test_where_nothing_can_be_made_is_said_before_the_work(tmp_path: Path, command: str) -> None:
     (tmp_path / "file").write_text("")
@@ -52,6 +50,8 @@ def test_where_nothing_can_be_made_is_said_before_the_work(tmp_path: Path, comma
     assert "cannot be written" in done.output
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(180)
 def test_demo_command(tmp_path: Path) -> None:
     done = demo(tmp_path, "--epochs", "2", "--device", "cpu")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -70,27 +70,37 @@ def test_learns(folder: Path, loader: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("loader", ["torchdali", "torch"])
-def test_learns_with_more_augmentation(folder: Path, loader: str) -> None:
+def test_learns_with_more_augmentation(folder: Path) -> None:
     options = ["--auto-augment", "augmix", "--random-erase", "0.25", "--mixup", "0.2", "--cutmix", "1"]
-    lines = recipe(folder, "--loader", loader, "--batch-size", "8", *options)
+    lines = recipe(folder, "--batch-size", "8", *options)
     assert len(lines) == 4
-    # Mixed images have no one class, so that the loss falls slowly; whole pictures tell what was learnt.
+    # Mixed images have no single class, so the loss falls slowly. Whole images show what was learnt.
     assert max(float(line[3]) for line in lines) >= 60
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("loader", ["torchdali", "torch"])
-def test_learns_without_labels(folder: Path, loader: str) -> None:
+def test_learns_without_labels(folder: Path) -> None:
     # Colours are all that there is to learn here, so they are changed little.
-    options = ["--batch-size", "16", "--strength", "0.1", "--epochs", "6"]
-    lines = recipe(folder, "--loader", loader, *options, script=SIMCLR)
-    assert [line[:2] for line in lines] == [(str(epoch), "6") for epoch in range(1, 7)]
+    options = ["--batch-size", "16", "--strength", "0.1", "--epochs", "4"]
+    lines = recipe(folder, *options, script=SIMCLR)
+    assert [line[:2] for line in lines] == [(str(epoch), "4") for epoch in range(1, 5)]
     losses, accuracies = [float(line[2]) for line in lines], [float(line[3]) for line in lines]
-    # Of one epoch to the next it rises at times, in bfloat16 by a tenth.
-    assert sum(losses[-3:]) / 3 < losses[0]
+    # The loss rises from one epoch to the next at times, in bfloat16 by a tenth.
+    assert sum(losses[-2:]) / 2 < losses[0]
     assert accuracies[-1] >= 80
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("script", "options"),
+    [(RECIPE, ["--auto-augment", "augmix", "--cutmix", "1"]), (SIMCLR, [])],
+    ids=["labels", "none"],
+)
+def test_runs_with_dataloader(folder: Path, script: Path, options: list[str]) -> None:
+    lines = recipe(folder, "--loader", "torch", "--batch-size", "16", "--epochs", "1", *options, script=script)
+    assert [line[:2] for line in lines] == [("1", "1")]
 
 
 @pytest.mark.slow

@@ -57,16 +57,17 @@ def colours(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@both
-def test_multicrop(colours: Path, loader: str) -> None:
-    options = ["--size", 48, "--local-size", 24, "--local-crops", 3, "--batch-size", 12, "--epochs", 3, "--outputs", 64]
-    said = run("self_supervised_multicrop.py", colours, *options, "--workers", 1, "--loader", loader)
-    lines = LINE.findall(said)
-    assert [line[:2] for line in lines] == [(str(epoch), "3") for epoch in (1, 2, 3)]
-    losses, accuracies = [float(line[2]) for line in lines], [float(line[3]) for line in lines]
-    assert losses[-1] < losses[0]
-    # Of three classes a third would be guessed.
-    assert max(accuracies) > 50
+@pytest.mark.parametrize(("loader", "epochs"), [("torchdali", 3), ("torch", 1)])
+def test_multicrop(colours: Path, loader: str, epochs: int) -> None:
+    options = ["--size", 48, "--local-size", 24, "--local-crops", 3, "--batch-size", 12, "--outputs", 64]
+    options += ["--epochs", epochs, "--workers", 1, "--loader", loader]
+    lines = LINE.findall(run("self_supervised_multicrop.py", colours, *options))
+    assert [line[:2] for line in lines] == [(str(epoch + 1), str(epochs)) for epoch in range(epochs)]
+    if loader == "torchdali":
+        losses, accuracies = [float(line[2]) for line in lines], [float(line[3]) for line in lines]
+        assert losses[-1] < losses[0]
+        # A guess is right for a third of three classes.
+        assert max(accuracies) > 50
 
 
 def test_multicrop_with_too_few_images(folder: Path) -> None:
@@ -84,14 +85,15 @@ TIMM = {
 @pytest.mark.parametrize("name", TIMM)
 def test_timm(colours: Path, name: str) -> None:
     pytest.importorskip("timm")
-    options = ["--size", 32, "--batch-size", 8, "--epochs", 4, "--workers", 1, *TIMM[name]]
+    epochs = 1 if name == "timm's loader" else 4
+    options = ["--size", 32, "--batch-size", 8, "--epochs", epochs, "--workers", 1, *TIMM[name]]
     said = run("timm_training.py", colours, *options)
     lines = LINE.findall(said)
-    assert [line[:2] for line in lines] == [(str(epoch), "4") for epoch in (1, 2, 3, 4)]
-    assert max(float(line[3]) for line in lines) >= (60 if name == "more augmentation" else 80)
+    assert [line[:2] for line in lines] == [(str(epoch + 1), str(epochs)) for epoch in range(epochs)]
     if name == "timm's loader":
         assert "DALI" not in said
     else:
+        assert max(float(line[3]) for line in lines) >= (60 if name == "more augmentation" else 80)
         plan = said.partition("\ndecode ")[2].partition("\noperators ")[0]
         assert "DALI" in plan
         assert " torch " not in plan
