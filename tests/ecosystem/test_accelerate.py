@@ -17,8 +17,6 @@ accelerate = pytest.importorskip("accelerate", reason="needs accelerate")
 
 from helpers.accelerated import (  # noqa: E402
     BATCH,
-    CONFIGS,
-    OPTIONS,
     SKIPPED,
     Labels,
     Stream,
@@ -27,6 +25,7 @@ from helpers.accelerated import (  # noqa: E402
     forget,
     looks,
     made,
+    shares,
 )
 from helpers.processes import run_ranks  # noqa: E402
 from helpers.ranked import TRAIN  # noqa: E402
@@ -56,16 +55,10 @@ def found(request: Any, pictures: Path, tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("config", CONFIGS)
-@pytest.mark.parametrize("kind", ["read", "asked", "stream"])
-def test_shares_are_dataloaders(found: Found, kind: str, config: str, options: str) -> None:
+@pytest.mark.parametrize("name", [", ".join(share) for share in shares()])
+def test_shares_are_dataloaders(found: Found, name: str) -> None:
     """Their lengths, the epoch's end and what is gathered for a metric as well."""
-    name = f"{kind}, {config}, {options}"
     for rank in found:
-        if name not in rank:
-            assert kind in ("stream", "asked")
-            continue
         ours, theirs = rank[name]
         assert ours == theirs
         assert len(ours[0]) == 2

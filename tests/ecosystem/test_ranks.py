@@ -26,7 +26,7 @@ from torchdali.runtime.devices import on
 from torchdali.state.sharding import Shard
 
 pytestmark = pytest.mark.timeout(240)
-WORLDS = (1, 2, 3)
+WORLDS = (1, 3)
 
 Found = dict[int, list[dict[str, Any]]]
 
@@ -77,10 +77,10 @@ def test_a_picture_looks_the_same_for_any_number_of_ranks(found: Found, epoch: i
         return kept
 
     of_all = [looks(world, AUGMENTED) for world in WORLDS]
-    assert of_all[0] == of_all[1] == of_all[2]
+    assert of_all[0] == of_all[1]
     assert len(of_all[0]) == 2 * 23
     by_torch = [looks(world, ("torch.manual_seed",)) for world in WORLDS]
-    assert by_torch[0] == by_torch[1] == by_torch[2]
+    assert by_torch[0] == by_torch[1]
     assert set(by_torch[0].values()).isdisjoint(of_all[0].values())
 
 
@@ -117,9 +117,9 @@ def test_all_samples_for_each_of_several_ranks_is_said_once_by_each_loader(found
 
 @pytest.mark.slow
 def test_explain_tells_the_share(found: Found) -> None:
-    said = [[line for line in rank["explain"].splitlines() if line.startswith("ranks")] for rank in found[2]]
-    row = "{} of 0 to 1; 12 of 23 samples to each, 1 repeated so that shares are even, shuffled by seed 0 + epoch"
-    assert said == [[f"ranks      {row.format(rank)}"] for rank in (0, 1)]
+    said = [[line for line in rank["explain"].splitlines() if line.startswith("ranks")] for rank in found[3]]
+    row = "{} of 0 to 2; 8 of 23 samples to each, 1 repeated so that shares are even, shuffled by seed 0 + epoch"
+    assert said == [[f"ranks      {row.format(rank)}"] for rank in (0, 1, 2)]
     assert "ranks      0 of 0 to 0; 23 of 23 samples to each, shuffled" in found[1][0]["explain"]
 
 

@@ -38,6 +38,16 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+def shares() -> list[tuple[str, str, str]]:
+    """Return kinds of dataset, configurations and options: each two of them that go together are in a triple."""
+    triples = [("stream", config, "in order") for config in CONFIGS if config != "seedable"]
+    for i, config in enumerate(CONFIGS):
+        for j, options in enumerate(OPTIONS):
+            one_worker_asks_all = config.startswith("dispatch") and options == "workers"
+            triples.append(("read" if one_worker_asks_all or (i + j) % 2 == 0 else "asked", config, options))
+    return triples
+
+
 class Labels(Dataset[Any]):
     """The labels without pictures, for DataLoader."""
 
@@ -181,14 +191,9 @@ def batched() -> tuple[list[Any], list[Any]]:
 
 def run_all(pictures: Path, results: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for name, dataset in datasets(pictures).items():
-        for config_name, config in CONFIGS.items():
-            for options_name, options in OPTIONS.items():
-                if name == "stream" and (options.get("shuffle") or "seedable" in config_name):
-                    continue
-                if name == "asked" and config_name.startswith("dispatch") and options_name == "workers":
-                    continue
-                found[f"{name}, {config_name}, {options_name}"] = both(dataset, config, options)
+    of_kind = datasets(pictures)
+    for kind, config, options in shares():
+        found[f"{kind}, {config}, {options}"] = both(of_kind[kind], CONFIGS[config], OPTIONS[options])
     found["looks"] = looks(pictures)
     if "WORLD_SIZE" in os.environ:  # in one process Accelerate cannot prepare such a loader
         found["batched"] = batched()
