@@ -13,6 +13,7 @@ import pytest
 import torch
 from conftest import Numbered
 from helpers.arguments import WORKERS
+from helpers.cover import cover_pairs
 from helpers.processes import run_ranks
 from helpers.proxied import difference
 from helpers.regrouped import BATCH, BATCHES, COUNT, MOST, Seen
@@ -106,13 +107,17 @@ def looks(ranks: list[Any]) -> Counter[Any]:
     )
 
 
-@pytest.fixture(params=["read", "asked"])
+NATIVE_OR_FED = ["read", "asked"]
+
+
+@pytest.fixture(params=NATIVE_OR_FED)
 def of_rank(request: pytest.FixtureRequest, pictures: Path, numbered: Numbered) -> Ranks:
     return Ranks(KINDS[request.param](pictures, numbered))
 
 
-@pytest.mark.parametrize("workers", WORKERS)
-@pytest.mark.parametrize("seed", [None, 5])
+@pytest.mark.parametrize(
+    ("of_rank", "workers", "seed"), cover_pairs(NATIVE_OR_FED, WORKERS, [None, 5]), indirect=["of_rank"]
+)
 def test_as_many_ranks_go_on_as_if_nothing_had_happened(of_rank: Ranks, workers: Any, seed: int | None) -> None:
     state, _, rest = interrupted(of_rank, 2, 2, seed=seed, **workers)
     assert not difference(resumed(of_rank, 2, state, seed=seed, **workers), rest)
@@ -151,10 +156,16 @@ def test_a_seed_is_all_that_ranks_must_agree_on(of_rank: Ranks) -> None:
     assert set(looks([batches for _, batches in ended])) == set(looks(following))
 
 
-@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 1, "persistent_workers": True}], ids=str)
-@pytest.mark.parametrize(("first", "second"), [(2, 3), (3, 1)])
-def test_ranks_that_change_twice(of_rank: Ranks, first: int, second: int, options: Any) -> None:
+@pytest.mark.parametrize(
+    ("of_rank", "worlds", "options"),
+    cover_pairs(
+        NATIVE_OR_FED, [(2, 3), (3, 1)], [{}, {"num_workers": 2}, {"num_workers": 1, "persistent_workers": True}]
+    ),
+    indirect=["of_rank"],
+)
+def test_ranks_that_change_twice(of_rank: Ranks, worlds: tuple[int, int], options: Any) -> None:
     """And have another batch size and number of batches each time."""
+    first, second = worlds
     options = {"seed": 5, **options}
     state, begun, _ = interrupted(of_rank, first, 1, batch_size=1, **options)
     states, between = [], []
@@ -179,9 +190,11 @@ def test_ranks_that_change_twice(of_rank: Ranks, first: int, second: int, option
     assert (seen - whole).total() == -left % 2
 
 
-@pytest.mark.parametrize("batches", [0, 1, 3, 4])
-@pytest.mark.parametrize("drop_last", [False, True])
-@pytest.mark.parametrize("before", [2, 5])
+@pytest.mark.parametrize(
+    ("of_rank", "before", "drop_last", "batches"),
+    cover_pairs(NATIVE_OR_FED, [2, 5], [False, True], [0, 1, 3, 4]),
+    indirect=["of_rank"],
+)
 def test_what_does_not_divide(of_rank: Ranks, before: int, drop_last: bool, batches: int) -> None:
     """Is filled up from the epoch's beginning, or left out, as DistributedSampler does it."""
     options = {"seed": 5, "drop_last": drop_last, "batch_size": 2, "shuffle": False}

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.arguments import WORKERS
+from helpers.cover import cover_pairs
 from helpers.proxied import difference
 from helpers.resumed import KINDS, Asked, Remembering, RememberingBatches, read, set_epoch, through_files
 from torch.utils.data import Dataset, DistributedSampler, RandomSampler
@@ -45,7 +46,13 @@ class Quiet(Dataset[Any]):
         return sample
 
 
-@pytest.fixture(params=[*KINDS, *(pytest.param(f"{kind} cuda", marks=pytest.mark.gpu) for kind in ("read", "asked"))])
+MAKES = [
+    *KINDS,
+    *(pytest.param(f"{kind} cuda", id=f"{kind} cuda", marks=pytest.mark.gpu) for kind in ("read", "asked")),
+]
+
+
+@pytest.fixture(params=MAKES)
 def make(request: pytest.FixtureRequest, pictures: Any, numbered: Any) -> Callable[..., DALILoader[Any]]:
     """Makes a loader of 12 or 24 samples in batches of 3, shuffled."""
     kind, *device = request.param.split()
@@ -85,8 +92,7 @@ def test_before_the_first_epoch(make: Any, workers: Any) -> None:
     assert difference(epochs(make(number=8, **workers)), true)
 
 
-@pytest.mark.parametrize("workers", WORKERS)
-@pytest.mark.parametrize("before", [1, 2])
+@pytest.mark.parametrize(("make", "workers", "before"), cover_pairs(MAKES, WORKERS, [1, 2]), indirect=["make"])
 def test_after_an_epoch(make: Any, workers: Any, before: int) -> None:
     loader = make(**workers)
     epochs(loader, before)
@@ -127,8 +133,9 @@ def test_each_batch_of_an_epoch(make: Any, workers: Any) -> None:
         assert [count for _, count in rest] == list(range(state["batches"] + 1, len(loader) + 1))
 
 
-@pytest.mark.parametrize("workers", WORKERS)
-@pytest.mark.parametrize("own_generator", [False, True])
+@pytest.mark.parametrize(
+    ("make", "workers", "own_generator"), cover_pairs(MAKES, WORKERS, [False, True]), indirect=["make"]
+)
 def test_after_a_break(make: Any, workers: Any, own_generator: bool) -> None:
     """The rest is what would have come, the epochs after it too."""
 
@@ -198,8 +205,11 @@ def test_of_the_iterator_that_was_begun_last(make: Any, workers: Any) -> None:
     assert not difference(list(loaded(make, state, **workers)), rest)
 
 
-@pytest.mark.parametrize("saved", WORKERS[:2])
-@pytest.mark.parametrize("other", [{}, {"num_workers": 1, "prefetch_factor": 5}])
+@pytest.mark.parametrize(
+    ("make", "saved", "other"),
+    cover_pairs(MAKES, WORKERS[:2], [{}, {"num_workers": 1, "prefetch_factor": 5}]),
+    indirect=["make"],
+)
 def test_with_another_number_of_workers_and_window(make: Any, saved: Any, other: Any) -> None:
     loader = make(**saved)
     iterator = iter(loader)
@@ -304,9 +314,11 @@ def test_epochs_of_a_distributed_sampler(make: Any) -> None:
     assert not difference(list(again), rest)
 
 
-@pytest.mark.parametrize("workers", WORKERS)
-@pytest.mark.parametrize("kind", ["sampler", "batch_sampler"])
-@pytest.mark.parametrize("batches", [0, 2])
+@pytest.mark.parametrize(
+    ("make", "workers", "kind", "batches"),
+    cover_pairs(MAKES, WORKERS, ["sampler", "batch_sampler"], [0, 2]),
+    indirect=["make"],
+)
 def test_samplers_with_a_state_keep_it(make: Any, workers: Any, kind: str, batches: int) -> None:
     def build(number: int = 7, **options: Any) -> DALILoader[Any]:
         torch.manual_seed(number)

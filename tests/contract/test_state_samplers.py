@@ -14,6 +14,7 @@ import pytest
 import torch
 from conftest import Numbered
 from helpers.arguments import WORKERS
+from helpers.cover import cover_pairs
 from helpers.proxied import difference
 from helpers.resumed import Remembering, RememberingBatches, read, through_files
 from torch.utils.data import BatchSampler, SequentialSampler
@@ -192,16 +193,15 @@ WITH_A_STATE: dict[str, dict[str, Any]] = {
 }
 
 
-@moments
-@pytest.mark.parametrize("workers", WORKERS)
-@pytest.mark.parametrize("options", WITH_A_STATE.values(), ids=WITH_A_STATE)
-def test_a_sampler_with_a_state(make: Make, options: Any, workers: Any, epoch: int, batches: int | None) -> None:
+@pytest.mark.parametrize(("kind", "workers", "moment"), cover_pairs(WITH_A_STATE, WORKERS, MOMENTS))
+def test_a_sampler_with_a_state(make: Make, kind: str, workers: Any, moment: tuple[int, int | None]) -> None:
     """Its state after an epoch, from which nothing comes, is that before the next one."""
+    options = WITH_A_STATE[kind]
     loader = make(**options)
     list(loader)
     (state,) = (about["state"] for about in loader.state_dict()["samplers"].values())
     assert state.get("given", state.get("yielded")) in (6, 12), "all of an epoch"
-    assert_goes_on(make, epoch, batches, **options, **workers)
+    assert_goes_on(make, *moment, **options, **workers)
 
 
 def test_states_stay_what_they_are(make: Make) -> None:
@@ -246,16 +246,14 @@ class Shuffling:
 SHUFFLES = {"python": random.shuffle, "numpy": np.random.shuffle}
 
 
-@moments
-@pytest.mark.parametrize("workers", WORKERS[:2])
-@pytest.mark.parametrize("kind", SHUFFLES)
-def test_a_sampler_that_was_not_asked_yet(make: Make, kind: str, workers: Any, epoch: int, batches: int | None) -> None:
+@pytest.mark.parametrize(("kind", "workers", "moment"), cover_pairs(SHUFFLES, WORKERS[:2], MOMENTS))
+def test_a_sampler_that_was_not_asked_yet(make: Make, kind: str, workers: Any, moment: tuple[int, int | None]) -> None:
     """What it will draw from is not known, and is in the state all the same."""
     loader = make(sampler=lambda: Shuffling(SHUFFLES[kind]))
     assert set(loader.state_dict()["generators"]) == {"torch", "python", "numpy"}
     list(loader)
     assert set(loader.state_dict()["generators"]) == {"torch", kind}
-    assert_goes_on(make, epoch, batches, sampler=lambda: Shuffling(SHUFFLES[kind]), **workers)
+    assert_goes_on(make, *moment, sampler=lambda: Shuffling(SHUFFLES[kind]), **workers)
 
 
 @pytest.mark.parametrize("kind", SHUFFLES)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from conftest import CROP, same
 from helpers.arguments import WORKERS
+from helpers.cover import cover_pairs
 from helpers.proxied import Pictures, difference
 from helpers.resumed import through_files
 from torch.utils.data import IterableDataset, get_worker_info
@@ -152,15 +153,19 @@ PAIRS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     *(({"batch_size": 3, "drop_last": True}, workers) for workers in ({}, TWO)),
     *(({"batch_size": None}, workers) for workers in ({}, PERSISTENT)),
 ]
-# Every kind with the first two, and with every pair one kind that has no state and one that has.
-GO_ON = [
+
+
+PLAIN_OR_FED = ["plain", "asked"]
+# Every kind with the first two, and with every pair one kind that has no state and one that has: forks take time.
+KINDS_AND_PAIRS = [
     (kind, *pair)
     for number, pair in enumerate(PAIRS)
-    for kind in (KINDS if number < 2 else (Bare, KINDS[1 + number % 3]))  # a fork takes its time
+    for kind in (KINDS if number < 2 else (Bare, KINDS[1 + number % 3]))
 ]
+GO_ON = [(PLAIN_OR_FED[(i + i // 4) % 2], *entry) for i, entry in enumerate(KINDS_AND_PAIRS)]
 
 
-@pytest.fixture(params=["plain", "asked"])
+@pytest.fixture(params=PLAIN_OR_FED)
 def make(request: pytest.FixtureRequest, pictures: Path) -> Any:
     files = sorted(pictures.rglob("*.jpg"))[:17]
 
@@ -178,7 +183,7 @@ def known(batches: Any) -> list[Any]:
     return [batch[:2] for batch in batches]
 
 
-@pytest.mark.parametrize(("kind", "size", "workers"), GO_ON)
+@pytest.mark.parametrize(("make", "kind", "size", "workers"), GO_ON, indirect=["make"])
 def test_goes_on_from_every_batch(make: Any, kind: type[Bare], size: Any, workers: Any) -> None:
     loader = make(kind, **size, **workers)
     first = known(loader)
@@ -195,13 +200,10 @@ def test_goes_on_from_every_batch(make: Any, kind: type[Bare], size: Any, worker
         assert not difference([known(again), known(again), known(again)], [true[0][taken:], *true[1:]])
 
 
-@pytest.mark.parametrize("workers", WORKERS)
 @pytest.mark.parametrize(
-    ("kind", "size"),
-    [
-        *((kind, {"batch_size": 2}) for kind in KINDS),
-        *((kind, {"batch_size": 3, "drop_last": True}) for kind in KINDS[:2]),
-    ],
+    ("make", "size", "kind", "workers"),
+    cover_pairs(PLAIN_OR_FED, [{"batch_size": 2}, {"batch_size": 3, "drop_last": True}], KINDS, WORKERS),
+    indirect=["make"],
 )
 def test_before_and_after_an_epoch(make: Any, size: Any, kind: type[Bare], workers: Any) -> None:
     loader = make(kind, **size, **workers)
@@ -224,8 +226,11 @@ def test_the_end_of_an_epoch_counts_for_no_batch(make: Any) -> None:
     assert streams[0].batches == 5
 
 
-@pytest.mark.parametrize("workers", WORKERS)
-@pytest.mark.parametrize("size", [{"batch_size": 2}, {"batch_size": 1}])  # a last batch that is full, or not
+@pytest.mark.parametrize(
+    ("make", "workers", "size"),  # a last batch that is full, or not
+    cover_pairs(PLAIN_OR_FED, WORKERS, [{"batch_size": 2}, {"batch_size": 1}]),
+    indirect=["make"],
+)
 def test_what_a_stream_keeps_from_epoch_to_epoch(make: Any, size: Any, workers: Any) -> None:
     loader, states, true = make(Counting, **size, **workers), [], []
     for _ in range(3):
@@ -247,8 +252,7 @@ def test_what_a_stream_keeps_from_epoch_to_epoch(make: Any, size: Any, workers: 
     assert not difference([known(again), known(again)], [true[3][3:], true[4]])
 
 
-@pytest.mark.parametrize("workers", WORKERS[:2])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("make", "workers", "kind"), cover_pairs(PLAIN_OR_FED, WORKERS[:2], KINDS), indirect=["make"])
 def test_only_streams_without_a_state_are_passed_over(make: Any, kind: type[Bare], workers: Any) -> None:
     loader = make(kind, batch_size=2, **workers)
     list(islice(loader, 2))
