@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NoReturn, cast
 
@@ -27,9 +27,10 @@ from torchdali.samples.on_error import ErrorPolicy
 from torchdali.samples.transfer import pin_memory
 from torchdali.samples.tree import is_default_collate
 from torchdali.sources import NativeSource
+from torchdali.state.context import EpochContext
 from torchdali.state.iterator import ResumableIterator, by_turns
 from torchdali.transforms.occurrences import DenseOccurrences
-from torchdali.transforms.rng import Draws, Words
+from torchdali.transforms.rng import Draws
 
 __all__ = ["Compiled", "NativeIterator"]
 
@@ -90,7 +91,7 @@ class NativeIterator(ResumableIterator):
     DataLoader does, whichever torch is installed.
 
     Args:
-        loader: The ``DataLoader`` whose arguments hold.
+        context: What the epoch is given of the loader.
         compiled: What the loader compiled.
         again: The base seed of persistent workers, which would go on with the iterator that they have.
 
@@ -100,24 +101,24 @@ class NativeIterator(ResumableIterator):
 
     _feed: Prefetcher | RetryingPrefetcher | None = None
 
-    def __init__(self, loader: Any, compiled: Compiled, again: int | None = None) -> None:
+    def __init__(self, context: EpochContext, compiled: Compiled, again: int | None = None) -> None:
+        self._context, view = context, context.view
         self.clock = Clock(compiled.device)
         self.clock.entry, self.clock.steps = compiled.plan.entry, compiled.plan.steps
-        super().__init__(loader)
+        # Persistent workers would draw no second base seed from the loader's generator.
+        super().__init__(view if again is None else replace(view, generator=torch.Generator()))
         if again is not None:
             self._base_seed = self.place.base_seed = again
             self.place.seeded = False
-        elif loader.num_workers:
+        elif view.num_workers:
             # As DataLoader's iterator with workers does: it asks the sampler for a second iterator.
-            self._reset(loader, first_iter=True)
-        self._collate: Callable[[Any], Any] = loader.collate_fn
-        self._transform_batch: Callable[..., Any] | None = loader.batch_transform
+            self._reset(view, first_iter=True)
+        self._collate = view.collate_fn
+        self._transform_batch = context.batch_transform
         self._compiled = compiled
-        self._ahead = max(compiled.window + 2, (loader.prefetch_factor or 2) * loader.num_workers)
+        self._ahead = max(compiled.window + 2, (view.prefetch_factor or 2) * view.num_workers)
         self._end: Exception | None = None
         self._turns = 0
-        self._sampler: Any = loader.sampler
-        self._tolerance: ErrorPolicy = loader._tolerance  # noqa: SLF001
 
     @property
     def base_seed(self) -> int:
@@ -127,11 +128,12 @@ class NativeIterator(ResumableIterator):
     def _counts(self) -> Callable[[Iterable[Any]], None]:
         return self._occurrences.fast_forward
 
-    def start(self, key: Words) -> NativeIterator:
-        """Begins with the epoch's random key. Workers would get their first indices now, so the sampler is asked."""
-        self._key = key
+    def start(self) -> NativeIterator:
+        """Begin the epoch. Workers would get their first indices now, so the sampler is asked."""
+        context = self._context
+        self._key = context.next_key(self.base_seed)
         self._occurrences = DenseOccurrences(len(self._compiled.source))
-        self._feed = self._compiled.feed(self._timeout, self._sampler, self.clock, self._tolerance)
+        self._feed = self._compiled.feed(self._timeout, context.sampler, self.clock, context.errors)
         if self._num_workers:
             self._pull(self._feed)
         return self

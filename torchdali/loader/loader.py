@@ -10,6 +10,7 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast, overload
@@ -29,10 +30,12 @@ from torchdali.pipeline.tuning import DefaultInt, check_numbers
 from torchdali.runtime import lifecycle
 from torchdali.runtime.lifecycle import disable_compile
 from torchdali.samples.on_error import ErrorPolicy, OnError
+from torchdali.state.checkpoint import stateful_among
+from torchdali.state.context import EpochContext, LoaderView
 from torchdali.state.epoch_keys import EpochKeys
 from torchdali.state.iterator import ResumableIterator
-from torchdali.state.sharding import Distributed, Sharding
-from torchdali.state.tracker import ProgressTracker, Stateful, twin_of
+from torchdali.state.sharding import Distributed, Sharding, epoch_aware_samplers
+from torchdali.state.tracker import ProgressTracker, Stateful
 from torchdali.transforms import check_callable, flatten
 from torchdali.transforms.spec import Fidelity, check_fidelity
 from torchdali.workers.plain import ParallelPlainIterator, SerialPlainIterator
@@ -271,8 +274,8 @@ class DALILoader(Stateful, Distributed, Reporting, Building, DataLoader[_T]):
             self._iterator = None  # persistent workers of another epoch, transform or device, or that lost a batch
         self._keys.epochs = self._bookmark.begin(self, self._keys.epochs)
         try:
-            iterator = super().__iter__() if self._source is None else self._get_iterator()
-            if isinstance(iterator, ResumableIterator):  # persistent workers' again; a subclass may give one of its own
+            iterator = self._begin_epoch()
+            if isinstance(iterator, ResumableIterator):  # a subclass may give one of its own
                 iterator.resume()
         except BaseException:
             self._keys.epochs = self._bookmark.failed(self, self._keys.epochs)
@@ -286,19 +289,39 @@ class DALILoader(Stateful, Distributed, Reporting, Building, DataLoader[_T]):
         self._clock = getattr(iterator, "clock", None)  # torch's own iterators have none
         return iterator
 
+    def _begin_epoch(self) -> Any:
+        """Return the epoch's iterator: that of the persistent workers, or a new one."""
+        if self._source is not None:
+            return self._get_iterator()
+        if isinstance(self._iterator, ResumableIterator) and self.persistent_workers and self.num_workers:
+            self._iterator.restart(self._context())
+            return self._iterator
+        return super().__iter__()
+
     def _begin(self) -> NativeIterator:
         """An epoch of a dataset that is read."""
         compiled = self._compile()
-        if self.persistent_workers and self._base_seed is not None and not self._bookmark.loaded:
-            # Persistent workers keep the first epoch's base seed, and no other is drawn from the loader's generator.
-            twin = twin_of(self)
-            twin.generator = torch.Generator()
-            epoch = NativeIterator(twin, compiled, again=self._base_seed)
-        else:
-            epoch = NativeIterator(self, compiled)
-            self._base_seed = epoch.base_seed
+        again = None if self._bookmark.loaded or not self.persistent_workers else self._base_seed
+        epoch = NativeIterator(self._context(), compiled, again)
+        self._base_seed = epoch.base_seed
         self._live.add(epoch)
-        return epoch.start(self._keys.next(self._base_seed, self))
+        return epoch.start()
+
+    def _context(self) -> EpochContext:
+        """Return what the iterator of the epoch that begins is given of this loader."""
+        return EpochContext(
+            LoaderView.from_loader(self),
+            self._bookmark.here(self),
+            self._bookmark.loaded,
+            self.sampler,
+            stateful_among(self),
+            # Not a method of this loader: an iterator that held its loader would end in a cycle, with its workers.
+            partial(
+                self._keys.next, samplers=epoch_aware_samplers(self), persistent_workers=bool(self.persistent_workers)
+            ),
+            self._tolerance,
+            self.batch_transform,
+        )
 
     def __len__(self) -> int:
         self._sharding.apply(self)
@@ -313,11 +336,11 @@ class DALILoader(Stateful, Distributed, Reporting, Building, DataLoader[_T]):
         """An epoch of a dataset that is asked for samples."""
         if self.num_workers:
             self.check_worker_number_rationality()
-        proxy = self._proxy_now()
+        proxy, context = self._proxy_now(), self._context()
         if proxy is None:
-            epoch: ResumableIterator = (ParallelPlainIterator if self.num_workers else SerialPlainIterator)(self)
+            epoch: ResumableIterator = (ParallelPlainIterator if self.num_workers else SerialPlainIterator)(context)
         else:
-            epoch = (ParallelProxyIterator if self.num_workers else SerialProxyIterator)(self, proxy, self._keys)
+            epoch = (ParallelProxyIterator if self.num_workers else SerialProxyIterator)(context, proxy)
         self._live.add(epoch)
         return epoch
 

@@ -6,7 +6,6 @@ its own, with several batches in flight as in an epoch, and the batches are coun
 
 from __future__ import annotations
 
-import copy
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from time import perf_counter
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,9 @@ from torchdali.pipeline.fallback import seeded
 from torchdali.pipeline.plan import Plan, View
 from torchdali.runtime import devices
 from torchdali.samples.on_error import ErrorPolicy
-from torchdali.state.tracker import ProgressTracker
+from torchdali.state.context import EpochContext, LoaderView
+from torchdali.state.generators import Generators
+from torchdali.state.progress import EpochProgress
 from torchdali.transforms import Input, Node, Ops, Rule
 from torchdali.transforms.rng import Draws, epoch_key
 from torchdali.transforms.rules.crop import Window
@@ -227,17 +229,9 @@ class _Probing:
 
     def _together(self) -> tuple[float, dict[Any, float]]:
         """Seconds for each batch of an epoch, and what the iterating thread does in them."""
-        compiled, twin = self.compiled, copy.copy(self.loader)
-        twin.generator = torch.Generator()
-        vars(twin)["_bookmark"] = ProgressTracker()
-        vars(twin)["_tolerance"] = ErrorPolicy("raise", None)  # the loader's own counts what epochs meet
-        # DataLoader refuses a change of its samplers; this is a copy, and the user's own are not asked.
-        batches = [rows.tolist() for rows in self.rows[1]]
-        vars(twin)["sampler"] = [batch[0] for batch in batches]
-        if twin.batch_sampler is not None:
-            vars(twin)["batch_sampler"] = batches
+        compiled = self.compiled
         pool = PipelinePool(compiled.plan, self.size, compiled.threads, compiled.source.resident)
-        epoch = NativeIterator(twin, replace(compiled, pool=pool)).start(epoch_key(0, 0))
+        epoch = NativeIterator(self._context(), replace(compiled, pool=pool)).start()
         try:
             seconds = self._paced(lambda: next(epoch), compiled.window + 1)
         finally:
@@ -245,6 +239,25 @@ class _Probing:
             pool.close()
         epoch.clock.read()
         return seconds, {part: spent / epoch.clock.timed.batches for part, spent in epoch.clock.parts.items()}
+
+    def _context(self) -> EpochContext:
+        """Return the context of an epoch that leaves the loader's samplers, generators and progress alone."""
+        batches = [rows.tolist() for rows in self.rows[1]]
+        firsts = [batch[0] for batch in batches]
+        whole = self.loader.batch_sampler is not None
+        generator, view = torch.Generator(), LoaderView.from_loader(self.loader)
+        index_sampler = batches if whole else firsts
+        plain = SimpleNamespace(generator=generator, sampler=firsts, batch_sampler=batches if whole else None)
+        return EpochContext(
+            replace(view, generator=generator, _index_sampler=index_sampler),
+            EpochProgress(Generators(plain), {}, 0),
+            is_resumed=False,
+            sampler=firsts,
+            stateful={},
+            next_key=lambda _: epoch_key(0, 0),
+            errors=ErrorPolicy("raise", None),  # the loader's own counts what epochs meet
+            batch_transform=self.loader.batch_transform,
+        )
 
     def _paced(self, step: Callable[[], object], before: int) -> float:
         """Seconds for each step, after some that are not counted."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
-from torchdali.state.sharding import epoch_aware_samplers
 from torchdali.transforms.rng import Words, epoch_key
 
 __all__ = ["AGAIN", "EpochKeys"]
@@ -28,17 +28,18 @@ class EpochKeys:
         self._seed = seed
         self.epochs = 0
 
-    def next(self, base_seed: int, loader: Any) -> Words:
-        """The key of the next epoch.
+    def next(self, base_seed: int, samplers: Iterable[Any], persistent_workers: bool) -> Words:
+        """Return the key of the next epoch, and count it.
 
         Args:
-            base_seed: What DataLoader seeds the epoch's workers with.
-            loader: Whose samplers may know the number of the epoch.
+            base_seed: The seed of the epoch's workers in ``DataLoader``.
+            samplers: The samplers with a ``set_epoch``, which may know the number of the epoch.
+            persistent_workers: The loader's argument. Then all epochs have the same base seed.
         """
         number, self.epochs = self.epochs, self.epochs + 1
         if self._seed is None:
-            return epoch_key(base_seed, number if loader.persistent_workers else 0)
-        for sampler in epoch_aware_samplers(loader):
+            return epoch_key(base_seed, number if persistent_workers else 0)
+        for sampler in samplers:
             if hasattr(sampler, "epoch"):
                 return epoch_key(self._seed, int(sampler.epoch) + number // AGAIN * AGAIN)
         return epoch_key(self._seed, number)

@@ -17,7 +17,8 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter  # pyright: ignore[r
 from torchdali.runtime import lifecycle
 from torchdali.runtime.exceptions import CLOSED, defer, is_async_exception
 from torchdali.runtime.lifecycle import disable_compile
-from torchdali.state.checkpoint import is_stateful, stateful_among
+from torchdali.state.checkpoint import is_stateful
+from torchdali.state.context import EpochContext, LoaderView
 from torchdali.state.fast_forward import FastForward, unless_over
 from torchdali.state.lookahead import SamplerLookahead
 from torchdali.state.progress import Checkpoint, EpochProgress, StreamProgress
@@ -47,21 +48,25 @@ class ResumableIterator(_BaseDataLoaderIter):
 
     It comes behind torch's classes in the order of inheritance, so that their workers get what is decided here.
 
+    A subclass sets ``_context`` before it calls this constructor, because torch's classes in between pass on the view
+    alone.
+
     Args:
-        loader: The loader.
+        view: What torch's classes see of the loader.
 
     Attributes:
         place: Where the epoch is.
     """
 
+    _context: EpochContext
     _over = ""
     """Why nothing comes any more of an epoch that is not over; empty while it runs."""
 
-    def __init__(self, loader: Any) -> None:
+    def __init__(self, view: LoaderView) -> None:
         self._process, self._lock = os.getpid(), RLock()
-        self.place: EpochProgress = loader._bookmark.here(loader)  # noqa: SLF001
-        super().__init__(loader)
-        self._enter(loader)
+        self.place: EpochProgress = self._context.progress
+        super().__init__(cast("Any", view))
+        self._enter(view)
         if self.place.saved and self.place.saved.base_seed is not None:
             self._base_seed = self.place.saved.base_seed
         self.place.base_seed = int(self._base_seed)
@@ -72,25 +77,30 @@ class ResumableIterator(_BaseDataLoaderIter):
         """The next batch. ``torch.compile`` leaves this alone."""
         return super().__next__()
 
+    def restart(self, context: EpochContext) -> None:
+        """Begin another epoch, with the worker processes that persist."""
+        self._context = context
+        self._reset(context.view)
+
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         if not first_iter:
-            self.place = loader._bookmark.here(loader)  # noqa: SLF001
+            self.place = self._context.progress
             self.place.made = self.place.generators.states()  # what the epoch before had asked too early was taken back
         super()._reset(loader, first_iter)
         self._enter(loader)
         self.place.iterators, self.place.seeded = (2, True) if first_iter else (1, False)
         self.place.base_seed = int(self._base_seed)
 
-    def _enter(self, loader: Any) -> None:
+    def _enter(self, view: LoaderView) -> None:
         """Begins to keep account of an epoch."""
         self._backlog: deque[Any] = deque()
         self._first = self._handed = 0
-        self._stateful = stateful_among(loader)
+        self._stateful = dict(self._context.stateful)
         self._note_iterator()
-        if loader._bookmark.loaded:  # noqa: SLF001
+        if self._context.is_resumed:
             self._sampler_iter = self._unless_over(self._sampler_iter, self._index_sampler)
         self._stream = self._dataset if isinstance(self._dataset, Stream) else None
-        self._read_ahead = SamplerLookahead(loader, self.place, self._stateful)
+        self._read_ahead = SamplerLookahead(view, self.place, self._stateful)
 
     def _note_iterator(self) -> None:
         self._stateful.pop(_ITERATOR, None)

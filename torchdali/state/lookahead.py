@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from torchdali.state.context import LoaderView
 from torchdali.state.generators import States
 from torchdali.state.progress import EpochProgress
 
@@ -20,18 +21,18 @@ class SamplerLookahead:
     asked the sampler to its end where DataLoader would not have, and the next epoch's order would be another one.
 
     Args:
-        loader: The ``DataLoader``, whose workers count.
+        view: The arguments of the ``DataLoader``, whose workers count.
         place: Where the epoch is, which is kept.
         stateful: Samplers, and iterators of them, that have a ``state_dict``.
     """
 
-    def __init__(self, loader: Any, place: EpochProgress, stateful: Mapping[str, Any]) -> None:
+    def __init__(self, view: LoaderView, place: EpochProgress, stateful: Mapping[str, Any]) -> None:
         self._place, self._generators, self._stateful = place, place.generators, stateful
         self._before: deque[States] = deque()
         self._after: States = {}
         self._last = self._generators.states()
         self._drawn(place.made, self._last)
-        self._ahead = (loader.prefetch_factor or 0) * loader.num_workers
+        self._ahead = (view.prefetch_factor or 0) * view.num_workers
         self._taken = place.delivered
         self._keep()
 

@@ -15,7 +15,7 @@ from torchdali.state.generators import Generators, samplers_of
 from torchdali.state.progress import Checkpoint, EpochProgress
 from torchdali.state.sharding import Sharding
 
-__all__ = ["ProgressTracker", "Stateful", "twin_of"]
+__all__ = ["ProgressTracker", "Stateful"]
 
 
 class ProgressTracker:
@@ -144,13 +144,6 @@ class ProgressTracker:
             self.begin(loader, 0)
         assert self.place is not None
         return self.place
-
-
-def twin_of(loader: Any) -> Any:
-    """A copy of a loader, whose place is the loader's own, for an iterator that is to see other arguments."""
-    twin = copy.copy(loader)
-    vars(twin)["_bookmark"] = loader._bookmark  # noqa: SLF001 - a copy for others has one of its own
-    return twin
 
 
 class Stateful:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from torch._utils import ExceptionWrapper
@@ -10,6 +11,7 @@ from torch.utils.data import get_worker_info
 
 from torchdali.runtime.exceptions import note
 from torchdali.samples.transfer import pin_memory
+from torchdali.state.context import LoaderView
 from torchdali.state.progress import EpochProgress
 from torchdali.state.stream import Stream
 from torchdali.workers.packing import Packed, Packer, SampleFailure
@@ -57,18 +59,19 @@ class AnnotatedDataset:
         return repr(self.dataset)
 
 
-def put_stream(twin: Any, place: EpochProgress) -> Stream:
-    """Puts a ``Stream`` in the place of a loader's dataset.
+def put_stream(view: LoaderView, place: EpochProgress) -> tuple[LoaderView, Stream]:
+    """Wrap the dataset of a view in a ``Stream``.
 
     Args:
-        twin: A copy of the loader, which is changed.
+        view: The view of a loader.
         place: Where the epoch is.
+
+    Returns:
+        A view whose dataset is the stream, and the stream.
     """
-    stream = Stream(twin.dataset, place.saved.streams if place.saved else {})
-    vars(twin)["dataset"] = stream  # DataLoader refuses a change of its dataset; this is a copy
-    if twin.num_workers:
-        twin.worker_init_fn = WorkerInit(twin.worker_init_fn)
-    return stream
+    stream = Stream(view.dataset, place.saved.streams if place.saved else {})
+    init = WorkerInit(view.worker_init_fn) if view.num_workers else view.worker_init_fn
+    return replace(view, dataset=stream, worker_init_fn=init), stream
 
 
 class StreamBatch(Parcel):

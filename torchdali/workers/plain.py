@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Any, cast
 
 from torch.utils.data.dataloader import (
@@ -11,9 +12,9 @@ from torch.utils.data.dataloader import (
 )
 
 from torchdali.runtime.exceptions import FORKED, INTERRUPTED, is_async_exception
+from torchdali.state.context import EpochContext
 from torchdali.state.iterator import ResumableIterator, by_turns
 from torchdali.state.stream import is_stream
-from torchdali.state.tracker import twin_of
 from torchdali.workers.dataset import StreamBatch, StreamCollate, put_stream
 from torchdali.workers.processes import Parallel
 
@@ -25,21 +26,20 @@ _PROFILE = "enumerate(DataLoader)#{}.__next__"
 class _Plain(ResumableIterator):
     """What both have in common."""
 
-    def __init__(self, loader: Any) -> None:
-        if is_stream(loader.dataset):
-            twin = twin_of(loader)
-            stream = put_stream(twin, loader._bookmark.here(loader))  # noqa: SLF001
-            if loader.num_workers:
-                twin.collate_fn = StreamCollate(loader.collate_fn, stream)
-            loader = twin
-        super().__init__(loader)
+    def __init__(self, context: EpochContext) -> None:
+        self._context, view = context, context.view
+        if is_stream(view.dataset):
+            view, stream = put_stream(view, context.progress)
+            if view.num_workers:
+                view = replace(view, collate_fn=StreamCollate(view.collate_fn, stream))
+        super().__init__(view)
 
 
 class SerialPlainIterator(_Plain, _SingleProcessDataLoaderIter, ResumableIterator):
     """As torch's, in this process."""
 
-    def __init__(self, loader: Any) -> None:
-        super().__init__(loader)
+    def __init__(self, context: EpochContext) -> None:
+        super().__init__(context)
         self._profile_name = _PROFILE.format(_SingleProcessDataLoaderIter.__name__)
 
     @by_turns
@@ -70,8 +70,8 @@ class ParallelPlainIterator(_Plain, Parallel, _MultiProcessingDataLoaderIter, Re
     _share: tuple[int, int, int, dict[str, Any]] | None = None
     """What a batch was of streams: whose, of how many workers, how many samples, and where the stream was after it."""
 
-    def __init__(self, loader: Any) -> None:
-        super().__init__(loader)
+    def __init__(self, context: EpochContext) -> None:
+        super().__init__(context)
         self._profile_name = _PROFILE.format(_MultiProcessingDataLoaderIter.__name__)
 
     @property

@@ -9,14 +9,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from multiprocessing import connection
 from typing import Any, cast
 
 from torch.utils.data import _utils as data_utils  # pyright: ignore[reportPrivateUsage]
 
 from torchdali.runtime.exceptions import FORKED, is_async_exception
+from torchdali.state.context import LoaderView
 from torchdali.state.iterator import ResumableIterator
-from torchdali.state.tracker import twin_of
 from torchdali.workers.queues import context_of
 from torchdali.workers.startup import DeferInterrupt, StartupCheck, WorkerInit, WorkerStartup
 
@@ -46,7 +47,7 @@ class Parallel(ResumableIterator):
     that a thread of theirs held in this process. It is killed then, and an error raised.
 
     Args:
-        loader: The loader.
+        view: What torch's class sees of the loader.
     """
 
     _data_queue: Any
@@ -60,19 +61,18 @@ class Parallel(ResumableIterator):
     _unsure: bool
     """Whether a batch has been taken from the workers, or part of one, that the iterator does not have yet."""
 
-    def __init__(self, loader: Any) -> None:
+    def __init__(self, view: LoaderView) -> None:
         self._starting = WorkerStartup()
         self._roll: StartupCheck | None = None
         self._lost = ""
         self._unsure = False
-        ours = isinstance(loader.worker_init_fn, WorkerInit)
-        loader = twin_of(loader)
-        loader.multiprocessing_context = context_of(loader)
-        if loader.multiprocessing_context.get_start_method() == "fork":
-            self._roll = StartupCheck(loader.worker_init_fn, loader.num_workers)
-            loader.worker_init_fn = self._roll
+        ours = isinstance(view.worker_init_fn, WorkerInit)
+        view = replace(view, multiprocessing_context=context_of(view))
+        if view.multiprocessing_context.get_start_method() == "fork":
+            self._roll = StartupCheck(view.worker_init_fn, view.num_workers)
+            view = replace(view, worker_init_fn=self._roll)
         with self._starting if ours else nullcontext():
-            super().__init__(loader)
+            super().__init__(view)
 
     @property
     def lost(self) -> str:

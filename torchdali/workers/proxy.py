@@ -11,6 +11,7 @@ import os
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -34,11 +35,10 @@ from torchdali.runtime import devices
 from torchdali.runtime.exceptions import FORKED, INTERRUPTED, defer, is_async_exception
 from torchdali.samples.on_error import ErrorPolicy
 from torchdali.samples.transfer import Transfer, pin_memory
-from torchdali.state.epoch_keys import EpochKeys
+from torchdali.state.context import EpochContext, LoaderView
 from torchdali.state.iterator import ResumableIterator, by_turns
 from torchdali.state.progress import Checkpoint
 from torchdali.state.stream import is_stream
-from torchdali.state.tracker import twin_of
 from torchdali.transforms.rng import Draws
 from torchdali.transforms.spec import First
 from torchdali.workers.dataset import AnnotatedDataset, StreamPacker, put_stream
@@ -64,9 +64,8 @@ class _ProxyEpoch(ResumableIterator):
     """What both of torch's iterators are given. It comes before them in the order of inheritance.
 
     Args:
-        loader: The loader.
+        context: What the epoch is given of the loader.
         proxy: What the loader made.
-        keys: Counts the epochs.
 
     Attributes:
         clock: Where the time goes.
@@ -75,59 +74,58 @@ class _ProxyEpoch(ResumableIterator):
     _feed: Prefetcher | RetryingPrefetcher | None = None
     _received: deque[tuple[Any, Any]]
 
-    def __init__(self, loader: Any, proxy: ProxyPlan, keys: EpochKeys) -> None:
+    def __init__(self, context: EpochContext, proxy: ProxyPlan) -> None:
+        self._context, view = context, context.view
         self.clock = Clock(proxy.device)
         self.proxy = proxy
-        self._keys = keys
-        self._user_collate: Callable[[Any], Any] = loader.collate_fn
-        self._stacks = stacks(loader)
-        self._transform_batch: Callable[..., Any] | None = loader.batch_transform
-        self._pins: bool = loader.pin_memory and proxy.device.type == "cpu" and torch.cuda.is_available()
+        self._user_collate = view.collate_fn
+        self._stacks = stacks(view)
+        self._transform_batch = context.batch_transform
+        self._pins: bool = view.pin_memory and proxy.device.type == "cpu" and torch.cuda.is_available()
         self._transfer = Transfer(proxy.device)
-        self._tolerance: ErrorPolicy = loader._tolerance  # noqa: SLF001
+        self._tolerance: ErrorPolicy = context.errors
         self._pending: deque[PendingBatch | Exception] = deque()
         self._turns: deque[tuple[int, _Share | None]] = deque()
         self._mappings: dict[tuple[int, int], Mapping] = {}
-        twin = self._twin(loader)
         with devices.on(proxy.device):  # torch's thread that pins memory takes the device
-            super().__init__(twin)
+            super().__init__(self._show(view))
         if not self._num_workers:
-            self._begin(loader)
+            self._begin()
 
-    def _twin(self, loader: Any) -> Any:
-        """The loader as torch's iterator is to see it."""
-        twin = twin_of(loader)
+    def _show(self, view: LoaderView) -> LoaderView:
+        """Return the loader as torch's iterator is to see it."""
         routes = self.proxy.routes
         images: bool = routes is not None
         first: First = routes.first if routes else "conversion"
-        packs = loader._auto_collation, self._stacks, images, first, self._tolerance.mode  # noqa: SLF001
-        twin.collate_fn = Packer(loader.collate_fn, *packs)
+        batches: bool = cast("Any", view)._auto_collation  # noqa: SLF001 - torch's
+        packs = batches, self._stacks, images, first, self._tolerance.mode
+        packer = Packer(view.collate_fn, *packs)
         # Without images the batch itself crosses to the device, and torch has a thread that pins it.
-        twin.pin_memory = self.proxy.device.type == "cuda" and not images
+        pins = self.proxy.device.type == "cuda" and not images
         if not torch.accelerator.is_available():
-            twin.pin_memory = loader.pin_memory  # of which torch says then that it has no effect
-        if is_stream(loader.dataset):
-            twin.collate_fn = StreamPacker(twin.collate_fn, put_stream(twin, loader._bookmark.here(loader)))  # noqa: SLF001
-        if isinstance(loader.dataset, (IterDataPipe, MapDataPipe, IterableDataset)):
-            return twin
-        # DataLoader refuses a change of its dataset; this is a copy.
-        vars(twin)["dataset"] = AnnotatedDataset(loader.dataset, self._tolerance.mode == "skip")
-        if loader.num_workers:
-            twin.worker_init_fn = WorkerInit(loader.worker_init_fn)
-        return twin
+            pins = view.pin_memory  # of which torch says then that it has no effect
+        view, dataset = replace(view, pin_memory=pins, collate_fn=packer), view.dataset
+        if is_stream(dataset):
+            view, stream = put_stream(view, self._context.progress)
+            return replace(view, collate_fn=StreamPacker(packer, stream))
+        if isinstance(dataset, (IterDataPipe, MapDataPipe, IterableDataset)):
+            return view
+        if view.num_workers:
+            view = replace(view, worker_init_fn=WorkerInit(view.worker_init_fn))
+        return replace(view, dataset=AnnotatedDataset(dataset, self._tolerance.mode == "skip"))
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         if not first_iter:
             self.clock = Clock(self.proxy.device)
-        self._begin(loader)
+        self._begin()
         self._over = INTERRUPTED  # until all workers are at the new epoch
         super()._reset(loader, first_iter)
         self._over = ""
 
-    def _begin(self, loader: Any) -> None:
+    def _begin(self) -> None:
         """Begins an epoch."""
         self._leave()
-        self._key = self._keys.next(int(self._base_seed), loader)
+        self._key = self._context.next_key(int(self._base_seed))
         # The window is of batches, and kept by _fill.
         feed = Prefetcher(sys.maxsize, self._timeout, self.clock, self._window)
         self._feed = (
