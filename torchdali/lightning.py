@@ -130,8 +130,7 @@ def _constructor() -> inspect.Signature:
     """The parameters by whose names Lightning makes a loader anew."""
     inherited = inspect.signature(cast("Any", DALILoader).__init__).parameters.values()
     own = inspect.signature(cast("Any", TrainLoader).__init__).parameters
-    *most, rest = inherited
-    return inspect.Signature([*most, own["module"], own["number"], rest])
+    return inspect.Signature([*inherited, own["module"], own["number"]])
 
 
 cast("Any", TrainLoader).__init__.__signature__ = _constructor()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import operator
 import os
 import sys
@@ -13,7 +12,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from multiprocessing.context import BaseContext
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
@@ -43,10 +42,16 @@ from torchdali.workers.proxy import ParallelProxyIterator, SerialProxyIterator
 
 __all__ = ["DALILoader"]
 
-_T = TypeVar("_T", covariant=True)
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    _T = TypeVar("_T", covariant=True, default=tuple[Any, Any])  # the samples of a folder
+else:
+    from typing import TypeVar
+
+    _T = TypeVar("_T", covariant=True)
 _Self = TypeVar("_Self", bound="DALILoader[Any]")
 
-_DATALOADER = inspect.signature(cast("Any", DataLoader).__init__)
 _SETTLED = ("seed", "on_error", "max_errors", "fidelity")
 _TRANSFORMS = ("transform", "batch_transform")
 _READ_ONLY = ("distributed", "errors")
@@ -70,8 +75,8 @@ class DALILoader(Stateful, Distributed, Reporting, Building, DataLoader[_T]):
     images of the samples. Without ``transform`` nothing does, and batches are ``DataLoader``'s, on ``device``.
 
     Args:
-        dataset: Any dataset; or the path of a folder of class folders.
-        *args: As for ``DataLoader``.
+        dataset: Any dataset; or the path of a folder of class folders. The parameters that are not listed here are
+            those of ``DataLoader``.
         transform: Transforms that follow the dataset's own, and run in DALI. Of a sample that the dataset was asked
             for, they are given every PIL image and ``tv_tensors.Image``, else the first array (H, W, C), tensor
             (C, H, W), encoded file or ``pathlib`` path.
@@ -101,7 +106,6 @@ class DALILoader(Stateful, Distributed, Reporting, Building, DataLoader[_T]):
             ``DistributedSampler(dataset, shuffle=shuffle, seed=seed or 0, drop_last=drop_last)`` does, and counts its
             epochs; ``loader.sampler`` is that sampler. With None, and no sampler, each process gets all samples, and
             a warning.
-        **kwargs: As for ``DataLoader``.
 
     Raises:
         DALIUnavailableError: DALI is missing or cannot use the device; the text says what to install.
@@ -110,11 +114,9 @@ class DALILoader(Stateful, Distributed, Reporting, Building, DataLoader[_T]):
         TypeError: A transform cannot be called, or an argument is of no type that it may have.
     """
 
-    # What type checkers and editors see: the parameters of torch's DataLoader, then torchdali's own.
-    @overload
     def __init__(
         self,
-        dataset: Dataset[_T],
+        dataset: Dataset[_T] | str | os.PathLike[str],
         batch_size: int | None = 1,
         shuffle: bool | None = None,
         sampler: Sampler[Any] | Iterable[Any] | None = None,
@@ -142,59 +144,9 @@ class DALILoader(Stateful, Distributed, Reporting, Building, DataLoader[_T]):
         on_error: OnError = "raise",
         max_errors: int | None = None,
         distributed: Literal["auto"] | None = None,
-    ) -> None: ...
-
-    @overload
-    def __init__(
-        self: DALILoader[tuple[Any, Any]],
-        dataset: str | os.PathLike[str],
-        batch_size: int | None = 1,
-        shuffle: bool | None = None,
-        sampler: Sampler[Any] | Iterable[Any] | None = None,
-        batch_sampler: Sampler[list[Any]] | Iterable[list[Any]] | None = None,
-        num_workers: int = 0,
-        collate_fn: Callable[[list[Any]], Any] | None = None,
-        pin_memory: bool = False,
-        drop_last: bool = False,
-        timeout: float = 0,
-        worker_init_fn: Callable[[int], None] | None = None,
-        multiprocessing_context: str | BaseContext | None = None,
-        generator: torch.Generator | None = None,
-        *,
-        prefetch_factor: int | None = None,
-        persistent_workers: bool = False,
-        pin_memory_device: str = "",
-        in_order: bool = True,
-        transform: Any = None,
-        batch_transform: Callable[..., Any] | None = None,
-        device: str | int | torch.device = "auto",
-        seed: int | None = None,
-        fidelity: Fidelity = "exact",
-        cache: Literal["host", "device"] | None = None,
-        cache_bytes: int | None = None,
-        on_error: OnError = "raise",
-        max_errors: int | None = None,
-        distributed: Literal["auto"] | None = None,
-    ) -> None: ...
-
-    def __init__(
-        self,
-        dataset: Any,
-        *args: Any,
-        transform: Any = None,
-        batch_transform: Callable[..., Any] | None = None,
-        device: str | int | torch.device = "auto",
-        seed: int | None = None,
-        fidelity: Fidelity = "exact",
-        cache: Literal["host", "device"] | None = None,
-        cache_bytes: int | None = None,
-        on_error: OnError = "raise",
-        max_errors: int | None = None,
-        distributed: Literal["auto"] | None = None,
-        **kwargs: Any,
     ) -> None:
         if isinstance(dataset, (str, os.PathLike)):
-            dataset = ImageFolder(Path(cast("str | os.PathLike[str]", dataset)))
+            dataset = cast("Dataset[_T]", ImageFolder(Path(dataset)))
         if taken := sorted(_OPTIONS.intersection(vars(self))):
             raise ValueError(_kept(self, taken[0]))
         check_callable(*flatten(transform), *([] if batch_transform is None else [batch_transform]))
@@ -219,20 +171,31 @@ class DALILoader(Stateful, Distributed, Reporting, Building, DataLoader[_T]):
         self._probed: tuple[object, Probe | None] | None = None
         self._source, self._source_state, self._not_lifted = self._lift(dataset)
         self._check_cache()
-        super().__init__(dataset, *args, **kwargs)
+        super().__init__(
+            dataset,
+            batch_size,
+            shuffle,
+            sampler,
+            batch_sampler,
+            num_workers,
+            collate_fn,
+            pin_memory,
+            drop_last,
+            timeout,
+            worker_init_fn,
+            multiprocessing_context,
+            generator,
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers,
+            pin_memory_device=pin_memory_device,
+            in_order=in_order,
+        )
         # With workers DataLoader turns None into 2, which here would be a choice of the user's.
-        given = _DATALOADER.bind(self, dataset, *args, **kwargs).arguments
-        asked = given.get("prefetch_factor")
-        self._window: int | None = None if isinstance(asked, DefaultInt) else asked
+        self._window: int | None = None if isinstance(prefetch_factor, DefaultInt) else prefetch_factor
         self._mark_window()
+        given = {"shuffle": shuffle, "sampler": sampler, "batch_sampler": batch_sampler}
         self._sharding = Sharding(distributed, self, given)
         graph.require_device(device)
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        """A subclass that has an ``__init__`` of its own has its signature, too, and not the one that is set below."""
-        super().__init_subclass__(**kwargs)
-        if cast("Any", cls).__init__ is not cast("Any", DALILoader).__init__ and "__signature__" not in vars(cls):
-            cast("Any", cls).__signature__ = None
 
     @property
     def errors(self) -> list[SampleError]:
@@ -403,14 +366,3 @@ def _kept(loader: Any, name: str) -> str:
         f"{type(loader).__name__} keeps an attribute {name} of its own, which DALILoader takes for its argument "
         f"{name}=: give the attribute another name"
     )
-
-
-def _signature() -> inspect.Signature:
-    """The installed DataLoader's parameters, then torchdali's own."""
-    own = inspect.signature(cast("Any", DALILoader).__init__).parameters
-    theirs = _DATALOADER.parameters
-    added = [p for p in own.values() if p.kind is p.KEYWORD_ONLY]
-    return inspect.Signature([*(p for name, p in theirs.items() if name != "self"), *added])
-
-
-DALILoader.__signature__ = _signature()  # pyright: ignore[reportAttributeAccessIssue]
