@@ -68,6 +68,49 @@ def test_no_event_is_made_that_a_forked_process_could_free() -> None:
             assert not re.search(r"record_event\(\)|torch\.cuda\.Event\(", module.read_text()), module
 
 
+RENEWED = """
+import os, sys
+from torchdali.runtime.lifecycle import Resource
+
+class Counted(Resource):
+    renewed = 0
+
+    def renew(self):
+        self.renewed += 1
+
+kept, dropped = Counted(), Counted()
+del dropped
+child = os.fork()
+if not child:
+    os._exit(kept.renewed)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), kept.renewed)
+"""
+
+
+def test_only_the_child_of_a_fork_renews_its_resources(run_script: Any) -> None:
+    done = run_script(RENEWED, PYTHONWARNINGS="ignore::DeprecationWarning")
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", "1 0\n")
+
+
+ABANDONED = """
+from torchdali.runtime import lifecycle
+
+class Said(lifecycle.Resource):
+    def abandon(self):
+        print("abandoned")
+
+kept = Said()
+lifecycle.install_exit_hook()
+lifecycle.install_exit_hook()
+print("end")
+"""
+
+
+def test_resources_are_abandoned_once_at_the_end(run_script: Any) -> None:
+    done = run_script(ABANDONED)
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", "end\nabandoned\n")
+
+
 EVENT = """
 import os
 import torch

@@ -65,7 +65,7 @@ class PipelineRunner:
         self._device = plan.device
         with devices.on(plan.device):
             self._pipeline: Any = graph.build(plan, batch_size, threads, resident)
-        lifecycle.expect()
+        lifecycle.install_exit_hook()
 
     @property
     def broken(self) -> bool:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import atexit
-import os
 from statistics import median
 from threading import Lock
 from time import perf_counter, process_time
 from typing import Any
-from weakref import WeakSet
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +28,7 @@ class _Reading:
     """A pipeline, and what its next user must know of it."""
 
     def __init__(self) -> None:
-        self.lock, self.process = Lock(), os.getpid()
+        self.lock = Lock()
         self.pipeline: Any = None
         self.batch_size, self.vets = 0, False
         self.broken = False
@@ -42,7 +39,7 @@ class _Reading:
             pipeline.close()
 
 
-class HeaderReader:
+class HeaderReader(lifecycle.Resource):
     """Reads batches of files one after another; it may be asked by several threads.
 
     It is built when it is first asked, and anew after a fork, which leaves its threads behind.
@@ -57,6 +54,11 @@ class HeaderReader:
     def __init__(self) -> None:
         self._reading = _Reading()
         self._waits: list[float] = []
+        super().__init__()
+
+    def renew(self) -> None:
+        """As of :class:`torchdali.runtime.lifecycle.Resource`."""
+        self._reading = _Reading()
 
     def __call__(
         self, paths: npt.NDArray[np.uint8], validate_headers: bool
@@ -74,8 +76,6 @@ class HeaderReader:
             HeaderError: One of them cannot be read, or is refused.
             RuntimeError: There are no threads, or there is no memory, for it.
         """
-        if not self._is_ours():
-            self._reading = _Reading()
         while True:
             with lifecycle.native_call(), devices.on(self.device):  # each time: where the process ends, none is built
                 reading = self._reading
@@ -115,12 +115,9 @@ class HeaderReader:
     def _build(self, reading: _Reading, count: int, validate_headers: bool) -> None:
         fits = reading.batch_size >= count and reading.vets == validate_headers
         if reading.pipeline is None or not fits or reading.broken:
-            _readers.add(self)
-            atexit.unregister(_leave)
-            atexit.register(_leave)  # when DALI has been imported, to come before what it does at the end
-            lifecycle.expect()
             reading.close()
             reading.pipeline = graph.build_header_reader(count, WAITING, validate_headers)
+            lifecycle.install_exit_hook()
             reading.batch_size, reading.vets, reading.broken = count, validate_headers, False
 
     def __reduce__(self) -> tuple[type[HeaderReader], tuple[()]]:
@@ -129,27 +126,22 @@ class HeaderReader:
     def close(self) -> None:
         """Frees its threads and memory, until it is asked again; not those that wait for a file that never answers."""
         reading = self._reading
-        if not self._is_ours():
-            return
         if reading.lock.acquire(timeout=_PATIENCE):
             try:
                 reading.close()
             finally:
                 reading.lock.release()
         else:
-            self.leave()
+            self.abandon()
 
-    def leave(self) -> None:
+    def abandon(self) -> None:
         """Lets go of the pipeline where it waits for a file: whoever asks next has another one."""
         reading = self._reading
-        if self._is_ours() and reading.lock.locked():
+        if reading.lock.locked():
             self._reading = _Reading()
             pipeline, reading.pipeline = reading.pipeline, None
             if pipeline is not None:
                 graph.forget(pipeline)
-
-    def _is_ours(self) -> bool:
-        return self._reading.process == os.getpid()
 
 
 def _read(reading: _Reading, paths: npt.NDArray[np.uint8]) -> Any:
@@ -168,12 +160,3 @@ def _read(reading: _Reading, paths: npt.NDArray[np.uint8]) -> Any:
         raise HeaderError from error
     reading.broken = False
     return heads, lengths[:, 0]
-
-
-_readers: WeakSet[HeaderReader] = WeakSet()
-
-
-def _leave() -> None:
-    """At the end of the process, where DALI would wait for all of its threads."""
-    for reader in list(_readers):
-        reader.leave()

@@ -1,67 +1,102 @@
-"""The end of the process, at which DALI shuts its pipelines down while daemon threads may still run."""
+"""The end of the process, and forks: what native code needs done before and after them."""
 
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import TypeVar, cast
 
 import torch
 
-__all__ = ["disable_compile", "expect", "native_call"]
+__all__ = ["Resource", "disable_compile", "install_exit_hook", "native_call"]
 
 _Function = TypeVar("_Function", bound=Callable[..., object])
 
 _PATIENCE = 2.0
-_come = threading.Event()
-_inside: set[int] = set()
+_exiting = threading.Event()
+_threads_inside: set[int] = set()
 
 
-def expect() -> None:
-    """Has the end be known before DALI, which must be imported already, does what it does then."""
-    atexit.unregister(_end)
-    atexit.register(_end)
+class Resource:
+    """Something with locks, threads or native handles. It is told of forks and of the end of the process."""
+
+    def __init__(self) -> None:
+        _resources.add(self)
+
+    def renew(self) -> None:
+        """Start anew in a forked child. It has none of the parent's threads, not even one that holds a lock."""
+
+    def abandon(self) -> None:
+        """Let go of native calls that may never return. The process ends, and DALI would wait for them."""
+
+
+_resources: weakref.WeakSet[Resource] = weakref.WeakSet()
+
+
+def _renew_all() -> None:
+    for resource in list(_resources):
+        resource.renew()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_all)
+
+
+def install_exit_hook() -> None:
+    """Run this module's exit hook before DALI's.
+
+    Exit hooks run in reverse order, so call this after DALI has been imported. Calling it again moves the hook.
+    """
+    atexit.unregister(_at_exit)
+    atexit.register(_at_exit)
 
 
 @contextmanager
 def native_call() -> Generator[None, None, None]:
-    """For what DALI and torch are asked: never returns to a daemon thread as the process ends, nor shows it an error.
+    """Run a native call. If the interpreter is shutting down, block a daemon thread here instead of returning to it.
 
-    The interpreter ends such a thread a little later, when it comes back to Python. From within their code, which is
-    C++, that would abort the process: so the end waits for what is under way here. Within another one it does nothing.
+    The interpreter ends a daemon thread as soon as it returns to Python. Inside C++ code that aborts the process. So
+    the exit hook waits for daemon threads that are in a native call. A nested native call does nothing.
     """
-    here = threading.get_ident()
-    if here in _inside:
+    this_thread = threading.get_ident()
+    if this_thread in _threads_inside:
         yield
         return
-    _inside.add(here)  # and only then looks, as between the two the end would see nobody here
+    _threads_inside.add(this_thread)  # before the check below, so that the exit hook cannot miss this thread
     try:
-        _park()
+        _block_if_exiting()
         yield
     except Exception:
-        _park()
+        _block_if_exiting()
         raise
     finally:
-        _inside.discard(here)
-    _park()
+        _threads_inside.discard(this_thread)
+    _block_if_exiting()
 
 
-def _park() -> None:
-    if _come.is_set() and threading.current_thread().daemon:
-        _inside.discard(threading.get_ident())
+def _block_if_exiting() -> None:
+    if _exiting.is_set() and threading.current_thread().daemon:
+        _threads_inside.discard(threading.get_ident())
         threading.Event().wait()
 
 
-def _end() -> None:
-    _come.set()
-    end = time.monotonic() + _PATIENCE
-    while _inside.intersection(thread.ident for thread in threading.enumerate() if thread.daemon):
-        if time.monotonic() > end:
-            return  # it waits for storage that does not answer, and will not come back
+def _at_exit() -> None:
+    _exiting.set()
+    deadline = time.monotonic() + _PATIENCE
+    # A thread that waits for storage may never return, hence the deadline.
+    while _daemon_threads_inside() and time.monotonic() < deadline:
         time.sleep(0.001)
+    for resource in list(_resources):
+        resource.abandon()
+
+
+def _daemon_threads_inside() -> set[int]:
+    return _threads_inside & {thread.ident or 0 for thread in threading.enumerate() if thread.daemon}
 
 
 def disable_compile(function: _Function) -> _Function:

@@ -194,7 +194,7 @@ class FileSource(Source):
 
     def leave(self) -> None:
         if self.read_headers:
-            self.read_headers.leave()
+            self.read_headers.abandon()
 
     def seen(self) -> InputStats:
         return InputStats(self._facts.beside_engine(), self.read_headers.wait if self.read_headers else 0.0)

@@ -412,7 +412,7 @@ def test_a_reader_that_is_let_go_at_work_reads_on(tmp_path: Path, name: str, mon
     def left(*args: Any) -> Any:
         built = call(*args) if name == "build_header_reader" and first is reader._reading else None
         if first is reader._reading:
-            reader.leave()
+            reader.abandon()
         return built or call(*args)
 
     monkeypatch.setattr(of, name, left)
@@ -427,11 +427,11 @@ def test_a_reader_that_is_let_go_as_the_process_ends_builds_none(
 ) -> None:
     reader, table = HeaderReader(), table_of(write(tmp_path / "a", 1))
     reader(table, False)
-    monkeypatch.setattr(lifecycle, "_come", come := threading.Event())
+    monkeypatch.setattr(lifecycle, "_exiting", come := threading.Event())
 
     def end(*_: Any) -> None:
         come.set()
-        reader.leave()
+        reader.abandon()
         raise AttributeError
 
     monkeypatch.setattr(reader._reading.pipeline, "schedule_run", end)

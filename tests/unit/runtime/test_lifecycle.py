@@ -24,7 +24,7 @@ class EndsAsItIsAsked(threading.Event):
     def is_set(self) -> bool:
         come = super().is_set()
         if not come:
-            self.end = threading.Thread(target=lifecycle._end)
+            self.end = threading.Thread(target=lifecycle._at_exit)
             self.end.start()
             self.end.join(0.3)
         return come
@@ -33,7 +33,7 @@ class EndsAsItIsAsked(threading.Event):
 @pytest.fixture
 def come(monkeypatch: pytest.MonkeyPatch) -> EndsAsItIsAsked:
     come = EndsAsItIsAsked()
-    monkeypatch.setattr(lifecycle, "_come", come)
+    monkeypatch.setattr(lifecycle, "_exiting", come)
     monkeypatch.setattr(lifecycle, "_PATIENCE", PATIENCE)
     return come
 
@@ -58,8 +58,8 @@ def test_end_waits_for_a_thread_that_looked_just_before(come: EndsAsItIsAsked) -
 
 def test_a_thread_that_comes_later_is_kept_out(monkeypatch: pytest.MonkeyPatch) -> None:
     come = threading.Event()
-    monkeypatch.setattr(lifecycle, "_come", come)
-    lifecycle._end()
+    monkeypatch.setattr(lifecycle, "_exiting", come)
+    lifecycle._at_exit()
     entered = threading.Event()
 
     def ask() -> None:
@@ -70,4 +70,4 @@ def test_a_thread_that_comes_later_is_kept_out(monkeypatch: pytest.MonkeyPatch) 
     assert not entered.wait(0.3)
     with lifecycle.native_call():  # a thread that is waited for by Python itself is let through
         entered.set()
-    assert not lifecycle._inside
+    assert not lifecycle._threads_inside

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Executor
@@ -18,7 +17,7 @@ import torch
 from torchdali.errors import SampleError
 from torchdali.pipeline.clock import Clock
 from torchdali.pipeline.feed import Prefetcher
-from torchdali.runtime import machine
+from torchdali.runtime import lifecycle, machine
 from torchdali.sources import FolderSource, Scan, Source
 from torchdali.transforms.spec import InputStats, IntArray
 
@@ -30,7 +29,7 @@ _SHARE = 2
 _PATIENCE = 0.001
 
 
-class Cache(ABC):
+class Cache(lifecycle.Resource, ABC):
     """What a loader keeps of its files from one epoch to the next.
 
     Args:
@@ -42,7 +41,8 @@ class Cache(ABC):
     def __init__(self, files: FolderSource, state: object, budget: int | None) -> None:
         files.keep_modified()
         self.files, self.state, self._given = files, state, budget
-        self._lock, self._process = Lock(), os.getpid()
+        self._lock = Lock()
+        super().__init__()
 
     def serves(self, files: FolderSource, state: object) -> bool:
         """Whether it can go on with these files, because they are the same."""
@@ -63,10 +63,9 @@ class Cache(ABC):
     def describe(self) -> str:
         """What is kept, and how much of it, for ``explain()``."""
 
-    def _after_fork(self) -> None:
-        """Makes the lock anew in a forked process: a thread that is not there may have held it."""
-        if self._process != os.getpid():
-            self._lock, self._process = Lock(), os.getpid()
+    def renew(self) -> None:
+        """As of :class:`torchdali.runtime.lifecycle.Resource`."""
+        self._lock = Lock()
 
     def _described(self, kept: int, used: int, held: int, budget: int | None) -> str:
         """How much is kept: samples, bytes of them, bytes taken for them, and the most that may be."""

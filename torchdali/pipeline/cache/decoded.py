@@ -68,7 +68,6 @@ class DecodedCache(Cache):
         self._stamp = np.zeros((count, 2), np.int64)
 
     def feed(self, window: int, timeout: float, sampler: Any, clock: Clock) -> Prefetcher:
-        self._after_fork()
         with self._lock:
             if self._store is None:
                 device = self.pool.plan.device
@@ -115,7 +114,6 @@ class DecodedCache(Cache):
 
     def close(self) -> None:
         self.pool.close()
-        self._after_fork()
         with self._lock:
             if self._store:
                 self._store.close()  # and kept, so that an iterator under way makes no other

@@ -51,7 +51,6 @@ class EncodedCache(Cache):
         self._used = 0
 
     def feed(self, window: int, timeout: float, sampler: Any, clock: Clock) -> Prefetcher:
-        self._after_fork()
         if self._budget is None:
             self._budget = share_of_free(torch.device("cpu")) if self._given is None else self._given
         return EncodedPrefetcher(self, window, timeout, clock)
@@ -142,7 +141,6 @@ class EncodedCache(Cache):
         self.files.forget(rows)
 
     def close(self) -> None:
-        self._after_fork()
         with self._lock:
             self._place[:] = _UNKNOWN
             self._blocks, self._bases, self._filled, self._used, self._budget = [], [], 0, 0, 0

@@ -55,8 +55,8 @@ class ReadHeaders(Protocol):
         """Frees its threads."""
         ...
 
-    def leave(self) -> None:
-        """Lets go of threads that wait for a file that may never answer."""
+    def abandon(self) -> None:
+        """Let go of threads that wait for a file that may never answer."""
         ...
 
 
