@@ -22,7 +22,7 @@ from torchdali.pipeline.plan import Plan
 from torchdali.pipeline.retry import RetryingPrefetcher
 from torchdali.pipeline.tuning import Threads
 from torchdali.runtime import devices
-from torchdali.runtime.exceptions import defer, is_async_exception, note
+from torchdali.runtime.exceptions import DeferredError, EpochEndedError, defer, deferred_errors, note
 from torchdali.samples.on_error import ErrorPolicy
 from torchdali.samples.transfer import pin_memory
 from torchdali.samples.tree import is_default_collate
@@ -148,19 +148,16 @@ class NativeIterator(ResumableIterator):
                 feed.push(self._batch(index if self._auto_collation else [index]))
             except StopIteration:
                 self._end = StopIteration()  # without a traceback, which would hold this iterator in a cycle
-            except BaseException as error:
-                if not isinstance(error, Exception) or is_async_exception(error):
-                    feed.interrupt()  # the sampler's iterator has ended by it, and the epoch would seem to be over
-                    raise
+            except EpochEndedError:
+                raise
+            except Exception as error:  # noqa: BLE001
                 self._end = defer(error)  # raised in its turn, after the batches before it
 
     def _batch(self, indices: Iterable[int]) -> Batch:
         """The batch of some indices; what is wrong with them is raised in its turn."""
         try:
             return self._batch_of(indices)
-        except Exception as error:
-            if is_async_exception(error):
-                raise
+        except Exception as error:  # noqa: BLE001 - raised in the batch's turn
             none = np.empty(0, np.int64)
             batch = Batch(self._compiled.source, self._compiled.pool, none, Draws(self._key, none, none))
             batch.error = defer(error)
@@ -188,22 +185,23 @@ class NativeIterator(ResumableIterator):
     def _next_data(self) -> Any:
         feed = self._feed
         assert feed is not None
-        if feed.over:
-            raise RuntimeError(feed.over)
         self.clock.enter()
         self._pull(feed)
         self._read_ahead.take()
         if not len(feed):
             self._raise_end(feed)
-        self._turns += 1
         try:
-            data = self._delivered(feed)
-        except Exception:
-            if not feed.over:
-                self.place.delivered = self._first + self._turns
+            with deferred_errors:
+                data = self._delivered(feed)
+        except DeferredError:
+            self._count_turn()
             raise
-        self.place.delivered = self._first + self._turns
+        self._count_turn()
         return data
+
+    def _count_turn(self) -> None:
+        self._turns += 1
+        self.place.delivered = self._first + self._turns
 
     def _delivered(self, feed: Prefetcher | RetryingPrefetcher) -> Any:
         batch = feed.pop()
@@ -223,11 +221,10 @@ class NativeIterator(ResumableIterator):
                 self.clock.end()
                 self.place.over = True
                 self._end = StopIteration()  # raised, the traceback of the other one holds this iterator in a cycle
-            else:
-                self._turns += 1
-                self.place.delivered = self._first + self._turns
-                self._end = None
-            raise end
+                raise end
+            self._count_turn()
+            self._end = None
+            raise DeferredError(end)
         finally:
             del end
 
@@ -288,7 +285,11 @@ class NativeIterator(ResumableIterator):
             check_shapes(images, self._compiled.chain, lambda row: self._compiled.source.name(batch.rows[row]))
 
     def close(self) -> None:
-        """Ends the epoch before its end."""
+        """End the epoch early."""
+        super().close()
+        self._drop()
+
+    def _drop(self) -> None:
         if self._feed is not None:
             self.rewind()
             self._feed.end()

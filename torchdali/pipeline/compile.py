@@ -11,7 +11,7 @@ from torchvision.transforms import v2
 
 from torchdali.pipeline.plan import Plan, Step, View
 from torchdali.pipeline.torch_transform import TorchTransform
-from torchdali.runtime.exceptions import is_async_exception, note
+from torchdali.runtime.exceptions import note
 from torchdali.transforms import Rule, Unsupported, Views, find_rule, flatten, infer
 from torchdali.transforms.rules.conversion import Identity, PILToTensor, ToImage, ToTensor
 from torchdali.transforms.rules.crop import Window
@@ -48,8 +48,6 @@ class _Compiler:
         try:
             self._with_rule(position, leaf)
         except TypeError as error:
-            if is_async_exception(error):
-                raise
             # What its class makes of an argument, and a script may set in its place later: torchvision may put up with
             # it, or says what is wrong.
             self._in_torch(position, leaf, f"for each sample after DALI: it has an argument of another type ({error})")

@@ -7,8 +7,8 @@ import queue
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Generator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,10 +19,10 @@ from torchdali.pipeline.plan import Plan
 from torchdali.pipeline.tuning import Threads
 from torchdali.runtime import devices, lifecycle
 from torchdali.runtime.events import Event
-from torchdali.runtime.exceptions import is_async_exception
+from torchdali.runtime.exceptions import INTERRUPTED, EpochEndedError, is_raised_by
 from torchdali.transforms.spec import NOTHING_SEEN, InputStats
 
-__all__ = ["PipelinePool", "PipelineRunner", "RunOutputs", "Views"]
+__all__ = ["PipelinePool", "PipelineRunner", "RunOutputs", "RunTimeoutError", "Views"]
 
 Views = list[dlpack.Images]
 
@@ -44,6 +44,10 @@ class RunOutputs(NamedTuple):
     lengths: npt.NDArray[np.int32]
 
 
+class RunTimeoutError(Exception):
+    """A run did not finish in time."""
+
+
 class PipelineRunner:
     """A built pipeline and the runs that were scheduled in it.
 
@@ -61,6 +65,7 @@ class PipelineRunner:
         self._held: deque[ExitStack] = deque()
         self._settling: deque[tuple[Event | None, ExitStack]] = deque()
         self._broken = False
+        self._num_submitted = self._num_taken = 0
         self._process = os.getpid()
         self._device = plan.device
         with devices.on(plan.device):
@@ -77,8 +82,8 @@ class PipelineRunner:
         """Runs that were scheduled and not taken."""
         return len(self._held)
 
-    def submit(self, images: Any, inputs: Mapping[str, Any], held: ExitStack | None = None) -> None:
-        """Schedules a run, without waiting for it.
+    def submit(self, images: Any, inputs: Mapping[str, Any], held: ExitStack | None = None) -> int:
+        """Schedule a run, without waiting for it. Return the run's number.
 
         Args:
             images: The batch itself, as the plan's ``entry`` says. On the host it is not copied, and must
@@ -86,9 +91,8 @@ class PipelineRunner:
             inputs: What the plan feeds.
             held: What the run reads; it is taken over, and closed when the run is done.
         """
-        with lifecycle.native_call(), devices.on(self._device):
+        with self._whole_call():
             self._settle()
-            self._broken = True  # until the end: an interrupt in between leaves inputs that belong to no run
             self._pipeline.feed_input(self._entry, images)
             for name, value in inputs.items():
                 self._pipeline.feed_input(name, value)
@@ -96,51 +100,73 @@ class PipelineRunner:
             stack.callback(_done_with, images)
             self._held.append(stack)  # before DALI reads it: an interrupt may come as soon as it does
             self._pipeline.schedule_run()
-        self._broken = False
+            self._num_submitted += 1
+            return self._num_submitted
 
-    def take(self, timeout: float = 0) -> RunOutputs:
-        """The result of the oldest run in flight, ready on torch's current stream.
+    def take(self, timeout: float = 0, number: int | None = None) -> RunOutputs:
+        """Return the result of the oldest run in flight, ready on torch's current stream.
 
         Args:
             timeout: Seconds to wait at most; 0 waits as long as it takes.
+            number: The run that the caller expects, as ``submit`` returned it.
 
         Raises:
             RuntimeError: The run failed. The runs after it are not harmed.
-            TimeoutError: It did not finish in time. The engine is of no use any more.
+            EpochEndedError: The oldest run is another one, because an earlier call was interrupted.
+            RunTimeoutError: It did not finish in time. The runner cannot be used any more.
         """
-        with lifecycle.native_call(), devices.on(self._device):
-            return self._take(timeout)
+        with self._whole_call():
+            if number not in (None, self._num_taken + 1) or not self._held:
+                raise EpochEndedError(INTERRUPTED)
+            outputs = self._take(timeout)
+        try:
+            if isinstance(outputs, Exception):
+                raise outputs
+            return outputs
+        finally:
+            del outputs  # raised, its traceback would hold it in a cycle
 
-    def _take(self, timeout: float) -> RunOutputs:
-        if not self._held:
-            raise RuntimeError("the engine was closed with this run in flight")
+    @contextmanager
+    def _whole_call(self) -> Generator[None, None, None]:
+        """Break the runner, and end the epoch, if an exception leaves the block: DALI may have done half of a call."""
+        if self.broken:
+            raise EpochEndedError(INTERRUPTED)
+        self._broken = True
+        with lifecycle.native_call(), devices.on(self._device):
+            try:
+                yield
+            except (EpochEndedError, RunTimeoutError):
+                raise
+            except Exception as error:
+                raise EpochEndedError(INTERRUPTED) from error
+        self._broken = False
+
+    def _take(self, timeout: float) -> RunOutputs | Exception:
+        """Return the result of the oldest run, or what DALI raised in it."""
         stream = dlpack.stream_of(self._device)
 
         def share() -> Any:
             with devices.on(self._device):  # in the thread that waits, too
                 return self._pipeline.share_outputs(stream)
 
-        broken, self._broken = self._broken, True  # until the end, as above
         try:
             outputs = _within(timeout, share) if timeout else share()
-            views: Views = [dlpack.to_torch(outputs[i], stream) for i in range(self._views)]
-            about = [dlpack.to_array(outputs[i]) for i in range(self._views, len(outputs))]
-            taken = RunOutputs(views, *(about or (_NOTHING, _NOTHING)))
-            self._pipeline.release_outputs()
-        except TimeoutError as error:
-            if is_async_exception(error):
-                raise
+        except RunTimeoutError:
             self._abandon()
             raise
         except (RuntimeError, MemoryError) as error:
-            if not is_async_exception(error):
-                self._held.popleft().close()
-                self._broken = broken
-            raise
+            if not is_raised_by(error, "nvidia"):
+                raise
+            self._num_taken += 1
+            self._held.popleft().close()
+            return error
+        views: Views = [dlpack.to_torch(outputs[i], stream) for i in range(self._views)]
+        about = [dlpack.to_array(outputs[i]) for i in range(self._views, len(outputs))]
+        self._pipeline.release_outputs()
+        self._num_taken += 1
         self._settling.append((stream.record_event(Event()) if stream else None, self._held.popleft()))
-        self._broken = broken
         self._settle()
-        return taken
+        return RunOutputs(views, *(about or (_NOTHING, _NOTHING)))
 
     def _settle(self) -> None:
         """Gives back what runs have read. On a GPU their copies may still be under way when the outputs are shared."""
@@ -156,11 +182,8 @@ class PipelineRunner:
     def drain(self) -> None:
         """Waits for what is in flight and drops it, failures too: nobody asks for it any more."""
         while self.in_flight and not self.broken:
-            try:
+            with suppress(RuntimeError, MemoryError):
                 self.take()
-            except (RuntimeError, MemoryError) as error:
-                if is_async_exception(error):
-                    raise
 
     def close(self) -> None:
         """Waits for what is in flight, drops it, and frees the pipeline's threads and memory."""
@@ -279,14 +302,12 @@ def _within(timeout: float, call: Callable[[], Any]) -> Any:
 
     try:
         threading.Thread(target=run, name="torchdali-wait", daemon=True).start()
-    except RuntimeError as error:  # there can be no more
-        if is_async_exception(error):
-            raise
+    except RuntimeError:  # there can be no more
         return call()
     try:
         result, error = results.get(timeout=timeout)
     except queue.Empty:
-        raise TimeoutError from None
+        raise RunTimeoutError from None
     if error:
         raise error
     return result

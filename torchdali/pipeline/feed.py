@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Generator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,12 +19,12 @@ import torch
 from torchdali.errors import PipelineError, SampleError
 from torchdali.pipeline.clock import Clock
 from torchdali.pipeline.dlpack import Images
-from torchdali.pipeline.engine import PipelinePool, PipelineRunner, RunOutputs, Views
+from torchdali.pipeline.engine import PipelinePool, PipelineRunner, RunOutputs, RunTimeoutError, Views
 from torchdali.pipeline.tuning import pinned_bytes
 from torchdali.runtime import devices
-from torchdali.runtime.exceptions import CLOSED, FORKED, INTERRUPTED, NEW_EPOCH, defer, is_async_exception
+from torchdali.runtime.exceptions import CLOSED, FORKED, NEW_EPOCH, EpochEndedError, defer
 from torchdali.runtime.threads import DaemonThreadPoolExecutor
-from torchdali.sources import Scan, Source
+from torchdali.sources import Scan, ScanTimeoutError, Source
 from torchdali.transforms import SampleTransformError
 from torchdali.transforms.rng import Draws
 from torchdali.transforms.spec import Inputs, IntArray, Params
@@ -48,6 +47,7 @@ class Batch:
         params: What was drawn, for each rule of the plan.
         scan: What must be known of it before, being read.
         engine: Where it runs; None where it is empty or failed before.
+        run: The run's number there.
         error: What it will raise in its turn.
         size: ``(N, 2)`` heights and widths that its parameters were drawn for.
         inputs: The parameters that are fed for it.
@@ -61,6 +61,7 @@ class Batch:
     params: list[Params] = field(default_factory=list[Params])
     scan: Scan | None = None
     engine: PipelineRunner | None = None
+    run: int = 0
     error: Exception | None = None
     size: IntArray = field(default_factory=lambda: np.empty((0, 2), np.int64))
     inputs: Inputs = field(default_factory=dict[str, npt.NDArray[Any]])
@@ -102,25 +103,15 @@ class Prefetcher:
     def __len__(self) -> int:
         return len(self._waiting) + len(self._flying)
 
-    @property
-    def over(self) -> str:
-        """Why no batch comes any more, whatever was pushed; empty while batches come."""
-        return self._over
-
-    def interrupt(self) -> None:
-        """A KeyboardInterrupt or its like came while a batch was made for it: nobody knows what was lost."""
-        self._over = self._over or INTERRUPTED
-
     def push(self, batch: Batch) -> None:
         """Takes a batch and starts to work on it as soon as its turn comes."""
-        with self._uninterrupted(), devices.on(batch.pool.plan.device):
+        self._check()
+        with devices.on(batch.pool.plan.device):
             self._clock.lap("feed")
             try:
                 batch.scan = batch.source.scan(batch.rows, self._scan_threads)
-            except Exception as error:
-                if is_async_exception(error):
-                    raise
-                batch.error = defer(error)  # whoever pushed it pops it, as all others
+            except Exception as error:  # noqa: BLE001 - whoever pushed the batch pops it, as all others
+                batch.error = defer(error)
             self._clock.lap("headers")
             self._waiting.append(batch)
             self._advance()
@@ -131,21 +122,21 @@ class Prefetcher:
         Raises:
             SampleError: A file of it is missing, damaged, truncated or cannot be transformed.
             PipelineError: DALI failed on it for another reason.
-            RuntimeError: It took longer than the timeout.
+            EpochEndedError: It took longer than the timeout, or an earlier call was interrupted.
         """
-        if self._process != os.getpid():
-            raise RuntimeError(FORKED)
-        with self._uninterrupted(), devices.on((self._flying or self._waiting)[0].pool.plan.device):
+        self._check()
+        with devices.on((self._flying or self._waiting)[0].pool.plan.device):
             if not self._flying:
-                self._launch(self._waiting.popleft())
-            batch = self._flying.popleft()
+                self._launch()
+            batch = self._flying[0]
             failure: Exception | None = None
             try:
                 self._land(batch)
-            except Exception as error:
-                if self._over is not INTERRUPTED or is_async_exception(error):
-                    raise
+            except EpochEndedError:
+                raise
+            except Exception as error:  # noqa: BLE001 - raised when the next runs are scheduled
                 failure = error
+            self._flying.popleft()
             self._advance()  # not while an error is handled, which would become the context of those to come
             try:
                 if failure:
@@ -154,22 +145,11 @@ class Prefetcher:
             finally:
                 del failure
 
-    @contextmanager
-    def _uninterrupted(self) -> Generator[None, None, None]:
-        """Ends the epoch where a KeyboardInterrupt comes in between: nobody knows what is in flight then.
-
-        So may what another signal's handler raises, and torch's where a worker process dies.
-        """
+    def _check(self) -> None:
+        if self._process != os.getpid():
+            raise EpochEndedError(FORKED)
         if self._over:
-            raise RuntimeError(self._over)
-        self._over = INTERRUPTED
-        try:
-            yield
-        except Exception as error:
-            if self._over is INTERRUPTED and not is_async_exception(error):
-                self._over = ""
-            raise
-        self._over = ""
+            raise EpochEndedError(self._over)
 
     def end(self) -> None:
         """Closes, and says so to whoever asks for a batch all the same."""
@@ -199,22 +179,24 @@ class Prefetcher:
             scan = self._waiting[0].scan
             if scan and not scan.done():
                 return
-            self._launch(self._waiting.popleft())
+            self._launch()
 
-    def _launch(self, batch: Batch) -> None:
-        """Draws a batch's parameters and schedules it. What is wrong with it is kept for its turn."""
+    def _launch(self) -> None:
+        """Draws the next batch's parameters and schedules it. What is wrong with it is kept for its turn."""
+        batch = self._waiting[0]
         self._flying.append(batch)
+        self._waiting.popleft()
         if batch.error:
             return
         try:
             self._prepare(batch)
             if len(batch.rows):
                 engine = self._engine_for(batch)
-                self._submit(engine, batch, batch.source.foreign(batch.rows))
+                batch.run = self._submit(engine, batch, batch.source.foreign(batch.rows))
                 batch.engine = engine
-        except Exception as error:
-            if is_async_exception(error):
-                raise
+        except EpochEndedError:
+            raise
+        except Exception as error:  # noqa: BLE001 - raised in the batch's turn
             batch.error = defer(error)
 
     def _prepare(self, batch: Batch) -> None:
@@ -222,9 +204,9 @@ class Prefetcher:
             self._clock.lap("feed")
             try:
                 batch.scan.wait(self._timeout or None)
-            except TimeoutError:
+            except ScanTimeoutError as error:
                 batch.source.leave()
-                raise
+                raise self._timed_out() from error
             self._clock.lap("headers")
         try:
             batch.size = batch.source.sizes(batch.rows)
@@ -232,10 +214,10 @@ class Prefetcher:
         except SampleTransformError as error:
             raise batch.source.error(int(batch.rows[error.row]), str(error)) from error
 
-    def _submit(self, engine: PipelineRunner, batch: Batch, by_pil: IntArray) -> None:
+    def _submit(self, engine: PipelineRunner, batch: Batch, by_pil: IntArray) -> int:
         """Schedules a batch; files at the places ``by_pil`` are read by PIL, and DALI gets their pixels in memory."""
         with ExitStack() as held:
-            engine.submit(batch.source.images(batch.rows, by_pil, held), batch.inputs, held)
+            return engine.submit(batch.source.images(batch.rows, by_pil, held), batch.inputs, held)
 
     def _engine_for(self, batch: Batch) -> PipelineRunner:
         for pool, engine in reversed(self._engines):
@@ -253,13 +235,13 @@ class Prefetcher:
             return
         try:
             taken = self._taken(batch)
-        except TimeoutError as error:
-            if not self._timeout or is_async_exception(error):
-                raise
-            self._over = f"DataLoader timed out after {self._timeout} seconds; {NEW_EPOCH}"
-            raise RuntimeError(self._over) from error
+        except RunTimeoutError as error:
+            raise self._timed_out() from error
         batch.views = taken.views
         batch.source.check_endings(batch.rows, taken.endings)
+
+    def _timed_out(self) -> EpochEndedError:
+        return EpochEndedError(f"DataLoader timed out after {self._timeout} seconds; {NEW_EPOCH}")
 
     def _taken(self, batch: Batch) -> RunOutputs:
         """What a batch's run put out; where it failed, or files are not what they were, what the next one does."""
@@ -268,13 +250,11 @@ class Prefetcher:
                 raise batch.claim_error()
             assert batch.engine is not None
             self._clock.lap("feed")
-            taken = batch.engine.take(self._timeout)
+            taken = batch.engine.take(self._timeout, batch.run)
             self._clock.lap("DALI")
-        except SampleError:
+        except (SampleError, EpochEndedError):
             raise
-        except RuntimeError as error:
-            if is_async_exception(error):
-                raise
+        except RuntimeError:
             return self._again(batch)
         return self._again(batch) if batch.source.changed(batch.rows, taken.lengths, batch.size) else taken
 
@@ -316,7 +296,7 @@ class Prefetcher:
         try:
             self._submit(engine, batch, by_pil)
             return engine.take()
+        except EpochEndedError:
+            raise
         except RuntimeError as error:
-            if is_async_exception(error):
-                raise
             return error

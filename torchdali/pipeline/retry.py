@@ -10,7 +10,6 @@ import numpy as np
 
 from torchdali.errors import SampleError
 from torchdali.pipeline.feed import Batch, Prefetcher
-from torchdali.runtime.exceptions import is_async_exception
 from torchdali.samples.on_error import SIZE, ErrorPolicy, drawable
 from torchdali.transforms.spec import IntArray
 
@@ -37,15 +36,6 @@ class RetryingPrefetcher:
     def __len__(self) -> int:
         return len(self._feed)
 
-    @property
-    def over(self) -> str:
-        """As of :class:`torchdali.pipeline.feed.Prefetcher`."""
-        return self._feed.over or (self._beside.over if self._beside is not None else "")
-
-    def interrupt(self) -> None:
-        """As of :class:`torchdali.pipeline.feed.Prefetcher`."""
-        self._feed.interrupt()
-
     def push(self, batch: Batch) -> None:
         """As of :class:`torchdali.pipeline.feed.Prefetcher`."""
         self._asked.append(batch)
@@ -64,12 +54,7 @@ class RetryingPrefetcher:
             if not self._tolerance.takes(error):
                 raise
             faults.append(error)
-        try:
-            return self._again(asked, faults, tried)
-        except BaseException as error:
-            if not isinstance(error, Exception) or is_async_exception(error):
-                self.interrupt()
-            raise
+        return self._again(asked, faults, tried)
 
     def _again(self, asked: Batch, faults: _Faults, tried: set[int]) -> Batch:
         if self._beside is None:  # an empty one is false

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-import operator
-import signal
 import traceback
-from functools import partial
 from typing import Any, cast
 
 from torchdali.errors import TorchDALIError
 
-__all__ = ["CLOSED", "FORKED", "INTERRUPTED", "NEW_EPOCH", "defer", "is_async_exception", "note"]
+__all__ = [
+    "CLOSED",
+    "FORKED",
+    "INTERRUPTED",
+    "NEW_EPOCH",
+    "DeferredError",
+    "EpochEndedError",
+    "defer",
+    "is_raised_by",
+    "note",
+]
 
 NEW_EPOCH = "this epoch cannot go on, a new one can be started"
 INTERRUPTED = f"the loader was interrupted; {NEW_EPOCH}"
@@ -19,6 +26,39 @@ FORKED = "an iterator cannot be used in a forked process; iterate over the loade
 
 _OURS = ("torchdali.", "torch.utils.data.dataloader", "torch._utils")
 """Modules whose frames are of no interest to users."""
+
+
+class EpochEndedError(RuntimeError):
+    """Raised by whatever can give no further batch of an epoch. The iterator ends the epoch by it."""
+
+
+class DeferredError(Exception):
+    """Carries what is wrong with one batch to ``next()``, which raises it and goes to the next batch afterwards.
+
+    Whatever else leaves an iterator ends the epoch: an interrupt, a worker's death, what a signal handler raises.
+
+    Args:
+        error: The batch's error, raised by user code, a sample or a run of DALI.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+class _DeferredErrors:
+    """See :data:`deferred_errors`. No generator: its frame would hold the exception in a cycle, and so the epoch."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, Exception) and not isinstance(error, (StopIteration, EpochEndedError, DeferredError)):
+            raise DeferredError(error) from None
+
+
+deferred_errors = _DeferredErrors()
+"""A context for user code, samples and runs of DALI: what they raise is the error of one batch."""
 
 
 def note(error: Exception, text: str) -> None:
@@ -51,20 +91,9 @@ def defer(error: Exception) -> Exception:
     return error
 
 
-def is_async_exception(error: BaseException) -> bool:
-    """Whether it is of nothing that was called: a signal's handler raised it, at any point, as a KeyboardInterrupt.
-
-    So does torch's where a worker process dies, and a user's that bounds the time of a step.
-    """
-    if isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker (pid "):
-        return True
-    handlers = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
-    return any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__))
-
-
-def _code_of(handler: Any) -> Any:
-    while isinstance(handler, partial):
-        handler = cast("partial[Any]", handler).func
-    if not hasattr(handler, "__code__") and callable(handler):  # methods have the attributes of their functions
-        handler = operator.attrgetter("__call__")(handler)
-    return getattr(handler, "__code__", None)
+def is_raised_by(error: BaseException, package: str) -> bool:
+    """Return True if code of a package raised this itself, and not a signal handler that ran beside that code."""
+    trace = error.__traceback__
+    while trace and trace.tb_next:
+        trace = trace.tb_next
+    return trace is not None and trace.tb_frame.f_globals.get("__name__", "").startswith(f"{package}.")

@@ -14,7 +14,6 @@ import PIL.Image
 import torch
 from torchvision import tv_tensors
 
-from torchdali.runtime.exceptions import is_async_exception
 from torchdali.samples.on_error import drawable
 from torchdali.sources import UNREADABLE, Header, header_of, read_header, words_of
 from torchdali.transforms.spec import First, InputKind, Spec
@@ -117,8 +116,6 @@ def _file(path: PurePath) -> ImageInput:
     except FileNotFoundError:
         raise UnreadableError("there is no such file") from None
     except UNREADABLE as error:
-        if is_async_exception(error):
-            raise
         raise UnreadableError(f"it cannot be read as an image ({words_of(error)})") from error
     if not header.native:
         return _encoded(np.fromfile(name, np.uint8))
@@ -149,8 +146,6 @@ def _pil_array(image: PIL.Image.Image) -> npt.NDArray[Any]:
     try:
         array = np.asarray(image)
     except (*UNREADABLE, AttributeError, AssertionError) as error:  # the last two where its file was closed unread
-        if is_async_exception(error):
-            raise
         size = image.height, image.width
         raise UnreadableError(f"it cannot be decoded ({words_of(error) or 'its file is closed'})", size) from error
     if array.dtype == np.bool_:
@@ -170,9 +165,7 @@ def _unread(image: Any) -> _Bytes | None:
             return np.frombuffer(image.fp.read(), np.uint8)
         finally:
             image.fp.seek(at)
-    except (OSError, ValueError) as error:  # closed, for one; reading the pixels says what is the matter
-        if is_async_exception(error):
-            raise
+    except (OSError, ValueError):  # closed, for one; reading the pixels says what is the matter
         return None
 
 
@@ -188,8 +181,6 @@ def _encoded(data: _Bytes) -> ImageInput:
             pixels = ppm(data)  # of a JPEG without an end marker only to see whether PIL reads it
             data = data if header.native else pixels
     except UNREADABLE as error:
-        if is_async_exception(error):
-            raise
         raise UnreadableError(f"it cannot be decoded ({words_of(error)})", size) from error
     return ImageInput((Spec(), "encoded"), size, data)
 

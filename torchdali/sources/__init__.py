@@ -4,7 +4,7 @@ from torchdali.sources.adopters import dataset_state, from_dataset
 from torchdali.sources.folder import UNREADABLE, FileSource, FolderSource, words_of
 from torchdali.sources.headers.batch import MANY, HeaderError
 from torchdali.sources.headers.header import HEAD, Header, header_of, open_file, read_header
-from torchdali.sources.headers.scan import Scan
+from torchdali.sources.headers.scan import Scan, ScanTimeoutError
 from torchdali.sources.index import ImageIndex
 from torchdali.sources.source import NativeSource, Source
 
@@ -19,6 +19,7 @@ __all__ = [
     "ImageIndex",
     "NativeSource",
     "Scan",
+    "ScanTimeoutError",
     "Source",
     "dataset_state",
     "from_dataset",

@@ -17,7 +17,6 @@ import PIL.Image
 import torch
 
 from torchdali.errors import SampleError
-from torchdali.runtime.exceptions import is_async_exception
 from torchdali.sources.headers.batch import MANY, HeaderError, ReadHeaders, parse
 from torchdali.sources.headers.header import Header, most_pixels, read_header
 from torchdali.sources.headers.scan import Scan
@@ -314,7 +313,8 @@ class _Blaming:
     ) -> None:
         if isinstance(error, FileNotFoundError):
             raise self._source.error(self._row, "there is no such file") from error
-        if isinstance(error, UNREADABLE) and not is_async_exception(error):
+        # A TimeoutError is the storage's, or of a signal handler that bounds a step: no fault of the file.
+        if isinstance(error, UNREADABLE) and not isinstance(error, TimeoutError):
             raise self._source.error(self._row, f"it cannot be {self._what} ({words_of(error)})") from error
 
 

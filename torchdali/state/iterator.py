@@ -6,7 +6,6 @@ import copy
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
 from functools import wraps
 from itertools import chain
 from threading import RLock
@@ -15,7 +14,7 @@ from typing import Any, cast
 from torch.utils.data.dataloader import _BaseDataLoaderIter  # pyright: ignore[reportPrivateUsage]
 
 from torchdali.runtime import lifecycle
-from torchdali.runtime.exceptions import CLOSED, defer, is_async_exception
+from torchdali.runtime.exceptions import CLOSED, FORKED, INTERRUPTED, DeferredError, EpochEndedError, defer
 from torchdali.runtime.lifecycle import disable_compile
 from torchdali.state.checkpoint import is_stateful
 from torchdali.state.context import EpochContext, LoaderView
@@ -36,8 +35,7 @@ def by_turns(next_data: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
     @wraps(next_data)
     def one_after_another(iterator: Any) -> Any:
-        own = iterator._process == os.getpid()  # noqa: SLF001 - in a forked process nobody may be there to end his turn
-        with iterator._lock if own else nullcontext():  # noqa: SLF001
+        with iterator._lock:  # noqa: SLF001
             return next_data(iterator)
 
     return one_after_another
@@ -59,8 +57,8 @@ class ResumableIterator(_BaseDataLoaderIter):
     """
 
     _context: EpochContext
-    _over = ""
-    """Why nothing comes any more of an epoch that is not over; empty while it runs."""
+    _ended = ""
+    """Why the epoch gives no further batch before it is over; empty while it runs."""
 
     def __init__(self, view: LoaderView) -> None:
         self._process, self._lock = os.getpid(), RLock()
@@ -74,8 +72,42 @@ class ResumableIterator(_BaseDataLoaderIter):
     @disable_compile
     @lifecycle.native_call()
     def __next__(self) -> Any:
-        """The next batch. ``torch.compile`` leaves this alone."""
-        return super().__next__()
+        """Return the next batch, or raise what is wrong with it.
+
+        What user code, a sample or a run of DALI raises comes as a :class:`DeferredError`; the epoch goes on after it.
+        Anything else ends the epoch here: an interrupt, a worker's death, a timeout, what a signal handler raises. It
+        may have come at any point, so what is in flight can no longer be matched to batches.
+        """
+        if self._process != os.getpid():
+            raise RuntimeError(FORKED)
+        if self._ended:
+            raise RuntimeError(self._ended)
+        self._ended = INTERRUPTED
+        error: Exception
+        try:
+            data = super().__next__()
+        except StopIteration:
+            self._ended = ""
+            raise
+        except DeferredError as deferred:
+            error = deferred.error
+        except BaseException as fatal:
+            ended = isinstance(fatal, EpochEndedError)
+            of_torch = str(fatal).startswith("DataLoader ")  # it timed out, or a worker died
+            self._ended = str(fatal) if ended or of_torch else INTERRUPTED
+            self._drop()
+            if not ended:
+                raise
+            cause = fatal.__cause__
+            raise (cause if cause and self._ended == INTERRUPTED else RuntimeError(self._ended)) from cause
+        else:
+            self._ended = ""
+            return data
+        self._ended = ""
+        try:
+            raise error
+        finally:
+            del error  # its traceback would hold this iterator in a cycle
 
     def restart(self, context: EpochContext) -> None:
         """Begin another epoch, with the worker processes that persist."""
@@ -138,8 +170,11 @@ class ResumableIterator(_BaseDataLoaderIter):
     def close(self) -> None:
         """Ends the epoch before its end, and the workers."""
         if not self.place.over:
-            self._over = CLOSED
+            self._ended = CLOSED
         self._end_workers()
+
+    def _drop(self) -> None:
+        """Drop what is in flight, as the epoch has ended early."""
 
     def _end_workers(self) -> None:
         """Ends the workers, where there are any."""
@@ -182,9 +217,7 @@ class ResumableIterator(_BaseDataLoaderIter):
             place.generators.set(draws.get(place.asked, {}))
             try:
                 self._backlog.append(self._read_ahead.ask(super()._next_index))
-            except Exception as error:
-                if is_async_exception(error):
-                    raise
+            except Exception as error:  # noqa: BLE001
                 self._backlog.append(defer(error))  # raised in its turn
         if saved.begun:
             place.generators.set(saved.now)

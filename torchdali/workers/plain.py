@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from typing import Any, cast
 
@@ -11,7 +10,7 @@ from torch.utils.data.dataloader import (
     _SingleProcessDataLoaderIter,  # pyright: ignore[reportPrivateUsage]
 )
 
-from torchdali.runtime.exceptions import FORKED, INTERRUPTED, is_async_exception
+from torchdali.runtime.exceptions import DeferredError, deferred_errors
 from torchdali.state.context import EpochContext
 from torchdali.state.iterator import ResumableIterator, by_turns
 from torchdali.state.stream import is_stream
@@ -44,15 +43,14 @@ class SerialPlainIterator(_Plain, _SingleProcessDataLoaderIter, ResumableIterato
 
     @by_turns
     def _next_data(self) -> Any:
-        if self._over:
-            raise RuntimeError(self._over)
         self._read_ahead.take()
         try:
-            data = cast("Any", super()._next_data())
+            with deferred_errors:
+                data = cast("Any", super()._next_data())
         except StopIteration:
             self.place.over = True
             raise
-        except Exception:
+        except DeferredError:
             self._account()
             raise
         self._account()
@@ -74,41 +72,26 @@ class ParallelPlainIterator(_Plain, Parallel, _MultiProcessingDataLoaderIter, Re
         super().__init__(context)
         self._profile_name = _PROFILE.format(_MultiProcessingDataLoaderIter.__name__)
 
-    @property
-    def lost(self) -> str:
-        """As of :class:`Parallel`."""
-        return super().lost or (INTERRUPTED if self._unsure else "")
-
-    def _reset(self, loader: Any, first_iter: bool = False) -> None:
-        self._over = INTERRUPTED  # until all workers are at the new epoch
-        super()._reset(loader, first_iter)
-        self._over, self._unsure = "", False
-
     def _process_data(self, data: Any, worker_idx: int) -> Any:
-        self._unsure = True  # one that came before its turn torch keeps no longer
         if isinstance(data, StreamBatch):
             self._share = worker_idx, self._num_workers, data.samples, data.state
             data = data.data  # torch raises it, if it is an exception
-        return cast("Any", super()._process_data(data, worker_idx))
+        return super()._process_data(data, worker_idx)
 
     @by_turns
     def _next_data(self) -> Any:
-        if self._process != os.getpid():
-            raise RuntimeError(FORKED)
-        if over := self._over or (INTERRUPTED if self._unsure else ""):
-            raise RuntimeError(over)
         self._read_ahead.take()
         self._share = None
         try:
             data = cast("Any", super()._next_data())
-            self._unsure = False
-        except Exception as error:
-            self._unsure = self._unsure and is_async_exception(error)
-            self.place.over = self.place.over or isinstance(error, StopIteration)
+        except StopIteration:
+            self.place.over = True
+            self._account()
             raise
-        finally:
-            if not self._unsure:  # what was lost is not delivered
-                self._account()
+        except DeferredError:
+            self._account()
+            raise
+        self._account()
         return data
 
     def _account(self) -> None:

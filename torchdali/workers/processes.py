@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from torch.utils.data import _utils as data_utils  # pyright: ignore[reportPrivateUsage]
 
-from torchdali.runtime.exceptions import FORKED, is_async_exception
+from torchdali.runtime.exceptions import INTERRUPTED, EpochEndedError, deferred_errors
 from torchdali.state.context import LoaderView
 from torchdali.state.iterator import ResumableIterator
 from torchdali.workers.queues import context_of
@@ -25,8 +25,6 @@ __all__ = ["Parallel"]
 
 _BEGIN_WITHIN = 60.0
 """Seconds after which a worker that was forked and has not begun never will."""
-
-_UNREAD = "a batch could not be read from its worker; this epoch cannot go on, a new one can be started"
 
 _INTERVAL: float = data_utils.MP_STATUS_CHECK_INTERVAL
 
@@ -58,14 +56,9 @@ class Parallel(ResumableIterator):
     _workers: list[Any]
     _workers_status: list[bool]
 
-    _unsure: bool
-    """Whether a batch has been taken from the workers, or part of one, that the iterator does not have yet."""
-
     def __init__(self, view: LoaderView) -> None:
         self._starting = WorkerStartup()
         self._roll: StartupCheck | None = None
-        self._lost = ""
-        self._unsure = False
         ours = isinstance(view.worker_init_fn, WorkerInit)
         view = replace(view, multiprocessing_context=context_of(view))
         if view.multiprocessing_context.get_start_method() == "fork":
@@ -75,16 +68,18 @@ class Parallel(ResumableIterator):
             super().__init__(view)
 
     @property
-    def lost(self) -> str:
-        """Why no batch comes any more, in this epoch or another one; empty while batches come."""
-        return self._lost or self._over or (FORKED if self._process != os.getpid() else "")
+    def lost(self) -> bool:
+        """Whether the workers cannot go on, in this epoch or another one."""
+        return bool(self._ended) or self._process != os.getpid()
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         if first_iter:
             self._workers_status = [True] * self._num_workers  # by which torch ends them, should the next line raise
             self._starting.end()
             self._forked = time.monotonic()
+        self._ended = INTERRUPTED  # until all workers are at the new epoch
         super()._reset(loader, first_iter)
+        self._ended = ""
 
     def _try_put_index(self) -> None:
         if saved := self.place.saved:  # until the sampler is asked; the worker that was next is next again
@@ -101,31 +96,27 @@ class Parallel(ResumableIterator):
         """What the sampler gave to ``_try_put_index``."""
         return self._asked
 
-    def _get_data(self) -> tuple[int, Any]:
-        if self._lost:
-            raise RuntimeError(self._lost)
-        at_work = self._at_work
+    def __next__(self) -> Any:
+        """Return the next batch; where the epoch ends because a worker died, say which, in torch's words."""
+        at_work = self._at_work  # torch may strike a dead one out
         try:
-            return cast("Any", super())._get_data()  # noqa: SLF001 - its own
+            return super().__next__()
         except Exception as error:
-            between = is_async_exception(error)
-            try:
-                if not between:
-                    _name_the_dead(at_work, error)
-            finally:  # a batch may be lost, for which torch would wait for ever
-                self._lost = self._lost or _of_the_dead(at_work)
-                if not (self._lost or between or str(error).startswith("DataLoader timed out")):
-                    self._lost = _UNREAD
+            if self._ended and "timed out" not in str(error) and (dead := _find_dead(at_work, error)):
+                self._ended = dead
+                raise RuntimeError(dead) from error
             raise
 
+    def _process_data(self, data: Any, worker_idx: int) -> Any:
+        """Return a batch. What the dataset raised in its worker, or the sampler here, is the batch's error."""
+        with deferred_errors:
+            return cast("Any", super())._process_data(data, worker_idx)  # noqa: SLF001 - its own
+
     def _try_get_data(self, timeout: float = _INTERVAL) -> Any:
-        self._unsure = False  # nothing is lost in a wait
         if not self._pin_memory:
             timeout = self._wait(timeout)
-            self._unsure = True
         found = cast("Any", super())._try_get_data(timeout)  # noqa: SLF001 - its own
         if not found[0]:
-            self._unsure = False
             self._call_the_roll()
         return found
 
@@ -138,7 +129,7 @@ class Parallel(ResumableIterator):
         for worker in self._at_work:
             if worker.sentinel in ready:
                 worker.join()  # it is ending
-                raise RuntimeError(_death(worker))
+                raise EpochEndedError(_death(worker))
         return 0.0
 
     @property
@@ -175,7 +166,7 @@ class Parallel(ResumableIterator):
         if not missing or time.monotonic() - self._forked < _BEGIN_WITHIN:
             return
         pids = ", ".join(str(self._workers[worker].pid) for worker in missing)
-        self._lost = (
+        lost = (
             f"DataLoader worker (pid {pids}) did not begin within {_BEGIN_WITHIN:g} s after the fork. Most likely it "
             "waits for a lock that a thread of another library held in the main process just then: use "
             'multiprocessing_context="forkserver" or "spawn", whose workers inherit no locks'
@@ -184,21 +175,16 @@ class Parallel(ResumableIterator):
         for worker in missing:
             self._workers[worker].kill()  # it may have inherited a handler of SIGTERM, and cannot run it
             self._workers[worker].join()
-        raise RuntimeError(self._lost)
+        raise EpochEndedError(lost)
 
 
-def _name_the_dead(workers: list[Any], error: Exception) -> None:
-    """Raises what torch's handler of signals would have, had it not come in the midst of something."""
+def _find_dead(workers: list[Any], error: Exception) -> str:
+    """Return how a worker died, if one did. torch's handler of signals may have come too early or too late to say."""
     if isinstance(error, (OSError, EOFError)):  # from a connection to one that is just ending
         ending = connection.wait([worker.sentinel for worker in workers if worker.exitcode is None], timeout=1)
         for worker in workers:
             if worker.sentinel in ending:
                 worker.join()
-    if dead := _of_the_dead(workers):
-        raise RuntimeError(dead) from error
-
-
-def _of_the_dead(workers: list[Any]) -> str:
     return next((_death(worker) for worker in workers if worker.exitcode is not None), "")
 
 

@@ -7,7 +7,6 @@ before it is handed out.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -32,7 +31,7 @@ from torchdali.pipeline.fallback import call_on_batch, call_seeded
 from torchdali.pipeline.feed import Batch, Prefetcher
 from torchdali.pipeline.retry import RetryingPrefetcher
 from torchdali.runtime import devices
-from torchdali.runtime.exceptions import FORKED, INTERRUPTED, defer, is_async_exception
+from torchdali.runtime.exceptions import DeferredError, EpochEndedError, defer, deferred_errors
 from torchdali.samples.on_error import ErrorPolicy
 from torchdali.samples.transfer import Transfer, pin_memory
 from torchdali.state.context import EpochContext, LoaderView
@@ -84,8 +83,7 @@ class _ProxyEpoch(ResumableIterator):
         self._pins: bool = view.pin_memory and proxy.device.type == "cpu" and torch.cuda.is_available()
         self._transfer = Transfer(proxy.device)
         self._tolerance: ErrorPolicy = context.errors
-        self._pending: deque[PendingBatch | Exception] = deque()
-        self._turns: deque[tuple[int, _Share | None]] = deque()
+        self._pending: deque[tuple[PendingBatch | Exception, int, _Share | None]] = deque()
         self._mappings: dict[tuple[int, int], Mapping] = {}
         with devices.on(proxy.device):  # torch's thread that pins memory takes the device
             super().__init__(self._show(view))
@@ -118,9 +116,7 @@ class _ProxyEpoch(ResumableIterator):
         if not first_iter:
             self.clock = Clock(self.proxy.device)
         self._begin()
-        self._over = INTERRUPTED  # until all workers are at the new epoch
         super()._reset(loader, first_iter)
-        self._over = ""
 
     def _begin(self) -> None:
         """Begins an epoch."""
@@ -135,7 +131,7 @@ class _ProxyEpoch(ResumableIterator):
         )
         self._identities = SampleKeys(self._auto_collation, self._by_stream, self._num_workers > 0)
         self._received = deque()
-        self._over, self._ended, self._delivered = "", False, 0
+        self._exhausted, self._delivered = False, 0
         self._share: _Share | None = None
 
     @property
@@ -144,7 +140,6 @@ class _ProxyEpoch(ResumableIterator):
 
     def _leave(self) -> None:
         self._pending.clear()
-        self._turns.clear()
         if self._feed is not None:
             self.rewind()
             self._feed.close()
@@ -170,20 +165,11 @@ class _ProxyEpoch(ResumableIterator):
 
     @by_turns
     def _next_data(self) -> Any:
-        if self._process != os.getpid():
-            raise RuntimeError(FORKED)
-        if over := self._over or ("" if self._feed is None else self._feed.over):
-            raise RuntimeError(over)
-        self._over = INTERRUPTED  # until the end: nobody knows what was lost where a KeyboardInterrupt comes between
         try:
             data = self._deliver()
-        except Exception as error:
-            if not is_async_exception(error):
-                self._over = ""
-                if self._feed is None or not self._feed.over:
-                    self._account()
+        except DeferredError:
+            self._account()
             raise
-        self._over = ""
         self._account()
         return data
 
@@ -203,13 +189,11 @@ class _ProxyEpoch(ResumableIterator):
             self._leave()
             self.place.over = True
             raise StopIteration
-        delivery, (self._delivered, self._share) = self._pending.popleft(), self._turns.popleft()
-        try:
-            if isinstance(delivery, Exception):
-                raise delivery
+        delivery, self._delivered, self._share = self._pending.popleft()
+        if isinstance(delivery, Exception):
+            raise DeferredError(delivery)
+        with deferred_errors:
             return self._finished(delivery)
-        finally:
-            del delivery  # raised, its traceback would hold this iterator in a cycle
 
     @property
     def _window(self) -> int:
@@ -218,26 +202,30 @@ class _ProxyEpoch(ResumableIterator):
 
     def _fill(self) -> None:
         """Takes what the dataset has ready, as far as the window reaches; waits only where nothing is on its way."""
-        while not self._ended and len(self._pending) < self._window:
+        while not self._exhausted and len(self._pending) < self._window:
+            if self._pending and not self._arrived():
+                break
             packed: Packed | None = None
+            pending: PendingBatch | Exception
             try:
-                if self._pending and not self._arrived():
-                    break
-                packed = cast("Packed", super()._next_data())
+                packed = self._fetch()
                 self.clock.lap("dataset")
-                self._pending.append(self._admitted(packed))
+                pending = self._admitted(packed)
                 self.clock.lap("feed")
             except StopIteration as end:
                 end.__traceback__ = None  # a dataset's, from a worker, would hold itself in a cycle, and this iterator
-                self._ended = True
+                self._exhausted = True
                 break
-            except Exception as error:
-                if is_async_exception(error):
-                    raise
+            except DeferredError as deferred:
                 # Raised in its turn, after the batches before it.
-                self._pending.append(defer(error) if self._num_workers else error)
+                pending = defer(deferred.error) if self._num_workers else deferred.error
                 packed = packed or self._missed()
-            self._turns.append((self._turn(), (packed.worker, packed.count, packed.state) if packed else None))
+            share = (packed.worker, packed.count, packed.state) if packed else None
+            self._pending.append((pending, self._turn(), share))
+
+    def _fetch(self) -> Packed:
+        """Return the next batch of samples."""
+        return cast("Packed", super()._next_data())
 
     def _missed(self) -> Packed | None:
         """Counts the samples of a batch that was asked for and did not come; returns what stands in its place."""
@@ -249,6 +237,10 @@ class _ProxyEpoch(ResumableIterator):
 
     def _admitted(self, packed: Packed) -> PendingBatch:
         """Starts to work on a batch."""
+        with deferred_errors:
+            return self._admit(packed)
+
+    def _admit(self, packed: Packed) -> PendingBatch:
         known = self._identities.of(packed)
         if isinstance(packed.rest, ExceptionWrapper):  # a stream's
             packed.rest.reraise()
@@ -314,9 +306,9 @@ class _ProxyEpoch(ResumableIterator):
         for i in range(len(delivery.runs)):
             try:
                 delivery.runs[i] = self._feed.pop()
-            except Exception as error:
-                if is_async_exception(error):
-                    raise
+            except EpochEndedError:
+                raise
+            except Exception as error:  # noqa: BLE001 - raised below
                 failure = failure or error
         if failure:
             try:
@@ -325,6 +317,9 @@ class _ProxyEpoch(ResumableIterator):
                 del failure
         if self._tolerance.mode == "skip" and delivery.runs:
             stand_in(delivery.packed, delivery.runs, self._stacks)
+
+    def _drop(self) -> None:
+        self._leave()
 
     def close(self) -> None:
         """Ends the epoch before its end, and the workers."""
@@ -346,6 +341,10 @@ class _ProxyEpoch(ResumableIterator):
 
 class SerialProxyIterator(_ProxyEpoch, _SingleProcessDataLoaderIter, ResumableIterator):
     """Asks the dataset for samples in this process, when a batch is asked for."""
+
+    def _fetch(self) -> Packed:
+        with deferred_errors:
+            return super()._fetch()
 
     def _missed(self) -> Packed | None:
         asked, state = self._stream.taken() if self._stream else (0, {})
@@ -371,7 +370,7 @@ class ParallelProxyIterator(_ProxyEpoch, Parallel, _MultiProcessingDataLoaderIte
         return self._received.popleft() if self._received else self._receive()
 
     def _receive(self) -> tuple[Any, Any]:
-        task, data = super()._get_data()
+        task, data = cast("tuple[Any, Any]", super()._get_data())
         if isinstance(data, Packed):
             data.task = task
             if isinstance(data.block, SharedBuffer):  # it comes back, and is not to be mapped again then

@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from torchdali.errors import SampleError
-from torchdali.runtime.exceptions import is_async_exception
 from torchdali.samples.image import black, ppm
 from torchdali.sources import UNREADABLE, FileSource, Source, header_of, words_of
 from torchdali.transforms.spec import NOTHING_SEEN, InputStats, IntArray
@@ -72,8 +71,6 @@ class PackedSource(Source):
             try:
                 ppm(self.image(row))
             except UNREADABLE as error:
-                if is_async_exception(error):
-                    raise
                 raise self.error(row, f"it cannot be decoded ({words_of(error)})") from error
 
     def replace(self, row: int, size: tuple[int, int]) -> None:

@@ -24,7 +24,7 @@ from torchdali.pipeline.engine import PipelinePool
 from torchdali.pipeline.feed import Batch, Prefetcher
 from torchdali.pipeline.plan import Plan
 from torchdali.pipeline.tuning import Threads
-from torchdali.runtime.exceptions import defer, is_async_exception
+from torchdali.runtime.exceptions import defer
 from torchdali.sources import FolderSource, Scan, Source
 from torchdali.transforms.rng import Draws
 from torchdali.transforms.spec import IntArray
@@ -168,10 +168,9 @@ class DecodedPrefetcher(Prefetcher):
         super().push(batch)
 
     def pop(self) -> Batch:
-        with self._uninterrupted():
-            # With that many runs behind it, the oldest is likely to be done.
-            while len(self._awaited) > self._window:
-                self._take()
+        # With that many runs behind it, the oldest is likely to be done.
+        while len(self._awaited) > self._window:
+            self._take()
         return super().pop()
 
     def close(self) -> None:
@@ -221,10 +220,8 @@ class DecodedPrefetcher(Prefetcher):
             decoded = self._decoding.pop()
             self._clock.lap("DALI")
             images.take(decoded)
-        except Exception as error:
-            if is_async_exception(error):
-                raise
-            images.fault = TimeoutError() if isinstance(error.__cause__, TimeoutError) else defer(error)
+        except Exception as error:  # noqa: BLE001 - raised in the batch's turn
+            images.fault = defer(error)
         images.there = True
 
 

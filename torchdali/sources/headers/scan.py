@@ -7,13 +7,15 @@ from concurrent import futures
 from concurrent.futures import Executor, Future
 from time import monotonic, perf_counter
 
-from torchdali.runtime.exceptions import is_async_exception
-
-__all__ = ["Scan"]
+__all__ = ["Scan", "ScanTimeoutError"]
 
 _CHUNK = 16
 _LOOKED_AT = 8  # before the clock is
 _QUICK = 20e-6  # seconds for one file: less than it takes to leave it to another thread
+
+
+class ScanTimeoutError(Exception):
+    """Storage did not give headers in time. No :exc:`TimeoutError`, which a file may raise itself."""
 
 
 class Scan:
@@ -55,9 +57,7 @@ class Scan:
             end = start + (_LOOKED_AT if start else 1)  # from slow storage no more than one
             try:
                 learn(indices[start:end])
-            except Exception as error:
-                if is_async_exception(error):
-                    raise
+            except Exception as error:  # noqa: BLE001 - raised by wait()
                 failed: Future[None] = Future()
                 failed.set_exception(error)
                 self._futures.append(failed)
@@ -74,13 +74,10 @@ class Scan:
 
         Raises:
             SampleError: One of them cannot be; the others may still be being read.
-            TimeoutError: It takes longer than ``timeout`` seconds.
+            ScanTimeoutError: It takes longer than ``timeout`` seconds.
         """
         end = None if timeout is None else monotonic() + timeout
-        try:
-            while self._futures:
-                self._futures.pop(0).result(None if end is None else max(end - monotonic(), 0))
-        except futures.TimeoutError as error:  # another class than the built-in one before Python 3.11
-            if timeout is None or is_async_exception(error):
-                raise
-            raise TimeoutError(f"headers were not read in {timeout} seconds") from error
+        while self._futures:
+            if end and not futures.wait(self._futures[:1], max(end - monotonic(), 0)).done:
+                raise ScanTimeoutError(f"headers were not read in {timeout} seconds")
+            self._futures.pop(0).result()
