@@ -19,7 +19,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from torchdali import DALILoader, SampleError
-from torchdali.pipeline.engine import PipelineRunner
+from torchdali.pipeline.engine import PipelineRunner, RunTimeoutError
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -191,7 +191,7 @@ def test_nothing_is_left_behind_by_an_error(fresh: ImageFolder) -> None:
 
 
 @pytest.mark.parametrize("asked", [False, True], ids=["read", "asked"])
-@pytest.mark.parametrize("raised", [KeyboardInterrupt, TimeoutError])
+@pytest.mark.parametrize("raised", [KeyboardInterrupt, RunTimeoutError])
 def test_an_epoch_that_cannot_go_on_where_a_batch_is_run_again_is_not_over(
     fresh: ImageFolder, monkeypatch: pytest.MonkeyPatch, raised: type[BaseException], asked: bool
 ) -> None:

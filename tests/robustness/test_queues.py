@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import gc
 import os
-import signal
-import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
-from types import FrameType
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
 from conftest import PER_BATCH, Script, assert_pairs, in_order
-from helpers.crops import DOES, EXACT, Crops, Truth, every_use, raised, with_workers
+from helpers.crops import DOES, EXACT, Crops, Truth, every_use, with_workers
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from torchdali import DALILoader
-from torchdali.pipeline.feed import Prefetcher
-from torchdali.workers.processes import Parallel
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -224,254 +216,7 @@ def test_indices_that_cannot_be_sent_are_an_error_in_their_turn(whole: bool, wor
 # Workers that are killed with a lock in their hands
 
 
-def killed_while_it_asks_for_the_end(index: int, image: Any) -> Any:
-    if index == 7:
-        frame: FrameType | None = sys._getframe()
-        while frame and "done_event" not in frame.f_locals:
-            frame = frame.f_back
-        assert frame
-        frame.f_locals["done_event"]._cond.acquire()
-        os.kill(os.getpid(), signal.SIGKILL)
-    return image
-
-
-@every_use
-@with_workers
-def test_workers_are_ended_whatever_a_dead_one_held(workers: Any, does: Any) -> None:
-    gc.collect()  # torch's errors hold iterators in cycles, whose end the death that is to come would be raised in
-    loader = DALILoader(Crops(killed_while_it_asks_for_the_end), PER_BATCH, device="cpu", **workers, **does)
-    taken: list[Any] = []
-    with pytest.raises(RuntimeError, match="is killed by signal"):
-        taken.extend(loader)  # or as the epoch begins, where this process is slower than its workers
-    loader.dataset.fault = Crops().fault
-    assert_pairs(loader, Truth(does.get("transform")), in_order())
-
-
 # Interruptions
-
-
-@contextmanager
-def interrupted_as_it_calls(name: str, number: int) -> Iterator[None]:
-    """A KeyboardInterrupt where a call of a function begins, as Python would raise one there."""
-    left = iter(range(number, -1, -1))
-
-    def look(frame: FrameType, event: str, _: Any) -> None:
-        if event == "call" and frame.f_code.co_qualname == name and next(left) == 0:
-            sys.setprofile(None)
-            raise KeyboardInterrupt
-
-    sys.setprofile(look)
-    try:
-        yield
-    finally:
-        sys.setprofile(None)
-
-
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="code has no qualified names before")
-@with_workers
-@pytest.mark.parametrize("transform", [EXACT, None], ids=["transform", "nothing"])
-@pytest.mark.parametrize("name", ["Condition.__exit__", "Condition.notify"])
-def test_an_interrupt_while_workers_are_told_to_end_locks_nothing(name: str, transform: Any, workers: Any) -> None:
-    """For the lock of a queue, left locked, the end of the queue would wait."""
-    loader = DALILoader(Crops(), PER_BATCH, transform=transform, device="cpu", **workers)
-    for number in range(2):
-        iterator: Any = iter(loader)
-        assert_pairs([next(iterator)], Truth(transform), in_order()[:1])
-        with suppress(KeyboardInterrupt), interrupted_as_it_calls(name, number):
-            iterator._shutdown_workers()
-        del iterator
-        loader.close()
-        assert_pairs(loader, Truth(transform), in_order())
-
-
-def out_of_time(*_: Any) -> None:
-    raise TimeoutError
-
-
-@pytest.fixture(params=[signal.SIGINT, signal.SIGALRM], ids=["interrupt", "alarm"])
-def hit(request: pytest.FixtureRequest) -> Iterator[Callable[[], None]]:
-    """A signal whose handler raises: of a terminal, or of an alarm that bounds the time of a step."""
-    handlers = {signal.SIGINT: signal.default_int_handler, signal.SIGALRM: out_of_time}
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-    yield lambda: signal.raise_signal(request.param)
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
-@contextmanager
-def of_a_signal() -> Iterator[None]:
-    """What is raised comes of a signal; it is not kept, as it would keep the iterator."""
-    try:
-        yield
-    except (KeyboardInterrupt, TimeoutError) as error:
-        traceback.clear_frames(error.__traceback__)
-    else:
-        raise AssertionError("nothing was raised")
-
-
-@every_use
-@with_workers
-def test_an_interrupt_while_a_batch_is_taken_ends_the_epoch(
-    monkeypatch: pytest.MonkeyPatch, hit: Callable[[], None], workers: Any, does: Any
-) -> None:
-    """The queue's lock may have been taken, and part of a batch; DataLoader waits for ever then."""
-    loader = DALILoader(Crops(count=60), PER_BATCH, device="cpu", **workers, **does)
-    iterator: Any = iter(loader)
-    next(iterator)
-    queue = iterator._data_queue
-
-    def taking(**_: Any) -> None:
-        assert queue._rlock.acquire()
-        hit()
-
-    monkeypatch.setattr(queue, "get", taking)
-    with of_a_signal():
-        list(iterator)
-    monkeypatch.undo()
-    for _ in range(2):
-        assert str(raised(RuntimeError, iterator)).startswith("the loader was interrupted; this epoch cannot go on")
-    for _ in range(2):
-        assert_pairs(loader, Truth(does.get("transform")), in_order(0, 60))
-
-
-def test_a_wait_may_be_interrupted_and_gone_on_with(monkeypatch: pytest.MonkeyPatch, hit: Callable[[], None]) -> None:
-    """As with DataLoader, where there is nothing that DALI may have half of."""
-    iterator: Any = iter(DALILoader(Crops(), PER_BATCH, device="cpu", num_workers=1))
-    taken = [next(iterator)]
-    monkeypatch.setattr(iterator, "_wait", lambda _: hit())
-    with of_a_signal():
-        next(iterator)
-    monkeypatch.undo()
-    assert_pairs([*taken, *iterator], Truth(None), in_order())
-
-
-@every_use
-@pytest.mark.parametrize("waits", [0, 1])
-def test_after_an_interrupt_as_an_epoch_began_the_next_one_is_whole(
-    monkeypatch: pytest.MonkeyPatch, hit: Callable[[], None], waits: int, does: Any
-) -> None:
-    """What workers that persist say of the first beginning is not taken for a batch, as DataLoader does."""
-    loader = DALILoader(Crops(), PER_BATCH, device="cpu", num_workers=2, persistent_workers=True, **does)
-    assert_pairs(loader, Truth(does.get("transform")), in_order())
-    wait, left = Parallel._wait, iter(range(waits, -1, -1))
-
-    def interrupted(iterator: Parallel, timeout: float) -> float:
-        if next(left) == 0:
-            hit()
-        return wait(iterator, timeout)
-
-    monkeypatch.setattr(Parallel, "_wait", interrupted)
-    with of_a_signal():
-        iter(loader)
-    monkeypatch.undo()
-    for _ in range(2):
-        assert_pairs(loader, Truth(does.get("transform")), in_order())
-
-
-def in_a_while(index: int, image: Any) -> Any:
-    time.sleep(0.1)  # longer than three times what is waited below
-    return image
-
-
-@every_use
-def test_an_interrupt_as_an_epoch_begins_counts_however_long_nothing_came_before(
-    monkeypatch: pytest.MonkeyPatch, hit: Callable[[], None], does: Any
-) -> None:
-    loader = DALILoader(Crops(in_a_while), 3, device="cpu", num_workers=1, persistent_workers=True, **does)
-    next(iter(loader))
-    wait, times = Parallel._wait, iter([0.01, 0.01])
-
-    def interrupted(iterator: Parallel, _: float) -> float:
-        for time_left in times:
-            return wait(iterator, time_left)
-        return cast("float", hit())
-
-    monkeypatch.setattr(Parallel, "_wait", interrupted)
-    with of_a_signal():
-        iter(loader)
-    monkeypatch.undo()
-    assert_pairs(loader, Truth(does.get("transform")), in_order())
-
-
-class Asked(BatchSampler):
-    """Batches of one index, before one of which something is done."""
-
-    def __init__(self, before: int, does: Callable[[], None]) -> None:
-        self.before, self.does = before, does
-
-    def __iter__(self) -> Iterator[Any]:
-        for index in range(12):
-            if index == self.before:
-                self.does()
-            yield [index]
-
-    def __len__(self) -> int:
-        return 12
-
-
-def late(index: int, image: Any) -> Any:
-    if index == 0:
-        time.sleep(0.5)
-    return image
-
-
-@every_use
-@pytest.mark.parametrize("before", [4, 5, 7])
-def test_no_batch_is_left_out_after_an_interrupt_while_the_next_is_asked_for(
-    hit: Callable[[], None], before: int, does: Any
-) -> None:
-    """Be it of the worker that is ahead: torch forgets a batch before it asks, and gives it out after."""
-    loader = DALILoader(Crops(late, 12), batch_sampler=Asked(before, hit), num_workers=2, device="cpu", **does)
-    iterator = iter(loader)
-    labels: list[int] = []
-    with of_a_signal():
-        labels.extend(int(label) for _, label in iterator)
-    with suppress(RuntimeError):
-        labels.extend(int(label) for _, label in iterator)
-    assert labels == [*range(len(labels))]
-
-
-@every_use
-@pytest.mark.parametrize("kind", [lambda dataset: dataset, Stream], ids=["map", "stream"])
-def test_a_state_after_an_interrupt_has_no_batch_that_nobody_got(
-    monkeypatch: pytest.MonkeyPatch, hit: Callable[[], None], kind: Any, does: Any
-) -> None:
-    def new() -> DALILoader[Any]:
-        return DALILoader(kind(Crops(count=30)), 1, num_workers=1, device="cpu", **does)
-
-    first, second = new(), new()
-    iterator: Any = iter(first)
-    labels = [int(label) for _, label in islice(iterator, 3)]
-    put = iterator._index_queues[0].put
-
-    def hit_then(obj: Any) -> None:
-        put(obj)
-        hit()
-
-    monkeypatch.setattr(iterator._index_queues[0], "put", hit_then)
-    with of_a_signal():
-        labels.extend(int(label) for _, label in iterator)  # the next batch may be there without another being asked
-    monkeypatch.undo()
-    second.load_state_dict(first.state_dict())
-    assert [*labels, *(int(label) for _, label in second)] == [*range(30)]
-
-
-def test_a_wait_may_be_interrupted_though_another_worker_is_ahead(
-    monkeypatch: pytest.MonkeyPatch, hit: Callable[[], None]
-) -> None:
-    iterator: Any = iter(DALILoader(Crops(late, 12), 1, device="cpu", num_workers=2))
-    wait, times = Parallel._wait, iter([5.0])
-
-    def interrupted(own: Parallel, timeout: float) -> float:
-        for time_left in times:
-            return wait(own, time_left)
-        return cast("float", hit())
-
-    monkeypatch.setattr(Parallel, "_wait", interrupted)
-    with of_a_signal():
-        next(iterator)
-    monkeypatch.undo()
-    assert [int(label) for _, label in iterator] == [*range(12)]
 
 
 KILLED = """
@@ -495,48 +240,3 @@ def test_workers_of_a_process_that_was_killed_end_though_nobody_reads_what_they_
     while (left := [pid for pid in pids if Path("/proc", pid, "cmdline").exists()]) and time.monotonic() < until:
         time.sleep(0.1)
     assert not left
-
-
-def senders() -> int:
-    return sum(thread.name == "QueueFeederThread" for thread in threading.enumerate())
-
-
-@every_use
-@with_workers
-def test_an_interrupted_end_leaves_no_thread_behind(
-    monkeypatch: pytest.MonkeyPatch, hit: Callable[[], None], workers: Any, does: Any
-) -> None:
-    before = senders()
-    loader = DALILoader(Crops(), PER_BATCH, device="cpu", **workers, **does)
-    iterator: Any = iter(loader)
-    next(iterator)
-    monkeypatch.setattr(iterator._workers[0], "join", lambda timeout: hit())
-    with of_a_signal():
-        iterator._shutdown_workers()
-    monkeypatch.undo()
-    processes = iterator._workers
-    del iterator, loader
-    gc.collect()
-    for process in processes:
-        process.join()
-    deadline = time.monotonic() + 20
-    while senders() > before and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert senders() <= before
-
-
-@with_workers
-def test_an_interrupt_while_an_iterator_is_dropped_leaves_no_worker_behind(
-    monkeypatch: pytest.MonkeyPatch, hit: Callable[[], None], workers: Any
-) -> None:
-    """Of what was left torch would take a later iterator, should it be of the same id, for one that it knows."""
-    loader = DALILoader(Crops(), PER_BATCH, device="cpu", transform=EXACT, **workers)
-    iterator: Any = iter(loader)
-    taken = [next(iterator)]
-    processes = iterator._workers
-    monkeypatch.setattr(Prefetcher, "close", lambda _: hit())
-    with of_a_signal():
-        iterator.__del__()
-    monkeypatch.undo()
-    assert [process.exitcode for process in processes] == [0, 0]
-    assert_pairs(taken, Truth(), in_order()[:1])

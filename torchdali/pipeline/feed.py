@@ -99,6 +99,7 @@ class Prefetcher:
         self._threads: DaemonThreadPoolExecutor | None = None
         self._process = os.getpid()
         self._over = ""
+        self._timed_out = f"DataLoader timed out after {timeout} seconds; {NEW_EPOCH}"
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._flying)
@@ -206,7 +207,7 @@ class Prefetcher:
                 batch.scan.wait(self._timeout or None)
             except ScanTimeoutError as error:
                 batch.source.leave()
-                raise self._timed_out() from error
+                raise EpochEndedError(self._timed_out) from error
             self._clock.lap("headers")
         try:
             batch.size = batch.source.sizes(batch.rows)
@@ -236,12 +237,9 @@ class Prefetcher:
         try:
             taken = self._taken(batch)
         except RunTimeoutError as error:
-            raise self._timed_out() from error
+            raise EpochEndedError(self._timed_out) from error
         batch.views = taken.views
         batch.source.check_endings(batch.rows, taken.endings)
-
-    def _timed_out(self) -> EpochEndedError:
-        return EpochEndedError(f"DataLoader timed out after {self._timeout} seconds; {NEW_EPOCH}")
 
     def _taken(self, batch: Batch) -> RunOutputs:
         """What a batch's run put out; where it failed, or files are not what they were, what the next one does."""

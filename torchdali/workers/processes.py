@@ -102,7 +102,8 @@ class Parallel(ResumableIterator):
         try:
             return super().__next__()
         except Exception as error:
-            if self._ended and "timed out" not in str(error) and (dead := _find_dead(at_work, error)):
+            named = str(error).startswith("DataLoader ") and "exited unexpectedly" not in str(error)
+            if self._ended and not named and (dead := _find_dead(at_work, error)):
                 self._ended = dead
                 raise RuntimeError(dead) from error
             raise
