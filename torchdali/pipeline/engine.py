@@ -19,7 +19,7 @@ from torchdali.pipeline.plan import Plan
 from torchdali.pipeline.tuning import Threads
 from torchdali.runtime import devices, lifecycle
 from torchdali.runtime.events import Event
-from torchdali.runtime.exceptions import INTERRUPTED, EpochEndedError, is_raised_by
+from torchdali.runtime.exceptions import INTERRUPTED, EpochEndedError, is_raised_by_dali
 from torchdali.transforms.spec import NOTHING_SEEN, InputStats
 
 __all__ = ["PipelinePool", "PipelineRunner", "RunOutputs", "RunTimeoutError", "Views"]
@@ -155,7 +155,7 @@ class PipelineRunner:
             self._abandon()
             raise
         except (RuntimeError, MemoryError) as error:
-            if not is_raised_by(error, "nvidia"):
+            if not is_raised_by_dali(error):
                 raise
             self._num_taken += 1
             self._held.popleft().close()

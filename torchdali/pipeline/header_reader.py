@@ -14,7 +14,7 @@ import torch
 from torchdali.pipeline import dlpack, graph
 from torchdali.pipeline.tuning import WAITING
 from torchdali.runtime import devices, lifecycle, machine
-from torchdali.runtime.exceptions import is_raised_by
+from torchdali.runtime.exceptions import is_raised_by_dali
 from torchdali.sources import MANY, HeaderError
 
 __all__ = ["HeaderReader"]
@@ -154,7 +154,7 @@ def _read(reading: _Reading, paths: npt.NDArray[np.uint8]) -> Any:
         if pipeline is reading.pipeline:  # and not let go meanwhile
             pipeline.release_outputs()
     except RuntimeError as error:
-        if not is_raised_by(error, "nvidia"):
+        if not is_raised_by_dali(error):
             raise
         reading.broken = False
         raise HeaderError from error

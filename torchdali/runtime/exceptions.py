@@ -15,7 +15,7 @@ __all__ = [
     "DeferredError",
     "EpochEndedError",
     "defer",
-    "is_raised_by",
+    "is_raised_by_dali",
     "note",
 ]
 
@@ -91,9 +91,9 @@ def defer(error: Exception) -> Exception:
     return error
 
 
-def is_raised_by(error: BaseException, package: str) -> bool:
-    """Return True if code of a package raised this itself, and not a signal handler that ran beside that code."""
+def is_raised_by_dali(error: BaseException) -> bool:
+    """Return True if DALI raised this itself, and not a signal handler that ran beside it. A run failed then."""
     trace = error.__traceback__
     while trace and trace.tb_next:
         trace = trace.tb_next
-    return trace is not None and trace.tb_frame.f_globals.get("__name__", "").startswith(f"{package}.")
+    return trace is not None and trace.tb_frame.f_globals.get("__name__", "").startswith("nvidia.")
