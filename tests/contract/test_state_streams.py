@@ -220,9 +220,9 @@ def test_before_and_after_an_epoch(make: Any, size: Any, kind: type[Bare], worke
 def test_the_end_of_an_epoch_counts_for_no_batch(make: Any) -> None:
     iterator = iter(make(Bare, batch_size=2, num_workers=1))
     assert len(list(islice(iterator, 5))) == 5
-    streams = dict(iterator.place.streams)
+    streams = dict(iterator.progress.streams)
     assert next(iterator, None) is None
-    assert iterator.place.streams == streams
+    assert iterator.progress.streams == streams
     assert streams[0].batches == 5
 
 

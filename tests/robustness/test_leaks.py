@@ -40,7 +40,7 @@ def test_states_of_a_generator_are_kept_no_longer_than_they_are_of_use(options: 
     loader = DALILoader(Crops(), 1, shuffle=True, generator=torch.Generator(), device="cpu", **options)
     iterator = iter(loader)
     assert len(list(itertools.islice(iterator, 20))) == 20
-    assert len(iterator._read_ahead._before) <= 3
+    assert len(iterator._lookahead._before) <= 3
 
 
 @pytest.fixture(autouse=True)

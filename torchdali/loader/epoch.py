@@ -108,8 +108,8 @@ class NativeIterator(ResumableIterator):
         # Persistent workers would draw no second base seed from the loader's generator.
         super().__init__(view if again is None else replace(view, generator=torch.Generator()))
         if again is not None:
-            self._base_seed = self.place.base_seed = again
-            self.place.seeded = False
+            self._base_seed = self.progress.base_seed = again
+            self.progress.drew_base_seed = False
         elif view.num_workers:
             # As DataLoader's iterator with workers does: it asks the sampler for a second iterator.
             self._reset(view, first_iter=True)
@@ -187,7 +187,7 @@ class NativeIterator(ResumableIterator):
         assert feed is not None
         self.clock.enter()
         self._pull(feed)
-        self._read_ahead.take()
+        self._lookahead.count_yielded()
         if not len(feed):
             self._raise_end(feed)
         try:
@@ -201,7 +201,7 @@ class NativeIterator(ResumableIterator):
 
     def _count_turn(self) -> None:
         self._turns += 1
-        self.place.delivered = self._first + self._turns
+        self.progress.num_yielded = self._first + self._turns
 
     def _delivered(self, feed: Prefetcher | RetryingPrefetcher) -> Any:
         batch = feed.pop()
@@ -219,7 +219,7 @@ class NativeIterator(ResumableIterator):
             if isinstance(end, StopIteration):
                 feed.close()
                 self.clock.end()
-                self.place.over = True
+                self.progress.finished = True
                 self._end = StopIteration()  # raised, the traceback of the other one holds this iterator in a cycle
                 raise end
             self._count_turn()

@@ -29,7 +29,7 @@ from torchdali.pipeline.tuning import DefaultInt, check_numbers
 from torchdali.runtime import lifecycle
 from torchdali.runtime.lifecycle import disable_compile
 from torchdali.samples.on_error import ErrorPolicy, OnError
-from torchdali.state.checkpoint import stateful_among
+from torchdali.state.checkpoint import find_stateful
 from torchdali.state.context import EpochContext, LoaderView
 from torchdali.state.epoch_keys import EpochKeys
 from torchdali.state.iterator import ResumableIterator
@@ -277,7 +277,7 @@ class DALILoader(Stateful, Distributed, Reporting, Building, DataLoader[_T]):
             self._bookmark.here(self),
             self._bookmark.loaded,
             self.sampler,
-            stateful_among(self),
+            find_stateful(self),
             # Not a method of this loader: an iterator that held its loader would end in a cycle, with its workers.
             partial(
                 self._keys.next, samplers=epoch_aware_samplers(self), persistent_workers=bool(self.persistent_workers)

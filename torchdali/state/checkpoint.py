@@ -1,4 +1,4 @@
-"""The state of a loader as plain values: made of where an epoch is, and checked before it is loaded."""
+"""The state of a loader as plain values: build it from an epoch's progress, check it, merge the states of ranks."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from typing import Any, cast
 
 from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, RandomSampler, WeightedRandomSampler
 
-from torchdali.state.generators import Generators, States, from_text, samplers_of, to_text
+from torchdali.state.generators import Generators, States, find_samplers, from_text, to_text
 from torchdali.state.progress import Checkpoint, EpochProgress, StreamProgress
-from torchdali.state.remainder import reached, shared
+from torchdali.state.remainder import count_consumed, find_shared_sampler
 from torchdali.state.sharding import Shard
 
 __all__ = [
     "VERSION",
+    "build_state",
+    "check_state",
     "check_version",
-    "checked",
     "describe",
-    "epochs_of",
+    "find_stateful",
     "is_stateful",
     "merge",
-    "state_of",
-    "stateful_among",
+    "read_epochs",
 ]
 
 VERSION = 1
@@ -40,13 +40,13 @@ _ABOUT: tuple[tuple[type, tuple[str, ...]], ...] = (
     (WeightedRandomSampler, ("replacement", "num_samples")),
     (DistributedSampler, ("num_replicas", "shuffle", "seed", "drop_last")),
 )
-"""What torch's samplers are described by."""
+"""The attributes by which torch's samplers are described."""
 
 
 def describe(loader: Any) -> dict[str, Any]:
-    """What must be equal of two loaders for the state of one to mean something to the other."""
-    shard = shared(loader)
-    samplers = {path: _described(one, shard) for path, one in samplers_of(loader).items()}
+    """Return the properties of a loader that must be equal in a loader that loads its state."""
+    shard = find_shared_sampler(loader)
+    samplers = {path: _describe_sampler(one, shard) for path, one in find_samplers(loader).items()}
     iterable = isinstance(loader.dataset, IterableDataset)
     asked = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
     return {
@@ -63,14 +63,14 @@ def describe(loader: Any) -> dict[str, Any]:
 
 
 _OF_RANKS = ("ranks", "rank", "batch_size", "batches")
-"""What of that may differ where the state is that of all ranks."""
+"""Properties that may differ if the state is a merged one."""
 
 
 def _batch_size(loader: Any) -> int | None:
     return loader.batch_sampler.batch_size if type(loader.batch_sampler) is BatchSampler else loader.batch_size
 
 
-def _described(sampler: Any, shard: DistributedSampler[Any] | None) -> str:
+def _describe_sampler(sampler: Any, shard: DistributedSampler[Any] | None) -> str:
     if shard is not None and sampler is shard:
         name = "distributed='auto': DistributedSampler" if type(shard) is Shard else type(shard).__name__
         values = f"shuffle={shard.shuffle}, seed={shard.seed}, drop_last={shard.drop_last}"
@@ -92,9 +92,9 @@ def _length(sized: Sized) -> int | None:
         return None
 
 
-def stateful_among(loader: Any) -> dict[str, Any]:
-    """The sampler that says its state as torchdata's ``StatefulDataLoader`` asks for it, by where it is."""
-    for path, sampler in samplers_of(loader).items():
+def find_stateful(loader: Any) -> dict[str, Any]:
+    """Return the sampler whose state torchdata's ``StatefulDataLoader`` would save, by its path; or nothing."""
+    for path, sampler in find_samplers(loader).items():
         if is_stateful(sampler):
             return {path: sampler}
         if type(sampler) is not BatchSampler:
@@ -102,56 +102,58 @@ def stateful_among(loader: Any) -> dict[str, Any]:
     return {}
 
 
-def is_stateful(one: Any) -> bool:
-    """Whether an object has torchdata's two methods."""
-    return callable(getattr(one, "state_dict", None)) and callable(getattr(one, "load_state_dict", None))
+def is_stateful(value: Any) -> bool:
+    """Return whether an object has the two methods of torchdata's ``Stateful``."""
+    return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
 
 
-def epochs_of(loader: Any, to_come: bool = False) -> dict[str, dict[str, Any]]:
-    """The epochs of the samplers that are told theirs; of those that count them, the one that is ``to_come``."""
+def read_epochs(loader: Any, upcoming: bool = False) -> dict[str, dict[str, Any]]:
+    """Return the epochs of samplers with ``set_epoch``. With ``upcoming``, a sampler that counts tells its next one."""
     return {
-        path: {"epoch": one.next_epoch if to_come and isinstance(one, Shard) else int(one.epoch)}
-        for path, one in samplers_of(loader).items()
-        if hasattr(one, "set_epoch") and isinstance(getattr(one, "epoch", None), int)
+        path: {"epoch": sampler.next_epoch if upcoming and isinstance(sampler, Shard) else int(sampler.epoch)}
+        for path, sampler in find_samplers(loader).items()
+        if hasattr(sampler, "set_epoch") and isinstance(getattr(sampler, "epoch", None), int)
     }
 
 
-def state_of(loader: Any, place: EpochProgress | None, epochs: int, used: set[str]) -> dict[str, Any]:
-    """The state of a loader.
+def build_state(loader: Any, progress: EpochProgress | None, epochs: int, used: set[str]) -> dict[str, Any]:
+    """Return the state of a loader.
 
     Args:
         loader: The loader.
-        place: Where its latest epoch is; None before the first.
+        progress: Where its latest epoch is; None before the first.
         epochs: How many were begun.
         used: Names of the generators that were seen to be drawn from.
     """
-    begun = place if place and (not place.over or _stays(loader, place)) else None
-    # A sampler may have made a generator in the epoch that is over.
+    begun = progress if progress and (not progress.finished or _stays(loader, progress)) else None
+    # A sampler may have made a generator in an epoch that is finished, so look for generators again.
     generators = begun.generators if begun else Generators(loader)
-    names, shard = generators.always | used, shared(loader)
+    names, shard = generators.always | used, find_shared_sampler(loader)
     now = _text({name: state for name, state in generators.states().items() if name in names})
     if begun:
-        place, samplers, states, first = begun, begun.samplers, begun.sampler_states(), begun.first
-        made = _text({name: state for name, state in begun.made.items() if name in names})
+        progress, samplers, states, first = begun, begun.samplers, begun.sampler_states(), begun.first_states
+        made = _text({name: state for name, state in begun.rng_at_start.items() if name in names})
     else:
-        samplers, made = epochs_of(loader, to_come=True), now
-        states = first = {path: one.state_dict() for path, one in stateful_among(loader).items()}
-        # Where workers persist, so does the base seed, and the sampler is asked for one iterator.
-        seed = place.base_seed if place and loader.persistent_workers else None
-        place = EpochProgress(generators, {}, epochs, seeded=seed is None, base_seed=seed)
+        samplers, made = read_epochs(loader, upcoming=True), now
+        states = first = {path: one.state_dict() for path, one in find_stateful(loader).items()}
+        # Persistent workers keep their base seed.
+        seed = progress.base_seed if progress and loader.persistent_workers else None
+        progress = EpochProgress(generators, {}, epochs, drew_base_seed=seed is None, base_seed=seed)
     return {
         "version": VERSION,
         "loader": describe(loader),
         "begun": begun is not None,
-        "over": begun is not None and begun.over,
-        "epoch": place.epoch,
-        "start": place.start,
-        "reached": reached(shard, place.start, place.delivered * (_batch_size(loader) or 1)) if shard else 0,
-        "batches": place.delivered,
-        "asked": place.delivered if isinstance(loader.dataset, IterableDataset) else place.asked,
-        "iterators": place.iterators,
-        "base_seed": place.base_seed,
-        "base_seed_drawn": place.seeded,
+        "over": begun is not None and begun.finished,
+        "epoch": progress.epoch,
+        "start": progress.start,
+        "reached": count_consumed(shard, progress.start, progress.num_yielded * (_batch_size(loader) or 1))
+        if shard
+        else 0,
+        "batches": progress.num_yielded,
+        "asked": progress.num_yielded if isinstance(loader.dataset, IterableDataset) else progress.num_requested,
+        "iterators": progress.num_iterators,
+        "base_seed": progress.base_seed,
+        "base_seed_drawn": progress.drew_base_seed,
         "samplers": copy.deepcopy(
             {
                 path: samplers.get(path, {})
@@ -161,28 +163,30 @@ def state_of(loader: Any, place: EpochProgress | None, epochs: int, used: set[st
         ),
         "generators": now,
         "generators_at_begin": made,
-        "draws": [[asked, _text(found)] for asked, found in place.draws],
-        "worker": place.worker,
-        "workers": [[worker, *astuple(stream)] for worker, stream in place.streams.items()],
+        "draws": [[asked, _text(found)] for asked, found in progress.draws],
+        "worker": progress.worker,
+        "workers": [[worker, *astuple(stream)] for worker, stream in progress.streams.items()],
     }
 
 
-def _stays(loader: Any, place: EpochProgress) -> bool:
-    """Whether a stream that has a state is asked again in the next epoch, and not a copy of what the user made."""
-    return (loader.persistent_workers or not loader.num_workers) and any(one.known for one in place.streams.values())
+def _stays(loader: Any, progress: EpochProgress) -> bool:
+    """Return whether the next epoch uses the same stateful stream, and not a new copy of the user's dataset."""
+    return (loader.persistent_workers or not loader.num_workers) and any(
+        stream.has_state for stream in progress.streams.values()
+    )
 
 
 def _text(states: States) -> dict[str, str]:
     return {name: to_text(state) for name, state in states.items()}
 
 
-def checked(state: Mapping[str, Any], loader: Any) -> Checkpoint:
-    """A state of this version that this loader can go on from.
+def check_state(state: Mapping[str, Any], loader: Any) -> Checkpoint:
+    """Return the checkpoint of a state. Its version was checked before.
 
     Raises:
-        ValueError: It is of another loader, or damaged. The text says what differs.
+        ValueError: The state belongs to another loader, or is damaged. The message says what differs.
     """
-    state, ours = _of_rank(state, loader), describe(loader)
+    state, ours = _select_rank(state, loader), describe(loader)
     theirs = cast("dict[str, Any]", state.get("loader", {}))
     differing = [
         f"{name} is {theirs.get(name, 'none')!r} in the state and {ours.get(name, 'none')!r} here"
@@ -194,25 +198,25 @@ def checked(state: Mapping[str, Any], loader: Any) -> Checkpoint:
     try:
         saved = Checkpoint(
             copy.deepcopy(dict(state)),
-            _decoded(state["generators"]),
-            _decoded(state["generators_at_begin"]),
-            [(int(number), _decoded(states)) for number, states in state["draws"]],
+            _decode(state["generators"]),
+            _decode(state["generators_at_begin"]),
+            [(int(number), _decode(states)) for number, states in state["draws"]],
             {worker: StreamProgress(*copy.deepcopy(about)) for worker, *about in state["workers"]},
         )
         for name in _NEEDED:
-            saved.given[name]
+            saved.state[name]
     except (KeyError, TypeError, ValueError, binascii.Error) as error:
         raise ValueError(f"this is no state of a DALILoader, or a damaged one: {error!r}") from error
     known = Generators(loader)
-    missing = {*saved.now, *saved.made} - {*known.own, *known.late, *known.shared}
+    missing = {*saved.rng_now, *saved.rng_at_start} - {*known.own, *known.late, *known.shared}
     if missing:
         raise ValueError(f"the state has generators that this loader has not: {', '.join(sorted(missing))}")
     return saved
 
 
 def _advice(theirs: Mapping[str, Any], loader: Any) -> str:
-    """What helps against a difference in ranks."""
-    ranks, shard = theirs.get("ranks"), shared(loader)
+    """Return what to do about a difference in ranks."""
+    ranks, shard = theirs.get("ranks"), find_shared_sampler(loader)
     if ranks and (shard is None or shard.num_replicas != ranks):
         return f". torchdali.state.merge makes one of those of all {ranks} ranks, which any number of ranks can load"
     if shard is None and loader.distributed and str(theirs.get("sampler")).startswith("distr"):
@@ -221,7 +225,7 @@ def _advice(theirs: Mapping[str, Any], loader: Any) -> str:
 
 
 def check_version(state: object) -> None:
-    """Raises where a state is none, or none of this version."""
+    """Raise if a state is no dictionary, or has another version."""
     if not isinstance(state, Mapping):
         raise TypeError(f"a state is the dictionary that state_dict() returned, not {type(state).__name__}")
     version = cast("Mapping[str, Any]", state).get("version")
@@ -231,24 +235,25 @@ def check_version(state: object) -> None:
 
 
 _OWN: dict[str, Any] = {"base_seed": None, "base_seed_drawn": True, "generators": {}, "generators_at_begin": {}}
-"""What each rank has for itself; so a rank has it of which nothing is known."""
+"""The entries that each rank has for itself, with the values of a rank without a state."""
 
 
 def merge(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Makes one state of those of all ranks, from which loaders on any number of ranks go on.
+    """Merge the states of all ranks into one that loaders on any number of ranks can load.
 
-    The loaders have ``distributed="auto"`` or a ``DistributedSampler``. What is left of the epoch is shared by its
-    arithmetic: every sample that no rank has delivered comes once, with the augmentation that it would have had.
+    The loaders must have ``distributed="auto"`` or a ``DistributedSampler``. The rest of the epoch is shared as
+    ``DistributedSampler`` would share it. Every sample that no rank has yielded comes once, with the augmentation that
+    it would have had.
 
     Args:
-        states: What ``state_dict()`` returned on each rank, in any order, after as many batches on all of them.
+        states: The results of ``state_dict()`` on all ranks, in any order, after the same number of batches.
 
     Returns:
-        A state as plain as they are. It is loaded by ``load_state_dict()`` on every rank.
+        A state of plain values. Load it with ``load_state_dict()`` on every rank.
 
     Raises:
-        ValueError: A rank's state is missing, or they are not of the same place; the text says what differs.
-        TypeError: It is one state and no list of them, or what is in the list is none.
+        ValueError: A rank's state is missing, or the states belong to different batches. The message says what differs.
+        TypeError: ``states`` is a single state, or contains something that is no state.
     """
     if isinstance(states, Mapping):
         raise TypeError("this is one state; merge() takes a list of those of all ranks")
@@ -289,13 +294,13 @@ def merge(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _of_rank(state: Mapping[str, Any], loader: Any) -> Mapping[str, Any]:
-    """The state of this rank, where it is that of all of them, or of another one, which is as far in its own share."""
+def _select_rank(state: Mapping[str, Any], loader: Any) -> Mapping[str, Any]:
+    """Return this rank's part of a merged state. Another rank's state becomes this rank's, at the same batch."""
     if "of_ranks" not in state:
         about, here = state.get("loader", {}), describe(loader)
         return {**state, "loader": {**about, "rank": here["rank"]}} if "rank" in about and "rank" in here else state
     of_ranks: list[dict[str, Any]] = state["of_ranks"]
-    own, shard, here = of_ranks[0], shared(loader), describe(loader)
+    own, shard, here = of_ranks[0], find_shared_sampler(loader), describe(loader)
     if len(of_ranks) > 1 and shard:
         own = of_ranks[shard.rank] if shard.num_replicas == state["ranks"] else _OWN
         seeds = {one["base_seed"] for one in of_ranks}
@@ -309,5 +314,5 @@ def _of_rank(state: Mapping[str, Any], loader: Any) -> Mapping[str, Any]:
     return {**rest, **own, "loader": about}
 
 
-def _decoded(states: Mapping[str, str]) -> States:
+def _decode(states: Mapping[str, str]) -> States:
     return {name: from_text(text) for name, text in states.items()}

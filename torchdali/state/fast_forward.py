@@ -1,4 +1,4 @@
-"""Passing over batches of a sampler, at the speed of C and without a sample."""
+"""Skip batches of a sampler without loading a sample."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, Se
 from torchdali.state.remainder import RemainingShard
 from torchdali.state.sharding import Shard
 
-__all__ = ["FastForward", "unless_over"]
+__all__ = ["FastForward", "restart_if_empty"]
 
 _CHUNK = 2**20
 
 
 class FastForward:
-    """Passes over batches.
+    """Skips batches at the speed of C.
 
-    Of torch's own ``BatchSampler`` the indices are taken one by one from the sampler within, so that no batch is made.
+    From torch's own ``BatchSampler`` the indices are taken one by one from the inner sampler, so no batch is built.
 
     Args:
-        sampler: What gives the indices.
+        sampler: The sampler of indices, or of batches of them.
         iterator: Its iterator, which was not asked yet.
         batched: Whether it gives batches.
-        passed: Is given an iterator over the indices of samples that are passed over, in arrays or lists of many, and
-            uses it up. It is not called where the sampler cannot give an index twice.
-        loaded: Whether the sampler loaded a state of the epoch's begin.
+        count_skipped: Consumes an iterator over lists of the skipped indices. It is not called if the sampler cannot
+            give an index twice.
+        loaded: Whether the sampler has loaded a state of the start of the epoch.
     """
 
     def __init__(
@@ -36,46 +36,47 @@ class FastForward:
         sampler: Any,
         iterator: Iterator[Any],
         batched: bool,
-        passed: Callable[[Iterable[Any]], None] | None,
+        count_skipped: Callable[[Iterable[Any]], None] | None,
         loaded: bool,
     ) -> None:
         self._sampler, self._iterator, self._batched = sampler, iterator, batched
-        self._within: Iterator[Any] | None = None
-        self._opens, self._loaded = type(sampler) is BatchSampler, loaded
-        once = _gives_once(sampler.sampler if self._opens else sampler)
-        self._passed = _drop if once or passed is None else passed
+        self._inner: Iterator[Any] | None = None
+        self._unwraps, self._loaded = type(sampler) is BatchSampler, loaded
+        once = _gives_once(sampler.sampler if self._unwraps else sampler)
+        self._consume = _drop if once or count_skipped is None else count_skipped
 
     def fast_forward(self, batches: int) -> None:
-        """Passes over some batches, or as many as there are."""
+        """Skip some batches, or all if there are fewer."""
         if batches <= 0:
             return
-        if self._opens:
-            if self._within is None:  # made as late as the BatchSampler would have made it
-                self._within = cast("Iterator[Any]", iter(self._sampler.sampler))
+        if self._unwraps:
+            if self._inner is None:  # made as late as BatchSampler makes it
+                self._inner = cast("Iterator[Any]", iter(self._sampler.sampler))
                 if self._loaded:
-                    self._within = chain(*unless_over(self._within, self._sampler.sampler))
-            self._pass(islice(self._within, batches * self._sampler.batch_size))
-        elif self._batched and self._passed is not _drop:
-            some = islice(self._iterator, batches)
-            lists = (cast("Iterable[Any]", batch) for batch in some if isinstance(batch, Iterable))
-            self._pass(chain.from_iterable(lists))
+                    self._inner = chain(*restart_if_empty(self._inner, self._sampler.sampler))
+            self._skip(islice(self._inner, batches * self._sampler.batch_size))
+        elif self._batched and self._consume is not _drop:
+            skipped = islice(self._iterator, batches)
+            lists = (cast("Iterable[Any]", batch) for batch in skipped if isinstance(batch, Iterable))
+            self._skip(chain.from_iterable(lists))
         else:
-            self._pass(islice(self._iterator, batches))
+            self._skip(islice(self._iterator, batches))
 
-    def _pass(self, indices: Iterator[Any]) -> None:
-        self._passed(indices if self._passed is _drop else iter(lambda: list(islice(indices, _CHUNK)), []))
+    def _skip(self, indices: Iterator[Any]) -> None:
+        self._consume(indices if self._consume is _drop else iter(lambda: list(islice(indices, _CHUNK)), []))
 
-    def rest(self) -> Iterator[Any]:
-        """What was not passed over."""
-        if self._within is None:
+    def remaining(self) -> Iterator[Any]:
+        """Return an iterator over what was not skipped."""
+        if self._inner is None:
             return self._iterator
-        return iter(BatchSampler(cast("Any", self._within), self._sampler.batch_size, self._sampler.drop_last))
+        return iter(BatchSampler(cast("Any", self._inner), self._sampler.batch_size, self._sampler.drop_last))
 
 
-def unless_over(iterator: Iterator[Any], sampler: Iterable[Any]) -> tuple[list[Any], Iterator[Any]]:
-    """The first that comes, and the iterator that goes on, of a sampler that loaded what it said before an epoch.
+def restart_if_empty(iterator: Iterator[Any], sampler: Iterable[Any]) -> tuple[list[Any], Iterator[Any]]:
+    """Return the first item in a list, and the iterator of the others, of a sampler that has loaded a state.
 
-    That may be what it said at the end of the one before, from which nothing comes; then it is asked again.
+    The state may be that of the end of the epoch before, from which nothing comes. Then the sampler is asked for
+    another iterator.
     """
     first = list(islice(iterator, 1))
     return (first, iterator) if first else ([], iter(sampler))
@@ -86,13 +87,8 @@ def _drop(indices: Iterable[Any]) -> None:
 
 
 def _gives_once(sampler: Any) -> bool:
-    """Whether it is certain that no index comes twice in an epoch."""
-    if type(sampler) in (
-        SequentialSampler,
-        DistributedSampler,
-        Shard,
-        RemainingShard,
-    ):  # which repeat on other ranks only
+    """Return whether it is certain that no index comes twice in an epoch. Shards repeat only on other ranks."""
+    if type(sampler) in (SequentialSampler, DistributedSampler, Shard, RemainingShard):
         return True
     if type(sampler) is RandomSampler:
         return not sampler.replacement and sampler.num_samples <= len(sampler.data_source)

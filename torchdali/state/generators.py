@@ -24,7 +24,7 @@ from torch.utils.data.dataloader import _InfiniteConstantSampler  # pyright: ign
 from torchdali.state.sharding import Shard
 from torchdali.transforms.rng import draw_seed
 
-__all__ = ["TORCH", "Generators", "State", "States", "from_text", "samplers_of", "to_text"]
+__all__ = ["TORCH", "Generators", "State", "States", "find_samplers", "from_text", "to_text"]
 
 State = Any
 """What a generator's state is while it is only kept: bytes of torch's, else what compares fast."""
@@ -41,7 +41,7 @@ _KNOWN = (
 _KINDS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 
 
-def samplers_of(loader: Any) -> dict[str, Any]:
+def find_samplers(loader: Any) -> dict[str, Any]:
     """The samplers of a loader, by where they are: the one that gives indices first, then those that it has in turn."""
     first = "sampler" if loader.batch_sampler is None else "batch_sampler"
     found: dict[str, Any] = {}
@@ -81,7 +81,7 @@ class Generators:
     """
 
     def __init__(self, loader: Any) -> None:
-        samplers = samplers_of(loader)
+        samplers = find_samplers(loader)
         attributes = [("generator", loader.generator)]
         attributes += [(f"{path}.{name}", value) for path, one in samplers.items() for name, value in _attributes(one)]
         self._seeds: torch.Generator | None = loader.generator

@@ -18,7 +18,7 @@ from torchdali.runtime.exceptions import CLOSED, FORKED, INTERRUPTED, DeferredEr
 from torchdali.runtime.lifecycle import disable_compile
 from torchdali.state.checkpoint import is_stateful
 from torchdali.state.context import EpochContext, LoaderView
-from torchdali.state.fast_forward import FastForward, unless_over
+from torchdali.state.fast_forward import FastForward, restart_if_empty
 from torchdali.state.lookahead import SamplerLookahead
 from torchdali.state.progress import Checkpoint, EpochProgress, StreamProgress
 from torchdali.state.remainder import remaining
@@ -53,7 +53,7 @@ class ResumableIterator(_BaseDataLoaderIter):
         view: What torch's classes see of the loader.
 
     Attributes:
-        place: Where the epoch is.
+        progress: Where the epoch is.
     """
 
     _context: EpochContext
@@ -62,12 +62,12 @@ class ResumableIterator(_BaseDataLoaderIter):
 
     def __init__(self, view: LoaderView) -> None:
         self._process, self._lock = os.getpid(), RLock()
-        self.place: EpochProgress = self._context.progress
+        self.progress: EpochProgress = self._context.progress
         super().__init__(cast("Any", view))
         self._enter(view)
-        if self.place.saved and self.place.saved.base_seed is not None:
-            self._base_seed = self.place.saved.base_seed
-        self.place.base_seed = int(self._base_seed)
+        if self.progress.checkpoint and self.progress.checkpoint.base_seed is not None:
+            self._base_seed = self.progress.checkpoint.base_seed
+        self.progress.base_seed = int(self._base_seed)
 
     @disable_compile
     @lifecycle.native_call()
@@ -116,12 +116,14 @@ class ResumableIterator(_BaseDataLoaderIter):
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         if not first_iter:
-            self.place = self._context.progress
-            self.place.made = self.place.generators.states()  # what the epoch before had asked too early was taken back
+            self.progress = self._context.progress
+            self.progress.rng_at_start = (
+                self.progress.generators.states()
+            )  # what the epoch before had asked too early was taken back
         super()._reset(loader, first_iter)
         self._enter(loader)
-        self.place.iterators, self.place.seeded = (2, True) if first_iter else (1, False)
-        self.place.base_seed = int(self._base_seed)
+        self.progress.num_iterators, self.progress.drew_base_seed = (2, True) if first_iter else (1, False)
+        self.progress.base_seed = int(self._base_seed)
 
     def _enter(self, view: LoaderView) -> None:
         """Begins to keep account of an epoch."""
@@ -132,7 +134,7 @@ class ResumableIterator(_BaseDataLoaderIter):
         if self._context.is_resumed:
             self._sampler_iter = self._unless_over(self._sampler_iter, self._index_sampler)
         self._stream = self._dataset if isinstance(self._dataset, Stream) else None
-        self._read_ahead = SamplerLookahead(view, self.place, self._stateful)
+        self._lookahead = SamplerLookahead(view, self.progress, self._stateful)
 
     def _note_iterator(self) -> None:
         self._stateful.pop(_ITERATOR, None)
@@ -143,7 +145,7 @@ class ResumableIterator(_BaseDataLoaderIter):
         """The iterator of a sampler that may have loaded what it said before the epoch was begun."""
 
         def found() -> Iterator[Any]:  # when the sampler is asked, and not before
-            first, self._sampler_iter = unless_over(iterator, sampler)
+            first, self._sampler_iter = restart_if_empty(iterator, sampler)
             if self._sampler_iter is not iterator:
                 self._note_iterator()
             yield from chain(first, self._sampler_iter)  # which ends without closing the iterator
@@ -154,7 +156,7 @@ class ResumableIterator(_BaseDataLoaderIter):
         self.resume()
         self._handed += 1
         if not self._backlog:
-            return self._read_ahead.ask(super()._next_index)
+            return self._lookahead.request(super()._next_index)
         index = self._backlog.popleft()
         try:
             if isinstance(index, Exception):
@@ -169,7 +171,7 @@ class ResumableIterator(_BaseDataLoaderIter):
 
     def close(self) -> None:
         """Ends the epoch before its end, and the workers."""
-        if not self.place.over:
+        if not self.progress.finished:
             self._ended = CLOSED
         self._end_workers()
 
@@ -181,7 +183,7 @@ class ResumableIterator(_BaseDataLoaderIter):
 
     def rewind(self) -> None:
         """The epoch is left, or another one begins: generators go back to where DataLoader would have left them."""
-        self._read_ahead.leave()
+        self._lookahead.rewind()
 
     def resume(self) -> None:
         """Goes to where the loaded state was taken, if one was, without loading a sample.
@@ -189,15 +191,15 @@ class ResumableIterator(_BaseDataLoaderIter):
         What the constructor drew does not matter: all that the order depends on is put back first. Then the sampler is
         asked for what it had been asked for.
         """
-        saved, place = self.place.saved, self.place
+        saved, progress = self.progress.checkpoint, self.progress
         if saved is None:
-            if self._stream and not self._num_workers and not place.delivered and (state := self._stream.state()):
-                place.streams[0] = StreamProgress(state=state)
+            if self._stream and not self._num_workers and not progress.num_yielded and (state := self._stream.state()):
+                progress.streams[0] = StreamProgress(state=state)
             return
-        place.saved = None
-        given = saved.given
-        place.iterators, place.seeded = given["iterators"], given["base_seed_drawn"]
-        draws, batches = dict(saved.draws), saved.batches
+        progress.checkpoint = None
+        given = saved.state
+        progress.num_iterators, progress.drew_base_seed = given["iterators"], given["base_seed_drawn"]
+        draws, batches = dict(saved.draws), saved.num_yielded
         if self._stream:
             self._resume_stream(saved)
             return
@@ -205,60 +207,60 @@ class ResumableIterator(_BaseDataLoaderIter):
             if self._counts():
                 self._passed_over(self._iterator_again(saved, "state_at_begin"), saved, loaded=True)
             iterator = self._iterator_again(saved, "state")
-            place.generators.set(draws.get(0, {}))
+            progress.generators.set(draws.get(0, {}))
         else:
             iterator = self._passed_over(self._iterator_again(saved, "state"), saved)
         self._sampler_iter = iterator
-        place.asked = place.delivered = self._first = self._handed = batches
-        place.draws = [(asked, found) for asked, found in saved.draws if asked < batches]
-        first, kept = ({path: saved.of_sampler(path).get(at) for path in self._stateful} for at in _STATES)
-        self._read_ahead.resumed(first, kept)
-        while place.asked < given["asked"]:
-            place.generators.set(draws.get(place.asked, {}))
+        progress.num_requested = progress.num_yielded = self._first = self._handed = batches
+        progress.draws = [(asked, found) for asked, found in saved.draws if asked < batches]
+        first, kept = ({path: saved.sampler_state(path).get(at) for path in self._stateful} for at in _STATES)
+        self._lookahead.restart(first, kept)
+        while progress.num_requested < given["asked"]:
+            progress.generators.set(draws.get(progress.num_requested, {}))
             try:
-                self._backlog.append(self._read_ahead.ask(super()._next_index))
+                self._backlog.append(self._lookahead.request(super()._next_index))
             except Exception as error:  # noqa: BLE001
                 self._backlog.append(defer(error))  # raised in its turn
-        if saved.begun:
-            place.generators.set(saved.now)
+        if saved.in_progress:
+            progress.generators.set(saved.rng_now)
 
     def _resume_stream(self, saved: Checkpoint) -> None:
         """The rest is done where the dataset is: the sampler of a stream gives nothing."""
-        place = self.place
+        progress = self.progress
         self._sampler_iter = self._iterator_again(saved, "state")
-        place.delivered = self._first = self._handed = saved.batches
-        place.streams, place.worker = dict(saved.streams), saved.given["worker"]
-        if saved.begun:
-            place.generators.set(saved.now)
+        progress.num_yielded = self._first = self._handed = saved.num_yielded
+        progress.streams, progress.worker = dict(saved.streams), saved.state["worker"]
+        if saved.in_progress:
+            progress.generators.set(saved.rng_now)
 
     def _passed_over(self, iterator: Any, saved: Checkpoint, loaded: bool = False) -> Any:
         """What comes of a sampler's iterator after the batches that were delivered."""
-        sampler, at, batches = remaining(self._index_sampler, self.place.start), 0, saved.batches
+        sampler, at, batches = remaining(self._index_sampler, self.progress.start), 0, saved.num_yielded
         skip = FastForward(sampler, iterator, self._auto_collation, self._counts(), loaded)
         for asked, found in saved.draws:
             if asked < batches:
                 skip.fast_forward(asked - at)
-                self.place.generators.set(found)
+                self.progress.generators.set(found)
                 at = asked
         skip.fast_forward(batches - at)
-        return skip.rest()
+        return skip.remaining()
 
     def _iterator_again(self, saved: Checkpoint, at: str) -> Any:
         """The sampler's iterator, made in the order in which DataLoader makes it and draws the base seed."""
-        seeded, sampler = saved.given["base_seed_drawn"], remaining(self._index_sampler, self.place.start)
-        self.place.generators.set(saved.made)
-        if saved.given["iterators"] > 1:
+        seeded, sampler = saved.state["base_seed_drawn"], remaining(self._index_sampler, self.progress.start)
+        self.progress.generators.set(saved.rng_at_start)
+        if saved.state["iterators"] > 1:
             iter(sampler)
             if seeded:
-                self.place.generators.draw_seed()
+                self.progress.generators.draw_seed()
         for path, one in self._stateful.items():
-            if path != _ITERATOR and at in (kept := saved.of_sampler(path)):
+            if path != _ITERATOR and at in (kept := saved.sampler_state(path)):
                 one.load_state_dict(copy.deepcopy(kept[at]))
         self._sampler_iter = iterator = cast("Any", iter(sampler))
-        if saved.given["iterators"] == 1 and seeded:
-            self.place.generators.draw_seed()
+        if saved.state["iterators"] == 1 and seeded:
+            self.progress.generators.draw_seed()
         self._note_iterator()
-        if _ITERATOR in self._stateful and at in (kept := saved.of_sampler(_ITERATOR)):
+        if _ITERATOR in self._stateful and at in (kept := saved.sampler_state(_ITERATOR)):
             iterator.load_state_dict(copy.deepcopy(kept[at]))
-        begins = at == "state_at_begin" or not saved.batches
+        begins = at == "state_at_begin" or not saved.num_yielded
         return self._unless_over(iterator, sampler) if begins else iterator

@@ -1,4 +1,4 @@
-"""Asking a sampler further ahead than DataLoader would, and leaving its generators as DataLoader would."""
+"""Ask a sampler further ahead than DataLoader would, and leave its generators as DataLoader would."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from torchdali.state.context import LoaderView
 from torchdali.state.generators import States
 from torchdali.state.progress import EpochProgress
 
@@ -15,84 +14,88 @@ __all__ = ["SamplerLookahead"]
 
 
 class SamplerLookahead:
-    """Counts how often a sampler was asked, and takes back what asking too early drew from a given generator.
+    """Counts requests to a sampler, and can undo what early requests drew from a generator of its own.
 
-    A shuffling sampler draws from its generator when it starts and when it ends. An epoch that is left early may have
-    asked the sampler to its end where DataLoader would not have, and the next epoch's order would be another one.
+    A shuffling sampler draws from its generator when it starts and when it ends. If an epoch is left early, the sampler
+    may have been asked to its end where DataLoader would have stopped before. Then the next epoch would have another
+    order.
 
     Args:
-        view: The arguments of the ``DataLoader``, whose workers count.
-        place: Where the epoch is, which is kept.
+        loader: The ``DataLoader``. The number of its workers says how far DataLoader itself looks ahead.
+        progress: The epoch's progress, which is updated.
         stateful: Samplers, and iterators of them, that have a ``state_dict``.
     """
 
-    def __init__(self, view: LoaderView, place: EpochProgress, stateful: Mapping[str, Any]) -> None:
-        self._place, self._generators, self._stateful = place, place.generators, stateful
+    def __init__(self, loader: Any, progress: EpochProgress, stateful: Mapping[str, Any]) -> None:
+        self._progress, self._generators, self._stateful = progress, progress.generators, stateful
         self._before: deque[States] = deque()
         self._after: States = {}
         self._last = self._generators.states()
-        self._drawn(place.made, self._last)
-        self._ahead = (view.prefetch_factor or 0) * view.num_workers
-        self._taken = place.delivered
-        self._keep()
+        self._record_draws(progress.rng_at_start, self._last)
+        self._ahead = (loader.prefetch_factor or 0) * loader.num_workers
+        self._num_yielded = progress.num_yielded
+        self._keep_states()
 
-    def resumed(self, first: Mapping[str, Any], kept: Mapping[str, Any]) -> None:
-        """The epoch goes on from another place.
+    def restart(self, first_states: Mapping[str, Any], states: Mapping[str, Any]) -> None:
+        """Continue from a checkpoint.
 
         Args:
-            first: What the samplers had said at the epoch's begin.
-            kept: What they had said in that place; they need not know it before they are asked.
+            first_states: The samplers' states at the start of the epoch.
+            states: Their states at the checkpoint. Samplers may return others until they are asked again.
         """
-        self._taken = self._place.delivered
+        self._num_yielded = self._progress.num_yielded
         self._last = self._generators.states()
-        self._place.kept.clear()
-        self._place.first = dict(first)
-        self._place.keep(dict(kept))
+        self._progress.kept_states.clear()
+        self._progress.first_states = dict(first_states)
+        self._progress.keep_states(dict(states))
 
-    def ask(self, sampler: Callable[[], Any]) -> Any:
-        """One index batch; whatever the sampler raises."""
+    def request(self, sampler: Callable[[], Any]) -> Any:
+        """Return one index batch. Raise what the sampler raises."""
         before = self._generators.states()
         if self._generators.own:
-            self._before.append(self._own(before))
-        self._place.asked += 1
+            self._before.append(self._select_own(before))
+        self._progress.num_requested += 1
         try:
             return sampler()
         finally:
-            self._note(before, self._generators.states())
-            self._keep()
+            self._record_request(before, self._generators.states())
+            self._keep_states()
 
-    def _note(self, before: States, after: States) -> None:
-        """Keeps what the sampler found where it drew, if that does not follow from what it drew before."""
-        drawn = self._drawn(before, after)
-        found = {name: before[name] for name in drawn if before[name] != self._last[name]}
-        if found and not self._place.disturbed:
-            self._place.draws.append((self._place.asked - 1, found))
-        self._last, self._after = after, self._own(after)
+    def _record_request(self, before: States, after: States) -> None:
+        """Record the states that the sampler drew from, if other code has changed them since its last draw."""
+        drawn = self._record_draws(before, after)
+        changed = {name: before[name] for name in drawn if before[name] != self._last[name]}
+        if changed and not self._progress.disturbed:
+            self._progress.draws.append((self._progress.num_requested - 1, changed))
+        self._last, self._after = after, self._select_own(after)
 
-    def _drawn(self, before: States, after: States) -> list[str]:
+    def _record_draws(self, before: States, after: States) -> list[str]:
         names = [name for name, state in before.items() if state != after.get(name)]
-        self._place.used.update(names)
+        self._progress.drawn_from.update(names)
         return names
 
-    def _own(self, states: States) -> States:
+    def _select_own(self, states: States) -> States:
         return {name: states[name] for name in self._generators.own}
 
-    def _keep(self) -> None:
-        self._place.keep({path: copy.deepcopy(one.state_dict()) for path, one in self._stateful.items()})
+    def _keep_states(self) -> None:
+        self._progress.keep_states({path: copy.deepcopy(owner.state_dict()) for path, owner in self._stateful.items()})
 
-    def take(self) -> None:
-        """A batch was handed out, so that DataLoader would have asked once more."""
-        self._taken += 1
-        self._forget_what_dataloader_asked()
+    def count_yielded(self) -> None:
+        """Count a batch that was yielded. DataLoader would then have made one more request."""
+        self._num_yielded += 1
+        self._drop_requests_of_dataloader()
 
-    def leave(self) -> None:
-        """The epoch ends here. Generators that nobody else used meanwhile go back to where DataLoader had left them."""
-        self._forget_what_dataloader_asked()
-        if self._before and self._own(self._generators.states()) == self._after:
+    def rewind(self) -> None:
+        """End the epoch early: rewind the generators to where DataLoader would have left them.
+
+        Generators that other code has used since stay as they are.
+        """
+        self._drop_requests_of_dataloader()
+        if self._before and self._select_own(self._generators.states()) == self._after:
             self._generators.set(self._before[0])
-            self._place.took_back(len(self._before))
+            self._progress.undo_requests(len(self._before))
         self._before.clear()
 
-    def _forget_what_dataloader_asked(self) -> None:
-        while self._before and self._place.asked - len(self._before) < self._taken + self._ahead:
+    def _drop_requests_of_dataloader(self) -> None:
+        while self._before and self._progress.num_requested - len(self._before) < self._num_yielded + self._ahead:
             self._before.popleft()

@@ -1,4 +1,4 @@
-"""Where an epoch is: what is known of it longer than its iterator lives."""
+"""Progress of an epoch: plain values that outlive the epoch's iterator."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from torchdali.state.generators import Generators, States
 
 __all__ = ["Checkpoint", "EpochProgress", "StreamProgress"]
 
-_MOST = 8
-"""Times that others may have changed a generator between two draws of the sampler."""
+_MAX_FOREIGN_DRAWS = 8
+"""How often other code may change a generator between two draws of the sampler."""
 
 
 @dataclass
 class StreamProgress:
-    """Where a worker's part of an ``IterableDataset`` is.
+    """Progress of one worker's part of an ``IterableDataset``.
 
     Attributes:
-        batches: How many of it had their turn.
-        samples: How many samples it was asked for in these.
-        state: What the dataset and its iterator say of themselves, by these names; and whether it has "ended". Where
-            they say nothing, how often it "raised" an exception.
+        batches: Number of its batches that were yielded.
+        samples: Number of samples that it was asked for in these batches.
+        state: States of the dataset and of its iterator, under the names "dataset" and "iterator"; "ended" if the
+            stream has ended. Without such states, "raised": the number of exceptions that the stream raised.
     """
 
     batches: int = 0
@@ -30,121 +30,120 @@ class StreamProgress:
     state: dict[str, Any] = field(default_factory=dict[str, Any])
 
     @property
-    def known(self) -> bool:
-        """Whether the dataset or its iterator says where it is."""
+    def has_state(self) -> bool:
+        """Whether the dataset or its iterator has a state of its own."""
         return "dataset" in self.state or "iterator" in self.state
 
-    def after(self, samples: int, state: dict[str, Any]) -> StreamProgress:
-        """Where it is a batch later."""
+    def advance(self, samples: int, state: dict[str, Any]) -> StreamProgress:
+        """Return the progress one batch later."""
         return StreamProgress(self.batches + 1, self.samples + samples, state)
 
 
 @dataclass
 class Checkpoint:
-    """A state that was checked.
+    """A loaded state that was checked.
 
     Attributes:
-        given: The state.
-        now: The generators' states when it was taken.
-        made: Their states when the epoch's iterator was about to be made.
+        state: The dictionary. Its keys are those of the first release, so that old states can be loaded.
+        rng_now: The generators' states when it was taken.
+        rng_at_start: The generators' states just before the epoch's iterator was made.
         draws: As in :class:`EpochProgress`.
         streams: As in :class:`EpochProgress`.
     """
 
-    given: dict[str, Any]
-    now: States
-    made: States
+    state: dict[str, Any]
+    rng_now: States
+    rng_at_start: States
     draws: list[tuple[int, States]]
     streams: dict[int, StreamProgress]
 
     @property
-    def begun(self) -> bool:
-        """Whether it is of an epoch under way."""
-        return bool(self.given["begun"])
+    def in_progress(self) -> bool:
+        """Whether it was taken within an epoch."""
+        return bool(self.state["begun"])
 
     @property
-    def batches(self) -> int:
-        """How many were delivered."""
-        return self.given["batches"]
+    def num_yielded(self) -> int:
+        """Number of batches that the epoch had yielded."""
+        return self.state["batches"]
 
     @property
     def base_seed(self) -> int | None:
-        """What DataLoader seeds the epoch's workers with, where it is drawn already."""
-        return self.given["base_seed"]
+        """The seed of DataLoader's workers, or None if it was not drawn yet."""
+        return self.state["base_seed"]
 
-    def of_sampler(self, path: str) -> dict[str, Any]:
-        """What it says of a sampler."""
-        return self.given["samplers"].get(path, {})
+    def sampler_state(self, path: str) -> dict[str, Any]:
+        """Return what is saved of a sampler."""
+        return self.state["samplers"].get(path, {})
 
 
 @dataclass
 class EpochProgress:
-    """Where an epoch is.
+    """Progress of one epoch.
 
     Attributes:
-        generators: What the order of its samples depends on.
-        made: Their states when the epoch's iterator was about to be made.
-        epoch: The epoch's number, which may be a part of its random key.
+        generators: The generators that the order of samples depends on.
+        rng_at_start: Their states just before the epoch's iterator was made.
+        epoch: The epoch's number, which may be part of its random key.
         samplers: The epochs of the samplers that have one.
-        iterators: How often the sampler was asked for an iterator.
-        seeded: Whether the base seed was drawn for this epoch.
-        base_seed: What DataLoader seeds its workers with.
-        start: Samples of the order that the ranks share which had been delivered when there were others.
-        asked: How often the sampler was asked for indices.
-        delivered: Batches whose turn has come.
-        draws: Where the sampler drew from generators that others had changed since it last did: how often it had been
-            asked before, and what it found.
-        used: Names of the generators that were drawn from.
-        first: The states of samplers that have one, at the epoch's begin.
-        kept: The same after each number of batches that may come to be asked about.
-        streams: Of an ``IterableDataset``, where the workers are that have delivered anything.
-        worker: The worker of which the next batch comes, if it has any.
-        over: Whether the epoch has come to its end.
-        saved: What is to be gone on from.
+        num_iterators: How often the sampler was asked for an iterator.
+        drew_base_seed: Whether the base seed was drawn for this epoch.
+        base_seed: The seed of DataLoader's workers.
+        start: Number of samples, in the order that all ranks share, that were consumed by another number of ranks.
+        num_requested: How often the sampler was asked for indices.
+        num_yielded: Number of batches that were yielded.
+        draws: Generator states to restore before request i, where other code advanced a generator of the sampler.
+        drawn_from: Names of the generators that were drawn from.
+        first_states: The states of stateful samplers at the start of the epoch.
+        kept_states: The same after each number of requests that ``state_dict()`` may still need.
+        streams: For an ``IterableDataset``, the progress of each worker that has yielded a batch.
+        worker: The worker of the next batch.
+        finished: Whether the epoch has come to its end.
+        checkpoint: The checkpoint to resume from, or None.
     """
 
     generators: Generators
-    made: States
+    rng_at_start: States
     epoch: int
     samplers: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
-    iterators: int = 1
-    seeded: bool = True
+    num_iterators: int = 1
+    drew_base_seed: bool = True
     base_seed: int | None = None
     start: int = 0
-    asked: int = 0
-    delivered: int = 0
+    num_requested: int = 0
+    num_yielded: int = 0
     draws: list[tuple[int, States]] = field(default_factory=list[tuple[int, States]])
-    used: set[str] = field(default_factory=set[str])
-    first: dict[str, Any] = field(default_factory=dict[str, Any])
-    kept: deque[tuple[int, dict[str, Any]]] = field(default_factory=deque[tuple[int, dict[str, Any]]])
+    drawn_from: set[str] = field(default_factory=set[str])
+    first_states: dict[str, Any] = field(default_factory=dict[str, Any])
+    kept_states: deque[tuple[int, dict[str, Any]]] = field(default_factory=deque[tuple[int, dict[str, Any]]])
     streams: dict[int, StreamProgress] = field(default_factory=dict[int, StreamProgress])
     worker: int = 0
-    over: bool = False
-    saved: Checkpoint | None = None
+    finished: bool = False
+    checkpoint: Checkpoint | None = None
 
     @property
     def disturbed(self) -> bool:
-        """Whether others draw from the sampler's generator too often to follow."""
-        return len(self.draws) > _MOST
+        """Whether other code drew from the sampler's generator too often to be recorded."""
+        return len(self.draws) > _MAX_FOREIGN_DRAWS
 
-    def stream_delivered(self, worker: int, workers: int, samples: int, state: dict[str, Any]) -> None:
-        """A worker's batch was delivered, or the exception in its place."""
-        self.streams[worker] = self.streams.get(worker, StreamProgress()).after(samples, state)
-        self.worker = (worker + 1) % max(workers, 1)
+    def advance_stream(self, worker: int, num_workers: int, samples: int, state: dict[str, Any]) -> None:
+        """Count a worker's batch, or the exception that it raised instead."""
+        self.streams[worker] = self.streams.get(worker, StreamProgress()).advance(samples, state)
+        self.worker = (worker + 1) % max(num_workers, 1)
 
-    def keep(self, states: dict[str, Any]) -> None:
-        """Remembers what samplers say of themselves now, as long as it may be asked for."""
+    def keep_states(self, states: dict[str, Any]) -> None:
+        """Keep the samplers' states after the latest request, and drop those that are no longer needed."""
         if states:
-            self.first = self.first or states
-            self.kept.append((self.asked, states))
-        while self.kept and self.kept[0][0] < self.delivered:
-            self.kept.popleft()
+            self.first_states = self.first_states or states
+            self.kept_states.append((self.num_requested, states))
+        while self.kept_states and self.kept_states[0][0] < self.num_yielded:
+            self.kept_states.popleft()
 
     def sampler_states(self) -> dict[str, Any]:
-        """What the samplers said when the batches that were delivered had been asked for."""
-        return dict(next((states for asked, states in self.kept if asked == self.delivered), ()))
+        """Return the samplers' states just after the batches that were yielded had been requested."""
+        return dict(next((states for requested, states in self.kept_states if requested == self.num_yielded), ()))
 
-    def took_back(self, count: int) -> None:
-        """The last times that the sampler was asked are undone."""
-        self.asked -= count
-        self.draws = [(asked, found) for asked, found in self.draws if asked < self.asked]
+    def undo_requests(self, count: int) -> None:
+        """Undo the latest requests."""
+        self.num_requested -= count
+        self.draws = [(requested, states) for requested, states in self.draws if requested < self.num_requested]

@@ -1,4 +1,4 @@
-"""What is left of an epoch that several ranks share, for any number of them."""
+"""Share the rest of an epoch among any number of ranks."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from torch.utils.data import BatchSampler, DistributedSampler
 
 from torchdali.state.sharding import Shard
 
-__all__ = ["RemainingShard", "reached", "remaining", "shared"]
+__all__ = ["RemainingShard", "count_consumed", "find_shared_sampler", "remaining"]
 
 
-def shared(loader: Any) -> DistributedSampler[Any] | None:
-    """The sampler that deals an epoch's order out to the ranks one by one; None where another one has a say."""
+def find_shared_sampler(loader: Any) -> DistributedSampler[Any] | None:
+    """Return the sampler that deals the epoch's order out to the ranks, or None if it is not torch's own or ours."""
     first = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
-    found = first.sampler if type(first) is BatchSampler else first
-    return cast("DistributedSampler[Any]", found) if type(found) in (DistributedSampler, Shard) else None
+    sampler = first.sampler if type(first) is BatchSampler else first
+    return cast("DistributedSampler[Any]", sampler) if type(sampler) in (DistributedSampler, Shard) else None
 
 
-def reached(sampler: DistributedSampler[Any], start: int, samples: int) -> int:
-    """Samples of an epoch's order that all ranks together have had.
+def count_consumed(sampler: DistributedSampler[Any], start: int, samples: int) -> int:
+    """Return how many samples of the epoch's order all ranks together have consumed.
 
     Args:
-        sampler: That of one rank.
-        start: What was had by those that there were before them.
-        samples: What each of them has had since.
+        sampler: The sampler of one rank.
+        start: Samples that were consumed before, by another number of ranks.
+        samples: Samples that each rank has consumed since.
     """
     ranks, left = sampler.num_replicas, max(len(cast("Sized", sampler.dataset)) - start, 0)
     share = left // ranks if sampler.drop_last else -(-left // ranks)
@@ -34,15 +34,15 @@ def reached(sampler: DistributedSampler[Any], start: int, samples: int) -> int:
 
 
 class RemainingShard:
-    """A rank's share of what is left, by ``DistributedSampler``'s arithmetic.
+    """A rank's share of the rest of an epoch, computed as in ``DistributedSampler``.
 
-    The samples are dealt out one by one, so that what N ranks had after as many samples each is the beginning of the
-    epoch's order, and the rest can be dealt out again. Where it cannot be shared evenly, it is filled up from the
-    epoch's beginning, or with ``drop_last`` its end left out.
+    ``DistributedSampler`` deals samples out one by one. So N ranks that have consumed the same number of samples have
+    together consumed the beginning of the epoch's order, and the rest can be dealt out again. If the rest cannot be
+    shared evenly, samples from the beginning of the order are added. With ``drop_last`` its end is dropped instead.
 
     Args:
-        sampler: The rank's.
-        start: Samples of the epoch's order that were delivered.
+        sampler: The rank's sampler.
+        start: Number of samples of the epoch's order that were consumed.
     """
 
     def __init__(self, sampler: DistributedSampler[Any], start: int) -> None:
@@ -59,7 +59,7 @@ class RemainingShard:
 
 
 def _order(sampler: DistributedSampler[Any]) -> list[int]:
-    """All samples of the epoch, as one rank alone would have them."""
+    """Return the order of the whole epoch, which is that of a single rank."""
     alone: DistributedSampler[Any] = DistributedSampler(
         sampler.dataset, 1, 0, sampler.shuffle, sampler.seed, drop_last=False
     )
@@ -68,11 +68,11 @@ def _order(sampler: DistributedSampler[Any]) -> list[int]:
 
 
 def remaining(index_sampler: Any, start: int) -> Iterable[Any]:
-    """What gives the indices, or batches of them, that come after the beginning of an epoch.
+    """Return a sampler of the rest of an epoch.
 
     Args:
-        index_sampler: What gives them in a whole epoch: a ``DistributedSampler``, or a ``BatchSampler`` of one.
-        start: Samples of the epoch's order that were delivered.
+        index_sampler: The sampler of the whole epoch: a ``DistributedSampler``, or a ``BatchSampler`` over one.
+        start: Number of samples of the epoch's order that were consumed.
     """
     if not start:
         return index_sampler

@@ -1,4 +1,4 @@
-"""An ``IterableDataset`` whose place is found again, in the workers and where there are none."""
+"""An ``IterableDataset`` that can be resumed, in worker processes and without them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ __all__ = ["Stream", "is_stream"]
 
 
 class Stream(IterableDataset[Any]):
-    """Stands in the place of a dataset.
+    """Wraps a dataset, counts its samples and resumes it.
 
     Args:
         dataset: The dataset.
-        saved: Where the stream of each worker is to go on, in the next epoch alone.
+        saved: The progress from which each worker's stream resumes, in the next epoch only.
     """
 
     def __init__(self, dataset: Any, saved: Mapping[int, StreamProgress]) -> None:
@@ -36,9 +36,9 @@ class Stream(IterableDataset[Any]):
         self._failure: ExceptionWrapper | None = None
 
     def __iter__(self) -> Iterator[Any]:
-        info = self._worker()
-        place, self._saved = self._saved.get(info.id if info else 0), {}
-        state: dict[str, Any] = place.state if place else {}
+        info = self._worker_info()
+        progress, self._saved = self._saved.get(info.id if info else 0), {}
+        state: dict[str, Any] = progress.state if progress else {}
         if "dataset" in state:
             self.dataset.load_state_dict(state["dataset"])
         iterator = cast("Iterator[Any]", iter(self.dataset))
@@ -46,15 +46,15 @@ class Stream(IterableDataset[Any]):
         self._asked, self._raised, self._failure = 0, state.get("raised", 0), None
         if "iterator" in state:
             self._iterator.load_state_dict(state["iterator"])
-        elif place and not place.known:
-            _fast_forward(iterator, place.samples, self._raised)
+        elif progress and not progress.has_state:
+            _fast_forward(iterator, progress.samples, self._raised)
         self._ended = bool(state.get("ended"))
         return self
 
     def __next__(self) -> Any:
         if self._failure:
-            return self._failure  # DataLoader gives such a batch up; what is left of it is not to be taken
-        if self._ended:  # which an iterator that has a state may have forgotten
+            return self._failure  # DataLoader drops such a batch, so take no more samples for it
+        if self._ended:  # an iterator that has loaded a state may not know that it has ended
             raise StopIteration
         try:
             sample = next(self._iterator)
@@ -64,70 +64,70 @@ class Stream(IterableDataset[Any]):
         except Exception:
             self._asked += 1
             self._raised += 1
-            self._ended = getattr(self._iterator, "gi_frame", self) is None  # a generator that raised is over
-            if not self._worker():
+            self._ended = getattr(self._iterator, "gi_frame", self) is None  # a generator that raised has ended
+            if not self._worker_info():
                 raise
-            self._failure = self._caught()
+            self._failure = self._wrap_exception()
             return self._failure
         self._asked += 1
         return sample
 
-    def batch(self, make: Callable[[Any], Any], samples: Any) -> Any:
-        """What ``make`` makes of samples. In a worker it may be an exception that it, or the stream, raised.
+    def build_batch(self, build: Callable[[Any], Any], samples: Any) -> Any:
+        """Return ``build(samples)``. In a worker, return an exception of ``build`` or of the stream instead of raising.
 
-        Such a one comes as data, because DataLoader sends nothing beside an exception.
+        DataLoader sends nothing beside an exception that is raised, and the stream's progress must be sent with it.
         """
         failure, self._failure = self._failure, None
-        if failure or not self._worker():
-            return failure or make(samples)
+        if failure or not self._worker_info():
+            return failure or build(samples)
         try:
-            return make(samples)
+            return build(samples)
         except StopIteration:
             raise
-        except Exception:  # noqa: BLE001 - raised in the loader's process
-            return self._caught()
+        except Exception:  # noqa: BLE001 - the loader's process raises it
+            return self._wrap_exception()
 
-    def taken(self) -> tuple[int, dict[str, Any]]:
-        """How many samples it was asked for since this was called last, and what it says of itself now."""
+    def take_progress(self) -> tuple[int, dict[str, Any]]:
+        """Return how many samples were requested since the last call, and the present state."""
         asked, self._asked = self._asked, 0
         return asked, self.state()
 
     def state(self) -> dict[str, Any]:
-        """What dataset and iterator say of themselves, as torchdata's ``StatefulDataLoader`` asks for it."""
-        found: dict[str, Any] = {}
+        """Return the states of the dataset and its iterator that torchdata's ``StatefulDataLoader`` would save."""
+        states: dict[str, Any] = {}
         if self._iterator is not self.dataset and is_stateful(self.dataset):
-            found["dataset"] = copy.deepcopy(self.dataset.state_dict())  # it is pickled later, in another thread
+            states["dataset"] = copy.deepcopy(self.dataset.state_dict())  # another thread pickles it later
         if is_stateful(self._iterator):
-            found["iterator"] = copy.deepcopy(self._iterator.state_dict())
-        if not found:
+            states["iterator"] = copy.deepcopy(self._iterator.state_dict())
+        if not states:
             return {"raised": self._raised} if self._raised else {}
-        return found | ({"ended": True} if self._ended else {})
+        return states | ({"ended": True} if self._ended else {})
 
-    def _worker(self) -> Any:
-        """What is known of the worker that this is in, if it is in one."""
-        # A dataset may have a loader of its own, in a worker of another one.
+    def _worker_info(self) -> Any:
+        """Return torch's information on the worker process that this runs in, or None."""
+        # A dataset may itself use a loader, in a worker of another loader.
         return get_worker_info() if self._process != os.getpid() else None
 
-    def _caught(self) -> ExceptionWrapper:
-        """The exception that is being handled, as DataLoader sends it."""
-        return ExceptionWrapper(where=f"in DataLoader worker process {self._worker().id}")
+    def _wrap_exception(self) -> ExceptionWrapper:
+        """Return the exception that is being handled, wrapped as DataLoader wraps it."""
+        return ExceptionWrapper(where=f"in DataLoader worker process {self._worker_info().id}")
 
     def __repr__(self) -> str:
         return repr(self.dataset)
 
 
 def is_stream(dataset: Any) -> bool:
-    """Whether a dataset is a stream whose place is found again."""
+    """Return whether a dataset is a stream that can be resumed."""
     return isinstance(dataset, IterableDataset) and not isinstance(dataset, IterDataPipe)
 
 
 def _fast_forward(iterator: Iterator[Any], samples: int, raised: int) -> None:
-    """Asks for samples that came before, of which some raised an exception."""
+    """Skip samples. Some of them raised an exception the first time, and may do so again."""
     left = iter(range(samples))
-    asked = map(next, repeat(iterator))  # what is its own iterator may begin anew in iter()
+    requests = map(next, repeat(iterator))  # without iter(), which may restart an object that is its own iterator
     while True:
         try:
-            deque(zip(left, asked, strict=False), maxlen=0)
+            deque(zip(left, requests, strict=False), maxlen=0)
         except Exception:
             raised -= 1
             if raised < 0:

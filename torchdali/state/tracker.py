@@ -10,8 +10,8 @@ from torch.utils.data import IterDataPipe
 
 from torchdali.errors import UnsupportedDatasetError
 from torchdali.runtime.lifecycle import disable_compile
-from torchdali.state.checkpoint import check_version, checked, describe, epochs_of, state_of, stateful_among
-from torchdali.state.generators import Generators, samplers_of
+from torchdali.state.checkpoint import build_state, check_state, check_version, describe, find_stateful, read_epochs
+from torchdali.state.generators import Generators, find_samplers
 from torchdali.state.progress import Checkpoint, EpochProgress
 from torchdali.state.sharding import Sharding
 
@@ -33,7 +33,7 @@ class ProgressTracker:
         self._before: tuple[int, dict[str, dict[str, Any]]] = (0, {})
         self._used: set[str] = set()
         self._asked = False
-        self.place: EpochProgress | None = None
+        self.progress: EpochProgress | None = None
 
     def copy(self) -> ProgressTracker:
         """For a loader of its own."""
@@ -45,27 +45,27 @@ class ProgressTracker:
         """The loader's state; ``epochs`` is the number of the next one."""
         _refuse(loader)
         if self._saved:
-            given = copy.deepcopy(self._saved.given)
-            if not self._saved.begun:  # set_epoch may have been called since
+            given = copy.deepcopy(self._saved.state)
+            if not self._saved.in_progress:  # set_epoch may have been called since
                 given |= {"epoch": epochs, "loader": describe(loader)}
-                for path, about in epochs_of(loader, to_come=True).items():
+                for path, about in read_epochs(loader, upcoming=True).items():
                     given["samplers"].setdefault(path, {}).update(about)
             return given
-        if self.place:
-            if self.place.disturbed:
+        if self.progress:
+            if self.progress.disturbed:
                 raise RuntimeError(
                     "where the sampler is cannot be saved: it draws from a generator from which other code draws "
                     "between batches, too. Give it a generator of its own, or state_dict() and load_state_dict()"
                 )
-            self._note(self.place)
+            self._note(self.progress)
         # Of a sampler that was never asked nobody knows what it will draw from.
         used = self._used if self._asked else self._used | Generators(loader).foreign
-        return state_of(loader, self.place, epochs, used)
+        return build_state(loader, self.progress, epochs, used)
 
     def _note(self, place: EpochProgress) -> None:
         """Keeps what was seen in an epoch."""
-        self._used |= place.used
-        self._asked = self._asked or place.asked > 0
+        self._used |= place.drawn_from
+        self._asked = self._asked or place.num_requested > 0
 
     def load(self, loader: Any, state: dict[str, Any], epochs: int) -> int:
         """Remembers a state, from which the next epoch that is begun goes on.
@@ -79,7 +79,7 @@ class ProgressTracker:
             The number that it has now.
         """
         _refuse(loader)
-        now = epochs_of(loader, to_come=True)
+        now = read_epochs(loader, upcoming=True)
         before = self._before if self._saved else (epochs, now)
         if state == {}:
             saved, (epochs, of_samplers) = None, before
@@ -88,11 +88,11 @@ class ProgressTracker:
             check_version(state)
             _set_epochs(loader, state.get("samplers", {}))  # on which a sampler's length may depend
             try:
-                saved = checked(state, loader)
+                saved = check_state(state, loader)
             except ValueError:
                 _set_epochs(loader, now)
                 raise
-            epochs = saved.given["epoch"]
+            epochs = saved.state["epoch"]
         self._saved, self._before = saved, before
         return epochs
 
@@ -103,47 +103,47 @@ class ProgressTracker:
 
     def begin(self, loader: Any, epochs: int) -> int:
         """To be called before an epoch's iterator is made; returns the epoch's number, which should be ``epochs``."""
-        if self.place:
-            self._note(self.place)
+        if self.progress:
+            self._note(self.progress)
         generators, saved = Generators(loader), self._saved
         if saved is None:
-            self.place = EpochProgress(generators, generators.states(), epochs, epochs_of(loader))
+            self.progress = EpochProgress(generators, generators.states(), epochs, read_epochs(loader))
             return epochs
-        if saved.begun:
-            epochs = _checked_epoch(saved, epochs, epochs_of(loader))
-        generators.make(saved.made)
-        self._used |= saved.now.keys() - generators.always
-        generators.set(saved.made)
-        start = saved.given["start"]
-        self.place = EpochProgress(generators, generators.states(), epochs, epochs_of(loader), start=start)
-        if saved.begun or saved.base_seed is not None:
-            self.place.saved = saved
+        if saved.in_progress:
+            epochs = _checked_epoch(saved, epochs, read_epochs(loader))
+        generators.make(saved.rng_at_start)
+        self._used |= saved.rng_now.keys() - generators.always
+        generators.set(saved.rng_at_start)
+        start = saved.state["start"]
+        self.progress = EpochProgress(generators, generators.states(), epochs, read_epochs(loader), start=start)
+        if saved.in_progress or saved.base_seed is not None:
+            self.progress.checkpoint = saved
         else:
-            for path, sampler in stateful_among(loader).items():
-                if "state" in (kept := saved.of_sampler(path)):
+            for path, sampler in find_stateful(loader).items():
+                if "state" in (kept := saved.sampler_state(path)):
                     sampler.load_state_dict(copy.deepcopy(kept["state"]))
-        return self.place.epoch
+        return self.progress.epoch
 
     def failed(self, loader: Any, epochs: int) -> int:
         """To be called where it could not be made; returns the number of the next epoch, which should be ``epochs``."""
-        if self._saved is None or self.place is None:
+        if self._saved is None or self.progress is None:
             return epochs
         # Between epochs set_epoch may have been called since the state was loaded.
-        _set_epochs(loader, self._saved.given["samplers"] if self._saved.begun else self.place.samplers)
-        return self.place.epoch
+        _set_epochs(loader, self._saved.state["samplers"] if self._saved.in_progress else self.progress.samplers)
+        return self.progress.epoch
 
     def begun(self) -> bool:
         """To be called when the epoch's iterator was made; returns whether all is left of it is to come to its end."""
-        over = self._saved is not None and self._saved.given["over"]
+        over = self._saved is not None and self._saved.state["over"]
         self._saved = None
         return over
 
     def here(self, loader: Any) -> EpochProgress:
         """Where the epoch is whose iterator is being made."""
-        if self.place is None:
+        if self.progress is None:
             self.begin(loader, 0)
-        assert self.place is not None
-        return self.place
+        assert self.progress is not None
+        return self.progress
 
 
 class Stateful:
@@ -197,7 +197,7 @@ class Stateful:
 
 def _set_epochs(loader: Any, of_samplers: Mapping[str, Mapping[str, Any]]) -> None:
     """Tells samplers their epochs."""
-    for path, sampler in samplers_of(loader).items():
+    for path, sampler in find_samplers(loader).items():
         if "epoch" in of_samplers.get(path, {}) and hasattr(sampler, "set_epoch"):
             sampler.set_epoch(of_samplers[path]["epoch"])
 
@@ -211,10 +211,10 @@ def _refuse(loader: Any) -> None:
 
 def _checked_epoch(saved: Checkpoint, epochs: int, of_samplers: dict[str, dict[str, Any]]) -> int:
     """The number of the epoch under way, which nobody changed since its state was loaded."""
-    of_state = saved.given["epoch"]
+    of_state = saved.state["epoch"]
     told = [("", of_state, epochs)] if not of_samplers else []
     for path, about in of_samplers.items():
-        told.append((f"{path}.", saved.of_sampler(path).get("epoch", about["epoch"]), about["epoch"]))
+        told.append((f"{path}.", saved.sampler_state(path).get("epoch", about["epoch"]), about["epoch"]))
     for whose, was, now in told:
         if was != now:
             raise ValueError(

@@ -69,7 +69,7 @@ def put_stream(view: LoaderView, place: EpochProgress) -> tuple[LoaderView, Stre
     Returns:
         A view whose dataset is the stream, and the stream.
     """
-    stream = Stream(view.dataset, place.saved.streams if place.saved else {})
+    stream = Stream(view.dataset, place.checkpoint.streams if place.checkpoint else {})
     init = WorkerInit(view.worker_init_fn) if view.num_workers else view.worker_init_fn
     return replace(view, dataset=stream, worker_init_fn=init), stream
 
@@ -108,8 +108,8 @@ class StreamCollate:
 
     def __call__(self, samples: Any) -> StreamBatch:
         """Collates a batch; what is raised, by the stream or by ``collate_fn``, is carried in its place."""
-        data = self._stream.batch(self._collate, samples)
-        return StreamBatch(data, *self._stream.taken())
+        data = self._stream.build_batch(self._collate, samples)
+        return StreamBatch(data, *self._stream.take_progress())
 
 
 class StreamPacker:
@@ -125,8 +125,8 @@ class StreamPacker:
 
     def __call__(self, samples: Any) -> Packed:
         """Packs a batch; of one in whose place there is an exception, ``rest`` is that and nothing else is known."""
-        packed: Packed | ExceptionWrapper = self._stream.batch(self._packer, samples)
-        asked, state = self._stream.taken()
+        packed: Packed | ExceptionWrapper = self._stream.build_batch(self._packer, samples)
+        asked, state = self._stream.take_progress()
         if isinstance(packed, ExceptionWrapper):
             info = get_worker_info()
             packed = Packed(packed, asked, worker=info.id if info else 0)

@@ -43,12 +43,12 @@ class SerialPlainIterator(_Plain, _SingleProcessDataLoaderIter, ResumableIterato
 
     @by_turns
     def _next_data(self) -> Any:
-        self._read_ahead.take()
+        self._lookahead.count_yielded()
         try:
             with deferred_errors:
                 data = cast("Any", super()._next_data())
         except StopIteration:
-            self.place.over = True
+            self.progress.finished = True
             raise
         except DeferredError:
             self._account()
@@ -57,9 +57,9 @@ class SerialPlainIterator(_Plain, _SingleProcessDataLoaderIter, ResumableIterato
         return data
 
     def _account(self) -> None:
-        self.place.delivered = self._handed
+        self.progress.num_yielded = self._handed
         if self._stream:
-            self.place.stream_delivered(0, 0, *self._stream.taken())
+            self.progress.advance_stream(0, 0, *self._stream.take_progress())
 
 
 class ParallelPlainIterator(_Plain, Parallel, _MultiProcessingDataLoaderIter, ResumableIterator):
@@ -80,12 +80,12 @@ class ParallelPlainIterator(_Plain, Parallel, _MultiProcessingDataLoaderIter, Re
 
     @by_turns
     def _next_data(self) -> Any:
-        self._read_ahead.take()
+        self._lookahead.count_yielded()
         self._share = None
         try:
             data = cast("Any", super()._next_data())
         except StopIteration:
-            self.place.over = True
+            self.progress.finished = True
             self._account()
             raise
         except DeferredError:
@@ -95,6 +95,6 @@ class ParallelPlainIterator(_Plain, Parallel, _MultiProcessingDataLoaderIter, Re
         return data
 
     def _account(self) -> None:
-        self.place.delivered = self._first + self._rcvd_idx
+        self.progress.num_yielded = self._first + self._rcvd_idx
         if self._share:
-            self.place.stream_delivered(*self._share)
+            self.progress.advance_stream(*self._share)

@@ -82,8 +82,8 @@ class Parallel(ResumableIterator):
         self._ended = ""
 
     def _try_put_index(self) -> None:
-        if saved := self.place.saved:  # until the sampler is asked; the worker that was next is next again
-            for _ in range(saved.given["worker"]):
+        if saved := self.progress.checkpoint:  # until the sampler is asked; the worker that was next is next again
+            for _ in range(saved.state["worker"]):
                 next(self._worker_queue_idx_cycle)
         try:
             self._asked = super()._next_index()

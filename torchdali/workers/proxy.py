@@ -174,20 +174,20 @@ class _ProxyEpoch(ResumableIterator):
         return data
 
     def _account(self) -> None:
-        self.place.delivered = self._delivered
+        self.progress.num_yielded = self._delivered
         if self._share and self._by_stream:
             worker, count, state = self._share
-            self.place.stream_delivered(worker, self._num_workers, count, state)
+            self.progress.advance_stream(worker, self._num_workers, count, state)
         self._share = None
 
     def _deliver(self) -> Any:
         self.clock.enter(starved=bool(self._num_workers) and not self._pending)
         self._fill()
-        self._read_ahead.take()
+        self._lookahead.count_yielded()
         if not self._pending:
             self.clock.end()
             self._leave()
-            self.place.over = True
+            self.progress.finished = True
             raise StopIteration
         delivery, self._delivered, self._share = self._pending.popleft()
         if isinstance(delivery, Exception):
@@ -347,7 +347,7 @@ class SerialProxyIterator(_ProxyEpoch, _SingleProcessDataLoaderIter, ResumableIt
             return super()._fetch()
 
     def _missed(self) -> Packed | None:
-        asked, state = self._stream.taken() if self._stream else (0, {})
+        asked, state = self._stream.take_progress() if self._stream else (0, {})
         packed = Packed(None, asked, state=state)
         self._identities.of(packed)
         return packed

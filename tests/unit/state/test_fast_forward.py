@@ -16,7 +16,7 @@ from torch.utils.data import (
 )
 
 from torchdali.state import fast_forward
-from torchdali.state.fast_forward import FastForward, unless_over
+from torchdali.state.fast_forward import FastForward, restart_if_empty
 from torchdali.state.remainder import RemainingShard
 from torchdali.state.sharding import Shard
 
@@ -57,7 +57,7 @@ def passed(sampler, batched, count, loaded=False):
     seen = []
     skip = FastForward(sampler, iter(sampler), batched, lambda parts: seen.extend(chain.from_iterable(parts)), loaded)
     skip.fast_forward(count)
-    return list(skip.rest()), seen
+    return list(skip.remaining()), seen
 
 
 @pytest.mark.parametrize("count", range(7))
@@ -93,7 +93,7 @@ def test_in_two_pieces():
     skip = FastForward(sampler, iter(sampler), True, None, False)
     skip.fast_forward(1)
     skip.fast_forward(2)
-    assert list(skip.rest()) == list(BatchSampler(AGAIN["replacement"](), 2, drop_last=False))[3:]
+    assert list(skip.remaining()) == list(BatchSampler(AGAIN["replacement"](), 2, drop_last=False))[3:]
 
 
 def test_batches_of_a_users_own_sampler_are_opened_for_their_indices():
@@ -123,12 +123,12 @@ class Ends:
 
 def test_a_sampler_that_loaded_the_end_of_an_epoch_is_asked_again():
     sampler = Ends()
-    first, iterator = unless_over(iter(sampler), sampler)
+    first, iterator = restart_if_empty(iter(sampler), sampler)
     assert first + list(iterator) == list(DATA)
     rest, _ = passed(BatchSampler(Ends(), 2, drop_last=False), True, 2, loaded=True)
     assert rest == list(BatchSampler(DATA, 2, drop_last=False))[2:]
 
 
 def test_a_sampler_that_gives_something_is_not_asked_again():
-    first, iterator = unless_over(iter([7, 8]), Ends())
+    first, iterator = restart_if_empty(iter([7, 8]), Ends())
     assert first + list(iterator) == [7, 8]

@@ -36,7 +36,7 @@ def lookahead(sampler, workers=0, prefetch=None, stateful=None):
     generators = Generators(loader)
     progress = EpochProgress(generators, generators.states(), 0)
     ahead, iterator = SamplerLookahead(loader, progress, stateful or {}), iter(batches)
-    return ahead, progress, lambda: ahead.ask(lambda: next(iterator))
+    return ahead, progress, lambda: ahead.request(lambda: next(iterator))
 
 
 @pytest.mark.parametrize("kind", [shuffling, Lazy])
@@ -51,14 +51,14 @@ def test_generators_are_left_where_dataloader_leaves_them(kind, ahead_of_dataloa
     with pytest.raises(StopIteration):
         ask()
     for _ in range(taken):
-        ahead.take()
+        ahead.count_yielded()
     by_dataloader = min(taken + 2 * ahead_of_dataloader, BATCHES + 1)
     assert asked[: min(by_dataloader, BATCHES)] == [next(oracle) for _ in range(min(by_dataloader, BATCHES))]
     if by_dataloader > BATCHES:
         assert next(oracle, None) is None
-    ahead.leave()
+    ahead.rewind()
     assert torch.equal(generator.get_state(), of_torch.get_state())
-    assert progress.asked == by_dataloader
+    assert progress.num_requested == by_dataloader
 
 
 def test_a_generator_that_others_drew_from_is_left_alone():
@@ -67,9 +67,9 @@ def test_a_generator_that_others_drew_from_is_left_alone():
     ask()
     torch.rand(1, generator=generator)
     state = generator.get_state()
-    ahead.leave()
+    ahead.rewind()
     assert torch.equal(generator.get_state(), state)
-    assert progress.asked == 1
+    assert progress.num_requested == 1
 
 
 def test_the_global_generator_is_not_rewound():
@@ -77,7 +77,7 @@ def test_the_global_generator_is_not_rewound():
     ahead, _, ask = lookahead(Lazy())
     ask()
     state = torch.get_rng_state()
-    ahead.leave()
+    ahead.rewind()
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -85,10 +85,10 @@ def test_generators_that_were_drawn_from_are_named():
     own = torch.Generator().manual_seed(1)
     _, progress, ask = lookahead(Lazy(own))
     ask()
-    assert progress.used == {"batch_sampler.sampler.generator"}
+    assert progress.drawn_from == {"batch_sampler.sampler.generator"}
     _, progress, ask = lookahead(Lazy())
     ask()
-    assert progress.used == {"torch"}
+    assert progress.drawn_from == {"torch"}
 
 
 def test_what_others_changed_between_requests_is_kept():
@@ -122,25 +122,25 @@ def test_states_of_samplers_are_kept_until_their_batch_was_handed_out():
     ahead, progress, ask = lookahead(sampler, stateful={"sampler": sampler})
     for _ in range(4):
         ask()
-    for progress.delivered in range(5):
-        ahead.take()
-        assert progress.sampler_states() == {"sampler": {"count": 2 * progress.delivered}}
-    assert progress.first == {"sampler": {"count": 0}}
+    for progress.num_yielded in range(5):
+        ahead.count_yielded()
+        assert progress.sampler_states() == {"sampler": {"count": 2 * progress.num_yielded}}
+    assert progress.first_states == {"sampler": {"count": 0}}
 
 
 def test_after_a_resume_it_counts_from_there():
     sampler = Counting()
     ahead, progress, ask = lookahead(sampler, stateful={"sampler": sampler})
-    progress.asked = progress.delivered = 5
-    ahead.resumed({"sampler": {"count": -1}}, {"sampler": {"count": 10}})
+    progress.num_requested = progress.num_yielded = 5
+    ahead.restart({"sampler": {"count": -1}}, {"sampler": {"count": 10}})
     assert progress.sampler_states() == {"sampler": {"count": 10}}
-    assert progress.first == {"sampler": {"count": -1}}
+    assert progress.first_states == {"sampler": {"count": -1}}
     ask()
-    assert progress.asked == 6
+    assert progress.num_requested == 6
 
 
 def test_an_exception_of_the_sampler_counts_as_asked():
     ahead, progress, _ = lookahead(Lazy())
     with pytest.raises(ZeroDivisionError):
-        ahead.ask(lambda: 1 // 0)
-    assert progress.asked == 1
+        ahead.request(lambda: 1 // 0)
+    assert progress.num_requested == 1

@@ -19,7 +19,7 @@ def progress_of(dataset=range(8), **options):
 def test_a_stream_counts_batches_and_samples_and_keeps_the_latest_state():
     stream = StreamProgress()
     for samples in (3, 3, 2):
-        stream = stream.after(samples, {"iterator": samples})
+        stream = stream.advance(samples, {"iterator": samples})
     assert stream == StreamProgress(batches=3, samples=8, state={"iterator": 2})
 
 
@@ -27,7 +27,7 @@ def test_a_stream_counts_batches_and_samples_and_keeps_the_latest_state():
     ("state", "known"), [({}, False), ({"raised": 2}, False), ({"iterator": 0}, True), ({"dataset": {}}, True)]
 )
 def test_only_a_dataset_or_its_iterator_says_where_a_stream_is(state, known):
-    assert StreamProgress(state=state).known is known
+    assert StreamProgress(state=state).has_state is known
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
@@ -36,35 +36,35 @@ def test_batches_come_from_the_workers_in_turn(workers):
     progress = progress_of()
     for worker in [*range(max(workers, 1))] * 2:
         assert progress.worker == worker
-        progress.stream_delivered(worker, workers, 2, {})
+        progress.advance_stream(worker, workers, 2, {})
     assert progress.streams == dict.fromkeys(range(max(workers, 1)), StreamProgress(2, 4))
 
 
 @pytest.mark.parametrize("ahead", range(4))
 def test_the_states_are_those_at_the_last_batch_that_was_handed_out(ahead):
     progress = progress_of()
-    progress.keep({"sampler": 0})
-    for progress.asked in range(1, 7):
-        progress.delivered = max(0, progress.asked - ahead)
-        progress.keep({"sampler": progress.asked})
-        assert progress.sampler_states() == {"sampler": progress.delivered}
-        assert len(progress.kept) <= ahead + 1
-    assert progress.first == {"sampler": 0}
+    progress.keep_states({"sampler": 0})
+    for progress.num_requested in range(1, 7):
+        progress.num_yielded = max(0, progress.num_requested - ahead)
+        progress.keep_states({"sampler": progress.num_requested})
+        assert progress.sampler_states() == {"sampler": progress.num_yielded}
+        assert len(progress.kept_states) <= ahead + 1
+    assert progress.first_states == {"sampler": 0}
 
 
 def test_no_states_where_no_sampler_has_one():
     progress = progress_of()
-    progress.keep({})
+    progress.keep_states({})
     assert progress.sampler_states() == {}
-    assert progress.first == {}
+    assert progress.first_states == {}
 
 
 def test_requests_are_undone_with_what_they_drew():
     progress = progress_of(sampler=RandomSampler(range(8)))
-    progress.asked = 5
+    progress.num_requested = 5
     progress.draws = [(0, {"torch": b"a"}), (3, {"torch": b"b"}), (4, {"torch": b"c"})]
-    progress.took_back(2)
-    assert progress.asked == 3
+    progress.undo_requests(2)
+    assert progress.num_requested == 3
     assert progress.draws == [(0, {"torch": b"a"})]
 
 
@@ -79,8 +79,8 @@ def test_others_may_draw_in_between_eight_times():
 def test_a_checkpoint_reads_the_state_that_it_was_given():
     given = {"begun": 1, "batches": 3, "base_seed": None, "samplers": {"sampler": {"epoch": 2}}}
     saved = Checkpoint(given, {}, {}, [], {})
-    assert SimpleNamespace(begun=saved.begun, batches=saved.batches, seed=saved.base_seed) == SimpleNamespace(
+    assert SimpleNamespace(begun=saved.in_progress, batches=saved.num_yielded, seed=saved.base_seed) == SimpleNamespace(
         begun=True, batches=3, seed=None
     )
-    assert saved.of_sampler("sampler") == {"epoch": 2}
-    assert saved.of_sampler("batch_sampler") == {}
+    assert saved.sampler_state("sampler") == {"epoch": 2}
+    assert saved.sampler_state("batch_sampler") == {}

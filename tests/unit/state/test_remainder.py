@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from torch.utils.data import BatchSampler, DistributedSampler, SequentialSampler
 
-from torchdali.state.remainder import RemainingShard, reached, remaining, shared
+from torchdali.state.remainder import RemainingShard, count_consumed, find_shared_sampler, remaining
 from torchdali.state.sharding import Shard
 
 LENGTHS = (1, 7, 12, 13)
@@ -43,7 +43,7 @@ def test_what_some_ranks_left_is_shared_by_others(length, before, ranks, drop_la
     whole = order(length)
     for each in range(len(samplers(length, before, drop_last)[0]) + 1):
         earlier = samplers(length, before, drop_last)
-        start = reached(earlier[0], 0, each)
+        start = count_consumed(earlier[0], 0, each)
         had = set(chain.from_iterable(list(sampler)[:each] for sampler in earlier))
         assert had == set(whole[:start]), "what they had is the beginning of the order"
         shares = [list(RemainingShard(sampler, start)) for sampler in samplers(length, ranks, drop_last)]
@@ -76,8 +76,8 @@ def test_it_follows_the_epoch_of_its_sampler():
 
 def test_samples_are_counted_on_from_an_earlier_change_of_ranks():
     sampler = samplers(13, 3, drop_last=False)[1]
-    assert [reached(sampler, 4, each) for each in range(5)] == [4, 7, 10, 13, 13]
-    assert reached(samplers(13, 2, drop_last=True)[0], 4, 100) == 12
+    assert [count_consumed(sampler, 4, each) for each in range(5)] == [4, 7, 10, 13, 13]
+    assert count_consumed(samplers(13, 2, drop_last=True)[0], 4, 100) == 12
 
 
 def loader(sampler=None, batch_sampler=None):
@@ -89,11 +89,11 @@ def test_only_torchs_own_sampler_is_shared():
         pass
 
     plain, shard, own = (kind(range(6), 2, 0) for kind in (DistributedSampler, Shard, Own))
-    assert shared(loader(plain)) is plain
-    assert shared(loader(batch_sampler=BatchSampler(shard, 2, drop_last=False))) is shard
-    assert shared(loader(own)) is None
-    assert shared(loader(SequentialSampler(range(6)))) is None
-    assert shared(loader(plain, batch_sampler=[[0, 1]])) is None
+    assert find_shared_sampler(loader(plain)) is plain
+    assert find_shared_sampler(loader(batch_sampler=BatchSampler(shard, 2, drop_last=False))) is shard
+    assert find_shared_sampler(loader(own)) is None
+    assert find_shared_sampler(loader(SequentialSampler(range(6)))) is None
+    assert find_shared_sampler(loader(plain, batch_sampler=[[0, 1]])) is None
 
 
 def test_batches_of_the_rest():
