@@ -61,7 +61,7 @@ class _Base(DALILoader[Any]):
     @property
     def epochs(self) -> int:
         """The number of the next epoch."""
-        return self._keys.epochs
+        return self._progress.next_epoch
 
     def follow(self, epoch: int, known: bool) -> None:
         """Says which number the next epoch has.
@@ -70,11 +70,11 @@ class _Base(DALILoader[Any]):
             epoch: The number.
             known: Whether Accelerate says what it said before: after a ``break`` it does not count on.
         """
-        self._keys.epochs = max(epoch, self._keys.epochs) if known else epoch
+        self._progress.next_epoch = max(epoch, self._progress.next_epoch) if known else epoch
 
     def count_with(self, other: _Base) -> None:
         """Has one count of epochs together with another loader."""
-        self._keys = other._keys
+        self._progress.share_epochs(other._progress)
 
     def __iter__(self) -> Any:
         """An epoch; where it goes on in its midst, the global generators stay as Accelerate has put them back."""

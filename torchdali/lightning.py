@@ -22,7 +22,6 @@ from torchvision.datasets import ImageFolder
 
 from torchdali.loader import DALILoader
 from torchdali.state import merge
-from torchdali.state.epoch_keys import AGAIN
 
 __all__ = ["DALIDataModule", "TrainLoader"]
 
@@ -98,7 +97,7 @@ class TrainLoader(DALILoader[Any]):
         if epoch != self._of:
             self.set_epoch(epoch)
         else:
-            self._keys.epochs += AGAIN - 1
+            self._progress.repeat_epoch()
         return self._plain()
 
     def _plain(self) -> Iterator[Any]:

@@ -124,7 +124,7 @@ def measure(case: Case, result: Path) -> None:
         epochs += 1
     elapsed, cpu = time.perf_counter() - start, process.cpu_seconds() - cpu
     gpu.sample_memory()
-    cache = loader._compiled.cache if loader._compiled else None  # noqa: SLF001 - what explain() says of it
+    cache = loader._session.native_plan.cache if loader._session.native_plan else None  # noqa: SLF001 - what explain() says of it
     figures: dict[str, Any] = {
         "first_epoch_images_per_s": round(first, 1),
         "images_per_s": round(images / elapsed, 1),

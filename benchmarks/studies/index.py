@@ -161,7 +161,7 @@ def _measure(root: Path, kind: str, barrier: Any) -> dict[str, Any]:
     first = time.perf_counter()
     assert len(images) == BATCH
 
-    _go_through(loader._source, epoch._occurrences)  # noqa: SLF001 - which no user can
+    _go_through(loader._session.source, epoch._occurrences)  # noqa: SLF001 - which no user can
     gone = time.perf_counter()
     barrier.wait()
     memory, shared = held.host(), held.of_file(root / f"{kind}.npz")

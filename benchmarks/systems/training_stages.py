@@ -30,7 +30,7 @@ def stage(name: str, root: Path, batch_size: int, step: list[Any]) -> systems.Ep
     from torchdali.pipeline.engine import Engine
     from torchdali.transforms.rng import Draws, epoch_key
 
-    compiled = DALILoader(ImageFolder(root, systems.transforms()), batch_size)._compile()  # noqa: SLF001
+    compiled = DALILoader(ImageFolder(root, systems.transforms()), batch_size)._native_plan()  # noqa: SLF001
     source, whole = compiled.source, compiled.plan
     plan = {
         "stage_read": probe.reading(whole),

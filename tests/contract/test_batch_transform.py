@@ -45,7 +45,7 @@ def test_conversions_do_to_a_batch_what_torchvision_does_to_an_image(pictures, a
         # The last bit of float32 differs between the CPU's and the GPU's arithmetic, and half types magnify it.
         tolerance = {torch.bfloat16: 2e-2, torch.float16: 2e-3}.get(expected.dtype, 2e-5)
         assert torch.allclose(converted.cpu().double(), expected.double(), atol=tolerance, rtol=tolerance)
-    assert not ours._compiled.plan.suffix
+    assert not ours._session.native_plan.plan.suffix
 
 
 def test_conversions_follow_where_sizes_differ(pictures, device):

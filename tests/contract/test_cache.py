@@ -192,7 +192,7 @@ def test_cache_that_is_changed_between_epochs(dataset: ImageFolder, device: str)
         assert same(list(ours), list(theirs))
         rows.append(said(ours))
     assert [row[11:].partition(",")[0] for row in rows] == ["", "decoded images", "encoded files", ""]
-    assert ours._cache is None
+    assert ours._session.cache is None
     ours.cache = "disk"  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(ValueError, match="not 'disk'"):
         iter(ours)
@@ -275,8 +275,8 @@ def test_decoder_is_given_back_when_all_images_are_kept(dataset: ImageFolder, de
     decoders: list[int] = []
     for _ in range(3):
         list(loader)
-        assert loader._compiled is not None
-        cache: Any = loader._compiled.cache
+        assert loader._session.native_plan is not None
+        cache: Any = loader._session.native_plan.cache
         decoders.append(len(cache.pool._idle))
     assert decoders == [1, 0, 0]
 
@@ -286,8 +286,8 @@ def test_close_frees_the_memory(dataset: ImageFolder, kind: str, device: str) ->
     before = torch.cuda.memory_allocated() if device == "cuda" else 0
     loader = loader_of(dataset, device, kind)
     first = list(loader)
-    assert loader._compiled is not None
-    cache: Any = loader._compiled.cache
+    assert loader._session.native_plan is not None
+    cache: Any = loader._session.native_plan.cache
     blocks = cache._blocks if kind == "host" else cache._store._blocks
     memory = [weakref.ref(block) for block in blocks]
     assert memory

@@ -24,7 +24,7 @@ def test_a_file_that_two_batches_read_at_once_is_kept_once(tmp_path, monkeypatch
     loader = loader_of(tmp_path, RESIZED, 2, cache="host", device="cpu")
     next(iter(loader))
     write(paths[0], 30, 40, 70)
-    cache, before, read = loader._compiled.cache, loader._compiled.cache._used, files_cache._read
+    cache, before, read = loader._session.native_plan.cache, loader._session.native_plan.cache._used, files_cache._read
 
     def late(path: str) -> Any:
         monkeypatch.setattr(files_cache, "_read", read)
@@ -43,7 +43,7 @@ def test_files_in_several_pieces_of_memory(tmp_path, monkeypatch, device):
     paths = folder(tmp_path, 24)
     loader = loader_of(tmp_path, CROPPED, 4, cache="host", device=device)
     expected = torch.cat([images.clone() for images, _ in loader])
-    cache = loader._compiled.cache
+    cache = loader._session.native_plan.cache
     assert 3 < len(cache._blocks) < 20
     for row, path in enumerate(paths):
         assert cache._kept(row)[3].tobytes() == path.read_bytes()
@@ -64,7 +64,7 @@ def test_files_are_read_where_there_is_no_memory_to_keep_them(tmp_path, monkeypa
 
     monkeypatch.setattr(np, "empty", fail)
     assert sum(len(images) for images, _ in loader) == 8
-    assert "0 of 8 samples" in loader._compiled.cache.describe()
+    assert "0 of 8 samples" in loader._session.native_plan.cache.describe()
     loader.close()
 
 
@@ -73,7 +73,7 @@ def test_a_cache_that_is_closed_while_a_file_is_kept(tmp_path):
     paths = folder(tmp_path, 2)
     loader = loader_of(tmp_path, CROPPED, 2, cache="host", device="cpu")
     next(iter(loader))
-    cache = loader._compiled.cache
+    cache = loader._session.native_plan.cache
     data, about = cache.read(1, cache.files)
     cache.forget(np.arange(2))
 
@@ -121,7 +121,7 @@ def test_files_that_fill_the_budget(left, tmp_path, monkeypatch, device):
     loader = loader_of(tmp_path, CROPPED, 1, cache="host", cache_bytes=lengths[3] - left, device=device)
     loader.dataset.samples = loader.dataset.samples[3:]
     next(iter(loader))
-    cache = loader._compiled.cache
+    cache = loader._session.native_plan.cache
     assert cache._held == cache._used == (0 if left else lengths[3])
     loader.close()
 
@@ -134,10 +134,10 @@ from torchdali import DALILoader
 chain = v2.Compose([v2.ToImage(), v2.Resize((32, 32))])
 loader = DALILoader(sys.argv[1], 4, transform=chain, cache=sys.argv[2], device="cpu")
 next(iter(loader))
-loader._cache._lock.acquire()
+loader._session.cache._lock.acquire()
 child = os.fork()
 if child:
-    loader._cache._lock.release()
+    loader._session.cache._lock.release()
     sys.exit(os.waitpid(child, 0)[1])
 signal.alarm(10)
 count = sum(len(images) for images, _ in loader)

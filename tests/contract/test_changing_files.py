@@ -147,7 +147,7 @@ def test_a_file_that_another_thread_kept_meanwhile(tmp_path, monkeypatch):
     paths = folder(tmp_path, 2)
     loader = loader_of(tmp_path, RESIZED, 2, cache="host", device="cpu")
     list(loader)
-    cache, asked = loader._compiled.cache, threading.local()
+    cache, asked = loader._session.native_plan.cache, threading.local()
     assert isinstance(cache, EncodedCache)
     write(paths[0], 30, 40, 70)
     stat = os.stat
@@ -200,7 +200,7 @@ def test_a_black_image_takes_no_more_of_the_cache_in_each_epoch(tmp_path, device
     for epoch in range(4):
         assert len(torch.cat([images for images, _ in loader])) == 16
         if epoch:
-            used.add(loader._compiled.cache._store.used)
+            used.add(loader._session.native_plan.cache._store.used)
     assert len(loader.errors) == 1
     assert len(used) == 1
     loader.close()
@@ -251,7 +251,7 @@ def test_an_iterator_goes_on_where_a_cache_is_not_filled_yet(cache, mode, change
     expected = [images.clone() for images, _ in theirs]
     batches = iter(ours)
     images = [next(batches)[0].clone() for _ in range(3)]
-    old = ours._compiled.cache
+    old = ours._session.native_plan.cache
     if change == "cache":
         ours.cache = None
     else:
@@ -260,7 +260,7 @@ def test_an_iterator_goes_on_where_a_cache_is_not_filled_yet(cache, mode, change
         ours.dataset.transform = v2.Compose([v2.ToImage(), *head, other])
     next(iter(ours))
     images += [images.clone() for images, _ in batches]
-    if isinstance(old, DecodedCache) and old is not ours._compiled.cache:
+    if isinstance(old, DecodedCache) and old is not ours._session.native_plan.cache:
         assert not old._store.held, "a cache that was closed takes memory again"
     assert len(images) == len(expected)
     assert all(torch.equal(one, other) for one, other in zip(images, expected, strict=True))

@@ -183,9 +183,9 @@ def test_nothing_is_left_behind_by_an_error(fresh: ImageFolder) -> None:
             raised = True
         assert raised
         deadline = time.monotonic() + 10  # a thread that read a header may hold its error a moment longer
-        while loader._live and time.monotonic() < deadline:
+        while loader._session.iterators and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert not loader._live  # no epoch is kept by a cycle
+        assert not loader._session.iterators  # no epoch is kept by a cycle
     finally:
         gc.enable()
 
@@ -222,8 +222,8 @@ def test_engines_are_given_back(fresh: ImageFolder, mode: str) -> None:
     loader = loader_of(fresh, "cpu", on_error=mode)
     list(loader)
     assert len(loader.errors) == len(BAD)
-    assert loader._compiled is not None
-    assert not loader._compiled.pool._leased
+    assert loader._session.native_plan is not None
+    assert not loader._session.native_plan.pool._leased
 
 
 def test_arguments_and_words(dataset: ImageFolder) -> None:
@@ -235,7 +235,7 @@ def test_arguments_and_words(dataset: ImageFolder) -> None:
         with pytest.raises(ValueError, match=words):
             DALILoader(dataset, **options)
     loader = DALILoader(dataset, on_error="skip", max_errors=cast("Any", np.int64(3)), device="cpu")
-    assert "for up to 3 samples; 0 found so far" in loader._tolerance.explained()
+    assert "for up to 3 samples; 0 found so far" in loader._error_policy.explained()
 
 
 @pytest.mark.parametrize("mode", ["skip", "replace"])

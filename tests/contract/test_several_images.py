@@ -104,7 +104,7 @@ def test_samples_of_one_image_each_stay_in_dali(device: str) -> None:
     loader = DALILoader(Mixed(), COUNT, transform=transform, device=device)
     (batch,) = loader
     assert batch.shape == (COUNT, 1, 32, 32)
-    routes = loader._proxy.routes
+    routes = loader._session.proxy_plan.routes
     assert routes is not None
     assert [until for _, until in routes._pools] == [None, None]
 

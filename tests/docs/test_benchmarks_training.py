@@ -180,7 +180,7 @@ def test_a_lever_changes_the_loader_as_it_says(pictures, lever, monkeypatch):
     (loader,) = made
     kind, _, number = lever.partition("_")
     threads = {"window": 16, "threads": int(number or 0) if kind == "threads" else 0}.get(kind, 0)
-    assert (loader.num_workers, loader._window) == (threads, int(number) if kind == "window" else None)
+    assert (loader.num_workers, loader._options.prefetch_depth) == (threads, int(number) if kind == "window" else None)
     assert [len(labels) for _, labels in batches] == [8, 8, 8]
     assert batches[0][0].dtype == (torch.float16 if lever == "half" else torch.float32)
     assert len(set(torch.cat([labels for _, labels in batches]).tolist())) > 1

@@ -214,7 +214,7 @@ def test_arguments_are_kept(pictures: Path) -> None:
     loader.explain(text)
     assert text.getvalue().startswith("DALILoader\ndevice     cpu")
     assert {name: getattr(base, name) for name in given} == given
-    assert base._window is None
+    assert base._options.prefetch_depth is None
     labels, images = next(iter(loader))
     assert (labels.shape, images.shape) == ((BATCH,), (BATCH, 3, 16, 16))
 

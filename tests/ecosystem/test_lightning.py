@@ -172,7 +172,7 @@ def test_the_trainer_makes_a_loader_anew_with_all_of_its_arguments(pictures: Pat
         assert found is not passed
         assert type(found) is DALILoader
         assert {name: getattr(found, name) for name in given} == given
-        assert found._window == passed._window == options.get("prefetch_factor")
+        assert found._options.prefetch_depth == passed._options.prefetch_depth == options.get("prefetch_factor")
 
 
 @pytest.mark.parametrize("kind", ["read", "asked"])

@@ -227,7 +227,7 @@ def test_large_batches_of_an_asked_dataset_are_fewer_at_a_time(memory, window, p
     monkeypatch.setattr(machine, "memory_for_batches", lambda device: memory)
     loader = DALILoader(Asked(pictures, v2.CenterCrop(24)), batch_size=3, num_workers=1, transform=SMALL, device="cpu")
     assert sum(len(labels) for _, labels in loader) == len(loader.dataset)
-    proxy = loader._proxy
+    proxy = loader._session.proxy_plan
     assert isinstance(proxy, ProxyPlan)
     assert proxy.window == window, "3 images of 24x24x3 bytes, before and after"
 

@@ -127,7 +127,7 @@ def test_explain_tells_the_share(found: Found) -> None:
 
 
 def in_group(rank: int, world: int) -> Any:
-    return mock.patch("torchdali.state.sharding.group", return_value=(rank, world))
+    return mock.patch("torchdali.state.sharding.rank_and_world_size", return_value=(rank, world))
 
 
 def sampled(loader: DALILoader[Any]) -> list[Any]:

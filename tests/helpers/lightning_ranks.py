@@ -87,7 +87,7 @@ def kept(pictures: Path) -> dict[str, Any]:
         "same": {name: getattr(used, name) == value for name, value in options.items()},
         "type": type(used).__name__,
         "sampler": type(used.sampler).__name__,
-        "window": used._window,
+        "window": used._options.prefetch_depth,
     }
 
 

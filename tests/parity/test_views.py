@@ -54,7 +54,7 @@ def test_views_are_torchvisions(lossless, chain, device):
         for view, wanted in zip(views, expected, strict=True):
             assert view.dtype == wanted.dtype
             assert torch.allclose(view.cpu(), wanted, atol=0 if view.dtype == torch.uint8 else 1e-6)
-    assert all(step.where != "torch" for step in ours._compiled.plan.steps)
+    assert all(step.where != "torch" for step in ours._session.native_plan.plan.steps)
 
 
 def test_each_view_draws_its_own_numbers(lossless, device):
@@ -85,9 +85,9 @@ def test_multi_crop_sizes(lossless, device):
 
 def test_the_image_is_decoded_once(lossless):
     ours, _ = both(lossless, [MultiView([v2.RandomResizedCrop(24)] * 3), v2.ToImage()], "cpu", batch_size=4)
-    ours._compile()
-    assert not ours._compiled.plan.decode_window
-    assert str(ours._compiled.plan).count("decoders") == 1
+    ours._session.build_native_plan(ours._options, ours)
+    assert not ours._session.native_plan.plan.decode_window
+    assert str(ours._session.native_plan.plan).count("decoders") == 1
 
 
 def test_explain_shows_the_views(lossless, capsys):
@@ -113,15 +113,15 @@ def test_torch_gets_the_container(lossless, later, device):
 def test_views_that_differ_run_in_torch(lossless, one, what):
     before = [v2.ToImage()] if what == "dtype" else []
     ours, _ = both(lossless, [*before, MultiView([v2.CenterCrop(24), one])], "cpu", batch_size=4)
-    ours._compile()
-    assert f"its views differ in {what}" in ours._compiled.plan.steps[-1].note
+    ours._session.build_native_plan(ours._options, ours)
+    assert f"its views differ in {what}" in ours._session.native_plan.plan.steps[-1].note
 
 
 def test_views_that_cannot_be_one_plan_run_in_torch(lossless):
     mixed = MultiView([v2.CenterCrop(24), v2.Lambda(lambda image: image)])
     ours, _ = both(lossless, [mixed], "cpu", batch_size=4)
-    ours._compile()
-    assert "no rule for Lambda" in ours._compiled.plan.steps[0].note
+    ours._session.build_native_plan(ours._options, ours)
+    assert "no rule for Lambda" in ours._session.native_plan.plan.steps[0].note
 
 
 def test_a_crop_larger_than_the_image_names_the_file(lossless):

@@ -197,7 +197,7 @@ def test_the_error_of_a_file_is_gone_when_nobody_holds_it(fresh: ImageFolder, ho
     try:
         failing(loader)
         deadline = time.monotonic() + 10  # a thread that read a header may hold its error a moment longer
-        while (left := [*loader._live, *exceptions_but(loader.errors)]) and time.monotonic() < deadline:
+        while (left := [*loader._session.iterators, *exceptions_but(loader.errors)]) and time.monotonic() < deadline:
             del left
             time.sleep(0.01)
         assert not left

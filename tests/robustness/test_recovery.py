@@ -60,7 +60,7 @@ def test_iterators_may_be_interleaved(dataset: ImageFolder, device: str) -> None
         assert_pairs(batches, dataset, in_order())
     assert_pairs((pair[i] for i, pair in enumerate(zip(loader, loader, strict=True)) for i in (0, 1)), dataset)
     assert next(one, None) is next(other, None) is None
-    assert len(loader._compiled.pool._idle) == 1, "the other one's threads and memory are given back"
+    assert len(loader._session.native_plan.pool._idle) == 1, "the other one's threads and memory are given back"
 
 
 def test_iterator_outlives_its_loader(dataset: ImageFolder, device: str) -> None:
@@ -197,7 +197,7 @@ def test_timeout_of_slow_storage(monkeypatch: pytest.MonkeyPatch, dataset: Image
     go_on = threading.Event()
     loader = DALILoader(dataset, PER_BATCH, num_workers=1, timeout=0.3, device="cpu")
     with monkeypatch.context() as slow:
-        slow.setattr(type(loader._source), "read", lambda *_: go_on.wait(30))
+        slow.setattr(type(loader._session.source), "read", lambda *_: go_on.wait(30))
         with pytest.raises(RuntimeError, match="timed out"):
             next(iter(loader))
         go_on.set()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn, cast
 
@@ -13,75 +13,24 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree  # pyright: ignore[reportPrivateUsage]
 
-from torchdali.pipeline.cache import Cache
+from torchdali.loader.native_plan import NativePlan
 from torchdali.pipeline.clock import Clock
-from torchdali.pipeline.engine import PipelinePool, Views
+from torchdali.pipeline.engine import Views
 from torchdali.pipeline.fallback import as_samples, call_on_batch, call_seeded, check_shapes, run_on_batch, seeded
 from torchdali.pipeline.feed import Batch, Prefetcher
-from torchdali.pipeline.plan import Plan
 from torchdali.pipeline.retry import RetryingPrefetcher
-from torchdali.pipeline.tuning import Threads
 from torchdali.runtime import devices
 from torchdali.runtime.exceptions import DeferredError, EpochEndedError, defer, deferred_errors, note
-from torchdali.samples.on_error import ErrorPolicy
 from torchdali.samples.transfer import pin_memory
 from torchdali.samples.tree import is_default_collate
-from torchdali.sources import NativeSource
 from torchdali.state.context import EpochContext
 from torchdali.state.iterator import ResumableIterator, by_turns
 from torchdali.transforms.occurrences import DenseOccurrences
 from torchdali.transforms.rng import Draws
 
-__all__ = ["Compiled", "NativeIterator"]
+__all__ = ["NativeIterator"]
 
 _map_tensors = cast("Callable[..., Any]", pytree.tree_map_only)
-
-
-@dataclass(frozen=True)
-class Compiled:
-    """What a loader makes once and keeps until its dataset, transforms or device change.
-
-    Attributes:
-        state: Differs when anything did change.
-        source: The samples.
-        pool: The engines, and the plan that they run.
-        chain: All transforms, in order.
-        threads: Says how many CPU threads DALI gets.
-        window: Batches in flight.
-        cache: What is kept of the files; None without one.
-    """
-
-    state: object
-    source: NativeSource
-    pool: PipelinePool
-    chain: tuple[Any, ...]
-    threads: Threads
-    window: int
-    cache: Cache | None = None
-
-    @property
-    def plan(self) -> Plan:
-        """What is done with the samples."""
-        return self.pool.plan
-
-    @property
-    def device(self) -> torch.device:
-        """Where batches are made."""
-        return self.pool.plan.device
-
-    def feed(
-        self, timeout: float, sampler: Any, clock: Clock, tolerance: ErrorPolicy
-    ) -> Prefetcher | RetryingPrefetcher:
-        """The batches of one epoch, whose samples come from ``sampler``."""
-
-        def make(clock: Clock) -> Prefetcher:
-            if self.cache:
-                return self.cache.feed(self.window, timeout, sampler, clock)
-            return Prefetcher(self.window, timeout, clock)
-
-        return (
-            RetryingPrefetcher(make(clock), lambda: make(Clock(self.device)), tolerance) if tolerance else make(clock)
-        )
 
 
 class NativeIterator(ResumableIterator):
@@ -91,32 +40,32 @@ class NativeIterator(ResumableIterator):
     DataLoader does, whichever torch is installed.
 
     Args:
-        context: What the epoch is given of the loader.
-        compiled: What the loader compiled.
-        again: The base seed of persistent workers, which would go on with the iterator that they have.
+        context: The parts of the loader that the epoch sees.
+        native: The plan, and what runs it.
+        base_seed: The base seed of the persistent workers that ``DataLoader`` would have; None to draw one.
 
     Attributes:
-        clock: Where the time goes.
+        clock: The times of this epoch.
     """
 
     _feed: Prefetcher | RetryingPrefetcher | None = None
 
-    def __init__(self, context: EpochContext, compiled: Compiled, again: int | None = None) -> None:
+    def __init__(self, context: EpochContext, native: NativePlan, base_seed: int | None = None) -> None:
         self._context, view = context, context.view
-        self.clock = Clock(compiled.device)
-        self.clock.entry, self.clock.steps = compiled.plan.entry, compiled.plan.steps
+        self.clock = Clock(native.device)
+        self.clock.entry, self.clock.steps = native.plan.entry, native.plan.steps
         # Persistent workers would draw no second base seed from the loader's generator.
-        super().__init__(view if again is None else replace(view, generator=torch.Generator()))
-        if again is not None:
-            self._base_seed = self.progress.base_seed = again
+        super().__init__(view if base_seed is None else replace(view, generator=torch.Generator()))
+        if base_seed is not None:
+            self._base_seed = self.progress.base_seed = base_seed
             self.progress.drew_base_seed = False
         elif view.num_workers:
             # As DataLoader's iterator with workers does: it asks the sampler for a second iterator.
             self._reset(view, first_iter=True)
         self._collate = view.collate_fn
         self._transform_batch = context.batch_transform
-        self._compiled = compiled
-        self._ahead = max(compiled.window + 2, (view.prefetch_factor or 2) * view.num_workers)
+        self._native = native
+        self._ahead = max(native.prefetch_depth + 2, (view.prefetch_factor or 2) * view.num_workers)
         self._end: Exception | None = None
         self._turns = 0
 
@@ -132,8 +81,8 @@ class NativeIterator(ResumableIterator):
         """Begin the epoch. Workers would get their first indices now, so the sampler is asked."""
         context = self._context
         self._key = context.next_key(self.base_seed)
-        self._occurrences = DenseOccurrences(len(self._compiled.source))
-        self._feed = self._compiled.feed(self._timeout, context.sampler, self.clock, context.errors)
+        self._occurrences = DenseOccurrences(len(self._native.source))
+        self._feed = self._native.open(self._timeout, context.sampler, self.clock, context.errors)
         if self._num_workers:
             self._pull(self._feed)
         return self
@@ -159,12 +108,12 @@ class NativeIterator(ResumableIterator):
             return self._batch_of(indices)
         except Exception as error:  # noqa: BLE001 - raised in the batch's turn
             none = np.empty(0, np.int64)
-            batch = Batch(self._compiled.source, self._compiled.pool, none, Draws(self._key, none, none))
+            batch = Batch(self._native.source, self._native.pool, none, Draws(self._key, none, none))
             batch.error = defer(error)
             return batch
 
     def _batch_of(self, indices: Iterable[int]) -> Batch:
-        source = self._compiled.source
+        source = self._native.source
         count = len(source)
         try:
             index = np.fromiter(map(operator.index, indices), np.int64)
@@ -179,7 +128,7 @@ class NativeIterator(ResumableIterator):
         if outside.any():
             raise IndexError(f"the sampler gave index {int(index[outside][0])} for a dataset of {count} samples")
         index = np.where(index < 0, index + count, index)
-        return Batch(source, self._compiled.pool, index, Draws(self._key, index, self._occurrences.count(index)))
+        return Batch(source, self._native.pool, index, Draws(self._key, index, self._occurrences.count(index)))
 
     @by_turns
     def _next_data(self) -> Any:
@@ -207,7 +156,7 @@ class NativeIterator(ResumableIterator):
         batch = feed.pop()
         self.clock.lap("feed")
         data = self._data(batch)
-        data = pin_memory(data) if self._pin_memory and self._compiled.device.type == "cpu" else data
+        data = pin_memory(data) if self._pin_memory and self._native.device.type == "cpu" else data
         self.clock.leave(len(batch.rows))
         return data
 
@@ -232,15 +181,15 @@ class NativeIterator(ResumableIterator):
         data = self._collated(batch)
         if self._transform_batch is None or not len(batch.rows):
             return data
-        compiled = self._compiled
+        native = self._native
         self.clock.lap("collate")
-        draws = batch.draws.at(compiled.plan.suffix_step + 1)
-        data = call_on_batch(self._transform_batch, data, draws, compiled.device)
+        draws = batch.draws.at(native.plan.suffix_step + 1)
+        data = call_on_batch(self._transform_batch, data, draws, native.device)
         self.clock.lap("batch_transform")
         return data
 
     def _collated(self, batch: Batch) -> Any:
-        source, plan = self._compiled.source, self._compiled.plan
+        source, plan = self._native.source, self._native.plan
         views = [run_on_batch(plan.tail, images) for images in batch.views] if plan.tail else batch.views
         if plan.tail:
             self.clock.lap("torch")
@@ -248,13 +197,13 @@ class NativeIterator(ResumableIterator):
         if stack and not plan.suffix and source.plain_labels and len(batch.rows):
             for images in views:
                 self._check_shapes(batch, images)
-            labels = to_device(torch.from_numpy(source.labels(batch.rows)), self._compiled.device)
+            labels = to_device(torch.from_numpy(source.labels(batch.rows)), self._native.device)
             return [views[0] if plan.container is None else views, labels]
         images, targets = self._samples(batch, views)
         if stack and plan.container is None:
             self._check_shapes(batch, images)
         samples = list(zip(images, targets, strict=True))
-        data, device = samples if self._auto_collation else samples[0], self._compiled.device
+        data, device = samples if self._auto_collation else samples[0], self._native.device
         if stack or not len(batch.rows):
             data = self._collate(data)
         else:
@@ -263,14 +212,14 @@ class NativeIterator(ResumableIterator):
 
     def _samples(self, batch: Batch, views: Views) -> tuple[list[Any], list[Any]]:
         """Images after the transforms that torch runs, and targets, as the dataset would have given them."""
-        source = self._compiled.source
-        seeds = batch.draws.at(self._compiled.plan.suffix_step).seeds()
-        images = as_samples(self._compiled.plan, views, seeds, lambda row: source.name(batch.rows[row]))
-        self.clock.lap("torch" if self._compiled.plan.suffix else "collate")
+        source = self._native.source
+        seeds = batch.draws.at(self._native.plan.suffix_step).seeds()
+        images = as_samples(self._native.plan, views, seeds, lambda row: source.name(batch.rows[row]))
+        self.clock.lap("torch" if self._native.plan.suffix else "collate")
         if source.plain_labels:
             return images, source.labels(batch.rows).tolist()
         targets: list[Any] = []
-        with seeded(self._compiled.device) as seed:
+        with seeded(self._native.device) as seed:
             for index, number in zip(batch.rows.tolist(), seeds.tolist(), strict=True):
                 seed(number)
                 try:
@@ -282,7 +231,7 @@ class NativeIterator(ResumableIterator):
 
     def _check_shapes(self, batch: Batch, images: Sequence[Any] | torch.Tensor) -> None:
         if not isinstance(images, torch.Tensor):
-            check_shapes(images, self._compiled.chain, lambda row: self._compiled.source.name(batch.rows[row]))
+            check_shapes(images, self._native.chain, lambda row: self._native.source.name(batch.rows[row]))
 
     def close(self) -> None:
         """End the epoch early."""

@@ -1,4 +1,4 @@
-"""What ``loader.explain()`` says: each row a label and what the loader will do."""
+"""The rows of ``loader.explain()``, and the statistics of ``loader.stats()``."""
 
 from __future__ import annotations
 
@@ -6,19 +6,28 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader, IterableDataset
 
-from torchdali.loader.epoch import Compiled
+from torchdali.loader.native_plan import NativePlan
+from torchdali.loader.options import LoaderOptions
+from torchdali.loader.session import Session
+from torchdali.loader.stats import Stats
+from torchdali.loader.verdict import UNMEASURED, diagnose
 from torchdali.pipeline import graph
+from torchdali.pipeline.clock import Clock
 from torchdali.pipeline.fallback import seeded
 from torchdali.pipeline.plan import Plan
 from torchdali.pipeline.tuning import Threads
+from torchdali.runtime import machine
 from torchdali.samples.image import RefusedError, to_image_input
+from torchdali.samples.on_error import ErrorPolicy
 from torchdali.samples.tree import images_of, tree
+from torchdali.state.sharding import Sharding
 from torchdali.transforms.spec import NOTHING_SEEN, InputStats
 from torchdali.workers.packing import listed, outline
 from torchdali.workers.validation import ProxyPlan, stacks
 
-__all__ = ["device_of", "lifted", "proxied"]
+__all__ = ["collect_stats", "describe_loader"]
 
 Rows = dict[str, str]
 
@@ -28,18 +37,46 @@ _RULE = (
 )
 
 
-def device_of(loader: Any, found: torch.device) -> str:
-    """Where batches are made, and why."""
-    if loader.device == "auto" and found.type == "cuda" and found.index != torch.cuda.current_device():
-        return f"{found} (LOCAL_RANK; torch's current device is cuda:{torch.cuda.current_device()})"
-    asked = found.type == "cpu" and loader.device == "auto"
-    reason = graph.unavailable_on(torch.device("cuda")) if asked else None
-    return f"{found} ({reason})" if reason else str(found)
+def describe_loader(
+    loader: DataLoader[Any], options: LoaderOptions, session: Session, shards: Sharding, errors: ErrorPolicy
+) -> Rows:
+    """Return what a loader will do: labels, and a text for each."""
+    device = graph.resolve(options.device)
+    rows = {"device": f"{_device(options, device)}, fidelity {options.fidelity}", **shards.describe(loader)}
+    timeout = f"{loader.timeout} s a batch" if loader.timeout else "none"
+    on_error = {"on error": errors.explained(), "timeout": timeout}
+    if session.source is not None:
+        rows |= _native(loader, options, session.build_native_plan(options, loader), on_error)
+    else:
+        proxy = session.build_proxy_plan(options, loader)
+        rows |= _worker_fed(loader, options, proxy, session.why_not_native) | on_error
+    return rows | ({"driver": machine.connections()} if device.type == "cuda" else {})
 
 
-def lifted(loader: Any, compiled: Compiled, window: int | None) -> Rows:
-    """For a dataset that is read without asking it for samples; ``window`` is the user's."""
-    plan, source = compiled.plan, compiled.source
+def collect_stats(loader: DataLoader[Any], options: LoaderOptions, session: Session, clock: Clock | None) -> Stats:
+    """Return the times of an epoch, and of the latest probe if it is of the same plan."""
+    if session.source is None:
+        if clock is None and session.build_proxy_plan(options, loader) is None:
+            return UNMEASURED
+        return diagnose(clock, None, loader.num_workers, given=options.transform is not None)
+    key, probe = session.probe or (None, None)
+    plan = session.native_plan
+    if plan is not None and plan.key != key:
+        probe = None
+    return diagnose(clock, probe, None, plan.plan.steps if plan else (), cached=options.cache is not None)
+
+
+def _device(options: LoaderOptions, device: torch.device) -> str:
+    """Return the device of the batches, and why it was chosen."""
+    if options.device == "auto" and device.type == "cuda" and device.index != torch.cuda.current_device():
+        return f"{device} (LOCAL_RANK; torch's current device is cuda:{torch.cuda.current_device()})"
+    is_fallback = device.type == "cpu" and options.device == "auto"
+    reason = graph.unavailable_on(torch.device("cuda")) if is_fallback else None
+    return f"{device} ({reason})" if reason else str(device)
+
+
+def _native(loader: DataLoader[Any], options: LoaderOptions, native: NativePlan, on_error: Rows) -> Rows:
+    plan, source = native.plan, native.source
     no_effect = ["worker_init_fn, multiprocessing_context, in_order: there are no worker processes"]
     if loader.persistent_workers:
         no_effect.append("persistent_workers, but that the base seed stays, as in DataLoader")
@@ -49,53 +86,55 @@ def lifted(loader: Any, compiled: Compiled, window: int | None) -> Rows:
         "source": f"{source.description}; its targets do not pass through DALI",
         "": str(plan),
         "output": _output(plan),
-        "collate": f"{_named(loader.collate_fn)}, in this process",
-        **_batch_transform(loader),
-        "random": _random(loader, "index, occurrence, transform"),
-        **({"cache": compiled.cache.describe()} if compiled.cache else {}),
-        "threads": _threads(compiled.threads, source.seen()),
-        "window": f"{compiled.window} batches in flight ("
-        + ("prefetch_factor)" if window else "chosen: 6, or what fits 1 GiB and an eighth of the free memory)"),
-        **_on_error(loader),
+        "collate": f"{_name(loader.collate_fn)}, in this process",
+        **_batch_transform(options),
+        "random": _random(options, "index, occurrence, transform"),
+        **({"cache": native.cache.describe()} if native.cache else {}),
+        "threads": _threads(native.threads, source.seen()),
+        "window": f"{native.prefetch_depth} batches in flight ("
+        + (
+            "prefetch_factor)"
+            if options.prefetch_depth
+            else "chosen: 6, or what fits 1 GiB and an eighth of the free memory)"
+        ),
+        **on_error,
         "no effect": "; ".join(no_effect),
     }
 
 
-def proxied(loader: Any, proxy: ProxyPlan | None, not_lifted: str) -> Rows:
-    """For a dataset that is asked for samples; ``proxy`` is None where DataLoader does all there is to do."""
+def _worker_fed(loader: DataLoader[Any], options: LoaderOptions, proxy: ProxyPlan | None, why: str) -> Rows:
     workers = "1 worker process" if loader.num_workers == 1 else f"{loader.num_workers} worker processes"
     where = workers if loader.num_workers else "this process (num_workers=0)"
     rows = {"source": f"{type(loader.dataset).__name__}, asked for samples in {where}, as DataLoader does"}
-    rows["not read"] = not_lifted
+    rows["not read"] = why
     if proxy is None or proxy.routes is None:
         rows["transforms"] = "none: without transform= nothing runs in DALI"
-        rows["collate"] = f"{_named(loader.collate_fn)}, where the dataset is asked"
+        rows["collate"] = f"{_name(loader.collate_fn)}, where the dataset is asked"
         device = "cpu" if proxy is None else str(proxy.device)
         moved = "" if device == "cpu" else f", then copied to {device} from pinned memory, on a stream of its own"
-        return {**rows, "output": f"as DataLoader's{moved}", **_batch_transform(loader), **_on_error(loader)}
-    places, plans = _images(loader, proxy)
-    rows["images"] = places
+        return {**rows, "output": f"as DataLoader's{moved}", **_batch_transform(options)}
+    rows["images"], plans = _images(loader, proxy)
     rows |= {("" if i == 0 else " " * i): str(plan) for i, plan in enumerate(plans)}
     if stacks(loader):
-        rows["collate"] = f"{_named(loader.collate_fn)}, where the dataset is asked, of all but the images"
+        rows["collate"] = f"{_name(loader.collate_fn)}, where the dataset is asked, of all but the images"
     else:
         crossing = "; so all else in a sample crosses from the workers piece by piece, and one core collates it"
         rows["collate"] = (
-            f"{_named(loader.collate_fn)}, in this process, on the list of samples with the transformed images in "
+            f"{_name(loader.collate_fn)}, in this process, on the list of samples with the transformed images in "
             f"their places{crossing if loader.num_workers else ''}"
         )
-    iterable = isinstance(loader.dataset, torch.utils.data.IterableDataset)
-    keyed = "worker, place in its stream, transform" if iterable else "index, occurrence, transform"
+    counter = "index, occurrence, transform"
+    if isinstance(loader.dataset, IterableDataset):
+        counter = "worker, place in its stream, transform"
     ahead = f"{proxy.window} batches in DALI, beside those of the workers" if loader.num_workers else "no batch ahead"
     return {
         **rows,
         "output": "; ".join(dict.fromkeys(map(_output, plans))) or "images as the transforms leave them",
-        **_batch_transform(loader),
-        "random": _random(loader, keyed) + "; the dataset's own numbers as in DataLoader",
+        **_batch_transform(options),
+        "random": _random(options, counter) + "; the dataset's own numbers as in DataLoader",
         "threads": "; ".join(dict.fromkeys(_threads(proxy.routes.threads(plan.entry)) for plan in plans))
         or "not known before the first batch",
         "window": ahead,
-        **_on_error(loader),
     }
 
 
@@ -103,14 +142,14 @@ def _threads(threads: Threads, seen: InputStats = NOTHING_SEEN) -> str:
     return f"{threads.number(seen)} of DALI ({threads.why(seen)})"
 
 
-def _images(loader: Any, proxy: ProxyPlan) -> tuple[str, Sequence[Plan]]:
-    """Where the images are and what is done with them: known from batches, or from a look at the first sample."""
+def _images(loader: DataLoader[Any], proxy: ProxyPlan) -> tuple[str, Sequence[Plan]]:
+    """Return where the images are, and the plans for them, as known from batches or else from the first sample."""
     assert proxy.routes is not None
     if routes := list(proxy.routes):
         kinds = [f"{spec} ({entry})" for spec, entry, _ in routes]
         at = listed(proxy.places) if proxy.places else "where a sample has them"
         return f"at {at}: {', '.join(kinds)}", [proxy.routes.pool(route).plan for route in routes]
-    if isinstance(loader.dataset, torch.utils.data.IterableDataset):
+    if isinstance(loader.dataset, IterableDataset):
         return f"not known before the first batch: {_RULE}", []
     try:
         with seeded(proxy.device):
@@ -130,11 +169,6 @@ def _images(loader: Any, proxy: ProxyPlan) -> tuple[str, Sequence[Plan]]:
     return f"at {at} of dataset[0]: {', '.join(kinds)}", [proxy.routes.plan(*route) for route in routes]
 
 
-def _on_error(loader: Any) -> Rows:
-    timeout = f"{loader.timeout} s a batch" if loader.timeout else "none"
-    return {"on error": loader._tolerance.explained(), "timeout": timeout}  # noqa: SLF001
-
-
 def _output(plan: Plan) -> str:
     if plan.suffix:
         return "images as torch leaves them"
@@ -142,14 +176,14 @@ def _output(plan: Plan) -> str:
     return f"{images}, batch in front, contiguous"
 
 
-def _batch_transform(loader: Any) -> Rows:
-    return {"batch": f"{loader.batch_transform!r}, torch, after collate"} if loader.batch_transform else {}
+def _batch_transform(options: LoaderOptions) -> Rows:
+    return {"batch": f"{options.batch_transform!r}, torch, after collate"} if options.batch_transform else {}
 
 
-def _random(loader: Any, counter: str) -> str:
-    key = f"seed {loader.seed}, epoch" if loader.seed is not None else "DataLoader's base seed of the epoch"
+def _random(options: LoaderOptions, counter: str) -> str:
+    key = f"seed {options.seed}, epoch" if options.seed is not None else "DataLoader's base seed of the epoch"
     return f"Philox4x32-10 keyed by {key}, {counter}"
 
 
-def _named(function: Any) -> str:
+def _name(function: Any) -> str:
     return getattr(function, "__name__", repr(function))

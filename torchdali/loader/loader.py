@@ -1,4 +1,4 @@
-"""``DALILoader``: torch's DataLoader, with DALI in the place of its worker processes."""
+"""``DALILoader``: torch's DataLoader on NVIDIA DALI."""
 
 from __future__ import annotations
 
@@ -6,112 +6,107 @@ import copy
 import operator
 import os
 import sys
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
-from functools import partial
+from dataclasses import replace
 from multiprocessing.context import BaseContext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, TextIO, cast
 
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 from torchvision.datasets import ImageFolder
 
 from torchdali.errors import SampleError
-from torchdali.loader.epoch import NativeIterator
-from torchdali.loader.reporting import Reporting
-from torchdali.loader.session import Building
-from torchdali.loader.stats import Probe
+from torchdali.loader.explain import collect_stats, describe_loader
+from torchdali.loader.native_plan import NativePlan
+from torchdali.loader.options import LoaderOptions
+from torchdali.loader.probe import probe_session
+from torchdali.loader.session import Session, make_context
+from torchdali.loader.stats import Stats
 from torchdali.pipeline import graph
 from torchdali.pipeline.clock import Clock
-from torchdali.pipeline.tuning import DefaultInt, check_numbers
+from torchdali.pipeline.tuning import DefaultInt
 from torchdali.runtime import lifecycle
 from torchdali.runtime.lifecycle import disable_compile
 from torchdali.samples.on_error import ErrorPolicy, OnError
-from torchdali.state.checkpoint import find_stateful
-from torchdali.state.context import EpochContext, LoaderView
-from torchdali.state.epoch_keys import EpochKeys
 from torchdali.state.iterator import ResumableIterator
-from torchdali.state.sharding import Distributed, Sharding, epoch_aware_samplers
-from torchdali.state.tracker import ProgressTracker, Stateful
-from torchdali.transforms import check_callable, flatten
-from torchdali.transforms.spec import Fidelity, check_fidelity
-from torchdali.workers.plain import ParallelPlainIterator, SerialPlainIterator
-from torchdali.workers.proxy import ParallelProxyIterator, SerialProxyIterator
+from torchdali.state.sharding import Sharding
+from torchdali.state.tracker import ProgressTracker
+from torchdali.transforms.spec import Fidelity
 
 __all__ = ["DALILoader"]
 
 if TYPE_CHECKING:
-    from typing_extensions import TypeVar
+    from typing_extensions import Self, TypeVar
 
-    _T = TypeVar("_T", covariant=True, default=tuple[Any, Any])  # the samples of a folder
+    _T = TypeVar("_T", covariant=True, default=tuple[Any, Any])  # the default is for the path of a folder
 else:
     from typing import TypeVar
 
     _T = TypeVar("_T", covariant=True)
-_Self = TypeVar("_Self", bound="DALILoader[Any]")
 
-_SETTLED = ("seed", "on_error", "max_errors", "fidelity")
+_IMMUTABLE = ("seed", "on_error", "max_errors", "fidelity")
 _TRANSFORMS = ("transform", "batch_transform")
+_MUTABLE = (*_TRANSFORMS, "device", "cache", "cache_bytes")
 _READ_ONLY = ("distributed", "errors")
-_OPTIONS = {*_SETTLED, *_TRANSFORMS, "device", "cache", "cache_bytes"}
 
 
-class DALILoader(Stateful, Distributed, Reporting, Building, DataLoader[_T]):
+class DALILoader(DataLoader[_T]):
     """A ``torch.utils.data.DataLoader`` whose images are decoded and transformed by NVIDIA DALI.
 
-    It takes the arguments of ``DataLoader`` and yields the batches that ``DataLoader`` would: in the same order, of
-    the same structure, with tensors on ``device``.
+    It takes the arguments of ``DataLoader`` and yields the batches that ``DataLoader`` would yield: in the same order,
+    of the same structure, with tensors on ``device``.
 
-    Image folders and torchvision's datasets in memory are *read*: their files or arrays, targets and transforms are
-    taken, and no sample is asked for. ``num_workers`` above 0 is then the number of DALI's threads, 0 lets it be
-    chosen; ``prefetch_factor`` is the number of batches in flight; ``timeout`` bounds the wait for a batch, in
-    seconds; ``collate_fn`` gets the list of samples, each image on the device. As there are no workers,
+    Image folders and torchvision's in-memory datasets are *native*: DALI reads their files or arrays, and no
+    ``__getitem__`` is called. There are no worker processes. ``num_workers`` above 0 is then the number of DALI's
+    threads, and 0 lets the loader choose it. ``prefetch_factor`` is the number of batches in flight. ``timeout`` bounds
+    the wait for a batch, in seconds. ``collate_fn`` gets the list of samples, with images on the device.
     ``worker_init_fn``, ``multiprocessing_context`` and ``in_order`` have no effect, and ``persistent_workers`` only
-    keeps the base seed. With CUDA batches come out on the device and ``pin_memory`` has no effect either.
+    keeps the base seed. On CUDA ``pin_memory`` has no effect, because batches are on the device.
 
-    Every other dataset is *asked* for samples, exactly as ``DataLoader`` does it, and ``transform`` runs in DALI on the
-    images of the samples. Without ``transform`` nothing does, and batches are ``DataLoader``'s, on ``device``.
+    Every other dataset is *worker-fed*: worker processes call its ``__getitem__``, as in ``DataLoader``, and DALI runs
+    ``transform`` on the images of the samples. Without ``transform`` the batches are ``DataLoader``'s, on ``device``.
 
     Args:
-        dataset: Any dataset; or the path of a folder of class folders. The parameters that are not listed here are
+        dataset: Any dataset, or the path of a folder of class folders. The parameters that are not listed here are
             those of ``DataLoader``.
-        transform: Transforms that follow the dataset's own, and run in DALI. Of a sample that the dataset was asked
-            for, they are given every PIL image and ``tv_tensors.Image``, else the first array (H, W, C), tensor
-            (C, H, W), encoded file or ``pathlib`` path.
+        transform: Transforms that DALI runs after the dataset's own. In a worker-fed dataset they apply to every PIL
+            image and ``tv_tensors.Image`` of a sample. If there is none, they apply to the first array (H, W, C),
+            tensor (C, H, W), encoded file or ``pathlib`` path.
         batch_transform: Called with the parts of each collated batch, ``batch_transform(images, labels)``, on the
-            device; what it returns is the batch. For ``v2.MixUp`` and ``v2.CutMix``. The random numbers that it draws
-            from torch's global generators follow from the batch's first sample.
-        device: Where batches are made: "auto" is torch's current CUDA device where torch and DALI see one, and that of
-            LOCAL_RANK where the current one is still the first; else the CPU.
-        seed: Key of the random parameters, together with the epoch's number (the sampler's, where it has
-            ``set_epoch``; else counted from 0). With None they follow ``torch.manual_seed`` or ``generator``, as in
-            ``DataLoader``.
-        fidelity: "exact" stays within the documented bounds of torchvision's tensor kernels; "fast" resizes both
-            ways in one pass, which rounds once less and takes less time on the CPU, and lets the GPU do what
-            ``v2.JPEG`` does, with another coder than torchvision's.
-        cache: What is kept of an image folder's files from the first epoch on: "host" keeps the files in host memory,
-            for storage that is slow; "device" keeps decoded images in the memory of ``device``, after the ``Resize``
-            and ``CenterCrop`` that the transforms begin with. Batches are the same with it and without. A file that has
-            another length or time of modification than before is read anew.
-        cache_bytes: The most that the cache may take, beside the memory of the batches; what does not fit is read and
-            decoded in every epoch. With None it is half of what is free when the first epoch begins.
-        on_error: What is done about a sample that cannot be read or decoded. "raise" raises ``SampleError`` in its
-            turn. With "skip" the next sample of its batch takes its place, with its target and other random numbers;
-            with "replace" a black image does, and the target stays. Batches keep their sizes, and epochs their number
-            of batches. Each such sample is logged, by the logger "torchdali", and kept in :attr:`errors`.
-        max_errors: How many samples may be at fault before ``SampleError`` is raised all the same; None is any number.
-        distributed: "auto" gives each process of an initialised ``torch.distributed`` group its share, as
-            ``DistributedSampler(dataset, shuffle=shuffle, seed=seed or 0, drop_last=drop_last)`` does, and counts its
-            epochs; ``loader.sampler`` is that sampler. With None, and no sampler, each process gets all samples, and
-            a warning.
+            device; its result is the batch. For ``v2.MixUp`` and ``v2.CutMix``. While it runs, torch's global
+            generators are seeded by the batch's first sample.
+        device: Where batches are made. "auto" is torch's current CUDA device if torch and DALI can use one, and else
+            the CPU. If the current device is still the first one, "auto" is the device of LOCAL_RANK.
+        seed: Key of the random parameters, together with the epoch's number. That is the sampler's number if it has
+            ``set_epoch``, and else a count from 0. With None the random parameters follow ``torch.manual_seed`` or
+            ``generator``, as in ``DataLoader``.
+        fidelity: "exact" stays within the documented bounds of torchvision's tensor kernels. "fast" resizes both ways
+            in one pass, which rounds once less and takes less time on the CPU. It also runs ``v2.JPEG`` on the GPU,
+            with another encoder than torchvision's.
+        cache: What the loader keeps of an image folder after the first epoch. "host" keeps the files in host memory,
+            for slow storage. "device" keeps decoded images in the memory of ``device``, after the ``Resize`` and
+            ``CenterCrop`` that the transforms begin with. Batches do not depend on it. A file whose length or time of
+            modification has changed is read anew.
+        cache_bytes: The most memory that the cache may take, beside that of the batches. Samples that do not fit are
+            read and decoded in every epoch. None is half of the memory that is free when the first epoch begins.
+        on_error: What happens to a sample that cannot be read or decoded. "raise" raises ``SampleError`` when its
+            batch is due. "skip" puts the next sample of the batch in its place, with that one's target and other
+            random numbers. "replace" puts a black image in its place and keeps the target. Batches keep their sizes,
+            and epochs their number of batches. Each bad sample is logged by the logger "torchdali" and kept in
+            :attr:`errors`.
+        max_errors: Maximum number of bad samples before ``SampleError`` is raised. None means no limit.
+        distributed: "auto" gives each process of an initialised ``torch.distributed`` group its share of the samples.
+            ``loader.sampler`` is then ``DistributedSampler(dataset, shuffle=shuffle, seed=seed or 0,
+            drop_last=drop_last)``, which counts its epochs by itself. With None, and no sampler, each process gets all
+            samples, and a warning.
 
     Raises:
-        DALIUnavailableError: DALI is missing or cannot use the device; the text says what to install.
-        ValueError: An argument is none that exists; there is a cache, and the dataset no image folder; or
-            ``distributed="auto"`` with a sampler, or an ``IterableDataset``.
-        TypeError: A transform cannot be called, or an argument is of no type that it may have.
+        DALIUnavailableError: DALI is missing or cannot use the device. The message says what to install.
+        ValueError: An argument has no valid value; there is a cache and the dataset is no image folder; or
+            ``distributed="auto"`` comes with a sampler or an ``IterableDataset``.
+        TypeError: A transform cannot be called, or an argument has a wrong type.
     """
 
     def __init__(
@@ -147,169 +142,219 @@ class DALILoader(Stateful, Distributed, Reporting, Building, DataLoader[_T]):
     ) -> None:
         if isinstance(dataset, (str, os.PathLike)):
             dataset = cast("Dataset[_T]", ImageFolder(Path(dataset)))
-        if taken := sorted(_OPTIONS.intersection(vars(self))):
-            raise ValueError(_kept(self, taken[0]))
-        check_callable(*flatten(transform), *([] if batch_transform is None else [batch_transform]))
-        check_fidelity(fidelity)
-        check_numbers(seed=seed)
-        # Each argument is an attribute of its name, by which Lightning makes a loader anew.
-        self.on_error: OnError = on_error
-        self.max_errors = max_errors
-        self._tolerance = ErrorPolicy(on_error, max_errors)
-        self.cache = cache
-        self.cache_bytes = cache_bytes
-        self.transform = transform
-        self.batch_transform = batch_transform
-        self.device = device
-        self.seed: int | None = None if seed is None else operator.index(seed)  # numpy's are none that a state may have
-        self.fidelity = fidelity
-        self._keys = EpochKeys(self.seed)
-        self._bookmark = ProgressTracker()
-        self._live: weakref.WeakSet[ResumableIterator] = weakref.WeakSet()
-        self._base_seed: int | None = None
+        if taken := sorted({*_IMMUTABLE, *_MUTABLE}.intersection(vars(self))):
+            raise ValueError(_name_collision(self, taken[0]))
+        # Another loader's default, which Lightning and Accelerate copy, is not the user's choice.
+        prefetch_depth = None if isinstance(prefetch_factor, DefaultInt) else prefetch_factor
+        options = LoaderOptions(
+            transform, batch_transform, device, seed, fidelity, cache, cache_bytes, on_error, max_errors, distributed,
+            prefetch_depth,
+        )  # fmt: skip
+        # Lightning makes a loader anew from the attributes that have the names of arguments.
+        self.transform, self.batch_transform, self.device = transform, batch_transform, device
+        self.seed, self.fidelity = options.seed, fidelity
+        self.cache, self.cache_bytes = cache, cache_bytes
+        self.on_error, self.max_errors = on_error, max_errors
+        self._error_policy = ErrorPolicy(on_error, max_errors)
+        self._progress = ProgressTracker(options.seed)
+        self._session = Session(dataset, options)
         self._clock: Clock | None = None
-        self._probed: tuple[object, Probe | None] | None = None
-        self._source, self._source_state, self._not_lifted = self._lift(dataset)
-        self._check_cache()
         super().__init__(
-            dataset,
-            batch_size,
-            shuffle,
-            sampler,
-            batch_sampler,
-            num_workers,
-            collate_fn,
-            pin_memory,
-            drop_last,
-            timeout,
-            worker_init_fn,
-            multiprocessing_context,
-            generator,
-            prefetch_factor=prefetch_factor,
-            persistent_workers=persistent_workers,
-            pin_memory_device=pin_memory_device,
-            in_order=in_order,
-        )
-        # With workers DataLoader turns None into 2, which here would be a choice of the user's.
-        self._window: int | None = None if isinstance(prefetch_factor, DefaultInt) else prefetch_factor
-        self._mark_window()
-        given = {"shuffle": shuffle, "sampler": sampler, "batch_sampler": batch_sampler}
-        self._sharding = Sharding(distributed, self, given)
+            dataset, batch_size, shuffle, sampler, batch_sampler, num_workers, collate_fn, pin_memory, drop_last,
+            timeout, worker_init_fn, multiprocessing_context, generator, prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers, pin_memory_device=pin_memory_device, in_order=in_order,
+        )  # fmt: skip
+        self._options = options
+        self._mark_default()
+        given = "sampler" if sampler is not None else "batch_sampler" if batch_sampler is not None else None
+        self._shards = Sharding(distributed, self, shuffle, given)
+        # Lightning saved this argument in order to make the loader anew, and gives that one a sampler of its own.
+        vars(self).get("__pl_saved_kwargs", {}).pop("distributed", None)
         graph.require_device(device)
 
     @property
     def errors(self) -> list[SampleError]:
-        """The samples that could not be read or decoded and were put up with so far, each once, as they were found."""
-        return self._tolerance.errors
+        """The samples that could not be read or decoded so far and did not end an epoch, each once, in that order."""
+        return self._error_policy.errors
+
+    @property
+    def distributed(self) -> Literal["auto"] | None:
+        """The argument. It is not in ``vars(loader)``, so that Lightning does not copy it beside its own sampler."""
+        return self._options.distributed
 
     def __setattr__(self, attr: str, val: Any) -> None:
-        """Refuses, as ``DataLoader`` does, what is looked at only when a loader is made."""
-        if attr in _SETTLED and attr in vars(self):
+        """Reject changes to arguments that only take effect at construction, as ``DataLoader`` does."""
+        if attr in _IMMUTABLE and attr in vars(self):
             raise ValueError(f"{attr} attribute should not be set after {type(self).__name__} is initialized")
         if attr in _READ_ONLY and getattr(type(self), attr) is getattr(DALILoader, attr):
             raise ValueError(f"{attr} of a DALILoader is for reading; a subclass keeps its own under another name")
         if attr in _TRANSFORMS and attr in vars(self) and not type(self).__module__.startswith("torchdali."):
-            raise ValueError(_kept(self, attr))
-        if attr == "prefetch_factor" and "_window" in vars(self) and not isinstance(val, DefaultInt):
-            self._window = val
+            raise ValueError(_name_collision(self, attr))
+        if attr == "prefetch_factor" and "_options" in vars(self) and not isinstance(val, DefaultInt):
+            self._options = replace(self._options, prefetch_depth=val)
         super().__setattr__(attr, val)
 
-    def _mark_window(self) -> None:
-        if self._window is None and self.prefetch_factor is not None:
+    def _mark_default(self) -> None:
+        """Mark DataLoader's default of 2, which a loader made from this one's attributes would take for given."""
+        if self._options.prefetch_depth is None and self.prefetch_factor is not None:
             self.prefetch_factor = DefaultInt(self.prefetch_factor)
 
+    def _refresh(self) -> None:
+        """Take over attributes that were assigned and a dataset that was changed."""
+        self._session.refresh_source(self.dataset, self._update_options())
+
+    def _update_options(self) -> LoaderOptions:
+        self._options = replace(self._options, **{name: getattr(self, name) for name in _MUTABLE})
+        return self._options
+
+    def _native_plan(self) -> NativePlan:
+        return self._session.build_native_plan(self._update_options(), self)
+
+    @property
+    def _is_native(self) -> bool:
+        return self._session.source is not None
+
     def check_worker_number_rationality(self) -> None:
-        """Warns of more workers than cores, as in ``DataLoader``, where there are workers."""
-        if self._source is None:
+        """Warn of more workers than cores, as ``DataLoader`` does, if there are workers."""
+        if not self._is_native:
             super().check_worker_number_rationality()
 
     @disable_compile
     @lifecycle.native_call()
     def __iter__(self) -> Any:
-        """A fresh epoch, whatever became of the ones before."""
-        for epoch in list(self._live):
-            epoch.rewind()
-        self._lift_again()
-        self._sharding.begin(self)
-        proxy = self._proxy_now() if self._source is None else None
-        other = self._bookmark.loaded or getattr(self._iterator, "proxy", None) is not proxy
+        """Begin an epoch, whether or not the one before has ended."""
+        self._session.rewind()
+        self._refresh()
+        self._shards.begin_epoch(self)
+        proxy = None if self._is_native else self._session.build_proxy_plan(self._options, self)
+        other = self._progress.is_loaded or getattr(self._iterator, "proxy", None) is not proxy
         if other or getattr(self._iterator, "lost", ""):
             self._iterator = None  # persistent workers of another epoch, transform or device, or that lost a batch
-        self._keys.epochs = self._bookmark.begin(self, self._keys.epochs)
+        self._progress.begin(self)
         try:
             iterator = self._begin_epoch()
             if isinstance(iterator, ResumableIterator):  # a subclass may give one of its own
                 iterator.resume()
         except BaseException:
-            self._keys.epochs = self._bookmark.failed(self, self._keys.epochs)
+            self._progress.cancel_begin(self)
             raise
-        if self._bookmark.begun():
-            generators = self._bookmark.here(self).generators
-            now = generators.states()
-            deque(iterator, maxlen=0)  # what a stream does at its end counts for the next epoch
-            generators.set(now)  # samples that drop_last left out may draw again
+        if self._progress.finish_begin():
+            generators = self._progress.require_progress(self).generators
+            states = generators.states()
+            deque(iterator, maxlen=0)  # a stream's end may change the state of its dataset
+            generators.set(states)  # samples that drop_last left out may draw again
             return iter(self)
         self._clock = getattr(iterator, "clock", None)  # torch's own iterators have none
         return iterator
 
     def _begin_epoch(self) -> Any:
         """Return the epoch's iterator: that of the persistent workers, or a new one."""
-        if self._source is not None:
+        if self._is_native:
             return self._get_iterator()
         if isinstance(self._iterator, ResumableIterator) and self.persistent_workers and self.num_workers:
-            self._iterator.restart(self._context())
+            self._iterator.restart(make_context(self, self._options, self._progress, self._error_policy))
             return self._iterator
         return super().__iter__()
 
-    def _begin(self) -> NativeIterator:
-        """An epoch of a dataset that is read."""
-        compiled = self._compile()
-        again = None if self._bookmark.loaded or not self.persistent_workers else self._base_seed
-        epoch = NativeIterator(self._context(), compiled, again)
-        self._base_seed = epoch.base_seed
-        self._live.add(epoch)
-        return epoch.start()
-
-    def _context(self) -> EpochContext:
-        """Return what the iterator of the epoch that begins is given of this loader."""
-        return EpochContext(
-            LoaderView.from_loader(self),
-            self._bookmark.here(self),
-            self._bookmark.loaded,
-            self.sampler,
-            find_stateful(self),
-            # Not a method of this loader: an iterator that held its loader would end in a cycle, with its workers.
-            partial(
-                self._keys.next, samplers=epoch_aware_samplers(self), persistent_workers=bool(self.persistent_workers)
-            ),
-            self._tolerance,
-            self.batch_transform,
-        )
-
-    def __len__(self) -> int:
-        self._sharding.apply(self)
-        return super().__len__()
-
     def _get_iterator(self) -> Any:
-        iterator = self._begin() if self._source is not None else self._ask()
+        options = self._update_options()
+        context = make_context(self, options, self._progress, self._error_policy)
+        if self._is_native:
+            iterator = self._session.make_native_iterator(options, self, context, self._progress)
+        else:
+            self.check_worker_number_rationality()
+            iterator = self._session.make_iterator(options, self, context)
         iterator.resume()
         return iterator
 
-    def _ask(self) -> ResumableIterator:
-        """An epoch of a dataset that is asked for samples."""
-        if self.num_workers:
-            self.check_worker_number_rationality()
-        proxy, context = self._proxy_now(), self._context()
-        if proxy is None:
-            epoch: ResumableIterator = (ParallelPlainIterator if self.num_workers else SerialPlainIterator)(context)
-        else:
-            epoch = (ParallelProxyIterator if self.num_workers else SerialProxyIterator)(context, proxy)
-        self._live.add(epoch)
-        return epoch
+    def __len__(self) -> int:
+        self._shards.set_sampler(self)
+        return super().__len__()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the number of the next epoch, for the key of ``seed`` and for samplers that have a ``set_epoch``.
+
+        Later epochs count on from it. A sampler that the user gave does not count by itself.
+        """
+        epoch = operator.index(epoch)
+        self._progress.next_epoch = epoch
+        self._shards.set_epoch(self, epoch)
+
+    @disable_compile
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the loader is: in the epoch that began last, after the batches that were yielded.
+
+        It can be called at any time by the thread that iterates: before the first epoch, within one, after one that was
+        left early, and after the last batch. Batches in flight do not count. An epoch ends when its iterator raises
+        ``StopIteration``; then the state is that before the next epoch.
+
+        Returns:
+            Numbers, strings, lists and dictionaries, about 15 kB, which JSON and ``torch.load(weights_only=True)``
+            take. For samplers with a ``state_dict`` it also has the result of that.
+
+        Raises:
+            ValueError: Worker processes give batches in any order (``in_order=False``).
+            RuntimeError: The sampler draws again and again from a generator that other code draws from in between.
+        """
+        self._shards.set_sampler(self)
+        return self._progress.state_dict(self, self._is_native)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Let the next ``iter()`` continue from a state. The ``iter()`` after it begins the next epoch.
+
+        Samplers with ``set_epoch`` are told the state's epoch at once. All else happens in ``iter()``: generators that
+        the order depends on get the states that they had when ``state_dict()`` was called. Torch's global generator is
+        one of them if the loader or its sampler draws from it. Then the sampler is advanced past the batches that were
+        yielded. No sample is loaded for that.
+
+        Args:
+            state_dict: A result of ``state_dict()`` of a loader with equal arguments; number of workers, device,
+                transforms, cache and ``prefetch_factor`` may differ. Or a result of :func:`torchdali.state.merge` on
+                the states of all ranks; then the number of ranks and the batch size may differ as well. An empty
+                dictionary undoes the load before.
+
+        Raises:
+            ValueError: The state is of another dataset length, sampler, batch size, seed or version. The message says
+                what differs.
+            TypeError: The state is no dictionary.
+        """
+        self._shards.set_sampler(self)
+        self._progress.load_state_dict(self, state_dict, self._is_native)
+
+    def explain(self, file: TextIO | None = None) -> None:
+        """Print what the loader will do: source, transforms and what runs them, random numbers, output, settings.
+
+        Args:
+            file: Where to print; standard output by default.
+        """
+        self._refresh()
+        rows = describe_loader(self, self._options, self._session, self._shards, self._error_policy)
+        text = "\n".join(f"{label:<11}{row}" if label.strip() else row for label, row in rows.items())
+        (file or sys.stdout).write(f"{type(self).__name__}\n{text}\n")
+
+    def stats(self, probe: bool = False) -> Stats:
+        """Return the times of the current or latest epoch, and its bottleneck; ``print`` shows a table.
+
+        It can be called at any time by the thread that iterates, and never waits for the GPU.
+
+        Args:
+            probe: Whether to measure first how fast the loader is alone, for a few seconds: reading, decoding and
+                transforming each, and all of it together. Later calls show that too. A probe needs memory for one more
+                pipeline, and calls the transforms, ``collate_fn`` and ``batch_transform``. It changes neither the order
+                of samples, nor random numbers, nor the epoch in progress.
+
+        Raises:
+            UnsupportedDatasetError: ``probe`` is true, and the dataset is worker-fed.
+            ValueError: ``probe`` is true, and there is a cache.
+        """
+        if probe:
+            self._refresh()
+            probe_session(self, self._options, self._session, self._error_policy, self._clock)
+        return collect_stats(self, self._update_options(), self._session, self._clock)
 
     @property
     def _is_accelerate_prepared(self) -> bool:
-        """Asked by Hugging Face Accelerate before it makes a plain ``DataLoader`` of the attributes."""
+        """Raise TypeError. Accelerate reads this attribute before it makes a plain ``DataLoader`` from the others."""
         if "accelerate" not in sys.modules:
             return False
         raise TypeError(
@@ -318,50 +363,36 @@ class DALILoader(Stateful, Distributed, Reporting, Building, DataLoader[_T]):
         )
 
     def close(self) -> None:
-        """Frees what the loader has: threads, worker processes, and memory on the host and on the GPU.
+        """Free what the loader has: threads, worker processes, and memory on the host and on the GPU.
 
-        Iterators under way raise ``RuntimeError`` when they are asked again. Batches that were handed out stay valid
-        and keep their memory. The loader may be used again, and then builds its pipelines anew. Leaving a ``with``
-        block closes, too.
+        Iterators in progress raise ``RuntimeError`` at their next batch. Batches that were yielded stay valid and keep
+        their memory. The loader can be used again, and then builds its pipelines again. Leaving a ``with`` block closes
+        the loader, too.
         """
-        epochs = list(self._live)
-        self._iterator = None  # before its workers end: should that be interrupted, no epoch begins with them
-        for epoch in epochs:
-            epoch.close()
-        device = self._compiled.device if self._compiled else self._proxy.device if self._proxy else None
-        if self._compiled:
-            self._compiled.pool.close()
-        if self._proxy and self._proxy.routes:
-            self._proxy.routes.close()
-        if self._source:
-            self._source.close()
-        self._free_cache()
-        self._compiled = self._proxy = None
-        graph.release_memory(device)
+        self._iterator = None  # before its workers end: if an interrupt comes, no epoch begins with them
+        self._session.close()
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy, pickled or not, is a loader of its own that has built nothing yet."""
-        built = ("_iterator", "_compiled", "_proxy", "_cache", "_live", "_clock", "_probed")
-        own = {"_bookmark": self._bookmark.copy(), "_keys": copy.copy(self._keys)}
-        state: dict[str, Any] = {**self.__dict__, **dict.fromkeys(built), **own}
-        # Lightning keeps what attributes were set to while it looks on, and looks on for ever after an exception.
-        if kept := state.get("__pl_attrs_record"):
-            state["__pl_attrs_record"] = [one for one in kept if one[0][0] not in built]
+        own = {"_iterator": None, "_clock": None, "_progress": copy.copy(self._progress)}
+        state: dict[str, Any] = {**self.__dict__, **own, "_session": copy.copy(self._session)}
+        # Lightning records assignments to attributes while it wraps loaders, and after an exception for ever.
+        if record := state.get("__pl_attrs_record"):
+            state["__pl_attrs_record"] = [entry for entry in record if entry[0][0] not in own]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._live = weakref.WeakSet()
-        self._mark_window()
+        self._mark_default()
 
-    def __enter__(self: _Self) -> _Self:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
 
 
-def _kept(loader: Any, name: str) -> str:
+def _name_collision(loader: Any, name: str) -> str:
     return (
         f"{type(loader).__name__} keeps an attribute {name} of its own, which DALILoader takes for its argument "
         f"{name}=: give the attribute another name"

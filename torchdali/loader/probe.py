@@ -18,10 +18,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import DataLoader
 
-from torchdali.errors import SampleError
-from torchdali.loader.epoch import Compiled, NativeIterator
+from torchdali.errors import SampleError, UnsupportedDatasetError
+from torchdali.loader.epoch import NativeIterator
+from torchdali.loader.native_plan import NativePlan
+from torchdali.loader.options import LoaderOptions
+from torchdali.loader.session import Session, declared_batch_size
 from torchdali.loader.stats import Probe
+from torchdali.pipeline.clock import Clock
 from torchdali.pipeline.engine import PipelinePool, PipelineRunner
 from torchdali.pipeline.fallback import seeded
 from torchdali.pipeline.plan import Plan, View
@@ -35,12 +40,12 @@ from torchdali.transforms.rng import Draws, epoch_key
 from torchdali.transforms.rules.crop import Window
 from torchdali.transforms.spec import Inputs, IntArray, Spec
 
-__all__ = ["probe_of"]
+__all__ = ["probe_session"]
 
 _SECONDS = 1.5
 _BATCHES = 32
-_PUT_UP_WITH = 16
-"""Bad samples, for each of which a probe begins anew."""
+_MAX_FAILURES = 16
+"""Bad samples after which a probe fails. It starts again after each."""
 _IN_FLIGHT_BYTES = 2**30
 _SCAN_THREADS = 16
 _NONE: IntArray = np.empty(0, np.int64)
@@ -101,37 +106,63 @@ def transforming(plan: Plan) -> Plan:
     return replace(plan, entry="pixels", decode_window=False)
 
 
-def probe_of(loader: Any, compiled: Compiled, size: int) -> Probe | None:
-    """Measures a loader, and leaves its order, its random numbers and the global generators as they are.
+def probe_session(
+    loader: DataLoader[Any], options: LoaderOptions, session: Session, errors: ErrorPolicy, clock: Clock | None
+) -> None:
+    """Measure what a loader can do alone, and keep the result in its session.
+
+    The order of samples, random numbers and global generators stay as they are. The result is None if no sample can be
+    read.
 
     Args:
         loader: The loader.
-        compiled: What it compiled.
-        size: Of a batch.
-
-    Returns:
-        The times; None of a dataset without samples that can be read.
+        options: Its options.
+        session: Its session, whose native plan is built if it is not.
+        errors: Its policy for bad samples.
+        clock: The clock of its current or latest epoch, which leaves the time of the probe out.
 
     Raises:
-        SampleError: A sample that was drawn for it is damaged. Where the loader skips or replaces those, others are
-            drawn instead.
+        UnsupportedDatasetError: The dataset is worker-fed.
+        ValueError: There is a cache.
+        SampleError: A sample is damaged, and the loader neither skips nor replaces bad samples.
     """
-    count = len(compiled.source)
-    bad = {error.index for error in loader.errors}
-    met = 0
-    with seeded(compiled.device):
+    begin = perf_counter()
+    try:
+        if session.source is None:
+            raise UnsupportedDatasetError(
+                f"a dataset that is asked for samples is not probed: {session.why_not_native}"
+            )
+        if options.cache:
+            raise ValueError("a loader with a cache is not probed, because what it can do changes as the cache fills")
+        native = session.build_native_plan(options, loader)
+        mean = round(clock.images / clock.batches) if clock and clock.batches else 1
+        size = max(mean, declared_batch_size(loader))
+        session.probe = native.key, _probe(loader, options, native, errors, size)
+    finally:
+        if clock:
+            clock.skip(perf_counter() - begin)
+
+
+def _probe(
+    loader: DataLoader[Any], options: LoaderOptions, native: NativePlan, errors: ErrorPolicy, size: int
+) -> Probe | None:
+    count = len(native.source)
+    bad = {error.index for error in errors.errors}
+    failures = 0
+    with seeded(native.device):
         while len(bad) < count:
+            rows = _draw_batches(count, bad, size, native.prefetch_depth)
             try:
-                return _Probing(loader, compiled, size, _chosen(count, bad, size, compiled.window)).run()
+                return _Probing(loader, options, native, size, rows).run()
             except SampleError as error:
-                met += 1
-                if met > _PUT_UP_WITH or not loader._tolerance.takes(error):  # noqa: SLF001
+                failures += 1
+                if failures > _MAX_FAILURES or not errors.takes(error):
                     raise
                 bad.add(error.index)
     return None
 
 
-def _chosen(count: int, bad: Iterable[int], size: int, window: int) -> list[list[IntArray]]:
+def _draw_batches(count: int, bad: Iterable[int], size: int, window: int) -> list[list[IntArray]]:
     """Batches of rows: for reading and for all together others, so that the one does not warm the other's files."""
     batches = _BATCHES + 2 * window + 8
     good = np.setdiff1d(np.arange(count), list(bad))
@@ -145,19 +176,21 @@ class _Probing:
     """One probe.
 
     Attributes:
-        loader: As of :func:`probe_of`.
-        compiled: As of :func:`probe_of`.
-        size: As of :func:`probe_of`.
+        loader: The loader.
+        options: Its options.
+        native: Its plan.
+        size: Samples in a batch.
         rows: Batches of samples: first those for reading, decoding and transforms, then those for all together.
     """
 
-    loader: Any
-    compiled: Compiled
+    loader: DataLoader[Any]
+    options: LoaderOptions
+    native: NativePlan
     size: int
     rows: list[list[IntArray]]
 
     def run(self) -> Probe:
-        plan, source = self.compiled.plan, self.compiled.source
+        plan, source = self.native.plan, self.native.source
         read = decode = None
         with ExitStack() as held:
             rows = self.rows[0][0]
@@ -172,14 +205,14 @@ class _Probing:
                 decode, images = self._decode(decoding(plan), images, inputs)
             after = transforming(plan)
             resident = source.resident or (plan.entry == "files" and plan.device.type == "cuda")
-            transforms, _ = self._alone(after, itertools.repeat(images), inputs, self.compiled.window, resident)
+            transforms, _ = self._alone(after, itertools.repeat(images), inputs, self.native.prefetch_depth, resident)
         together, parts = self._together()
         overlapping = plan.device.type == "cuda"
         return Probe(self.size, read, decode, transforms, together, parts, overlapping)
 
     def _read(self, plan: Plan) -> float:
-        source = self.compiled.source
-        asked: deque[IntArray] = deque(maxlen=self.compiled.window + 1)
+        source = self.native.source
+        asked: deque[IntArray] = deque(maxlen=self.native.prefetch_depth + 1)
 
         def paths() -> Iterator[Any]:
             with ExitStack() as held:
@@ -188,7 +221,7 @@ class _Probing:
                     yield source.images(rows, _NONE, held)
 
         try:
-            return self._alone(plan, paths(), {}, self.compiled.window)[0]
+            return self._alone(plan, paths(), {}, self.native.prefetch_depth)[0]
         except RuntimeError:
             for row in np.concatenate(asked).tolist():
                 source.check(row)
@@ -197,9 +230,9 @@ class _Probing:
     def _decode(self, plan: Plan, paths: Any, inputs: Inputs) -> tuple[float, list[Any]]:
         """The time, and the images."""
         files = [np.fromfile(row.tobytes().rstrip(b"\0"), np.uint8) for row in paths]
-        source, rows = self.compiled.source, self.rows[0][0]
+        source, rows = self.native.source, self.rows[0][0]
         whole = 3 * int(source.sizes(rows).prod(1).sum())
-        window = max(2, min(self.compiled.window, _IN_FLIGHT_BYTES // max(whole, 1)))
+        window = max(2, min(self.native.prefetch_depth, _IN_FLIGHT_BYTES // max(whole, 1)))
         try:
             seconds, images = self._alone(plan, itertools.repeat(files), inputs, window)
         except RuntimeError:
@@ -212,7 +245,7 @@ class _Probing:
         self, plan: Plan, images: Iterator[Any], inputs: Inputs, window: int, resident: bool = False
     ) -> tuple[float, Any]:
         """Seconds for each batch of a pipeline that is fed these, and what came out last."""
-        threads = self.compiled.threads.number(self.compiled.source.seen())
+        threads = self.native.threads.number(self.native.source.seen())
         inputs = {name: inputs[name] for name in plan.inputs}
         views: Any = [[]]
         with closing(PipelineRunner(plan, self.size, threads, resident)) as engine:
@@ -229,11 +262,11 @@ class _Probing:
 
     def _together(self) -> tuple[float, dict[Any, float]]:
         """Seconds for each batch of an epoch, and what the iterating thread does in them."""
-        compiled = self.compiled
-        pool = PipelinePool(compiled.plan, self.size, compiled.threads, compiled.source.resident)
-        epoch = NativeIterator(self._context(), replace(compiled, pool=pool)).start()
+        native = self.native
+        pool = PipelinePool(native.plan, self.size, native.threads, native.source.resident)
+        epoch = NativeIterator(self._context(), replace(native, pool=pool)).start()
         try:
-            seconds = self._paced(lambda: next(epoch), compiled.window + 1)
+            seconds = self._paced(lambda: next(epoch), native.prefetch_depth + 1)
         finally:
             epoch.close()
             pool.close()
@@ -256,7 +289,7 @@ class _Probing:
             stateful={},
             next_key=lambda _: epoch_key(0, 0),
             errors=ErrorPolicy("raise", None),  # the loader's own counts what epochs meet
-            batch_transform=self.loader.batch_transform,
+            batch_transform=self.options.batch_transform,
         )
 
     def _paced(self, step: Callable[[], object], before: int) -> float:
@@ -271,7 +304,7 @@ class _Probing:
 
     def _now(self) -> float:
         """The time when all that was queued is done."""
-        if self.compiled.device.type == "cuda":
-            with devices.on(self.compiled.device):
-                torch.cuda.current_stream(self.compiled.device).synchronize()
+        if self.native.device.type == "cuda":
+            with devices.on(self.native.device):
+                torch.cuda.current_stream(self.native.device).synchronize()
         return perf_counter()

@@ -1,15 +1,20 @@
-"""What a loader builds when it is iterated over: source, plan and engines, anew where something is another one now."""
+"""What a loader builds for its epochs: sources, plans and pipelines."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Literal, cast
+from functools import partial
+from typing import Any, cast
+from weakref import WeakSet
 
 import torch
+from torch.utils.data import DataLoader
 
 from torchdali.errors import TransformError, UnsupportedDatasetError
-from torchdali.loader.epoch import Compiled
+from torchdali.loader.epoch import NativeIterator
+from torchdali.loader.native_plan import NativePlan
+from torchdali.loader.options import LoaderOptions
+from torchdali.loader.stats import Probe
 from torchdali.pipeline import graph
 from torchdali.pipeline.cache import Cache, cached, check_arguments
 from torchdali.pipeline.compile import compile_plan, fuse
@@ -21,74 +26,127 @@ from torchdali.runtime import devices, machine
 from torchdali.samples.on_error import ErrorPolicy
 from torchdali.samples.tree import is_default_collate
 from torchdali.sources import FolderSource, NativeSource, dataset_state, from_dataset
+from torchdali.state.checkpoint import find_stateful
+from torchdali.state.context import EpochContext, LoaderView
+from torchdali.state.iterator import ResumableIterator
+from torchdali.state.sharding import epoch_aware_samplers
+from torchdali.state.tracker import ProgressTracker
 from torchdali.transforms import flatten, snapshot
-from torchdali.transforms.spec import Fidelity
+from torchdali.workers.plain import ParallelPlainIterator, SerialPlainIterator
+from torchdali.workers.proxy import ParallelProxyIterator, SerialProxyIterator
 from torchdali.workers.validation import ProxyPlan, stacks
 
-__all__ = ["Building"]
+__all__ = ["Session", "declared_batch_size", "make_context"]
 
 _RESIDENT_BYTES = 2**30
-"""Pixels that are already in memory are kept on the GPU where they take no more than this."""
+"""Pixels that are in host memory already are copied to the GPU once, if they take no more than this."""
 
-_MOST = 2**31 - 1
-"""The largest batch that DALI can be told of."""
+_LARGEST_BATCH = 2**31 - 1
+"""DALI's batch size is a 32-bit integer."""
 
 
-class Building:
-    """The methods of a loader that build, and what they build from."""
+def declared_batch_size(loader: DataLoader[Any]) -> int:
+    """Return the size of a loader's batches as far as its arguments tell it; else 1."""
+    size: int = loader.batch_size or getattr(cast("Any", loader.batch_sampler), "batch_size", None) or 1
+    return min(size, _LARGEST_BATCH)
 
-    transform: Any
-    batch_transform: Callable[..., Any] | None
-    device: str | int | torch.device
-    fidelity: Fidelity
-    cache: Literal["host", "device"] | None
-    cache_bytes: int | None
-    _source: NativeSource | None
-    _source_state: object
-    _not_lifted: str
-    _tolerance: ErrorPolicy
-    _window: int | None
-    _compiled: Compiled | None = None
-    _proxy: ProxyPlan | None = None
-    _cache: Cache | None = None
 
-    @staticmethod
-    def _lift(dataset: Any) -> tuple[NativeSource | None, object, str]:
-        """The samples where they need not be asked for, what tells a changed dataset, and else why they must be."""
+def make_context(
+    loader: DataLoader[Any], options: LoaderOptions, progress: ProgressTracker, errors: ErrorPolicy
+) -> EpochContext:
+    """Return what the iterator of the epoch that begins is given of a loader."""
+    # An iterator must not hold its loader, whose persistent workers it may be: its end would wait for the garbage
+    # collector then, which may run in a forked process.
+    samplers, persists = epoch_aware_samplers(loader), bool(loader.persistent_workers)
+    return EpochContext(
+        view=LoaderView.from_loader(loader),
+        progress=progress.require_progress(loader),
+        is_resumed=progress.is_loaded,
+        sampler=loader.sampler,
+        stateful=find_stateful(loader),
+        next_key=partial(progress.keys.next, samplers=samplers, persistent_workers=persists),
+        errors=errors,
+        batch_transform=options.batch_transform,
+    )
+
+
+class Session:
+    """The source, plans, pipelines and caches of a loader, and its iterators that are alive.
+
+    Each is built when it is first needed, and again when something that it depends on has changed. A copy has the
+    source and has built nothing.
+
+    Args:
+        dataset: The loader's dataset.
+        options: The loader's options.
+
+    Attributes:
+        source: The samples of a native dataset, whose ``__getitem__`` is not called; None for a worker-fed dataset.
+        why_not_native: Why the dataset is worker-fed; empty for a native one.
+        native_plan: What was built for a native dataset.
+        proxy_plan: What was built for a worker-fed dataset.
+        iterators: The iterators that are alive.
+        probe: The result of the latest probe, and the key of the plan that it measured.
+    """
+
+    def __init__(self, dataset: Any, options: LoaderOptions) -> None:
+        self.native_plan: NativePlan | None = None
+        self.proxy_plan: ProxyPlan | None = None
+        self.cache: Cache | None = None
+        self.iterators: WeakSet[ResumableIterator] = WeakSet()
+        self.probe: tuple[object, Probe | None] | None = None
+        self._open_source(dataset)
+        self._check_cache(options)
+
+    def __getstate__(self) -> dict[str, Any]:
+        built = ("native_plan", "proxy_plan", "cache", "iterators", "probe")
+        return {**vars(self), **dict.fromkeys(built)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.iterators = WeakSet()
+
+    def _open_source(self, dataset: Any) -> None:
+        self.source: NativeSource | None = None
+        self.why_not_native = ""
         try:
-            return from_dataset(dataset), dataset_state(dataset), ""
+            self.source, self._source_key = from_dataset(dataset), dataset_state(dataset)
         except UnsupportedDatasetError as error:
-            return None, id(dataset), str(error)
+            self._source_key, self.why_not_native = id(dataset), str(error)
 
-    def _lift_again(self) -> None:
-        """Looks anew at a dataset that is read and was changed since."""
-        dataset = cast("Any", self).dataset
-        if self._source is not None and dataset_state(dataset) != self._source_state:
-            self._source, self._source_state, self._not_lifted = self._lift(dataset)
-        self._check_cache()
+    def refresh_source(self, dataset: Any, options: LoaderOptions) -> None:
+        """Read a native dataset anew if it has changed since.
 
-    def _check_cache(self) -> None:
-        check_arguments(self.cache, self.cache_bytes, self._source, self._not_lifted)
+        Raises:
+            ValueError: The options ask for a cache that this dataset cannot have.
+        """
+        if self.source is not None and dataset_state(dataset) != self._source_key:
+            self._open_source(dataset)
+        self._check_cache(options)
 
-    def _compile(self) -> Compiled:
-        """The source, plan and engines; anew where the dataset, a transform or the device is another one now."""
-        device = graph.resolve(self.device)  # torch's current one may be set after the loader is made
-        key = (self._source, device, snapshot(self.transform), cast("Any", self).num_workers, self.fidelity)
-        key = (*key, self.cache, self.cache_bytes, self._window)
-        if not self._compiled or self._compiled.state != key:
+    def _check_cache(self, options: LoaderOptions) -> None:
+        check_arguments(options.cache, options.cache_bytes, self.source, self.why_not_native)
+
+    def build_native_plan(self, options: LoaderOptions, loader: DataLoader[Any]) -> NativePlan:
+        """Return the plan for a native dataset. Build it if the dataset, the options or the device have changed."""
+        device = graph.resolve(options.device)  # torch's current one may be set after the loader is made
+        key = (self.source, device, snapshot(options.transform), loader.num_workers, options.fidelity)
+        key = (*key, options.cache, options.cache_bytes, options.prefetch_depth)
+        if not self.native_plan or self.native_plan.key != key:
             with devices.on(device):
-                self._compiled = self._compile_on(device, key)
-        return self._compiled
+                self.native_plan = self._build_native_plan(device, key, options, loader)
+        return self.native_plan
 
-    def _compile_on(self, device: torch.device, key: object) -> Compiled:
-        assert self._source is not None
-        loader = cast("Any", self)
-        source = self._source.on(device, _RESIDENT_BYTES)
+    def _build_native_plan(
+        self, device: torch.device, key: object, options: LoaderOptions, loader: DataLoader[Any]
+    ) -> NativePlan:
+        assert self.source is not None
+        source = self.source.on(device, _RESIDENT_BYTES)
         if isinstance(source, FolderSource):
             source.read_headers = source.read_headers or HeaderReader()
             source.read_headers.device = device
-        chain = tuple(flatten(source.transform) + flatten(self.transform))
-        plan = compile_plan(list(chain), device, self.fidelity, source.spec, source.entry)
+        chain = tuple(flatten(source.transform) + flatten(options.transform))
+        plan = compile_plan(list(chain), device, options.fidelity, source.spec, source.entry)
         if is_default_collate(loader.collate_fn, read=True) and not plan.suffix and plan.spec.kind == "pil":
             raise TransformError(
                 "the transforms end in PIL images, which default_collate does not take; add v2.ToImage() or "
@@ -96,44 +154,79 @@ class Building:
             )
         if device.type == "cuda":
             machine.warn_of_few_connections()
-        workers: int = loader.num_workers
-        check_numbers(num_workers=workers, prefetch_factor=self._window)
-        size = self._declared_batch_size()
-        resident = source.resident
-        if self.cache and isinstance(source, FolderSource):
-            kept = (self.cache, self.cache_bytes, self._cache)
-            self._cache, plan = cached(*kept, source, plan, chain, size, workers)
+        check_numbers(num_workers=loader.num_workers, prefetch_factor=options.prefetch_depth)
+        size, resident = declared_batch_size(loader), source.resident
+        if options.cache and isinstance(source, FolderSource):
+            wanted = options.cache, options.cache_bytes, self.cache
+            self.cache, plan = cached(*wanted, source, plan, chain, size, loader.num_workers)
             resident = plan.entry == "packed" and device.type == "cuda"
         else:
             plan = replace(fuse(plan), headers_validated=source.validate_headers(device))
-            self._free_cache()
-        threads = Threads(workers, device, plan.entry)
-        free = machine.memory_for_batches(device)
-        window = self._window or fitting_window(size * plan.sample_bytes, free)
+            self._close_cache()
+        threads = Threads(loader.num_workers, device, plan.entry)
+        depth = options.prefetch_depth or fitting_window(size * plan.sample_bytes, machine.memory_for_batches(device))
         pool = PipelinePool(plan, size, threads, resident)
-        return Compiled(key, source, pool, chain, threads, window, self._cache)
+        return NativePlan(key, source, pool, chain, threads, depth, self.cache)
 
-    def _proxy_now(self) -> ProxyPlan | None:
-        """What is done with a batch that the dataset gave; None where DataLoader itself does all there is to do."""
-        device = graph.resolve(self.device)
-        if self.transform is None and self.batch_transform is None and device.type == "cpu" and not self._tolerance:
+    def build_proxy_plan(self, options: LoaderOptions, loader: DataLoader[Any]) -> ProxyPlan | None:
+        """Return the plan for a worker-fed dataset; None if ``DataLoader`` alone does all that there is to do."""
+        device = graph.resolve(options.device)
+        transforms = options.transform is not None or options.batch_transform is not None
+        if not transforms and device.type == "cpu" and options.on_error == "raise":
             return None
-        key = (device, snapshot(self.transform), self.fidelity, stacks(self))
-        if self._proxy is None or self._proxy.state != key:
+        key = (device, snapshot(options.transform), options.fidelity, stacks(loader))
+        if self.proxy_plan is None or self.proxy_plan.state != key:
             routes = None
-            if self.transform is not None:
-                routes = PipelineCache(self.transform, device, self.fidelity, self._declared_batch_size(), 0)
+            if options.transform is not None:
+                routes = PipelineCache(options.transform, device, options.fidelity, declared_batch_size(loader), 0)
             if device.type == "cuda":
                 machine.warn_of_few_connections()
-            self._proxy = ProxyPlan(key, routes, device, machine.memory_for_batches(device))
-        return self._proxy
+            self.proxy_plan = ProxyPlan(key, routes, device, machine.memory_for_batches(device))
+        return self.proxy_plan
 
-    def _declared_batch_size(self) -> int:
-        loader = cast("Any", self)
-        size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None) or 1
-        return min(size, _MOST)
+    def make_iterator(
+        self, options: LoaderOptions, loader: DataLoader[Any], context: EpochContext
+    ) -> ResumableIterator:
+        """Return the iterator of a worker-fed epoch."""
+        plan = self.build_proxy_plan(options, loader)
+        if plan is None:
+            iterator = ParallelPlainIterator(context) if loader.num_workers else SerialPlainIterator(context)
+        else:
+            iterator = (ParallelProxyIterator if loader.num_workers else SerialProxyIterator)(context, plan)
+        self.iterators.add(iterator)
+        return iterator
 
-    def _free_cache(self) -> None:
-        if self._cache:
-            self._cache.close()
-        self._cache = None
+    def make_native_iterator(
+        self, options: LoaderOptions, loader: DataLoader[Any], context: EpochContext, progress: ProgressTracker
+    ) -> ResumableIterator:
+        """Return the iterator of a native epoch."""
+        base_seed = progress.base_seed if loader.persistent_workers and not progress.is_loaded else None
+        iterator = NativeIterator(context, self.build_native_plan(options, loader), base_seed)
+        progress.base_seed = iterator.base_seed
+        self.iterators.add(iterator)
+        return iterator.start()
+
+    def rewind(self) -> None:
+        """Undo what iterators that were left early drew ahead from the loader's generators."""
+        for iterator in list(self.iterators):
+            iterator.rewind()
+
+    def close(self) -> None:
+        """End all epochs, and free pipelines, sources and caches. Each is built again when it is needed."""
+        for iterator in list(self.iterators):
+            iterator.close()
+        built = self.native_plan or self.proxy_plan
+        if self.native_plan:
+            self.native_plan.pool.close()
+        if self.proxy_plan and self.proxy_plan.routes:
+            self.proxy_plan.routes.close()
+        if self.source:
+            self.source.close()
+        self._close_cache()
+        self.native_plan = self.proxy_plan = None
+        graph.release_memory(built.device if built else None)
+
+    def _close_cache(self) -> None:
+        if self.cache:
+            self.cache.close()
+        self.cache = None

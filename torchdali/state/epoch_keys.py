@@ -7,26 +7,29 @@ from typing import Any
 
 from torchdali.transforms.rng import Words, epoch_key
 
-__all__ = ["AGAIN", "EpochKeys"]
+__all__ = ["EpochKeys"]
 
-AGAIN = 2**20
-"""What the number of an epoch grows by each time a loader comes round again within one of a Trainer's, so that no later
-epoch has that one."""
+_REPEAT = 2**20
+"""Added to the number of an epoch for each repeated pass within it. No later epoch has such a number."""
 
 
 class EpochKeys:
-    """The random keys of a loader's epochs.
+    """Counts epochs and makes their random keys.
 
     Args:
-        seed: The user's; None takes DataLoader's base seed.
+        seed: The loader's argument; with None the keys follow from ``DataLoader``'s base seed.
 
     Attributes:
-        epochs: The number of the next one.
+        epochs: The number of the next epoch.
     """
 
     def __init__(self, seed: int | None) -> None:
         self._seed = seed
         self.epochs = 0
+
+    def repeat(self) -> None:
+        """Count the next pass as a repetition of the epoch that has just ended, with a key of its own."""
+        self.epochs += _REPEAT - 1
 
     def next(self, base_seed: int, samplers: Iterable[Any], persistent_workers: bool) -> Words:
         """Return the key of the next epoch, and count it.
@@ -34,12 +37,12 @@ class EpochKeys:
         Args:
             base_seed: The seed of the epoch's workers in ``DataLoader``.
             samplers: The samplers with a ``set_epoch``, which may know the number of the epoch.
-            persistent_workers: The loader's argument. Then all epochs have the same base seed.
+            persistent_workers: The loader's argument. With it all epochs have the same base seed.
         """
         number, self.epochs = self.epochs, self.epochs + 1
         if self._seed is None:
             return epoch_key(base_seed, number if persistent_workers else 0)
         for sampler in samplers:
             if hasattr(sampler, "epoch"):
-                return epoch_key(self._seed, int(sampler.epoch) + number // AGAIN * AGAIN)
+                return epoch_key(self._seed, int(sampler.epoch) + number // _REPEAT * _REPEAT)
         return epoch_key(self._seed, number)

@@ -1,4 +1,4 @@
-"""What a loader knows of its place: where the epoch is that was begun last, and a state that was loaded."""
+"""How far a loader is: in the epoch that began last, or at a state that was loaded."""
 
 from __future__ import annotations
 
@@ -9,215 +9,180 @@ from typing import Any
 from torch.utils.data import IterDataPipe
 
 from torchdali.errors import UnsupportedDatasetError
-from torchdali.runtime.lifecycle import disable_compile
 from torchdali.state.checkpoint import build_state, check_state, check_version, describe, find_stateful, read_epochs
+from torchdali.state.epoch_keys import EpochKeys
 from torchdali.state.generators import Generators, find_samplers
 from torchdali.state.progress import Checkpoint, EpochProgress
-from torchdali.state.sharding import Sharding
 
-__all__ = ["ProgressTracker", "Stateful"]
+__all__ = ["ProgressTracker"]
+
+_SamplerEpochs = Mapping[str, Mapping[str, Any]]
+"""The epochs of samplers, by their paths in the loader."""
 
 
 class ProgressTracker:
-    """Where a loader is, and where it is to go on.
+    """The progress of a loader, and the state from which its next epoch begins.
 
     Args:
-        saved: A state that was loaded.
+        seed: The loader's argument.
 
     Attributes:
-        place: Where the epoch is that was begun last.
+        keys: The number of the next epoch, and the random keys of epochs.
+        progress: Where the epoch is that began last; None before the first.
+        base_seed: The base seed of the latest epoch of a native dataset. Persistent workers would keep it.
     """
 
-    def __init__(self, saved: Checkpoint | None = None) -> None:
-        self._saved = saved
-        self._before: tuple[int, dict[str, dict[str, Any]]] = (0, {})
-        self._used: set[str] = set()
-        self._asked = False
+    def __init__(self, seed: int | None) -> None:
+        self.keys = EpochKeys(seed)
         self.progress: EpochProgress | None = None
+        self.base_seed: int | None = None
+        self._checkpoint: Checkpoint | None = None
+        self._before_load: tuple[int, _SamplerEpochs] = (0, {})
+        self._used: set[str] = set()
+        self._has_asked_sampler = False
 
-    def copy(self) -> ProgressTracker:
-        """For a loader of its own."""
-        bookmark = ProgressTracker(self._saved)
-        bookmark._before = self._before
-        return bookmark
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy counts on by itself, and has the state that was loaded, but no epoch."""
+        fresh = {"keys": copy.copy(self.keys), "progress": None, "_used": set[str](), "_has_asked_sampler": False}
+        return {**vars(self), **fresh}
 
-    def state(self, loader: Any, epochs: int) -> dict[str, Any]:
-        """The loader's state; ``epochs`` is the number of the next one."""
-        _refuse(loader)
-        if self._saved:
-            given = copy.deepcopy(self._saved.state)
-            if not self._saved.in_progress:  # set_epoch may have been called since
-                given |= {"epoch": epochs, "loader": describe(loader)}
-                for path, about in read_epochs(loader, upcoming=True).items():
-                    given["samplers"].setdefault(path, {}).update(about)
-            return given
+    @property
+    def is_loaded(self) -> bool:
+        """Whether the next epoch begins from a state that was loaded."""
+        return self._checkpoint is not None
+
+    @property
+    def next_epoch(self) -> int:
+        """The number of the epoch that begins next."""
+        return self.keys.epochs
+
+    @next_epoch.setter
+    def next_epoch(self, epoch: int) -> None:
+        self.keys.epochs = epoch
+
+    def share_epochs(self, other: ProgressTracker) -> None:
+        """Count epochs together with another loader."""
+        self.keys = other.keys
+
+    def repeat_epoch(self) -> None:
+        """Let the next pass over the loader count to the epoch that has just ended, with another random key."""
+        self.keys.repeat()
+
+    def state_dict(self, loader: Any, is_native: bool) -> dict[str, Any]:
+        """Return the loader's state."""
+        _check_is_resumable(loader, is_native)
+        if self._checkpoint:
+            state = copy.deepcopy(self._checkpoint.state)
+            if not self._checkpoint.in_progress:  # set_epoch may have been called since
+                state |= {"epoch": self.next_epoch, "loader": describe(loader)}
+                for path, epochs in read_epochs(loader, upcoming=True).items():
+                    state["samplers"].setdefault(path, {}).update(epochs)
+            return state
         if self.progress:
             if self.progress.disturbed:
                 raise RuntimeError(
                     "where the sampler is cannot be saved: it draws from a generator from which other code draws "
                     "between batches, too. Give it a generator of its own, or state_dict() and load_state_dict()"
                 )
-            self._note(self.progress)
-        # Of a sampler that was never asked nobody knows what it will draw from.
-        used = self._used if self._asked else self._used | Generators(loader).foreign
-        return build_state(loader, self.progress, epochs, used)
+            self._note_used(self.progress)
+        # A sampler that has not run yet may still draw from any global generator, so save them all.
+        used = self._used if self._has_asked_sampler else self._used | Generators(loader).foreign
+        return build_state(loader, self.progress, self.next_epoch, used)
 
-    def _note(self, place: EpochProgress) -> None:
-        """Keeps what was seen in an epoch."""
-        self._used |= place.drawn_from
-        self._asked = self._asked or place.num_requested > 0
+    def _note_used(self, progress: EpochProgress) -> None:
+        self._used |= progress.drawn_from
+        self._has_asked_sampler = self._has_asked_sampler or progress.num_requested > 0
 
-    def load(self, loader: Any, state: dict[str, Any], epochs: int) -> int:
-        """Remembers a state, from which the next epoch that is begun goes on.
-
-        Args:
-            loader: The loader.
-            state: The state; an empty one lets the one before be forgotten.
-            epochs: The number of the next epoch.
-
-        Returns:
-            The number that it has now.
-        """
-        _refuse(loader)
+    def load_state_dict(self, loader: Any, state: dict[str, Any], is_native: bool) -> None:
+        """Begin the next epoch from a state. An empty one undoes the load before."""
+        _check_is_resumable(loader, is_native)
         now = read_epochs(loader, upcoming=True)
-        before = self._before if self._saved else (epochs, now)
+        before = self._before_load if self._checkpoint else (self.next_epoch, now)
         if state == {}:
-            saved, (epochs, of_samplers) = None, before
-            _set_epochs(loader, of_samplers)
+            checkpoint, (epoch, sampler_epochs) = None, before
+            _set_epochs(loader, sampler_epochs)
         else:
             check_version(state)
             _set_epochs(loader, state.get("samplers", {}))  # on which a sampler's length may depend
             try:
-                saved = check_state(state, loader)
+                checkpoint = check_state(state, loader)
             except ValueError:
                 _set_epochs(loader, now)
                 raise
-            epochs = saved.state["epoch"]
-        self._saved, self._before = saved, before
-        return epochs
+            epoch = checkpoint.state["epoch"]
+        self._checkpoint, self._before_load, self.next_epoch = checkpoint, before, epoch
 
-    @property
-    def loaded(self) -> bool:
-        """Whether a state waits for the next epoch."""
-        return self._saved is not None
-
-    def begin(self, loader: Any, epochs: int) -> int:
-        """To be called before an epoch's iterator is made; returns the epoch's number, which should be ``epochs``."""
+    def begin(self, loader: Any) -> None:
+        """Set generators, samplers and the epoch's number, before the iterator of an epoch is made."""
         if self.progress:
-            self._note(self.progress)
-        generators, saved = Generators(loader), self._saved
-        if saved is None:
-            self.progress = EpochProgress(generators, generators.states(), epochs, read_epochs(loader))
-            return epochs
-        if saved.in_progress:
-            epochs = _checked_epoch(saved, epochs, read_epochs(loader))
-        generators.make(saved.rng_at_start)
-        self._used |= saved.rng_now.keys() - generators.always
-        generators.set(saved.rng_at_start)
-        start = saved.state["start"]
-        self.progress = EpochProgress(generators, generators.states(), epochs, read_epochs(loader), start=start)
-        if saved.in_progress or saved.base_seed is not None:
-            self.progress.checkpoint = saved
+            self._note_used(self.progress)
+        generators, checkpoint = Generators(loader), self._checkpoint
+        if checkpoint is None:
+            self.progress = EpochProgress(generators, generators.states(), self.next_epoch, read_epochs(loader))
+            return
+        if checkpoint.in_progress:
+            self.next_epoch = _check_epoch(checkpoint, self.next_epoch, read_epochs(loader))
+        generators.make(checkpoint.rng_at_start)
+        self._used |= checkpoint.rng_now.keys() - generators.always
+        generators.set(checkpoint.rng_at_start)
+        start = checkpoint.state["start"]
+        self.progress = EpochProgress(generators, generators.states(), self.next_epoch, read_epochs(loader), start=start)
+        if checkpoint.in_progress or checkpoint.base_seed is not None:
+            self.progress.checkpoint = checkpoint
         else:
             for path, sampler in find_stateful(loader).items():
-                if "state" in (kept := saved.sampler_state(path)):
-                    sampler.load_state_dict(copy.deepcopy(kept["state"]))
-        return self.progress.epoch
+                if "state" in (saved := checkpoint.sampler_state(path)):
+                    sampler.load_state_dict(copy.deepcopy(saved["state"]))
 
-    def failed(self, loader: Any, epochs: int) -> int:
-        """To be called where it could not be made; returns the number of the next epoch, which should be ``epochs``."""
-        if self._saved is None or self.progress is None:
-            return epochs
+    def cancel_begin(self, loader: Any) -> None:
+        """Restore the epoch's numbers after ``begin``, because the iterator could not be made."""
+        if self._checkpoint is None or self.progress is None:
+            return
         # Between epochs set_epoch may have been called since the state was loaded.
-        _set_epochs(loader, self._saved.state["samplers"] if self._saved.in_progress else self.progress.samplers)
-        return self.progress.epoch
+        _set_epochs(loader, self._checkpoint.state["samplers"] if self._checkpoint.in_progress else self.progress.samplers)
+        self.next_epoch = self.progress.epoch
 
-    def begun(self) -> bool:
-        """To be called when the epoch's iterator was made; returns whether all is left of it is to come to its end."""
-        over = self._saved is not None and self._saved.state["over"]
-        self._saved = None
-        return over
+    def finish_begin(self) -> bool:
+        """Forget the loaded state, because the epoch's iterator has been made.
 
-    def here(self, loader: Any) -> EpochProgress:
-        """Where the epoch is whose iterator is being made."""
+        Returns:
+            Whether that state was taken after the epoch's last batch, so that only the iterator's end is left.
+        """
+        finished = self._checkpoint is not None and self._checkpoint.state["over"]
+        self._checkpoint = None
+        return finished
+
+    def require_progress(self, loader: Any) -> EpochProgress:
+        """Return the progress of the epoch whose iterator is being made, even if it is made without ``iter()``."""
         if self.progress is None:
-            self.begin(loader, 0)
+            self.begin(loader)
         assert self.progress is not None
         return self.progress
 
 
-class Stateful:
-    """The methods of a loader that save its place and find it again, as those of torchdata's StatefulDataLoader."""
-
-    _bookmark: ProgressTracker
-    _keys: Any
-    _sharding: Sharding
-
-    @disable_compile
-    def state_dict(self) -> dict[str, Any]:
-        """Where the loader is: in the epoch that was begun last, after the batches that were handed out.
-
-        It may be asked for at any time, by the thread that iterates: before the first epoch, in the midst of one, also
-        when it was left early, and after the last batch. Batches on their way do not count. An epoch is over when its
-        iterator has raised ``StopIteration``; then the state is that before the next one.
-
-        Returns:
-            Numbers, strings, lists and dictionaries, some 15 kB, as JSON and ``torch.load(weights_only=True)`` take
-            them; of samplers that have a ``state_dict`` what that returns.
-
-        Raises:
-            ValueError: Worker processes give batches in any order (``in_order=False``).
-            RuntimeError: The sampler draws again and again from a generator that other code draws from in between.
-        """
-        self._sharding.apply(self)
-        return self._bookmark.state(self, self._keys.epochs)
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Lets the next ``iter()`` go on where a state was taken; the one after it begins the next epoch.
-
-        Samplers with ``set_epoch`` are told the state's epoch at once. All else happens in ``iter()``: generators that
-        the order depends on, torch's global one among them where the loader or its sampler draws from it, get the
-        states that they had when ``state_dict()`` was called, and the sampler is asked for what was handed out, without
-        loading a sample.
-
-        Args:
-            state_dict: What ``state_dict()`` returned, of a loader with equal arguments; number of workers, device,
-                transforms, cache and ``prefetch_factor`` may differ. Or what :func:`torchdali.state.merge` made of the
-                states of all ranks; then the number of ranks and the batch size may differ as well. Empty, it takes
-                back what was loaded before.
-
-        Raises:
-            ValueError: It is of another dataset length, sampler, batch size, seed or version; the text says what
-                differs.
-            TypeError: It is no dictionary.
-        """
-        self._sharding.apply(self)
-        self._keys.epochs = self._bookmark.load(self, state_dict, self._keys.epochs)
-
-
-def _set_epochs(loader: Any, of_samplers: Mapping[str, Mapping[str, Any]]) -> None:
-    """Tells samplers their epochs."""
+def _set_epochs(loader: Any, epochs: _SamplerEpochs) -> None:
+    """Call ``set_epoch`` of the loader's samplers."""
     for path, sampler in find_samplers(loader).items():
-        if "epoch" in of_samplers.get(path, {}) and hasattr(sampler, "set_epoch"):
-            sampler.set_epoch(of_samplers[path]["epoch"])
+        if "epoch" in epochs.get(path, {}) and hasattr(sampler, "set_epoch"):
+            sampler.set_epoch(epochs[path]["epoch"])
 
 
-def _refuse(loader: Any) -> None:
+def _check_is_resumable(loader: Any, is_native: bool) -> None:
     if isinstance(loader.dataset, IterDataPipe):
         raise UnsupportedDatasetError("the place of a datapipe is not saved")
-    if loader.num_workers and not loader.in_order and loader._source is None:  # noqa: SLF001
+    if loader.num_workers and not loader.in_order and not is_native:
         raise ValueError("with in_order=False batches come in an order that cannot be found again")
 
 
-def _checked_epoch(saved: Checkpoint, epochs: int, of_samplers: dict[str, dict[str, Any]]) -> int:
-    """The number of the epoch under way, which nobody changed since its state was loaded."""
-    of_state = saved.state["epoch"]
-    told = [("", of_state, epochs)] if not of_samplers else []
-    for path, about in of_samplers.items():
-        told.append((f"{path}.", saved.sampler_state(path).get("epoch", about["epoch"]), about["epoch"]))
-    for whose, was, now in told:
+def _check_epoch(checkpoint: Checkpoint, epoch: int, sampler_epochs: _SamplerEpochs) -> int:
+    """Return the number of the epoch in progress. Raise ValueError if ``set_epoch`` has changed it since the load."""
+    in_state = checkpoint.state["epoch"]
+    compared = [("", in_state, epoch)] if not sampler_epochs else []
+    for path, own in sampler_epochs.items():
+        compared.append((f"{path}.", checkpoint.sampler_state(path).get("epoch", own["epoch"]), own["epoch"]))
+    for owner, was, now in compared:
         if was != now:
             raise ValueError(
-                f"the state that was loaded is of epoch {was}, and {whose}set_epoch({now}) was called since"
+                f"the state that was loaded is of epoch {was}, and {owner}set_epoch({now}) was called since"
             )
-    return of_state
+    return in_state

@@ -162,10 +162,12 @@ def test_an_epoch_reads_headers_together(tmp_path: Path, device: str, monkeypatc
     dataset.samples = [sample for sample in dataset.samples if "cut" not in sample[0] and "16.png" not in sample[0]]
     expected = list(DataLoader(dataset, 40))
     loader = DALILoader(dataset, 40, device=device)
-    assert loader._source is not None
+    assert loader._session.source is not None
     one_by_one: list[int] = []
-    read = type(loader._source).read
-    monkeypatch.setattr(type(loader._source), "read", lambda self, row: one_by_one.append(row) or read(self, row))
+    read = type(loader._session.source).read
+    monkeypatch.setattr(
+        type(loader._session.source), "read", lambda self, row: one_by_one.append(row) or read(self, row)
+    )
     for epoch in range(2):
         for (images, labels), (theirs, others) in zip(loader, expected, strict=True):
             assert labels.tolist() == others.tolist()
@@ -346,7 +348,7 @@ def test_a_file_whose_header_dali_refuses_is_left_to_pil(
     ((images, _),) = loader
     at = [Path(path).name for path, _ in dataset.samples].index("x.png")
     assert (images[at] == images[at + 1]).all()
-    foreign = loader._source.foreign(np.arange(len(dataset))).tolist()
+    foreign = loader._session.source.foreign(np.arange(len(dataset))).tolist()
     known = {name for name, _, _ in kinds() if read_header(str(tmp_path / "a" / f"0_{name}")).native}
     assert [place for place in foreign if place >= at] == [at]
     assert not {Path(dataset.samples[place][0]).name[2:] for place in foreign if place < at} & known
@@ -462,4 +464,4 @@ def test_no_sound_file_is_left_to_pil_for_want_of_a_reader(
     loader = DALILoader(ImageFolder(tmp_path, CHAIN), 40, device="cpu")
     assert [len(images) for images, _ in loader] == [40, 40]
     assert not fails
-    assert not len(loader._source.foreign(np.arange(80)))
+    assert not len(loader._session.source.foreign(np.arange(80)))

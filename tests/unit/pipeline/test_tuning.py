@@ -113,8 +113,8 @@ def test_threads_are_chosen_for_slow_storage_from_the_second_epoch_on(
         loader, threads = DALILoader(dataset, 32, seed=3, device="cpu"), []
         for _ in range(2):
             epochs.append([images for images, _ in loader])
-            assert loader._compiled is not None
-            threads += [engine.threads for engine in loader._compiled.pool._idle]
+            assert loader._session.native_plan is not None
+            threads += [engine.threads for engine in loader._session.native_plan.pool._idle]
         assert threads == expected
         loader.explain()
         assert f"threads    {threads[-1]} of DALI (chosen: " in capsys.readouterr().out
@@ -179,8 +179,8 @@ def test_the_window_of_a_dataset_that_is_asked_fits_what_its_batches_take(monkey
     transform = v2.Compose([v2.Resize((128, 128)), v2.ToDtype(torch.float32, scale=True)])
     loader = DALILoader(cast("Any", samples), 4, transform=transform, num_workers=1, device="cpu")
     assert len(list(loader)) == 10
-    assert loader._proxy is not None
-    assert loader._proxy.window == 3
+    assert loader._session.proxy_plan is not None
+    assert loader._session.proxy_plan.window == 3
 
 
 def test_batches_do_not_depend_on_threads_or_window(pictures: Any, device: str) -> None:
@@ -210,11 +210,11 @@ def test_a_window_that_is_set_later_holds_from_the_next_epoch_on(pictures: Any, 
     loader, other = (DALILoader(ImageFolder(pictures, CHAIN), 4, **options) for _ in range(2))
     _, expected = list(other), list(other)
     list(loader)
-    chosen = loader._compile()
-    loader.prefetch_factor = chosen.window + 3
+    chosen = loader._native_plan()
+    loader.prefetch_factor = chosen.prefetch_depth + 3
     images = [images for images, _ in loader]
-    assert loader._compile().window == chosen.window + 3
-    assert loader._compile().cache is chosen.cache
+    assert loader._native_plan().prefetch_depth == chosen.prefetch_depth + 3
+    assert loader._native_plan().cache is chosen.cache
     assert all(torch.equal(one, theirs) for one, (theirs, _) in zip(images, expected, strict=True))
 
 
@@ -223,20 +223,20 @@ def test_an_engine_with_too_few_threads_is_not_used_again(pictures: Path, monkey
     for threads in (1, 2, 1):
         monkeypatch.setattr(Threads, "number", lambda *_, threads=threads: threads)
         list(loader)
-        assert loader._compiled is not None
-        used += [engine.threads for engine in loader._compiled.pool._idle]
+        assert loader._session.native_plan is not None
+        used += [engine.threads for engine in loader._session.native_plan.pool._idle]
     assert used == [1, 2, 2]
 
 
 def test_what_is_set_later_is_built_for(pictures: Path) -> None:
     loader = DALILoader(ImageFolder(pictures, CHAIN), 4, cache="host", cache_bytes=1, device="cpu")
-    before = loader._compile()
-    assert loader._compile() is before
+    before = loader._native_plan()
+    assert loader._native_plan() is before
     loader.num_workers = before.threads.number() + 1
-    assert loader._compile().threads.number() == loader.num_workers
-    before = loader._compile()
+    assert loader._native_plan().threads.number() == loader.num_workers
+    before = loader._native_plan()
     loader.cache_bytes = 2**20
-    assert loader._compile() is not before
+    assert loader._native_plan() is not before
     loader.cache = cast("Any", "tape")
     with pytest.raises(ValueError, match="tape"):
         iter(loader)
@@ -247,7 +247,7 @@ def test_a_prefetch_factor_that_nobody_chose_is_none_of_a_copy(pictures: Path) -
     for one in (loader, pickle.loads(pickle.dumps(loader))):
         assert one.prefetch_factor == 2
         again = DALILoader(one.dataset, 4, num_workers=2, prefetch_factor=one.prefetch_factor, device="cpu")
-        assert again._compile().window == 6
+        assert again._native_plan().prefetch_depth == 6
 
 
 class Growing:

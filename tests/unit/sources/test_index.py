@@ -110,7 +110,7 @@ def test_it_is_read_without_being_asked_wherever_it_is(
     other = ImageIndex(tmp_path / "b.npz", exact, lambda label: label + 100)
     ours = nest(first, other, dataset)
     loader = DALILoader(ours, 5, device=device)
-    assert loader._source is not None
+    assert loader._session.source is not None
     theirs = list(DataLoader(ours, 5))
     assert same([labels for _, labels in on_host(loader)], [labels for _, labels in theirs])
     if device == "cpu":
@@ -169,13 +169,13 @@ def test_another_index_under_its_name_tells_no_headers(
     index = ImageIndex(tmp_path / "a.npz", exact)
     ImageIndex.write(tmp_path / "a.npz", dataset.samples[::-1][:count], headers=headers)
     loader = DALILoader(index, 3, device=device)
-    assert loader._source is not None
+    assert loader._session.source is not None
     assert_pairs(loader, dataset, in_order())
     for name in ("text", "gone"):
         index.file.write_text("text") if name == "text" else index.file.unlink()
         index.transform = v2.Compose([*exact.transforms])
         assert_pairs(loader, dataset, in_order())
-        assert loader._source is not None
+        assert loader._session.source is not None
 
 
 def saved(file: Path, save: Any = np.savez, **arrays: Any) -> None:

@@ -111,8 +111,8 @@ def test_what_is_not_changed_is_not_built_anew(pictures: Any, numbered: Numbered
     assert isinstance(dataset, ImageFolder)
     loader = DALILoader(dataset, 4, device="cpu")
     first(loader)
-    pool = loader._compiled.pool
+    pool = loader._session.native_plan.pool
     assert dataset.transform.transforms[-1].calls
     dataset.transform.eval()
     first(loader)
-    assert loader._compiled.pool is pool
+    assert loader._session.native_plan.pool is pool

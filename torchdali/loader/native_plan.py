@@ -1,0 +1,63 @@
+"""The plan of a native dataset, with what runs it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torchdali.pipeline.cache import Cache
+from torchdali.pipeline.clock import Clock
+from torchdali.pipeline.engine import PipelinePool
+from torchdali.pipeline.feed import Prefetcher
+from torchdali.pipeline.plan import Plan
+from torchdali.pipeline.retry import RetryingPrefetcher
+from torchdali.pipeline.tuning import Threads
+from torchdali.samples.on_error import ErrorPolicy
+from torchdali.sources import NativeSource
+
+__all__ = ["NativePlan"]
+
+
+@dataclass(frozen=True)
+class NativePlan:
+    """The plan of a native dataset, and the pipelines that run it.
+
+    Attributes:
+        key: The values that the plan depends on.
+        source: The samples.
+        pool: The pipelines, and the plan that they run.
+        chain: All transforms, in order.
+        threads: Chooses the number of DALI's CPU threads.
+        prefetch_depth: Number of batches in flight.
+        cache: The cache of files or images, if there is one.
+    """
+
+    key: object
+    source: NativeSource
+    pool: PipelinePool
+    chain: tuple[Any, ...]
+    threads: Threads
+    prefetch_depth: int
+    cache: Cache | None = None
+
+    @property
+    def plan(self) -> Plan:
+        """The steps from a file to an image in the batch."""
+        return self.pool.plan
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the batches."""
+        return self.pool.plan.device
+
+    def open(self, timeout: float, sampler: Any, clock: Clock, errors: ErrorPolicy) -> Prefetcher | RetryingPrefetcher:
+        """Return the prefetcher for one epoch, whose samples come from ``sampler``."""
+
+        def make(clock: Clock) -> Prefetcher:
+            if self.cache:
+                return self.cache.feed(self.prefetch_depth, timeout, sampler, clock)
+            return Prefetcher(self.prefetch_depth, timeout, clock)
+
+        return RetryingPrefetcher(make(clock), lambda: make(Clock(self.device)), errors) if errors else make(clock)
