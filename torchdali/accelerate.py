@@ -1,11 +1,11 @@
-"""Hugging Face Accelerate with ``DALILoader``: the one changed line is the import of ``Accelerator``.
+"""Hugging Face Accelerate with ``DALILoader``. Only the import of ``Accelerator`` changes.
 
 ::
 
     from torchdali.accelerate import Accelerator
 
-Accelerate's ``prepare`` makes a new loader of a loader's attributes, with each process's share of the batches. Here the
-new one has a ``DALILoader`` inside; all else, the shares too, is Accelerate's own code.
+Accelerate's ``prepare`` makes a new loader from a loader's attributes, with each process's share of the batches. Here
+the new loader has a ``DALILoader`` inside. All else, also the shares, is Accelerate's own code.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _GLOBAL = (TORCH, "numpy", "python")
 
 
 class _Guard:
-    """The ``collate_fn`` that Accelerate finds where it makes a loader of a prepared one by itself."""
+    """The ``collate_fn`` of a prepared loader. It raises if Accelerate makes a plain loader with it."""
 
     def __call__(self, _: Any) -> Any:
         raise TransformError(
@@ -49,14 +49,14 @@ class _Guard:
 
 
 class _Base(DALILoader[Any]):
-    """The loader inside, whose epochs Accelerate numbers, and around whose place it puts the global generators back."""
+    """The loader inside a prepared one. Accelerate numbers its epochs, and restores the global generators itself."""
 
-    _midst = False
+    _resumes_within_epoch = False
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As ``DALILoader``'s."""
+        """Load a state, as ``DALILoader`` does."""
         super().load_state_dict(state_dict)
-        self._midst = bool(state_dict.get("begun")) and not state_dict["over"]
+        self._resumes_within_epoch = bool(state_dict.get("begun")) and not state_dict["over"]
 
     @property
     def epochs(self) -> int:
@@ -64,21 +64,21 @@ class _Base(DALILoader[Any]):
         return self._progress.next_epoch
 
     def follow(self, epoch: int, known: bool) -> None:
-        """Says which number the next epoch has.
+        """Set the number of the next epoch.
 
         Args:
-            epoch: The number.
-            known: Whether Accelerate says what it said before: after a ``break`` it does not count on.
+            epoch: Accelerate's number.
+            known: Whether it is the number of the epoch before; Accelerate does not count on after a ``break``.
         """
         self._progress.next_epoch = max(epoch, self._progress.next_epoch) if known else epoch
 
     def count_with(self, other: _Base) -> None:
-        """Has one count of epochs together with another loader."""
+        """Share the count of epochs with another loader."""
         self._progress.share_epochs(other._progress)
 
     def __iter__(self) -> Any:
-        """An epoch; where it goes on in its midst, the global generators stay as Accelerate has put them back."""
-        if not self._midst:
+        """Begin an epoch. If it resumes within one, keep the global generators, which Accelerate has restored."""
+        if not self._resumes_within_epoch:
             return super().__iter__()
         generators = Generators(self)
         before = {name: state for name, state in generators.states().items() if name in _GLOBAL}
@@ -86,20 +86,20 @@ class _Base(DALILoader[Any]):
             iterator = super().__iter__()
         finally:
             generators.set(before)
-        self._midst = False
+        self._resumes_within_epoch = False
         return iterator
 
 
-_Base.__name__ = DALILoader.__name__  # which explain() and errors say
+_Base.__name__ = DALILoader.__name__  # for explain() and errors
 
 
 class _Prepared:
-    """What the prepared loaders have in common.
+    """The parts that both kinds of prepared loaders share.
 
     Args:
-        made: What Accelerate made.
-        template: The loader that it was made of.
-        base: The loader that gives its batches.
+        made: The loader that Accelerate made.
+        template: The loader that it was made from.
+        base: The loader that yields its batches.
     """
 
     use_stateful_dataloader: bool
@@ -110,27 +110,27 @@ class _Prepared:
         self.__dict__.update(made.__dict__)
         self.template, self.base_dataloader = template, base
         self._is_accelerate_prepared = True
-        self._note_place()
+        self._save_state()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy, pickled or not, has all of this, too; Accelerate's own would be one of its class."""
-        return _remade, (type(self),), self.__dict__
+        """Keep the class in copies, pickled or not; Accelerate's ``__reduce__`` would return its own class."""
+        return _make_empty, (type(self),), self.__dict__
 
-    def _note_place(self) -> None:
-        """Keeps for ``state_dict`` where the loader is before the first batch that it is asked for."""
+    def _save_state(self) -> None:
+        """Keep the state before the first batch for ``state_dict``."""
         if self.use_stateful_dataloader:
             self.dl_state_dict = self.base_dataloader.state_dict() | {"iteration": self.iteration}
 
     @property
     def collate_fn(self) -> Any:
-        """What a loader would have that is not this one; Accelerate makes some from the attributes of others."""
+        """A function that raises. Accelerate makes some loaders from the attributes of others."""
         return _Guard()
 
     def state_dict(self) -> dict[str, Any]:
-        """The place after the batches that were handed out.
+        """Return the state after the batches that were yielded.
 
-        Accelerate saves and loads the global generators itself. Between epochs a loader leaves them alone: it may begin
-        its next one long after other loaders went on.
+        Accelerate saves and loads the global generators itself. A state between epochs leaves them out, because other
+        loaders may run before the next epoch begins.
         """
         state: dict[str, Any] = cast("Any", super()).state_dict()
         if state["begun"]:
@@ -142,46 +142,46 @@ class _Prepared:
         return state | own
 
     def set_epoch(self, epoch: int) -> None:
-        """Says which number the next epoch has; Accelerate itself does so at the begin of each, with ``iteration``."""
+        """Set the number of the next epoch. Accelerate calls this with ``iteration`` when an epoch begins."""
         known = epoch == self.iteration
         cast("Any", super()).set_epoch(epoch)
         if isinstance(self.base_dataloader, _Base):
             self.base_dataloader.follow(epoch, known)
 
     def _update_state_dict(self) -> None:
-        """Called for every batch."""
+        """Keep the state after a batch. Accelerate calls this for every batch."""
         if self.use_stateful_dataloader:
             cast("Any", super())._update_state_dict()  # noqa: SLF001
             self.dl_state_dict["iteration"] = self.iteration + self.end_of_dataloader
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Accelerate says the number of the epoch to the sampler, and counts from 0 where nobody tells it."""
+        """Load a state, and the number of the epoch in Accelerate's count."""
         state = dict(state_dict)
         iteration: int | None = state.pop("iteration", None)
         cast("Any", super()).load_state_dict(state)
-        # A state of a loader that was not prepared counts epochs as Accelerate does; an empty one takes back another.
+        # The state of a loader that was not prepared has no iteration. An empty one undoes the load before.
         self.iteration = self.base_dataloader.epochs if iteration is None else iteration
-        self._note_place()
+        self._save_state()
 
 
-def _remade(kind: type[Any]) -> Any:
+def _make_empty(kind: type[Any]) -> Any:
     return object.__new__(kind)
 
 
 class _Shard(_Prepared, _theirs.DataLoaderShard):
-    """Batches of each process's own."""
+    """A loader in which each process makes its own batches."""
 
 
 class _Dispatcher(_Prepared, _theirs.DataLoaderDispatcher):
-    """Batches that the first process makes, and deals out."""
+    """A loader in which the first process makes all batches and sends them to the others."""
 
 
 def prepare_data_loader(accelerator: Any, loader: Any, *args: Any, **kwargs: Any) -> Any:
-    """What ``accelerator.prepare_data_loader`` does, but a ``DALILoader`` stays one.
+    """Prepare a loader as ``accelerator.prepare_data_loader`` does, but keep a ``DALILoader``.
 
     Args:
         accelerator: Any ``accelerate.Accelerator``; in ``transformers``, that of the ``Trainer``.
-        loader: The loader.
+        loader: The loader to prepare.
         *args: As for ``accelerator.prepare_data_loader``.
         **kwargs: As for ``accelerator.prepare_data_loader``.
 
@@ -189,18 +189,18 @@ def prepare_data_loader(accelerator: Any, loader: Any, *args: Any, **kwargs: Any
         A loader of this process's share, of a subclass of Accelerate's, with batches on the accelerator's device.
 
     Raises:
-        ValueError: The loader shares by itself; or its place is to be saved, and one process makes all batches; or what
-            Accelerate raises.
+        ValueError: The loader has ``distributed="auto"``, or its state is to be saved while one process makes all
+            batches. Accelerate raises its own errors, too.
     """
     if type(loader) in (_Shard, _Dispatcher) or not isinstance(loader, DALILoader):
         return _accelerate.Accelerator.prepare_data_loader(accelerator, loader, *args, **kwargs)
     given = cast("DALILoader[Any]", loader)
     if given.distributed:
         raise ValueError("Accelerate gives each process its share: leave out distributed='auto'")
-    # A DALILoader would refuse to be made a DataLoader of.
+    # DALILoader refuses to be prepared by Accelerate itself.
     plain = DataLoader[Any](given.dataset)
     vars(plain).update({name: value for name, value in vars(given).items() if name in vars(plain)})
-    # Accelerate would have torchdata's loader, and ask for its state at once, for which it draws an epoch's order.
+    # Else Accelerate would make torchdata's loader and ask for its state at once, which draws an epoch's order.
     stateful, config = accelerator.use_stateful_dataloader, accelerator.dataloader_config
     accelerator.dataloader_config = dataclasses.replace(config, use_stateful_dataloader=False)
     try:
@@ -209,12 +209,12 @@ def prepare_data_loader(accelerator: Any, loader: Any, *args: Any, **kwargs: Any
         accelerator.dataloader_config = config
     made.use_stateful_dataloader = stateful
     ours = _with_dali(made, given, accelerator.device)
-    accelerator._dataloaders[-1] = ours  # noqa: SLF001 - which save_state and its like go through
+    accelerator._dataloaders[-1] = ours  # noqa: SLF001 - save_state and others use this list
     return ours
 
 
 def skip_first_batches(loader: Any, num_batches: int = 0) -> Any:
-    """What ``accelerate.skip_first_batches`` does: a loader without the first batches, of which no sample is loaded."""
+    """Return a loader without the first batches, as ``accelerate.skip_first_batches`` does. Loads no skipped sample."""
     made = _theirs.skip_first_batches(loader, num_batches)
     if type(loader) not in (_Shard, _Dispatcher):
         return made
@@ -226,12 +226,12 @@ def skip_first_batches(loader: Any, num_batches: int = 0) -> Any:
 
 
 def _with_dali(made: Any, loader: DALILoader[Any], device: Any) -> Any:
-    """A loader that Accelerate made, with the batches of a ``DALILoader`` that has its sampler.
+    """Return a loader that Accelerate made, with the batches of a ``DALILoader`` that has its sampler.
 
     Args:
-        made: The loader.
-        loader: Whose arguments are taken.
-        device: Where batches are made, if they are to be where the accelerator is, and the loader leaves it open.
+        made: The loader that Accelerate made.
+        loader: The loader whose arguments are copied.
+        device: The accelerator's device, for a loader with ``device="auto"``.
     """
     dispatches = isinstance(made, _theirs.DataLoaderDispatcher)
     if dispatches and made.use_stateful_dataloader:
@@ -248,7 +248,7 @@ def _with_dali(made: Any, loader: DALILoader[Any], device: Any) -> Any:
     else:
         batches = {"batch_sampler": base.batch_sampler}
     if dispatches and not _accelerate.PartialState().is_main_process:
-        # It is asked for no batch, and should start nothing.
+        # No batch is taken from it, so it must not start DALI.
         return _Dispatcher(made, loader, DataLoader[Any](base.dataset, **batches))
     options = {name: getattr(loader, name) for name in _KEPT}
     if options["device"] == "auto" and device is not None and (dispatches or made.device is not None):
@@ -266,12 +266,12 @@ else:
 
 
 class Accelerator(_Theirs):
-    """``accelerate.Accelerator``, whose ``prepare`` keeps a ``DALILoader`` what it is."""
+    """``accelerate.Accelerator`` whose ``prepare`` keeps a ``DALILoader`` a ``DALILoader``."""
 
     def prepare_data_loader(self, data_loader: Any, *args: Any, **kwargs: Any) -> Any:
-        """As in ``accelerate.Accelerator``; see :func:`prepare_data_loader`."""
+        """Prepare a loader; see :func:`prepare_data_loader`."""
         return prepare_data_loader(self, data_loader, *args, **kwargs)
 
     def skip_first_batches(self, dataloader: Any, num_batches: int = 0) -> Any:
-        """As in ``accelerate.Accelerator``; see :func:`skip_first_batches`."""
+        """Return a loader without the first batches; see :func:`skip_first_batches`."""
         return skip_first_batches(dataloader, num_batches)

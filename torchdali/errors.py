@@ -1,16 +1,16 @@
-"""What torchdali raises.
+"""The exceptions that torchdali raises.
 
 ::
 
     TorchDALIError
     ├── DALIUnavailableError (ImportError)   DALI is missing, or does not fit this machine
-    ├── UnsupportedDatasetError (TypeError)  a dataset that cannot be read without asking it for samples
+    ├── UnsupportedDatasetError (TypeError)  a dataset whose samples only its __getitem__ can make
     ├── TransformError (ValueError)          a chain of transforms that cannot make a batch
     ├── SampleError (RuntimeError)           one sample is missing, damaged or unreadable
     ├── BatchShapeError (RuntimeError)       the images of a batch differ in shape
-    └── PipelineError (RuntimeError)         DALI failed, and no file is to blame
+    └── PipelineError (RuntimeError)         DALI failed although all files of the batch are readable
 
-Each also derives from the built-in type that comes closest to what ``torch.utils.data.DataLoader`` raises.
+Each also derives from a built-in type: the one closest to what ``torch.utils.data.DataLoader`` raises.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class DALIUnavailableError(TorchDALIError, ImportError):
 
 
 class UnsupportedDatasetError(TorchDALIError, TypeError):
-    """The dataset cannot be read without calling its ``__getitem__``; a loader asks it for samples then."""
+    """The dataset is not native: only its ``__getitem__`` can make its samples. A loader is worker-fed then."""
 
 
 class TransformError(TorchDALIError, ValueError):
-    """The transforms, taken together, do not end in something that can be batched."""
+    """The chain of transforms does not end in something that can be batched."""
 
 
 class BatchShapeError(TorchDALIError, RuntimeError):
@@ -56,8 +56,8 @@ class SampleError(TorchDALIError, RuntimeError):
 
     Attributes:
         index: The sample's index in the loader's dataset.
-        path: The file's path; of an image that is in no file, what it is and where.
-        reason: What is wrong with it.
+        path: The file's path. For an image that is in no file, its kind and where it is.
+        reason: The fault.
     """
 
     def __init__(self, index: int, path: str, reason: str) -> None:
@@ -71,4 +71,4 @@ class SampleError(TorchDALIError, RuntimeError):
 
 
 class OptionError(ValueError):
-    """What a command was given is wrong. A ``ValueError`` of the user's own code is none, and keeps its traceback."""
+    """An option of a command is wrong. Unlike a ``ValueError`` of the user's code, it needs no traceback."""

@@ -1,7 +1,7 @@
 """``DALIDataModule``: Lightning's data module, with a ``DALILoader`` for each dataset.
 
-The module is imported by who uses it, and needs ``lightning`` or ``pytorch_lightning``: the one that the program has
-imported, which may be both, or else the first that is installed.
+It needs ``lightning`` or ``pytorch_lightning``. It works with each of them that the program has imported, or else with
+the first that is installed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
 
 def _bases() -> tuple[Any, ...]:
-    """The ``LightningDataModule`` of each package that a Trainer may come from."""
+    """Return the ``LightningDataModule`` of each package that a Trainer may come from."""
     loaded = [name for name in _PACKAGES if sys.modules.get(name)]
     for name in loaded or _PACKAGES:
         try:
@@ -38,7 +38,7 @@ def _bases() -> tuple[Any, ...]:
             if error.name not in (name, name.partition(".")[0]):
                 raise
         else:
-            return tuple(sys.modules[one].LightningDataModule for one in loaded or [name])
+            return tuple(sys.modules[module].LightningDataModule for module in loaded or [name])
     raise ModuleNotFoundError("torchdali.lightning needs Lightning: pip install lightning", name="lightning")
 
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from lightning.pytorch import LightningDataModule
 
     class _Base(LightningDataModule, Any):
-        """As a type it is that of either package."""
+        """The type of either package's data module."""
 
         trainer: Any
 
@@ -55,59 +55,60 @@ else:
 
 
 class TrainLoader(DALILoader[Any]):
-    """A loader whose epochs are the Trainer's, and whose place its data module saves and finds again.
+    """A loader that follows the Trainer's epochs. Its data module saves and loads its state.
 
     Args:
         *args: As for ``DALILoader``.
         module: The data module.
-        number: Which of its loaders this is.
+        number: The number of this loader in the data module.
         **kwargs: As for ``DALILoader``.
     """
 
     def __init__(self, *args: Any, module: DALIDataModule, number: int, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.module, self.number = module, number
-        self._of: int | None = None
+        self._trainer_epoch: int | None = None
 
     def __iter__(self) -> Iterator[Any]:
-        """An epoch, which draws its random numbers now, as DataLoader's does.
+        """Begin an epoch. It draws its random numbers now, as ``DataLoader``'s does.
 
-        One that goes on from a saved place begins with its first batch: only then does the Trainer's number hold. So
-        does each where loaders are made anew, which the Trainer asks for an iterator twice, or once when it resumes.
+        An epoch that resumes begins with its first batch, because the Trainer has not restored its epoch's number
+        before. So does each epoch with ``reload_dataloaders_every_n_epochs``: the Trainer asks such loaders for two
+        iterators, or for one when it resumes.
         """
         trainer = self.module.trainer
         if trainer is None:
-            return self._plain()
+            return self._iterate()
         waits = self.module.has_state(self.number) or trainer.reload_dataloaders_every_n_epochs
-        return _Numbered(self, None if waits else self._new(trainer.current_epoch))
+        return _LateIterator(self, None if waits else self._begin_new(trainer.current_epoch))
 
     def begin(self) -> Iterator[Any]:
-        """The iterator of the Trainer's current epoch: a new one, or what is left of the one that was saved."""
+        """Return the iterator of the Trainer's current epoch: a new one, or the rest of the saved one."""
         epoch = self.module.trainer.current_epoch
         saved = self.module.claim(self.number)
-        if saved is not None and self._goes_on(saved, epoch):
-            return self._plain()
-        return self._new(epoch)
+        if saved is not None and self._resume(saved, epoch):
+            return self._iterate()
+        return self._begin_new(epoch)
 
-    def number_is(self, epoch: int) -> None:
-        """The first batch of an epoch of the Trainer is asked for."""
-        self._of = epoch
+    def note_epoch(self, epoch: int) -> None:
+        """Keep the Trainer's epoch, whose first batch is asked for."""
+        self._trainer_epoch = epoch
 
-    def _new(self, epoch: int) -> Iterator[Any]:
-        if epoch != self._of:
+    def _begin_new(self, epoch: int) -> Iterator[Any]:
+        if epoch != self._trainer_epoch:
             self.set_epoch(epoch)
         else:
             self._progress.repeat_epoch()
-        return self._plain()
+        return self._iterate()
 
-    def _plain(self) -> Iterator[Any]:
+    def _iterate(self) -> Iterator[Any]:
         return cast("Iterator[Any]", super().__iter__())
 
-    def _goes_on(self, saved: Mapping[str, Any], epoch: int) -> bool:
-        """Whether the current epoch is the saved one; of an older one the end is left out, as it was."""
+    def _resume(self, saved: Mapping[str, Any], epoch: int) -> bool:
+        """Load a state. Return whether it is of the current epoch; the rest of an older one is left out."""
         current = saved["epoch"] == epoch
         try:
-            super().load_state_dict(_for_ranks(saved["state"], self))
+            super().load_state_dict(_adapt_to_ranks(saved["state"], self))
         except ValueError as error:
             warnings.warn(f"Epoch {epoch} begins anew, and not as it would have been: {error}", stacklevel=6)
             return False
@@ -116,17 +117,17 @@ class TrainLoader(DALILoader[Any]):
         return current
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As ``DALILoader``'s, but where the data module has a state: the Trainer's, which has less, is not taken."""
+        """Load a state, unless the data module has one, which holds more than the Trainer's."""
         if not self.module.has_state(self.number):
             super().load_state_dict(state_dict)
 
-    def saved(self) -> dict[str, Any] | None:
-        """The state and the Trainer's epoch of which it is; None before the first batch."""
-        return None if self._of is None else {"epoch": self._of, "state": self.state_dict()}
+    def save(self) -> dict[str, Any] | None:
+        """Return the state and the Trainer's epoch that it belongs to; None before the first batch."""
+        return None if self._trainer_epoch is None else {"epoch": self._trainer_epoch, "state": self.state_dict()}
 
 
 def _constructor() -> inspect.Signature:
-    """The parameters by whose names Lightning makes a loader anew."""
+    """Return the parameters whose names Lightning reads when it makes a loader anew."""
     inherited = inspect.signature(cast("Any", DALILoader).__init__).parameters.values()
     own = inspect.signature(cast("Any", TrainLoader).__init__).parameters
     return inspect.Signature([*inherited, own["module"], own["number"]])
@@ -135,74 +136,76 @@ def _constructor() -> inspect.Signature:
 cast("Any", TrainLoader).__init__.__signature__ = _constructor()
 
 
-class _Numbered:
-    """An iterator that belongs to the epoch in which its first batch is asked for.
+class _LateIterator:
+    """An iterator that belongs to the Trainer's epoch in which its first batch is asked for.
+
+    The Trainer may ask for an iterator in one epoch and take the first batch in another one.
 
     Args:
-        loader: Whose it is.
-        iterator: What was begun for the epoch that the Trainer is in now; None where it is to be begun later.
+        loader: The loader.
+        iterator: The iterator that was begun for the Trainer's current epoch; None to begin it with the first batch.
     """
 
     def __init__(self, loader: TrainLoader, iterator: Iterator[Any] | None) -> None:
         self._loader, self._iterator = loader, iterator
         self._epoch = loader.module.trainer.current_epoch
-        self._asked = False
+        self._has_begun = False
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
-        if not self._asked:
+        if not self._has_begun:
             now = self._loader.module.trainer.current_epoch
             if self._iterator is None or now != self._epoch:
                 self._iterator = self._loader.begin()
-            self._loader.number_is(now)
-            self._asked = True
+            self._loader.note_epoch(now)
+            self._has_begun = True
         assert self._iterator is not None
         return next(self._iterator)
 
 
-def _for_ranks(state: dict[str, Any], loader: TrainLoader) -> dict[str, Any]:
-    """A state of rank 0, the one that Lightning saves, for this rank, of perhaps another number of them."""
-    about = state["loader"]
-    ranks, here = about.get("ranks"), getattr(cast("Any", loader.sampler), "num_replicas", None)
+def _adapt_to_ranks(state: dict[str, Any], loader: TrainLoader) -> dict[str, Any]:
+    """Return the state for this rank, from that of rank 0, which Lightning saves. Their number may have changed."""
+    saved = state["loader"]
+    ranks, here = saved.get("ranks"), getattr(cast("Any", loader.sampler), "num_replicas", None)
     if ranks is None or ranks == here:
         return state
-    return merge({**state, "loader": {**about, "rank": rank}} for rank in range(ranks))
+    return merge({**state, "loader": {**saved, "rank": rank}} for rank in range(ranks))
 
 
 class DALIDataModule(_Base):
     """A ``LightningDataModule`` that makes a ``DALILoader`` of each dataset, on the device of the Trainer's strategy.
 
     Each of ``train``, ``val``, ``test`` and ``predict`` is a dataset, the path of a folder of class folders, a loader,
-    or a list, tuple or dictionary of these. A loader is taken as it is; a ``DALILoader`` for training is copied. The
-    others are made when they are asked for; without a Trainer their device is "auto". Only those for training shuffle.
-    Where there are several processes, Lightning gives each of them its share.
+    or a list, tuple or dictionary of these. A loader is used as it is, but a ``DALILoader`` for training is copied. The
+    others are made when the Trainer asks for them; without a Trainer their device is "auto". Only those for training
+    shuffle. If there are several processes, Lightning gives each of them its share.
 
-    The place in the training data is saved with each checkpoint, and found again: in the midst of an epoch, and at its
-    end, after which Lightning itself has each loader begin anew.
+    Each checkpoint holds the state of the training loaders. So training resumes within an epoch, or after its end,
+    when Lightning itself begins each loader anew.
 
     Args:
-        train: What ``trainer.fit`` trains on.
-        val: What ``trainer.fit`` and ``trainer.validate`` validate on.
+        train: Data for training, in ``trainer.fit``.
+        val: Data for validation, in ``trainer.fit`` and ``trainer.validate``.
         test: For ``trainer.test``.
         predict: For ``trainer.predict``.
-        train_transform: ``DALILoader``'s argument ``transform``, for training. As are the next three.
+        train_transform: ``DALILoader``'s argument ``transform``, for training. The next three are for other stages.
         val_transform: For validation.
         test_transform: For the test.
         predict_transform: For prediction.
         batch_size: Samples in a batch, of each process.
         train_options: Arguments of ``DALILoader`` for training alone, such as ``drop_last`` or ``batch_transform``.
-        val_options: For validation alone. As are the next two.
-        test_options: For the test alone.
-        predict_options: For prediction alone.
+        val_options: The same for validation.
+        test_options: The same for the test.
+        predict_options: The same for prediction.
         **options: Arguments of ``DALILoader`` for all stages, such as ``num_workers``, ``seed`` or ``device``.
 
     Attributes:
-        batch_size: As given; Lightning's ``Tuner`` may change it.
+        batch_size: The argument. Lightning's ``Tuner`` may change it.
 
     Raises:
-        ValueError: A transform or an option was given for a stage that has nothing but loaders, or nothing at all.
+        ValueError: A transform or an option is for a stage that has only loaders, or no data.
     """
 
     def __init__(
@@ -240,25 +243,25 @@ class DALIDataModule(_Base):
         leaves = [leaf for data in self._data.values() for leaf in _leaves(data)]
         if given and leaves and all(map(_is_loader, leaves)):
             raise ValueError(f"{', '.join(given)}: there is no dataset whose loader would take this")
-        # As Lightning's from_datasets does: a method that is defined says that there is data.
+        # Lightning takes a method that is defined for the presence of data; its from_datasets does the same.
         for stage in (stage for stage, data in self._data.items() if data is not None):
-            setattr(self, f"{stage}_dataloader", partial(self._loaders, stage))
+            setattr(self, f"{stage}_dataloader", partial(self._make_loaders, stage))
         self._folders: dict[str, ImageFolder] = {}
         self._saved: dict[str, Any] = {}
 
-    def _loaders(self, stage: str) -> Any:
-        """What the Trainer gets of ``train_dataloader`` and its like."""
+    def _make_loaders(self, stage: str) -> Any:
+        """Return the result of ``train_dataloader`` and the methods of the other stages."""
         numbers = iter(range(sys.maxsize))
 
-        def make(one: Any) -> Any:
-            return self._loader(stage, one, next(numbers))
+        def make(data: Any) -> Any:
+            return self._make_loader(stage, data, next(numbers))
 
-        return _mapped(self._data[stage], make)
+        return _map(self._data[stage], make)
 
-    def _loader(self, stage: str, data: Any, number: int) -> Any:
+    def _make_loader(self, stage: str, data: Any, number: int) -> Any:
         if _is_loader(data):
             is_ours = isinstance(cast("object", data), DALILoader)
-            return self._taken(data, number) if stage == "train" and is_ours else data
+            return self._copy_for_training(data, number) if stage == "train" and is_ours else data
         if isinstance(data, (str, os.PathLike)):
             folder = os.fspath(cast("str | os.PathLike[str]", data))
             if folder not in self._folders:
@@ -276,63 +279,63 @@ class DALIDataModule(_Base):
             options["shuffle"] = True
         return TrainLoader(data, module=self, number=number, **options)
 
-    def _taken(self, loader: DALILoader[Any], number: int) -> TrainLoader:
-        """A copy of a loader that was given."""
-        twin = copy.copy(loader)
-        twin.__class__ = _training(type(loader))
-        vars(twin).update(module=self, number=number, _of=None)
-        return cast("TrainLoader", twin)
+    def _copy_for_training(self, loader: DALILoader[Any], number: int) -> TrainLoader:
+        """Return a copy of the user's loader that follows the Trainer's epochs."""
+        copied = copy.copy(loader)
+        copied.__class__ = _add_train_loader(type(loader))
+        vars(copied).update(module=self, number=number, _trainer_epoch=None)
+        return cast("TrainLoader", copied)
 
     def state_dict(self) -> dict[str, Any]:
-        """The places of the loaders that train, by number; Lightning puts it into each checkpoint."""
+        """Return the states of the training loaders, by number. Lightning puts them into each checkpoint."""
         loaders = _leaves(self.trainer.train_dataloader) if self.trainer is not None else []
-        places = {str(one.number): one.saved() for one in loaders if isinstance(one, TrainLoader)}
-        return self._saved | {number: place for number, place in places.items() if place is not None}
+        states = {str(loader.number): loader.save() for loader in loaders if isinstance(loader, TrainLoader)}
+        return self._saved | {number: state for number, state in states.items() if state is not None}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Keeps the places for the loaders, where it is ``trainer.fit`` that goes on."""
+        """Keep the states for the loaders, if ``trainer.fit`` resumes."""
         fits = self.trainer is not None and self.trainer.state.fn == "fit"
         self._saved = dict(state_dict) if fits else {}
 
     def teardown(self, stage: str) -> None:
-        """Forgets what was loaded."""
+        """Forget the states that were loaded."""
         super().teardown(stage)
         self._saved = {}
 
     def has_state(self, number: int) -> bool:
-        """Whether a loader has a place to go on from."""
+        """Return whether there is a state for a loader."""
         return str(number) in self._saved
 
     def claim(self, number: int) -> dict[str, Any] | None:
-        """The place that a loader goes on from, once."""
+        """Return the state for a loader, and forget it."""
         return self._saved.pop(str(number), None)
 
 
-def _training(kind: type[Any]) -> type[Any]:
-    """The class of a copy that trains; that of a loader of a subclass has its methods, too."""
+def _add_train_loader(kind: type[Any]) -> type[Any]:
+    """Return a class with the methods of ``TrainLoader`` and of the loader's own class."""
     if kind is DALILoader:
         return TrainLoader
-    mixed = {"__module__": kind.__module__}
-    return kind if issubclass(kind, TrainLoader) else type(kind.__name__, (TrainLoader, kind), mixed)
+    namespace = {"__module__": kind.__module__}
+    return kind if issubclass(kind, TrainLoader) else type(kind.__name__, (TrainLoader, kind), namespace)
 
 
 def _is_loader(data: Any) -> bool:
-    """Whether it is something that gives batches: it is no dataset, and no folder of one."""
+    """Return whether the data is a loader: neither a dataset nor the path of a folder."""
     return not isinstance(data, os.PathLike) and not hasattr(data, "__getitem__")
 
 
-def _mapped(data: Any, make: Callable[[Any], Any]) -> Any:
-    """What is made of each part of a collection: a dictionary of a mapping, a list of a list or tuple, at any depth."""
+def _map(data: Any, make: Callable[[Any], Any]) -> Any:
+    """Apply a function to each leaf of a nested collection. Mappings become dictionaries, tuples become lists."""
     if isinstance(data, Mapping):
-        return {key: _mapped(value, make) for key, value in cast("Mapping[Any, Any]", data).items()}
+        return {key: _map(value, make) for key, value in cast("Mapping[Any, Any]", data).items()}
     if isinstance(data, (list, tuple)):
-        return [_mapped(value, make) for value in cast("Iterable[Any]", data)]
+        return [_map(value, make) for value in cast("Iterable[Any]", data)]
     return make(data)
 
 
 def _leaves(data: Any) -> list[Any]:
-    """What is in a collection."""
-    found: list[Any] = []
+    """Return the leaves of a nested collection."""
+    leaves: list[Any] = []
     if data is not None:
-        _mapped(data, found.append)
-    return found
+        _map(data, leaves.append)
+    return leaves

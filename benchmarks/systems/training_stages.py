@@ -33,8 +33,8 @@ def stage(name: str, root: Path, batch_size: int, step: list[Any]) -> systems.Ep
     compiled = DALILoader(ImageFolder(root, systems.transforms()), batch_size)._native_plan()  # noqa: SLF001
     source, whole = compiled.source, compiled.plan
     plan = {
-        "stage_read": probe.reading(whole),
-        "stage_decode": replace(probe.decoding(whole), entry="files"),
+        "stage_read": probe.plan_reading(whole),
+        "stage_decode": replace(probe.plan_decoding(whole), entry="files"),
         "stage_all": whole,
     }[name]
     with ThreadPoolExecutor(16) as threads:

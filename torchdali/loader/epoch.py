@@ -1,4 +1,4 @@
-"""One epoch of a loader: DataLoader's iterator, with DALI behind it."""
+"""The iterator of a native dataset: DALI reads the samples that the sampler names."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ _map_tensors = cast("Callable[..., Any]", pytree.tree_map_only)
 
 
 class NativeIterator(ResumableIterator):
-    """One epoch's batches.
+    """The batches of one epoch.
 
-    The base class takes the sampler's iterator and draws the base seed, in the order and from the generators that
-    DataLoader does, whichever torch is installed.
+    torch's base class makes the sampler's iterator and draws the base seed. So both happen in the order and from the
+    generators of the installed ``DataLoader``.
 
     Args:
         context: The parts of the loader that the epoch sees.
@@ -60,25 +60,25 @@ class NativeIterator(ResumableIterator):
             self._base_seed = self.progress.base_seed = base_seed
             self.progress.drew_base_seed = False
         elif view.num_workers:
-            # As DataLoader's iterator with workers does: it asks the sampler for a second iterator.
+            # DataLoader's iterator with workers makes a second iterator of the sampler.
             self._reset(view, first_iter=True)
         self._collate = view.collate_fn
         self._transform_batch = context.batch_transform
         self._native = native
         self._ahead = max(native.prefetch_depth + 2, (view.prefetch_factor or 2) * view.num_workers)
         self._end: Exception | None = None
-        self._turns = 0
+        self._num_returned = 0
 
     @property
     def base_seed(self) -> int:
-        """What DataLoader seeds its workers with."""
+        """The number from which ``DataLoader`` seeds its workers."""
         return int(self._base_seed)
 
     def _counts(self) -> Callable[[Iterable[Any]], None]:
         return self._occurrences.fast_forward
 
     def start(self) -> NativeIterator:
-        """Begin the epoch. Workers would get their first indices now, so the sampler is asked."""
+        """Begin the epoch. The sampler is asked now if workers would get their first indices now."""
         context = self._context
         self._key = context.next_key(self.base_seed)
         self._occurrences = DenseOccurrences(len(self._native.source))
@@ -88,7 +88,7 @@ class NativeIterator(ResumableIterator):
         return self
 
     def _pull(self, feed: Prefetcher | RetryingPrefetcher) -> None:
-        """Takes indices from the sampler, as far ahead as DataLoader would, in the thread that DataLoader would."""
+        """Take indices from the sampler: as far ahead as ``DataLoader``, or further, and in the same thread."""
         while self._end is None and len(feed) < self._ahead:
             try:
                 self.clock.lap("feed")
@@ -103,22 +103,22 @@ class NativeIterator(ResumableIterator):
                 self._end = defer(error)  # raised in its turn, after the batches before it
 
     def _batch(self, indices: Iterable[int]) -> Batch:
-        """The batch of some indices; what is wrong with them is raised in its turn."""
+        """Return the batch of some indices. An error in them is raised when the batch is due."""
         try:
-            return self._batch_of(indices)
+            return self._make_batch(indices)
         except Exception as error:  # noqa: BLE001 - raised in the batch's turn
             none = np.empty(0, np.int64)
             batch = Batch(self._native.source, self._native.pool, none, Draws(self._key, none, none))
             batch.error = defer(error)
             return batch
 
-    def _batch_of(self, indices: Iterable[int]) -> Batch:
+    def _make_batch(self, indices: Iterable[int]) -> Batch:
         source = self._native.source
         count = len(source)
         try:
             index = np.fromiter(map(operator.index, indices), np.int64)
         except TypeError as error:
-            odd = [one for one in indices if not hasattr(one, "__index__")]
+            odd = [index for index in indices if not hasattr(index, "__index__")]
             if not odd:
                 raise
             advice = "; give what makes lists of indices as batch_sampler=" if isinstance(odd[0], (list, tuple)) else ""
@@ -141,27 +141,27 @@ class NativeIterator(ResumableIterator):
             self._raise_end(feed)
         try:
             with deferred_errors:
-                data = self._delivered(feed)
+                data = self._pop(feed)
         except DeferredError:
-            self._count_turn()
+            self._count_batch()
             raise
-        self._count_turn()
+        self._count_batch()
         return data
 
-    def _count_turn(self) -> None:
-        self._turns += 1
-        self.progress.num_yielded = self._first + self._turns
+    def _count_batch(self) -> None:
+        self._num_returned += 1
+        self.progress.num_yielded = self._first + self._num_returned
 
-    def _delivered(self, feed: Prefetcher | RetryingPrefetcher) -> Any:
+    def _pop(self, feed: Prefetcher | RetryingPrefetcher) -> Any:
         batch = feed.pop()
         self.clock.lap("feed")
-        data = self._data(batch)
+        data = self._finish(batch)
         data = pin_memory(data) if self._pin_memory and self._native.device.type == "cpu" else data
         self.clock.leave(len(batch.rows))
         return data
 
     def _raise_end(self, feed: Prefetcher | RetryingPrefetcher) -> NoReturn:
-        """Raises what the sampler raised. After its StopIteration nothing comes; after another it is asked again."""
+        """Raise what the sampler raised. Only StopIteration ends the epoch; after others it is asked again."""
         end = self._end
         assert end is not None
         try:
@@ -171,14 +171,14 @@ class NativeIterator(ResumableIterator):
                 self.progress.finished = True
                 self._end = StopIteration()  # raised, the traceback of the other one holds this iterator in a cycle
                 raise end
-            self._count_turn()
+            self._count_batch()
             self._end = None
             raise DeferredError(end)
         finally:
             del end
 
-    def _data(self, batch: Batch) -> Any:
-        data = self._collated(batch)
+    def _finish(self, batch: Batch) -> Any:
+        data = self._collate_batch(batch)
         if self._transform_batch is None or not len(batch.rows):
             return data
         native = self._native
@@ -188,7 +188,7 @@ class NativeIterator(ResumableIterator):
         self.clock.lap("batch_transform")
         return data
 
-    def _collated(self, batch: Batch) -> Any:
+    def _collate_batch(self, batch: Batch) -> Any:
         source, plan = self._native.source, self._native.plan
         views = [run_on_batch(plan.tail, images) for images in batch.views] if plan.tail else batch.views
         if plan.tail:
@@ -211,7 +211,7 @@ class NativeIterator(ResumableIterator):
         return _map_tensors(torch.Tensor, partial(to_device, device=device), data)
 
     def _samples(self, batch: Batch, views: Views) -> tuple[list[Any], list[Any]]:
-        """Images after the transforms that torch runs, and targets, as the dataset would have given them."""
+        """Return images after the transforms that torch runs, and targets as the dataset gives them."""
         source = self._native.source
         seeds = batch.draws.at(self._native.plan.suffix_step).seeds()
         images = as_samples(self._native.plan, views, seeds, lambda row: source.name(batch.rows[row]))
@@ -252,7 +252,7 @@ class NativeIterator(ResumableIterator):
 
 
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A small tensor on the device, on the current stream."""
+    """Copy a small tensor to the device, on the current stream."""
     if device.type == "cpu" or tensor.device.type != "cpu":
         return tensor
     with devices.on(device):

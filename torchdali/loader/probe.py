@@ -1,7 +1,7 @@
-"""What a loader can do alone: reading, decoding and transforming, each for itself, and all of it together.
+"""Measure how fast a loader is alone: reading, decoding and transforming each, and all of them together.
 
-DALI does not tell what its operators take, and on a GPU they run side by side. So each part is run as a pipeline of
-its own, with several batches in flight as in an epoch, and the batches are counted that come out in a second or two.
+DALI does not report the times of its operators, and on a GPU they run side by side. So each part runs as a pipeline of
+its own, with several batches in flight as in an epoch. The probe counts the batches that come out in about two seconds.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _NONE: IntArray = np.empty(0, np.int64)
 
 
 class _WindowAlone(Window):
-    """A first window that the decoder decodes, and nothing that follows it."""
+    """A first crop that the decoder does, without what follows it."""
 
     inside = True
 
@@ -60,14 +60,14 @@ class _WindowAlone(Window):
         return spec
 
     def window(self, draws: Draws, size: IntArray) -> tuple[IntArray, IntArray]:
-        raise NotImplementedError  # the rule that it stands for draws
+        raise NotImplementedError  # the plan's own rule draws
 
 
 class _AfterWindow(Rule):
-    """What a rule does with its window.
+    """The rest of a rule after its crop.
 
     Args:
-        rule: The first rule of a plan whose window is decoded alone.
+        rule: The first rule of a plan, whose crop the decoder does.
     """
 
     def __init__(self, rule: Window) -> None:
@@ -85,19 +85,19 @@ class _AfterWindow(Rule):
         return self._rule.lower_window(ops, image, params)
 
 
-def reading(plan: Plan) -> Plan:
-    """The plan with nothing but the files read, which puts out no image."""
+def plan_reading(plan: Plan) -> Plan:
+    """Return the plan reduced to reading files. It outputs no image."""
     return replace(plan, rules=(), views=(), container=None, decode_window=False)
 
 
-def decoding(plan: Plan) -> Plan:
-    """The plan with nothing but files in memory decoded; images come out HWC."""
+def plan_decoding(plan: Plan) -> Plan:
+    """Return the plan reduced to decoding files in memory. It outputs images (H, W, C)."""
     rules = (_WindowAlone(plan.rules[0].transform),) if plan.decode_window else ()
     return replace(plan, rules=rules, views=(View((), Spec(), True),), container=None, entry="encoded")
 
 
-def transforming(plan: Plan) -> Plan:
-    """The plan after the decoder, whose images are fed."""
+def plan_transforms(plan: Plan) -> Plan:
+    """Return the part of the plan after the decoder. Its input are images."""
     if plan.entry == "pixels":
         return plan
     first = plan.rules[0] if plan.rules else None
@@ -162,9 +162,9 @@ def _probe(
     return None
 
 
-def _draw_batches(count: int, bad: Iterable[int], size: int, window: int) -> list[list[IntArray]]:
-    """Batches of rows: for reading and for all together others, so that the one does not warm the other's files."""
-    batches = _BATCHES + 2 * window + 8
+def _draw_batches(count: int, bad: Iterable[int], size: int, depth: int) -> list[list[IntArray]]:
+    """Return two lists of batches of rows: for the parts, and for all together, whose files no part has read."""
+    batches = _BATCHES + 2 * depth + 8
     good = np.setdiff1d(np.arange(count), list(bad))
     rows = np.random.default_rng().choice(good, min(len(good), 2 * batches * size), replace=False)
     halves = np.array_split(rows, 2) if len(rows) > 1 else [rows, rows]
@@ -195,15 +195,15 @@ class _Probing:
         with ExitStack() as held:
             rows = self.rows[0][0]
             if plan.entry == "files":
-                read = self._read(reading(plan))
+                read = self._read(plan_reading(plan))
                 with ThreadPoolExecutor(_SCAN_THREADS) as threads:
                     source.scan(rows, lambda: threads).wait()
             with devices.on(plan.device):
                 images = source.images(rows, source.foreign(rows), held)
             inputs, _ = plan.draw(Draws(epoch_key(0, 0), rows, np.zeros_like(rows)), source.sizes(rows))
             if plan.entry == "files":
-                decode, images = self._decode(decoding(plan), images, inputs)
-            after = transforming(plan)
+                decode, images = self._decode(plan_decoding(plan), images, inputs)
+            after = plan_transforms(plan)
             resident = source.resident or (plan.entry == "files" and plan.device.type == "cuda")
             transforms, _ = self._alone(after, itertools.repeat(images), inputs, self.native.prefetch_depth, resident)
         together, parts = self._together()
@@ -212,23 +212,23 @@ class _Probing:
 
     def _read(self, plan: Plan) -> float:
         source = self.native.source
-        asked: deque[IntArray] = deque(maxlen=self.native.prefetch_depth + 1)
+        requested: deque[IntArray] = deque(maxlen=self.native.prefetch_depth + 1)
 
         def paths() -> Iterator[Any]:
             with ExitStack() as held:
                 for rows in itertools.cycle(self.rows[0][1:]):
-                    asked.append(rows)
+                    requested.append(rows)
                     yield source.images(rows, _NONE, held)
 
         try:
             return self._alone(plan, paths(), {}, self.native.prefetch_depth)[0]
         except RuntimeError:
-            for row in np.concatenate(asked).tolist():
+            for row in np.concatenate(requested).tolist():
                 source.check(row)
             raise
 
     def _decode(self, plan: Plan, paths: Any, inputs: Inputs) -> tuple[float, list[Any]]:
-        """The time, and the images."""
+        """Return seconds a batch, and the images."""
         files = [np.fromfile(row.tobytes().rstrip(b"\0"), np.uint8) for row in paths]
         source, rows = self.native.source, self.rows[0][0]
         whole = 3 * int(source.sizes(rows).prod(1).sum())
@@ -244,7 +244,7 @@ class _Probing:
     def _alone(
         self, plan: Plan, images: Iterator[Any], inputs: Inputs, window: int, resident: bool = False
     ) -> tuple[float, Any]:
-        """Seconds for each batch of a pipeline that is fed these, and what came out last."""
+        """Run a pipeline on these inputs. Return seconds a batch, and the last output."""
         threads = self.native.threads.number(self.native.source.seen())
         inputs = {name: inputs[name] for name in plan.inputs}
         views: Any = [[]]
@@ -257,16 +257,16 @@ class _Probing:
 
             for _ in range(window - 1):
                 engine.submit(next(images), inputs)
-            seconds = self._paced(step, window)
+            seconds = self._time(step, window)
         return seconds, views[0] if views else None
 
     def _together(self) -> tuple[float, dict[Any, float]]:
-        """Seconds for each batch of an epoch, and what the iterating thread does in them."""
+        """Run an epoch. Return seconds a batch, and those of them that the iterating thread spends on each part."""
         native = self.native
         pool = PipelinePool(native.plan, self.size, native.threads, native.source.resident)
         epoch = NativeIterator(self._context(), replace(native, pool=pool)).start()
         try:
-            seconds = self._paced(lambda: next(epoch), native.prefetch_depth + 1)
+            seconds = self._time(lambda: next(epoch), native.prefetch_depth + 1)
         finally:
             epoch.close()
             pool.close()
@@ -292,9 +292,9 @@ class _Probing:
             batch_transform=self.options.batch_transform,
         )
 
-    def _paced(self, step: Callable[[], object], before: int) -> float:
-        """Seconds for each step, after some that are not counted."""
-        for _ in range(before):
+    def _time(self, step: Callable[[], object], warmup: int) -> float:
+        """Return seconds a step, after some steps that do not count."""
+        for _ in range(warmup):
             step()
         begin, done = self._now(), 0
         while done < _BATCHES and perf_counter() - begin < _SECONDS:
@@ -303,7 +303,7 @@ class _Probing:
         return (self._now() - begin) / done
 
     def _now(self) -> float:
-        """The time when all that was queued is done."""
+        """Return the time at which the GPU has done all that was queued."""
         if self.native.device.type == "cuda":
             with devices.on(self.native.device):
                 torch.cuda.current_stream(self.native.device).synchronize()

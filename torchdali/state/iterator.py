@@ -1,4 +1,4 @@
-"""Iterators whose place can be saved and found again: DataLoader's, with an account of what was asked and delivered."""
+"""The base of all iterators: torch's, which counts batches so that an epoch can be resumed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _STATES = ("state_at_begin", "state")
 
 
 def by_turns(next_data: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """``_next_data`` of an iterator that several threads may ask."""
+    """Wrap ``_next_data`` of an iterator so that several threads can share it."""
 
     @wraps(next_data)
     def one_after_another(iterator: Any) -> Any:
@@ -42,10 +42,9 @@ def by_turns(next_data: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 class ResumableIterator(_BaseDataLoaderIter):
-    """What each iterator has that can be found again.
+    """An iterator of an epoch that can be saved and resumed.
 
-    It comes behind torch's classes in the order of inheritance, so that their workers get what is decided here.
-
+    It comes after torch's classes in the order of inheritance, so that their workers get the indices that it returns.
     A subclass sets ``_context`` before it calls this constructor, because torch's classes in between pass on the view
     alone.
 
@@ -117,16 +116,14 @@ class ResumableIterator(_BaseDataLoaderIter):
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         if not first_iter:
             self.progress = self._context.progress
-            self.progress.rng_at_start = (
-                self.progress.generators.states()
-            )  # what the epoch before had asked too early was taken back
+            self.progress.rng_at_start = self.progress.generators.states()  # after the rewind of the epoch before
         super()._reset(loader, first_iter)
         self._enter(loader)
         self.progress.num_iterators, self.progress.drew_base_seed = (2, True) if first_iter else (1, False)
         self.progress.base_seed = int(self._base_seed)
 
     def _enter(self, view: LoaderView) -> None:
-        """Begins to keep account of an epoch."""
+        """Start the counts of an epoch."""
         self._backlog: deque[Any] = deque()
         self._first = self._handed = 0
         self._stateful = dict(self._context.stateful)
@@ -142,15 +139,15 @@ class ResumableIterator(_BaseDataLoaderIter):
             self._stateful[_ITERATOR] = self._sampler_iter
 
     def _unless_over(self, iterator: Any, sampler: Any) -> Any:
-        """The iterator of a sampler that may have loaded what it said before the epoch was begun."""
+        """Return the iterator of a sampler, made again if the sampler loaded the state of an ended epoch."""
 
-        def found() -> Iterator[Any]:  # when the sampler is asked, and not before
+        def restart_if_over() -> Iterator[Any]:  # runs when the sampler is first asked
             first, self._sampler_iter = restart_if_empty(iterator, sampler)
             if self._sampler_iter is not iterator:
                 self._note_iterator()
             yield from chain(first, self._sampler_iter)  # which ends without closing the iterator
 
-        return found() if self._stateful else iterator
+        return restart_if_over() if self._stateful else iterator
 
     def _next_index(self) -> Any:
         self.resume()
@@ -166,11 +163,11 @@ class ResumableIterator(_BaseDataLoaderIter):
             del index  # raised, its traceback would hold this iterator in a cycle
 
     def _counts(self) -> Callable[[Iterable[Any]], None] | None:
-        """What counts the indices of samples that are passed over, where it matters."""
+        """Return the function that counts indices of samples that are skipped; None if they need no count."""
         return None
 
     def close(self) -> None:
-        """Ends the epoch before its end, and the workers."""
+        """End the epoch early, and its workers."""
         if not self.progress.finished:
             self._ended = CLOSED
         self._end_workers()
@@ -179,16 +176,16 @@ class ResumableIterator(_BaseDataLoaderIter):
         """Drop what is in flight, as the epoch has ended early."""
 
     def _end_workers(self) -> None:
-        """Ends the workers, where there are any."""
+        """End the worker processes, if there are any."""
 
     def rewind(self) -> None:
-        """The epoch is left, or another one begins: generators go back to where DataLoader would have left them."""
+        """Rewind the generators to where ``DataLoader`` would have left them, because the epoch ends here."""
         self._lookahead.rewind()
 
     def resume(self) -> None:
-        """Goes to where the loaded state was taken, if one was, without loading a sample.
+        """Fast-forward the sampler to the loaded checkpoint, if there is one. Loads no sample.
 
-        What the constructor drew does not matter: all that the order depends on is put back first. Then the sampler is
+        The constructor's draws do not matter: all that the order depends on is restored first. Then the sampler is
         asked for what it had been asked for.
         """
         saved, progress = self.progress.checkpoint, self.progress
@@ -205,11 +202,11 @@ class ResumableIterator(_BaseDataLoaderIter):
             return
         if self._stateful and batches:
             if self._counts():
-                self._passed_over(self._iterator_again(saved, "state_at_begin"), saved, loaded=True)
-            iterator = self._iterator_again(saved, "state")
+                self._skip_yielded(self._remake_iterator(saved, "state_at_begin"), saved, loaded=True)
+            iterator = self._remake_iterator(saved, "state")
             progress.generators.set(draws.get(0, {}))
         else:
-            iterator = self._passed_over(self._iterator_again(saved, "state"), saved)
+            iterator = self._skip_yielded(self._remake_iterator(saved, "state"), saved)
         self._sampler_iter = iterator
         progress.num_requested = progress.num_yielded = self._first = self._handed = batches
         progress.draws = [(asked, found) for asked, found in saved.draws if asked < batches]
@@ -225,16 +222,16 @@ class ResumableIterator(_BaseDataLoaderIter):
             progress.generators.set(saved.rng_now)
 
     def _resume_stream(self, saved: Checkpoint) -> None:
-        """The rest is done where the dataset is: the sampler of a stream gives nothing."""
+        """Restore the counts. The dataset itself is resumed by ``Stream``, in the workers."""
         progress = self.progress
-        self._sampler_iter = self._iterator_again(saved, "state")
+        self._sampler_iter = self._remake_iterator(saved, "state")
         progress.num_yielded = self._first = self._handed = saved.num_yielded
         progress.streams, progress.worker = dict(saved.streams), saved.state["worker"]
         if saved.in_progress:
             progress.generators.set(saved.rng_now)
 
-    def _passed_over(self, iterator: Any, saved: Checkpoint, loaded: bool = False) -> Any:
-        """What comes of a sampler's iterator after the batches that were delivered."""
+    def _skip_yielded(self, iterator: Any, saved: Checkpoint, loaded: bool = False) -> Any:
+        """Return a sampler's iterator after the batches that were yielded."""
         sampler, at, batches = remaining(self._index_sampler, self.progress.start), 0, saved.num_yielded
         skip = FastForward(sampler, iterator, self._auto_collation, self._counts(), loaded)
         for asked, found in saved.draws:
@@ -245,8 +242,8 @@ class ResumableIterator(_BaseDataLoaderIter):
         skip.fast_forward(batches - at)
         return skip.remaining()
 
-    def _iterator_again(self, saved: Checkpoint, at: str) -> Any:
-        """The sampler's iterator, made in the order in which DataLoader makes it and draws the base seed."""
+    def _remake_iterator(self, saved: Checkpoint, at: str) -> Any:
+        """Return the sampler's iterator, made and seeded in the order in which ``DataLoader`` does both."""
         seeded, sampler = saved.state["base_seed_drawn"], remaining(self._index_sampler, self.progress.start)
         self.progress.generators.set(saved.rng_at_start)
         if saved.state["iterators"] > 1:

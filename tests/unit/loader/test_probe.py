@@ -256,8 +256,8 @@ def test_the_time_of_a_probe_that_fails_is_nobodys(dataset: ImageFolder, monkeyp
 
     now = [0.0]
     monkeypatch.setattr("torchdali.pipeline.clock.perf_counter", lambda: time.perf_counter() + now[0])
-    monkeypatch.setattr("torchdali.loader.reporting.perf_counter", lambda: time.perf_counter() + now[0])
-    monkeypatch.setattr("torchdali.loader.reporting.probe_of", late)
+    monkeypatch.setattr("torchdali.loader.probe.perf_counter", lambda: time.perf_counter() + now[0])
+    monkeypatch.setattr("torchdali.loader.probe._probe", late)
     with pytest.raises(KeyboardInterrupt):
         loader.stats(probe=True)
     assert len(list(batches)) == 6
@@ -311,10 +311,10 @@ def test_a_probe_leaves_out_any_number_of_samples_that_an_epoch_found(fresh: Ima
 
 
 def test_batches_of_a_probe_differ(monkeypatch: pytest.MonkeyPatch) -> None:
-    first, second = probe._chosen(10_000, (), 16, 6)
+    first, second = probe._draw_batches(10_000, (), 16, 6)
     assert len(set(np.concatenate([*first, *second]).tolist())) == 32 * len(first)
-    assert {len(batch) for batch in probe._chosen(1, (), 16, 6)[1]} == {16}
-    assert set(np.concatenate(probe._chosen(4, {0, 2}, 16, 6)[0]).tolist()) <= {1, 3}
+    assert {len(batch) for batch in probe._draw_batches(1, (), 16, 6)[1]} == {16}
+    assert set(np.concatenate(probe._draw_batches(4, {0, 2}, 16, 6)[0]).tolist()) <= {1, 3}
 
 
 def test_the_documents_show_what_is_printed(dataset: ImageFolder) -> None:
