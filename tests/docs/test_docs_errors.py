@@ -25,7 +25,7 @@ NO_ERRORS = {"Unsupported", "_ExplainedError"}
 LAST_IS_THE_REASON = {"SampleError", "SampleTransformError", "error", "fault", "_fault"}
 """Calls whose last argument is the message, after the sample that it is about."""
 
-TELLING = {"unavailable_on", "_same_for_all"}
+TELLING = {"unavailable_on", "_warning"}
 """Functions that give a message, or a reason which another module puts into its message."""
 
 ANY = "..."

@@ -251,7 +251,7 @@ def test_set_epoch_goes_to_samplers_and_to_the_random_key(dataset: ImageFolder) 
 
 
 REFUSED: dict[str, tuple[Callable[[Any], dict[str, Any]], str]] = {
-    "another word": (lambda d: {"distributed": "ddp"}, "None or 'auto', not 'ddp'"),
+    "another word": (lambda d: {"distributed": "ddp"}, "distributed must be None or 'auto', got 'ddp'"),
     "sampler": (lambda d: {"sampler": SequentialSampler(d)}, "leaves no room for sampler=: leave one out"),
     "batch_sampler": (lambda d: {"batch_sampler": [[1]]}, "leaves no room for batch_sampler=: leave one out"),
 }

@@ -269,7 +269,7 @@ def test_an_epoch_that_was_set_after_a_state_was_loaded_holds_where_it_could_not
     loader.load_state_dict(loader.state_dict())
     loader.set_epoch(7)
     with monkeypatch.context() as patch:
-        patch.setattr(loader, "_begin", fail)
+        patch.setattr(loader, "_begin_epoch", fail)
         with pytest.raises(TooLongError):
             iter(loader)
     assert loader.state_dict()["epoch"] == 7
