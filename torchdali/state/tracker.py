@@ -126,7 +126,9 @@ class ProgressTracker:
         self._used |= checkpoint.rng_now.keys() - generators.always
         generators.set(checkpoint.rng_at_start)
         start = checkpoint.state["start"]
-        self.progress = EpochProgress(generators, generators.states(), self.next_epoch, read_epochs(loader), start=start)
+        self.progress = EpochProgress(
+            generators, generators.states(), self.next_epoch, read_epochs(loader), start=start
+        )
         if checkpoint.in_progress or checkpoint.base_seed is not None:
             self.progress.checkpoint = checkpoint
         else:
@@ -139,7 +141,9 @@ class ProgressTracker:
         if self._checkpoint is None or self.progress is None:
             return
         # Between epochs set_epoch may have been called since the state was loaded.
-        _set_epochs(loader, self._checkpoint.state["samplers"] if self._checkpoint.in_progress else self.progress.samplers)
+        _set_epochs(
+            loader, self._checkpoint.state["samplers"] if self._checkpoint.in_progress else self.progress.samplers
+        )
         self.next_epoch = self.progress.epoch
 
     def finish_begin(self) -> bool:
