@@ -159,6 +159,7 @@ def difference(ours: Any, theirs: Any, place: str = "it") -> str:
 def assert_near(ours: Any, theirs: Any, mean: float = 0) -> None:
     """Equal; or the images, which are the uint8 and floating-point tensors of more than two axes, near."""
     assert type(ours) is type(theirs)
+    theirs = theirs.cpu() if isinstance(theirs, torch.Tensor) else theirs
     if isinstance(theirs, torch.Tensor) and theirs.ndim > 2:
         assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
         assert (ours.cpu().double() - theirs.double()).abs().mean() <= mean
