@@ -223,7 +223,7 @@ def test_engines_are_given_back(fresh: ImageFolder, mode: str) -> None:
     list(loader)
     assert len(loader.errors) == len(BAD)
     assert loader._session.native_plan is not None
-    assert not loader._session.native_plan.pool._leased
+    assert not loader._session.native_plan.pool._in_use
 
 
 def test_arguments_and_words(dataset: ImageFolder) -> None:

@@ -49,16 +49,16 @@ def test_an_assertion_in_a_kernel_of_the_training_step_ends_the_process(run_scri
 
 @pytest.mark.parametrize("in_flight", [True, False])
 def test_a_pipeline_on_a_device_that_failed_is_left_to_itself(in_flight, dataset, monkeypatch):
-    forgotten = []
-    forget = graph.forget
-    monkeypatch.setattr(graph, "forget", lambda pipeline: (forgotten.append(pipeline), forget(pipeline)))
+    leaked = []
+    leak = graph.leak
+    monkeypatch.setattr(graph, "leak", lambda pipeline: (leaked.append(pipeline), leak(pipeline)))
     loader = DALILoader(dataset, batch_size=3, device="cpu")
     batches = iter(loader)
     shown = [next(batches)] if in_flight else list(batches)
     with monkeypatch.context() as patched:
         patched.setattr(devices, "failed", lambda index: True)
         loader.close()
-    assert len(set(map(id, forgotten))) == 1
+    assert len(set(map(id, leaked))) == 1
     assert_pairs(shown, dataset, in_order()[: len(shown)])
     assert_pairs(loader, dataset, in_order())
 

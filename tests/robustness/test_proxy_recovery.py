@@ -87,7 +87,7 @@ def test_a_persistent_iterator_starts_anew() -> None:
     other = iter(loader)
     assert other is one
     assert_pairs(itertools.islice(other, 3), Truth(), in_order()[:3])
-    assert other.place.num_yielded == 3
+    assert other.progress.num_yielded == 3
     assert_pairs(one, Truth(), in_order()[3:])
     assert next(one, None) is next(other, None) is None
     assert_pairs(loader, Truth(), in_order())

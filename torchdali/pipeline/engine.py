@@ -1,4 +1,4 @@
-"""One running pipeline: what is fed, what is in flight, and what happens to it at a fork."""
+"""A running pipeline: its inputs, its runs in flight, its fate at a fork; and pools of such pipelines."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ __all__ = ["PipelinePool", "PipelineRunner", "RunOutputs", "RunTimeoutError", "V
 Views = list[dlpack.Images]
 
 _NOTHING: npt.NDArray[Any] = np.empty((0, 0), np.uint8)
-_LEFT_BEHIND: list[ExitStack] = []
+_leaked: list[ExitStack] = []
 
 
 class RunOutputs(NamedTuple):
     """The outputs of one run.
 
     Attributes:
-        views: For each view of the plan its images: one tensor, or one a sample where shapes differ.
-        endings: ``(N, 2)`` the last two bytes of each file; empty where no paths were fed.
-        lengths: ``(N, 1)`` bytes that were read of each file; likewise.
+        views: For each view of the plan its images: one tensor, or one per sample if shapes differ.
+        endings: ``(N, 2)`` the last two bytes of each file; empty if no paths were fed.
+        lengths: ``(N, 1)`` the length of each file in bytes; likewise.
     """
 
     views: Views
@@ -49,11 +49,11 @@ class RunTimeoutError(Exception):
 
 
 class PipelineRunner:
-    """A built pipeline and the runs that were scheduled in it.
+    """A built pipeline and its scheduled runs.
 
     Args:
-        plan: What it runs.
-        batch_size: The most samples that a run may have.
+        plan: The plan that it runs.
+        batch_size: Maximum number of samples in a run.
         threads: Number of DALI's CPU threads.
         resident: Whether pixels are fed from the device's own memory.
     """
@@ -62,8 +62,8 @@ class PipelineRunner:
         self.batch_size, self.threads = batch_size, threads
         self._views = len(plan.views)
         self._entry = plan.entry
-        self._held: deque[ExitStack] = deque()
-        self._settling: deque[tuple[Event | None, ExitStack]] = deque()
+        self._resources: deque[ExitStack] = deque()
+        self._unreleased: deque[tuple[Event | None, ExitStack]] = deque()
         self._broken = False
         self._num_submitted = self._num_taken = 0
         self._process = os.getpid()
@@ -74,31 +74,31 @@ class PipelineRunner:
 
     @property
     def broken(self) -> bool:
-        """Whether it is of no use any more: interrupted, timed out, or inherited by a forked process."""
+        """Whether it cannot be used any more: interrupted, timed out, or inherited by a forked process."""
         return self._broken or self._process != os.getpid()
 
     @property
     def in_flight(self) -> int:
-        """Runs that were scheduled and not taken."""
-        return len(self._held)
+        """Number of runs that were scheduled and not taken."""
+        return len(self._resources)
 
-    def submit(self, images: Any, inputs: Mapping[str, Any], held: ExitStack | None = None) -> int:
+    def submit(self, images: Any, inputs: Mapping[str, Any], resources: ExitStack | None = None) -> int:
         """Schedule a run, without waiting for it. Return the run's number.
 
         Args:
-            images: The batch itself, as the plan's ``entry`` says. On the host it is not copied, and must
+            images: The batch, in the form that the plan's ``entry`` says. On the host it is not copied, and must
                 not change.
-            inputs: What the plan feeds.
-            held: What the run reads; it is taken over, and closed when the run is done.
+            inputs: The parameters that the plan feeds.
+            resources: Closed when the run is done. The runner takes them over.
         """
         with self._whole_call():
-            self._settle()
+            self._release_finished()
             self._pipeline.feed_input(self._entry, images)
             for name, value in inputs.items():
                 self._pipeline.feed_input(name, value)
-            stack = held.pop_all() if held else ExitStack()
-            stack.callback(_done_with, images)
-            self._held.append(stack)  # before DALI reads it: an interrupt may come as soon as it does
+            stack = resources.pop_all() if resources else ExitStack()
+            stack.callback(_keep_until_done, images)
+            self._resources.append(stack)  # before DALI reads it: an interrupt may come as soon as it does
             self._pipeline.schedule_run()
             self._num_submitted += 1
             return self._num_submitted
@@ -116,7 +116,7 @@ class PipelineRunner:
             RunTimeoutError: It did not finish in time. The runner cannot be used any more.
         """
         with self._whole_call():
-            if number not in (None, self._num_taken + 1) or not self._held:
+            if number not in (None, self._num_taken + 1) or not self._resources:
                 raise EpochEndedError(INTERRUPTED)
             outputs = self._take(timeout)
         try:
@@ -158,64 +158,64 @@ class PipelineRunner:
             if not is_raised_by_dali(error):
                 raise
             self._num_taken += 1
-            self._held.popleft().close()
+            self._resources.popleft().close()
             return error
         views: Views = [dlpack.to_torch(outputs[i], stream) for i in range(self._views)]
         about = [dlpack.to_array(outputs[i]) for i in range(self._views, len(outputs))]
         self._pipeline.release_outputs()
         self._num_taken += 1
-        self._settling.append((stream.record_event(Event()) if stream else None, self._held.popleft()))
-        self._settle()
+        self._unreleased.append((stream.record_event(Event()) if stream else None, self._resources.popleft()))
+        self._release_finished()
         return RunOutputs(views, *(about or (_NOTHING, _NOTHING)))
 
-    def _settle(self) -> None:
-        """Gives back what runs have read. On a GPU their copies may still be under way when the outputs are shared."""
-        while self._settling and (self._settling[0][0] is None or self._settling[0][0].query()):
-            self._settling.popleft()[1].close()
+    def _release_finished(self) -> None:
+        """Close the resources of finished runs. On a GPU, copies may still be running when outputs are shared."""
+        while self._unreleased and (self._unreleased[0][0] is None or self._unreleased[0][0].query()):
+            self._unreleased.popleft()[1].close()
 
     def _abandon(self) -> None:
-        """Leaves the pipeline to itself. What its runs read is never closed: files, or others under their numbers."""
-        graph.forget(self._pipeline)
-        _LEFT_BEHIND.extend(self._held)
-        self._held.clear()
+        """Leak the pipeline and what its runs read: a closed file descriptor could be reused while DALI reads it."""
+        graph.leak(self._pipeline)
+        _leaked.extend(self._resources)
+        self._resources.clear()
 
     def drain(self) -> None:
-        """Waits for what is in flight and drops it, failures too: nobody asks for it any more."""
+        """Wait for the runs in flight and drop their results and errors."""
         while self.in_flight and not self.broken:
             with suppress(RuntimeError, MemoryError):
                 self.take()
 
     def close(self) -> None:
-        """Waits for what is in flight, drops it, and frees the pipeline's threads and memory."""
+        """Wait for the runs in flight, drop them, and free the pipeline's threads and memory."""
         self._broken = True
-        # In a forked process nothing is freed, and CUDA cannot be asked for the current device.
-        here = self._process == os.getpid()
-        if here and devices.failed(self._device.index):
-            self._held.extend(stack for _, stack in self._settling)
-            self._settling.clear()
+        # A forked process frees nothing, and must not call CUDA.
+        is_owner = self._process == os.getpid()
+        if is_owner and devices.failed(self._device.index):
+            self._resources.extend(stack for _, stack in self._unreleased)
+            self._unreleased.clear()
             self._abandon()
-        with devices.on(self._device) if here else nullcontext():
+        with devices.on(self._device) if is_owner else nullcontext():
             self._pipeline.close()
-            for event, stack in self._settling:
-                if event and here:
+            for event, stack in self._unreleased:
+                if event and is_owner:
                     event.synchronize()
-                self._held.append(stack)
-        self._settling.clear()
-        while self._held:
-            self._held.popleft().close()
+                self._resources.append(stack)
+        self._unreleased.clear()
+        while self._resources:
+            self._resources.popleft().close()
 
     def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        if hasattr(self, "_pipeline") and not finalizing():  # DALI has shut its pipelines down by then
+        if hasattr(self, "_pipeline") and not finalizing():  # at exit DALI has already shut its pipelines down
             self.close()
 
 
 class PipelinePool:
-    """Engines that wait for their next epoch, so that only the first one pays for building.
+    """Idle runners for the next epoch, so that only the first epoch builds a pipeline.
 
     Args:
-        plan: What they run.
+        plan: The plan that they run.
         batch_size: The batch size that the loader declares.
-        threads: Says how many CPU threads an engine gets.
+        threads: Chooses the number of CPU threads of a runner.
         resident: Whether pixels are fed from the device's own memory.
     """
 
@@ -225,84 +225,83 @@ class PipelinePool:
         self._batch_size = batch_size
         self._threads = threads
         self._idle: list[PipelineRunner] = []
-        # Held here while an epoch has them: the garbage collector may find an epoch and its engine together, and
-        # would then finalise the pipeline before the epoch could give it back.
-        self._leased: set[PipelineRunner] = set()
+        # The pool holds a runner while an epoch uses it. Otherwise the garbage collector could find the epoch and its
+        # runner together, and finalise the pipeline before the epoch releases it.
+        self._in_use: set[PipelineRunner] = set()
 
     def acquire(self, batch_size: int, seen: InputStats = NOTHING_SEEN, pinned: int = 0) -> PipelineRunner:
-        """An engine with nothing in flight for batches up to this size; another iterator's if it is done with it.
+        """Return a runner with nothing in flight: an idle one, or else a new one.
 
         Args:
-            batch_size: The most samples that a run will have.
-            seen: What is known of the files by now.
+            batch_size: Maximum number of samples in a run.
+            seen: Statistics of the files that were read so far.
             pinned: Bytes of pinned memory that its runs are expected to take on their way to a GPU.
         """
         threads = self._threads.number(seen)
-        engine = self._reuse(batch_size, threads)
-        if engine is None:
+        runner = self._reuse(batch_size, threads)
+        if runner is None:
             graph.reserve_pinned(pinned, self.plan.device)
-            engine = self.make(max(batch_size, self._batch_size), threads)
-        self._leased.add(engine)
-        return engine
+            runner = self.make(max(batch_size, self._batch_size), threads)
+        self._in_use.add(runner)
+        return runner
 
     def make(self, batch_size: int, threads: int) -> PipelineRunner:
-        """An engine of one's own."""
+        """Build a runner that is not part of the pool."""
         return PipelineRunner(self.plan, batch_size, threads, self._resident)
 
     def _reuse(self, batch_size: int, threads: int) -> PipelineRunner | None:
         while self._idle:
-            engine = self._idle.pop()
-            if engine.batch_size >= batch_size and engine.threads >= threads:
-                engine.drain()
-                if not engine.broken:
-                    return engine
-            engine.close()
+            runner = self._idle.pop()
+            if runner.batch_size >= batch_size and runner.threads >= threads:
+                runner.drain()
+                if not runner.broken:
+                    return runner
+            runner.close()
         return None
 
     def close(self) -> None:
-        """Frees the threads and memory of all engines; those that somebody has are of no use any more."""
-        for engine in (*self._idle, *self._leased):
-            engine.close()
+        """Free the threads and memory of all runners. Those in use are broken from then on."""
+        for runner in (*self._idle, *self._in_use):
+            runner.close()
         self._idle.clear()
-        self._leased.clear()
+        self._in_use.clear()
 
     def close_idle(self) -> bool:
-        """Frees the threads and memory of the engines that nobody has; whether there were any."""
+        """Free the threads and memory of idle runners. Return whether there were any."""
         closed = bool(self._idle)
         while self._idle:
             self._idle.pop().close()
         return closed
 
-    def release(self, engine: PipelineRunner) -> None:
-        """Returns a leased engine; what it has in flight is dropped when it is next leased."""
-        self._leased.discard(engine)
-        if engine.broken or self._idle:
-            engine.close()
+    def release(self, runner: PipelineRunner) -> None:
+        """Return a runner to the pool. Its runs in flight are dropped when it is next acquired."""
+        self._in_use.discard(runner)
+        if runner.broken or self._idle:
+            runner.close()
         else:
-            self._idle.append(engine)
+            self._idle.append(runner)
 
 
-def _done_with(images: Any) -> None:
-    """Keeps what was fed alive until here."""
+def _keep_until_done(images: Any) -> None:
+    """Do nothing. As a callback it keeps the fed arrays alive, which DALI reads without a copy."""
 
 
 def _within(timeout: float, call: Callable[[], Any]) -> Any:
-    """The result of ``call``, from a thread that is left behind if it does not return in time.
+    """Return the result of ``call`` from a thread, which is left behind if it does not return in time.
 
-    Where there is no thread to be had, this one waits as long as it takes: a run that nobody took would be taken for
-    the next one.
+    If no thread can be started, wait here without a limit. Otherwise the next batch would get this run's result.
     """
     results: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
 
     def run() -> None:
         try:
             results.put((call(), None))
-        except Exception as error:  # noqa: BLE001 - it is raised below, in the thread that asked
+        except Exception as error:  # noqa: BLE001 - raised below, in the calling thread
             results.put((None, error))
 
     try:
         threading.Thread(target=run, name="torchdali-wait", daemon=True).start()
-    except RuntimeError:  # there can be no more
+    except RuntimeError:  # the limit of threads is reached
         return call()
     try:
         result, error = results.get(timeout=timeout)

@@ -28,7 +28,7 @@ __all__ = [
     "build",
     "build_header_reader",
     "decode_files",
-    "forget",
+    "leak",
     "release_memory",
     "require_dali",
     "require_device",
@@ -156,7 +156,7 @@ class _Operators:
 @functools.cache
 def _pipeline_class(dali: Any) -> Any:
     # When the interpreter ends, a module's names are gone before its pipelines.
-    own, let_go, failed = os.getpid, forget, devices.failed
+    own, let_go, failed = os.getpid, leak, devices.failed
 
     class Pipeline(dali.Pipeline):
         """A pipeline that is shut down only by the process that built it, and only while its device is of use.
@@ -185,8 +185,8 @@ def _pipeline_class(dali: Any) -> Any:
     return Pipeline
 
 
-def forget(pipeline: Any) -> None:
-    """Lets go of a pipeline for good: its threads and memory stay until the process ends."""
+def leak(pipeline: Any) -> None:
+    """Leak a pipeline: its threads and memory stay until the process ends."""
     inner, pipeline._pipe = pipeline._pipe, None  # noqa: SLF001
     if inner is not None:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(inner))

@@ -141,7 +141,7 @@ class HeaderReader(lifecycle.Resource):
             self._reading = _Reading()
             pipeline, reading.pipeline = reading.pipeline, None
             if pipeline is not None:
-                graph.forget(pipeline)
+                graph.leak(pipeline)
 
 
 def _read(reading: _Reading, paths: npt.NDArray[np.uint8]) -> Any:

@@ -1,4 +1,4 @@
-"""The GPU that is this process's own, and calls on it that leave no trace on another one."""
+"""The GPU that belongs to this process, and calls on it that leave no CUDA context on another one."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _HERE: AbstractContextManager[None] = nullcontext()
 
 
 def local_rank() -> int | None:
-    """The number of this process among those of its host, as ``torchrun`` and others set it; None where nobody did."""
+    """Return this process's number among those of its host, as ``torchrun`` and others set it, or None."""
     number = os.environ.get("LOCAL_RANK", "")
     return int(number) if number.isdecimal() else None
 
 
 def own() -> torch.device:
-    """Torch's current CUDA device; where that is the first one, as it is if nobody chose, LOCAL_RANK's.
+    """Return torch's current CUDA device. If that is the first one, the default, return LOCAL_RANK's instead.
 
-    LOCAL_RANK does not count where torch does not see as many devices, because each process sees its own alone.
+    LOCAL_RANK is ignored if torch sees fewer devices, because then each process sees only its own.
     """
     index, local = torch.cuda.current_device(), local_rank()
     if index == 0 and local is not None and local < torch.cuda.device_count():
@@ -30,10 +30,10 @@ def own() -> torch.device:
 
 
 def on(device: torch.device) -> AbstractContextManager[None]:
-    """Makes a CUDA device the current one for a block; nothing is done for the CPU.
+    """Make a CUDA device the current one for a block. For the CPU, do nothing.
 
-    Many calls that have nothing to do with the current device make a context on it all the same, which takes some
-    hundred MiB there: pinning memory, asking for an event, making a stream current.
+    Many calls make a context on the current device although they do not use it, and that takes some hundred MiB.
+    Examples are pinning memory, querying an event and making a stream current.
     """
     if device.type != "cuda" or torch.cuda.current_device() == device.index:
         return _HERE
@@ -41,10 +41,10 @@ def on(device: torch.device) -> AbstractContextManager[None]:
 
 
 def failed(index: int | None) -> bool:
-    """Whether an error has put a CUDA device out of use for the rest of the process; without a number, the CPU."""
+    """Return True if an error has made a CUDA device unusable for the rest of the process. None means the CPU."""
     try:
         if index is not None:
             torch.cuda.current_stream(index).query()
-    except RuntimeError:  # with which every call of CUDA ends from then on
+    except RuntimeError:  # after such an error every CUDA call raises it again
         return True
     return False

@@ -1,4 +1,4 @@
-"""Events of CUDA's streams, which a forked process inherits."""
+"""CUDA events that a forked process may inherit and drop."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["Event", "OwnedByProcess"]
 
 
 class OwnedByProcess:
-    """What only the process that made it frees; in one that was forked it stays, whoever drops it."""
+    """Freed only by the process that made it. A forked process leaks its copy instead."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self._process = os.getpid()
 
-    # Names of the module are gone before the last objects, when the interpreter ends.
+    # The defaults are needed at interpreter exit, when the module's names are already gone.
     def __del__(
         self,
         own: Callable[[], int] = os.getpid,
@@ -30,7 +30,7 @@ class OwnedByProcess:
 
 
 class Event(OwnedByProcess, torch.cuda.Event):
-    """As ``torch.cuda.Event``.
+    """A ``torch.cuda.Event`` that a forked process may drop.
 
-    To free one, torch calls CUDA, which refuses that to forked processes, and torch then aborts the process.
+    To free an event, torch calls CUDA. CUDA refuses that in a forked process, and then torch aborts the process.
     """

@@ -1,4 +1,4 @@
-"""Exceptions that wait for their turn, and why an epoch has ended."""
+"""Exceptions that are raised in a later batch, and the reasons why an epoch has ended."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CLOSED = "the loader was closed; iterate over it anew"
 FORKED = "an iterator cannot be used in a forked process; iterate over the loader anew there"
 
 _OURS = ("torchdali.", "torch.utils.data.dataloader", "torch._utils")
-"""Modules whose frames are of no interest to users."""
+"""Modules whose frames do not help users."""
 
 
 class EpochEndedError(RuntimeError):
@@ -62,18 +62,16 @@ deferred_errors = _DeferredErrors()
 
 
 def note(error: Exception, text: str) -> None:
-    """Adds to what an exception says, from Python 3.11 on."""
+    """Add a note to an exception. Python 3.10 has no notes, so nothing is added there."""
     if hasattr(error, "add_note"):
         cast("Any", error).add_note(text)
 
 
 def defer(error: Exception) -> Exception:
-    """An exception to be raised later, without its tracebacks; what users want to know of them becomes a note.
+    """Strip the traceback so that the exception can be raised in a later batch; keep the user's frames as a note.
 
-    Before Python 3.11, which has no notes, it keeps them instead.
-
-    The frames of a traceback hold the iterator. Holding the exception it would hold itself, and its workers, in a
-    cycle.
+    The frames of a traceback hold the iterator. An iterator that holds the exception would be part of a cycle, and its
+    workers would live on. Python 3.10 has no notes, so there an exception with frames of the user keeps its traceback.
     """
     trace = error.__traceback__
     while trace and trace.tb_frame.f_globals.get("__name__", "").startswith(_OURS):
@@ -84,10 +82,10 @@ def defer(error: Exception) -> Exception:
         note(error, "".join(["raised ahead of its turn:\n", *traceback.format_tb(trace)]).rstrip())
     chain: list[BaseException | None] = [error]
     while chain:
-        one = chain.pop()
-        if one and one.__traceback__:
-            chain += one.__cause__, one.__context__
-            one.__traceback__ = None
+        link = chain.pop()
+        if link and link.__traceback__:
+            chain += link.__cause__, link.__context__
+            link.__traceback__ = None
     return error
 
 

@@ -1,4 +1,4 @@
-"""What this process may use of its machine: cores, and the CUDA driver's hardware queues."""
+"""Cores and memory that this process may use, and the CUDA driver's hardware queues."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _OF_FREE_MEMORY = 8
 
 
 def set_connections() -> None:
-    """Asks the CUDA driver for 32 hardware queues, where nobody asked for a number and CUDA is not started yet.
+    """Ask the CUDA driver for 32 hardware queues, unless the environment sets a number or CUDA has started.
 
-    With the driver's 8, DALI's streams and the training's share queues, and each small copy of a batch waits behind
-    the training kernels that were queued before it.
+    With the driver's default of 8, DALI's streams share queues with the training. Then each small copy of a batch waits
+    behind the training kernels that were queued before it.
     """
     if _VARIABLE in os.environ:
         _state["source"] = "set by the environment"
@@ -42,12 +42,12 @@ def set_connections() -> None:
 
 
 def connections() -> str:
-    """The variable and where its value comes from, for ``explain()``."""
+    """Return the variable and the source of its value, for ``explain()``."""
     return f"{_VARIABLE}={os.environ.get(_VARIABLE, '8 (the default)')} ({_state['source']})"
 
 
 def warn_of_few_connections() -> None:
-    """Warns once, where :func:`set_connections` came too late."""
+    """Warn once if :func:`set_connections` came too late."""
     if _VARIABLE in os.environ or _state["warned"]:
         return
     _state["warned"] = "yes"
@@ -60,20 +60,20 @@ def warn_of_few_connections() -> None:
 
 
 def memory_for_batches(device: torch.device) -> int:
-    """Bytes that batches in flight may take: an eighth of what a card has free now; what there is for the CPU."""
+    """Return how many bytes batches in flight may take: an eighth of a GPU's free memory. The CPU has no limit."""
     if device.type != "cuda":
         return sys.maxsize
     return torch.cuda.mem_get_info(device)[0] // _OF_FREE_MEMORY
 
 
 def available_cores() -> int:
-    """Cores that this process may use: its affinity, and its control group's share of time, rounded up."""
+    """Return how many cores this process may use, by its affinity and its control group's quota, rounded up."""
     cores, quota = len(os.sched_getaffinity(0)), _cgroup_quota()
     return min(cores, math.ceil(quota)) if quota else cores
 
 
 def _cgroup_quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
-    """Cores' worth of time that the control group grants, versions 2 and 1; None where it is not limited."""
+    """Return the control group's quota in cores, or None without a limit. Reads versions 2 and 1."""
     try:
         if (unified := root / "cpu.max").exists():
             quota, period = unified.read_text().split()
@@ -86,14 +86,14 @@ def _cgroup_quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
 
 
 def available_memory() -> int:
-    """Bytes of host memory that this process could still take: of the system, and of its control group."""
+    """Return how many bytes of host memory are free, in the system and within the control group's limit."""
     system = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
     free = [int(system[1]) * 1024] if system else []
     return max(0, min([*free, *_cgroup_memory()], default=0))
 
 
 def _cgroup_memory(root: Path = Path("/sys/fs/cgroup")) -> list[int]:
-    """What the control group's limit leaves, versions 2 and 1, files that can be dropped not counted; or nothing."""
+    """Return the free bytes within the control group's limit, if there is one. The page cache counts as free."""
     for limit, usage, folder, inactive in (
         ("memory.max", "memory.current", root, "inactive_file"),
         ("memory.limit_in_bytes", "memory.usage_in_bytes", root / "memory", "total_inactive_file"),

@@ -1,4 +1,4 @@
-"""Threads for what may never return, for which nobody waits when the process ends."""
+"""Threads for calls that may never return. The interpreter does not wait for them at exit."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ _Task = tuple["Future[Any]", Callable[[], Any]]
 
 
 class DaemonThreadPoolExecutor(Executor):
-    """As ``ThreadPoolExecutor``, but that nobody waits for the threads.
+    """A ``ThreadPoolExecutor`` with daemon threads.
 
-    The interpreter waits for those of ``ThreadPoolExecutor`` before it ends, and a thread that reads from storage that
-    does not answer would keep the process alive.
+    At exit the interpreter waits for the threads of ``ThreadPoolExecutor``. A thread that reads from storage that does
+    not answer would keep the process alive.
 
     Args:
-        most: The most threads; each is started when it is needed.
-        name: What their names begin with.
+        max_workers: Maximum number of threads. Each is started when it is needed.
+        thread_name_prefix: The prefix of their names.
     """
 
-    def __init__(self, most: int, name: str) -> None:
-        self._most, self._name = most, name
+    def __init__(self, max_workers: int, thread_name_prefix: str) -> None:
+        self._max_workers, self._name = max_workers, thread_name_prefix
         self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
         self._idle = threading.Semaphore(0)
         self._threads: list[threading.Thread] = []
-        self._over = False
+        self._is_shut_down = False
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """As of ``concurrent.futures.Executor``."""
-        assert not self._over
+        """See ``concurrent.futures.Executor``."""
+        assert not self._is_shut_down
         future: Future[Any] = Future()
         self._tasks.put((future, lambda: fn(*args, **kwargs)))
-        if not self._idle.acquire(blocking=False) and len(self._threads) < self._most:
+        if not self._idle.acquire(blocking=False) and len(self._threads) < self._max_workers:
             name = f"{self._name}_{len(self._threads)}"
             thread = threading.Thread(target=_work, args=(self._tasks, self._idle), name=name, daemon=True)
             try:
                 thread.start()
-            except RuntimeError:  # there can be no more; the others do its work, if there are any
+            except RuntimeError:  # the limit of threads is reached; the other threads will do the work
                 if not self._threads:
                     raise
             else:
@@ -50,8 +50,8 @@ class DaemonThreadPoolExecutor(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """As of ``concurrent.futures.Executor``."""
-        self._over = True
+        """See ``concurrent.futures.Executor``."""
+        self._is_shut_down = True
         with suppress(queue.Empty):
             while cancel_futures and (task := self._tasks.get_nowait()):
                 task[0].cancel()
@@ -60,7 +60,7 @@ class DaemonThreadPoolExecutor(Executor):
             thread.join()
 
     def __del__(self) -> None:
-        self._tasks.put(None)  # the threads hold the tasks, and not this
+        self._tasks.put(None)  # the threads hold the queue, not this object, so they must be told
 
 
 def _work(tasks: queue.SimpleQueue[_Task | None], idle: threading.Semaphore) -> None:
@@ -69,11 +69,11 @@ def _work(tasks: queue.SimpleQueue[_Task | None], idle: threading.Semaphore) -> 
         if future.set_running_or_notify_cancel():
             try:
                 result = call()
-            except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
+            except BaseException as error:  # noqa: BLE001 - Future.result() raises it
                 future.set_exception(error)
             else:
                 future.set_result(result)
                 del result
-        del task, future, call  # while it waits for the next one
+        del task, future, call  # hold nothing while waiting for the next task
         idle.release()
-    tasks.put(None)  # for the others
+    tasks.put(None)  # ends the next thread
