@@ -346,11 +346,11 @@ def test_a_pipe_is_named_and_not_waited_for(fresh: ImageFolder, kind: str) -> No
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "kind": ({"cache": "disk"}, "cache is None, 'host' or 'device', not 'disk'"),
-    "True": ({"cache": True}, "cache is None, 'host' or 'device', not True"),
+    "kind": ({"cache": "disk"}, "cache must be None, 'host' or 'device', got 'disk'"),
+    "True": ({"cache": True}, "cache must be None, 'host' or 'device', got True"),
     "no cache": ({"cache_bytes": 10}, "cache_bytes goes with cache='host' or cache='device'"),
-    "text": ({"cache": "host", "cache_bytes": "1G"}, "cache_bytes is a number of bytes above 0, not '1G'"),
-    "nothing": ({"cache": "device", "cache_bytes": 0}, "cache_bytes is a number of bytes above 0, not 0"),
+    "text": ({"cache": "host", "cache_bytes": "1G"}, "cache_bytes must be a number of bytes above 0, got '1G'"),
+    "nothing": ({"cache": "device", "cache_bytes": 0}, "cache_bytes must be a number of bytes above 0, got 0"),
 }
 
 

@@ -228,8 +228,8 @@ def test_engines_are_given_back(fresh: ImageFolder, mode: str) -> None:
 
 def test_arguments_and_words(dataset: ImageFolder) -> None:
     for options, words in (
-        ({"on_error": "ignore"}, "on_error is 'raise', 'skip' or 'replace', not 'ignore'"),
-        ({"on_error": "skip", "max_errors": -1}, "max_errors is a number of samples, not -1"),
+        ({"on_error": "ignore"}, "on_error must be 'raise', 'skip' or 'replace', got 'ignore'"),
+        ({"on_error": "skip", "max_errors": -1}, "max_errors must be None or an int of 0 or more, got -1"),
         ({"max_errors": 3}, "max_errors goes with on_error='skip' or on_error='replace'"),
     ):
         with pytest.raises(ValueError, match=words):

@@ -72,7 +72,7 @@ def test_explain_says_where_images_are_and_draws_nothing(files: list[Path], devi
     loader = DALILoader(Pictures(files), 4, num_workers=1, transform=EXACT, device=device)
     text = explained(loader)
     assert "images at ['image'] of dataset[0]: uint8 (3, H, W) (pixels)" in text
-    assert "Pictures, asked for samples in 1 worker process," in text
+    assert "Pictures, worker-fed: its samples come from 1 worker process," in text
     assert "CenterCrop" in text
     stream = DALILoader(Stream(Pictures(files), shares=True), 4, transform=EXACT, device=device)
     assert "images not known before the first batch" in explained(stream)

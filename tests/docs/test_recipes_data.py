@@ -104,7 +104,7 @@ def test_timm(colours: Path, name: str) -> None:
 def test_a_dataset_of_ones_own(tmp_path: Path, loader: str) -> None:
     options = ["--epochs", 4, "--size", 32, "--workers", 2, "--loader", loader, "--example"]
     said = run("existing_dataset.py", tmp_path / "scans", *options)
-    assert ("asked for samples in 2 worker processes" in said) == (loader == "torchdali")
+    assert ("its samples come from 2 worker processes" in said) == (loader == "torchdali")
     if loader == "torchdali":
         assert re.search(r"RandomAffine.*\n +draws angle", said)
         assert "at ['scan'] of dataset[0]: uint8 (1, H, W)" in said

@@ -150,7 +150,7 @@ class NativeIterator(ResumableIterator):
 
     def _count_batch(self) -> None:
         self._num_returned += 1
-        self.progress.num_yielded = self._first + self._num_returned
+        self.progress.num_yielded = self._num_resumed + self._num_returned
 
     def _pop(self, feed: Prefetcher | RetryingPrefetcher) -> Any:
         batch = feed.pop()

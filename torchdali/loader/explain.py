@@ -105,18 +105,18 @@ def _native(loader: DataLoader[Any], options: LoaderOptions, native: NativePlan,
 def _worker_fed(loader: DataLoader[Any], options: LoaderOptions, proxy: ProxyPlan | None, why: str) -> Rows:
     workers = "1 worker process" if loader.num_workers == 1 else f"{loader.num_workers} worker processes"
     where = workers if loader.num_workers else "this process (num_workers=0)"
-    rows = {"source": f"{type(loader.dataset).__name__}, asked for samples in {where}, as DataLoader does"}
-    rows["not read"] = why
+    rows = {"source": f"{type(loader.dataset).__name__}, worker-fed: its samples come from {where}, as in DataLoader"}
+    rows["not native"] = why
     if proxy is None or proxy.routes is None:
         rows["transforms"] = "none: without transform= nothing runs in DALI"
-        rows["collate"] = f"{_name(loader.collate_fn)}, where the dataset is asked"
+        rows["collate"] = f"{_name(loader.collate_fn)}, where the samples are made"
         device = "cpu" if proxy is None else str(proxy.device)
         moved = "" if device == "cpu" else f", then copied to {device} from pinned memory, on a stream of its own"
         return {**rows, "output": f"as DataLoader's{moved}", **_batch_transform(options)}
     rows["images"], plans = _images(loader, proxy)
     rows |= {("" if i == 0 else " " * i): str(plan) for i, plan in enumerate(plans)}
     if stacks(loader):
-        rows["collate"] = f"{_name(loader.collate_fn)}, where the dataset is asked, of all but the images"
+        rows["collate"] = f"{_name(loader.collate_fn)}, where the samples are made, of all but the images"
     else:
         crossing = "; so all else in a sample crosses from the workers piece by piece, and one core collates it"
         rows["collate"] = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, Literal
 
 import torch
@@ -47,5 +48,27 @@ class LoaderOptions:
         check_numbers(seed=self.seed)
         if self.seed is not None:  # a state may hold an int, but none of numpy's
             object.__setattr__(self, "seed", operator.index(self.seed))
+        self._check_cache()
+        self._check_on_error()
         if self.distributed not in (None, "auto"):
             raise ValueError(f"distributed must be None or 'auto', got {self.distributed!r}")
+
+    def _check_cache(self) -> None:
+        if self.cache not in (None, "host", "device"):
+            raise ValueError(f"cache must be None, 'host' or 'device', got {self.cache!r}")
+        if self.cache_bytes is not None and self.cache is None:
+            raise ValueError("cache_bytes goes with cache='host' or cache='device'")
+        if self.cache_bytes is not None and not _is_int(self.cache_bytes, 1):
+            raise ValueError(f"cache_bytes must be a number of bytes above 0, got {self.cache_bytes!r}")
+
+    def _check_on_error(self) -> None:
+        if self.on_error not in ("raise", "skip", "replace"):
+            raise ValueError(f"on_error must be 'raise', 'skip' or 'replace', got {self.on_error!r}")
+        if self.max_errors is not None and not _is_int(self.max_errors, 0):
+            raise ValueError(f"max_errors must be None or an int of 0 or more, got {self.max_errors!r}")
+        if self.max_errors is not None and self.on_error == "raise":
+            raise ValueError("max_errors goes with on_error='skip' or on_error='replace'")
+
+
+def _is_int(value: Any, least: int) -> bool:
+    return isinstance(value, Integral) and value is not True and value is not False and int(value) >= least

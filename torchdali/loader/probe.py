@@ -130,10 +130,12 @@ def probe_session(
     try:
         if session.source is None:
             raise UnsupportedDatasetError(
-                f"a dataset that is asked for samples is not probed: {session.why_not_native}"
+                f"stats(probe=True) needs a native dataset, got a worker-fed one: {session.why_not_native}"
             )
         if options.cache:
-            raise ValueError("a loader with a cache is not probed, because what it can do changes as the cache fills")
+            raise ValueError(
+                "stats(probe=True) needs a loader without a cache, because its speed changes as the cache fills"
+            )
         native = session.build_native_plan(options, loader)
         mean = round(clock.images / clock.batches) if clock and clock.batches else 1
         size = max(mean, declared_batch_size(loader))

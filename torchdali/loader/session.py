@@ -16,7 +16,7 @@ from torchdali.loader.native_plan import NativePlan
 from torchdali.loader.options import LoaderOptions
 from torchdali.loader.stats import Probe
 from torchdali.pipeline import graph
-from torchdali.pipeline.cache import Cache, cached, check_arguments
+from torchdali.pipeline.cache import Cache, cached, check_has_files
 from torchdali.pipeline.compile import compile_plan, fuse
 from torchdali.pipeline.engine import PipelinePool
 from torchdali.pipeline.header_reader import HeaderReader
@@ -125,7 +125,7 @@ class Session:
         self._check_cache(options)
 
     def _check_cache(self, options: LoaderOptions) -> None:
-        check_arguments(options.cache, options.cache_bytes, self.source, self.why_not_native)
+        check_has_files(options.cache, self.source, self.why_not_native)
 
     def build_native_plan(self, options: LoaderOptions, loader: DataLoader[Any]) -> NativePlan:
         """Return the plan for a native dataset. Build it if the dataset, the options or the device have changed."""

@@ -125,7 +125,7 @@ class ResumableIterator(_BaseDataLoaderIter):
     def _enter(self, view: LoaderView) -> None:
         """Start the counts of an epoch."""
         self._backlog: deque[Any] = deque()
-        self._first = self._handed = 0
+        self._num_resumed = self._num_requested = 0
         self._stateful = dict(self._context.stateful)
         self._note_iterator()
         if self._context.is_resumed:
@@ -151,7 +151,7 @@ class ResumableIterator(_BaseDataLoaderIter):
 
     def _next_index(self) -> Any:
         self.resume()
-        self._handed += 1
+        self._num_requested += 1
         if not self._backlog:
             return self._lookahead.request(super()._next_index)
         index = self._backlog.popleft()
@@ -208,7 +208,7 @@ class ResumableIterator(_BaseDataLoaderIter):
         else:
             iterator = self._skip_yielded(self._remake_iterator(saved, "state"), saved)
         self._sampler_iter = iterator
-        progress.num_requested = progress.num_yielded = self._first = self._handed = batches
+        progress.num_requested = progress.num_yielded = self._num_resumed = self._num_requested = batches
         progress.draws = [(asked, found) for asked, found in saved.draws if asked < batches]
         first, kept = ({path: saved.sampler_state(path).get(at) for path in self._stateful} for at in _STATES)
         self._lookahead.restart(first, kept)
@@ -225,7 +225,7 @@ class ResumableIterator(_BaseDataLoaderIter):
         """Restore the counts. The dataset itself is resumed by ``Stream``, in the workers."""
         progress = self.progress
         self._sampler_iter = self._remake_iterator(saved, "state")
-        progress.num_yielded = self._first = self._handed = saved.num_yielded
+        progress.num_yielded = self._num_resumed = self._num_requested = saved.num_yielded
         progress.streams, progress.worker = dict(saved.streams), saved.state["worker"]
         if saved.in_progress:
             progress.generators.set(saved.rng_now)

@@ -57,7 +57,7 @@ class SerialPlainIterator(_Plain, _SingleProcessDataLoaderIter, ResumableIterato
         return data
 
     def _account(self) -> None:
-        self.progress.num_yielded = self._handed
+        self.progress.num_yielded = self._num_requested
         if self._stream:
             self.progress.advance_stream(0, 0, *self._stream.take_progress())
 
@@ -95,6 +95,6 @@ class ParallelPlainIterator(_Plain, Parallel, _MultiProcessingDataLoaderIter, Re
         return data
 
     def _account(self) -> None:
-        self.progress.num_yielded = self._first + self._rcvd_idx
+        self.progress.num_yielded = self._num_resumed + self._rcvd_idx
         if self._share:
             self.progress.advance_stream(*self._share)

@@ -161,7 +161,7 @@ class _ProxyEpoch(ResumableIterator):
 
     def _turn(self) -> int:
         """Batches of the epoch whose samples came, or failed to."""
-        return self._handed
+        return self._num_requested
 
     @by_turns
     def _next_data(self) -> Any:
@@ -364,7 +364,7 @@ class ParallelProxyIterator(_ProxyEpoch, Parallel, _MultiProcessingDataLoaderIte
         return None  # a stream's share comes with its exception
 
     def _turn(self) -> int:
-        return self._first + self._rcvd_idx
+        return self._num_resumed + self._rcvd_idx
 
     def _get_data(self) -> Any:
         return self._received.popleft() if self._received else self._receive()

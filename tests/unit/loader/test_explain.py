@@ -68,12 +68,14 @@ def collated(samples: list[Any]) -> list[Any]:
 def test_a_dataset_that_is_asked() -> None:
     found = asked()
     assert list(found) == [
-        *("device", "source", "not read", "images", "operators", "collate"),
+        *("device", "source", "not native", "images", "operators", "collate"),
         *("output", "random", "threads", "window", "on error", "timeout"),
     ]
-    assert found["source"] == "Samples, asked for samples in this process (num_workers=0), as DataLoader does"
+    assert (
+        found["source"] == "Samples, worker-fed: its samples come from this process (num_workers=0), as in DataLoader"
+    )
     assert found["images"].startswith("at [0] of dataset[0]: uint8 (3, H, W) (pixels)")
-    assert found["collate"] == "default_collate, where the dataset is asked, of all but the images"
+    assert found["collate"] == "default_collate, where the samples are made, of all but the images"
     assert found["output"] == "images uint8 (3, 8, 8), batch in front, contiguous"
     assert found["random"].startswith("Philox4x32-10 keyed by DataLoader's base seed of the epoch, index, occurrence, ")
     assert found["window"] == "no batch ahead"
@@ -86,7 +88,7 @@ def test_a_dataset_that_is_asked() -> None:
 @pytest.mark.parametrize(("workers", "said"), [(1, "1 worker process"), (3, "3 worker processes")])
 def test_with_workers(workers: int, said: str) -> None:
     found = asked(num_workers=workers, timeout=30, seed=0, on_error="skip", collate_fn=collated)
-    assert f"asked for samples in {said}, as" in found["source"]
+    assert f"its samples come from {said}, as" in found["source"]
     assert found["timeout"] == "30 s a batch"
     assert "keyed by seed 0, epoch, index" in found["random"]
     assert found["window"] == "6 batches in DALI, beside those of the workers"
@@ -105,7 +107,7 @@ def test_without_workers_nothing_crosses() -> None:
 def test_nothing_in_dali(options: dict[str, Any]) -> None:
     found = asked(transform=None, on_error="replace", timeout=1 if options else 0, **options)
     assert found["transforms"] == "none: without transform= nothing runs in DALI"
-    assert (found["output"], found["collate"]) == ("as DataLoader's", "default_collate, where the dataset is asked")
+    assert (found["output"], found["collate"]) == ("as DataLoader's", "default_collate, where the samples are made")
     assert found["on error"].startswith("a black image takes the place")
     assert found["timeout"] == ("1 s a batch" if options else "none")
     assert ("batch" in found) == bool(options)
@@ -182,4 +184,4 @@ def test_a_dataset_that_changed_is_explained_as_it_is_now(dataset: ImageFolder, 
     dataset.samples = dataset.samples[:5]
     assert rows(loader)["source"].startswith("5 files")
     dataset.loader = lambda path: picture()
-    assert "asked for samples" in rows(loader)["source"]
+    assert "worker-fed" in rows(loader)["source"]

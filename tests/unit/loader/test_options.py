@@ -35,3 +35,19 @@ def test_a_seed_of_numpy_becomes_an_int() -> None:
 def test_a_wrong_value_is_named(options: dict[str, Any], error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         LoaderOptions(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"cache": "disk"}, "cache must be None, 'host' or 'device', got 'disk'"),
+        ({"cache": "host", "cache_bytes": True}, "cache_bytes must be a number of bytes above 0, got True"),
+        ({"cache_bytes": 3}, "cache_bytes goes with cache="),
+        ({"on_error": "drop"}, "on_error must be 'raise', 'skip' or 'replace', got 'drop'"),
+        ({"on_error": "skip", "max_errors": 2.5}, "max_errors must be None or an int of 0 or more, got 2.5"),
+        ({"max_errors": 3}, "max_errors goes with on_error="),
+    ],
+)
+def test_a_wrong_choice_is_named(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        LoaderOptions(**options)

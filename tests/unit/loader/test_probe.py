@@ -205,14 +205,16 @@ def test_a_probe_changes_nothing(
 
 def test_a_dataset_that_is_asked_is_not_probed(photographs: list[Path], exact: Any) -> None:
     loader = DALILoader(Asked(photographs), transform=exact, device="cpu")
-    with pytest.raises(UnsupportedDatasetError, match="asked for samples is not probed"):
+    with pytest.raises(UnsupportedDatasetError, match="needs a native dataset, got a worker-fed one"):
         loader.stats(probe=True)
     assert loader.stats() == Stats()
 
 
 def test_a_loader_with_a_cache_is_not_probed(dataset: ImageFolder) -> None:
     loader = DALILoader(dataset, PER_BATCH, device="cpu", cache="host")
-    with pytest.raises(ValueError, match="a loader with a cache is not probed, because what it can do changes as"):
+    with pytest.raises(
+        ValueError, match="needs a loader without a cache, because its speed changes as the cache fills"
+    ):
         loader.stats(probe=True)
     assert loader.stats() == Stats()
 
@@ -232,7 +234,7 @@ def test_batches_of_a_probe_are_as_large_as_the_epochs(dataset: ImageFolder) -> 
 def test_a_probe_is_of_the_dataset_as_it_is_now(dataset: ImageFolder) -> None:
     loader = DALILoader(dataset, PER_BATCH, device="cpu")
     dataset.loader = lambda path: path  # type: ignore[assignment]
-    with pytest.raises(UnsupportedDatasetError, match="asked for samples is not probed"):
+    with pytest.raises(UnsupportedDatasetError, match="needs a native dataset, got a worker-fed one"):
         loader.stats(probe=True)
     assert loader.stats().probe is None
 

@@ -136,9 +136,16 @@ def test_a_folder_without_classes_and_a_transform(pictures: Path, mine: Path) ->
         ("chain", ["CompiledTransform on cpu", "RandomResizedCrop(size=(40, 40)"]),
         ("several", ["CompiledTransform on cpu", "CenterCrop(size=(20, 20))"]),
         ("mine", ["CompiledTransform on cpu", "torchdali has no rule for function"]),
-        ("Pictures", ["Pictures, asked for samples", "given as transform=: CompiledTransform", "probability 0.25"]),
+        (
+            "Pictures",
+            [
+                "Pictures, worker-fed: its samples come from",
+                "given as transform=: CompiledTransform",
+                "probability 0.25",
+            ],
+        ),
         ("both", ["both(), part 1: DALILoader", "both(), part 2: A DataLoader. In its place", "RandomResizedCrop"]),
-        ("named", ["named(), train: DALILoader", "named(), val: A DataLoader.", "asked for samples in this process"]),
+        ("named", ["named(), train: DALILoader", "named(), val: A DataLoader.", "its samples come from this process"]),
     ],
 )
 def test_what_a_file_has_under_a_name(mine: Path, name: str, expected: list[str]) -> None:

@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import ExitStack
-from numbers import Integral
 from threading import Lock
 from typing import Any, Literal
 
@@ -21,7 +20,7 @@ from torchdali.runtime import lifecycle, machine
 from torchdali.sources import FolderSource, Scan, Source
 from torchdali.transforms.spec import InputStats, IntArray
 
-__all__ = ["Cache", "FileBatch", "Kind", "check_arguments", "patience", "share_of_free"]
+__all__ = ["Cache", "FileBatch", "Kind", "check_has_files", "patience", "share_of_free"]
 
 Kind = Literal["host", "device"]
 
@@ -127,26 +126,16 @@ class FileBatch(Source):
         self.files.mark_pil_only(row)
 
 
-def check_arguments(kind: object, budget: object, source: object, not_lifted: str) -> None:
-    """Checks ``cache`` and ``cache_bytes`` of :class:`torchdali.DALILoader`.
+def check_has_files(kind: Kind | None, source: object, why_not_native: str) -> None:
+    """Raise ValueError if there is a cache, and no files for it.
 
     Args:
-        kind: ``cache``.
-        budget: ``cache_bytes``.
-        source: The loader's samples; None where the dataset is asked for them.
-        not_lifted: Why it is asked; empty where it is not.
-
-    Raises:
-        ValueError: There is no such cache, or there are no files that could be kept.
+        kind: The loader's argument ``cache``.
+        source: The loader's native source, if there is one.
+        why_not_native: Why there is none.
     """
-    if kind not in (None, "host", "device"):
-        raise ValueError(f"cache is None, 'host' or 'device', not {kind!r}")
-    if budget is not None and kind is None:
-        raise ValueError("cache_bytes goes with cache='host' or cache='device'")
-    if budget is not None and (not isinstance(budget, Integral) or isinstance(budget, bool) or budget < 1):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ValueError(f"cache_bytes is a number of bytes above 0, not {budget!r}")
     if kind and not isinstance(source, FolderSource):
-        why = not_lifted or "its images are in memory already"
+        why = why_not_native or "its images are in memory already"
         raise ValueError(
             f"cache={kind!r} keeps files by their path, size and time of modification, which only image folders "
             f"tell: {why}"
