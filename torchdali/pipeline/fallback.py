@@ -1,4 +1,4 @@
-"""Batches of images as the samples that user code expects: transforms that torch runs, and collate functions."""
+"""Run user code on batches of images: transforms that torch runs, and collate functions."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ __all__ = ["as_samples", "call_on_batch", "call_seeded", "check_shapes", "run_on
 
 
 def as_kind(image: torch.Tensor, kind: Kind) -> Any:
-    """An image (CHW) as the object that torchvision would be holding at this place."""
+    """Convert an image (CHW) to the type that torchvision would pass to the next transform."""
     if kind == "pil":
-        if image.dtype == torch.uint16:  # mode I;16, which torchvision only makes of int16
+        if image.dtype == torch.uint16:  # mode I;16, which torchvision only makes from int16
             return PIL.Image.fromarray(image[0].cpu().numpy())
         return _to_pil_image(image.cpu())
     if kind == "array":
@@ -41,11 +41,11 @@ def as_kind(image: torch.Tensor, kind: Kind) -> Any:
 
 _lent = threading.RLock()
 _PATIENCE = 10.0
-"""Seconds after which a thread no longer waits for another one, whose transforms may be waiting for it."""
+"""Seconds that a thread waits for another one. The other thread's transforms may be waiting for this thread."""
 
 
 def _free_again() -> None:
-    """In a forked process, which has no thread that would let go of it."""
+    """Replace the lock in a forked child: the thread that held it is not there."""
     global _lent
     _lent = threading.RLock()
 
@@ -56,9 +56,9 @@ if hasattr(os, "register_at_fork"):
 
 @contextmanager
 def seeded(device: torch.device) -> Generator[Callable[[int], None], None, None]:
-    """Lends the global generators of torch, numpy and Python; gives a function that seeds them for one sample.
+    """Save the global generators of torch, numpy and Python, yield a function that seeds them, and restore them.
 
-    To one thread at a time: else one would put back what another one had seeded, for good.
+    One thread at a time. Otherwise a thread could restore the states that another thread had seeded.
     """
     lock, taken = _lent, _lent.acquire(timeout=_PATIENCE)
     try:
@@ -93,11 +93,11 @@ def _seeded(device: torch.device) -> Generator[Callable[[int], None], None, None
 
 
 def run_on_batch(tail: Sequence[tuple[Kind, TorchTransform]], images: Images) -> Images:
-    """Calls transforms that do to a batch what they do to each image.
+    """Call transforms that can take a whole batch.
 
     Args:
-        tail: The transforms, in order, each with what it expects to be given.
-        images: ``(N, C, H, W)``, or one tensor a sample where shapes differ.
+        tail: The transforms, in order, each with the type of image that it expects.
+        images: ``(N, C, H, W)``, or one tensor per sample if shapes differ.
     """
     together = isinstance(images, torch.Tensor)
     done = [images] if together else list(images)
@@ -115,31 +115,30 @@ def run_on_batch(tail: Sequence[tuple[Kind, TorchTransform]], images: Images) ->
 
 
 def as_samples(plan: Plan, views: Sequence[Images], seeds: IntArray, name: Callable[[int], str]) -> list[Any]:
-    """What torchvision would have made of each sample: images after the last transform, of the type that it has.
+    """Return each sample's images after the last transform, in the type that torchvision would return.
 
     Args:
-        plan: What was run.
+        plan: The plan that was run.
         views: For each view its images, after the plan's tail.
-        seeds: ``(N,)`` numbers below 2**63 for the transforms that torch runs.
-        name: Names the sample of a row.
+        seeds: ``(N,)`` seeds below 2**63 for the transforms that torch runs.
+        name: Returns the name of the sample in a row.
     """
     each = [[as_kind(image, plan.spec.kind) for image in images] for images in views]
-    rows = zip(*each, strict=True)  # none where the batch is empty, which has no views
+    rows = zip(*each, strict=True)  # an empty batch has no views and no rows
     images = [row[0] if plan.container is None else plan.container(row) for row in rows]
     return run_in_torch(plan, images, seeds, name) if plan.suffix else images
 
 
 def run_in_torch(plan: Plan, images: Sequence[Any], seeds: IntArray, name: Callable[[int], str]) -> list[Any]:
-    """Calls each transform of the plan's suffix on each image; an exception of one says on which.
+    """Call the transforms of the plan's suffix on each image. A note names the sample if a transform raises.
 
-    The transforms draw from the global generators; each sample's numbers come from its own seed, and the generators
-    are left as they were.
+    The transforms draw from the global generators. These are seeded for each sample, and restored in the end.
 
     Args:
-        plan: What was run.
-        images: One object a sample, as torchvision would be holding it.
-        seeds: ``(N,)`` numbers below 2**63.
-        name: Names the sample of a row.
+        plan: The plan that was run.
+        images: One object per sample, of the type that torchvision would pass.
+        seeds: ``(N,)`` seeds below 2**63.
+        name: Returns the name of the sample in a row.
     """
     done: list[Any] = []
     resizing = any(transform.resizes for transform in plan.suffix)
@@ -161,13 +160,13 @@ def _name_of(transform: TorchTransform) -> str:
 
 
 def call_on_batch(transform: Callable[..., Any], data: Any, draws: Draws, device: torch.device) -> Any:
-    """What a transform of whole batches makes of one; the global generators are seeded, and put back after it.
+    """Call a transform on a whole batch. The global generators are seeded before it, and restored after it.
 
     Args:
         transform: Called with the parts of the batch.
         data: The batch.
-        draws: The numbers of its samples, of which the first one's make the seed.
-        device: Whose generator is seeded beside the CPU's.
+        draws: The random numbers of its samples. Those of the first sample make the seed.
+        device: The device whose generator is seeded, in addition to the CPU's.
     """
     parts: list[Any] = list(cast("Sequence[Any]", data)) if isinstance(data, (list, tuple)) else [data]
     try:
@@ -178,32 +177,32 @@ def call_on_batch(transform: Callable[..., Any], data: Any, draws: Draws, device
         raise
 
 
-def call_seeded(function: Callable[..., Any], *given: Any, draws: Draws, device: torch.device) -> Any:
-    """What a user's function, such as a ``collate_fn``, makes of a batch; the global generators are put back after it.
+def call_seeded(function: Callable[..., Any], *args: Any, draws: Draws, device: torch.device) -> Any:
+    """Call a user's function, such as a ``collate_fn``, on a batch, and restore the global generators after it.
 
-    In DataLoader's worker processes it draws from theirs, and the main process's stay where they are.
+    DataLoader calls it in worker processes, where it cannot change the generators of the main process.
 
     Args:
-        function: What is called.
-        *given: With these.
-        draws: The numbers of the batch's samples, of which the first one's make the seed.
-        device: Whose generator is seeded beside the CPU's.
+        function: The function.
+        *args: Its arguments.
+        draws: The random numbers of the batch's samples. Those of the first sample make the seed.
+        device: The device whose generator is seeded, in addition to the CPU's.
     """
     with cpu_semantics(device, resizes(function, device)), seeded(device) as seed:
         seed(int(draws.seeds()[0]))
-        return function(*given)
+        return function(*args)
 
 
 def check_shapes(images: Sequence[Any], chain: Sequence[Any], name: Callable[[int], str]) -> None:
-    """Raises where images that are to be stacked differ in shape.
+    """Raise if images that must be stacked differ in shape.
 
     Args:
-        images: One object a sample.
+        images: One object per sample.
         chain: The transforms, for the advice.
-        name: Names the sample of a row.
+        name: Returns the name of the sample in a row.
 
     Raises:
-        BatchShapeError: Two shapes, their samples, and the transform that would make them equal.
+        BatchShapeError: Two shapes differ. The message names their samples and a transform that makes them equal.
     """
     shapes = [tuple(image.shape) for image in images if isinstance(image, torch.Tensor)]
     if len(shapes) < len(images):
@@ -218,7 +217,7 @@ def check_shapes(images: Sequence[Any], chain: Sequence[Any], name: Callable[[in
 
 
 def _advice(chain: Sequence[Any], one: tuple[int, ...], other: tuple[int, ...]) -> str:
-    """What would make the shapes of two images equal."""
+    """Return what to do so that the images have equal shapes."""
     if one[-2:] == other[-2:]:
         return "give all images as many channels, with v2.RGB() or v2.Grayscale(num_output_channels=3)"
     sized = [transform for transform in chain if _sides(transform)]
@@ -234,6 +233,6 @@ def _advice(chain: Sequence[Any], one: tuple[int, ...], other: tuple[int, ...]) 
 
 
 def _sides(transform: Any) -> list[int]:
-    """The size that a transform makes, for one side or for both; empty where it has none."""
+    """Return a transform's output size, for one side or for both, or an empty list."""
     size: Any = getattr(transform, "size", None)
     return list(cast("list[int]", size)) if isinstance(size, (list, tuple)) else [size] if isinstance(size, int) else []

@@ -42,7 +42,7 @@ HEADER_PATHS = "paths"
 
 
 def require_dali() -> Any:
-    """The module ``nvidia.dali``, with what torchdali uses of it imported.
+    """Import ``nvidia.dali`` and the submodules that torchdali uses.
 
     Raises:
         DALIUnavailableError: It is not installed, does not load, or is too old.
@@ -69,7 +69,7 @@ def require_dali() -> Any:
 
 
 def require_device(device: Any) -> None:
-    """Checks a device that a user named.
+    """Check a device that a user named.
 
     Raises:
         DALIUnavailableError: DALI is missing, or cannot use it.
@@ -90,7 +90,7 @@ def require_device(device: Any) -> None:
 
 
 def unavailable_on(device: torch.device) -> str | None:
-    """Why DALI cannot run on this device, or None where it can."""
+    """Return why DALI cannot run on this device, or None if it can."""
     if device.type == "cpu":
         return None
     if device.type != "cuda":
@@ -119,8 +119,8 @@ def unavailable_on(device: torch.device) -> str | None:
 
 
 def resolve(device: str | int | torch.device) -> torch.device:
-    """The device that is meant now: of "auto", this process's own GPU where DALI can use one, else the CPU."""
-    if device == "auto":  # in another loader's worker, after a fork, CUDA cannot be used
+    """Return the device to use. "auto" is this process's own GPU if DALI can use it, else the CPU."""
+    if device == "auto":  # another loader's worker may be forked, and then cannot use CUDA
         usable = get_worker_info() is None and unavailable_on(torch.device("cuda")) is None
         return devices.own() if usable else torch.device("cpu")
     device = torch.device(device)
@@ -128,7 +128,7 @@ def resolve(device: str | int | torch.device) -> torch.device:
 
 
 class _Operators:
-    """What rules build with; see :class:`torchdali.transforms.Ops`."""
+    """The operators that rules build a graph with; see :class:`torchdali.transforms.Ops`."""
 
     def __init__(self, dali: Any, device: str, fidelity: Fidelity) -> None:
         self.fn: Any = dali.fn
@@ -144,7 +144,7 @@ class _Operators:
         image: Any,
         params: Mapping[str, Any],
     ) -> Any:
-        # What DALI's own `if` in a pipeline definition becomes; here conditions come from data, not from source code.
+        # DALI compiles an `if` in a pipeline definition to these calls. Here there is no source code to compile.
         split = self.fn._conditional.split  # noqa: SLF001
         chosen, others = split(image, predicate=mask, _if_stmt=True)
         of_chosen = {
@@ -155,18 +155,18 @@ class _Operators:
 
 @functools.cache
 def _pipeline_class(dali: Any) -> Any:
-    # When the interpreter ends, a module's names are gone before its pipelines.
+    # At interpreter exit a module's names are gone before its pipelines.
     own, let_go, failed = os.getpid, leak, devices.failed
 
     class Pipeline(dali.Pipeline):
-        """A pipeline that is shut down only by the process that built it, and only while its device is of use.
+        """A pipeline that is shut down only by the process that built it, and only while its device works.
 
-        Its threads do not exist in a forked child, which would wait for them for ever: and a child may get to shut a
-        pipeline down at any time, when it collects garbage that it inherited. After an error of CUDA's that stays,
-        such as an assertion in a kernel of the training step, DALI waits for runs that never end.
+        Otherwise it is leaked. A forked child does not have its threads and would wait for them for ever. The child
+        may shut it down at any time, when it collects inherited garbage. After a sticky CUDA error, such as an
+        assertion in a kernel of the training step, DALI would wait for runs that never end.
         """
 
-        _pipe: Any = None  # until it is made, should that be interrupted
+        _pipe: Any = None  # until the base class sets it, in case that is interrupted
         _process = 0
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -174,7 +174,7 @@ def _pipeline_class(dali: Any) -> Any:
             super().__init__(*args, **kwargs)
 
         def close(self) -> None:
-            """Waits for the runs in flight and frees threads and memory, now and not when garbage is collected."""
+            """Wait for the runs in flight and free threads and memory now, not when garbage is collected."""
             self._shutdown()
 
         def _shutdown(self) -> None:
@@ -196,43 +196,42 @@ _reserved = {"pinned": 0}
 
 
 def reserve_pinned(size: int, device: torch.device) -> None:
-    """Has DALI's pool of pinned memory, which is one for the process, take what pipelines for a GPU will need of it.
+    """Let DALI's pool of pinned memory, of which a process has one, allocate what pipelines for a GPU will need.
 
     Args:
-        size: Bytes; nothing is done where as many were asked for before.
-        device: Where DALI runs.
+        size: Bytes. Nothing is done if as many were reserved before.
+        device: The device that DALI uses.
     """
     if device.type == "cuda" and size > _reserved["pinned"]:
         _reserved["pinned"] = size
-        with suppress(MemoryError, RuntimeError):  # then it grows as it needs to, as it would have anyway
+        with suppress(MemoryError, RuntimeError):  # the pool then grows when it needs to
             importlib.import_module("nvidia.dali.backend").PreallocatePinnedMemory(size)
 
 
 def release_memory(device: torch.device | None) -> None:
-    """Gives the memory that DALI's pools and malloc keep for later, on the host and on GPUs, back to the system.
+    """Return unused memory of DALI's pools and of malloc to the system, on the host and on GPUs.
 
     Args:
-        device: The one that was used; None if none was.
+        device: The device that was used, or None.
     """
     require_dali()
     with devices.on(device or torch.device("cpu")):
         importlib.import_module("nvidia.dali.backend").ReleaseUnusedMemory()
     _reserved["pinned"] = 0
-    # What DALI's threads freed stays in a heap for each thread, up to 50 MiB after some pipelines.
+    # malloc keeps a heap per thread, with up to 50 MiB that DALI's threads freed.
     if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # glibc's
         trim(0)
 
 
 def build(plan: Plan, batch_size: int, threads: int, resident: bool = False) -> Any:
-    """Builds the pipeline of a plan.
+    """Build the pipeline of a plan.
 
-    Its inputs are one that is called as the plan's ``entry``, which takes the batch, and ``plan.inputs``. What the
-    first of them is fed from the host's memory is not copied. Its outputs are the images of each view, CHW, then of
-    files the last two bytes of each, and its length.
+    Its inputs are the batch, under the name of the plan's ``entry``, and ``plan.inputs``. A batch in host memory is not
+    copied. Its outputs are the images of each view, CHW. For files the last two bytes of each and its length follow.
 
     Args:
-        plan: What to run.
-        batch_size: The most samples that one run may have.
+        plan: The plan.
+        batch_size: Maximum number of samples in a run.
         threads: Number of DALI's CPU threads.
         resident: Whether pixels are fed from the device's own memory.
 
@@ -246,10 +245,10 @@ def build(plan: Plan, batch_size: int, threads: int, resident: bool = False) -> 
         batch_size=batch_size,
         num_threads=threads,
         device_id=plan.device.index if gpu else None,
-        # The window of runs in flight is kept by feed.py: a queue in the pipeline would hold batches that are
-        # finished, and with dynamic execution a run that is scheduled needs no place in it.
+        # feed.py limits the runs in flight. A queue in the pipeline would hold finished batches, and with dynamic
+        # execution a scheduled run needs no place in it.
         prefetch_queue_depth=1,
-        # Outputs that own their memory, which is what hands them out without a copy (see bridge.py).
+        # Outputs then own their memory, so that they can be used without a copy (see dlpack.py).
         exec_dynamic=True,
     )
     with pipeline:
@@ -278,17 +277,17 @@ def build(plan: Plan, batch_size: int, threads: int, resident: bool = False) -> 
 
 
 def _enter(ops: _Operators, plan: Plan, nodes: dict[str, Any], resident: bool) -> tuple[Any, ...]:
-    """The images, and of files their last two bytes and their lengths."""
+    """Return the images, and for files their last two bytes and their lengths."""
     fn, types = ops.fn, ops.types
     if plan.entry in ("pixels", "packed"):
         shaped: dict[str, Any] = {"ndim": 3, "layout": "HWC"} if plan.entry == "pixels" else {"ndim": 1}
-        # From the device's memory a copy it is: without one DALI does not wait for the stream that writes it.
+        # Pixels in device memory are copied. Without a copy DALI does not wait for the stream that writes them.
         image = fn.external_source(name=plan.entry, device="gpu" if resident else "cpu", no_copy=not resident, **shaped)
         return (image.gpu() if ops.device == "gpu" and not resident else image,)
     given = fn.external_source(name=plan.entry, ndim=1, dtype=types.UINT8, no_copy=True)
     if plan.entry == "encoded":
         return (_decode(ops, plan, given, nodes),)
-    # Mapping files into memory opens them as if one at a time.
+    # Memory-mapped files would be opened one at a time.
     encoded = fn.io.file.read(given, dont_use_mmap=True)
     length = encoded.shape(dtype=types.INT32)
     ending = fn.slice(encoded, start=length - 2, shape=[2], axes=[0], out_of_bounds_policy="pad")
@@ -296,24 +295,23 @@ def _enter(ops: _Operators, plan: Plan, nodes: dict[str, Any], resident: bool) -
 
 
 def _with_header(ops: _Operators, encoded: Any, window: Mapping[str, Any]) -> Any:
-    """The same files, after operators that fail where DALI cannot read one's header, or its window is not within it.
+    """Return the files behind operators that fail if DALI cannot read a header, or a window is outside its image.
 
-    DALI 2.4's decoders read the headers of batches of 32 and more in several threads, and where one of them fails, they
-    return while others still write to what is gone then: the process dies, on the CPU and beside a GPU.
+    DALI 2.4's decoders read the headers of 32 files and more in several threads. If one thread fails, the decoder
+    returns while others still write to freed memory, and the process dies. This happens on the CPU and with a GPU.
 
     Args:
         ops: The operators.
         encoded: The files.
-        window: Where the windows to decode begin, and how large they are, where the files may have become smaller since
-            they were drawn; else nothing.
+        window: Start and shape of the windows to decode, if files may have shrunk since these were drawn; else empty.
     """
     sides = ops.fn.peek_image_shape(encoded, dtype=ops.types.INT32, adjust_orientation=False)
-    # The file's length, which is never below 3, the number of sides: only that it has to wait for them matters. Of
-    # operators there should be few, since each that needs a thread waits for the decoder's.
+    # This is the file's length, which is never below 3, the number of sides. It only has to wait for the sides. Use few
+    # operators: each one that needs a thread waits for the decoder's threads.
     length = ops.math.max(encoded.shape(dtype=ops.types.INT32), sides.shape(dtype=ops.types.INT32))
     if window:
         room = ops.fn.slice(sides, start=[0], shape=[2], axes=[0]) - window["start"] - window["shape"]
-        # A length that is not the file's is what fails.
+        # Reshaping to a length that is not the file's fails.
         length += ops.fn.reductions.sum(ops.fn.cast(room < 0, dtype=ops.types.INT32), keep_dims=True)
     return ops.fn.reshape(encoded, shape=length)
 
@@ -322,13 +320,13 @@ def _decode(ops: _Operators, plan: Plan, encoded: Any, nodes: dict[str, Any]) ->
     how: dict[str, Any] = {
         "device": "mixed" if ops.device == "gpu" else "cpu",
         "output_type": ops.types.RGB,
-        "adjust_orientation": False,  # ImageFolder does not look at EXIF
+        "adjust_orientation": False,  # ImageFolder ignores EXIF
     }
     if ops.device == "gpu":
-        # The default leaves a third of the images to CUDA kernels although the JPEG engine alone is faster, and says
-        # which by their place in the batch, although their pixels differ.
+        # By default CUDA kernels decode a third of the images, although the JPEG engine alone is faster. Which images
+        # depends on their row in the batch, and the pixels differ.
         how["hw_decoder_load"] = 1.0
-        # Each process of a host would tie its threads to the same cores.
+        # Otherwise all processes of a host pin their threads to the same cores.
         how["affine"] = False
     window = plan.params_of(0, nodes) if plan.decode_window else {}
     if not plan.headers_validated:  # on 16 cores beside a GPU the operators cost up to a tenth of the images/s
@@ -339,15 +337,14 @@ def _decode(ops: _Operators, plan: Plan, encoded: Any, nodes: dict[str, Any]) ->
 
 
 def build_header_reader(batch_size: int, threads: int, validate_headers: bool) -> Any:
-    """Builds a pipeline on the CPU that puts out the first bytes of files, and their lengths.
+    """Build a pipeline on the CPU that returns the first bytes of files, and their lengths.
 
     Its input is called :data:`HEADER_PATHS`, and takes ``(N, L)`` bytes: paths, padded with NUL.
 
     Args:
-        batch_size: The most files that one run may have.
+        batch_size: Maximum number of files in a run.
         threads: Number of DALI's threads.
-        validate_headers: Whether a run fails where DALI's decoder would not read a header; a third output comes
-            of that.
+        validate_headers: Whether a run fails if DALI's decoder would not read a header. This adds a third output.
     """
     dali = require_dali()
     fn, types = dali.fn, dali.types
@@ -363,7 +360,7 @@ def build_header_reader(batch_size: int, threads: int, validate_headers: bool) -
 
 
 def decode_files(paths: Sequence[str], device: torch.device, **options: Any) -> list[npt.NDArray[np.uint8]]:
-    """Decodes files with DALI's decoder alone, which is what the parity certificate compares.
+    """Decode files with DALI's decoder alone, for the parity certificate.
 
     Args:
         paths: The files.
@@ -374,7 +371,7 @@ def decode_files(paths: Sequence[str], device: torch.device, **options: Any) -> 
         The images, HWC.
 
     Raises:
-        RuntimeError: DALI does not decode one of them.
+        RuntimeError: DALI cannot decode one of them.
     """
     dali = require_dali()
     gpu = device.type == "cuda"

@@ -1,4 +1,4 @@
-"""The first bytes of many files, read by DALI's threads, which need no lock of Python's."""
+"""Read the first bytes of many files in DALI's threads, which do not need Python's global lock."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _PATIENCE = 5.0
 
 
 class _Reading:
-    """A pipeline, and what its next user must know of it."""
+    """A pipeline, its settings, and whether it can be used again."""
 
     def __init__(self) -> None:
         self.lock = Lock()
         self.pipeline: Any = None
-        self.batch_size, self.vets = 0, False
+        self.batch_size, self.validates = 0, False
         self.broken = False
 
     def close(self) -> None:
@@ -40,13 +40,13 @@ class _Reading:
 
 
 class HeaderReader(lifecycle.Resource):
-    """Reads batches of files one after another; it may be asked by several threads.
+    """Reads batches of files one after another. Several threads may call it.
 
-    It is built when it is first asked, and anew after a fork, which leaves its threads behind.
+    The pipeline is built at the first call, and again after a fork.
 
     Attributes:
-        device: The one that the files are decoded on. The headers are not read there, but what vets them makes a
-            context on CUDA's current device.
+        device: The device that decodes the files. Headers are read on the CPU, but their validation makes a context on
+            CUDA's current device.
     """
 
     device = torch.device("cpu")
@@ -63,42 +63,42 @@ class HeaderReader(lifecycle.Resource):
     def __call__(
         self, paths: npt.NDArray[np.uint8], validate_headers: bool
     ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
-        """The first bytes of files, and their lengths.
+        """Return the first bytes of files, and their lengths.
 
         Args:
             paths: ``(N, L)`` the paths, padded with NUL.
-            validate_headers: Whether it is to fail where DALI's decoder would not read a header.
+            validate_headers: Whether to raise if DALI's decoder would not read a header.
 
         Returns:
             ``(N, 2048)``, padded with 0, and ``(N,)``.
 
         Raises:
-            HeaderError: One of them cannot be read, or is refused.
-            RuntimeError: There are no threads, or there is no memory, for it.
+            HeaderError: A file cannot be read, or its header is refused.
+            RuntimeError: There are no threads or there is no memory for the pipeline.
         """
         while True:
-            with lifecycle.native_call(), devices.on(self.device):  # each time: where the process ends, none is built
+            with lifecycle.native_call(), devices.on(self.device):  # in the loop, so that none is built at exit
                 reading = self._reading
                 with reading.lock:
-                    if reading is self._reading:  # and was not let go while this thread waited for it
+                    if reading is self._reading:  # it may have been abandoned while this thread waited
                         self._build(reading, len(paths), validate_headers)
                     if reading is not self._reading:
-                        reading.close()  # what was built meanwhile
+                        reading.close()  # abandoned while it was built
                         continue
                     try:
                         return self._read_timed(reading, paths)
                     except HeaderError:
                         raise
-                    except (AttributeError, RuntimeError):  # DALI's, of a pipeline that was let go just then
+                    except (AttributeError, RuntimeError):  # the pipeline was abandoned during the call
                         if reading is self._reading:
                             raise
 
     @property
     def wait(self) -> float:
-        """Seconds for which a file kept a thread waiting for the storage; 0 before sixteen batches of 32 and more.
+        """Return for how many seconds a file made a thread wait for storage: a median, or 0 before 16 large batches.
 
-        The first eight do not count: beside them a pipeline is built, which keeps Python's lock. Of the next ones that
-        is the median, as some of them wait for a training.
+        A large batch has 32 files or more. The first eight do not count, because a pipeline is built beside them with
+        Python's global lock held. The median ignores batches that waited for the training.
         """
         counted = self._waits[_AT_THE_BEGINNING:]
         return median(counted) if len(counted) >= _ENOUGH else 0.0
@@ -113,18 +113,18 @@ class HeaderReader(lifecycle.Resource):
         return read
 
     def _build(self, reading: _Reading, count: int, validate_headers: bool) -> None:
-        fits = reading.batch_size >= count and reading.vets == validate_headers
+        fits = reading.batch_size >= count and reading.validates == validate_headers
         if reading.pipeline is None or not fits or reading.broken:
             reading.close()
             reading.pipeline = graph.build_header_reader(count, WAITING, validate_headers)
             lifecycle.install_exit_hook()
-            reading.batch_size, reading.vets, reading.broken = count, validate_headers, False
+            reading.batch_size, reading.validates, reading.broken = count, validate_headers, False
 
     def __reduce__(self) -> tuple[type[HeaderReader], tuple[()]]:
         return HeaderReader, ()
 
     def close(self) -> None:
-        """Frees its threads and memory, until it is asked again; not those that wait for a file that never answers."""
+        """Free threads and memory until the next call. Threads that wait for a file that never answers are leaked."""
         reading = self._reading
         if reading.lock.acquire(timeout=_PATIENCE):
             try:
@@ -135,7 +135,7 @@ class HeaderReader(lifecycle.Resource):
             self.abandon()
 
     def abandon(self) -> None:
-        """Lets go of the pipeline where it waits for a file: whoever asks next has another one."""
+        """Leak the pipeline if it waits for a file. The next call builds another one."""
         reading = self._reading
         if reading.lock.locked():
             self._reading = _Reading()
@@ -146,12 +146,12 @@ class HeaderReader(lifecycle.Resource):
 
 def _read(reading: _Reading, paths: npt.NDArray[np.uint8]) -> Any:
     pipeline = reading.pipeline
-    reading.broken = True  # until the end: an interrupt leaves a run whose outputs the next one would get
+    reading.broken = True  # until the end: after an interrupt the next call would get this run's outputs
     pipeline.feed_input(graph.HEADER_PATHS, paths)
     pipeline.schedule_run()
     try:
         heads, lengths = (dlpack.to_array(output) for output in pipeline.share_outputs()[:2])
-        if pipeline is reading.pipeline:  # and not let go meanwhile
+        if pipeline is reading.pipeline:  # it may have been abandoned meanwhile
             pipeline.release_outputs()
     except RuntimeError as error:
         if not is_raised_by_dali(error):

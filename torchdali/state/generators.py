@@ -1,4 +1,4 @@
-"""The generators that a loader and its samplers draw from: where they are, and their states."""
+"""Find the random generators that a loader and its samplers draw from, and save and restore their states."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from torchdali.transforms.rng import draw_seed
 __all__ = ["TORCH", "Generators", "State", "States", "find_samplers", "from_text", "to_text"]
 
 State = Any
-"""What a generator's state is while it is only kept: bytes of torch's, else what compares fast."""
+"""A generator's state in memory: bytes for torch's, and for others a value that is fast to compare."""
 States = dict[str, State]
 
 TORCH = "torch"
@@ -37,25 +37,25 @@ _KNOWN = (
     *(*_DRAWING, SequentialSampler, BatchSampler, DistributedSampler, _InfiniteConstantSampler),
     *(Shard, list, tuple, range, torch.Tensor, np.ndarray),
 )
-"""Of exactly these types it is known that they draw from torch's generators or from none."""
+"""Exactly these types are known to draw from torch's generators or from none."""
 _KINDS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 
 
 def find_samplers(loader: Any) -> dict[str, Any]:
-    """The samplers of a loader, by where they are: the one that gives indices first, then those that it has in turn."""
+    """Return a loader's samplers by their paths: first the one that the loader iterates over, then those inside it."""
     first = "sampler" if loader.batch_sampler is None else "batch_sampler"
-    found: dict[str, Any] = {}
+    samplers: dict[str, Any] = {}
     waiting: list[tuple[str, Any]] = [(first, getattr(loader, first)), ("sampler", loader.sampler)]
     while waiting:
         path, sampler = waiting.pop(0)
-        if any(sampler is other for other in found.values()):
+        if any(sampler is other for other in samplers.values()):
             continue
-        found[path] = sampler
+        samplers[path] = sampler
         for name, value in _attributes(sampler):
             if _is_sampler(value) or hasattr(value, "set_epoch") or name in ("sampler", "batch_sampler"):
-                # The loader's own sampler comes last, and its name is the shorter one.
+                # The loader's own sampler comes last, under its short name.
                 waiting.insert(0, ("sampler" if value is loader.sampler else f"{path}.{name}", value))
-    return found
+    return samplers
 
 
 def _is_sampler(value: object) -> bool:
@@ -67,17 +67,17 @@ def _attributes(owner: Any) -> list[tuple[str, Any]]:
 
 
 class Generators:
-    """The generators that a loader's order may depend on, by name.
+    """The generators that a loader's order may depend on, by their names.
 
     Args:
         loader: The ``DataLoader``.
 
     Attributes:
-        own: Those that were given to the loader or are attributes of its samplers.
-        late: Samplers that may make a generator later, by the name that it will have.
-        shared: The global ones that a sampler may draw from.
-        foreign: Names of those of them that are not torch's.
-        always: Names of those that belong to the loader's state whether they were seen to be drawn from or not.
+        own: Generators that were given to the loader or are attributes of its samplers.
+        late: Samplers that may make a generator later, by the name that the generator will have.
+        shared: The global generators that a sampler may draw from.
+        foreign: Names of the global generators that are not torch's.
+        always: Names of the generators that every state of the loader contains, drawn from or not.
     """
 
     def __init__(self, loader: Any) -> None:
@@ -109,24 +109,24 @@ class Generators:
         self.always = {*self.own, *([TORCH] if from_torch else [])}
 
     def states(self) -> States:
-        """The state of each now."""
+        """Return the present state of each generator."""
         return {name: _read(one) for name, one in (self.own | self.shared).items()}
 
     def set(self, states: Mapping[str, State]) -> None:
-        """Puts those that are named back."""
+        """Restore the states of the named generators."""
         every = self.own | self.shared
         for name, state in states.items():
             _write(every[name], state)
 
     def make(self, states: Mapping[str, State]) -> None:
-        """Makes the generators that samplers would make by themselves, where there is a state for them."""
+        """Make the generators that samplers make late, if there is a state for them."""
         for name in states.keys() & self.late.keys():
             made = _make(states[name])
             setattr(self.late.pop(name), name.rpartition(".")[2], made)
             self.own[name] = made
 
     def draw_seed(self) -> int:
-        """Draws what DataLoader draws for its workers."""
+        """Draw a base seed for workers as DataLoader does."""
         return draw_seed(self._seeds)
 
 
@@ -142,7 +142,7 @@ def _read(generator: Any) -> State:
 
 
 def _make(state: State) -> Any:
-    """A generator of the kind that a state is of."""
+    """Return a new generator of the kind that the state belongs to."""
     if isinstance(state, bytes):
         return torch.Generator()
     if isinstance(state, str):
@@ -164,14 +164,14 @@ def _write(generator: Any, state: State) -> None:
 
 
 def to_text(state: State) -> str:
-    """A state as letters and digits."""
+    """Encode a state as base64 text."""
     if not isinstance(state, bytes):
         state = b"json" + json.dumps(state, default=lambda data: base64.b64encode(data).decode()).encode()
     return base64.b64encode(state).decode()
 
 
 def from_text(text: str) -> State:
-    """What ``to_text`` was given."""
+    """Decode the text that :func:`to_text` returned."""
     state = base64.b64decode(text, validate=True)
     if not state.startswith(b"json"):
         return state
