@@ -194,7 +194,7 @@ def test_cache_that_is_changed_between_epochs(dataset: ImageFolder, device: str)
     assert [row[11:].partition(",")[0] for row in rows] == ["", "decoded images", "encoded files", ""]
     assert ours._session.cache is None
     ours.cache = "disk"  # pyright: ignore[reportAttributeAccessIssue]
-    with pytest.raises(ValueError, match="not 'disk'"):
+    with pytest.raises(ValueError, match="got 'disk'"):
         iter(ours)
 
 
