@@ -24,13 +24,13 @@ from torchdali.state.progress import Checkpoint, EpochProgress, StreamProgress
 from torchdali.state.remainder import remaining
 from torchdali.state.stream import Stream
 
-__all__ = ["ResumableIterator", "by_turns"]
+__all__ = ["ResumableIterator", "take_turns"]
 
 _ITERATOR = "iterator"
 _STATES = ("state_at_begin", "state")
 
 
-def by_turns(next_data: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def take_turns(next_data: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Wrap ``_next_data`` of an iterator so that several threads can share it."""
 
     @wraps(next_data)
@@ -63,7 +63,7 @@ class ResumableIterator(_BaseDataLoaderIter):
         self._process, self._lock = os.getpid(), RLock()
         self.progress: EpochProgress = self._context.progress
         super().__init__(cast("Any", view))
-        self._enter(view)
+        self._start_counts(view)
         if self.progress.checkpoint and self.progress.checkpoint.base_seed is not None:
             self._base_seed = self.progress.checkpoint.base_seed
         self.progress.base_seed = int(self._base_seed)
@@ -71,11 +71,12 @@ class ResumableIterator(_BaseDataLoaderIter):
     @disable_compile
     @lifecycle.native_call()
     def __next__(self) -> Any:
-        """Return the next batch, or raise what is wrong with it.
+        """Return the next batch, or raise its error.
 
-        What user code, a sample or a run of DALI raises comes as a :class:`DeferredError`; the epoch goes on after it.
-        Anything else ends the epoch here: an interrupt, a worker's death, a timeout, what a signal handler raises. It
-        may have come at any point, so what is in flight can no longer be matched to batches.
+        An exception of user code, of a sample or of a run of DALI comes as a :class:`DeferredError`. The epoch
+        continues after it. Any other exception ends the epoch here: an interrupt, a worker's death, a timeout or an
+        exception of a signal handler. It can come at any point, so the work in flight can no longer be matched to
+        batches.
         """
         if self._process != os.getpid():
             raise RuntimeError(FORKED)
@@ -118,18 +119,18 @@ class ResumableIterator(_BaseDataLoaderIter):
             self.progress = self._context.progress
             self.progress.rng_at_start = self.progress.generators.states()  # after the rewind of the epoch before
         super()._reset(loader, first_iter)
-        self._enter(loader)
+        self._start_counts(loader)
         self.progress.num_iterators, self.progress.drew_base_seed = (2, True) if first_iter else (1, False)
         self.progress.base_seed = int(self._base_seed)
 
-    def _enter(self, view: LoaderView) -> None:
+    def _start_counts(self, view: LoaderView) -> None:
         """Start the counts of an epoch."""
         self._backlog: deque[Any] = deque()
         self._num_resumed = self._num_requested = 0
         self._stateful = dict(self._context.stateful)
         self._note_iterator()
         if self._context.is_resumed:
-            self._sampler_iter = self._unless_over(self._sampler_iter, self._index_sampler)
+            self._sampler_iter = self._restart_if_over(self._sampler_iter, self._index_sampler)
         self._stream = self._dataset if isinstance(self._dataset, Stream) else None
         self._lookahead = SamplerLookahead(view, self.progress, self._stateful)
 
@@ -138,14 +139,14 @@ class ResumableIterator(_BaseDataLoaderIter):
         if is_stateful(self._sampler_iter):
             self._stateful[_ITERATOR] = self._sampler_iter
 
-    def _unless_over(self, iterator: Any, sampler: Any) -> Any:
+    def _restart_if_over(self, iterator: Any, sampler: Any) -> Any:
         """Return the iterator of a sampler, made again if the sampler loaded the state of an ended epoch."""
 
         def restart_if_over() -> Iterator[Any]:  # runs when the sampler is first asked
             first, self._sampler_iter = restart_if_empty(iterator, sampler)
             if self._sampler_iter is not iterator:
                 self._note_iterator()
-            yield from chain(first, self._sampler_iter)  # which ends without closing the iterator
+            yield from chain(first, self._sampler_iter)  # chain does not close the iterator when it ends
 
         return restart_if_over() if self._stateful else iterator
 
@@ -162,7 +163,7 @@ class ResumableIterator(_BaseDataLoaderIter):
         finally:
             del index  # raised, its traceback would hold this iterator in a cycle
 
-    def _counts(self) -> Callable[[Iterable[Any]], None] | None:
+    def _index_counter(self) -> Callable[[Iterable[Any]], None] | None:
         """Return the function that counts indices of samples that are skipped; None if they need no count."""
         return None
 
@@ -201,7 +202,7 @@ class ResumableIterator(_BaseDataLoaderIter):
             self._resume_stream(saved)
             return
         if self._stateful and batches:
-            if self._counts():
+            if self._index_counter():
                 self._skip_yielded(self._remake_iterator(saved, "state_at_begin"), saved, loaded=True)
             iterator = self._remake_iterator(saved, "state")
             progress.generators.set(draws.get(0, {}))
@@ -217,7 +218,7 @@ class ResumableIterator(_BaseDataLoaderIter):
             try:
                 self._backlog.append(self._lookahead.request(super()._next_index))
             except Exception as error:  # noqa: BLE001
-                self._backlog.append(defer(error))  # raised in its turn
+                self._backlog.append(defer(error))  # raised when its batch is due
         if saved.in_progress:
             progress.generators.set(saved.rng_now)
 
@@ -233,7 +234,7 @@ class ResumableIterator(_BaseDataLoaderIter):
     def _skip_yielded(self, iterator: Any, saved: Checkpoint, loaded: bool = False) -> Any:
         """Return a sampler's iterator after the batches that were yielded."""
         sampler, at, batches = remaining(self._index_sampler, self.progress.start), 0, saved.num_yielded
-        skip = FastForward(sampler, iterator, self._auto_collation, self._counts(), loaded)
+        skip = FastForward(sampler, iterator, self._auto_collation, self._index_counter(), loaded)
         for asked, found in saved.draws:
             if asked < batches:
                 skip.fast_forward(asked - at)
@@ -250,9 +251,9 @@ class ResumableIterator(_BaseDataLoaderIter):
             iter(sampler)
             if seeded:
                 self.progress.generators.draw_seed()
-        for path, one in self._stateful.items():
+        for path, stateful in self._stateful.items():
             if path != _ITERATOR and at in (kept := saved.sampler_state(path)):
-                one.load_state_dict(copy.deepcopy(kept[at]))
+                stateful.load_state_dict(copy.deepcopy(kept[at]))
         self._sampler_iter = iterator = cast("Any", iter(sampler))
         if saved.state["iterators"] == 1 and seeded:
             self.progress.generators.draw_seed()
@@ -260,4 +261,4 @@ class ResumableIterator(_BaseDataLoaderIter):
         if _ITERATOR in self._stateful and at in (kept := saved.sampler_state(_ITERATOR)):
             iterator.load_state_dict(copy.deepcopy(kept[at]))
         begins = at == "state_at_begin" or not saved.num_yielded
-        return self._unless_over(iterator, sampler) if begins else iterator
+        return self._restart_if_over(iterator, sampler) if begins else iterator

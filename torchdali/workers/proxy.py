@@ -35,7 +35,7 @@ from torchdali.runtime.exceptions import DeferredError, EpochEndedError, defer, 
 from torchdali.samples.on_error import ErrorPolicy
 from torchdali.samples.transfer import Transfer, pin_memory
 from torchdali.state.context import EpochContext, LoaderView
-from torchdali.state.iterator import ResumableIterator, by_turns
+from torchdali.state.iterator import ResumableIterator, take_turns
 from torchdali.state.progress import Checkpoint
 from torchdali.state.stream import is_stream
 from torchdali.transforms.rng import Draws
@@ -152,7 +152,7 @@ class _ProxyEpoch(ResumableIterator):
         """The number of the batch that the sampler is being asked for."""
         return 0
 
-    def _counts(self) -> Callable[[Iterable[Any]], None]:
+    def _index_counter(self) -> Callable[[Iterable[Any]], None]:
         return self._identities.fast_forward
 
     def _resume_stream(self, saved: Checkpoint) -> None:
@@ -163,7 +163,7 @@ class _ProxyEpoch(ResumableIterator):
         """Batches of the epoch whose samples came, or failed to."""
         return self._num_requested
 
-    @by_turns
+    @take_turns
     def _next_data(self) -> Any:
         try:
             data = self._deliver()
