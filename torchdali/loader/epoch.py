@@ -24,7 +24,7 @@ from torchdali.runtime.exceptions import DeferredError, EpochEndedError, defer, 
 from torchdali.samples.transfer import pin_memory
 from torchdali.samples.tree import is_default_collate
 from torchdali.state.context import EpochContext
-from torchdali.state.iterator import ResumableIterator, take_turns
+from torchdali.state.iterator import ResumableIterator
 from torchdali.transforms.occurrences import DenseOccurrences
 from torchdali.transforms.rng import Draws
 
@@ -130,7 +130,6 @@ class NativeIterator(ResumableIterator):
         index = np.where(index < 0, index + count, index)
         return Batch(source, self._native.pool, index, Draws(self._key, index, self._occurrences.count(index)))
 
-    @take_turns
     def _next_data(self) -> Any:
         feed = self._feed
         assert feed is not None

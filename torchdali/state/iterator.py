@@ -6,7 +6,6 @@ import copy
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from functools import wraps
 from itertools import chain
 from threading import RLock
 from typing import Any, cast
@@ -24,21 +23,10 @@ from torchdali.state.progress import Checkpoint, EpochProgress, StreamProgress
 from torchdali.state.remainder import remaining
 from torchdali.state.stream import Stream
 
-__all__ = ["ResumableIterator", "take_turns"]
+__all__ = ["ResumableIterator"]
 
 _ITERATOR = "iterator"
 _STATES = ("state_at_begin", "state")
-
-
-def take_turns(next_data: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Wrap ``_next_data`` of an iterator so that several threads can share it."""
-
-    @wraps(next_data)
-    def one_after_another(iterator: Any) -> Any:
-        with iterator._lock:  # noqa: SLF001
-            return next_data(iterator)
-
-    return one_after_another
 
 
 class ResumableIterator(_BaseDataLoaderIter):
@@ -80,6 +68,10 @@ class ResumableIterator(_BaseDataLoaderIter):
         """
         if self._process != os.getpid():
             raise RuntimeError(FORKED)
+        with self._lock:  # several threads may share the iterator
+            return self._next_or_end()
+
+    def _next_or_end(self) -> Any:
         if self._ended:
             raise RuntimeError(self._ended)
         self._ended = INTERRUPTED

@@ -12,7 +12,7 @@ from torch.utils.data.dataloader import (
 
 from torchdali.runtime.exceptions import DeferredError, deferred_errors
 from torchdali.state.context import EpochContext
-from torchdali.state.iterator import ResumableIterator, take_turns
+from torchdali.state.iterator import ResumableIterator
 from torchdali.state.stream import is_stream
 from torchdali.workers.dataset import StreamBatch, StreamCollate, put_stream
 from torchdali.workers.processes import Parallel
@@ -41,7 +41,6 @@ class SerialPlainIterator(_Plain, _SingleProcessDataLoaderIter, ResumableIterato
         super().__init__(context)
         self._profile_name = _PROFILE.format(_SingleProcessDataLoaderIter.__name__)
 
-    @take_turns
     def _next_data(self) -> Any:
         self._lookahead.count_yielded()
         try:
@@ -78,7 +77,6 @@ class ParallelPlainIterator(_Plain, Parallel, _MultiProcessingDataLoaderIter, Re
             data = data.data  # torch raises it, if it is an exception
         return super()._process_data(data, worker_idx)
 
-    @take_turns
     def _next_data(self) -> Any:
         self._lookahead.count_yielded()
         self._share = None

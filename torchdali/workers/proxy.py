@@ -35,7 +35,7 @@ from torchdali.runtime.exceptions import DeferredError, EpochEndedError, defer, 
 from torchdali.samples.on_error import ErrorPolicy
 from torchdali.samples.transfer import Transfer, pin_memory
 from torchdali.state.context import EpochContext, LoaderView
-from torchdali.state.iterator import ResumableIterator, take_turns
+from torchdali.state.iterator import ResumableIterator
 from torchdali.state.progress import Checkpoint
 from torchdali.state.stream import is_stream
 from torchdali.transforms.rng import Draws
@@ -163,7 +163,6 @@ class _ProxyEpoch(ResumableIterator):
         """Batches of the epoch whose samples came, or failed to."""
         return self._num_requested
 
-    @take_turns
     def _next_data(self) -> Any:
         try:
             data = self._deliver()
