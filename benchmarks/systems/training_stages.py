@@ -27,7 +27,7 @@ def stage(name: str, root: Path, batch_size: int, step: list[Any]) -> systems.Ep
 
     from torchdali import DALILoader
     from torchdali.loader import probe
-    from torchdali.pipeline.engine import Engine
+    from torchdali.pipeline.engine import PipelineRunner
     from torchdali.transforms.rng import Draws, epoch_key
 
     compiled = DALILoader(ImageFolder(root, systems.transforms()), batch_size)._native_plan()  # noqa: SLF001
@@ -39,7 +39,7 @@ def stage(name: str, root: Path, batch_size: int, step: list[Any]) -> systems.Ep
     }[name]
     with ThreadPoolExecutor(16) as threads:
         source.scan(np.arange(len(source)), lambda: threads).wait()
-    engine = Engine(plan, batch_size, compiled.threads.number(source.seen()))
+    engine = PipelineRunner(plan, batch_size, compiled.threads.number(source.seen()))
     shuffled = np.random.default_rng(0)
 
     def submit(rows: Any) -> None:

@@ -34,7 +34,7 @@ def torchdali(row: Row, inputs: Inputs, seconds: float) -> Figures:
 
     from torchdali.pipeline import graph
     from torchdali.pipeline.compile import compile_plan, fuse
-    from torchdali.pipeline.engine import Engine
+    from torchdali.pipeline.engine import PipelineRunner
     from torchdali.runtime import machine
     from torchdali.transforms.rng import Draws, epoch_key
     from torchdali.transforms.spec import Spec
@@ -79,7 +79,7 @@ def torchdali(row: Row, inputs: Inputs, seconds: float) -> Figures:
         wait(gpu)
 
     start = time.perf_counter()
-    engine = Engine(plan, count, machine.available_cores(), gpu)
+    engine = PipelineRunner(plan, count, machine.available_cores(), gpu)
     try:
         alone()
         figures: Figures = {"first_s": round(time.perf_counter() - start, 3)}

@@ -18,7 +18,7 @@ from torch.utils.data import Dataset, IterableDataset, RandomSampler, default_co
 from torchvision.transforms import v2
 
 from torchdali import DALILoader, SampleError
-from torchdali.pipeline.engine import PipelineRunner
+from torchdali.pipeline.engine import PipelineRunner, RunTimeoutError
 
 pytestmark = [
     pytest.mark.timeout(60),
@@ -260,7 +260,7 @@ def test_after_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
         return DALILoader(cast("Any", samples), 2, **options)
 
     def late(*_: Any) -> None:
-        raise TimeoutError
+        raise RunTimeoutError
 
     true, loader = list(make()), make()
     iterator = iter(loader)

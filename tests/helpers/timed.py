@@ -59,7 +59,7 @@ class Asked(Dataset[Any]):
 def slow_engine(monkeypatch: pytest.MonkeyPatch, where: Callable[[PipelineRunner], bool] = lambda _: True) -> None:
     take = PipelineRunner.take
 
-    def late(self: PipelineRunner, timeout: float = 0) -> Any:
-        return nap(take(self, timeout)) if where(self) else take(self, timeout)
+    def late(self: PipelineRunner, *run: Any) -> Any:
+        return nap(take(self, *run)) if where(self) else take(self, *run)
 
     monkeypatch.setattr(PipelineRunner, "take", late)

@@ -486,3 +486,14 @@ def test_dataloaders_iterator_in_the_same_process_is_not_disturbed() -> None:
     first = next(theirs)
     assert_pairs(DALILoader(Crops(), PER_BATCH, transform=EXACT, num_workers=2, device="cpu"), Truth(), in_order())
     assert_pairs([first, *theirs], Truth(None), in_order())
+
+
+def test_a_forked_process_may_use_an_iterator_without_dali_and_workers() -> None:
+    iterator = iter(DALILoader([*range(4)], 1, device="cpu"))  # pyright: ignore[reportArgumentType]
+    if child := os.fork():
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    else:
+        try:
+            os._exit(int([batch.item() for batch in iterator] != [0, 1, 2, 3]))
+        finally:
+            os._exit(1)

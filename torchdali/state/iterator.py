@@ -44,6 +44,8 @@ class ResumableIterator(_BaseDataLoaderIter):
     """
 
     _context: EpochContext
+    _needs_own_process = True
+    """Whether a forked process cannot use it, because DALI or worker processes stand behind it."""
     _ended = ""
     """Why the epoch gives no further batch before it is over; empty while it runs."""
 
@@ -66,7 +68,7 @@ class ResumableIterator(_BaseDataLoaderIter):
         exception of a signal handler. It can come at any point, so the work in flight can no longer be matched to
         batches.
         """
-        if self._process != os.getpid():
+        if self._needs_own_process and self._process != os.getpid():
             raise RuntimeError(FORKED)
         with self._lock:  # several threads may share the iterator
             return self._next_or_end()
@@ -91,7 +93,9 @@ class ResumableIterator(_BaseDataLoaderIter):
             if not ended:
                 raise
             cause = fatal.__cause__
-            raise (cause if cause and self._ended == INTERRUPTED else RuntimeError(self._ended)) from cause
+            if cause and self._ended == INTERRUPTED:
+                raise cause from None
+            raise RuntimeError(self._ended) from cause
         else:
             self._ended = ""
             return data

@@ -37,6 +37,8 @@ class _Plain(ResumableIterator):
 class SerialPlainIterator(_Plain, _SingleProcessDataLoaderIter, ResumableIterator):
     """As torch's, in this process."""
 
+    _needs_own_process = False
+
     def __init__(self, context: EpochContext) -> None:
         super().__init__(context)
         self._profile_name = _PROFILE.format(_SingleProcessDataLoaderIter.__name__)
