@@ -29,12 +29,13 @@ def stage(name: str, root: Path, batch_size: int, step: list[Any]) -> systems.Ep
     from torchdali.loader import probe
     from torchdali.pipeline.engine import PipelineRunner
     from torchdali.transforms.rng import Draws, epoch_key
+    from torchdali.transforms.spec import InputKind
 
     compiled = DALILoader(ImageFolder(root, systems.transforms()), batch_size)._native_plan()  # noqa: SLF001
     source, whole = compiled.source, compiled.plan
     plan = {
         "stage_read": probe.plan_reading(whole),
-        "stage_decode": replace(probe.plan_decoding(whole), entry="files"),
+        "stage_decode": replace(probe.plan_decoding(whole), input_kind=InputKind.FILES),
         "stage_all": whole,
     }[name]
     with ThreadPoolExecutor(16) as threads:

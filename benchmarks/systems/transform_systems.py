@@ -37,13 +37,13 @@ def torchdali(row: Row, inputs: Inputs, seconds: float) -> Figures:
     from torchdali.pipeline.engine import PipelineRunner
     from torchdali.runtime import machine
     from torchdali.transforms.rng import Draws, epoch_key
-    from torchdali.transforms.spec import Spec
+    from torchdali.transforms.spec import InputKind, Spec
 
     gpu = inputs.device == "cuda"
     images = inputs.of(row, inputs.device)
     count = len(images)
     plan = compile_plan(
-        row.torchvision(), graph.resolve(inputs.device), "exact", Spec("tensor", images.dtype), "pixels"
+        row.torchvision(), graph.resolve(inputs.device), "exact", Spec("tensor", images.dtype), InputKind.PIXELS
     )
     if left := [step.note for step in plan.steps if step.where == "torch"]:
         return {"status": "torch", "reason": left[0]}

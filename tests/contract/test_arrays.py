@@ -24,6 +24,7 @@ from torchdali.pipeline.tuning import Threads
 from torchdali.sources import from_dataset
 from torchdali.sources.arrays import Arrays, ArraySource
 from torchdali.transforms.rng import Draws, epoch_key
+from torchdali.transforms.spec import InputKind
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -186,7 +187,7 @@ def test_images_are_dense_and_of_the_kind_that_is_said(make: Make, name: str) ->
     source = from_dataset(dataset)
     images = fed(source, [4, 0, 4])
     assert images.flags.c_contiguous
-    assert source.entry == "pixels"
+    assert source.input_kind is InputKind.PIXELS
     assert (source.spec.kind, source.spec.dtype) == ("pil", torch.uint8)
     assert images.shape == (3, *(source.spec.size or ()), source.spec.channels)
     for image, row in zip(images, [4, 0, 4], strict=True):
@@ -238,8 +239,8 @@ def test_images_for_which_the_gpu_has_no_memory_stay_where_they_are(make: Make) 
 def test_graph_waits_for_the_images_and_they_for_it(make: Make) -> None:
     """The batch is gathered on torch's stream, which is behind here, and read on DALI's; memory is used again."""
     source = from_dataset(make("STL10", v2.ToImage())).on(CUDA, 2**30)
-    plan = fuse(compile_plan(source.transform, CUDA, "exact", source.spec, source.entry))
-    engine = PipelinePool(plan, 8, Threads(2, CUDA, plan.entry), source.resident).acquire(8)
+    plan = fuse(compile_plan(source.transform, CUDA, "exact", source.spec, source.input_kind))
+    engine = PipelinePool(plan, 8, Threads(2, CUDA, plan.input_kind), source.resident).acquire(8)
     batches = [(np.arange(8) + i) % COUNT for i in range(30)]
     pending: list[Any] = []
     for rows in batches:

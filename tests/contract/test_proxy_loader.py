@@ -27,6 +27,7 @@ from torch.utils.data import (
 from torchvision.transforms import v2
 
 from torchdali import DALILoader
+from torchdali.transforms.spec import InputKind
 
 pytestmark = [
     pytest.mark.timeout(60),
@@ -256,6 +257,6 @@ def test_profilers_see_dataloaders_name(workers: int) -> None:
 
 def test_what_dali_is_fed_is_known_to_what_takes_the_time() -> None:
     iterator = iter(DALILoader([np.zeros((30, 40, 3), np.uint8)], transform=EXACT, device="cpu"))
-    assert (iterator.clock.entry, iterator.clock.steps) == (None, ())
+    assert (iterator.clock.input_kind, iterator.clock.steps) == (None, ())
     next(iterator)
-    assert (iterator.clock.entry, len(iterator.clock.steps)) == ("pixels", 2)
+    assert (iterator.clock.input_kind, len(iterator.clock.steps)) == (InputKind.PIXELS, 2)

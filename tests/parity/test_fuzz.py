@@ -25,7 +25,7 @@ from torchdali.transforms import MultiView, SampleTransformError
 from torchdali.transforms.rng import Draws, epoch_key
 from torchdali.transforms.rules.apply import Sometimes
 from torchdali.transforms.rules.geometry import Warp
-from torchdali.transforms.spec import Spec
+from torchdali.transforms.spec import InputKind, Spec
 
 pytestmark = [pytest.mark.timeout(90), pytest.mark.filterwarnings("ignore")]
 CPU = torch.device("cpu")
@@ -147,7 +147,7 @@ def passing(plan, images, spec, seed):
 def check(chain, seed=0, fixed=False, device="cpu"):
     """Everything that must hold for a chain, which :func:`make` describes; the number of images compared."""
     transforms, images, spec = chain
-    plan = compile_plan(transforms, torch.device(device), "exact", spec, "pixels")
+    plan = compile_plan(transforms, torch.device(device), "exact", spec, InputKind.PIXELS)
     lies = "cpu" if device == "cpu" else "gpu"
     torch.manual_seed(seed)
     if not (images := passing(plan, list(images), spec, seed)):
@@ -224,7 +224,7 @@ def test_chains_are_of_all_kinds():
         ("image", torch.float32),
         ("tensor", torch.uint8),
     }
-    plans = [compile_plan(chain.transforms, CPU, "exact", chain.spec, "pixels") for chain in chains]
+    plans = [compile_plan(chain.transforms, CPU, "exact", chain.spec, InputKind.PIXELS) for chain in chains]
     assert sum(len(plan.steps) for plan in plans) < 2 * sum(step.where != "torch" for p in plans for step in p.steps)
 
 
@@ -320,7 +320,7 @@ HUE = v2.ColorJitter(hue=0.2)
     ids=lambda value: text(value)[:70] if isinstance(value, list) else value.kind,
 )
 def test_what_only_torch_does_as_torch_does_is_left_to_it(chain, spec):
-    plan = compile_plan(chain, CPU, "exact", spec, "pixels")
+    plan = compile_plan(chain, CPU, "exact", spec, InputKind.PIXELS)
     assert [step.where for step in plan.steps] == ["DALI"] * (len(chain) - 1) + ["torch"]
     assert [type(one.transform) for one in plan.suffix] == [type(chain[-1])]
 

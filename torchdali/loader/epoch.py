@@ -53,7 +53,7 @@ class NativeIterator(ResumableIterator):
     def __init__(self, context: EpochContext, native: NativePlan, base_seed: int | None = None) -> None:
         self._context, view = context, context.view
         self.clock = Clock(native.device)
-        self.clock.entry, self.clock.steps = native.plan.entry, native.plan.steps
+        self.clock.input_kind, self.clock.steps = native.plan.input_kind, native.plan.steps
         # Persistent workers would draw no second base seed from the loader's generator.
         super().__init__(view if base_seed is None else replace(view, generator=torch.Generator()))
         if base_seed is not None:

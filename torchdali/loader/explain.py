@@ -132,7 +132,7 @@ def _worker_fed(loader: DataLoader[Any], options: LoaderOptions, proxy: ProxyPla
         "output": "; ".join(dict.fromkeys(map(_output, plans))) or "images as the transforms leave them",
         **_batch_transform(options),
         "random": _random(options, counter) + "; the dataset's own numbers as in DataLoader",
-        "threads": "; ".join(dict.fromkeys(_threads(proxy.routes.threads(plan.entry)) for plan in plans))
+        "threads": "; ".join(dict.fromkeys(_threads(proxy.routes.threads(plan.input_kind)) for plan in plans))
         or "not known before the first batch",
         "window": ahead,
     }
@@ -146,7 +146,7 @@ def _images(loader: DataLoader[Any], proxy: ProxyPlan) -> tuple[str, Sequence[Pl
     """Return where the images are, and the plans for them, as known from batches or else from the first sample."""
     assert proxy.routes is not None
     if routes := list(proxy.routes):
-        kinds = [f"{spec} ({entry})" for spec, entry, _ in routes]
+        kinds = [f"{spec} ({input_kind})" for spec, input_kind, _ in routes]
         at = listed(proxy.places) if proxy.places else "where a sample has them"
         return f"at {at}: {', '.join(kinds)}", [proxy.routes.pool(route).plan for route in routes]
     if isinstance(loader.dataset, IterableDataset):
@@ -164,7 +164,7 @@ def _images(loader: DataLoader[Any], proxy: ProxyPlan) -> tuple[str, Sequence[Pl
         routes = list(dict.fromkeys(to_image_input(leaf, proxy.routes.first).route for _, leaf in found))
     except RefusedError as error:
         return f"at {listed([place for place, _ in found])}, of which one cannot be taken: {error}", []
-    kinds = [f"{spec} ({entry})" for spec, entry in routes]
+    kinds = [f"{spec} ({input_kind})" for spec, input_kind in routes]
     at = listed([place for place, _ in found])
     return f"at {at} of dataset[0]: {', '.join(kinds)}", [proxy.routes.plan(*route) for route in routes]
 

@@ -38,7 +38,7 @@ from torchdali.state.progress import EpochProgress
 from torchdali.transforms import Input, Node, Ops, Rule
 from torchdali.transforms.rng import Draws, epoch_key
 from torchdali.transforms.rules.crop import Window
-from torchdali.transforms.spec import Inputs, IntArray, Spec
+from torchdali.transforms.spec import InputKind, Inputs, IntArray, Spec
 
 __all__ = ["probe_session"]
 
@@ -93,17 +93,17 @@ def plan_reading(plan: Plan) -> Plan:
 def plan_decoding(plan: Plan) -> Plan:
     """Return the plan reduced to decoding files in memory. It outputs images (H, W, C)."""
     rules = (_WindowAlone(plan.rules[0].transform),) if plan.decode_window else ()
-    return replace(plan, rules=rules, views=(View((), Spec(), True),), container=None, entry="encoded")
+    return replace(plan, rules=rules, views=(View((), Spec(), True),), container=None, input_kind=InputKind.ENCODED)
 
 
 def plan_transforms(plan: Plan) -> Plan:
     """Return the part of the plan after the decoder. Its input are images."""
-    if plan.entry == "pixels":
+    if plan.input_kind is InputKind.PIXELS:
         return plan
     first = plan.rules[0] if plan.rules else None
     if plan.decode_window and isinstance(first, Window):
         plan = replace(plan, rules=(_AfterWindow(first), *plan.rules[1:]))
-    return replace(plan, entry="pixels", decode_window=False)
+    return replace(plan, input_kind=InputKind.PIXELS, decode_window=False)
 
 
 def probe_session(
@@ -196,17 +196,17 @@ class _Probing:
         read = decode = None
         with ExitStack() as held:
             rows = self.rows[0][0]
-            if plan.entry == "files":
+            if plan.input_kind is InputKind.FILES:
                 read = self._read(plan_reading(plan))
                 with ThreadPoolExecutor(_SCAN_THREADS) as threads:
                     source.scan(rows, lambda: threads).wait()
             with devices.on(plan.device):
                 images = source.images(rows, source.foreign(rows), held)
             inputs, _ = plan.draw(Draws(epoch_key(0, 0), rows, np.zeros_like(rows)), source.sizes(rows))
-            if plan.entry == "files":
+            if plan.input_kind is InputKind.FILES:
                 decode, images = self._decode(plan_decoding(plan), images, inputs)
             after = plan_transforms(plan)
-            resident = source.resident or (plan.entry == "files" and plan.device.type == "cuda")
+            resident = source.resident or (plan.input_kind is InputKind.FILES and plan.device.type == "cuda")
             transforms, _ = self._alone(after, itertools.repeat(images), inputs, self.native.prefetch_depth, resident)
         together, parts = self._together()
         overlapping = plan.device.type == "cuda"

@@ -32,6 +32,7 @@ from torchdali.state.iterator import ResumableIterator
 from torchdali.state.sharding import epoch_aware_samplers
 from torchdali.state.tracker import ProgressTracker
 from torchdali.transforms import flatten, snapshot
+from torchdali.transforms.spec import InputKind
 from torchdali.workers.plain import ParallelPlainIterator, SerialPlainIterator
 from torchdali.workers.proxy import ParallelProxyIterator, SerialProxyIterator
 from torchdali.workers.validation import ProxyPlan, stacks
@@ -146,7 +147,7 @@ class Session:
             source.read_headers = source.read_headers or HeaderReader()
             source.read_headers.device = device
         chain = tuple(flatten(source.transform) + flatten(options.transform))
-        plan = compile_plan(list(chain), device, options.fidelity, source.spec, source.entry)
+        plan = compile_plan(list(chain), device, options.fidelity, source.spec, source.input_kind)
         if is_default_collate(loader.collate_fn, read=True) and not plan.suffix and plan.spec.kind == "pil":
             raise TransformError(
                 "the transforms end in PIL images, which default_collate does not take; add v2.ToImage() or "
@@ -159,11 +160,11 @@ class Session:
         if options.cache and isinstance(source, FolderSource):
             wanted = options.cache, options.cache_bytes, self.cache
             self.cache, plan = cached(*wanted, source, plan, chain, size, loader.num_workers)
-            resident = plan.entry == "packed" and device.type == "cuda"
+            resident = plan.input_kind is InputKind.PACKED and device.type == "cuda"
         else:
             plan = replace(fuse(plan), headers_validated=source.validate_headers(device))
             self._close_cache()
-        threads = Threads(loader.num_workers, device, plan.entry)
+        threads = Threads(loader.num_workers, device, plan.input_kind)
         depth = options.prefetch_depth or fitting_window(size * plan.sample_bytes, machine.memory_for_batches(device))
         pool = PipelinePool(plan, size, threads, resident)
         return NativePlan(key, source, pool, chain, threads, depth, self.cache)

@@ -11,15 +11,16 @@ import numpy as np
 from torchdali.loader.stats import HOST, Bottleneck, Probe, Stats, milliseconds
 from torchdali.pipeline.clock import WAIT_THRESHOLD, Clock, Part
 from torchdali.pipeline.plan import Step
+from torchdali.transforms.spec import InputKind
 
 __all__ = ["UNMEASURED", "decoding", "diagnose", "model", "storage", "transforms"]
 
 _FEW = 8
 _IN_DALI = {
-    "files": "reading, decoding and transforming in DALI is",
-    "encoded": "decoding and transforming in DALI is",
-    "pixels": "DALI, whose only work is the transforms, is",
-    "packed": "DALI, which transforms what is in the cache, and decodes what is not yet, is",
+    InputKind.FILES: "reading, decoding and transforming in DALI is",
+    InputKind.ENCODED: "decoding and transforming in DALI is",
+    InputKind.PIXELS: "DALI, whose only work is the transforms, is",
+    InputKind.PACKED: "DALI, which transforms what is in the cache, and decodes what is not yet, is",
 }
 
 
@@ -36,7 +37,7 @@ class _Loader(NamedTuple):
 
     def nothing(self, clock: Clock) -> str:
         """That nothing runs in DALI, where it is so."""
-        if clock.entry:
+        if clock.input_kind:
             return ""
         return "; transform= found no image" if self.given else "; without transform= nothing runs in DALI"
 
@@ -151,7 +152,7 @@ def _find_bottleneck(stats: Stats, clock: Clock) -> Bottleneck:
         return "model"
     parts = _work(stats)
     bottleneck = HOST[max(parts, key=parts.__getitem__)]
-    if bottleneck == "pipeline" and clock.entry == "pixels":
+    if bottleneck == "pipeline" and clock.input_kind is InputKind.PIXELS:
         return "transforms"
     return stats.probe.in_dali if bottleneck == "pipeline" and stats.probe else bottleneck
 
@@ -176,7 +177,7 @@ def _possible(stats: Stats, clock: Clock, bottleneck: Bottleneck, workers: bool)
     if bottleneck in ("pipeline", "transforms", "storage") or (bottleneck == "dataset" and workers):
         return stats.taken if stats.waited_batches > 0.9 else None
     alone = (stats.taken or 0.0) / stats.waited_share
-    return None if clock.entry and stats.waited_share < 0.9 else alone  # DALI may need the time between batches
+    return None if clock.input_kind and stats.waited_share < 0.9 else alone  # DALI may need the time between batches
 
 
 def _sentence(stats: Stats, clock: Clock, asked: int | None, loader: _Loader) -> str:
@@ -200,7 +201,7 @@ def _naming(stats: Stats, clock: Clock, asked: int | None, loader: _Loader) -> s
     if bottleneck in ("pipeline", "transforms"):
         probed = asked is None and not loader.cached and bottleneck == "pipeline"
         hint = "; stats(probe=True) tells which of them" if probed else ""
-        return f"{_IN_DALI[clock.entry or 'files']} the bottleneck{hint}"
+        return f"{_IN_DALI[clock.input_kind or InputKind.FILES]} the bottleneck{hint}"
     seconds = next(x for part, x in parts.items() if HOST[part] == bottleneck) / stats.timed
     takes = _of(seconds, (stats.waited + stats.consumer) / stats.timed)
     if bottleneck == "dataset":

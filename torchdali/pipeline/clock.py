@@ -17,6 +17,7 @@ import torch
 
 from torchdali.runtime import devices
 from torchdali.runtime.events import Event
+from torchdali.transforms.spec import InputKind
 
 __all__ = ["WAIT_THRESHOLD", "Clock", "Part", "Timed"]
 
@@ -80,7 +81,7 @@ class Clock:
         timed: The batches after the first.
         parts: Seconds that the host spent in ``next()`` for these, by what it did.
         steps: The chain of transforms, as compiled.
-        entry: What DALI is fed; None before anything was.
+        input_kind: What DALI is fed; None before anything was.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -100,7 +101,7 @@ class Clock:
         self.parts: dict[Part, float] = {}
         self._laps: dict[Part, float] = {}
         self.steps: tuple[Any, ...] = ()
-        self.entry: str | None = None
+        self.input_kind: InputKind | None = None
 
     def enter(self, starved: bool = False) -> None:
         """A batch is asked for.

@@ -141,7 +141,7 @@ def compile_plan(
     device: torch.device,
     fidelity: Fidelity,
     spec: Spec | None = None,
-    entry: InputKind = "files",
+    input_kind: InputKind = InputKind.FILES,
     until: int | None = None,
 ) -> Plan:
     """Finds the rules of a chain; what has none, and all that follows it, is left to torch.
@@ -151,7 +151,7 @@ def compile_plan(
         device: Where DALI will run.
         fidelity: "exact" or "fast".
         spec: The images that come in; by default PIL images.
-        entry: What is fed for a sample.
+        input_kind: What is fed for a sample.
         until: The position, from 1, of the first transform that torch is to run even if there is a rule for it.
     """
     spec = replace(spec or Spec(), device="gpu" if device.type == "cuda" else "cpu")
@@ -184,7 +184,7 @@ def compile_plan(
         suffix_step=compiler.number,
         device=device,
         fidelity=fidelity,
-        entry=entry,
+        input_kind=input_kind,
     )
 
 

@@ -26,7 +26,7 @@ from torchdali.samples.image import PIXEL_DTYPES
 from torchdali.sources import FileSource
 from torchdali.transforms import SampleTransformError, check_callable, flatten
 from torchdali.transforms.rng import Draws, Words, draw_seed, epoch_key
-from torchdali.transforms.spec import Fidelity, IntArray, Spec, check_fidelity
+from torchdali.transforms.spec import Fidelity, InputKind, IntArray, Spec, check_fidelity
 
 __all__ = ["CompiledTransform", "compile"]
 
@@ -118,7 +118,7 @@ class CompiledTransform:
         Args:
             file: Where to; standard output by default.
         """
-        plan = self._routes.plan(Spec(), "files")
+        plan = self._routes.plan(Spec(), InputKind.FILES)
         (file or sys.stdout).write(f"{type(self).__name__} on {self.device}\n{plan}\n")
 
     def __repr__(self) -> str:
@@ -127,9 +127,9 @@ class CompiledTransform:
     def _route(self, image: Any, place: int) -> InputKey:
         """What an image is, how it is fed, and whether it is on the device already."""
         if isinstance(image, (str, os.PathLike, bytes, bytearray, memoryview)):
-            return Spec(), "files", False
+            return Spec(), InputKind.FILES, False
         if isinstance(image, PIL.Image.Image):
-            return Spec(), "pixels", False
+            return Spec(), InputKind.PIXELS, False
         if not isinstance(image, torch.Tensor):
             raise TypeError(f"image {place} is a {type(image).__name__}; taken are {_TAKEN}")
         if image.ndim != 3:
@@ -140,7 +140,7 @@ class CompiledTransform:
             )
         kind = "image" if isinstance(image, tv_tensors.Image) else "tensor"
         resident = self.device.type == "cuda" and image.device == self.device
-        return Spec.given(kind, image.dtype, image.shape[0]), "pixels", resident
+        return Spec.given(kind, image.dtype, image.shape[0]), InputKind.PIXELS, resident
 
     @staticmethod
     def _key(plans: Sequence[Plan]) -> Words:
@@ -152,7 +152,7 @@ class CompiledTransform:
         draws = Draws(key, rows, np.zeros_like(rows))
         views = (
             self._from_files(pool, images, rows, draws)
-            if pool.plan.entry == "files"
+            if pool.plan.input_kind is InputKind.FILES
             else self._from_pixels(pool, images, rows, draws, route[2])
         )
         plan = pool.plan

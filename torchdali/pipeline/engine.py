@@ -61,7 +61,7 @@ class PipelineRunner:
     def __init__(self, plan: Plan, batch_size: int, threads: int, resident: bool = False) -> None:
         self.batch_size, self.threads = batch_size, threads
         self._views = len(plan.views)
-        self._entry = plan.entry
+        self._input_kind = plan.input_kind
         self._resources: deque[ExitStack] = deque()
         self._unreleased: deque[tuple[Event | None, ExitStack]] = deque()
         self._broken = False
@@ -86,14 +86,14 @@ class PipelineRunner:
         """Schedule a run, without waiting for it. Return the run's number.
 
         Args:
-            images: The batch, in the form that the plan's ``entry`` says. On the host it is not copied, and must
+            images: The batch, in the form that the plan's ``input_kind`` says. On the host it is not copied, and must
                 not change.
             inputs: The parameters that the plan feeds.
             resources: Closed when the run is done. The runner takes them over.
         """
         with self._whole_call():
             self._release_finished()
-            self._pipeline.feed_input(self._entry, images)
+            self._pipeline.feed_input(self._input_kind.value, images)
             for name, value in inputs.items():
                 self._pipeline.feed_input(name, value)
             stack = resources.pop_all() if resources else ExitStack()

@@ -27,7 +27,7 @@ from torchdali.runtime.threads import DaemonThreadPoolExecutor
 from torchdali.sources import Scan, ScanTimeoutError, Source
 from torchdali.transforms import SampleTransformError
 from torchdali.transforms.rng import Draws
-from torchdali.transforms.spec import Inputs, IntArray, Params
+from torchdali.transforms.spec import InputKind, Inputs, IntArray, Params
 
 __all__ = ["Batch", "Prefetcher"]
 
@@ -225,7 +225,7 @@ class Prefetcher:
             if pool is batch.pool and engine.batch_size >= len(batch.rows) and not engine.broken:
                 return engine
         source = batch.source
-        read_by_dali = source.file_bytes(batch.rows) if batch.pool.plan.entry == "files" else 0
+        read_by_dali = source.file_bytes(batch.rows) if batch.pool.plan.input_kind is InputKind.FILES else 0
         pinned = pinned_bytes(read_by_dali, self._at_once)
         engine = batch.pool.acquire(len(batch.rows), source.seen(), pinned)
         self._engines.append((batch.pool, engine))

@@ -21,7 +21,7 @@ from torchdali.pipeline.plan import Plan
 from torchdali.runtime import devices
 from torchdali.sources import HEAD
 from torchdali.transforms.rules.crop import Window
-from torchdali.transforms.spec import Fidelity
+from torchdali.transforms.spec import Fidelity, InputKind
 
 __all__ = [
     "HEADER_PATHS",
@@ -226,8 +226,8 @@ def release_memory(device: torch.device | None) -> None:
 def build(plan: Plan, batch_size: int, threads: int, resident: bool = False) -> Any:
     """Build the pipeline of a plan.
 
-    Its inputs are the batch, under the name of the plan's ``entry``, and ``plan.inputs``. A batch in host memory is not
-    copied. Its outputs are the images of each view, CHW. For files the last two bytes of each and its length follow.
+    Its inputs are the batch, under the name of the plan's ``input_kind``, and ``plan.inputs``. A batch in host memory is
+    not copied. Its outputs are the images of each view, CHW. For files the last two bytes of each and its length follow.
 
     Args:
         plan: The plan.
@@ -279,13 +279,14 @@ def build(plan: Plan, batch_size: int, threads: int, resident: bool = False) -> 
 def _enter(ops: _Operators, plan: Plan, nodes: dict[str, Any], resident: bool) -> tuple[Any, ...]:
     """Return the images, and for files their last two bytes and their lengths."""
     fn, types = ops.fn, ops.types
-    if plan.entry in ("pixels", "packed"):
-        shaped: dict[str, Any] = {"ndim": 3, "layout": "HWC"} if plan.entry == "pixels" else {"ndim": 1}
+    if not plan.input_kind.is_encoded:
+        shaped: dict[str, Any] = {"ndim": 3, "layout": "HWC"} if plan.input_kind is InputKind.PIXELS else {"ndim": 1}
         # Pixels in device memory are copied. Without a copy DALI does not wait for the stream that writes them.
-        image = fn.external_source(name=plan.entry, device="gpu" if resident else "cpu", no_copy=not resident, **shaped)
+        where = "gpu" if resident else "cpu"
+        image = fn.external_source(name=plan.input_kind.value, device=where, no_copy=not resident, **shaped)
         return (image.gpu() if ops.device == "gpu" and not resident else image,)
-    given = fn.external_source(name=plan.entry, ndim=1, dtype=types.UINT8, no_copy=True)
-    if plan.entry == "encoded":
+    given = fn.external_source(name=plan.input_kind.value, ndim=1, dtype=types.UINT8, no_copy=True)
+    if plan.input_kind is InputKind.ENCODED:
         return (_decode(ops, plan, given, nodes),)
     # Memory-mapped files would be opened one at a time.
     encoded = fn.io.file.read(given, dont_use_mmap=True)
@@ -330,7 +331,7 @@ def _decode(ops: _Operators, plan: Plan, encoded: Any, nodes: dict[str, Any]) ->
         how["affine"] = False
     window = plan.params_of(0, nodes) if plan.decode_window else {}
     if not plan.headers_validated:  # on 16 cores beside a GPU the operators cost up to a tenth of the images/s
-        encoded = _with_header(ops, encoded, window if plan.entry == "files" else {})
+        encoded = _with_header(ops, encoded, window if plan.input_kind is InputKind.FILES else {})
     if window:
         return ops.fn.decoders.image_slice(encoded, start=window["start"], shape=window["shape"], axes=[0, 1], **how)
     return ops.fn.decoders.image(encoded, **how)

@@ -76,7 +76,7 @@ class Plan:
         suffix_step: The position that keys the random numbers of the suffix.
         device: Where DALI runs.
         fidelity: "exact" or "fast".
-        entry: What is fed.
+        input_kind: What is fed.
         decode_window: Whether the decoder decodes only the window of the first rule.
         vetted: Whether DALI has read the header of each file before, so that its decoder need not fear them.
     """
@@ -91,7 +91,7 @@ class Plan:
     suffix_step: int
     device: torch.device
     fidelity: Fidelity
-    entry: InputKind = "files"
+    input_kind: InputKind = InputKind.FILES
     decode_window: bool = False
     headers_validated: bool = False
     # What `Draws.ahead` puts down for the next batch: a hint, which changes no number.
@@ -110,7 +110,7 @@ class Plan:
     @property
     def decodes(self) -> bool:
         """Whether what is fed are files or their contents."""
-        return self.entry in ("files", "encoded")
+        return self.input_kind.is_encoded
 
     @property
     def random(self) -> bool:
@@ -186,9 +186,9 @@ class Plan:
         backend = "DALI GPU" if self.device.type == "cuda" else "DALI CPU"
         where = {"nothing": "-", "DALI": backend, "torch": "torch"}
         lines: list[str] = []
-        if self.entry != "pixels":
+        if self.input_kind is not InputKind.PIXELS:
             decode = "the window of the first crop alone" if self.decode_window else "whole images"
-            kept = ", into the cache" if self.entry == "packed" else ""
+            kept = ", into the cache" if self.input_kind is InputKind.PACKED else ""
             lines.append(f"{'decode':<11}{backend:<10}{decode}{kept}")
         for step in self.steps:
             lines.append(f"{step.position:>9}  {where[step.where]:<10}{step.name}")

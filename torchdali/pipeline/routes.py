@@ -56,20 +56,22 @@ class PipelineCache:
             pool.close()
         self._pools.clear()
 
-    def plan(self, spec: Spec, entry: InputKind, until: int | None = None) -> Plan:
+    def plan(self, spec: Spec, input_kind: InputKind, until: int | None = None) -> Plan:
         """What is done with images of one kind; ``until`` as for :func:`compile_plan`."""
-        return fuse(compile_plan(self.transform, self.device, self._fidelity, spec, entry, until))
+        return fuse(compile_plan(self.transform, self.device, self._fidelity, spec, input_kind, until))
 
-    def threads(self, entry: InputKind) -> Threads:
+    def threads(self, input_kind: InputKind) -> Threads:
         """DALI's CPU threads, for images that are fed in this way."""
-        return Threads(self._threads, self.device, entry)
+        return Threads(self._threads, self.device, input_kind)
 
     def pool(self, route: InputKey, until: int | None = None) -> PipelinePool:
         """The engines for images of one kind; ``until`` as for :func:`compile_plan`."""
         pool = self._pools.get((route, until))
         if pool is None:
-            spec, entry, resident = route
-            pool = PipelinePool(self.plan(spec, entry, until), self._batch_size, self.threads(entry), resident)
+            spec, input_kind, resident = route
+            pool = PipelinePool(
+                self.plan(spec, input_kind, until), self._batch_size, self.threads(input_kind), resident
+            )
             self._pools[route, until] = pool
         return pool
 

@@ -55,14 +55,14 @@ class Threads:
     Args:
         asked: The user's; 0 lets it be chosen.
         device: Where DALI runs.
-        entry: What the graph is fed.
+        input_kind: What the graph is fed.
     """
 
-    def __init__(self, asked: int, device: torch.device, entry: InputKind) -> None:
+    def __init__(self, asked: int, device: torch.device, input_kind: InputKind) -> None:
         self._asked = asked
         self._cores = machine.available_cores()
-        self._decodes = entry in ("files", "encoded")
-        self._reads = entry == "files"
+        self._decodes = input_kind.is_encoded
+        self._reads = input_kind is InputKind.FILES
         self._gpu = device.type == "cuda"
         self._engine = self._gpu and self._decodes and jpeg_engine.has_jpeg_engine(device)
 

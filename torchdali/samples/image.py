@@ -120,7 +120,7 @@ def _file(path: PurePath) -> ImageInput:
     if not header.native:
         return _encoded(np.fromfile(name, np.uint8))
     data = np.frombuffer(os.fsencode(name), np.uint8)
-    return ImageInput((Spec(), "files"), (header.height, header.width), data, header)
+    return ImageInput((Spec(), InputKind.FILES), (header.height, header.width), data, header)
 
 
 def _refused_dtype(dtype: Any) -> RefusedError:
@@ -138,7 +138,7 @@ def _pixels(kind: Any, array: npt.NDArray[Any]) -> ImageInput:
     if not array.size:
         raise RefusedError(f"it is empty, {array.shape}")
     height, width, channels = array.shape
-    return ImageInput((Spec.given(kind, dtype, channels), "pixels"), (height, width), array)
+    return ImageInput((Spec.given(kind, dtype, channels), InputKind.PIXELS), (height, width), array)
 
 
 def _pil_array(image: PIL.Image.Image) -> npt.NDArray[Any]:
@@ -182,7 +182,7 @@ def _encoded(data: _Bytes) -> ImageInput:
             data = data if header.native else pixels
     except UNREADABLE as error:
         raise UnreadableError(f"it cannot be decoded ({words_of(error)})", size) from error
-    return ImageInput((Spec(), "encoded"), size, data)
+    return ImageInput((Spec(), InputKind.ENCODED), size, data)
 
 
 def ppm(data: _Bytes) -> _Bytes:
@@ -205,4 +205,4 @@ def ppm_of(image: PIL.Image.Image) -> _Bytes:
 def black(size: tuple[int, int]) -> ImageInput:
     """A black image of some height and width, as a file."""
     image = PIL.Image.new("RGB", (size[1], size[0]))
-    return ImageInput((Spec(), "encoded"), size, ppm_of(image))
+    return ImageInput((Spec(), InputKind.ENCODED), size, ppm_of(image))

@@ -130,7 +130,7 @@ class ArraySource(NativeSource):
         UnsupportedDatasetError: The images of the datasets differ in shape.
     """
 
-    entry: InputKind = "pixels"
+    input_kind: InputKind = InputKind.PIXELS
 
     def __init__(
         self,

@@ -42,7 +42,7 @@ class Source:
         raise NotImplementedError
 
     def images(self, rows: IntArray, by_pil: IntArray, held: ExitStack) -> Any:
-        """What the graph is fed for the images of a batch, in the form that the plan's ``entry`` says.
+        """What the graph is fed for the images of a batch, in the form that the plan's ``input_kind`` says.
 
         Args:
             rows: ``(N,)`` the batch.
@@ -116,12 +116,12 @@ class NativeSource(Source):
         description: What this is, for ``explain()``.
 
     Attributes:
-        entry: What the graph is fed.
+        input_kind: What the graph is fed.
         spec: The images that come into the chain of transforms.
         resident: Whether what is fed lies on the GPU.
     """
 
-    entry: InputKind = "files"
+    input_kind: InputKind = InputKind.FILES
     spec: Spec = Spec()
     resident: bool = False
 

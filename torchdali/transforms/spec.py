@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
@@ -36,13 +37,30 @@ First = Literal["conversion", "rule", "torch"]
 
 Fidelity = Literal["exact", "fast"]
 
-InputKind = Literal["files", "encoded", "pixels", "packed"]
-"""What is fed for the samples of a batch, and the name of the graph's input that takes it.
 
-"files": their paths, one ``(N, L)`` array of bytes, padded with NUL. "encoded": the files themselves, one array of
-bytes for each. "pixels": images, HWC, one array or tensor for each or all in one. "packed": images of any size as
-bytes, one ``(N, L)`` array or tensor, each row an image and then anything.
-"""
+class InputKind(enum.Enum):
+    """What the graph is fed for the samples of a batch. Its value is the name of the graph's input.
+
+    Attributes:
+        FILES: Paths of image files, one ``(N, L)`` uint8 array, padded with NUL.
+        ENCODED: The bytes of image files, one ``(L,)`` uint8 array for each.
+        PIXELS: Images, HWC, one array or tensor for each or one for all.
+        PACKED: Images of any size as bytes, one ``(N, L)`` uint8 array or tensor; an image, then padding.
+    """
+
+    FILES = "files"
+    ENCODED = "encoded"
+    PIXELS = "pixels"
+    PACKED = "packed"
+
+    def __str__(self) -> str:
+        return self.value
+
+    @property
+    def is_encoded(self) -> bool:
+        """Whether the images must be decoded: they have headers, may be truncated, and may need PIL."""
+        return self in (InputKind.FILES, InputKind.ENCODED)
+
 
 IntArray = npt.NDArray[np.int64]
 Params = dict[str, npt.NDArray[Any]]

@@ -54,7 +54,7 @@ class PackedImages:
 
     Attributes:
         spec: What they are.
-        entry: How they are fed.
+        input_kind: How they are fed.
         sample: ``(N,)`` which sample of the batch each belongs to.
         slot: ``(N,)`` which of its sample's images each is; images come slot by slot.
         size: ``(N, 2)`` heights and widths.
@@ -65,7 +65,7 @@ class PackedImages:
     """
 
     spec: Spec
-    entry: InputKind
+    input_kind: InputKind
     sample: IntArray
     slot: IntArray
     size: IntArray
@@ -269,8 +269,8 @@ class Packer:
         for sample, slot, image in images:
             groups.setdefault(image.route, []).append((sample, slot, image))
         at = 0
-        for (spec, entry), members in groups.items():
-            group, at = _laid_out(spec, entry, members, at)
+        for (spec, input_kind), members in groups.items():
+            group, at = _laid_out(spec, input_kind, members, at)
             packed.groups.append(group)
         every = [[image.data for _, _, image in members] for members in groups.values()]
         if not in_worker:
@@ -303,14 +303,14 @@ def _as_large(
 
 
 def _laid_out(
-    spec: Spec, entry: InputKind, members: Sequence[tuple[int, int, ImageInput]], at: int
+    spec: Spec, input_kind: InputKind, members: Sequence[tuple[int, int, ImageInput]], at: int
 ) -> tuple[PackedImages, int]:
     """Where images go: side by side, so that they are one array where all are equal in shape."""
     length = np.array([image.data.nbytes for _, _, image in members], np.int64)
     start = at + np.concatenate(([0], np.cumsum(length)[:-1]))
     group = PackedImages(
         spec,
-        entry,
+        input_kind,
         np.array([sample for sample, _, _ in members], np.int64),
         np.array([slot for _, slot, _ in members], np.int64),
         np.array([image.size for _, _, image in members], np.int64),

@@ -257,7 +257,7 @@ class _ProxyEpoch(ResumableIterator):
         self.proxy.check_places(packed, fault)
         for group, pool in zip(packed.groups, self.proxy.pools(packed), strict=True):
             source = source_of(packed, group, fault)
-            self.clock.entry, self.clock.steps = group.entry, pool.plan.steps
+            self.clock.input_kind, self.clock.steps = group.input_kind, pool.plan.steps
             rows = np.arange(len(group.sample))
             delivery.runs.append(Batch(source, pool, rows, delivery.draws.rows(group.sample)))
         if any(run.pool.plan.random for run in delivery.runs):

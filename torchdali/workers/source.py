@@ -13,7 +13,7 @@ import numpy.typing as npt
 from torchdali.errors import SampleError
 from torchdali.samples.image import black, ppm
 from torchdali.sources import UNREADABLE, FileSource, Source, header_of, words_of
-from torchdali.transforms.spec import NOTHING_SEEN, InputStats, IntArray
+from torchdali.transforms.spec import NOTHING_SEEN, InputKind, InputStats, IntArray
 from torchdali.workers.packing import Packed, PackedImages
 from torchdali.workers.shared_memory import SharedBuffer
 
@@ -31,7 +31,7 @@ class PackedSource(Source):
 
     def __init__(self, packed: Packed, group: PackedImages, fault: Callable[[int, str, str], SampleError]) -> None:
         self._packed, self._group, self._fault = packed, group, fault
-        self._entry = group.entry
+        self._input_kind = group.input_kind
         self._black: dict[int, tuple[int, int]] = {}
 
     def name(self, row: int) -> str:
@@ -53,21 +53,21 @@ class PackedSource(Source):
         if (whole := self._dense(rows)) is not None:
             return whole
         images: list[npt.NDArray[Any]] = [self.image(row) for row in rows.tolist()]
-        if self._entry == "encoded":
+        if self._input_kind is InputKind.ENCODED:
             for place in by_pil.tolist():
                 images[place] = ppm(self.image(int(rows[place])))
         return images
 
     def seen(self) -> InputStats:
         """Of encoded files, how many are no baseline JPEGs."""
-        if self._entry != "encoded" or not len(self._group.size):
+        if self._input_kind is not InputKind.ENCODED or not len(self._group.size):
             return NOTHING_SEEN
         other = [not header_of(self.image(row).data).baseline for row in range(len(self._group.size))]
         return InputStats(float(np.mean(other)))
 
     def check(self, row: int) -> None:
         """Raises SampleError where PIL does not read an encoded file."""
-        if self._entry == "encoded":
+        if self._input_kind is InputKind.ENCODED:
             try:
                 ppm(self.image(row))
             except UNREADABLE as error:
@@ -90,12 +90,17 @@ class PackedSource(Source):
             return group.arrays[row]
         start = int(group.start[row])
         data = self._bytes(start, start + int(group.length[row]))
-        return data if self._entry != "pixels" else self._shaped(data, tuple(group.size[row].tolist()))
+        return data if self._input_kind is not InputKind.PIXELS else self._shaped(data, tuple(group.size[row].tolist()))
 
     def _dense(self, rows: IntArray) -> npt.NDArray[Any] | None:
         group = self._group
         count = len(group.size)
-        if self._entry != "pixels" or group.arrays or len(rows) != count or (group.size != group.size[0]).any():
+        if (
+            self._input_kind is not InputKind.PIXELS
+            or group.arrays
+            or len(rows) != count
+            or (group.size != group.size[0]).any()
+        ):
             return None
         data = self._bytes(int(group.start[0]), int(group.start[-1] + group.length[-1]))
         return self._shaped(data, (count, *group.size[0].tolist()))
@@ -153,7 +158,7 @@ def _instead(packed: Packed, group: PackedImages, bad: npt.NDArray[np.bool_]) ->
 
 def source_of(packed: Packed, group: PackedImages, fault: Callable[[int, str, str], SampleError]) -> Source:
     """The images of one kind, of one batch, for the feed."""
-    kind = PackedFiles if group.entry == "files" else PackedSource
+    kind = PackedFiles if group.input_kind is InputKind.FILES else PackedSource
     return kind(packed, group, fault)
 
 

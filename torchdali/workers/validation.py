@@ -56,7 +56,7 @@ class ProxyPlan:
         assert self.routes is not None
         samples = [np.unique(group.sample) for group in packed.groups]
         together = len(np.unique(np.concatenate(samples))) < sum(map(len, samples))
-        pools = self.routes.pools([(group.spec, group.entry, False) for group in packed.groups], together)
+        pools = self.routes.pools([(group.spec, group.input_kind, False) for group in packed.groups], together)
         each = zip(packed.groups, pools, strict=True)
         size = sum(int(group.length.sum()) + len(group.sample) * pool.plan.sample_bytes for group, pool in each)
         self.window = min(self.window, fitting_window(size, self.memory, self.memory))

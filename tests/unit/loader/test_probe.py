@@ -23,6 +23,7 @@ from torchdali import DALILoader, SampleError, UnsupportedDatasetError
 from torchdali.loader import probe, verdict
 from torchdali.loader.stats import Bottleneck, Probe, Stats
 from torchdali.pipeline.engine import PipelineRunner
+from torchdali.transforms.spec import InputKind
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -110,7 +111,10 @@ def test_the_probe_finds_what_is_slow_in_torch(dataset: ImageFolder) -> None:
 
 @pytest.mark.parametrize(
     ("bottleneck", "slow"),
-    [("storage", lambda engine: not engine._views), ("decoding", lambda engine: engine._entry == "encoded")],
+    [
+        ("storage", lambda engine: not engine._views),
+        ("decoding", lambda engine: engine._input_kind is InputKind.ENCODED),
+    ],
 )
 def test_the_probe_finds_what_is_slow_in_dali(
     dataset: ImageFolder,
@@ -118,7 +122,7 @@ def test_the_probe_finds_what_is_slow_in_dali(
     bottleneck: Bottleneck,
     slow: Callable[[PipelineRunner], bool],
 ) -> None:
-    slow_engine(monkeypatch, lambda engine: slow(engine) or engine._entry == "files")
+    slow_engine(monkeypatch, lambda engine: slow(engine) or engine._input_kind is InputKind.FILES)
     loader = DALILoader(dataset, PER_BATCH, device="cpu")
     epochs(loader)
     assert loader.stats().bottleneck == "pipeline"

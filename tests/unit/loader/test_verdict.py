@@ -11,16 +11,17 @@ import torch
 from torchdali.loader.stats import Bottleneck, Probe, Stats
 from torchdali.loader.verdict import diagnose, model, storage
 from torchdali.pipeline.clock import Clock, Part
+from torchdali.transforms.spec import InputKind
 
 
 class Told:
     """An epoch's clock, and the time that it reads."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, entry: str | None = "files") -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, input_kind: str | None = "files") -> None:
         self.now = 0.0
         monkeypatch.setattr("torchdali.pipeline.clock.perf_counter", lambda: self.now)
         self.clock = Clock(torch.device("cpu"))
-        self.clock.entry = entry
+        self.clock.input_kind = InputKind(input_kind) if input_kind else None
 
     def batch(self, waited: float, consumer: float = 0.0, part: Part = "DALI", raises: bool = False) -> None:
         self.now += consumer
@@ -119,7 +120,7 @@ DALI_ALONE = "DALI, whose only work is the transforms, is the bottleneck"
 
 
 @pytest.mark.parametrize(
-    ("entry", "part", "asked", "about", "bottleneck", "possible", "said"),
+    ("input_kind", "part", "asked", "about", "bottleneck", "possible", "said"),
     [
         ("files", "DALI", None, {}, "pipeline", 0.25, "reading, decoding and transforming in DALI is the bottleneck; "),
         ("files", "DALI", None, {"cached": True}, "pipeline", 0.25, "reading, decoding and transforming in DALI is"),
@@ -138,7 +139,7 @@ DALI_ALONE = "DALI, whose only work is the transforms, is the bottleneck"
     ],
 )
 def test_what_is_waited_for(
-    entry: str | None,
+    input_kind: str | None,
     part: Part,
     asked: int | None,
     about: Any,
@@ -148,7 +149,7 @@ def test_what_is_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Three seconds of every four."""
-    told = Told(monkeypatch, entry)
+    told = Told(monkeypatch, input_kind)
     for _ in range(9):
         told.batch(3, 1, part)
     stats = told.diagnose(asked, **about)
@@ -160,9 +161,9 @@ def test_what_is_waited_for(
         assert f" {max(probe.read, probe.decode, probe.transforms) * 1e3:.0f} of 500 ms a batch; " in stats.verdict
     elif part != "DALI":
         assert " 3,000 of 4,000 ms a batch" in stats.verdict
-    assert ("probe" in stats.verdict) == (entry == "files" and part == "DALI" and not about)
+    assert ("probe" in stats.verdict) == (input_kind == "files" and part == "DALI" and not about)
     nothing = "; transform= found no image;" in stats.verdict, "; without transform= nothing runs" in stats.verdict
-    assert nothing == (entry is None and bool(about), entry is None and not about)
+    assert nothing == (input_kind is None and bool(about), input_kind is None and not about)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from torchdali.pipeline.compile import compile_plan
 from torchdali.runtime import machine
 from torchdali.transforms import flatten
 from torchdali.transforms.rng import Draws, epoch_key
-from torchdali.transforms.spec import Spec
+from torchdali.transforms.spec import InputKind, Spec
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -194,7 +194,7 @@ def test_a_plan_is_cut_before_the_first_draw(chain: list[Any], length: int) -> N
     plan = compile_plan(leaves, torch.device("cpu"), "exact")
     head, rest, transforms = cut(plan, leaves, Spec())
     assert list(transforms) == leaves[:length]
-    assert (head.entry, rest.entry, head.spec.dtype) == ("files", "packed", torch.uint8)
+    assert (head.input_kind, rest.input_kind, head.spec.dtype) == (InputKind.FILES, InputKind.PACKED, torch.uint8)
     assert not head.random
     assert rest.spec == plan.spec
 

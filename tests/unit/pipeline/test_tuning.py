@@ -24,7 +24,7 @@ from torchdali.pipeline.header_reader import HeaderReader
 from torchdali.pipeline.tuning import Threads, fitting_window
 from torchdali.runtime import devices, machine
 from torchdali.sources.paths import Paths, table_of
-from torchdali.transforms.spec import InputStats
+from torchdali.transforms.spec import InputKind, InputStats
 
 CUDA = torch.device("cuda", 0)
 CHAIN = v2.Compose([v2.ToImage(), v2.RandomResizedCrop(32), v2.ToDtype(torch.float32, scale=True)])
@@ -43,37 +43,37 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_threads_are_few_beside_a_jpeg_engine_and_more_where_it_has_nothing_to_do(card: Any) -> None:
     card(True)
-    threads = Threads(0, CUDA, "files")
+    threads = Threads(0, CUDA, InputKind.FILES)
     assert [threads.number(InputStats(beside)) for beside in (0.0, 0.05, 0.1, 0.2, 1.0)] == [4, 4, 6, 12, 16]
     assert "JPEG engine busy" in threads.why()
     assert "20% of the files seen are not for the card's JPEG engine" in threads.why(InputStats(0.2))
-    assert Threads(0, CUDA, "pixels").number() == 4
-    assert [Threads(0, CUDA, "encoded").number(InputStats(beside)) for beside in (0.0, 1.0)] == [4, 16]
-    assert Threads(9, CUDA, "files").number(InputStats(1.0)) == 9
+    assert Threads(0, CUDA, InputKind.PIXELS).number() == 4
+    assert [Threads(0, CUDA, InputKind.ENCODED).number(InputStats(beside)) for beside in (0.0, 1.0)] == [4, 16]
+    assert Threads(9, CUDA, InputKind.FILES).number(InputStats(1.0)) == 9
 
 
 def test_without_an_engine_and_on_the_cpu_all_cores_decode(card: Any) -> None:
     card(False)
-    threads = Threads(0, CUDA, "files")
+    threads = Threads(0, CUDA, InputKind.FILES)
     assert threads.number() == 16
     assert "no JPEG engine" in threads.why()
-    assert Threads(0, CUDA, "encoded").number() == 16
-    assert "nothing is decoded" in Threads(0, CUDA, "pixels").why()
-    assert Threads(0, torch.device("cpu"), "pixels").number() == 16
+    assert Threads(0, CUDA, InputKind.ENCODED).number() == 16
+    assert "nothing is decoded" in Threads(0, CUDA, InputKind.PIXELS).why()
+    assert Threads(0, torch.device("cpu"), InputKind.PIXELS).number() == 16
 
 
 def test_where_storage_is_slow_as_many_threads_wait_for_it_as_read_headers(card: Any) -> None:
     card(True)
     slow = InputStats(wait=0.0052)
-    threads = Threads(0, CUDA, "files")
+    threads = Threads(0, CUDA, InputKind.FILES)
     assert [threads.number(InputStats(wait=wait)) for wait in (0.0, 0.0029, 0.0052)] == [4, 4, 16]
     assert threads.why(slow) == (
         "chosen: storage keeps a thread waiting 5.2 ms for a file; of 16 cores that this process may use"
     )
     assert "not for the card's JPEG engine" in threads.why(InputStats(1.0, 0.0052)), "16 decode anyway"
-    assert Threads(0, CUDA, "encoded").number(slow) == 4, "nothing is read"
-    assert Threads(2, CUDA, "files").number(slow) == 2
-    assert Threads(2, CUDA, "files").why(slow) == "num_workers"
+    assert Threads(0, CUDA, InputKind.ENCODED).number(slow) == 4, "nothing is read"
+    assert Threads(2, CUDA, InputKind.FILES).number(slow) == 2
+    assert Threads(2, CUDA, InputKind.FILES).why(slow) == "num_workers"
 
 
 def late(monkeypatch: pytest.MonkeyPatch, late_by: float, work: float) -> None:

@@ -14,6 +14,7 @@ from torchdali.pipeline.compile import fuse
 from torchdali.pipeline.plan import Plan
 from torchdali.sources import FolderSource
 from torchdali.transforms import snapshot
+from torchdali.transforms.spec import InputKind
 
 __all__ = ["cached"]
 
@@ -42,7 +43,7 @@ def cached(
     """
     if kind == "host":
         state: object = (kind, budget)
-        rest, head, transforms = fuse(replace(plan, entry="encoded")), None, ()
+        rest, head, transforms = fuse(replace(plan, input_kind=InputKind.ENCODED)), None, ()
     else:
         head, rest, transforms = cut(plan, chain, files.spec)
         state = (kind, budget, plan.device, plan.fidelity, snapshot(transforms))

@@ -60,7 +60,7 @@ class DecodedCache(Cache):
     ) -> None:
         super().__init__(files, state, budget)
         count = len(files)
-        self.pool = PipelinePool(head, batch_size, Threads(threads, head.device, head.entry))
+        self.pool = PipelinePool(head, batch_size, Threads(threads, head.device, head.input_kind))
         self._after = after
         self._store: Store | None = None
         self._place = np.full(count, UNKNOWN, np.int64)

@@ -20,7 +20,7 @@ from torchdali.transforms import Input, Node, Ops, Rule
 from torchdali.transforms.rng import Draws
 from torchdali.transforms.rules.crop import CenterCrop
 from torchdali.transforms.rules.resize import Resize
-from torchdali.transforms.spec import IntArray, Params, Spec
+from torchdali.transforms.spec import InputKind, IntArray, Params, Spec
 
 __all__ = ["ALIGNMENT", "cut"]
 
@@ -90,10 +90,10 @@ def cut(plan: Plan, chain: Sequence[Any], source: Spec) -> tuple[Plan, Plan, tup
             break
         if type(rule) in (Resize, CenterCrop):
             place = i + 1
-    spec = compile_plan(list(chain[:place]), plan.device, plan.fidelity, source, plan.entry).spec
+    spec = compile_plan(list(chain[:place]), plan.device, plan.fidelity, source, plan.input_kind).spec
     while spec.dtype != torch.uint8:  # four times the memory for the same
         place -= 1
-        spec = compile_plan(list(chain[:place]), plan.device, plan.fidelity, source, plan.entry).spec
+        spec = compile_plan(list(chain[:place]), plan.device, plan.fidelity, source, plan.input_kind).spec
     head = replace(
         plan,
         steps=plan.steps[:place],
@@ -107,5 +107,5 @@ def cut(plan: Plan, chain: Sequence[Any], source: Spec) -> tuple[Plan, Plan, tup
     head = fuse(head)
     # There are no axes to be transposed.
     head = replace(head, views=(replace(head.views[0], channels_first=True),))
-    rest = replace(plan, rules=(Unpack(spec.channels), *plan.rules[place:]), entry="packed")
+    rest = replace(plan, rules=(Unpack(spec.channels), *plan.rules[place:]), input_kind=InputKind.PACKED)
     return head, fuse(rest), tuple(chain[:place])

@@ -47,7 +47,7 @@ class Decoder:
         self._source, self._threads, self._tick = source, threads, tick
         # Whole images are decoded, as the plan is not fused, and a pixel of each comes out.
         plan = compile_plan([v2.ToImage(), v2.CenterCrop(1)], device, "exact")
-        self._pool = PipelinePool(plan, _BATCH, Threads(0, device, plan.entry))
+        self._pool = PipelinePool(plan, _BATCH, Threads(0, device, plan.input_kind))
         self._engine: PipelineRunner | None = None
         self._flying: deque[tuple[PipelineRunner, IntArray]] = deque()
 

@@ -67,7 +67,7 @@ def compiled(
 def run(dataset: Any, plan: Plan, batches: Sequence[Sequence[int]], seed: int = 0) -> Iterator[Batch]:
     """Batches of a dataset, through the loader's own feed."""
     source, key = from_dataset(dataset), epoch_key(seed, 0)
-    pool = PipelinePool(plan, max(map(len, batches)), Threads(2, plan.device, plan.entry))
+    pool = PipelinePool(plan, max(map(len, batches)), Threads(2, plan.device, plan.input_kind))
     feed, occurrences = Prefetcher(window=3, timeout=0), DenseOccurrences(len(source))
     try:
         for indices in batches:
