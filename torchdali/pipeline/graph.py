@@ -226,8 +226,9 @@ def release_memory(device: torch.device | None) -> None:
 def build(plan: Plan, batch_size: int, threads: int, resident: bool = False) -> Any:
     """Build the pipeline of a plan.
 
-    Its inputs are the batch, under the name of the plan's ``input_kind``, and ``plan.inputs``. A batch in host memory is
-    not copied. Its outputs are the images of each view, CHW. For files the last two bytes of each and its length follow.
+    Its inputs are the batch, under the name of the plan's ``input_kind``, and ``plan.inputs``. A batch in host memory
+    is not copied. Its outputs are the images of each view, CHW. For files the last two bytes of each and its length
+    follow.
 
     Args:
         plan: The plan.
