@@ -399,4 +399,6 @@ def test_v1_rounds_resized_tensors_once(images, resize, device):
     rule.infer(Spec("tensor"))
     side = images[0].shape[1]
     drawn = rule.draw(Draws(epoch_key(0, 0), np.arange(1), np.zeros(1, int)), np.array([[side, side]]))
-    assert torch.equal(rule.replay(images[0], {name: values[0] for name, values in drawn.items()}), resize(images[0]))
+    assert torch.equal(
+        rule.reference(images[0], {name: values[0] for name, values in drawn.items()}), resize(images[0])
+    )

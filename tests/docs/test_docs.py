@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
 import re
@@ -18,10 +19,10 @@ from torchvision.transforms import v2
 
 import torchdali
 from torchdali import DALILoader
-from torchdali.tools.parity.compare import exceeded, measure
+from torchdali.tools.parity.compare import exceeded_bounds, measure
 from torchdali.tools.parity.coverage import TORCH_ONLY, rules
 from torchdali.tools.parity.coverage import names as coverage_names
-from torchdali.tools.parity.distributions import judge
+from torchdali.tools.parity.distributions import compare_distributions
 from torchdali.tools.parity.photographs import write_photographs
 
 ROOT = Path(__file__).parents[2]
@@ -112,13 +113,13 @@ def test_code_of_adding_a_transform(tmp_path: Path) -> None:
     namespace: dict[str, Any] = {"__name__": "adding_a_transform"}
     exec(compile("\n".join(code), "docs/adding_a_transform.md", "exec"), namespace)
     case, draw = namespace["CASES"]["Darken"], namespace["DRAWS"]["Darken: factor"]
-    assert exceeded(case, measure(case, write_photographs(tmp_path), "cpu")) == ""
-    assert judge(draw).p > 1e-3
+    assert exceeded_bounds(case, measure(case, write_photographs(tmp_path), "cpu")) == ""
+    assert compare_distributions(draw).p > 1e-3
 
 
 def test_table_of_arguments() -> None:
     listed = {name for row in rows(ARGUMENTS, "Argument") for name in re.findall(r"`(\w+)`", row[0])}
-    signature = set(DALILoader.__signature__.parameters)
+    signature = set(inspect.signature(DALILoader).parameters)
     own = {"transform", "batch_transform", "device", "seed", "fidelity", "cache", "cache_bytes", "distributed"}
     own |= {"on_error", "max_errors"}
     assert listed == signature - own

@@ -7,7 +7,7 @@ import torch
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
-from torchdali.tools.parity.compare import compiled, in_batches, run
+from torchdali.tools.parity.compare import compile_chain, run, split_indices
 from torchdali.tools.parity.photographs import write_photographs
 
 
@@ -38,12 +38,12 @@ PICKED = {
 
 def both_ways(photographs, chain, device):
     """Each image fused and not, after a check that the fused chain has fewer rules."""
-    plans = [compiled(chain, device, fused=fused) for fused in (True, False)]
+    plans = [compile_chain(chain, device, fused=fused) for fused in (True, False)]
     fused, plain = ([rule for rule in plan.rules if rule.operators] for plan in plans)
     assert len(fused) < len(plain)
     assert any("flip" in rule.operators for rule in plain)
     assert not any("flip" in rule.operators for rule in fused)
-    batches = in_batches(len(photographs)) * 3
+    batches = split_indices(len(photographs)) * 3
     for one, other in zip(*(run(photographs, plan, batches) for plan in plans), strict=True):
         for i in range(len(one.rows)):
             yield one.images[i].cpu().double(), other.images[i].cpu().double()
@@ -90,9 +90,9 @@ SHORTER = {
 @pytest.mark.parametrize("name", SHORTER)
 def test_neighbours_become_one_operator(name, photographs, device):
     chain, left, bound = SHORTER[name]
-    plans = [compiled(chain, device, fused=fused) for fused in (True, False)]
+    plans = [compile_chain(chain, device, fused=fused) for fused in (True, False)]
     assert len(plans[0].rules) == left
-    batches = in_batches(len(photographs))
+    batches = split_indices(len(photographs))
     for one, other in zip(*(run(photographs, plan, batches) for plan in plans), strict=True):
         for fused, plain in zip(one.images, other.images, strict=True):
             assert fused.dtype == plain.dtype
@@ -120,8 +120,8 @@ INNER = {
 @pytest.mark.parametrize("inner", INNER)
 @pytest.mark.parametrize("outer", OUTER)
 def test_a_window_of_a_window(outer, inner, photographs, device):
-    plans = [compiled([OUTER[outer], INNER[inner]], device, fused=fused) for fused in (True, False)]
-    batches = in_batches(len(photographs))
+    plans = [compile_chain([OUTER[outer], INNER[inner]], device, fused=fused) for fused in (True, False)]
+    batches = split_indices(len(photographs))
     for one, other in zip(*(run(photographs, plan, batches) for plan in plans), strict=True):
         views = zip(one.views, other.views, strict=True)
         for fused, plain in (pair for both in views for pair in zip(*both, strict=True)):

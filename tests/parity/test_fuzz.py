@@ -23,7 +23,7 @@ from torchdali.pipeline.fallback import as_kind
 from torchdali.pipeline.plan import View
 from torchdali.transforms import MultiView, SampleTransformError
 from torchdali.transforms.rng import Draws, epoch_key
-from torchdali.transforms.rules.apply import Sometimes
+from torchdali.transforms.rules.apply import MaskedChains
 from torchdali.transforms.rules.geometry import Warp
 from torchdali.transforms.spec import InputKind, Spec
 
@@ -175,7 +175,7 @@ def check_stage(rule, image, ours, specs, sample, fixed):
     where = f"{text(transform)} on {tuple(image.shape)} of {image.dtype}"
     most = bound(transform, min(*image.shape[1:], *ours.shape[1:]) < 24)
     try:
-        close(ours, rule.replay(image, sample), most, where)
+        close(ours, rule.reference(image, sample), most, where)
     except RuntimeError as error:
         # Torch does not resize all images of one row or column.
         assert "report a bug to PyTorch" in str(error), where  # noqa: PT017
@@ -191,7 +191,7 @@ def check_stage(rule, image, ours, specs, sample, fixed):
         check_spec(outs[0], ours, at, where)
     if fixed and not any(isinstance(one, v2.RandomPhotometricDistort) for one in inner(transform)):
         out = F.pil_to_tensor(outs[0]) if at.kind == "pil" else outs[0]
-        most = 1.0 if seen.kind == "pil" and isinstance(rule, (Warp, Sometimes)) else most
+        most = 1.0 if seen.kind == "pil" and isinstance(rule, (Warp, MaskedChains)) else most
         close(ours, out.as_subclass(torch.Tensor), most, f"eager: {where}")
 
 

@@ -8,7 +8,15 @@ from scipy import stats
 
 from torchdali.pipeline.graph import _Operators, require_dali
 from torchdali.transforms.rng import Draws, epoch_key
-from torchdali.transforms.rules._noise import INPUTS, draw_noise, normal, replay_normal, replay_words, unit, words
+from torchdali.transforms.rules._noise import (
+    INPUTS,
+    draw_noise,
+    random_normal,
+    random_words,
+    reference_normal,
+    reference_words,
+    to_uniform,
+)
 
 HEIGHT, WIDTH, CHANNELS = 224, 224, 3
 
@@ -37,11 +45,11 @@ def in_the_graph():
         odd = fn.external_source(name="odd", dtype=types.BOOL, ndim=0)
 
         def noise(image, p):
-            return normal(ops, p, p["size"][0], p["size"][1], 3)
+            return random_normal(ops, p, p["size"][0], p["size"][1], 3)
 
-        drawn = words(ops, nodes, nodes["size"][0], nodes["size"][1], 3)
-        anywhere = noise(None, nodes)
-        pipeline.set_outputs(drawn, anywhere, ops.when(odd, noise, anywhere * 0.0, nodes))
+        drawn = random_words(ops, nodes, nodes["size"][0], nodes["size"][1], 3)
+        max_abs = noise(None, nodes)
+        pipeline.set_outputs(drawn, max_abs, ops.when(odd, noise, max_abs * 0.0, nodes))
     pipeline.build()
     for name, values in params.items():
         pipeline.feed_input(name, np.ascontiguousarray(values))
@@ -54,13 +62,13 @@ def in_the_graph():
 def test_words_are_numpys_bit_for_bit(in_the_graph):
     for height, width, sample, drawn, _, _ in in_the_graph:
         assert drawn.dtype == np.uint32
-        np.testing.assert_array_equal(drawn, replay_words(sample, height, width, 3))
+        np.testing.assert_array_equal(drawn, reference_words(sample, height, width, 3))
 
 
 def test_normal_numbers_are_numpys_but_for_rounding(in_the_graph):
     for i, (height, width, sample, _, numbers, in_a_branch) in enumerate(in_the_graph):
         assert numbers.dtype == np.float32
-        expected = replay_normal(sample, height, width, 3)
+        expected = reference_normal(sample, height, width, 3)
         assert numbers.shape == expected.shape
         np.testing.assert_allclose(numbers, expected, atol=5e-6)
         np.testing.assert_array_equal(in_a_branch, numbers if i % 2 else numbers * 0)
@@ -72,26 +80,29 @@ def test_words_are_the_published_ones():
     x = ((65536 * 17 + 4 * 23 + 2) * 0x9E3779B1 + 0xDEADBEEF) % 2**32
     x = (x ^ x >> 16) * 0x7FEB352D % 2**32
     x = (x ^ x >> 15) * 0x846CA68B % 2**32
-    assert replay_words(sample, 18, 24, 3)[17, 23, 2] == x ^ x >> 16
+    assert reference_words(sample, 18, 24, 3)[17, 23, 2] == x ^ x >> 16
 
 
 @pytest.mark.parametrize("step", [1, 3, 16385, 65537, 0x80000001, 0xFFFF0001, 0xFFFFFFFF, 0x9E3779B1])
 def test_even_with_a_poor_step_numbers_are_as_good_as_independent(step):
     sample = {"noise_step": np.uint32(step), "noise_start": np.uint32(12345)}
-    drawn, numbers = replay_words(sample, HEIGHT, WIDTH, CHANNELS), replay_normal(sample, HEIGHT, WIDTH, CHANNELS)
+    drawn, numbers = reference_words(sample, HEIGHT, WIDTH, CHANNELS), reference_normal(sample, HEIGHT, WIDTH, CHANNELS)
     assert check(drawn, numbers) > 1e-4
 
 
 def test_numbers_of_drawn_samples_are_as_good_as_independent():
     _, each = samples(4)
     for sample in each:
-        drawn, numbers = replay_words(sample, HEIGHT, WIDTH, CHANNELS), replay_normal(sample, HEIGHT, WIDTH, CHANNELS)
+        drawn, numbers = (
+            reference_words(sample, HEIGHT, WIDTH, CHANNELS),
+            reference_normal(sample, HEIGHT, WIDTH, CHANNELS),
+        )
         assert check(drawn, numbers) > 1e-4
 
 
 def check(drawn, numbers):
     """Moments, bits and correlations; the smaller p-value of both distributions."""
-    uniform = unit(drawn)
+    uniform = to_uniform(drawn)
     assert len(np.unique(drawn)) == drawn.size  # one to one, so no pixel repeats another
     assert uniform.min() >= 0
     assert uniform.max() < 1
@@ -124,13 +135,13 @@ def test_samples_have_noise_of_their_own():
     _, each = samples(300)
     assert len({sample["noise_step"] for sample in each}) == 300
     assert all(sample["noise_step"] % 2 == 1 for sample in each)  # else some numbers would come up twice
-    near = [replay_normal(sample, 64, 64, 3) for sample in each[:40]]
+    near = [reference_normal(sample, 64, 64, 3) for sample in each[:40]]
     assert all(uncorrelated(one, other) for i, one in enumerate(near) for other in near[:i])
     # Keys that differ in one bit of either word.
     sample = each[0]
     for name, bit in [("noise_step", 1), ("noise_step", 31), ("noise_start", 0), ("noise_start", 31)]:
         other = {**sample, name: sample[name] ^ np.uint32(1 << bit)}
-        assert uncorrelated(near[0], replay_normal(other, 64, 64, 3))
+        assert uncorrelated(near[0], reference_normal(other, 64, 64, 3))
 
 
 def test_a_sample_has_the_same_noise_in_any_batch():

@@ -18,11 +18,11 @@ from torchdali.tools import cli
 from torchdali.tools.parity import results
 from torchdali.tools.parity.case import Case
 from torchdali.tools.parity.cases import CASES
-from torchdali.tools.parity.compare import Measured, compiled, exceeded, measure
+from torchdali.tools.parity.compare import Differences, compile_chain, exceeded_bounds, measure
 from torchdali.tools.parity.coverage import TORCH_ONLY, names, public_classes, rules
-from torchdali.tools.parity.decoding import FORMATS, Decoded, decoders, measure_decoding
-from torchdali.tools.parity.design import design_bound, leaves, looser
-from torchdali.tools.parity.distributions import LEVEL, judge, level, p_value
+from torchdali.tools.parity.decoding import FORMATS, DecodingDifferences, decoders, measure_decoding
+from torchdali.tools.parity.design import design_bound, is_looser, leaves
+from torchdali.tools.parity.distributions import LEVEL, compare_distributions, p_value, significance_level
 from torchdali.tools.parity.draws import DRAWS, Draw
 from torchdali.tools.parity.photographs import write_photographs
 from torchdali.transforms import Rule, find_rule
@@ -84,7 +84,7 @@ def test_command_writes_what_it_measured(parity: Callable[..., Result], out: Pat
 
     draws = rows(text, "Parameter")
     assert list(draws) == list(DRAWS)
-    assert float(draws["RandomHorizontalFlip: flip"]["p"]) > level()
+    assert float(draws["RandomHorizontalFlip: flip"]["p"]) > significance_level()
     formats = rows(text, "Format")
     assert list(formats) == list(FORMATS)
     assert formats["PNG"]["torchdali"] == formats["PNG"]["Bound"] == "0 / 0"
@@ -112,9 +112,14 @@ def with_gpu(parity: Callable[..., Result], out: Path) -> Path:
     kept = json.loads(stored.read_text())
     gpu = json.loads(json.dumps(kept["devices"]["cpu"]))
     gpu["machine"] = {"name": "Some GPU", "versions": {"torch": "9.9"}}
-    gpu["cases"]["CenterCrop"]["measured"] |= {"anywhere": 3.0, "inside": 2.0, "mean": 0.0125, "off": 0.5}
+    gpu["cases"]["CenterCrop"]["measured"] |= {
+        "max_abs": 3.0,
+        "max_abs_interior": 2.0,
+        "mean_abs": 0.0125,
+        "frac_above_1": 0.5,
+    }
     own = next(iter(decoders("cuda")))
-    gpu["decoding"] = {"JPEG 4:2:0": {own: {"anywhere": 200.0, "mean": 0.5, "by": "DALI", "error": ""}}}
+    gpu["decoding"] = {"JPEG 4:2:0": {own: {"max_abs": 200.0, "mean_abs": 0.5, "by": "DALI", "error": ""}}}
     kept["devices"]["cuda"] = gpu
     stored.write_text(json.dumps(kept))
     return stored
@@ -138,9 +143,9 @@ def test_two_machines_make_one_document(with_gpu: Path, parity: Callable[..., Re
 
 def test_results_of_another_machine_are_not_mixed(with_gpu: Path) -> None:
     found = results.read(with_gpu)
-    here = results.machine("cpu")
-    assert set(found.on("cpu", here).cases) == {"CenterCrop", "RandomHorizontalFlip"}
-    assert not found.on("cuda", here).cases
+    here = results.describe_machine("cpu")
+    assert set(found.select_device("cpu", here).cases) == {"CenterCrop", "RandomHorizontalFlip"}
+    assert not found.select_device("cuda", here).cases
 
 
 def test_results_of_what_is_no_longer_so_are_dropped(with_gpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,7 +197,7 @@ def test_a_rule_that_draws_otherwise_is_seen(parity: Callable[..., Result], monk
 def test_a_decoder_that_differs_is_seen(parity: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
     own, other = decoders("cpu")
     for failing, exit_code in ((other, 0), (own, 1)):
-        found = {own: Decoded(), other: Decoded(), failing: Decoded(1, 0.001)}
+        found = {own: DecodingDifferences(), other: DecodingDifferences(), failing: DecodingDifferences(1, 0.001)}
         monkeypatch.setattr("torchdali.tools.parity.certify.measure_decoding", lambda *_, found=found: found)
         assert parity().exit_code == exit_code
 
@@ -224,27 +229,27 @@ def images(*, add: float = 0.0, at: Any = ..., dtype: torch.dtype = torch.uint8)
 
 
 def test_differences_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    def measured(**options: Any) -> Measured:
-        monkeypatch.setattr("torchdali.tools.parity.compare.pairs", lambda *_: images(**options))
+    def measured(**options: Any) -> Differences:
+        monkeypatch.setattr("torchdali.tools.parity.compare.compare_chain", lambda *_: images(**options))
         return measure(Case([], 0, 0, 0), None, "cpu")
 
-    assert measured() == Measured()
+    assert measured() == Differences()
     border = (slice(None), slice(0, 4), slice(None))
-    assert measured(add=-2, at=border) == Measured(2, 0, 0.4, 0.2)
-    assert measured(add=1) == Measured(1, 1, 1, 0)
-    assert measured(add=-2, at=(0, 10)) == Measured(2, 2, pytest.approx(2 / 60), 0.05)
-    assert measured(add=0.5, dtype=torch.float32) == Measured(0.5, 0.5, 0.5, 1)
+    assert measured(add=-2, at=border) == Differences(2, 0, 0.4, 0.2)
+    assert measured(add=1) == Differences(1, 1, 1, 0)
+    assert measured(add=-2, at=(0, 10)) == Differences(2, 2, pytest.approx(2 / 60), 0.05)
+    assert measured(add=0.5, dtype=torch.float32) == Differences(0.5, 0.5, 0.5, 1)
     nan = measured(add=float("nan"), dtype=torch.float32)
-    assert nan.anywhere == nan.mean == float("inf")
+    assert nan.max_abs == nan.mean_abs == float("inf")
 
 
-@pytest.mark.parametrize("field", ["anywhere", "inside", "mean"])
+@pytest.mark.parametrize("field", ["max_abs", "max_abs_interior", "mean_abs"])
 def test_each_bound_counts(field: str) -> None:
     case = Case([], 1, 1, 1)
-    assert exceeded(case, Measured(1, 1, 1)) == ""
+    assert exceeded_bounds(case, Differences(1, 1, 1)) == ""
     for beyond in (1.01, float("inf"), float("nan")):
-        assert exceeded(case, Measured(**{"anywhere": 1, "inside": 1, "mean": 1, field: beyond}))
-    assert exceeded(case, Measured(error="broken")) == "broken"
+        assert exceeded_bounds(case, Differences(**{"max_abs": 1, "max_abs_interior": 1, "mean_abs": 1, field: beyond}))
+    assert exceeded_bounds(case, Differences(error="broken")) == "broken"
 
 
 def test_a_chain_that_runs_in_torch_is_not_measured(tmp_path: Path) -> None:
@@ -261,18 +266,18 @@ def test_distributions_are_told_apart() -> None:
         (lambda: np.zeros(3000), lambda: np.ones(3000)),
         (lambda: rng.integers(0, 24, 3000), lambda: rng.integers(0, 23, 3000)),
     ):
-        assert p_value(draw(), draw()).p > level()
-        assert p_value(draw(), other()).p < level()
+        assert p_value(draw(), draw()).p > significance_level()
+        assert p_value(draw(), other()).p < significance_level()
     one_of_two = v2.RandomChoice([v2.Identity(), v2.Grayscale(3)], p=[0.5, 0.5])
-    assert judge(Draw(one_of_two, lambda p: p["chain1"], 0.4)).p < level()
-    assert judge(Draw(one_of_two, lambda p: p["chain1"], (0.6, 0.4))).p < level()
-    assert level() == LEVEL / len(DRAWS)
+    assert compare_distributions(Draw(one_of_two, lambda p: p["chain1"], 0.4)).p < significance_level()
+    assert compare_distributions(Draw(one_of_two, lambda p: p["chain1"], (0.6, 0.4))).p < significance_level()
+    assert significance_level() == LEVEL / len(DRAWS)
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_decoding_is_pils(name: str, tmp_path: Path, device: str) -> None:
     found = results.Results()
-    of_device = found.on(device, results.machine(device))
+    of_device = found.select_device(device, results.describe_machine(device))
     of_device.decoding[name] = measure_decoding(tmp_path / "pictures", name, device)
     assert set(of_device.decoding[name]) == set(decoders(device))
     assert not results.failures(found)
@@ -308,7 +313,10 @@ def test_every_rule_has_a_case() -> None:
 def test_every_random_rule_has_its_distributions_tested() -> None:
     drawn = {type(find_rule(one)) for draw in DRAWS.values() for one in leaves([draw.transform])}
     random = {
-        type(rule) for case in CASES.values() for rule in compiled(case.chain, fused=False).all_rules if rule.randomness
+        type(rule)
+        for case in CASES.values()
+        for rule in compile_chain(case.chain, fused=False).all_rules
+        if rule.randomness
     }
     assert {one.__name__ for one in random - drawn} == set()
 
@@ -316,7 +324,7 @@ def test_every_random_rule_has_its_distributions_tested() -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_a_bound_looser_than_the_designs_says_why(name: str) -> None:
     case = CASES[name]
-    assert case.why or not looser(case), design_bound(case)
+    assert case.why or not is_looser(case), design_bound(case)
     assert "\n" not in case.why
 
 
@@ -328,5 +336,5 @@ def test_the_designs_bounds() -> None:
     assert design_bound(Case([v2.ToImage(), to_float, v2.ColorJitter(0.1, 0.1)], 0, 0, 0))[0] == pytest.approx(
         3 / 255, abs=1e-5
     )
-    assert looser(Case([v2.Pad(3)], 0, 0, 0.001))
-    assert not looser(Case([v2.RandomRotation(9)], 1, 1, 1e-4))
+    assert is_looser(Case([v2.Pad(3)], 0, 0, 0.001))
+    assert not is_looser(Case([v2.RandomRotation(9)], 1, 1, 1e-4))

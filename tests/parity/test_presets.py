@@ -23,7 +23,7 @@ from torchvision.transforms.v2 import functional as F
 
 from torchdali import DALILoader
 from torchdali.tools.parity.cases import FLOATING
-from torchdali.tools.parity.compare import compiled, pairs, run
+from torchdali.tools.parity.compare import compare_chain, compile_chain, run
 from torchdali.tools.parity.photographs import write_photographs
 from torchdali.transforms import MultiView
 
@@ -44,12 +44,12 @@ class Bound(NamedTuple):
     or a histogram turns one level into many, so the number of pixels that are far off is bounded, not how far.
 
     Attributes:
-        mean: Bound of the mean difference, over all images.
+        mean_abs: Bound of the mean difference, over all images.
         far: A difference above it is far.
         share: Bound of the share of values that are far.
     """
 
-    mean: float
+    mean_abs: float
     far: float
     share: float
 
@@ -237,7 +237,7 @@ def photographs(tmp_path_factory):
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_nothing_is_left_to_torch(name, device):
-    plan = compiled([RECIPES[name]().transform], device)
+    plan = compile_chain([RECIPES[name]().transform], device)
     assert (plan.suffix, plan.tail) == ((), ()), str(plan)
     assert {step.where for step in plan.steps} <= {"DALI", "nothing"}
 
@@ -261,7 +261,7 @@ def test_pixels_are_torchvisions(name, photographs, device):
     recipe = RECIPES[name]()
     step = torch.tensor([255 * std for std in STD] if recipe.normalized else [255.0] * 3)[:, None, None]
     means, shares = [], []
-    for ours, theirs in pairs(ConcatDataset([photographs] * REPEATS), [recipe.transform], device):
+    for ours, theirs in compare_chain(ConcatDataset([photographs] * REPEATS), [recipe.transform], device):
         assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
         difference = ((ours.double() - theirs.double()) * step).abs()
         means.append(difference.mean().item())
@@ -294,7 +294,7 @@ def features(image: torch.Tensor) -> np.ndarray:
 
 def ours_of(dataset: ImageFolder, transform: Any, seed: int = 0) -> np.ndarray:
     """Features of many draws by DALI: ``(DRAWS, features)``."""
-    plan = compiled([transform])
+    plan = compile_chain([transform])
     assert not plan.suffix, str(plan)
     batches = run(dataset, plan, [[0] * 50] * (DRAWS // 50), seed)
     return np.array([features(image) for batch in batches for image in batch.images])

@@ -8,7 +8,7 @@ import torch
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
-from torchdali.tools.parity.compare import compiled
+from torchdali.tools.parity.compare import compile_chain
 from torchdali.transforms import SampleTransformError, find_rule
 from torchdali.transforms.rng import Draws, epoch_key
 
@@ -17,7 +17,7 @@ SIZES = np.random.default_rng(0).integers(1, 700, (800, 2))
 
 def rule_of(transform):
     rule = find_rule(transform)
-    rule.infer(compiled([]).spec)
+    rule.infer(compile_chain([]).spec)
     return rule
 
 
@@ -80,11 +80,11 @@ def test_a_size_of_nothing_names_the_row():
 
 @pytest.mark.parametrize("limits", [(90, 90), (90, 80), (90.5, 100)])
 def test_an_empty_range_of_sizes_is_left_to_torch(limits):
-    plan = compiled([v2.RandomResize(*limits)])
+    plan = compile_chain([v2.RandomResize(*limits)])
     assert "no whole number" in str(plan)
     assert plan.suffix
 
 
 @pytest.mark.parametrize("fill", [(1, 2), {v2.Resize: 3}], ids=str)
 def test_a_fill_that_does_not_fit_is_left_to_torch(fill):
-    assert compiled([v2.ToImage(), v2.RandomZoomOut(fill=fill)]).suffix
+    assert compile_chain([v2.ToImage(), v2.RandomZoomOut(fill=fill)]).suffix

@@ -17,8 +17,8 @@ from torchvision.transforms.v2 import functional as F
 import torchdali
 from torchdali.tools.parity.case import Case
 from torchdali.tools.parity.cases import BILINEAR, EDGE, EXACT
-from torchdali.tools.parity.compare import compiled, exceeded, measure, run
-from torchdali.tools.parity.distributions import drawn, p_value
+from torchdali.tools.parity.compare import compile_chain, exceeded_bounds, measure, run
+from torchdali.tools.parity.distributions import draw_params, p_value
 from torchdali.tools.parity.photographs import write_photographs
 from torchdali.transforms import find_rule
 from torchdali.transforms.rng import Draws, epoch_key
@@ -60,23 +60,26 @@ def named(given: object) -> str:
 def test_what_the_factory_makes_runs_in_dali(name, photographs):
     given = {"input_size": 64, **FACTORY[name]}
     chain = [timm_data.create_transform(**given)]
-    assert not compiled(chain).suffix
+    assert not compile_chain(chain).suffix
     scale = 1 if given.get("use_prefetcher") or given.get("normalize") is False else 1 / (255 * 0.22)
     inside = 3 if given.get("is_training") and not given.get("no_aug") else 2
     edge = BOTH[0] + inside  # which crop_mode="border" puts in the middle
     bounds = (edge, edge if given.get("crop_mode") == "border" else inside + 1, BOTH[2] + 0.1)
-    assert exceeded(Case(chain, *(scale * x for x in bounds)), measure(Case(chain, 0, 0, 0), photographs, "cpu")) == ""
+    assert (
+        exceeded_bounds(Case(chain, *(scale * x for x in bounds)), measure(Case(chain, 0, 0, 0), photographs, "cpu"))
+        == ""
+    )
 
 
 def test_the_crop_is_decoded_alone_and_the_end_is_one_operator():
-    plan = compiled([timm_data.create_transform(224, is_training=True)])
+    plan = compile_chain([timm_data.create_transform(224, is_training=True)])
     assert plan.decode_window
     assert str(plan).endswith("crop_mirror_normalize")
 
 
 def test_randaugment_stays_in_torch():
     chain = timm_data.create_transform(64, is_training=True, auto_augment="rand-m9-mstd0.5-inc1", re_prob=0.25)
-    plan = compiled([chain])
+    plan = compile_chain([chain])
     names = [type(one.transform).__name__ for one in plan.suffix]
     assert names == ["RandAugment", "MaybeToTensor", "Normalize", "RandomErasing"]
     assert [type(rule).__name__ for rule in plan.rules] == [
@@ -129,7 +132,7 @@ def cases():
 @pytest.mark.parametrize("name", cases())
 def test_pixels_are_torchvisions(name, photographs, device):
     case = cases()[name]
-    assert exceeded(case, measure(case, photographs, device)) == ""
+    assert exceeded_bounds(case, measure(case, photographs, device)) == ""
 
 
 RESIZING = {
@@ -198,13 +201,13 @@ def test_timm_does_the_same_with_the_same_numbers(transform, monkeypatch):
     """timm's own call on a PIL image, playing the numbers that the rule drew."""
     sizes = np.random.default_rng(0).integers(20, 120, (80, 2))
     rule = find_rule(transform)
-    rule.infer(compiled([]).spec)
+    rule.infer(compile_chain([]).spec)
     index = np.arange(len(sizes))
     params = rule.draw(Draws(epoch_key(3, 1), index, index * 0), sizes)
     numbers = Draws(epoch_key(3, 1), index, index * 0).uniform(28)
     for row, (height, width) in enumerate(sizes.tolist()):
         image = skimage.data.astronaut()[60 : 60 + height, 150 : 150 + width]
-        ours = rule.replay(torch.from_numpy(image).permute(2, 0, 1), {key: x[row] for key, x in params.items()})
+        ours = rule.reference(torch.from_numpy(image).permute(2, 0, 1), {key: x[row] for key, x in params.items()})
         closest = 255
         for stream in streams(type(transform).__name__, numbers[row]):
             monkeypatch.setattr(timm, "random", Numbers([*stream]))
@@ -230,7 +233,7 @@ def sampled(call, count=3000):
 @pytest.mark.parametrize("scale", [(0.08, 1.0), (0.5, 1.5)])
 def test_boxes_and_filters_are_drawn_as_timm_draws_them(scale):
     transform = timm.RandomResizedCropAndInterpolation(32, scale, interpolation="random")
-    ours = drawn(transform)
+    ours = draw_params(transform)
     image = Image.new("RGB", (240, 180))
     theirs = sampled(lambda: transform.get_params(image, transform.scale, transform.ratio))
     for column, value in enumerate(np.concatenate((ours["start"], ours["shape"]), axis=1).T):
@@ -240,7 +243,7 @@ def test_boxes_and_filters_are_drawn_as_timm_draws_them(scale):
 
 def test_sizes_are_drawn_as_timm_draws_them():
     transform = timm.ResizeKeepRatio((60, 50), 0.3, **STRETCHED)
-    ours = drawn(transform)
+    ours = draw_params(transform)
     image = Image.new("RGB", (240, 180))
     given = [transform.random_scale_prob, transform.random_scale_range, False]
     given += [transform.random_aspect_prob, transform.random_aspect_range]
@@ -253,7 +256,7 @@ def test_sizes_are_drawn_as_timm_draws_them():
 @pytest.mark.parametrize("size", [(100, 100), (200, 300), (100, 300)])
 def test_places_are_drawn_as_timm_draws_them(size):
     transform = timm.RandomCropOrPad(size)
-    ours = drawn(transform)
+    ours = draw_params(transform)
     image = Image.new("RGB", (240, 180))
     theirs = sampled(lambda: transform.get_params(image, transform.size))
     assert same_distribution(ours["start"][:, 0], theirs[:, 0])
@@ -279,7 +282,7 @@ def test_boxes_are_erased_as_timm_erases_them(given):
     for column in range(4):
         assert same_distribution(ours[:, column], theirs[:, column])
     row = int(params["0_erase"].argmax())
-    erased = rule.replay(torch.ones(3, 36, 48), {name: value[row] for name, value in params.items()})
+    erased = rule.reference(torch.ones(3, 36, 48), {name: value[row] for name, value in params.items()})
     assert sorted(erased.unique().tolist()) == [0, 1]
 
 
@@ -301,16 +304,16 @@ def test_boxes_are_erased_as_timm_erases_them(given):
     ids=named,
 )
 def test_what_has_no_equal_runs_in_torch(chain, reason):
-    plan = compiled(chain)
+    plan = compile_chain(chain)
     assert [one.transform for one in plan.suffix] == chain[-1:]
     assert re.search(reason, str(plan))
 
 
 def test_the_size_within_a_border_is_known():
     chain = [v1.Resize((40, 50)), timm.TrimBorder(3)]
-    assert compiled(chain).spec.size == v1.Compose(chain)(Image.new("RGB", (90, 70))).size[::-1]
+    assert compile_chain(chain).spec.size == v1.Compose(chain)(Image.new("RGB", (90, 70))).size[::-1]
 
 
 def test_a_border_that_leaves_nothing_names_the_transform(photographs):
     with pytest.raises(Exception, match=r"TrimBorder.*nothing is left"):
-        list(run(photographs, compiled([timm.TrimBorder(90)]), [[0, 1]]))
+        list(run(photographs, compile_chain([timm.TrimBorder(90)]), [[0, 1]]))

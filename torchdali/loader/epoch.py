@@ -182,7 +182,7 @@ class NativeIterator(ResumableIterator):
             return data
         native = self._native
         self.clock.lap("collate")
-        draws = batch.draws.at(native.plan.suffix_step + 1)
+        draws = batch.draws.select_position(native.plan.suffix_position + 1)
         data = call_on_batch(self._transform_batch, data, draws, native.device)
         self.clock.lap("batch_transform")
         return data
@@ -206,13 +206,15 @@ class NativeIterator(ResumableIterator):
         if stack or not len(batch.rows):
             data = self._collate(data)
         else:
-            data = call_seeded(self._collate, data, draws=batch.draws.at(plan.suffix_step + 2), device=device)
+            data = call_seeded(
+                self._collate, data, draws=batch.draws.select_position(plan.suffix_position + 2), device=device
+            )
         return _map_tensors(torch.Tensor, partial(to_device, device=device), data)
 
     def _samples(self, batch: Batch, views: Views) -> tuple[list[Any], list[Any]]:
         """Return images after the transforms that torch runs, and targets as the dataset gives them."""
         source = self._native.source
-        seeds = batch.draws.at(self._native.plan.suffix_step).seeds()
+        seeds = batch.draws.select_position(self._native.plan.suffix_position).seeds()
         images = as_samples(self._native.plan, views, seeds, lambda row: source.name(batch.rows[row]))
         self.clock.lap("torch" if self._native.plan.suffix else "collate")
         if source.plain_labels:

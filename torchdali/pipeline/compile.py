@@ -93,7 +93,7 @@ class _Compiler:
             self.branches = [
                 ([*rules, rule], spec) for rule, (rules, _), spec in zip(found, self.branches, specs, strict=True)
             ]
-        ends = [rule.number(self.number) for rule in found]
+        ends = [rule.assign_positions(self.number) for rule in found]
         self.number = ends[0]
         first = found[0]
         where = "DALI" if first.operators else "nothing"
@@ -181,7 +181,7 @@ def compile_plan(
         tail=tuple(compiler.tail),
         spec=out,
         suffix=tuple(compiler.suffix),
-        suffix_step=compiler.number,
+        suffix_position=compiler.number,
         device=device,
         fidelity=fidelity,
         input_kind=input_kind,
@@ -203,7 +203,7 @@ def fuse(plan: Plan) -> Plan:
         views = tuple(
             replace(view, rules=own, channels_first=done) for view, (own, done) in zip(views, branches, strict=True)
         )
-    window = plan.decodes and bool(rules) and isinstance(rules[0], Window) and rules[0].inside
+    window = plan.decodes and bool(rules) and isinstance(rules[0], Window) and rules[0].stays_inside
     return replace(plan, rules=rules, views=views, decode_window=window)
 
 
@@ -212,7 +212,7 @@ def _fused(rules: Sequence[Rule]) -> tuple[Rule, ...]:
     for rule in rules:
         if rule.operators:
             done.append(rule)
-            while len(done) > 1 and (one := done[-1].absorb(done[-2]) or done[-2].extend(done[-1])):
+            while len(done) > 1 and (one := done[-1].fuse_with_previous(done[-2]) or done[-2].fuse_with_next(done[-1])):
                 done[-2:] = [one]
     return tuple(done)
 

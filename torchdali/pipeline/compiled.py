@@ -140,7 +140,7 @@ class CompiledTransform:
             )
         kind = "image" if isinstance(image, tv_tensors.Image) else "tensor"
         resident = self.device.type == "cuda" and image.device == self.device
-        return Spec.given(kind, image.dtype, image.shape[0]), InputKind.PIXELS, resident
+        return Spec.from_input(kind, image.dtype, image.shape[0]), InputKind.PIXELS, resident
 
     @staticmethod
     def _key(plans: Sequence[Plan]) -> Words:
@@ -159,7 +159,11 @@ class CompiledTransform:
         views = [run_on_batch(plan.tail, one) for one in views]
         if not plan.suffix:
             return views[0] if plan.container is None else views
-        return _stacked(as_samples(plan, views, draws.at(plan.suffix_step).seeds(), lambda row: f"image {rows[row]}"))
+        return _stacked(
+            as_samples(
+                plan, views, draws.select_position(plan.suffix_position).seeds(), lambda row: f"image {rows[row]}"
+            )
+        )
 
     def _from_files(self, pool: PipelinePool, images: Any, rows: IntArray, draws: Draws) -> Views:
         with ExitStack() as files:

@@ -73,7 +73,7 @@ class Plan:
         tail: The transforms that torch runs on whole batches, after DALI, each with what it expects to be given.
         spec: The images after ``tail``; of the first view where there are several.
         suffix: The transforms that torch runs, per sample, after ``tail``.
-        suffix_step: The position that keys the random numbers of the suffix.
+        suffix_position: The position that keys the random numbers of the suffix.
         device: Where DALI runs.
         fidelity: "exact" or "fast".
         input_kind: What is fed.
@@ -88,13 +88,13 @@ class Plan:
     tail: tuple[tuple[Kind, TorchTransform], ...]
     spec: Spec
     suffix: tuple[TorchTransform, ...]
-    suffix_step: int
+    suffix_position: int
     device: torch.device
     fidelity: Fidelity
     input_kind: InputKind = InputKind.FILES
     decode_window: bool = False
     headers_validated: bool = False
-    # What `Draws.ahead` puts down for the next batch: a hint, which changes no number.
+    # What `Draws.precompute` puts down for the next batch: a hint, which changes no number.
     _blocks: dict[int, int] = field(default_factory=dict[int, int], init=False, compare=False, repr=False)
 
     @property
@@ -147,7 +147,7 @@ class Plan:
             size: ``(N, 2)`` heights and widths of the files.
 
         Returns:
-            What to feed, contiguous and of the declared types; and the same by rule, with whatever ``replay`` needs
+            What to feed, contiguous and of the declared types; and the same by rule, with whatever ``reference`` needs
             besides.
 
         Raises:
@@ -155,17 +155,17 @@ class Plan:
         """
         inputs: Inputs = {}
         by_rule: list[Params] = []
-        draws = draws.ahead(self._blocks)
+        draws = draws.precompute(self._blocks)
 
         def follow(rules: Sequence[tuple[int, Rule]], size: IntArray) -> IntArray:
             for i, rule in rules:
                 try:
-                    drawn = rule.draw(draws.at(rule.step), size)
+                    drawn = rule.draw(draws.select_position(rule.position), size)
                 except SampleTransformError as error:
                     raise SampleTransformError(error.row, f"{self._origin(rule)}: {error}") from error
                 for name, declared in rule.inputs.items():
                     inputs[_fed(i, name)] = np.ascontiguousarray(drawn[name], declared.dtype)
-                size = rule.resized(size, drawn)
+                size = rule.output_size(size, drawn)
                 by_rule.append(drawn)
             return size
 

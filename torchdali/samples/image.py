@@ -138,7 +138,7 @@ def _pixels(kind: Any, array: npt.NDArray[Any]) -> ImageInput:
     if not array.size:
         raise RefusedError(f"it is empty, {array.shape}")
     height, width, channels = array.shape
-    return ImageInput((Spec.given(kind, dtype, channels), InputKind.PIXELS), (height, width), array)
+    return ImageInput((Spec.from_input(kind, dtype, channels), InputKind.PIXELS), (height, width), array)
 
 
 def _pil_array(image: PIL.Image.Image) -> npt.NDArray[Any]:

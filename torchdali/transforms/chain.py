@@ -10,17 +10,17 @@ from torch import nn
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
-__all__ = ["as_its_class_says", "check_callable", "flatten", "is_container"]
+__all__ = ["check_callable", "flatten", "is_container", "is_unmodified"]
 
 
-def _held(transform: Any) -> Sequence[Any]:
+def _compose_children(transform: Any) -> Sequence[Any]:
     held = transform.transforms
     if isinstance(held, Iterator):
         raise TypeError("Compose was given a generator, which the first call uses up: give it a list")
     return held
 
 
-def _classification(preset: Any) -> Sequence[Any]:
+def _expand_classification_preset(preset: Any) -> Sequence[Any]:
     """What ``torchvision.models``' ``Weights.transforms()`` do, one after another."""
     return [
         v1.Resize(preset.resize_size, interpolation=preset.interpolation, antialias=preset.antialias),
@@ -31,18 +31,18 @@ def _classification(preset: Any) -> Sequence[Any]:
     ]
 
 
-_INNER: dict[type | str, Callable[[Any], Sequence[Any]]] = {
-    v1.Compose: _held,
-    v2.Compose: _held,
+_CHILDREN_GETTERS: dict[type | str, Callable[[Any], Sequence[Any]]] = {
+    v1.Compose: _compose_children,
+    v2.Compose: _compose_children,
     nn.Sequential: list,
     nn.ModuleList: list,
     list: list,
-    "torchvision.transforms._presets.ImageClassification": _classification,
+    "torchvision.transforms._presets.ImageClassification": _expand_classification_preset,
 }
 """What is in a container, by its class or, where that is private, its class's full name. A subclass may do anything."""
 
 
-def as_its_class_says(transform: Any) -> bool:
+def is_unmodified(transform: Any) -> bool:
     """Whether it does what its class does: it has no hooks, and no methods of its own."""
     kind, own = type(cast("object", transform)), cast("dict[str, Any]", getattr(transform, "__dict__", {}))
     if own.get("_forward_hooks") or own.get("_forward_pre_hooks"):
@@ -50,15 +50,15 @@ def as_its_class_says(transform: Any) -> bool:
     return not any(callable(value) and callable(getattr(kind, name, None)) for name, value in own.items())
 
 
-def _inner(transform: Any) -> Callable[[Any], Sequence[Any]] | None:
+def _find_children_getter(transform: Any) -> Callable[[Any], Sequence[Any]] | None:
     kind = type(cast("object", transform))
-    found = _INNER.get(kind) or _INNER.get(f"{kind.__module__}.{kind.__qualname__}")
-    return found if found and as_its_class_says(transform) else None
+    found = _CHILDREN_GETTERS.get(kind) or _CHILDREN_GETTERS.get(f"{kind.__module__}.{kind.__qualname__}")
+    return found if found and is_unmodified(transform) else None
 
 
 def is_container(transform: Any) -> bool:
     """Whether it only calls others, one after another."""
-    return _inner(transform) is not None
+    return _find_children_getter(transform) is not None
 
 
 def check_callable(*transforms: Any) -> None:
@@ -73,9 +73,9 @@ def check_callable(*transforms: Any) -> None:
 
 def flatten(transform: Any) -> list[Any]:
     """The transforms in a chain, in order, without the containers that only call one after another."""
-    return [] if transform is None else _leaves(transform)
+    return [] if transform is None else _flatten(transform)
 
 
-def _leaves(transform: Any) -> list[Any]:
-    inner = _inner(transform)
-    return [transform] if inner is None else [leaf for one in inner(transform) for leaf in _leaves(one)]
+def _flatten(transform: Any) -> list[Any]:
+    inner = _find_children_getter(transform)
+    return [transform] if inner is None else [leaf for one in inner(transform) for leaf in _flatten(one)]

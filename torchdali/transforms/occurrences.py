@@ -37,7 +37,7 @@ class Occurrences:
     def fast_forward(self, indices: Iterable[IntArray]) -> None:
         """Counts integers that are not asked about; from then on it is asked about integers alone."""
         every = np.concatenate([np.repeat(self._passed, self._times), *indices])
-        self._passed, self._times = _counted(every)
+        self._passed, self._times = _count_values(every)
 
 
 class DenseOccurrences:
@@ -74,7 +74,7 @@ class DenseOccurrences:
         for some in indices:
             index = some if isinstance(some, np.ndarray) else np.fromiter(map(operator.index, some), np.int64)
             index = np.where(index < 0, index + size, index)
-            which, times = _counted(index[(index >= 0) & (index < size)])
+            which, times = _count_values(index[(index >= 0) & (index < size)])
             drawn = self._drawn_before[which] + times
             for place in np.flatnonzero(self._drawn_before[which] == self._MANY).tolist():
                 drawn[place] += self._more[int(which[place])]
@@ -83,7 +83,7 @@ class DenseOccurrences:
                 self._more[int(which[place])] = int(drawn[place]) - self._MANY
 
 
-def _counted(every: IntArray) -> tuple[IntArray, IntArray]:
+def _count_values(every: IntArray) -> tuple[IntArray, IntArray]:
     """``numpy.unique`` with counts; where indices are dense, without sorting them, in a tenth of the time."""
     if not len(every) or every.min() < 0 or every.max() > 4 * len(every):
         return np.unique(every, return_counts=True)

@@ -54,22 +54,22 @@ def philox(counter: Words, key: Words) -> Words:
     return np.stack((even[0], odd[0], even[1], odd[1])).reshape(counter.shape)
 
 
-def _halves(value: int) -> tuple[int, int]:
+def _split_halves(value: int) -> tuple[int, int]:
     value &= 0xFFFFFFFFFFFFFFFF
     return value & 0xFFFFFFFF, value >> 32
 
 
 def epoch_key(seed: int, epoch: int) -> Words:
     """The ``(2,)`` key of one epoch: Philox of the epoch number under the seed, so that near seeds differ."""
-    counter = np.array([*_halves(epoch), 0, 0], np.uint32)
-    return philox(counter, np.array(_halves(seed), np.uint32))[:2]
+    counter = np.array([*_split_halves(epoch), 0, 0], np.uint32)
+    return philox(counter, np.array(_split_halves(seed), np.uint32))[:2]
 
 
-class _Early(NamedTuple):
+class _Precomputed(NamedTuple):
     """Numbers that were made before anybody asked for them.
 
     Attributes:
-        made: ``(M, B, 4)`` words of each transform, by its step.
+        made: ``(M, B, 4)`` words of each transform, by its position.
         needs: How many blocks each transform turned out to take.
         rows: Which of the M samples are meant.
     """
@@ -88,45 +88,52 @@ class Draws:
         key: The epoch's key.
         index: ``(N,)`` indices into the dataset.
         occurrence: ``(N,)`` how often each index was drawn before in this epoch.
-        step: The transform's position in the chain, counted from 0; below 65,536.
-        early: Blocks that were made already.
+        position: The transform's position in the chain, counted from 0; below 65,536.
+        precomputed: Blocks that were made already.
     """
 
     def __init__(
-        self, key: Words, index: IntArray, occurrence: IntArray, step: int = 0, early: _Early | None = None
+        self,
+        key: Words,
+        index: IntArray,
+        occurrence: IntArray,
+        position: int = 0,
+        precomputed: _Precomputed | None = None,
     ) -> None:
-        self._key, self._index, self._occurrence, self._step = key, index, occurrence, step
-        self._early = early or _Early({}, {}, slice(None))
-        made = self._early.made.get(step)
-        self._ready: Words = np.empty((len(index), 0, 4), np.uint32) if made is None else made[self._early.rows]
+        self._key, self._index, self._occurrence, self._position = key, index, occurrence, position
+        self._precomputed = precomputed or _Precomputed({}, {}, slice(None))
+        made = self._precomputed.made.get(position)
+        self._ready: Words = np.empty((len(index), 0, 4), np.uint32) if made is None else made[self._precomputed.rows]
         self._block = self._ready.shape[1]
 
     def __len__(self) -> int:
         return len(self._index)
 
-    def at(self, step: int) -> Draws:
+    def select_position(self, position: int) -> Draws:
         """The numbers of another transform for the same samples."""
-        return Draws(self._key, self._index, self._occurrence, step, self._early)
+        return Draws(self._key, self._index, self._occurrence, position, self._precomputed)
 
-    def rows(self, rows: IntArray) -> Draws:
+    def select_rows(self, rows: IntArray) -> Draws:
         """The numbers of some of the samples: what these would get among all."""
-        early = self._early
-        chosen: Any = rows if isinstance(early.rows, slice) else early.rows[rows]
-        return Draws(self._key, self._index[rows], self._occurrence[rows], self._step, early._replace(rows=chosen))
+        precomputed = self._precomputed
+        chosen: Any = rows if isinstance(precomputed.rows, slice) else precomputed.rows[rows]
+        return Draws(
+            self._key, self._index[rows], self._occurrence[rows], self._position, precomputed._replace(rows=chosen)
+        )
 
-    def ahead(self, blocks: dict[int, int]) -> Draws:
+    def precompute(self, blocks: dict[int, int]) -> Draws:
         """The same, with many transforms' first numbers made at once, which takes about as long as making one's.
 
         Args:
-            blocks: How many blocks of four words each transform is likely to take, by its step; empty to begin with.
+            blocks: How many blocks of four words each transform is likely to take, by its position. Empty at first.
                 What transforms turn out to take is put down in it.
         """
         expected = list(blocks.items())
-        counter = [(step << 16) + block for step, count in expected for block in range(count)]
-        words = self._words_of(np.array(counter, np.uint32))
+        counter = [(position << 16) + block for position, count in expected for block in range(count)]
+        words = self._compute_blocks(np.array(counter, np.uint32))
         ends = list(accumulate(count for _, count in expected))
-        made = {step: words[:, end - count : end] for (step, count), end in zip(expected, ends, strict=True)}
-        return Draws(self._key, self._index, self._occurrence, self._step, _Early(made, blocks, slice(None)))
+        made = {position: words[:, end - count : end] for (position, count), end in zip(expected, ends, strict=True)}
+        return Draws(self._key, self._index, self._occurrence, self._position, _Precomputed(made, blocks, slice(None)))
 
     def words(self, count: int) -> Words:
         """``(N, count)`` uniform words of 32 bits."""
@@ -134,19 +141,19 @@ class Draws:
         if blocks > self._ready.shape[1]:
             # A run of Philox costs about the same for one block and for a few, so who asks again is likely to go on.
             missing = blocks - self._ready.shape[1]
-            made = self._make(missing if not self._block else max(missing, _AHEAD))
+            made = self._next_blocks(missing if not self._block else max(missing, _AHEAD))
             self._ready = np.concatenate((self._ready, made), axis=1)
         taken, self._ready = self._ready[:, :blocks], self._ready[:, blocks:]
         return taken.reshape(len(self), blocks * 4)[:, :count]
 
-    def _make(self, blocks: int) -> Words:
+    def _next_blocks(self, blocks: int) -> Words:
         """``(N, blocks, 4)`` words: the next blocks."""
         start, self._block = self._block, self._block + blocks
-        self._early.needs[self._step] = max(self._early.needs.get(self._step, 0), self._block)
-        return self._words_of((self._step << 16) + np.arange(start, self._block, dtype=np.uint32))
+        self._precomputed.needs[self._position] = max(self._precomputed.needs.get(self._position, 0), self._block)
+        return self._compute_blocks((self._position << 16) + np.arange(start, self._block, dtype=np.uint32))
 
-    def _words_of(self, blocks: npt.NDArray[np.uint32]) -> Words:
-        """``(N, B, 4)`` words of ``(B,)`` blocks, each a transform's step and a number."""
+    def _compute_blocks(self, blocks: npt.NDArray[np.uint32]) -> Words:
+        """``(N, B, 4)`` words of ``(B,)`` blocks, each a transform's position and a number."""
         index = self._index.view(np.uint32).reshape(-1, 2)
         counter = np.empty((4, len(index), len(blocks)), np.uint32)
         counter[0] = index[:, _LOWER]
@@ -159,11 +166,11 @@ class Draws:
         """``(N, count)`` numbers, uniform in [0, 1), multiples of 2**-32."""
         return self.words(count).astype(np.float64) * 2.0**-32
 
-    def between(self, low: float, high: float) -> npt.NDArray[np.float64]:
+    def uniform_range(self, low: float, high: float) -> npt.NDArray[np.float64]:
         """``(N,)`` numbers, uniform in [low, high)."""
         return low + (high - low) * self.uniform(1)[:, 0]
 
-    def chance(self, p: float) -> npt.NDArray[np.bool_]:
+    def bernoulli(self, p: float) -> npt.NDArray[np.bool_]:
         """``(N,)`` coins that are true with probability p: torchvision's ``torch.rand(1) < p``."""
         return self.uniform(1)[:, 0] < p
 

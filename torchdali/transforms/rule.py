@@ -5,7 +5,7 @@ A rule answers four questions about its transform, in the order in which they co
 1. ``infer``: what comes out, given what goes in? Or is this beyond DALI (raise :class:`Unsupported`)?
 2. ``draw``: which numbers does a batch need? They are computed on the host, from the sizes of its images.
 3. ``lower``: which DALI operators apply them?
-4. ``replay``: what would torchvision have done with the same numbers? The tests compare the two.
+4. ``reference``: what would torchvision have done with the same numbers? The tests compare the two.
 
 A new transform is one subclass in one file of this package. Naming torchvision's classes in ``handles`` is what
 makes it known.
@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from torchdali.transforms.chain import as_its_class_says
+from torchdali.transforms.chain import is_unmodified
 from torchdali.transforms.rng import Draws
 from torchdali.transforms.spec import Fidelity, IntArray, Params, Sample, Spec
 
@@ -36,9 +36,9 @@ __all__ = [
     "Unsupported",
     "Views",
     "check_ranges",
-    "check_whole",
+    "check_whole_pixels",
     "find_rule",
-    "first_row",
+    "first_faulty_row",
     "has_rule",
     "infer",
 ]
@@ -98,7 +98,7 @@ _RULES: dict[type | str, type[Rule]] = {}
 
 
 class Rule(ABC):
-    """All that torchdali knows of one transform. Images are HWC in the graph and CHW in ``replay``.
+    """All that torchdali knows of one transform. Images are HWC in the graph and CHW in ``reference``.
 
     Args:
         transform: The torchvision transform, which is read and never changed.
@@ -114,10 +114,10 @@ class Rule(ABC):
     operators: str = ""
     """The DALI operators that ``lower`` emits, in words; empty where there is nothing to do."""
 
-    limits: ClassVar[str] = ""
+    unsupported_when: ClassVar[str] = ""
     """Where the transform runs in torch although it has a rule, in words."""
 
-    step: int = 0
+    position: int = 0
     """The transform's position in the chain, which keys its random numbers."""
 
     def __init_subclass__(cls) -> None:
@@ -151,9 +151,9 @@ class Rule(ABC):
         """The parameters that ``draw`` gives, by name."""
         return {}
 
-    def number(self, start: int) -> int:
+    def assign_positions(self, start: int) -> int:
         """Takes positions in the chain from ``start`` on; returns the first one left."""
-        self.step = start
+        self.position = start
         return start + 1
 
     def draw(self, draws: Draws, size: IntArray) -> Params:
@@ -169,7 +169,7 @@ class Rule(ABC):
         del draws, size
         return {}
 
-    def resized(self, size: IntArray, params: Params) -> IntArray:
+    def output_size(self, size: IntArray, params: Params) -> IntArray:
         """``(N, 2)`` heights and widths of the images that come out."""
         return size
 
@@ -177,16 +177,16 @@ class Rule(ABC):
         """Emits the operators for ``image`` (HWC) and returns the result (HWC)."""
         return image
 
-    def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
+    def reference(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
         """torchvision's functionals on one image (CHW) with the numbers drawn for it: the oracle of the tests."""
         return image
 
-    def absorb(self, previous: Rule) -> Rule | None:
+    def fuse_with_previous(self, previous: Rule) -> Rule | None:
         """One rule that does what ``previous`` and then this one do, in fewer operators, or None."""
         return None
 
-    def extend(self, later: Rule) -> Rule | None:
-        """One rule that does what this and then ``later`` do: asked where ``later`` does not absorb this."""
+    def fuse_with_next(self, later: Rule) -> Rule | None:
+        """Return one rule for this and then ``later``, or None. Called if the other method returned None."""
         return None
 
     def channels_first(self) -> Rule | None:
@@ -206,7 +206,7 @@ def infer(rule: Rule, spec: Spec) -> Spec:
     return out
 
 
-def check_whole(size: Any) -> None:
+def check_whole_pixels(size: Any) -> None:
     """Raises Unsupported where a size, a number or several, is not of whole pixels, which torchvision may refuse."""
     if not all(isinstance(side, (int, np.integer)) for side in np.atleast_1d(np.array(size, object))):
         raise Unsupported(f"size={size} is not of whole pixels")
@@ -219,25 +219,25 @@ def check_ranges(**ranges: Sequence[float] | None) -> None:
             raise Unsupported(f"{name}={tuple(ends[:2])} is no range (least, most)")
 
 
-def first_row(faults: npt.NDArray[np.bool_] | IntArray) -> int | None:
+def first_faulty_row(faults: npt.NDArray[np.bool_] | IntArray) -> int | None:
     """The sample to blame: the first row of ``(N,)`` or ``(N, 2)`` that is not all False, or 0; None where all are."""
     return int(np.nonzero(faults)[0][0]) if faults.any() else None
 
 
-def _class_for(transform: Any) -> type[Rule] | None:
+def _find_rule_class(transform: Any) -> type[Rule] | None:
     kind = type(cast("object", transform))
     found = _RULES.get(kind) or _RULES.get(f"{kind.__module__}.{kind.__qualname__}")
-    return found if found and as_its_class_says(transform) else None
+    return found if found and is_unmodified(transform) else None
 
 
 def has_rule(transform: Any) -> bool:
     """Whether there is a rule for the transform's class."""
-    return _class_for(transform) is not None
+    return _find_rule_class(transform) is not None
 
 
 def find_rule(transform: Any) -> Rule | None:
     """A rule for the transform, or None where its class has none."""
-    found = _class_for(transform)
+    found = _find_rule_class(transform)
     return found(transform) if found else None
 
 
@@ -255,38 +255,38 @@ class Composite(Rule):
     def inputs(self) -> dict[str, Input]:
         return {f"{i}_{name}": x for i, part in enumerate(self.parts) for name, x in part.inputs.items()}
 
-    def number(self, start: int) -> int:
-        self.step = start
+    def assign_positions(self, start: int) -> int:
+        self.position = start
         start += 1
         for part in self.parts:
-            start = part.number(start)
+            start = part.assign_positions(start)
         return start
 
     def draw(self, draws: Draws, size: IntArray) -> Params:
         params: Params = {}
         for i, part in enumerate(self.parts):
-            drawn = part.draw(draws.at(part.step), size)
-            size = part.resized(size, drawn)
+            drawn = part.draw(draws.select_position(part.position), size)
+            size = part.output_size(size, drawn)
             params |= {f"{i}_{name}": value for name, value in drawn.items()}
         return params
 
-    def resized(self, size: IntArray, params: Params) -> IntArray:
+    def output_size(self, size: IntArray, params: Params) -> IntArray:
         for i, part in enumerate(self.parts):
-            size = part.resized(size, dict(self.of(i, params)))
+            size = part.output_size(size, dict(self.select_params(i, params)))
         return size
 
-    def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
+    def reference(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
         for i, part in enumerate(self.parts):
-            image = part.replay(image, self.of(i, sample))
+            image = part.reference(image, self.select_params(i, sample))
         return image
 
     def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
         for i, part in enumerate(self.parts):
-            image = part.lower(ops, image, self.of(i, params))
+            image = part.lower(ops, image, self.select_params(i, params))
         return image
 
     @staticmethod
-    def of(i: int, params: Mapping[str, Any]) -> dict[str, Any]:
+    def select_params(i: int, params: Mapping[str, Any]) -> dict[str, Any]:
         """The parameters of part ``i``, under the names it gave them."""
         prefix = f"{i}_"
         return {name[len(prefix) :]: value for name, value in params.items() if name.startswith(prefix)}

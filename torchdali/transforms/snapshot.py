@@ -13,7 +13,7 @@ from torchdali.transforms.rule import has_rule
 __all__ = ["snapshot"]
 
 
-class _Same:
+class _Identity:
     """Equals another one of the very same object, which is kept alive, and in which nothing was written since."""
 
     def __init__(self, item: Any) -> None:
@@ -22,7 +22,7 @@ class _Same:
         self._version: int = item._version if counted else 0  # noqa: SLF001 - torch has no other name for it
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self._item is other._item and self._version == other._version
+        return isinstance(other, _Identity) and self._item is other._item and self._version == other._version
 
     def __hash__(self) -> int:
         return id(self._item)
@@ -46,4 +46,4 @@ def snapshot(transform: Any) -> object:
         return type(cast("object", transform)), {
             name: snapshot(value) for name, value in parts.items() if not name.startswith("_") and name != "training"
         }
-    return _Same(transform) if callable(transform) or isinstance(transform, torch.Tensor) else repr(transform)
+    return _Identity(transform) if callable(transform) or isinstance(transform, torch.Tensor) else repr(transform)

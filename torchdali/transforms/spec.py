@@ -108,11 +108,11 @@ class Spec:
     unit: bool = True
 
     @classmethod
-    def given(cls, kind: Kind, dtype: torch.dtype, channels: int) -> Spec:
+    def from_input(cls, kind: Kind, dtype: torch.dtype, channels: int) -> Spec:
         """An image that a dataset gives, into whose values nobody has looked."""
         return cls(kind, dtype, channels, unit=not dtype.is_floating_point)
 
-    def filled(self, values: Iterable[float]) -> Spec:
+    def with_fill(self, values: Iterable[float]) -> Spec:
         """The image after some of it became one of these values."""
         floating = self.dtype.is_floating_point
         return replace(self, unit=self.unit and (not floating or all(0 <= x <= 1 for x in values)))

@@ -259,7 +259,7 @@ class _ProxyEpoch(ResumableIterator):
             source = source_of(packed, group, fault)
             self.clock.input_kind, self.clock.steps = group.input_kind, pool.plan.steps
             rows = np.arange(len(group.sample))
-            delivery.runs.append(Batch(source, pool, rows, delivery.draws.rows(group.sample)))
+            delivery.runs.append(Batch(source, pool, rows, delivery.draws.select_rows(group.sample)))
         if any(run.pool.plan.random for run in delivery.runs):
             check_sizes(packed, fault)
         for run in delivery.runs:  # not before all is known to be well: what is pushed is popped, run by run
@@ -276,14 +276,14 @@ class _ProxyEpoch(ResumableIterator):
             assert proxy.routes is not None
             collate = None
             if not self._stacks:
-                own = draws.at(_COLLATE_STEP)
+                own = draws.select_position(_COLLATE_STEP)
                 collate = partial(call_seeded, self._user_collate, draws=own, device=proxy.device)
             data = merge_images(packed, delivery.runs, self._auto_collation, collate, proxy.routes.chain)
             self.clock.lap("torch" if any(run.pool.plan.in_torch for run in delivery.runs) else "collate")
         data = self._transfer(data)
         if self._transform_batch is not None and packed.count:
             self.clock.lap("collate")
-            data = call_on_batch(self._transform_batch, data, draws.at(_BATCH_STEP), proxy.device)
+            data = call_on_batch(self._transform_batch, data, draws.select_position(_BATCH_STEP), proxy.device)
             self.clock.lap("batch_transform")
         data = pin_memory(data) if self._pins else data
         self.clock.leave(packed.count)

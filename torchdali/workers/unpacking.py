@@ -54,7 +54,7 @@ def _images(packed: Packed, runs: Sequence[Batch]) -> Filled:
     images: Filled = {}
     for group, run in zip(packed.groups, runs, strict=True):
         plan = run.pool.plan
-        seeds = run.draws.at(plan.suffix_step).seeds()
+        seeds = run.draws.select_position(plan.suffix_position).seeds()
         done = as_samples(plan, _after_tail(run), seeds, partial(_name, run))
         for (sample, slot), image in zip(_places(group), done, strict=True):
             images[sample, slot] = image

@@ -21,7 +21,7 @@ from torchvision.transforms.v2 import functional as F
 from torchdali import DALILoader, TransformError
 from torchdali.pipeline import fallback
 from torchdali.pipeline.fallback import seeded
-from torchdali.tools.parity.compare import compiled, run
+from torchdali.tools.parity.compare import compile_chain, run
 
 FLOAT = v2.ToDtype(torch.float32, scale=True)
 NORMALIZE = v2.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
@@ -45,7 +45,7 @@ def images(pictures, plan, size=8):
     ],
 )
 def test_fusion_changes_nothing_but_the_number_of_operators(chain, operators, pictures, device):
-    fused, plain = compiled(chain, device), compiled(chain, device, fused=False)
+    fused, plain = compile_chain(chain, device), compile_chain(chain, device, fused=False)
     assert len(fused.rules) == operators < len(plain.rules)
     assert fused.decode_window
     bound = 1e-6 if device == "cpu" else 1e-5
@@ -53,14 +53,14 @@ def test_fusion_changes_nothing_but_the_number_of_operators(chain, operators, pi
 
 
 def test_the_sample_decides_its_augmentation_not_the_batch(pictures, device):
-    plan = compiled(TRAIN, device)
+    plan = compile_chain(TRAIN, device)
     assert torch.equal(images(pictures, plan, 8), images(pictures, plan, 3))
 
 
 def test_a_sample_drawn_twice_is_augmented_differently(pictures):
-    (batch,) = run(ImageFolder(pictures), compiled(TRAIN), [[4, 4, 2, 4]])
+    (batch,) = run(ImageFolder(pictures), compile_chain(TRAIN), [[4, 4, 2, 4]])
     assert not torch.equal(batch.images[0], batch.images[1])
-    again, later = run(ImageFolder(pictures), compiled(TRAIN), [[2, 4], [4, 4]])
+    again, later = run(ImageFolder(pictures), compile_chain(TRAIN), [[2, 4], [4, 4]])
     assert torch.equal(again.images[1], batch.images[0])
     assert torch.equal(later.images[0], batch.images[1])
     assert torch.equal(later.images[1], batch.images[3])
@@ -87,7 +87,7 @@ UNRULED = [
 
 @pytest.mark.parametrize(("chain", "reason"), UNRULED, ids=[reason for _, reason in UNRULED])
 def test_what_has_no_rule_is_left_to_torch_with_the_reason(chain, reason):
-    plan = compiled([*chain, v2.CenterCrop(32)])
+    plan = compile_chain([*chain, v2.CenterCrop(32)])
     assert plan.suffix[0].transform is chain[-1]
     assert isinstance(plan.suffix[-1].transform, v2.CenterCrop)
     assert [step.where for step in plan.steps[-2:]] == ["torch", "torch"]
@@ -105,13 +105,13 @@ def test_what_has_no_rule_is_left_to_torch_with_the_reason(chain, reason):
     ids=str,
 )
 def test_sizes_that_are_all_the_same_are_known(chain):
-    assert compiled(chain).spec.size == v2.Compose(chain)(Image.new("RGB", (90, 70))).size[::-1]
+    assert compile_chain(chain).spec.size == v2.Compose(chain)(Image.new("RGB", (90, 70))).size[::-1]
 
 
 def test_the_memory_of_a_sample_is_that_of_its_numbers():
     chain = [v2.ToImage(), v2.Resize((40, 50)), v2.FiveCrop(30), FLOAT]
     made = v2.Compose(chain)(Image.new("RGB", (90, 70)))
-    assert compiled(chain).sample_bytes == sum(view.nbytes for view in made)
+    assert compile_chain(chain).sample_bytes == sum(view.nbytes for view in made)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_the_memory_of_a_sample_is_that_of_its_numbers():
     ids=str,
 )
 def test_sizes_that_differ_are_not(last):
-    assert compiled([v2.Resize((40, 50)), last]).spec.size is None
+    assert compile_chain([v2.Resize((40, 50)), last]).spec.size is None
 
 
 def loader(pictures, chain, **options):
@@ -310,7 +310,9 @@ def test_explain_names_the_gpu_and_the_driver_setting(pictures):
 
 
 def test_fast_is_another_way_of_resizing_and_close(pictures, device):
-    exact, fast = (images(pictures, compiled([v2.Resize((50, 60))], device, fidelity=f)) for f in ("exact", "fast"))
+    exact, fast = (
+        images(pictures, compile_chain([v2.Resize((50, 60))], device, fidelity=f)) for f in ("exact", "fast")
+    )
     difference = (exact.int() - fast.int()).abs()
     assert 0 < difference.max() <= 2
     with pytest.raises(ValueError, match="fidelity"):

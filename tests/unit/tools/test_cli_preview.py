@@ -21,7 +21,7 @@ from torchvision.transforms import v2
 from torchdali.tools.cli import commands
 from torchdali.tools.commands.grid import Column, _tile, write
 from torchdali.tools.commands.preview import shown
-from torchdali.tools.parity.compare import compiled
+from torchdali.tools.parity.compare import compile_chain
 from torchdali.transforms import MultiView
 from torchdali.transforms.rules.flip import RandomHorizontalFlip
 
@@ -103,7 +103,7 @@ def test_a_grid_of_three_rows(pictures: Path, mine: Path, tmp_path: Path) -> Non
 def test_a_difference_is_magnified_and_told(
     pictures: Path, mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(RandomHorizontalFlip, "replay", lambda self, image, sample: image // 2 + 3)
+    monkeypatch.setattr(RandomHorizontalFlip, "reference", lambda self, image, sample: image // 2 + 3)
     monkeypatch.setattr("torchdali.transforms.rules.flip.RandomHorizontalFlip.draw", still)
     out = tmp_path / "grid.png"
     result = run(pictures, "--transform", f"{mine}:flips", "--samples", 3, "--output", out, "--device", "cpu")
@@ -152,7 +152,7 @@ def test_a_page(pictures: Path, mine: Path, tmp_path: Path) -> None:
 def test_values_become_grey_levels_again(pictures: Path, device: str, chain: list[Any]) -> None:
     images = ImageFolder(pictures)
     images.samples = images.samples[::5]
-    found = shown(images, compiled([v2.ToImage(), *chain], device, fused=False), seed=3)
+    found = shown(images, compile_chain([v2.ToImage(), *chain], device, fused=False), seed=3)
     assert [one.name for one in found] == [Path(path).name for path, _ in images.samples]
     for one, (path, _) in zip(found, images.samples, strict=True):
         true = v2.functional.center_crop(v2.functional.pil_to_tensor(Image.open(path)), [CROP, CROP]).float()
@@ -167,7 +167,7 @@ def test_several_views_are_shown_beside_each_other(pictures: Path) -> None:
     images = ImageFolder(pictures)
     images.samples = images.samples[:2]
 
-    found = shown(images, compiled([MultiView(views)], "cpu", fused=False), seed=0)
+    found = shown(images, compile_chain([MultiView(views)], "cpu", fused=False), seed=0)
 
     assert [one.name for one in found] == ["0.jpg, view 1", "0.jpg, view 2", "1.jpg, view 1", "1.jpg, view 2"]
     assert [one.ours.shape[-1] for one in found] == [32, CROP, 32, CROP]

@@ -27,9 +27,9 @@ def test_philox_gives_the_known_answers(counter, key, words):
     assert found.tolist() == [[word] * 3 for word in words]
 
 
-def draws(index, seed=0, epoch=0, occurrence=0, step=0):
+def draws(index, seed=0, epoch=0, occurrence=0, position=0):
     index = np.asarray(index, np.int64)
-    return Draws(epoch_key(seed, epoch), index, np.full_like(index, occurrence), step)
+    return Draws(epoch_key(seed, epoch), index, np.full_like(index, occurrence), position)
 
 
 def test_numbers_depend_on_the_sample_and_not_on_its_batch():
@@ -39,7 +39,7 @@ def test_numbers_depend_on_the_sample_and_not_on_its_batch():
     assert len(np.unique(together)) == together.size
 
 
-@pytest.mark.parametrize("change", [{"seed": 1}, {"epoch": 1}, {"occurrence": 1}, {"step": 1}, {"seed": 2**63 - 1}])
+@pytest.mark.parametrize("change", [{"seed": 1}, {"epoch": 1}, {"occurrence": 1}, {"position": 1}, {"seed": 2**63 - 1}])
 def test_every_part_of_the_key_matters(change):
     assert not np.isin(draws(range(50), **change).uniform(8), draws(range(50)).uniform(8)).any()
 
@@ -53,10 +53,10 @@ def test_calls_continue_where_the_last_one_ended():
 def test_numbers_made_ahead_are_those_made_in_turn():
     index, blocks = [5, 9, 2**40 + 5], {}
     for _ in range(3):  # nothing is known, then what was taken, and then as much is there
-        early = draws(index).ahead(blocks)
-        for step, counts in {0: (7, 3), 2: (1,), 65535: (30, 30)}.items():
-            together, alone = early.at(step), draws(index, step=step)
-            some = early.rows(np.array([2, 0])).rows(np.array([1])).at(step)
+        early = draws(index).precompute(blocks)
+        for position, counts in {0: (7, 3), 2: (1,), 65535: (30, 30)}.items():
+            together, alone = early.select_position(position), draws(index, position=position)
+            some = early.select_rows(np.array([2, 0])).select_rows(np.array([1])).select_position(position)
             for count in counts:
                 assert np.array_equal(together.words(count), expected := alone.words(count))
                 assert np.array_equal(some.words(count), expected[:1])
@@ -66,7 +66,7 @@ def test_numbers_made_ahead_are_those_made_in_turn():
 def test_some_of_the_samples_get_what_they_get_among_all():
     index, often, some = np.array([5, 9, 5, 9, 5]), np.array([0, 3, 1, 0, 2]), np.array([3, 4, 1])
     of_all, of_some = (Draws(epoch_key(0, 0), index, often) for _ in range(2))
-    assert np.array_equal(of_some.rows(some).words(7), of_all.words(7)[some])
+    assert np.array_equal(of_some.select_rows(some).words(7), of_all.words(7)[some])
 
 
 def test_numbers_are_uniform_along_samples_and_along_draws():
@@ -87,11 +87,11 @@ def test_permutations_are_equally_likely():
     assert stats.chisquare(counts).pvalue > 1e-4
 
 
-def test_between_and_chance():
-    assert stats.kstest(draws(range(5000)).between(-2, 3), stats.uniform(-2, 5).cdf).pvalue > 1e-4
-    assert draws(range(20_000)).chance(0.3).mean() == pytest.approx(0.3, abs=0.015)
-    assert not draws(range(1000)).chance(0.0).any()
-    assert draws(range(1000)).chance(1.0).all()
+def test_uniform_range_and_bernoulli():
+    assert stats.kstest(draws(range(5000)).uniform_range(-2, 3), stats.uniform(-2, 5).cdf).pvalue > 1e-4
+    assert draws(range(20_000)).bernoulli(0.3).mean() == pytest.approx(0.3, abs=0.015)
+    assert not draws(range(1000)).bernoulli(0.0).any()
+    assert draws(range(1000)).bernoulli(1.0).all()
 
 
 def test_seeds_are_distinct_and_fit_every_generator():

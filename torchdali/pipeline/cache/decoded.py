@@ -294,7 +294,7 @@ class DecodedBatch(Source):
         images: Images = decoded.views[0]
         size = self.files_read.size
         for rule, params in zip(decoded.pool.plan.rules, decoded.params, strict=True):
-            size = rule.resized(size, params)
+            size = rule.output_size(size, params)
         words = packed_words(size, self._cache.channels)
         lengths = np.array([len(image) // WORD for image in images], np.int64)
         if (lengths != words).any():

@@ -16,7 +16,7 @@ from torchdali.pipeline.compile import fuse
 from torchdali.pipeline.plan import Plan
 from torchdali.tools.bench.folder import as_classes, dataset, loaded
 from torchdali.tools.commands.grid import MAGNIFIED, Column, write
-from torchdali.tools.parity.compare import compiled, paired
+from torchdali.tools.parity.compare import compare_plan, compile_chain
 from torchdali.transforms import Rule
 from torchdali.transforms.rules.normalize import Arithmetic, Normalize
 
@@ -65,7 +65,7 @@ def preview(folder: Path, *, transform: str | None, samples: int, seed: int, dev
         SampleError: A file cannot be read.
     """
     graph.require_dali()
-    plan = compiled([loaded(transform)], graph.resolve(device), fused=False)
+    plan = compile_chain([loaded(transform)], graph.resolve(device), fused=False)
     with as_classes(folder) as (root, _):
         images = dataset(root, None)
         if not len(images):
@@ -89,7 +89,7 @@ def shown(images: Any, plan: Plan, seed: int) -> list[Shown]:
     """
     undone = [_normalized([*plan.rules, *view.rules]) for view in plan.views]
     found: list[Shown] = []
-    for index, view, both in paired(images, fuse(plan), seed):
+    for index, view, both in compare_plan(images, fuse(plan), seed):
         name = Path(images.samples[index][0]).name + (f", view {view + 1}" if len(undone) > 1 else "")
         found.append(Shown(name, *(_undone(one, undone[view]) for one in both)))
     return _in_grey_levels(found) if plan.views[0].spec.dtype.is_floating_point else found

@@ -12,18 +12,18 @@ class Case(NamedTuple):
 
     Attributes:
         chain: The transforms.
-        anywhere: Bound of the largest difference of a value.
-        inside: The same, but for a border of 4 pixels.
-        mean: Bound of the mean difference.
+        max_abs: Bound of the largest difference of a value.
+        max_abs_interior: The same, but for a border of 4 pixels.
+        mean_abs: Bound of the mean difference.
         why: Where a bound is looser than what ``design.py`` promises, the reason, in one line.
         devices: Where the chain runs in DALI.
         refused: Why the installed torchvision refuses the chain; empty where it does not.
     """
 
     chain: list[Any]
-    anywhere: float
-    inside: float
-    mean: float
+    max_abs: float
+    max_abs_interior: float
+    mean_abs: float
     why: str = ""
     devices: tuple[str, ...] = ("cpu", "cuda")
     refused: str = ""

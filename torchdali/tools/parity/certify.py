@@ -14,9 +14,9 @@ from torchdali.errors import OptionError
 from torchdali.tools.parity import results
 from torchdali.tools.parity.case import Case
 from torchdali.tools.parity.cases import CASES
-from torchdali.tools.parity.compare import Measured, measure
+from torchdali.tools.parity.compare import Differences, measure
 from torchdali.tools.parity.decoding import FORMATS, measure_decoding
-from torchdali.tools.parity.distributions import judge
+from torchdali.tools.parity.distributions import compare_distributions
 from torchdali.tools.parity.draws import DRAWS
 from torchdali.tools.parity.photographs import write_photographs
 from torchdali.tools.parity.report import TITLES, write_markdown
@@ -59,12 +59,12 @@ def certify(out: Path, devices: Sequence[str], only: str, console: Console) -> l
 
         photographs = write_photographs(Path(folder) / "photographs")
         for device in devices:
-            of_device = found.on(device, results.machine(device))
+            of_device = found.select_device(device, results.describe_machine(device))
             here = [name for name in cases if device in CASES[name].devices and not CASES[name].refused]
             tick = stage(f"transforms, {TITLES[device]}", len(here))
             for name in here:
                 chain, operators, _ = results.describe(CASES[name])
-                of_device.cases[name] = results.OfCase(chain, operators, _measured(CASES[name], photographs, device))
+                of_device.cases[name] = results.CaseResult(chain, operators, _measure(CASES[name], photographs, device))
                 tick()
             tick = stage(f"decoding, {TITLES[device]}", len(formats))
             for name in formats:
@@ -73,7 +73,7 @@ def certify(out: Path, devices: Sequence[str], only: str, console: Console) -> l
             results.write(found, stored)
         tick = stage("random parameters", len(draws))
         for name in draws:
-            found.draws[name] = judge(DRAWS[name])
+            found.draws[name] = compare_distributions(DRAWS[name])
             tick()
 
     results.write(found, stored)
@@ -89,9 +89,9 @@ def certify(out: Path, devices: Sequence[str], only: str, console: Console) -> l
     return failed
 
 
-def _measured(case: Case, photographs: object, device: str) -> Measured:
+def _measure(case: Case, photographs: object, device: str) -> Differences:
     try:
         return measure(case, photographs, device)
     except Exception as error:  # noqa: BLE001 - one case that cannot run is a result, and the others go on
         said = " ".join(str(error).split())
-        return Measured(error=f"{type(error).__name__}: {said[:300]}")
+        return Differences(error=f"{type(error).__name__}: {said[:300]}")

@@ -21,10 +21,21 @@ from torchdali.transforms.occurrences import DenseOccurrences
 from torchdali.transforms.rng import Draws, epoch_key
 from torchdali.transforms.spec import Fidelity
 
-__all__ = ["BORDER", "Measured", "Pair", "compiled", "exceeded", "in_batches", "measure", "paired", "pairs", "run"]
+__all__ = [
+    "BORDER",
+    "Differences",
+    "Pair",
+    "compare_chain",
+    "compare_plan",
+    "compile_chain",
+    "exceeded_bounds",
+    "measure",
+    "run",
+    "split_indices",
+]
 
 BORDER = 4
-"""Pixels at each edge that are not "inside"."""
+"""Pixels at each edge that are not "max_abs_interior"."""
 
 SIZE = 6
 
@@ -32,30 +43,30 @@ SIZE = 6
 class Pair(NamedTuple):
     """One image, CHW on the CPU, by torchdali and by torchvision."""
 
-    ours: torch.Tensor
-    theirs: torch.Tensor
+    actual: torch.Tensor
+    expected: torch.Tensor
 
 
 @dataclass(frozen=True)
-class Measured:
+class Differences:
     """How far one chain's images are from torchvision's, on one device.
 
     Attributes:
-        anywhere: The largest difference of a value.
-        inside: The largest difference outside of a border of :data:`BORDER` pixels.
-        mean: The mean difference.
-        off: The share of pixels of which a value is off by more than 1 (floating point: by more than 1/255).
+        max_abs: The largest difference of a value.
+        max_abs_interior: The largest difference outside of a border of :data:`BORDER` pixels.
+        mean_abs: The mean difference.
+        frac_above_1: The share of pixels of which a value is off by more than 1 (floating point: by more than 1/255).
         error: What went wrong instead; empty where nothing did.
     """
 
-    anywhere: float = 0.0
-    inside: float = 0.0
-    mean: float = 0.0
-    off: float = 0.0
+    max_abs: float = 0.0
+    max_abs_interior: float = 0.0
+    mean_abs: float = 0.0
+    frac_above_1: float = 0.0
     error: str = ""
 
 
-def compiled(
+def compile_chain(
     chain: Sequence[Any], device: str | torch.device = "cpu", fused: bool = True, fidelity: Fidelity = "exact"
 ) -> Plan:
     """The plan of a chain; "cuda" is the first CUDA device."""
@@ -79,76 +90,76 @@ def run(dataset: Any, plan: Plan, batches: Sequence[Sequence[int]], seed: int = 
         feed.close()
 
 
-def in_batches(count: int) -> list[list[int]]:
+def split_indices(count: int) -> list[list[int]]:
     """The indices of a dataset in order."""
     return [list(range(start, min(start + SIZE, count))) for start in range(0, count, SIZE)]
 
 
-def pairs(dataset: Any, chain: Sequence[Any], device: str | torch.device = "cpu") -> Iterator[Pair]:
+def compare_chain(dataset: Any, chain: Sequence[Any], device: str | torch.device = "cpu") -> Iterator[Pair]:
     """Every image of a dataset, by DALI and by torchvision's functionals with the drawn parameters.
 
     Raises:
         ValueError: A part of the chain runs in torch.
     """
-    plan = compiled(chain, device)
+    plan = compile_chain(chain, device)
     if plan.suffix or plan.tail:
         raise ValueError(f"a part of the chain runs in torch:\n{plan}")
-    for _, _, pair in paired(dataset, plan):
+    for _, _, pair in compare_plan(dataset, plan):
         yield pair
 
 
-def paired(dataset: Any, plan: Plan, seed: int = 0) -> Iterator[tuple[int, int, Pair]]:
+def compare_plan(dataset: Any, plan: Plan, seed: int = 0) -> Iterator[tuple[int, int, Pair]]:
     """The same with a plan, whatever torch runs after it: the number of each image, that of its view, and both."""
     source: Any = from_dataset(dataset)
     trunk, views = plan.numbered()
-    for batch in run(dataset, plan, in_batches(len(source)), seed):
+    for batch in run(dataset, plan, split_indices(len(source)), seed):
         for row, index in enumerate(batch.rows.tolist()):
-            image = _replayed(F.pil_to_tensor(source.load(index)), trunk, batch, row)
+            image = _apply_reference(F.pil_to_tensor(source.load(index)), trunk, batch, row)
             for number, (made, rules) in enumerate(zip(batch.views, views, strict=True)):
-                yield index, number, Pair(made[row].cpu(), _replayed(image, rules, batch, row))
+                yield index, number, Pair(made[row].cpu(), _apply_reference(image, rules, batch, row))
 
 
-def _replayed(image: torch.Tensor, rules: Sequence[tuple[int, Any]], batch: Batch, row: int) -> torch.Tensor:
+def _apply_reference(image: torch.Tensor, rules: Sequence[tuple[int, Any]], batch: Batch, row: int) -> torch.Tensor:
     """What torchvision's functionals make of an image (CHW) with the numbers that were drawn for a row of a batch."""
     for number, rule in rules:
-        image = rule.replay(image, {name: values[row] for name, values in batch.params[number].items()})
+        image = rule.reference(image, {name: values[row] for name, values in batch.params[number].items()})
     return image
 
 
-def measure(case: Case, folder: Any, device: str | torch.device) -> Measured:
+def measure(case: Case, folder: Any, device: str | torch.device) -> Differences:
     """How far the images of a folder are from torchvision's."""
-    anywhere = inside = 0.0
+    max_abs = max_abs_interior = 0.0
     means: list[float] = []
     offs: list[float] = []
-    for ours, theirs in pairs(folder, case.chain, device):
-        if (ours.shape, ours.dtype) != (theirs.shape, theirs.dtype):
-            return Measured(
-                error=f"{tuple(ours.shape)} of {ours.dtype}, torchvision {tuple(theirs.shape)} of {theirs.dtype}"
+    for actual, expected in compare_chain(folder, case.chain, device):
+        if (actual.shape, actual.dtype) != (expected.shape, expected.dtype):
+            return Differences(
+                error=f"{tuple(actual.shape)} of {actual.dtype}, expected {tuple(expected.shape)} of {expected.dtype}"
             )
-        difference = (ours.double() - theirs.double()).abs()
+        difference = (actual.double() - expected.double()).abs()
         # One that is not a number is larger than any bound.
         difference = torch.nan_to_num(difference, nan=float("inf"))
         core = difference[:, BORDER:-BORDER, BORDER:-BORDER]
-        anywhere = max(anywhere, float(difference.max()))
-        inside = max(inside, float(core.max()) if core.numel() else 0.0)
+        max_abs = max(max_abs, float(difference.max()))
+        max_abs_interior = max(max_abs_interior, float(core.max()) if core.numel() else 0.0)
         means.append(float(difference.mean()))
-        step = 1.001 / 255 if ours.dtype.is_floating_point else 1.0
+        step = 1.001 / 255 if actual.dtype.is_floating_point else 1.0
         offs.append(float((difference > step).any(0).double().mean()))
     if not means:
-        return Measured(error="there is no image to compare")
-    return Measured(anywhere, inside, sum(means) / len(means), sum(offs) / len(offs))
+        return Differences(error="there is no image to compare")
+    return Differences(max_abs, max_abs_interior, sum(means) / len(means), sum(offs) / len(offs))
 
 
-def exceeded(case: Case, measured: Measured) -> str:
+def exceeded_bounds(case: Case, measured: Differences) -> str:
     """Which bounds of a case do not hold, in words; empty where all do."""
     if measured.error:
         return measured.error
     over = [
         f"{name} {got:.3g}, bound {bound:.3g}"
         for name, got, bound in (
-            ("max", measured.anywhere, case.anywhere),
-            ("max inside", measured.inside, case.inside),
-            ("mean", measured.mean, case.mean),
+            ("max", measured.max_abs, case.max_abs),
+            ("max inside", measured.max_abs_interior, case.max_abs_interior),
+            ("mean", measured.mean_abs, case.mean_abs),
         )
         if not got <= bound
     ]

@@ -16,27 +16,27 @@ from torchvision.datasets import ImageFolder
 
 from torchdali.pipeline import graph
 from torchdali.sources.headers.header import read_header
-from torchdali.tools.parity.compare import compiled, in_batches, run
+from torchdali.tools.parity.compare import compile_chain, run, split_indices
 from torchdali.tools.parity.photographs import photographs
 
-__all__ = ["FORMATS", "Decoded", "decoders", "decoding_bound", "measure_decoding"]
+__all__ = ["FORMATS", "DecodingDifferences", "decoders", "decoding_bound", "measure_decoding"]
 
 _open: Callable[..., Any] = Image.open
 
 
 @dataclass(frozen=True)
-class Decoded:
+class DecodingDifferences:
     """One decoder on one format.
 
     Attributes:
-        anywhere: The largest difference of a value, in grey levels.
-        mean: The mean difference.
+        max_abs: The largest difference of a value, in grey levels.
+        mean_abs: The mean difference.
         by: Who decoded: "DALI" or "PIL".
         error: Why there is no image; empty where there is one.
     """
 
-    anywhere: float = 0.0
-    mean: float = 0.0
+    max_abs: float = 0.0
+    mean_abs: float = 0.0
     by: str = "DALI"
     error: str = ""
 
@@ -54,23 +54,23 @@ class Format:
     lossy: bool = False
 
 
-def _encoded(image: Image.Image, kind: str, **options: Any) -> bytes:
+def _encode(image: Image.Image, kind: str, **options: Any) -> bytes:
     stream = io.BytesIO()
     image.save(stream, kind, **options)
     return stream.getvalue()
 
 
 FORMATS: dict[str, Format] = {
-    "JPEG 4:2:0": Format(lambda image: _encoded(image, "JPEG", quality=90, subsampling="4:2:0"), lossy=True),
-    "JPEG 4:4:4": Format(lambda image: _encoded(image, "JPEG", quality=90, subsampling="4:4:4"), lossy=True),
-    "JPEG progressive": Format(lambda image: _encoded(image, "JPEG", quality=90, progressive=True), lossy=True),
-    "JPEG grey": Format(lambda image: _encoded(image.convert("L"), "JPEG", quality=90), lossy=True),
-    "JPEG CMYK": Format(lambda image: _encoded(_cmyk(image), "JPEG", quality=90)),
-    "PNG": Format(lambda image: _encoded(image, "PNG")),
-    "WebP": Format(lambda image: _encoded(image, "WEBP", quality=90)),
-    "TIFF": Format(lambda image: _encoded(image, "TIFF")),
-    "BMP": Format(lambda image: _encoded(image, "BMP")),
-    "JPEG 2000": Format(lambda image: _encoded(image, "JPEG2000")),
+    "JPEG 4:2:0": Format(lambda image: _encode(image, "JPEG", quality=90, subsampling="4:2:0"), lossy=True),
+    "JPEG 4:4:4": Format(lambda image: _encode(image, "JPEG", quality=90, subsampling="4:4:4"), lossy=True),
+    "JPEG progressive": Format(lambda image: _encode(image, "JPEG", quality=90, progressive=True), lossy=True),
+    "JPEG grey": Format(lambda image: _encode(image.convert("L"), "JPEG", quality=90), lossy=True),
+    "JPEG CMYK": Format(lambda image: _encode(_to_cmyk(image), "JPEG", quality=90)),
+    "PNG": Format(lambda image: _encode(image, "PNG")),
+    "WebP": Format(lambda image: _encode(image, "WEBP", quality=90)),
+    "TIFF": Format(lambda image: _encode(image, "TIFF")),
+    "BMP": Format(lambda image: _encode(image, "BMP")),
+    "JPEG 2000": Format(lambda image: _encode(image, "JPEG2000")),
 }
 
 
@@ -94,7 +94,7 @@ def decoders(device: str) -> dict[str, dict[str, Any] | None]:
     }
 
 
-def measure_decoding(root: Path, name: str, device: str) -> dict[str, Decoded]:
+def measure_decoding(root: Path, name: str, device: str) -> dict[str, DecodingDifferences]:
     """Decodes photographs in one format with every decoder of a device.
 
     Args:
@@ -108,35 +108,35 @@ def measure_decoding(root: Path, name: str, device: str) -> dict[str, Decoded]:
         (folder / title).with_suffix(".jpg").write_bytes(FORMATS[name].write(Image.fromarray(picture)))
     dataset = ImageFolder(root)
     paths = [path for path, _ in dataset.samples]
-    theirs = [_by_pil(path) for path in paths]
+    expected = [_decode_with_pil(path) for path in paths]
     by = "DALI" if all(read_header(path).native for path in paths) else "PIL"
-    found: dict[str, Decoded] = {}
+    found: dict[str, DecodingDifferences] = {}
     for decoder, options in decoders(device).items():
         try:
             if options is None:
-                found[decoder] = _differing(_loaded(dataset, device), theirs, by)
+                found[decoder] = _compare(_decode_with_loader(dataset, device), expected, by)
             else:
-                target = compiled([], device).device
-                found[decoder] = _differing(graph.decode_files(paths, target, **options), theirs, "DALI")
+                target = compile_chain([], device).device
+                found[decoder] = _compare(graph.decode_files(paths, target, **options), expected, "DALI")
         except RuntimeError as error:
-            found[decoder] = Decoded(error=_last_line(error))
+            found[decoder] = DecodingDifferences(error=_last_line(error))
     return found
 
 
-def _cmyk(image: Image.Image) -> Image.Image:
+def _to_cmyk(image: Image.Image) -> Image.Image:
     """With what the three colours have in common as black, which PIL's own conversion leaves out."""
     colours = 255 - np.asarray(image)
     black: npt.NDArray[np.uint8] = colours.min(2, keepdims=True)
     return Image.fromarray(np.concatenate((colours - black, black), axis=2), "CMYK")
 
 
-def _by_pil(path: str) -> npt.NDArray[np.uint8]:
+def _decode_with_pil(path: str) -> npt.NDArray[np.uint8]:
     with _open(path) as image:
         return np.asarray(image.convert("RGB"))
 
 
-def _loaded(dataset: ImageFolder, device: str) -> list[npt.NDArray[np.uint8]]:
-    batches = run(dataset, compiled([], device), in_batches(len(dataset)))
+def _decode_with_loader(dataset: ImageFolder, device: str) -> list[npt.NDArray[np.uint8]]:
+    batches = run(dataset, compile_chain([], device), split_indices(len(dataset)))
     return [
         np.asarray(image.permute(1, 2, 0).cpu())
         for batch in batches
@@ -144,9 +144,11 @@ def _loaded(dataset: ImageFolder, device: str) -> list[npt.NDArray[np.uint8]]:
     ]
 
 
-def _differing(ours: list[npt.NDArray[np.uint8]], theirs: list[npt.NDArray[np.uint8]], by: str) -> Decoded:
-    differences = [np.abs(one.astype(np.int16) - other) for one, other in zip(ours, theirs, strict=True)]
-    return Decoded(
+def _compare(
+    actual: list[npt.NDArray[np.uint8]], expected: list[npt.NDArray[np.uint8]], by: str
+) -> DecodingDifferences:
+    differences = [np.abs(one.astype(np.int16) - other) for one, other in zip(actual, expected, strict=True)]
+    return DecodingDifferences(
         float(max(one.max() for one in differences)), float(np.mean([one.mean() for one in differences])), by
     )
 

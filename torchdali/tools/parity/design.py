@@ -9,15 +9,15 @@ from typing import Any, NamedTuple
 from torchdali.tools.parity.case import Case
 from torchdali.transforms import flatten
 
-__all__ = ["Bound", "design_bound", "looser"]
+__all__ = ["Bound", "design_bound", "is_looser"]
 
 
 class Bound(NamedTuple):
-    """The largest difference anywhere, the largest inside and the mean, in grey levels."""
+    """The largest difference max_abs, the largest inside and the mean, in grey levels."""
 
-    anywhere: float
-    inside: float
-    mean: float
+    max_abs: float
+    max_abs_interior: float
+    mean_abs: float
 
 
 NOTHING = Bound(0, 0, 0)
@@ -94,11 +94,11 @@ def design_bound(case: Case) -> Bound:
     for one in found:
         if type(one).__name__ == "Normalize":
             deviation = min(float(value) for value in one.std)
-            exact = bound.anywhere <= _ROUNDING
+            exact = bound.max_abs <= _ROUNDING
             bound = Bound(*(NORMALIZED if exact else value / deviation for value in bound))
     return bound
 
 
-def looser(case: Case) -> bool:
+def is_looser(case: Case) -> bool:
     """Whether a bound of a case is looser than what is promised."""
     return any(own > promised for own, promised in zip(case[1:4], design_bound(case), strict=True))

@@ -17,7 +17,16 @@ from torchdali.transforms import find_rule
 from torchdali.transforms.rng import Draws, epoch_key
 from torchdali.transforms.spec import Params, Spec
 
-__all__ = ["LEVEL", "MANY", "Tested", "drawn", "judge", "level", "p_value", "torchvisions"]
+__all__ = [
+    "LEVEL",
+    "MANY",
+    "DistributionTest",
+    "compare_distributions",
+    "draw_params",
+    "p_value",
+    "sample_torchvision",
+    "significance_level",
+]
 
 HEIGHT, WIDTH = 180, 240
 MANY = 3000
@@ -33,7 +42,7 @@ _stats: Any = importlib.import_module("scipy.stats")
 
 
 @dataclass(frozen=True)
-class Tested:
+class DistributionTest:
     """The test of one parameter.
 
     Attributes:
@@ -45,12 +54,12 @@ class Tested:
     p: float
 
 
-def level() -> float:
+def significance_level() -> float:
     """The p-value below which a test fails: :data:`LEVEL`, shared among all of them."""
     return LEVEL / max(1, len(DRAWS))
 
 
-def drawn(
+def draw_params(
     transform: Any, height: int = HEIGHT, width: int = WIDTH, count: int = MANY, dtype: torch.dtype = torch.uint8
 ) -> Params:
     """The parameters that a transform's rule draws for images of one size."""
@@ -58,14 +67,14 @@ def drawn(
     if rule is None:
         raise ValueError(f"no rule for {transform}")
     rule.infer(Spec("image", dtype, device="gpu"))
-    rule.number(0)
+    rule.assign_positions(0)
     index = np.arange(count)
     draws = Draws(epoch_key(3, 1), index, np.zeros_like(index))
     return rule.draw(draws, np.tile([height, width], (count, 1)))
 
 
 @functools.cache
-def torchvisions(transform: Any, height: int = HEIGHT, width: int = WIDTH, count: int = MANY) -> list[Any]:
+def sample_torchvision(transform: Any, height: int = HEIGHT, width: int = WIDTH, count: int = MANY) -> list[Any]:
     """The results of torchvision's ``make_params`` for images of one size."""
     image = [tv_tensors.Image(torch.empty(3, height, width))]
     with torch.random.fork_rng(devices=[]):
@@ -73,33 +82,35 @@ def torchvisions(transform: Any, height: int = HEIGHT, width: int = WIDTH, count
         return [transform.make_params(image) for _ in range(count)]
 
 
-def p_value(ours: Any, theirs: Any) -> Tested:
+def p_value(actual: Any, expected: Any) -> DistributionTest:
     """Whether two samples come from one distribution."""
     # Rounded, so that numbers that differ in their last bits, float32 here and float64 there, count as one value.
-    both: list[npt.NDArray[np.float64]] = [np.round(np.asarray(one, np.float64), 6) for one in (ours, theirs)]
+    both: list[npt.NDArray[np.float64]] = [np.round(np.asarray(one, np.float64), 6) for one in (actual, expected)]
     values, where = np.unique(np.concatenate(both), return_inverse=True)
     if len(values) > _FEW:
-        return Tested("Kolmogorov-Smirnov, two samples", float(_stats.ks_2samp(*both).pvalue))
+        return DistributionTest("Kolmogorov-Smirnov, two samples", float(_stats.ks_2samp(*both).pvalue))
     if len(values) == 1:
-        return Tested("one value on both sides", 1.0)
+        return DistributionTest("one value on both sides", 1.0)
     counts = np.stack([np.bincount(part, minlength=len(values)) for part in np.split(where, [len(both[0])])])
-    return Tested("chi-square, two samples", float(_stats.chi2_contingency(_pooled(counts), correction=False).pvalue))
+    return DistributionTest(
+        "chi-square, two samples", float(_stats.chi2_contingency(_merge_rare(counts), correction=False).pvalue)
+    )
 
 
-def _pooled(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def _merge_rare(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """The same table with the rare values as one, because the test is for expected counts of 5 and more."""
     rare = counts.sum(0) < 10
     return np.column_stack((counts[:, ~rare], counts[:, rare].sum(1))) if rare.sum() > 1 else counts
 
 
-def judge(draw: Draw) -> Tested:
+def compare_distributions(draw: Draw) -> DistributionTest:
     """Tests one random parameter."""
-    ours = np.asarray(draw.ours(drawn(draw.transform, dtype=draw.dtype)), np.float64)
-    theirs = draw.theirs
-    if callable(theirs):
-        return p_value(ours, [theirs(params) for params in torchvisions(draw.sampled)])
-    if isinstance(theirs, (int, float)):
-        coin = _stats.binomtest(int(ours.sum()), len(ours), theirs)
-        return Tested(f"binomial, p = {theirs:g}", float(coin.pvalue))
-    counts = np.bincount(ours.astype(np.int64), minlength=len(theirs))
-    return Tested("chi-square", float(_stats.chisquare(counts, np.asarray(theirs) * len(ours)).pvalue))
+    actual = np.asarray(draw.actual(draw_params(draw.transform, dtype=draw.dtype)), np.float64)
+    expected = draw.expected
+    if callable(expected):
+        return p_value(actual, [expected(params) for params in sample_torchvision(draw.sampled)])
+    if isinstance(expected, (int, float)):
+        coin = _stats.binomtest(int(actual.sum()), len(actual), expected)
+        return DistributionTest(f"binomial, p = {expected:g}", float(coin.pvalue))
+    counts = np.bincount(actual.astype(np.int64), minlength=len(expected))
+    return DistributionTest("chi-square", float(_stats.chisquare(counts, np.asarray(expected) * len(actual)).pvalue))

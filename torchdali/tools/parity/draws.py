@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torchvision.transforms import v2 as annotated_v2
 
-from torchdali.transforms.rules._noise import replay_words, unit
+from torchdali.transforms.rules._noise import reference_words, to_uniform
 from torchdali.transforms.rules._policy import OPERATIONS
 from torchdali.transforms.rules.elastic import CROSSWISE
-from torchdali.transforms.rules.noise import replay_noise
+from torchdali.transforms.rules.noise import reference_noise
 from torchdali.transforms.spec import Params
 
 __all__ = ["DRAWS", "Draw"]
@@ -28,16 +28,16 @@ class Draw:
 
     Attributes:
         transform: The transform.
-        ours: The parameter of each sample, ``(N,)``, from what the rule drew.
-        theirs: The same from the result of torchvision's ``make_params``, for one sample; or, for what torchvision
+        actual: The parameter of each sample, ``(N,)``, from what the rule drew.
+        expected: The same from the result of torchvision's ``make_params``, for one sample; or, for what torchvision
             draws outside of it: a coin's probability, or the probabilities of the values 0, 1, 2 and so on.
         dtype: Of the images.
         noting: A copy of it whose ``make_params`` gives what torchvision draws elsewhere; None where there is no need.
     """
 
     transform: Any
-    ours: Callable[[Params], Any]
-    theirs: Callable[[Any], Any] | float | tuple[float, ...]
+    actual: Callable[[Params], Any]
+    expected: Callable[[Any], Any] | float | tuple[float, ...]
     dtype: torch.dtype = torch.uint8
     noting: Any = None
 
@@ -155,10 +155,10 @@ def _policy(name: str, transform: Any, places: tuple[int, ...]) -> dict[str, Dra
         noting._apply_image_or_video_transform = note  # noqa: SLF001
         noting(image[0].to("meta"))
         del noting._apply_image_or_video_transform  # noqa: SLF001
-        # What changes nothing is left out on both sides, because ours has it in places that are not taken.
+        # What changes nothing is left out on both sides, because actual has it in places that are not taken.
         return [*filter(lambda one: one[0], made), *[(0, 0.0)] * (max(places) + 1)]
 
-    def ours(params: Params, place: int) -> tuple[Any, Any]:
+    def actual(params: Params, place: int) -> tuple[Any, Any]:
         order = np.argsort(params["operation"] == 0, axis=1, kind="stable")[:, place]
         rows = np.arange(len(order))
         operation: Any = params["operation"][rows, order]
@@ -174,10 +174,10 @@ def _policy(name: str, transform: Any, places: tuple[int, ...]) -> dict[str, Dra
     draws: dict[str, Draw] = {}
     for i in places:
         draws[f"{name}: operation {i}"] = Draw(
-            transform, lambda p, i=i: ours(p, i)[0], lambda p, i=i: p[i][0], noting=noting
+            transform, lambda p, i=i: actual(p, i)[0], lambda p, i=i: p[i][0], noting=noting
         )
         draws[f"{name}: operation and magnitude {i}"] = Draw(
-            transform, lambda p, i=i: both(*ours(p, i)), lambda p, i=i: both(*p[i]), noting=noting
+            transform, lambda p, i=i: both(*actual(p, i)), lambda p, i=i: both(*p[i]), noting=noting
         )
     return draws
 
@@ -202,9 +202,11 @@ def _weights(name: str, transform: Any) -> dict[str, Draw]:
 def _noise(transform: Any) -> Draw:
     """A value of the noise in each image; torchvision draws it while it adds it."""
 
-    def ours(params: Params) -> Any:
+    def actual(params: Params) -> Any:
         rows = range(len(next(iter(params.values()))))
-        return [replay_noise({key: values[i] for key, values in params.items()}, 5, 7, 3)[2, 3, 4].item() for i in rows]
+        return [
+            reference_noise({key: values[i] for key, values in params.items()}, 5, 7, 3)[2, 3, 4].item() for i in rows
+        ]
 
     def notes(_: Any) -> float:
         return torch.randn(1).item()
@@ -212,13 +214,13 @@ def _noise(transform: Any) -> Draw:
     noting = copy.copy(transform)
     noting.make_params = notes
     # uint8 is refused by torchvision before 0.24.
-    return Draw(transform, ours, lambda value: value, torch.float32, noting)
+    return Draw(transform, actual, lambda value: value, torch.float32, noting)
 
 
 def _displaced(params: Params) -> Any:
     """How far a pixel moves to the right, in shares of alpha."""
     rows = ({key: values[i] for key, values in params.items()} for i in range(len(params["noise_start"])))
-    return [2 * unit(replay_words(row, 6, 6, 2))[3, 5, 0] - 1 for row in rows]
+    return [2 * to_uniform(reference_words(row, 6, 6, 2))[3, 5, 0] - 1 for row in rows]
 
 
 JITTER = v2.ColorJitter(0.4, (0.5, 0.9), 0.2, 0.1)

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from torchdali.tools.parity.case import Case
 from torchdali.tools.parity.cases import CASES
-from torchdali.tools.parity.compare import BORDER, Measured, exceeded
+from torchdali.tools.parity.compare import BORDER, Differences, exceeded_bounds
 from torchdali.tools.parity.coverage import TORCH_ONLY, names, rules
-from torchdali.tools.parity.decoding import FORMATS, Decoded, decoders, decoding_bound
-from torchdali.tools.parity.distributions import LEVEL, MANY, level
+from torchdali.tools.parity.decoding import FORMATS, DecodingDifferences, decoders, decoding_bound
+from torchdali.tools.parity.distributions import LEVEL, MANY, significance_level
 from torchdali.tools.parity.draws import DRAWS
 from torchdali.tools.parity.photographs import COUNT, LARGEST, SMALLEST
-from torchdali.tools.parity.results import OfDevice, Results, describe, within
+from torchdali.tools.parity.results import DeviceResult, Results, describe, is_within
 
 __all__ = ["markdown", "write_markdown"]
 
@@ -52,7 +52,7 @@ _ABOUT_DRAWS = f"""\
 
 {MANY:,} samples of each, drawn by torchdali, beside as many from torchvision's own sampler, or beside the probability
 where torchvision draws outside of `make_params`. *p* is how likely numbers that lie so far apart are if both come from
-one distribution. A test fails below {_number(level())}, which is {LEVEL:g} shared among the {len(DRAWS)} tests. The
+one distribution. A test fails below {_number(significance_level())}: {LEVEL:g} shared among {len(DRAWS)} tests. The
 seeds are fixed, and the numbers are drawn on the host, so they are the same on every device."""
 
 _ABOUT_DECODING = """\
@@ -95,7 +95,7 @@ def markdown(results: Results) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _machines(devices: dict[str, OfDevice]) -> str:
+def _machines(devices: dict[str, DeviceResult]) -> str:
     packages = list(dict.fromkeys(name for one in devices.values() for name in one.machine.versions))
     rows = (
         [TITLES[name], one.machine.name, *(one.machine.versions.get(package, NOT_MEASURED) for package in packages)]
@@ -104,7 +104,7 @@ def _machines(devices: dict[str, OfDevice]) -> str:
     return _table(["Device", "Machine", *packages], rows)
 
 
-def _transforms(devices: dict[str, OfDevice]) -> str:
+def _transforms(devices: dict[str, DeviceResult]) -> str:
     head = ["Case", "Chain", "DALI operators", "Random numbers"]
     head += [f"{TITLES[name]}: max / inside / mean / off" for name in devices]
     head += ["Bound: max / inside / mean", "Why"]
@@ -116,29 +116,31 @@ def _transforms(devices: dict[str, OfDevice]) -> str:
             of_case = one.cases.get(name)
             absent = case.refused or (NOT_MEASURED if device in case.devices else "in torch")
             cells.append(_differences(case, of_case.measured) if of_case else absent)
-        bounds = (case.anywhere, case.inside, case.mean)
+        bounds = (case.max_abs, case.max_abs_interior, case.mean_abs)
         rows.append([*cells, " / ".join(map(_number, bounds)), case.why])
     return _table(head, rows)
 
 
-def _differences(case: Case, measured: Measured) -> str:
+def _differences(case: Case, measured: Differences) -> str:
     if measured.error:
         return f"**failed**: {measured.error}"
-    text = " / ".join(map(_number, (measured.anywhere, measured.inside, measured.mean)))
-    text = f"{text} / {_number(100 * measured.off)} %"
-    return f"**{text}**" if exceeded(case, measured) else text
+    text = " / ".join(map(_number, (measured.max_abs, measured.max_abs_interior, measured.mean_abs)))
+    text = f"{text} / {_number(100 * measured.frac_above_1)} %"
+    return f"**{text}**" if exceeded_bounds(case, measured) else text
 
 
 def _draws(results: Results) -> str:
     rows: list[list[str]] = []
     for name in DRAWS:
         one = results.draws.get(name)
-        said = NOT_MEASURED if one is None else f"**{_number(one.p)}**" if one.p < level() else _number(one.p)
+        said = (
+            NOT_MEASURED if one is None else f"**{_number(one.p)}**" if one.p < significance_level() else _number(one.p)
+        )
         rows.append([name, one.kind if one else NOT_MEASURED, said])
     return _table(["Parameter", "Test", "p"], rows)
 
 
-def _decoding(device: str, of_device: OfDevice) -> str:
+def _decoding(device: str, of_device: DeviceResult) -> str:
     columns = list(decoders(device))
     rows: list[list[str]] = []
     for name in FORMATS:
@@ -150,17 +152,17 @@ def _decoding(device: str, of_device: OfDevice) -> str:
     return f"On the {TITLES[device]}:\n\n" + _table(["Format", "torchdali decodes with", *columns, "Bound"], rows)
 
 
-def _decoded(decoded: Decoded | None, bound: tuple[float, float] | None) -> str:
+def _decoded(decoded: DecodingDifferences | None, bound: tuple[float, float] | None) -> str:
     if decoded is None:
         return NOT_MEASURED
     if decoded.error:
         return f"**failed**: {decoded.error}" if bound else "not decoded"
-    text = f"{_number(decoded.anywhere)} / {_number(decoded.mean)}"
-    return f"**{text}**" if bound and not within(decoded, bound) else text
+    text = f"{_number(decoded.max_abs)} / {_number(decoded.mean_abs)}"
+    return f"**{text}**" if bound and not is_within(decoded, bound) else text
 
 
 def _limits() -> str:
-    rows = {", ".join(map(_code, names(rule))): rule.limits or "never" for rule in set(rules().values())}
+    rows = {", ".join(map(_code, names(rule))): rule.unsupported_when or "never" for rule in set(rules().values())}
     return _table(["Transform", "Runs in torch where"], ([name, limits] for name, limits in sorted(rows.items())))
 
 

@@ -17,12 +17,12 @@ from torchdali import __version__
 from torchdali.pipeline import graph
 from torchdali.tools.parity.case import Case
 from torchdali.tools.parity.cases import CASES
-from torchdali.tools.parity.compare import Measured, compiled, exceeded
-from torchdali.tools.parity.decoding import FORMATS, Decoded, decoders, decoding_bound
-from torchdali.tools.parity.distributions import Tested, level
+from torchdali.tools.parity.compare import Differences, compile_chain, exceeded_bounds
+from torchdali.tools.parity.decoding import FORMATS, DecodingDifferences, decoders, decoding_bound
+from torchdali.tools.parity.distributions import DistributionTest, significance_level
 from torchdali.tools.parity.draws import DRAWS
 
-__all__ = ["Machine", "OfCase", "Results", "describe", "failures", "machine", "read", "write"]
+__all__ = ["CaseResult", "Machine", "Results", "describe", "describe_machine", "failures", "read", "write"]
 
 _FORMAT = 1
 _DEFAULTS = "antialias=True|expand=False|fill=0|inplace=False|max_size=None|pad_if_needed=False|padding_mode=constant"
@@ -43,7 +43,7 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class OfCase:
+class CaseResult:
     """What was measured of one case, and of what exactly.
 
     Attributes:
@@ -54,11 +54,11 @@ class OfCase:
 
     chain: str
     operators: str
-    measured: Measured
+    measured: Differences
 
 
 @dataclass
-class OfDevice:
+class DeviceResult:
     """What was measured on one device, "cpu" or "cuda".
 
     Attributes:
@@ -68,8 +68,10 @@ class OfDevice:
     """
 
     machine: Machine = field(default_factory=Machine)
-    cases: dict[str, OfCase] = field(default_factory=dict[str, OfCase])
-    decoding: dict[str, dict[str, Decoded]] = field(default_factory=dict[str, dict[str, Decoded]])
+    cases: dict[str, CaseResult] = field(default_factory=dict[str, CaseResult])
+    decoding: dict[str, dict[str, DecodingDifferences]] = field(
+        default_factory=dict[str, dict[str, DecodingDifferences]]
+    )
 
 
 @dataclass
@@ -81,17 +83,17 @@ class Results:
         draws: The tests of the random parameters, which are drawn on the host, whatever the device.
     """
 
-    devices: dict[str, OfDevice] = field(default_factory=dict[str, OfDevice])
-    draws: dict[str, Tested] = field(default_factory=dict[str, Tested])
+    devices: dict[str, DeviceResult] = field(default_factory=dict[str, DeviceResult])
+    draws: dict[str, DistributionTest] = field(default_factory=dict[str, DistributionTest])
 
-    def on(self, device: str, where: Machine) -> OfDevice:
+    def select_device(self, device: str, where: Machine) -> DeviceResult:
         """The results of a device; without those that another machine or other versions gave."""
         if device not in self.devices or self.devices[device].machine != where:
-            self.devices[device] = OfDevice(where)
+            self.devices[device] = DeviceResult(where)
         return self.devices[device]
 
 
-def machine(device: str) -> Machine:
+def describe_machine(device: str) -> Machine:
     """This machine."""
     versions = {
         "torchdali": __version__,
@@ -110,7 +112,7 @@ def _cpu(about: Path = Path("/proc/cpuinfo")) -> str:
 
 def describe(case: Case) -> tuple[str, str, str]:
     """A case's chain, the DALI operators it becomes and the random numbers it draws, as text."""
-    plan = compiled(case.chain, case.devices[0])
+    plan = compile_chain(case.chain, case.devices[0])
     views = [line.partition(": ")[2] for line in str(plan).splitlines() if line.startswith("view ")]
     chain = ", ".join(_short(step.transform) for step in plan.steps)
     randomness = "; ".join(dict.fromkeys(step.randomness for step in plan.steps if step.randomness))
@@ -126,25 +128,31 @@ def _short(transform: Any) -> str:
 
 
 def failures(results: Results) -> list[str]:
-    """What does not hold, one line each: a bound that is exceeded, or a p-value below :func:`level`."""
+    """Return a line for each bound that is exceeded and each p-value below :func:`significance_level`."""
     found: list[str] = []
     for device, of_device in results.devices.items():
         for name, of_case in of_device.cases.items():
-            if over := exceeded(CASES[name], of_case.measured):
+            if over := exceeded_bounds(CASES[name], of_case.measured):
                 found.append(f"{name} on {device}: {over}")
         for name, of_format in of_device.decoding.items():
             bound = decoding_bound(name, device)
             for decoder, decoded in of_format.items():
-                if decoders(device)[decoder] is None and (decoded.error or not within(decoded, bound)):
-                    said = decoded.error or f"{decoded.anywhere:g} / {decoded.mean:.2g}, bound {bound[0]} / {bound[1]}"
+                if decoders(device)[decoder] is None and (decoded.error or not is_within(decoded, bound)):
+                    said = (
+                        decoded.error or f"{decoded.max_abs:g} / {decoded.mean_abs:.2g}, bound {bound[0]} / {bound[1]}"
+                    )
                     found.append(f"decoding {name} on {device}: {said}")
-    found += [f"{name}: p = {one.p:.2g}, below {level():.2g}" for name, one in results.draws.items() if one.p < level()]
+    found += [
+        f"{name}: p = {one.p:.2g}, below {significance_level():.2g}"
+        for name, one in results.draws.items()
+        if one.p < significance_level()
+    ]
     return found
 
 
-def within(decoded: Decoded, bound: tuple[float, float]) -> bool:
+def is_within(decoded: DecodingDifferences, bound: tuple[float, float]) -> bool:
     """Whether both differences are."""
-    return decoded.anywhere <= bound[0] and decoded.mean <= bound[1]
+    return decoded.max_abs <= bound[0] and decoded.mean_abs <= bound[1]
 
 
 def write(results: Results, path: Path) -> None:
@@ -160,21 +168,25 @@ def read(path: Path) -> Results:
     stored: Any = json.loads(path.read_text())
     if stored.get("format") != _FORMAT:
         return Results()
-    results = Results(draws=_known({name: Tested(**one) for name, one in stored["draws"].items()}, DRAWS))
+    results = Results(
+        draws=_select_known({name: DistributionTest(**one) for name, one in stored["draws"].items()}, DRAWS)
+    )
     now = {name: describe(case)[:2] for name, case in CASES.items()}
     for device, one in stored["devices"].items():
         cases = {
-            name: OfCase(of["chain"], of["operators"], Measured(**of["measured"]))
+            name: CaseResult(of["chain"], of["operators"], Differences(**of["measured"]))
             for name, of in one["cases"].items()
             if (of["chain"], of["operators"]) == now.get(name)
         }
         decoding = {
-            name: _known({decoder: Decoded(**decoded) for decoder, decoded in of.items()}, decoders(device))
+            name: _select_known(
+                {decoder: DecodingDifferences(**decoded) for decoder, decoded in of.items()}, decoders(device)
+            )
             for name, of in one["decoding"].items()
         }
-        results.devices[device] = OfDevice(Machine(**one["machine"]), cases, _known(decoding, FORMATS))
+        results.devices[device] = DeviceResult(Machine(**one["machine"]), cases, _select_known(decoding, FORMATS))
     return results
 
 
-def _known(found: dict[str, _T], names: Mapping[str, Any]) -> dict[str, _T]:
+def _select_known(found: dict[str, _T], names: Mapping[str, Any]) -> dict[str, _T]:
     return {name: found[name] for name in names if name in found}

@@ -16,7 +16,7 @@ from torchdali.transforms.rng import Draws
 from torchdali.transforms.rule import Input, Node, Ops
 from torchdali.transforms.spec import IntArray, Params, Sample
 
-__all__ = ["INPUTS", "draw_noise", "normal", "replay_normal", "replay_words", "unit", "words"]
+__all__ = ["INPUTS", "draw_noise", "random_normal", "random_words", "reference_normal", "reference_words", "to_uniform"]
 
 INPUTS = {
     "noise_step": Input(np.uint32),
@@ -41,7 +41,7 @@ def draw_noise(draws: Draws, size: IntArray) -> Params:
     }
 
 
-def _mixed(x: Any) -> Any:
+def _mix_bits(x: Any) -> Any:
     """A bijection of uint32 under which every bit depends on every bit: ``lowbias32`` of Chris Wellons, public domain.
 
     https://nullprogram.com/blog/2018/07/31/
@@ -53,12 +53,12 @@ def _mixed(x: Any) -> Any:
     return x ^ (x >> np.uint32(16))
 
 
-def unit(words: Any) -> Any:
+def to_uniform(words: Any) -> Any:
     """Uniform numbers in [0, 1) from uniform words: multiples of 2**-24, float32 in the graph and float64 in numpy."""
     return (words >> np.uint32(8)) * np.float32(2.0**-24)
 
 
-def words(ops: Ops, params: Mapping[str, Node], height: Node | int, width: Node | int, channels: int) -> Node:
+def random_words(ops: Ops, params: Mapping[str, Node], height: Node | int, width: Node | int, channels: int) -> Node:
     """``(height, width, channels)`` uniform uint32 on the device of the images; up to four channels.
 
     Pixels are numbered ``65536 * row + 4 * column + channel``; the numbers, spread out by the sample's odd step from
@@ -74,42 +74,44 @@ def words(ops: Ops, params: Mapping[str, Node], height: Node | int, width: Node 
     step = params["noise_step"]
     ramp = params["noise_ramp"].gpu() if ops.device == "gpu" else params["noise_ramp"]
 
-    def along(axis: int, length: Node | int, stride: Any) -> Node:
+    def count_along(axis: int, length: Node | int, stride: Any) -> Node:
         part = ops.fn.slice(ramp, start=[0], shape=[length] if isinstance(length, int) else length, axes=[0])
         return ops.fn.expand_dims(part * (step * stride), axes=[i for i in range(3) if i != axis])
 
-    column = along(1, width, _COLUMN) + along(2, channels, np.uint32(1))
-    return _mixed(along(0, height, _ROW) + (column + params["noise_start"]))
+    column = count_along(1, width, _COLUMN) + count_along(2, channels, np.uint32(1))
+    return _mix_bits(count_along(0, height, _ROW) + (column + params["noise_start"]))
 
 
-def normal(ops: Ops, params: Mapping[str, Node], height: Node, width: Node, channels: int) -> Node:
-    """``(height, width, channels)`` standard normal float32; otherwise as :func:`words`.
+def random_normal(ops: Ops, params: Mapping[str, Node], height: Node, width: Node, channels: int) -> Node:
+    """``(height, width, channels)`` standard normal float32; otherwise as :func:`random_words`.
 
     By Box and Muller, https://en.wikipedia.org/wiki/Box-Muller_transform: the cosines are the upper half of the
     image, the sines of the same numbers the lower.
     """
     upper = (height + 1) // 2
-    first = words(ops, params, upper, width, channels)
-    radius, angle = _polar(ops.math, first, params["noise_step"])
+    first = random_words(ops, params, upper, width, channels)
+    radius, angle = _polar_coordinates(ops.math, first, params["noise_step"])
     sines = ops.fn.slice(radius * ops.math.sin(angle), start=[0], shape=height - upper, axes=[0])
     return ops.fn.cat(radius * ops.math.cos(angle), sines, axis=0)
 
 
-def _polar(math: Any, first: Any, step: Any) -> tuple[Any, Any]:
-    second = _mixed(first ^ step)
-    radius = math.sqrt(math.log(np.float32(1) - unit(first)) * np.float32(-2))
-    return radius, unit(second) * np.float32(2 * np.pi)
+def _polar_coordinates(math: Any, first: Any, step: Any) -> tuple[Any, Any]:
+    second = _mix_bits(first ^ step)
+    radius = math.sqrt(math.log(np.float32(1) - to_uniform(first)) * np.float32(-2))
+    return radius, to_uniform(second) * np.float32(2 * np.pi)
 
 
-def replay_words(sample: Sample, height: int, width: int, channels: int) -> npt.NDArray[np.uint32]:
-    """What :func:`words` computes for one sample."""
+def reference_words(sample: Sample, height: int, width: int, channels: int) -> npt.NDArray[np.uint32]:
+    """What :func:`random_words` computes for one sample."""
     row, column, channel = np.ogrid[:height, :width, :channels]
     counter = row * int(_ROW) + column * int(_COLUMN) + channel
     place: npt.NDArray[np.uint32] = counter.astype(np.uint32) * sample["noise_step"] + sample["noise_start"]
-    return _mixed(place)
+    return _mix_bits(place)
 
 
-def replay_normal(sample: Sample, height: int, width: int, channels: int) -> npt.NDArray[np.float32]:
-    """What :func:`normal` computes for one sample, but for rounding."""
-    radius, angle = _polar(np, replay_words(sample, (height + 1) // 2, width, channels), sample["noise_step"])
+def reference_normal(sample: Sample, height: int, width: int, channels: int) -> npt.NDArray[np.float32]:
+    """What :func:`random_normal` computes for one sample, but for rounding."""
+    radius, angle = _polar_coordinates(
+        np, reference_words(sample, (height + 1) // 2, width, channels), sample["noise_step"]
+    )
     return np.concatenate((radius * np.cos(angle), radius * np.sin(angle)))[:height].astype(np.float32)

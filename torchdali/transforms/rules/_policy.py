@@ -27,12 +27,21 @@ from torchdali.transforms.rules._warp import (
     rotation_matrices,
     warp,
 )
-from torchdali.transforms.rules.color import BRIGHTNESS, CONTRAST, SATURATION, blend, bound, check, check_range, weights
+from torchdali.transforms.rules.color import (
+    BRIGHTNESS,
+    CONTRAST,
+    SATURATION,
+    blend,
+    blend_weights,
+    check_image,
+    check_unit_range,
+    white_level,
+)
 from torchdali.transforms.rules.histogram import autocontrast, equalize
-from torchdali.transforms.rules.photometric import posterize, posterize_by, sharpen, solarize
+from torchdali.transforms.rules.photometric import posterize, posterize_argument, sharpen, solarize
 from torchdali.transforms.spec import IntArray, Params, Sample, Spec
 
-__all__ = ["FAMILIES", "MIXED", "NUMBER", "OPERATIONS", "USUAL", "WIDE", "Floats", "Policy", "Space", "linear"]
+__all__ = ["FAMILIES", "MIXED", "NUMBER", "OPERATIONS", "USUAL", "WIDE", "Floats", "Policy", "Space", "linspace_at"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -100,8 +109,8 @@ WIDE = Space(0.99, 135.0, 0.99, 32.0, (8, 6))
 MIXED = Space(0.3, 30.0, 0.9, 1.0 / 3.0, (4, 4))
 
 
-def linear(end: npt.ArrayLike, which: npt.ArrayLike, count: int) -> npt.NDArray[np.float32]:
-    """``torch.linspace(0, end, count)[which]`` for many ends and places.
+def linspace_at(end: npt.ArrayLike, which: npt.ArrayLike, count: int) -> npt.NDArray[np.float32]:
+    """``torch.linspace(0, end, count)[which]`` for many ends and slots.
 
     torch works in float32, from both ends towards the middle, and rounds product and sum once.
     """
@@ -113,32 +122,32 @@ def linear(end: npt.ArrayLike, which: npt.ArrayLike, count: int) -> npt.NDArray[
 class Policy(Rule):
     """Places one after another."""
 
-    limits = "interpolation neither nearest nor bilinear; not uint8 or, with v2's class, float32"
+    unsupported_when = "interpolation neither nearest nor bilinear; not uint8 or, with v2's class, float32"
     space: ClassVar[Space]
     bins: int
-    places: Sequence[Sequence[str]] = ()
+    slots: Sequence[Sequence[str]] = ()
     """The operations that each place may have."""
 
     def infer(self, spec: Spec) -> Spec:
-        check(spec)
-        check_range(spec)
+        check_image(spec)
+        check_unit_range(spec)
         self.is_v1 = type(self.transform).__module__ == v1.__name__
         if self.is_v1 and spec.dtype.is_floating_point:
             raise Unsupported(f"v1's {type(self.transform).__name__} accepts uint8 only")
         if self.bins < 2:
             raise Unsupported("torchvision needs two magnitudes or more")
         self.spec = spec
-        self.table = self._table()
+        self.magnitudes = self._magnitude_table()
         self.interpolation = resolve_interpolation(self.transform, spec)
         self.fill = resolve_border(self.transform, spec)
         self.families = [
-            [name for name, family in FAMILIES.items() if set(family.members) & set(names)] for names in self.places
+            [name for name, family in FAMILIES.items() if set(family.members) & set(names)] for names in self.slots
         ]
         used = dict.fromkeys(name for names in self.families for name in names)
         words = [word for name in used for word in FAMILIES[name].operators.split(", ") if word]
         self.operators = ", ".join(dict.fromkeys([*words, "arithmetic", "split", "merge"])) if used else ""
-        filled = spec.filled(self.fill or ())
-        if not filled.unit and len(self.places) > 1:
+        filled = spec.with_fill(self.fill or ())
+        if not filled.unit and len(self.slots) > 1:
             raise Unsupported(f"with a fill of {self.fill}, values may lie outside of [0, 1] before an operation")
         return filled
 
@@ -157,20 +166,20 @@ class Policy(Rule):
 
     @abstractmethod
     def choose(self, draws: Draws) -> tuple[IntArray, IntArray, npt.NDArray[np.bool_]]:
-        """``(N, places)`` operations by number, magnitudes by number, and whether those that can be are negative."""
+        """``(N, slots)`` operations by number, magnitudes by number, and whether those that can be are negative."""
 
     def draw(self, draws: Draws, size: IntArray) -> Params:
         operation, which, negative = self.choose(draws)
-        magnitude = self._magnitude(operation, which, size)
+        magnitude = self._select_magnitudes(operation, which, size)
         magnitude = np.where(negative & _SIGNED[operation], -magnitude, magnitude)
-        each = self._settings(operation.ravel(), magnitude.ravel(), np.repeat(size, operation.shape[1], axis=0))
+        each = self._family_params(operation.ravel(), magnitude.ravel(), np.repeat(size, operation.shape[1], axis=0))
         params: Params = {"operation": operation, "magnitude": magnitude}
         for name, values in each.items():
             by_place = values.reshape(*operation.shape, *values.shape[1:])
             params |= {f"{i}_{name}": by_place[:, i] for i in range(operation.shape[1])}
         return params
 
-    def _table(self) -> Floats:
+    def _magnitude_table(self) -> Floats:
         """``(operations, bins)`` magnitudes, float32 numbers; those of translations are :meth:`_magnitude`'s."""
         space, bins = self.space, self.bins
         ends = dict.fromkeys(("Brightness", "Color", "Contrast", "Sharpness"), space.enhance)
@@ -185,17 +194,17 @@ class Policy(Rule):
         table[NUMBER["Solarize"]] = torch.linspace(255.0 if self.is_v1 else 1.0, 0.0, bins, **how).numpy()
         return table
 
-    def _magnitude(self, operation: IntArray, which: IntArray, size: IntArray) -> Floats:
+    def _select_magnitudes(self, operation: IntArray, which: IntArray, size: IntArray) -> Floats:
         """The magnitudes of operations, without sign."""
-        result = self.table[operation, which]
+        result = self.magnitudes[operation, which]
         for axis, name in ((1, "TranslateX"), (0, "TranslateY")):
             row, place = np.nonzero(operation == NUMBER[name])
             share = self.space.translate
             end = share * size[row, axis] if share <= 1 else np.full(len(row), share)
-            result[row, place] = linear(end, which[row, place], self.bins)
+            result[row, place] = linspace_at(end, which[row, place], self.bins)
         return result
 
-    def _settings(self, operation: IntArray, magnitude: Floats, size: IntArray) -> Params:
+    def _family_params(self, operation: IntArray, magnitude: Floats, size: IntArray) -> Params:
         """The parameters of all families, for one sample and place in each row."""
         family = _FAMILY[operation]
         params: Params = {name: family == i for i, name in enumerate(FAMILIES)}
@@ -210,16 +219,16 @@ class Policy(Rule):
 
         kind = np.where((operation == NUMBER["Color"]) & (self.spec.channels == 1), -1, _BLEND[operation])
         factor = 1.0 + magnitude
-        blended = weights(kind, factor)
+        blended = blend_weights(kind, factor)
         value = blended["keep"].astype(np.float64)
         value[params["sharpen"]] = 1.0 - factor[params["sharpen"]]
-        value[params["posterize"]] = posterize_by(magnitude[params["posterize"]].astype(np.int64), self.spec)
-        white = 1.0 if self.is_v1 else bound(self.spec)
+        value[params["posterize"]] = posterize_argument(magnitude[params["posterize"]].astype(np.int64), self.spec)
+        white = 1.0 if self.is_v1 else white_level(self.spec)
         value[params["solarize"]] = white * magnitude[params["solarize"]]
         value[operation == NUMBER["Invert"]] = -np.inf
         return {**params, "matrix": matrix, "value": value, "grey": blended["grey"], "mean": blended["mean"]}
 
-    def place(self, ops: Ops, image: Node, number: int, params: Mapping[str, Node]) -> Node:
+    def lower_slot(self, ops: Ops, image: Node, number: int, params: Mapping[str, Node]) -> Node:
         """Emits one place."""
         spec, floating = self.spec, self.spec.dtype.is_floating_point
 
@@ -238,17 +247,17 @@ class Policy(Rule):
             "autocontrast": lambda x, _: autocontrast(ops, x, spec),
             "equalize": lambda x, _: equalize(ops, x, spec),
         }
-        own = Composite.of(number, params)
+        own = Composite.select_params(number, params)
         for name in self.families[number]:
             image = ops.when(own[name], bodies[name], image, {key: own[key] for key in self._params(name)})
         return image
 
     def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
-        for number in range(len(self.places)):
-            image = self.place(ops, image, number, params)
+        for number in range(len(self.slots)):
+            image = self.lower_slot(ops, image, number, params)
         return image
 
-    def replay_place(self, image: torch.Tensor, number: int, sample: Sample) -> torch.Tensor:
+    def reference_slot(self, image: torch.Tensor, number: int, sample: Sample) -> torch.Tensor:
         """One place, by torchvision's own code."""
         name, magnitude = OPERATIONS[int(sample["operation"][number])], float(sample["magnitude"][number])
         mode = InterpolationMode(self.interpolation)
@@ -257,7 +266,7 @@ class Policy(Rule):
         apply = self.transform._apply_image_or_video_transform  # noqa: SLF001
         return apply(image, name, magnitude, interpolation=mode, fill={torch.Tensor: self.fill})
 
-    def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
-        for number in range(len(self.places)):
-            image = self.replay_place(image, number, sample)
+    def reference(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
+        for number in range(len(self.slots)):
+            image = self.reference_slot(image, number, sample)
         return image

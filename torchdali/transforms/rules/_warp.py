@@ -16,7 +16,7 @@ import torch
 from torchvision.transforms import InterpolationMode
 
 from torchdali.transforms.rule import Node, Ops, Unsupported
-from torchdali.transforms.rules.conversion import of_kind
+from torchdali.transforms.rules.conversion import select_for_kind
 from torchdali.transforms.rules.crop import resolve_fill
 from torchdali.transforms.spec import IntArray, Spec
 
@@ -174,11 +174,11 @@ def warp(
     inside = perspective(ones, **how)
     # Rounded once, after the blend, as torchvision does it.
     result = perspective(image if floating else ops.fn.cast(image, dtype=ops.types.FLOAT), **how)
-    result = blend(ops, result, inside, fill)
+    result = blend_fill(ops, result, inside, fill)
     return result if floating else ops.fn.cast(result, dtype=ops.types.UINT8)
 
 
-def blend(ops: Ops, image: Node, inside: Node, fill: Sequence[float]) -> Node:
+def blend_fill(ops: Ops, image: Node, inside: Node, fill: Sequence[float]) -> Node:
     """``(image - fill) * inside + fill``, as torchvision does to what it has blended with black already.
 
     Args:
@@ -218,7 +218,7 @@ def resolve_border(transform: Any, spec: Spec) -> list[float] | None:
     Raises:
         Unsupported: There is none for this kind, their number does not fit, or a uint8 cannot hold it.
     """
-    fill: Any = of_kind(transform.fill, spec, "fill names")
+    fill: Any = select_for_kind(transform.fill, spec, "fill names")
     # A PIL image is filled with whole numbers; on a tensor torchvision rounds the result.
     values = resolve_fill(transform, spec if spec.kind == "pil" else replace(spec, dtype=torch.float32))
     if spec.dtype == torch.uint8 and not all(0 <= x <= 255 for x in values):

@@ -23,10 +23,10 @@ from torchdali.transforms.spec import IntArray, Params, Sample, Spec
 Mask = npt.NDArray[np.bool_]
 
 
-class Sometimes(Composite):
+class MaskedChains(Composite):
     """Chains of which each sample takes some: one after another, each for the samples whose mask is true."""
 
-    limits = "one of its transforms runs in torch; samples would differ in type, dtype or channels"
+    unsupported_when = "one of its transforms runs in torch; samples would differ in type, dtype or channels"
     stages: Sequence[tuple[str, int]]
     """The masks in the order in which they come up, each with the number of its chain."""
 
@@ -40,13 +40,13 @@ class Sometimes(Composite):
         """``(N,)`` booleans for each stage, under its name."""
 
     @property
-    def always(self) -> bool:
+    def covers_every_sample(self) -> bool:
         """Whether every sample takes one of the chains."""
         return False
 
     def infer(self, spec: Spec) -> Spec:
         outs = [part.infer(spec) for part in self.parts]
-        if not self.always:
+        if not self.covers_every_sample:
             outs.append(spec)
         if len({replace(out, size=None, unit=True) for out in outs}) > 1:
             kinds = dict.fromkeys(map(str, outs))
@@ -55,11 +55,11 @@ class Sometimes(Composite):
             raise Unsupported(f"some samples would be {', others '.join(kinds)}")
         inner = [part.operators for part in self.parts if part.operators]
         self.operators = ", ".join(["split", *inner, "merge"])
-        self.randomness = "; ".join([self.drawn, *filter(None, (part.randomness for part in self.parts))])
+        self.randomness = "; ".join([self.own_randomness, *filter(None, (part.randomness for part in self.parts))])
         size = outs[0].size if len({out.size for out in outs}) == 1 else None
         return replace(outs[0], size=size, unit=all(out.unit for out in outs))
 
-    drawn: str = ""
+    own_randomness: str = ""
     """The random numbers that ``masks`` draws, in words."""
 
     @property
@@ -72,11 +72,11 @@ class Sometimes(Composite):
             rows = np.flatnonzero(params[name])
             part = self.parts[i]
             try:
-                drawn = part.draw(draws.rows(rows).at(part.step), size[rows])
+                drawn = part.draw(draws.select_rows(rows).select_position(part.position), size[rows])
             except SampleTransformError as error:
                 raise SampleTransformError(int(rows[error.row]), str(error)) from error
             size = np.array(size)
-            size[rows] = part.resized(size[rows], drawn)
+            size[rows] = part.output_size(size[rows], drawn)
             for key, values in drawn.items():
                 full = f"{i}_{key}"
                 whole = params.get(full, np.zeros((len(draws), *values.shape[1:]), values.dtype))
@@ -87,44 +87,44 @@ class Sometimes(Composite):
                 params[full] = whole
         return params
 
-    def resized(self, size: IntArray, params: Params) -> IntArray:
+    def output_size(self, size: IntArray, params: Params) -> IntArray:
         size = np.array(size)
         for name, i in self.stages:
             rows = np.flatnonzero(params[name])
-            own = {key: values[rows] for key, values in self.of(i, params).items()}
-            size[rows] = self.parts[i].resized(size[rows], own)
+            own = {key: values[rows] for key, values in self.select_params(i, params).items()}
+            size[rows] = self.parts[i].output_size(size[rows], own)
         return size
 
     def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
         for name, i in self.stages:
-            image = ops.when(params[name], partial(self.parts[i].lower, ops), image, self.of(i, params))
+            image = ops.when(params[name], partial(self.parts[i].lower, ops), image, self.select_params(i, params))
         return image
 
-    def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
+    def reference(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
         for name, i in self.stages:
             if sample[name]:
-                image = self.parts[i].replay(image, self.of(i, sample))
+                image = self.parts[i].reference(image, self.select_params(i, sample))
         return image
 
 
-class RandomApply(Sometimes):
+class RandomApply(MaskedChains):
     """All of a list of transforms with probability p, else none of them."""
 
     handles = (v2.RandomApply, v1.RandomApply)
 
     def __init__(self, transform: Any) -> None:
         super().__init__(transform, [list(transform.transforms)])
-        self.drawn = f"apply with probability {transform.p:g}"
+        self.own_randomness = f"apply with probability {transform.p:g}"
 
     def masks(self, draws: Draws) -> Mapping[str, Mask]:
-        return {"chain0": draws.chance(self.transform.p)}
+        return {"chain0": draws.bernoulli(self.transform.p)}
 
 
-class RandomChoice(Sometimes):
+class RandomChoice(MaskedChains):
     """One of several transforms."""
 
     handles = (v2.RandomChoice, v1.RandomChoice)
-    drawn = "which one"
+    own_randomness = "which one"
 
     def __init__(self, transform: Any) -> None:
         super().__init__(transform, list(transform.transforms))
@@ -136,7 +136,7 @@ class RandomChoice(Sometimes):
         return super().infer(spec)
 
     @property
-    def always(self) -> bool:
+    def covers_every_sample(self) -> bool:
         return True
 
     def masks(self, draws: Draws) -> Mapping[str, Mask]:
@@ -144,11 +144,11 @@ class RandomChoice(Sometimes):
         return {name: choice == i for name, i in self.stages}
 
 
-class RandomOrder(Sometimes):
+class RandomOrder(MaskedChains):
     """All of several transforms, in random order."""
 
     handles = (v2.RandomOrder, v1.RandomOrder)
-    drawn = "order"
+    own_randomness = "order"
 
     def __init__(self, transform: Any) -> None:
         super().__init__(transform, list(transform.transforms))

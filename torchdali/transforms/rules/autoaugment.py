@@ -27,8 +27,8 @@ class RandAugment(Policy):
     def __init__(self, transform: Any) -> None:
         super().__init__(transform)
         self.bins: int = transform.num_magnitude_bins
-        self.places = [OPERATIONS[:-1]] * transform.num_ops
-        self.randomness = "for each place an operation and its sign" if self.places else ""
+        self.slots = [OPERATIONS[:-1]] * transform.num_ops
+        self.randomness = "for each place an operation and its sign" if self.slots else ""
 
     def infer(self, spec: Spec) -> Spec:
         if not 0 <= self.transform.magnitude < self.bins:
@@ -36,7 +36,7 @@ class RandAugment(Policy):
         return super().infer(spec)
 
     def choose(self, draws: Draws) -> tuple[IntArray, IntArray, npt.NDArray[np.bool_]]:
-        uniform = draws.uniform(2 * len(self.places))
+        uniform = draws.uniform(2 * len(self.slots))
         operation = np.floor(uniform[:, ::2] * (len(OPERATIONS) - 1)).astype(np.int64)
         return operation, np.full_like(operation, self.transform.magnitude), uniform[:, 1::2] < 0.5
 
@@ -47,7 +47,7 @@ class TrivialAugmentWide(Policy):
     handles = (v2.TrivialAugmentWide, v1.TrivialAugmentWide)
     randomness = "operation, magnitude, sign"
     space = WIDE
-    places = (OPERATIONS[:-1],)
+    slots = (OPERATIONS[:-1],)
 
     def __init__(self, transform: Any) -> None:
         super().__init__(transform)
@@ -74,7 +74,7 @@ class AutoAugment(Policy):
         super().__init__(transform)
         kept = "policies" if type(transform) is v1.AutoAugment else "_policies"
         pairs: list[tuple[tuple[str, float, int | None], ...]] = getattr(transform, kept)
-        self.places = [[name for name, _, _ in column] for column in zip(*pairs, strict=True)]
+        self.slots = [[name for name, _, _ in column] for column in zip(*pairs, strict=True)]
         self.operation = np.array([[NUMBER[name] for name, _, _ in pair] for pair in pairs])
         self.chance = np.array([[chance for _, chance, _ in pair] for pair in pairs])
         self.which = np.array([[number or 0 for _, _, number in pair] for pair in pairs])
@@ -134,7 +134,7 @@ class AugMix(Policy):
         self.choices = OPERATIONS[1:-1]
         if not transform.all_ops:
             self.choices = tuple(x for x in self.choices if x not in (*FAMILIES["blend"].members, "Sharpness"))
-        self.places = [self.choices] * (self.width * self.depth)
+        self.slots = [self.choices] * (self.width * self.depth)
 
     def infer(self, spec: Spec) -> Spec:
         severity: Any = self.transform.severity
@@ -150,7 +150,7 @@ class AugMix(Policy):
         return {**super().inputs, **{f"weight{i}": Input(np.float32) for i in range(self.width + 1)}}
 
     def choose(self, draws: Draws) -> tuple[IntArray, IntArray, npt.NDArray[np.bool_]]:
-        count = len(self.places)
+        count = len(self.slots)
         numbers = np.array([NUMBER[name] for name in self.choices])
         uniform = draws.uniform(3 * count + self.width)
         operation = numbers[np.floor(uniform[:, :count] * len(numbers)).astype(np.int64)]
@@ -173,18 +173,18 @@ class AugMix(Policy):
         for chain in range(self.width):
             changed = image
             for number in range(chain * self.depth, (chain + 1) * self.depth):
-                changed = self.place(ops, changed, number, params)
+                changed = self.lower_slot(ops, changed, number, params)
             mix = mix + changed * params[f"weight{chain + 1}"]
         if self.spec.dtype.is_floating_point:
             return mix
         return ops.fn.cast(ops.math.floor(mix), dtype=ops.types.UINT8)
 
-    def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
+    def reference(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
         # In torch's own order and type, because what comes out is truncated.
         mix = torch.tensor(sample["weight0"]) * image
         for chain in range(self.width):
             changed = image
             for number in range(chain * self.depth, (chain + 1) * self.depth):
-                changed = self.replay_place(changed, number, sample)
+                changed = self.reference_slot(changed, number, sample)
             mix = mix + torch.tensor(sample[f"weight{chain + 1}"]) * changed
         return mix.to(image.dtype)

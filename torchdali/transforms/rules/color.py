@@ -25,15 +25,15 @@ __all__ = [
     "ColorJitter",
     "Grayscale",
     "blend",
-    "bound",
-    "check",
-    "check_range",
-    "grey",
-    "settle",
-    "three",
-    "turn_hue",
-    "turns",
-    "weights",
+    "blend_weights",
+    "check_image",
+    "check_unit_range",
+    "clamp_to_image",
+    "hue_offsets",
+    "repeat_channel",
+    "shift_hue",
+    "to_grey",
+    "white_level",
 ]
 
 LUMA = (0.2989, 0.587, 0.114)
@@ -41,34 +41,34 @@ LUMA = (0.2989, 0.587, 0.114)
 
 BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)
 _NAMES = ("brightness", "contrast", "saturation", "hue")
-_REPLAY: tuple[Any, ...] = (F.adjust_brightness, F.adjust_contrast, F.adjust_saturation, F.adjust_hue)
+_REFERENCES: tuple[Any, ...] = (F.adjust_brightness, F.adjust_contrast, F.adjust_saturation, F.adjust_hue)
 
 
-def check(spec: Spec) -> None:
+def check_image(spec: Spec) -> None:
     """Raises Unsupported unless images are uint8 or float32 with one channel or three."""
     if spec.channels not in (1, 3) or spec.dtype not in (torch.uint8, torch.float32):
         raise Unsupported(f"no rule for {spec}")
 
 
-def check_range(spec: Spec) -> None:
+def check_unit_range(spec: Spec) -> None:
     """Raises Unsupported where floats may lie outside of [0, 1], which torchvision's kernels treat in many ways."""
     if spec.dtype.is_floating_point and not spec.unit:
         raise Unsupported("values may lie outside of [0, 1] at this place")
 
 
-def bound(spec: Spec) -> float:
+def white_level(spec: Spec) -> float:
     """The value of white."""
     return 1.0 if spec.dtype.is_floating_point else 255.0
 
 
-def settle(ops: Ops, values: Node, spec: Spec) -> Node:
+def clamp_to_image(ops: Ops, values: Node, spec: Spec) -> Node:
     """float32 values as an image: clamped, and for uint8 cast as torch casts, towards zero."""
     if spec.dtype.is_floating_point:
         return ops.math.clamp(values, 0.0, 1.0)
     return ops.fn.cast(ops.math.floor(values), dtype=ops.types.UINT8)  # which clamps
 
 
-def grey(ops: Ops, image: Node, spec: Spec) -> Node:
+def to_grey(ops: Ops, image: Node, spec: Spec) -> Node:
     """``(H, W, 1)`` float32 grey, rounded down where the image is uint8."""
     if spec.channels == 1:
         return ops.fn.cast(image, dtype=ops.types.FLOAT)
@@ -76,12 +76,12 @@ def grey(ops: Ops, image: Node, spec: Spec) -> Node:
     return shade if spec.dtype.is_floating_point else ops.math.floor(shade)
 
 
-def three(ops: Ops, image: Node) -> Node:
+def repeat_channel(ops: Ops, image: Node) -> Node:
     """One channel as three."""
     return ops.fn.cat(image, image, image, axis=2)
 
 
-def weights(kind: npt.ArrayLike, factor: npt.NDArray[np.floating[Any]]) -> dict[str, npt.NDArray[np.float32]]:
+def blend_weights(kind: npt.ArrayLike, factor: npt.NDArray[np.floating[Any]]) -> dict[str, npt.NDArray[np.float32]]:
     """The weights of :func:`blend` for samples whose brightness, contrast or saturation changes by a factor.
 
     Args:
@@ -105,23 +105,23 @@ def blend(ops: Ops, image: Node, weight: Mapping[str, Node], spec: Spec) -> Node
     """``image * keep + its grey * grey + its mean grey * mean``, with those of the three weights that there are."""
     shades: list[Node] = []
     if "grey" in weight or "mean" in weight:
-        shade = grey(ops, image, spec)
+        shade = to_grey(ops, image, spec)
         if "grey" in weight:
             shades.append(shade * weight["grey"])
         if "mean" in weight:
             shades.append(ops.fn.reductions.mean(shade, axes=[0, 1, 2], keep_dims=True) * weight["mean"])
     result = image * weight["keep"]
-    return settle(ops, result + sum(shades[1:], shades[0]) if shades else result, spec)
+    return clamp_to_image(ops, result + sum(shades[1:], shades[0]) if shades else result, spec)
 
 
 class Grayscale(Rule):
     """Grey, in one channel or three equal ones."""
 
     handles = (v2.Grayscale, v1.Grayscale)
-    limits = "not uint8 or float32"
+    unsupported_when = "not uint8 or float32"
 
     def infer(self, spec: Spec) -> Spec:
-        check(spec)
+        check_image(spec)
         count: int = self.transform.num_output_channels
         if count not in (1, 3):
             raise Unsupported("num_output_channels is neither 1 nor 3")
@@ -133,12 +133,12 @@ class Grayscale(Rule):
 
     def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
         if self.spec.channels == 3:
-            image = grey(ops, image, self.spec)
+            image = to_grey(ops, image, self.spec)
             if not self.spec.dtype.is_floating_point:
                 image = ops.fn.cast(image, dtype=ops.types.UINT8)
-        return image if self.transform.num_output_channels == 1 else three(ops, image)
+        return image if self.transform.num_output_channels == 1 else repeat_channel(ops, image)
 
-    def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
+    def reference(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
         return F.rgb_to_grayscale(image, self.transform.num_output_channels)
 
 
@@ -151,7 +151,7 @@ class ColorJitter(Rule):
     """
 
     handles = (v2.ColorJitter, v1.ColorJitter)
-    limits = "not uint8 or float32"
+    unsupported_when = "not uint8 or float32"
 
     def __init__(self, transform: Any) -> None:
         super().__init__(transform)
@@ -160,13 +160,13 @@ class ColorJitter(Rule):
         }
 
     def infer(self, spec: Spec) -> Spec:
-        check(spec)
+        check_image(spec)
         self.spec = spec
         if spec.channels == 1:
             # What has no colour keeps its saturation and hue.
             self.ranges = {i: one for i, one in self.ranges.items() if i in (BRIGHTNESS, CONTRAST)}
         if HUE in self.ranges:
-            check_range(spec)
+            check_unit_range(spec)
         needed = {"coord_transform": {SATURATION, CONTRAST}, "reduce": {CONTRAST}, "arithmetic": set(range(4))}
         needed |= {"split": {HUE}, "merge": {HUE}}
         self.operators = ", ".join(name for name, by in needed.items() if by & set(self.ranges))
@@ -198,8 +198,8 @@ class ColorJitter(Rule):
         order = np.array(list(self.ranges), np.int64)[draws.permutation(len(self.ranges))]
         factors = np.zeros((len(draws), len(_NAMES)), np.float32)
         for i, (low, high) in self.ranges.items():
-            factors[:, i] = draws.between(low, high)
-        params: Params = {"order": order, "factors": factors, "turn": turns(factors[:, HUE])}
+            factors[:, i] = draws.uniform_range(low, high)
+        params: Params = {"order": order, "factors": factors, "turn": hue_offsets(factors[:, HUE])}
         is_hue = order == HUE
         before = np.argmax(is_hue, axis=1) if HUE in self.ranges else np.full(len(draws), len(self.ranges))
         blends = order[~is_hue].reshape(len(draws), self._blends)
@@ -207,30 +207,30 @@ class ColorJitter(Rule):
             which = blends[:, stage % self._blends]
             here = (stage % self._blends < before) == (stage < self._blends)
             factor = np.take_along_axis(factors, which[:, None], 1)[:, 0]
-            each = weights(np.where(here, which, HUE), factor)
+            each = blend_weights(np.where(here, which, HUE), factor)
             params |= {f"{name}{stage}": values for name, values in each.items()}
         return params
 
     def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
         for stage in range(self._stages + 1):
             if stage == self._blends and HUE in self.ranges:
-                image = turn_hue(ops, image, params["turn"], self.spec)
+                image = shift_hue(ops, image, params["turn"], self.spec)
             if stage < self._stages:
                 image = blend(ops, image, {name: params[f"{name}{stage}"] for name in self._weights}, self.spec)
         return image
 
-    def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
+    def reference(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
         for which in sample["order"].tolist():
-            image = _REPLAY[which](image, float(sample["factors"][which]))
+            image = _REFERENCES[which](image, float(sample["factors"][which]))
         return image
 
 
-def turns(hue: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.float32]:
-    """``(N, 3)`` what :func:`turn_hue` is fed for turns of the colour circle, ``(N,)``."""
+def hue_offsets(hue: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.float32]:
+    """``(N, 3)`` what :func:`shift_hue` is fed for turns of the colour circle, ``(N,)``."""
     return ((np.array([5.0, 3.0, 1.0]) - 2.0) / 6.0 + hue.astype(np.float64)[:, None]).astype(np.float32)
 
 
-def turn_hue(ops: Ops, image: Node, turn: Node, spec: Spec) -> Node:
+def shift_hue(ops: Ops, image: Node, turn: Node, spec: Spec) -> Node:
     """Adds to the hue of an RGB image.
 
     RGB to hue as torchvision does it, but for one thing: of several equal largest channels it takes the first, and here
@@ -241,23 +241,23 @@ def turn_hue(ops: Ops, image: Node, turn: Node, spec: Spec) -> Node:
     Args:
         ops: What to build with.
         image: HWC.
-        turn: For each sample what :func:`turns` gives.
+        turn: For each sample what :func:`hue_offsets` gives.
         spec: The image.
     """
     fn, math = ops.fn, ops.math
-    from_dataset = np.float32(8 * bound(spec))
+    ahead = np.float32(8 * white_level(spec))
     value = fn.reductions.max(image, axes=[2], keep_dims=True)
     spread = value - fn.reductions.min(image, axes=[2], keep_dims=True)
     # Six times the hue, times the spread, as it would be if red, green or blue were the largest.
     each = fn.coord_transform(image, M=[0.0, 1.0, -1.0, -1.0, 0.0, 1.0, 1.0, -1.0, 0.0])
     each = each + fn.coord_transform(spread, M=[0.0, 2.0, 4.0])
-    largest = fn.reductions.max(each + (image == value) * from_dataset, axes=[2], keep_dims=True)
+    largest = fn.reductions.max(each + (image == value) * ahead, axes=[2], keep_dims=True)
     least = np.float32(1e-30) if spec.dtype.is_floating_point else np.uint8(1)
-    hue = (largest - from_dataset) / math.max(spread, least)
+    hue = (largest - ahead) / math.max(spread, least)
     place = fn.coord_transform(hue, M=[1 / 6, 1 / 6, 1 / 6], T=turn)
     away = math.abs(place - fn.cast(place, dtype=ops.types.INT8))  # from the nearest whole turn
     turned = value - spread * math.clamp(2.0 - away * 6.0, 0.0, 1.0)
     if spec.dtype.is_floating_point:
         return turned
     # torchvision maps [0, 1] to 0..255 by the factor 256 - 1e-3 and truncation.
-    return settle(ops, turned * np.float32(255.999 / 255), spec)
+    return clamp_to_image(ops, turned * np.float32(255.999 / 255), spec)

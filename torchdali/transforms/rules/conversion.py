@@ -22,7 +22,7 @@ TYPES: dict[str, type] = {"pil": PIL.Image.Image, "image": tv_tensors.Image, "te
 """The type that torchvision would be holding, by :attr:`torchdali.transforms.spec.Spec.kind`."""
 
 
-def of_kind(given: Any, spec: Spec, named: str) -> Any:
+def select_for_kind(given: Any, spec: Spec, named: str) -> Any:
     """What a transform was given for images of this kind: one for all kinds, or in a dictionary by type.
 
     Raises:
@@ -77,7 +77,7 @@ class PILToTensor(Rule):
     """PIL image to uint8 tensor."""
 
     handles = (v2.PILToTensor, v1.PILToTensor)
-    limits = "v1's on a tensor, which it refuses"
+    unsupported_when = "v1's on a tensor, which it refuses"
 
     def infer(self, spec: Spec) -> Spec:
         if spec.kind == "pil":
@@ -91,7 +91,7 @@ class ToTensor(Rule):
     """PIL image to float32 in [0, 1]: ``x / 255``; images of more than 8 bits stay as they are."""
 
     handles = (v2.ToTensor, v1.ToTensor)
-    limits = "a tensor, which it refuses; torch's default dtype is not float32; 16-bit unsigned integers"
+    unsupported_when = "a tensor, which it refuses; torch's default dtype is not float32; 16-bit unsigned integers"
     operators = "arithmetic"
 
     def infer(self, spec: Spec) -> Spec:
@@ -109,7 +109,7 @@ class ToTensor(Rule):
     def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
         return image / np.float32(255) if self.operators else image
 
-    def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
+    def reference(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
         return image.to(torch.float32).div(255) if self.operators else image
 
 
@@ -117,7 +117,7 @@ class ToDtype(Rule):
     """uint8 to float32 or float16, scaled to [0, 1] or not; float32 to float16."""
 
     handles = (v2.ToDtype, v2.ConvertImageDtype, v1.ConvertImageDtype)
-    limits = (
+    unsupported_when = (
         "not uint8 to float32 or float16, nor float32 to float16 (batch by batch); dtypes that name neither the "
         "image's type nor 'others'; v1's on a PIL image"
     )
@@ -153,7 +153,7 @@ class ToDtype(Rule):
             return None
 
     def _dtype_for(self, spec: Spec) -> torch.dtype | None:
-        return of_kind(self.transform.dtype, spec, "dtypes name")
+        return select_for_kind(self.transform.dtype, spec, "dtypes name")
 
     @property
     def scales(self) -> bool:
@@ -168,7 +168,7 @@ class ToDtype(Rule):
         dtype = ops.types.FLOAT16 if self.target == torch.float16 else ops.types.FLOAT
         return ops.fn.cast(image, dtype=dtype)
 
-    def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
+    def reference(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
         if self.target is None:
             return image
         return F.to_dtype(image, self.target, scale=self.scale)

@@ -14,8 +14,17 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 from torchdali.transforms.rng import Draws
-from torchdali.transforms.rule import Input, Node, Ops, Rule, SampleTransformError, Unsupported, check_whole, first_row
-from torchdali.transforms.rules.conversion import TYPES, of_kind
+from torchdali.transforms.rule import (
+    Input,
+    Node,
+    Ops,
+    Rule,
+    SampleTransformError,
+    Unsupported,
+    check_whole_pixels,
+    first_faulty_row,
+)
+from torchdali.transforms.rules.conversion import TYPES, select_for_kind
 from torchdali.transforms.spec import IntArray, Params, Sample, Spec
 
 
@@ -23,7 +32,7 @@ class Window(Rule):
     """A rectangle ``start`` (top, left), ``shape`` (height, width) of the image, filled where it leaves the image."""
 
     operators = "slice"
-    inside = False
+    stays_inside = False
     """Whether the window never leaves the image, so that a decoder may decode the window alone."""
     fill: Sequence[float] = (0.0,)
 
@@ -37,11 +46,11 @@ class Window(Rule):
 
     def draw(self, draws: Draws, size: IntArray) -> Params:
         start, shape = self.window(draws, size)
-        if (row := first_row(shape < 1)) is not None:
+        if (row := first_faulty_row(shape < 1)) is not None:
             raise SampleTransformError(row, f"nothing of an image of {tuple(size[row].tolist())} would be left")
         return {"start": start.astype(np.int32), "shape": shape.astype(np.int32)}
 
-    def resized(self, size: IntArray, params: Params) -> IntArray:
+    def output_size(self, size: IntArray, params: Params) -> IntArray:
         return params["shape"].astype(np.int64)
 
     def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
@@ -50,14 +59,14 @@ class Window(Rule):
             start=params["start"],
             shape=params["shape"],
             axes=[0, 1],
-            out_of_bounds_policy="error" if self.inside else "pad",
+            out_of_bounds_policy="error" if self.stays_inside else "pad",
             fill_values=list(self.fill),
         )
         return self.lower_window(ops, window, params)
 
-    def absorb(self, previous: Rule) -> Rule | None:
+    def fuse_with_previous(self, previous: Rule) -> Rule | None:
         # A window that leaves the one before it would show the image there, and not the border.
-        if isinstance(previous, Window) and previous.operators == "slice" and self.inside:
+        if isinstance(previous, Window) and previous.operators == "slice" and self.stays_inside:
             return NestedWindow(previous, self)
         return None
 
@@ -65,7 +74,7 @@ class Window(Rule):
         """What is done with the window."""
         return window
 
-    def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
+    def reference(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
         (top, left), (height, width) = sample["start"].tolist(), sample["shape"].tolist()
         fill = [float(x) for x in self.fill]
         padding = [max(-left, 0), max(-top, 0)]
@@ -85,7 +94,7 @@ class NestedWindow(Window):
     def __init__(self, outer: Window, inner: Window) -> None:
         super().__init__(inner.transform)
         self.outer, self.inner = outer, inner
-        self.operators, self.inside, self.fill = inner.operators, outer.inside, outer.fill
+        self.operators, self.stays_inside, self.fill = inner.operators, outer.stays_inside, outer.fill
 
     def infer(self, spec: Spec) -> Spec:
         return self.inner.infer(self.outer.infer(spec))
@@ -95,20 +104,20 @@ class NestedWindow(Window):
         return self.inner.inputs
 
     def draw(self, draws: Draws, size: IntArray) -> Params:
-        outer = self.outer.draw(draws.at(self.outer.step), size)
-        inner = self.inner.draw(draws.at(self.inner.step), self.outer.resized(size, outer))
+        outer = self.outer.draw(draws.select_position(self.outer.position), size)
+        inner = self.inner.draw(draws.select_position(self.inner.position), self.outer.output_size(size, outer))
         kept = {f"outer_{name}": value for name, value in outer.items()}
         return {**kept, **inner, "start": outer["start"] + inner["start"], "inner_start": inner["start"]}
 
-    def resized(self, size: IntArray, params: Params) -> IntArray:
-        return self.inner.resized(params["outer_shape"].astype(np.int64), params)
+    def output_size(self, size: IntArray, params: Params) -> IntArray:
+        return self.inner.output_size(params["outer_shape"].astype(np.int64), params)
 
     def lower_window(self, ops: Ops, window: Node, params: Mapping[str, Node]) -> Node:
         return self.inner.lower_window(ops, window, params)
 
-    def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
+    def reference(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
         outer = {name.removeprefix("outer_"): x for name, x in sample.items() if name.startswith("outer_")}
-        return self.inner.replay(self.outer.replay(image, outer), {**sample, "start": sample["inner_start"]})
+        return self.inner.reference(self.outer.reference(image, outer), {**sample, "start": sample["inner_start"]})
 
     def window(self, draws: Draws, size: IntArray) -> tuple[IntArray, IntArray]:
         params = self.draw(draws, size)
@@ -133,9 +142,9 @@ class CenterCrop(Window):
         self.size = (int(sides[0]), int(sides[-1]))
 
     def infer(self, spec: Spec) -> Spec:
-        check_whole(self.transform.size)
+        check_whole_pixels(self.transform.size)
         check_size(self.size)
-        self.inside = spec.size is not None and all(a >= b for a, b in zip(spec.size, self.size, strict=True))
+        self.stays_inside = spec.size is not None and all(a >= b for a, b in zip(spec.size, self.size, strict=True))
         return replace(spec, size=self.size)
 
     def window(self, draws: Draws, size: IntArray) -> tuple[IntArray, IntArray]:
@@ -145,7 +154,7 @@ class CenterCrop(Window):
         start = np.where(spare >= 0, np.rint(spare / 2).astype(np.int64), -(-spare // 2))
         return start, shape
 
-    def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
+    def reference(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
         return F.center_crop(image, list(self.size))
 
 
@@ -174,13 +183,13 @@ class Border:
         if self.mode not in ("reflect", "symmetric"):
             return
         widest = np.maximum(self.before, self.after) + (self.mode == "reflect")
-        if (row := first_row(size < widest)) is not None:
+        if (row := first_faulty_row(size < widest)) is not None:
             raise SampleTransformError(
                 row, f"padding_mode={self.mode!r} needs a border narrower than the image of {tuple(size[row].tolist())}"
             )
 
     @property
-    def any(self) -> bool:
+    def exists(self) -> bool:
         """Whether there is any border."""
         return bool(self.before.any() or self.after.any())
 
@@ -206,7 +215,7 @@ class Border:
         strip = rows(width, 1 if self.mode == "reflect" else 0)
         return ops.fn.flip(strip, horizontal=axis, vertical=1 - axis)
 
-    def replay(self, image: torch.Tensor) -> torch.Tensor:
+    def reference(self, image: torch.Tensor) -> torch.Tensor:
         """torchvision's tensor kernel."""
         top, left, bottom, right = (int(x) for x in (*self.before, *self.after))
         return F.pad(image, [left, top, right, bottom], padding_mode=self.mode)
@@ -218,7 +227,7 @@ def resolve_fill(transform: Any, spec: Spec) -> list[float]:
     Raises:
         Unsupported: There is none for this kind, or it does not fit.
     """
-    fill: Any = of_kind(transform.fill, spec, "fill names")
+    fill: Any = select_for_kind(transform.fill, spec, "fill names")
     if isinstance(fill, str):
         raise Unsupported(f"a fill of {fill!r}")
     values = [0] if fill is None else [fill] if isinstance(fill, (int, float)) else list(fill)
@@ -230,7 +239,7 @@ def resolve_fill(transform: Any, spec: Spec) -> list[float]:
     return [float(x) if spec.dtype.is_floating_point else float(int(x)) for x in values]
 
 
-def check_vector(transform: Any, spec: Spec) -> None:
+def check_fill_length(transform: Any, spec: Spec) -> None:
     """Raises Unsupported where torchvision refuses to pad tensors with more than one fill value."""
     fill: Any = transform.fill
     if isinstance(fill, dict):
@@ -248,7 +257,7 @@ class Pad(Window):
     """A border of fixed width."""
 
     handles = (v2.Pad, v1.Pad)
-    limits = "negative padding with a mode other than constant; a fill that fits neither type nor channels"
+    unsupported_when = "negative padding with a mode other than constant; a fill that fits neither type nor channels"
 
     def __init__(self, transform: Any) -> None:
         super().__init__(transform)
@@ -256,10 +265,10 @@ class Pad(Window):
         self.operators = "slice" if self.border.mode == "constant" else "slice, flip, cat"
 
     def infer(self, spec: Spec) -> Spec:
-        check_vector(self.transform, spec)
+        check_fill_length(self.transform, spec)
         if self.border.mode == "constant":
             self.fill = resolve_fill(self.transform, spec)
-            spec = spec.filled(self.fill)
+            spec = spec.with_fill(self.fill)
         elif min(*self.border.before, *self.border.after) < 0:
             raise Unsupported("negative padding goes with padding_mode='constant' only")
         if spec.size is None:
@@ -279,7 +288,7 @@ class Pad(Window):
         self.border.check(size)
         return super().draw(draws, size) if self.border.mode == "constant" else {}
 
-    def resized(self, size: IntArray, params: Params) -> IntArray:
+    def output_size(self, size: IntArray, params: Params) -> IntArray:
         return size + self.border.before + self.border.after
 
     def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
@@ -287,17 +296,17 @@ class Pad(Window):
             return super().lower(ops, image, params)
         return self.border.lower(ops, image)
 
-    def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
+    def reference(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
         if self.border.mode == "constant":
-            return super().replay(image, sample)
-        return self.border.replay(image)
+            return super().reference(image, sample)
+        return self.border.reference(image)
 
 
 class RandomCrop(Window):
     """A window of fixed size anywhere in the image, after its padding."""
 
     handles = (v2.RandomCrop, v1.RandomCrop)
-    limits = "pad_if_needed with a mode other than constant; a fill that fits neither type nor channels"
+    unsupported_when = "pad_if_needed with a mode other than constant; a fill that fits neither type nor channels"
     randomness = "top, left"
 
     def __init__(self, transform: Any) -> None:
@@ -308,27 +317,27 @@ class RandomCrop(Window):
             # v2 keeps what it parsed, in the order left, right, top, bottom.
             padding = [padding[i] for i in (0, 2, 1, 3)]
         self.border = Border.parse(padding, transform.padding_mode)
-        if self._framed:
+        if self._repeats_border:
             self.operators = "slice, flip, cat"
 
     def infer(self, spec: Spec) -> Spec:
-        check_whole(self.transform.size)
-        check_vector(self.transform, spec)
+        check_whole_pixels(self.transform.size)
+        check_fill_length(self.transform, spec)
         if self.border.mode == "constant":
             self.fill = resolve_fill(self.transform, spec)
-            spec = spec.filled(self.fill)
+            spec = spec.with_fill(self.fill)
         elif self.transform.pad_if_needed:
             raise Unsupported(f"pad_if_needed with padding_mode={self.border.mode!r}")
         check_size(self.size)
         padding: Any = self.transform.padding
         if isinstance(padding, (tuple, list)) and len(cast("Sequence[int]", padding)) not in (1, 2, 4):
             raise Unsupported(f"torchvision refuses padding={padding}")
-        self.inside = not self.transform.pad_if_needed and not self.border.any
+        self.stays_inside = not self.transform.pad_if_needed and not self.border.exists
         return replace(spec, size=self.size)
 
     @property
-    def _framed(self) -> bool:
-        return self.border.any and self.border.mode != "constant"
+    def _repeats_border(self) -> bool:
+        return self.border.exists and self.border.mode != "constant"
 
     def window(self, draws: Draws, size: IntArray) -> tuple[IntArray, IntArray]:
         self.border.check(size)
@@ -338,17 +347,17 @@ class RandomCrop(Window):
         missing = np.maximum(shape - padded, 0)
         if self.transform.pad_if_needed:
             before, padded = before + missing, padded + 2 * missing
-        elif (row := first_row(missing)) is not None:
+        elif (row := first_faulty_row(missing)) is not None:
             raise SampleTransformError(
                 row,
-                f"the crop of {self.size} is larger than the {'padded ' if self.border.any else ''}image "
+                f"the crop of {self.size} is larger than the {'padded ' if self.border.exists else ''}image "
                 f"of {tuple(padded[row].tolist())}; set pad_if_needed=True or resize first",
             )
         start = np.floor(draws.uniform(2) * (padded - shape + 1)).astype(np.int64)
-        return (start if self._framed else start - before), shape
+        return (start if self._repeats_border else start - before), shape
 
     def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
-        return super().lower(ops, self.border.lower(ops, image) if self._framed else image, params)
+        return super().lower(ops, self.border.lower(ops, image) if self._repeats_border else image, params)
 
-    def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
-        return super().replay(self.border.replay(image) if self._framed else image, sample)
+    def reference(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
+        return super().reference(self.border.reference(image) if self._repeats_border else image, sample)

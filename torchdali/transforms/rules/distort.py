@@ -12,7 +12,7 @@ from torchvision.transforms.v2 import functional as F
 
 from torchdali.transforms.rng import Draws
 from torchdali.transforms.rule import Input, Node, Ops, Rule, Unsupported
-from torchdali.transforms.rules.color import blend, check, check_range, turn_hue, turns, weights
+from torchdali.transforms.rules.color import blend, blend_weights, check_image, check_unit_range, hue_offsets, shift_hue
 from torchdali.transforms.spec import IntArray, Params, Sample, Spec
 
 __all__ = ["permute"]
@@ -33,10 +33,10 @@ class RandomChannelPermutation(Rule):
     """The channels in random order."""
 
     handles = (v2.RandomChannelPermutation,)
-    limits = "not uint8 or float32"
+    unsupported_when = "not uint8 or float32"
 
     def infer(self, spec: Spec) -> Spec:
-        check(spec)
+        check_image(spec)
         self.spec = spec
         self.operators = "coord_transform" if spec.channels > 1 else ""
         self.randomness = "order of the channels"
@@ -53,7 +53,7 @@ class RandomChannelPermutation(Rule):
     def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
         return permute(ops, image, params["matrix"], self.spec)
 
-    def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
+    def reference(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
         return F.permute_channels(image, sample["order"].tolist())
 
 
@@ -61,12 +61,12 @@ class RandomPhotometricDistort(Rule):
     """Brightness, contrast (before saturation and hue or after), saturation, hue, channels: each with probability p."""
 
     handles = (v2.RandomPhotometricDistort,)
-    limits = "not uint8 or float32; factors that torchvision refuses"
+    unsupported_when = "not uint8 or float32; factors that torchvision refuses"
     names = ("brightness", "contrast", "saturation", "hue")
 
     def infer(self, spec: Spec) -> Spec:
-        check(spec)
-        check_range(spec)
+        check_image(spec)
+        check_unit_range(spec)
         for name in self.names:
             low, high = getattr(self.transform, name)
             least, most = (-0.5, 0.5) if name == "hue" else (0.0, np.inf)
@@ -92,7 +92,7 @@ class RandomPhotometricDistort(Rule):
 
     def draw(self, draws: Draws, size: IntArray) -> Params:
         coins = draws.uniform(6) < [self.transform.p] * 5 + [0.5]
-        factors = {name: draws.between(*getattr(self.transform, name)).astype(np.float32) for name in self.names}
+        factors = {name: draws.uniform_range(*getattr(self.transform, name)).astype(np.float32) for name in self.names}
         kept = np.broadcast_to(np.arange(self.spec.channels), (len(draws), self.spec.channels))
         order = np.where(coins[:, 4:5], draws.permutation(self.spec.channels), kept)
         params: Params = {
@@ -100,14 +100,14 @@ class RandomPhotometricDistort(Rule):
             "last": coins[:, 1] & ~coins[:, 5],
             "saturate": coins[:, 2],
             "turn": coins[:, 3],
-            "hue": turns(factors["hue"]),
+            "hue": hue_offsets(factors["hue"]),
             "matrix": permutation_matrices(order),
             "order": order,
             "factors": np.where(coins[:, :4], np.stack([factors[name] for name in self.names], axis=1), np.nan),
         }
         brightness = np.where(coins[:, 0], factors["brightness"], np.float32(1))
         for kind, factor in enumerate((brightness, factors["contrast"], factors["saturation"])):
-            each = weights(np.full(len(draws), kind), factor)
+            each = blend_weights(np.full(len(draws), kind), factor)
             params |= {f"{self.names[kind]}_{name}": values for name, values in each.items()}
         return params
 
@@ -121,11 +121,11 @@ class RandomPhotometricDistort(Rule):
         if self._coloured:
             image = change(image, "saturate", "saturation", "grey")
             turn = {"hue": params["hue"]}
-            image = ops.when(params["turn"], lambda x, p: turn_hue(ops, x, p["hue"], self.spec), image, turn)
+            image = ops.when(params["turn"], lambda x, p: shift_hue(ops, x, p["hue"], self.spec), image, turn)
         image = change(image, "last", "contrast", "mean")
         return permute(ops, image, params["matrix"], self.spec) if self._coloured else image
 
-    def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
+    def reference(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
         brightness, contrast, saturation, hue = (None if np.isnan(x) else float(x) for x in sample["factors"])
         return self.transform.transform(
             image,

@@ -13,9 +13,9 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 from torchdali.transforms.rng import Draws
-from torchdali.transforms.rule import Input, Node, Ops, SampleTransformError, Unsupported, first_row
+from torchdali.transforms.rule import Input, Node, Ops, SampleTransformError, Unsupported, first_faulty_row
 from torchdali.transforms.rules import _noise
-from torchdali.transforms.rules._warp import blend
+from torchdali.transforms.rules._warp import blend_fill
 from torchdali.transforms.rules.filters import check_window
 from torchdali.transforms.rules.geometry import Warp
 from torchdali.transforms.spec import IntArray, Params, Sample, Spec
@@ -24,7 +24,7 @@ from torchdali.transforms.spec import IntArray, Params, Sample, Spec
 CROSSWISE = tuple(int(x) for x in torchvision.__version__.split(".")[:2]) < (0, 26)
 
 
-def window_of(sigma: float) -> int:
+def blur_window(sigma: float) -> int:
     """The side of the blur's window, which torchvision makes odd."""
     return int(8 * sigma + 1) | 1
 
@@ -35,7 +35,7 @@ class ElasticTransform(Warp):
     handles = (v2.ElasticTransform, v1.ElasticTransform)
     operators = "arithmetic, gaussian_blur, remap"
     randomness = "two uniform numbers for every pixel"
-    limits = (
+    unsupported_when = (
         "on the CPU, where DALI has no remap; interpolation neither nearest nor bilinear; not uint8 or float32; sigma "
         "above 63"
     )
@@ -50,7 +50,7 @@ class ElasticTransform(Warp):
         self.sigma = [float(x) for x in self.transform.sigma]
         if max(self.sigma) > 0 >= min(self.sigma):
             raise Unsupported("torchvision blurs in both directions or in none")
-        check_window([window_of(max(self.sigma))] * 2, replace(spec, channels=1))
+        check_window([blur_window(max(self.sigma))] * 2, replace(spec, channels=1))
         return spec
 
     @property
@@ -58,8 +58,8 @@ class ElasticTransform(Warp):
         return _noise.INPUTS
 
     def draw(self, draws: Draws, size: IntArray) -> Params:
-        window = window_of(max(self.sigma))
-        if (row := first_row(size <= window // 2)) is not None:
+        window = blur_window(max(self.sigma))
+        if (row := first_faulty_row(size <= window // 2)) is not None:
             raise SampleTransformError(
                 row,
                 f"sigma={self.sigma} blurs in a window of {window} x {window}, which needs an image of more than half "
@@ -70,7 +70,9 @@ class ElasticTransform(Warp):
     def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
         fn, math = ops.fn, ops.math
         sides = image.shape(dtype=ops.types.INT32)
-        noise = _noise.unit(_noise.words(ops, params, sides[0], sides[1], 2)) * np.float32(2) - np.float32(1)
+        noise = _noise.to_uniform(_noise.random_words(ops, params, sides[0], sides[1], 2)) * np.float32(2) - np.float32(
+            1
+        )
         ramp = params["noise_ramp"].gpu() if ops.device == "gpu" else params["noise_ramp"]
         maps: list[Node] = []
         inside: Node = None
@@ -97,7 +99,7 @@ class ElasticTransform(Warp):
         result = values * inside
         if self.fill is not None:
             # For nearest pixels the weight is 0 or 1, and a second one changes nothing.
-            result = blend(ops, result, inside, self.fill)
+            result = blend_fill(ops, result, inside, self.fill)
         return result if self.floating else fn.cast(result, dtype=ops.types.UINT8)
 
     def _offset(self, ops: Ops, noise: Node, sides: Node, channel: int) -> Node:
@@ -106,7 +108,7 @@ class ElasticTransform(Warp):
         offset = fn.squeeze(fn.slice(noise, start=[channel], shape=[1], axes=[2]), axes=[2])
         offset = fn.reinterpret(offset, layout="HW")
         if max(self.sigma) > 0:
-            window = window_of(self.sigma[channel])
+            window = blur_window(self.sigma[channel])
             offset = fn.gaussian_blur(offset, sigma=self.sigma[::-1], window_size=[window, window])
         # torchvision scales to sides of length 2.
         offset = offset * np.float32(self.alpha[channel] / 2)
@@ -115,14 +117,14 @@ class ElasticTransform(Warp):
             offset = offset * (lengths[1 - channel] / lengths[channel])
         return offset
 
-    def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
+    def reference(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
         height, width = image.shape[-2:]
-        words = _noise.replay_words(sample, height, width, 2)
-        noise = torch.from_numpy(_noise.unit(words).astype(np.float32)).permute(2, 0, 1) * 2 - 1
+        words = _noise.reference_words(sample, height, width, 2)
+        noise = torch.from_numpy(_noise.to_uniform(words).astype(np.float32)).permute(2, 0, 1) * 2 - 1
         parts: list[torch.Tensor] = []
         for channel, side in enumerate((height, width) if CROSSWISE else (width, height)):
             part = noise[None, channel : channel + 1]
             if max(self.sigma) > 0:
-                part = F.gaussian_blur(part, [window_of(self.sigma[channel])] * 2, self.sigma)
+                part = F.gaussian_blur(part, [blur_window(self.sigma[channel])] * 2, self.sigma)
             parts.append(part * self.alpha[channel] / side)
         return F.elastic(image, torch.concat(parts, 1).permute(0, 2, 3, 1), **self.how)

@@ -15,7 +15,7 @@ from torchdali.transforms.rng import Draws
 from torchdali.transforms.rule import Input, Node, Ops, Rule, Unsupported, check_ranges
 from torchdali.transforms.rules import _noise
 from torchdali.transforms.rules._boxes import ATTEMPTS, random_boxes
-from torchdali.transforms.rules.noise import replay_noise, towards_zero, wrapped
+from torchdali.transforms.rules.noise import reference_noise, truncate, wrap_to_uint8
 from torchdali.transforms.spec import IntArray, Params, Sample, Spec
 
 
@@ -26,7 +26,7 @@ class RandomErasing(Rule):
     """
 
     handles = (v2.RandomErasing, v1.RandomErasing)
-    limits = "not uint8 or float32; v1's class on a PIL image, which it refuses"
+    unsupported_when = "not uint8 or float32; v1's class on a PIL image, which it refuses"
 
     def infer(self, spec: Spec) -> Spec:
         if spec.dtype not in (torch.uint8, torch.float32):
@@ -51,7 +51,7 @@ class RandomErasing(Rule):
         self.operators = "erase, slice, arithmetic" if self.noise else "erase"
         self.randomness = f"erase with probability {self.transform.p:g}, area and log ratio ({ATTEMPTS} attempts)"
         self.randomness += ", top, left" + (", a normal number for every value" if self.noise else "")
-        return spec.filled([-np.inf] if self.noise else self.fill)
+        return spec.with_fill([-np.inf] if self.noise else self.fill)
 
     @property
     def inputs(self) -> dict[str, Input]:
@@ -60,7 +60,7 @@ class RandomErasing(Rule):
         return {**inputs, "erase": Input(np.bool_), **_noise.INPUTS} if self.noise else inputs
 
     def draw(self, draws: Draws, size: IntArray) -> Params:
-        chosen = draws.chance(self.transform.p)
+        chosen = draws.bernoulli(self.transform.p)
         height, width = size[:, :1], size[:, 1:]
         start, shape, found = random_boxes(
             draws,
@@ -77,17 +77,17 @@ class RandomErasing(Rule):
 
     def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
         if self.noise:
-            return ops.when(params["erase"], lambda x, p: self._noisy(ops, x, p), image, params)
-        return self._erased(ops, image, params)
+            return ops.when(params["erase"], lambda x, p: self._erase_with_noise(ops, x, p), image, params)
+        return self._erase(ops, image, params)
 
-    def _erased(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+    def _erase(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
         return ops.fn.erase(image, anchor=params["start"], shape=params["shape"], axes=[0, 1], fill_value=self.fill)
 
-    def _noisy(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+    def _erase_with_noise(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
         start, box = (ops.fn.cast(params[name], dtype=ops.types.INT32) for name in ("start", "shape"))
-        numbers = _noise.normal(ops, params, box[0], box[1], self.channels)
+        numbers = _noise.random_normal(ops, params, box[0], box[1], self.channels)
         if self.integer:
-            numbers = wrapped(ops, towards_zero(ops, numbers))
+            numbers = wrap_to_uint8(ops, truncate(ops, numbers))
         size = image.shape(dtype=ops.types.INT32)
         framed = ops.fn.slice(
             numbers,
@@ -96,13 +96,13 @@ class RandomErasing(Rule):
             axes=[0, 1],
             out_of_bounds_policy="pad",
         )
-        return self._erased(ops, image, params) + framed
+        return self._erase(ops, image, params) + framed
 
-    def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
+    def reference(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
         if not sample["erase"]:
             return image
         (top, left), (height, width) = sample["start"].tolist(), sample["shape"].tolist()
         value = torch.tensor(self.value)[:, None, None]
         if self.noise:
-            value = replay_noise(sample, height, width, self.channels)
+            value = reference_noise(sample, height, width, self.channels)
         return F.erase(image, top, left, height, width, value)

@@ -12,7 +12,7 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 from torchdali.transforms.rng import Draws
-from torchdali.transforms.rule import Input, Node, Ops, Rule, SampleTransformError, Unsupported, first_row
+from torchdali.transforms.rule import Input, Node, Ops, Rule, SampleTransformError, Unsupported, first_faulty_row
 from torchdali.transforms.spec import IntArray, Params, Sample, Spec
 
 _MOST_ON_GPU = 510
@@ -24,7 +24,7 @@ class GaussianBlur(Rule):
 
     handles = (v2.GaussianBlur, v1.GaussianBlur)
     operators = "gaussian_blur"
-    limits = "not uint8 or float32; on a GPU windows of more than 169 (one channel: 509)"
+    unsupported_when = "not uint8 or float32; on a GPU windows of more than 169 (one channel: 509)"
 
     def infer(self, spec: Spec) -> Spec:
         if spec.dtype not in (torch.uint8, torch.float32):
@@ -41,19 +41,19 @@ class GaussianBlur(Rule):
         return {"sigma": Input(np.float32)}
 
     def draw(self, draws: Draws, size: IntArray) -> Params:
-        if (row := first_row(size <= np.array(self.window) // 2)) is not None:
+        if (row := first_faulty_row(size <= np.array(self.window) // 2)) is not None:
             raise SampleTransformError(
                 row,
                 f"a window of {self.window[1]} x {self.window[0]} (width x height) needs an image of more than half "
                 f"of that, and this one has {size[row, 1]} x {size[row, 0]}",
             )
         # From there down it is one pixel in any window, and DALI's squares would leave float32's range.
-        return {"sigma": np.maximum(draws.between(*self.transform.sigma), 1e-3).astype(np.float32)}
+        return {"sigma": np.maximum(draws.uniform_range(*self.transform.sigma), 1e-3).astype(np.float32)}
 
     def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
         return ops.fn.gaussian_blur(image, sigma=params["sigma"], window_size=self.window)
 
-    def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
+    def reference(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
         return F.gaussian_blur(image, self.window[::-1], [float(sample["sigma"])] * 2)
 
 
@@ -67,7 +67,7 @@ class JPEG(Rule):
     """Compressed and decompressed, with random quality."""
 
     handles = (v2.JPEG,)
-    limits = "not uint8 RGB"
+    unsupported_when = "not uint8 RGB"
 
     def infer(self, spec: Spec) -> Spec:
         if spec.channels != 3 or spec.dtype != torch.uint8:
@@ -83,7 +83,7 @@ class JPEG(Rule):
 
     def draw(self, draws: Draws, size: IntArray) -> Params:
         low, high = self.transform.quality
-        return {"quality": np.floor(draws.between(low, high + 1)).astype(np.int32)}
+        return {"quality": np.floor(draws.uniform_range(low, high + 1)).astype(np.int32)}
 
     def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
         if ops.device == "gpu" and ops.fidelity == "exact":
@@ -94,7 +94,7 @@ class JPEG(Rule):
             return ops.fn.reinterpret(image, layout="HWC")  # a copy of no images has no axes
         return ops.fn.jpeg_compression_distortion(image, quality=params["quality"])
 
-    def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
+    def reference(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
         with warnings.catch_warnings():
             # torchvision 0.29 is about to give up the coder that its own transform uses.
             warnings.simplefilter("ignore", DeprecationWarning)

@@ -31,15 +31,15 @@ class RandomHorizontalFlip(Rule):
         return {"flip": Input(np.int32)}
 
     def draw(self, draws: Draws, size: IntArray) -> Params:
-        return {"flip": draws.chance(self.transform.p).astype(np.int32)}
+        return {"flip": draws.bernoulli(self.transform.p).astype(np.int32)}
 
     def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
         return ops.fn.flip(image, **{"horizontal": 0, self.axis: params["flip"]})
 
-    def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
+    def reference(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
         return F.horizontal_flip(image) if sample["flip"] else image
 
-    def absorb(self, previous: Rule) -> Rule | None:
+    def fuse_with_previous(self, previous: Rule) -> Rule | None:
         if isinstance(previous, RandomHorizontalFlip) and previous.axis != self.axis:
             return Flips([previous, self])
         return None
@@ -51,7 +51,7 @@ class RandomVerticalFlip(RandomHorizontalFlip):
     handles = (v2.RandomVerticalFlip, v1.RandomVerticalFlip)
     axis = "vertical"
 
-    def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
+    def reference(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
         return F.vertical_flip(image) if sample["flip"] else image
 
 

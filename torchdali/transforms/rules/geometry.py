@@ -23,7 +23,7 @@ from torchdali.transforms.rule import (
     SampleTransformError,
     Unsupported,
     check_ranges,
-    first_row,
+    first_faulty_row,
 )
 from torchdali.transforms.rules._warp import (
     affine_matrices,
@@ -41,7 +41,9 @@ class Warp(Rule):
     """A map of the plane that is drawn for each sample."""
 
     operators = "warp_perspective"
-    limits: ClassVar[str] = "interpolation neither nearest nor bilinear; not uint8 or float32; not 1, 3 or 4 channels"
+    unsupported_when: ClassVar[str] = (
+        "interpolation neither nearest nor bilinear; not uint8 or float32; not 1, 3 or 4 channels"
+    )
 
     def infer(self, spec: Spec) -> Spec:
         if spec.dtype not in (torch.uint8, torch.float32):
@@ -51,7 +53,7 @@ class Warp(Rule):
         self.interpolation = resolve_interpolation(self.transform, spec)
         self.fill = resolve_border(self.transform, spec)
         self.floating = spec.dtype == torch.float32
-        return spec.filled(self.fill or ())
+        return spec.with_fill(self.fill or ())
 
     @property
     def inputs(self) -> dict[str, Input]:
@@ -70,8 +72,8 @@ class Warp(Rule):
         """The arguments that torchvision's functionals have in common."""
         return {"interpolation": InterpolationMode(self.interpolation), "fill": self.fill}
 
-    def absorb(self, previous: Rule) -> Rule | None:
-        return FlippedWarp([self]).absorb(previous)
+    def fuse_with_previous(self, previous: Rule) -> Rule | None:
+        return FlippedWarp([self]).fuse_with_previous(previous)
 
 
 class RandomRotation(Warp):
@@ -79,7 +81,7 @@ class RandomRotation(Warp):
 
     handles = (v2.RandomRotation, v1.RandomRotation)
     randomness = "angle"
-    limits = f"{Warp.limits}; v1 with expand, by quarters, on a tensor"
+    unsupported_when = f"{Warp.unsupported_when}; v1 with expand, by quarters, on a tensor"
 
     def infer(self, spec: Spec) -> Spec:
         check_ranges(degrees=self.transform.degrees)
@@ -96,14 +98,14 @@ class RandomRotation(Warp):
         return {**super().inputs, "size": Input(np.float32, 1)} if self.transform.expand else super().inputs
 
     def draw(self, draws: Draws, size: IntArray) -> Params:
-        angle = draws.between(*self.transform.degrees)
+        angle = draws.uniform_range(*self.transform.degrees)
         matrix, out_size = rotation_matrices(angle, self.transform.center, size, self.transform.expand)
         return {"matrix": matrix, "size": out_size, "angle": angle}
 
-    def resized(self, size: IntArray, params: Params) -> IntArray:
+    def output_size(self, size: IntArray, params: Params) -> IntArray:
         return params["size"]
 
-    def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
+    def reference(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
         angle, transform = float(sample["angle"]), self.transform
         return F.rotate(image, angle, expand=transform.expand, center=transform.center, **self.how)
 
@@ -124,21 +126,21 @@ class RandomAffine(Warp):
     def draw(self, draws: Draws, size: IntArray) -> Params:
         transform = self.transform
         count = len(draws)
-        angle, scale = draws.between(*transform.degrees), np.ones(count)
+        angle, scale = draws.uniform_range(*transform.degrees), np.ones(count)
         translate, shear = np.zeros((count, 2)), np.zeros((count, 2))
         if transform.translate is not None:
             most = np.asarray(transform.translate, np.float64) * size[:, ::-1]
             translate = np.rint((2 * draws.uniform(2) - 1) * most)
         if transform.scale is not None:
-            scale = draws.between(*transform.scale)
+            scale = draws.uniform_range(*transform.scale)
         if transform.shear is not None:
-            shear[:, 0] = draws.between(*transform.shear[:2])
+            shear[:, 0] = draws.uniform_range(*transform.shear[:2])
             if len(transform.shear) == 4:
-                shear[:, 1] = draws.between(*transform.shear[2:])
+                shear[:, 1] = draws.uniform_range(*transform.shear[2:])
         matrix = affine_matrices(angle, translate, scale, shear, transform.center, size)
         return {"matrix": matrix, "angle": angle, "translate": translate, "scale": scale, "shear": shear}
 
-    def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
+    def reference(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
         translate, shear = sample["translate"].tolist(), sample["shear"].tolist()
         angle, scale = float(sample["angle"]), float(sample["scale"])
         return F.affine(image, angle, translate, scale, shear, center=self.transform.center, **self.how)
@@ -161,14 +163,14 @@ class RandomPerspective(Warp):
         return super().inputs if self.transform.p >= 1 else {"warp": Input(np.bool_), **super().inputs}
 
     def draw(self, draws: Draws, size: IntArray) -> Params:
-        apply = draws.chance(self.transform.p)
+        apply = draws.bernoulli(self.transform.p)
         width_height = size[:, ::-1]
         bound = (self.transform.distortion_scale * (width_height // 2)).astype(np.int64) + 1
         inwards = np.floor(draws.uniform(8).reshape(-1, 4, 2) * bound[:, None]).astype(np.int64)
         far = np.array([[0, 0], [1, 0], [1, 1], [0, 1]])
         # On the far sides torchvision draws from ``side - bound`` on, upwards.
         corners = inwards + far * (width_height - bound)[:, None]
-        if (row := first_row(apply[:, None] & (size < 2))) is not None:
+        if (row := first_faulty_row(apply[:, None] & (size < 2))) is not None:
             raise SampleTransformError(row, f"corners of an image of {tuple(size[row].tolist())} fall together")
         matrix = np.where(apply[:, None, None], perspective_matrices(corners, size), np.eye(3))
         return {"warp": apply, "apply": apply, "matrix": matrix, "corners": corners}
@@ -178,7 +180,7 @@ class RandomPerspective(Warp):
             return super().lower(ops, image, params)
         return ops.when(params["warp"], lambda x, p: Warp.lower(self, ops, x, p), image, {"matrix": params["matrix"]})
 
-    def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
+    def reference(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
         if not sample["apply"]:
             return image
         height, width = image.shape[-2:]
@@ -217,9 +219,9 @@ class FlippedWarp(Composite):
         return params
 
     def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
-        return self.parts[-1].lower(ops, image, self.of(len(self.parts) - 1, params))
+        return self.parts[-1].lower(ops, image, self.select_params(len(self.parts) - 1, params))
 
-    def absorb(self, previous: Rule) -> Rule | None:
+    def fuse_with_previous(self, previous: Rule) -> Rule | None:
         if isinstance(previous, Flips):
             return FlippedWarp([*previous.parts, *self.parts])
         return FlippedWarp([previous, *self.parts]) if isinstance(previous, RandomHorizontalFlip) else None

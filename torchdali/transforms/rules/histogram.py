@@ -11,8 +11,8 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 from torchdali.transforms.rule import Node, Ops, Unsupported
-from torchdali.transforms.rules.color import bound, check_range, settle
-from torchdali.transforms.rules.photometric import Coin
+from torchdali.transforms.rules.color import check_unit_range, clamp_to_image, white_level
+from torchdali.transforms.rules.photometric import RandomlyApplied
 from torchdali.transforms.spec import Spec
 
 __all__ = ["autocontrast", "equalize"]
@@ -26,8 +26,8 @@ def autocontrast(ops: Ops, image: Node, spec: Spec) -> Node:
     )
     flat = ops.fn.cast(high == low, dtype=ops.types.FLOAT)
     # In torchvision's order, because what comes out of it is truncated.
-    scale = (high - low) * np.float32(1 / bound(spec)) + flat
-    return settle(ops, (image - low * (1.0 - flat)) / scale, spec)
+    scale = (high - low) * np.float32(1 / white_level(spec)) + flat
+    return clamp_to_image(ops, (image - low * (1.0 - flat)) / scale, spec)
 
 
 def equalize(ops: Ops, image: Node, spec: Spec) -> Node:
@@ -54,34 +54,34 @@ def equalize(ops: Ops, image: Node, spec: Spec) -> Node:
     return result * np.float32(1 / 255) if spec.dtype.is_floating_point else result
 
 
-class RandomAutocontrast(Coin):
+class RandomAutocontrast(RandomlyApplied):
     """Each channel stretched to the whole range, with probability p."""
 
     handles = (v2.RandomAutocontrast, v1.RandomAutocontrast)
-    does = "reduce, arithmetic, cast"
+    apply_operators = "reduce, arithmetic, cast"
 
     def apply(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
         return autocontrast(ops, image, self.spec)
 
-    def applied(self, image: torch.Tensor) -> torch.Tensor:
+    def apply_reference(self, image: torch.Tensor) -> torch.Tensor:
         return F.autocontrast(image)
 
 
-class RandomEqualize(Coin):
+class RandomEqualize(RandomlyApplied):
     """Each channel's histogram made level, with probability p."""
 
     handles = (v2.RandomEqualize, v1.RandomEqualize)
-    does = "equalize, reduce, arithmetic, cast"
-    limits = "not uint8 or float32, v1's not uint8"
+    apply_operators = "equalize, reduce, arithmetic, cast"
+    unsupported_when = "not uint8 or float32, v1's not uint8"
 
     def infer(self, spec: Spec) -> Spec:
         if spec.dtype.is_floating_point and isinstance(self.transform, v1.RandomEqualize):
             raise Unsupported("v1's RandomEqualize accepts uint8 only")
-        check_range(spec)
+        check_unit_range(spec)
         return super().infer(spec)
 
     def apply(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
         return equalize(ops, image, self.spec)
 
-    def applied(self, image: torch.Tensor) -> torch.Tensor:
+    def apply_reference(self, image: torch.Tensor) -> torch.Tensor:
         return F.equalize(image)

@@ -13,7 +13,7 @@ class LinearTransformation(Rule):
     """Every pixel of the result from every pixel of the image: torch multiplies whole batches."""
 
     handles = (v2.LinearTransformation, v1.LinearTransformation)
-    limits = "always: a matrix product is torch's, for the whole batch where all images have one size"
+    unsupported_when = "always: a matrix product is torch's, for the whole batch where all images have one size"
 
     def infer(self, spec: Spec) -> Spec:
         raise Unsupported("DALI has no matrix product")

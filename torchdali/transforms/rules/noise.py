@@ -17,20 +17,20 @@ from torchdali.transforms.rules import _noise
 from torchdali.transforms.spec import IntArray, Params, Sample, Spec
 
 
-def towards_zero(ops: Ops, values: Node) -> Node:
+def truncate(ops: Ops, values: Node) -> Node:
     """float32 without its fraction, as torch casts to integers."""
     math = ops.math
     return math.floor(math.max(values, 0.0)) + math.ceil(math.min(values, 0.0))
 
 
-def wrapped(ops: Ops, values: Node) -> Node:
+def wrap_to_uint8(ops: Ops, values: Node) -> Node:
     """Whole float32 to uint8 modulo 256, as torch casts."""
     return ops.fn.cast(ops.fn.cast(values, dtype=ops.types.INT32) & np.int32(255), dtype=ops.types.UINT8)
 
 
-def replay_noise(sample: Sample, height: int, width: int, channels: int) -> torch.Tensor:
+def reference_noise(sample: Sample, height: int, width: int, channels: int) -> torch.Tensor:
     """A sample's normal numbers, CHW."""
-    return torch.from_numpy(_noise.replay_normal(sample, height, width, channels)).permute(2, 0, 1).contiguous()
+    return torch.from_numpy(_noise.reference_normal(sample, height, width, channels)).permute(2, 0, 1).contiguous()
 
 
 class GaussianNoise(Rule):
@@ -39,7 +39,7 @@ class GaussianNoise(Rule):
     handles = (v2.GaussianNoise,)
     operators = "arithmetic, slice, cat"
     randomness = "a normal number for every value"
-    limits = "not uint8 or float32; a PIL image, which torchvision refuses"
+    unsupported_when = "not uint8 or float32; a PIL image, which torchvision refuses"
 
     def infer(self, spec: Spec) -> Spec:
         transform = self.transform
@@ -69,16 +69,16 @@ class GaussianNoise(Rule):
 
     def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
         shape = image.shape(dtype=ops.types.INT32)
-        numbers = _noise.normal(ops, params, shape[0], shape[1], self.channels)
+        numbers = _noise.random_normal(ops, params, shape[0], shape[1], self.channels)
         scale = 255 if self.integer else 1
         noise = numbers * np.float32(self.transform.sigma * scale) + np.float32(self.transform.mean * scale)
-        noisy = image + (towards_zero(ops, noise) if self.integer else noise)
+        noisy = image + (truncate(ops, noise) if self.integer else noise)
         if self.transform.clip:
             noisy = ops.math.clamp(noisy, 0.0, float(scale))
-        return wrapped(ops, noisy) if self.integer else noisy
+        return wrap_to_uint8(ops, noisy) if self.integer else noisy
 
-    def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
+    def reference(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
         channels, height, width = image.shape
-        numbers = replay_noise(sample, height, width, channels)
+        numbers = reference_noise(sample, height, width, channels)
         with mock.patch.object(torch, "randn_like", return_value=numbers):
             return F.gaussian_noise(image, self.transform.mean, self.transform.sigma, self.transform.clip)

@@ -22,7 +22,7 @@ class Normalize(Rule):
     """``(x - mean) / std`` for each channel."""
 
     handles = (v2.Normalize, v1.Normalize)
-    limits = (
+    unsupported_when = (
         "a PIL image; not float32 (half types batch by batch); means or deviations that do not fit the channels; a "
         "deviation of 0"
     )
@@ -50,12 +50,12 @@ class Normalize(Rule):
             image, mean=self.mean, std=self.std, dtype=ops.types.FLOAT, output_layout="HWC"
         )
 
-    def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
+    def reference(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
         return F.normalize(image, self.transform.mean, self.transform.std)
 
-    def absorb(self, previous: Rule) -> Rule | None:
+    def fuse_with_previous(self, previous: Rule) -> Rule | None:
         if isinstance(previous, Arithmetic):
-            return previous.then(self)
+            return previous.append(self)
         if isinstance(previous, (ToTensor, Normalize)) or (
             type(previous) is ToDtype and (previous.source, previous.target) == (torch.uint8, torch.float32)
         ):
@@ -76,7 +76,7 @@ class Arithmetic(Composite):
         self.parts = parts
         self.layout = layout
 
-    def then(self, later: Rule) -> Arithmetic:
+    def append(self, later: Rule) -> Arithmetic:
         """This, and then another."""
         return Arithmetic([*self.parts, later])
 
@@ -99,14 +99,14 @@ class Arithmetic(Composite):
             output_layout=self.layout,
         )
 
-    def absorb(self, previous: Rule) -> Rule | None:
+    def fuse_with_previous(self, previous: Rule) -> Rule | None:
         if type(previous) is RandomHorizontalFlip and type(self.parts[0]) is not RandomHorizontalFlip:
             return Arithmetic([previous, *self.parts])
         return None
 
-    def extend(self, later: Rule) -> Rule | None:
+    def fuse_with_next(self, later: Rule) -> Rule | None:
         to_half = type(later) is ToDtype and (later.source, later.target) == (torch.float32, torch.float16)
-        return self.then(later) if to_half else None
+        return self.append(later) if to_half else None
 
     def channels_first(self) -> Rule | None:
         return Arithmetic(list(self.parts), "CHW")

@@ -21,10 +21,17 @@ from torchvision.transforms.v2 import functional as F
 
 from torchdali.transforms.rng import Draws
 from torchdali.transforms.rule import Input, Node, Ops, Rule, Unsupported
-from torchdali.transforms.rules.color import bound, check, check_range, grey, settle, three
+from torchdali.transforms.rules.color import (
+    check_image,
+    check_unit_range,
+    clamp_to_image,
+    repeat_channel,
+    to_grey,
+    white_level,
+)
 from torchdali.transforms.spec import IntArray, Params, Sample, Spec
 
-__all__ = ["Coin", "Value", "invert", "posterize", "posterize_by", "sharpen", "solarize"]
+__all__ = ["RandomlyApplied", "Value", "invert", "posterize", "posterize_argument", "sharpen", "solarize"]
 
 
 def invert(image: Node, white: Node, spec: Spec) -> Node:
@@ -34,7 +41,7 @@ def invert(image: Node, white: Node, spec: Spec) -> Node:
     return image * (1.0 - white * 2.0) + white
 
 
-def posterize_by(bits: npt.ArrayLike, spec: Spec) -> npt.NDArray[Any]:
+def posterize_argument(bits: npt.ArrayLike, spec: Spec) -> npt.NDArray[Any]:
     """What :func:`posterize` takes for a number of bits: a mask, and for floats the number of levels."""
     kept: IntArray = np.asarray(bits, np.int64)
     if spec.dtype.is_floating_point:
@@ -43,7 +50,7 @@ def posterize_by(bits: npt.ArrayLike, spec: Spec) -> npt.NDArray[Any]:
 
 
 def posterize(ops: Ops, image: Node, by: Node, spec: Spec) -> Node:
-    """The image in fewer levels, see :func:`posterize_by`; a mask of 255 leaves a uint8 image as it is."""
+    """The image in fewer levels, see :func:`posterize_argument`; a mask of 255 leaves a uint8 image as it is."""
     if spec.dtype == torch.uint8:
         return image & by
     return ops.math.clamp(ops.math.floor(image * by), 0.0, by - 1.0) / by
@@ -88,24 +95,24 @@ def sharpen(ops: Ops, image: Node, rest: Node, spec: Spec) -> Node:
             normalized_shape=False,
             fill_value=0.0,
         )
-    return settle(ops, image + change * rest, spec)
+    return clamp_to_image(ops, image + change * rest, spec)
 
 
 class RGB(Rule):
     """Grey as three equal channels."""
 
     handles = (v2.RGB,)
-    limits = "not uint8 or float32"
+    unsupported_when = "not uint8 or float32"
 
     def infer(self, spec: Spec) -> Spec:
-        check(spec)
+        check_image(spec)
         self.operators = "cat" if spec.channels == 1 else ""
         return replace(spec, channels=3)
 
     def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
-        return three(ops, image) if self.operators else image
+        return repeat_channel(ops, image) if self.operators else image
 
-    def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
+    def reference(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
         return F.grayscale_to_rgb(image)
 
 
@@ -123,26 +130,26 @@ class Value(NamedTuple):
     neutral: float | None = None
 
 
-class Coin(Rule):
+class RandomlyApplied(Rule):
     """What is done to an image, or nothing, by a coin that is thrown for each."""
 
-    does: ClassVar[str]
+    apply_operators: ClassVar[str]
     """The operators of ``apply``, in words."""
-    limits = "not uint8 or float32"
+    unsupported_when = "not uint8 or float32"
     value: Value | None = None
 
     def infer(self, spec: Spec) -> Spec:
-        check(spec)
+        check_image(spec)
         self.spec = spec
-        self.value = self.setting(spec)
+        self.value = self.infer_value(spec)
         p: float = self.transform.p
         self.randomness = f"apply with probability {p:g}"
-        self.operators = f"split, {self.does}, merge" if self._splits else self.does
-        if p <= 0 or not self.does:
+        self.operators = f"split, {self.apply_operators}, merge" if self._splits else self.apply_operators
+        if p <= 0 or not self.apply_operators:
             self.operators = ""
         return spec
 
-    def setting(self, spec: Spec) -> Value | None:
+    def infer_value(self, spec: Spec) -> Value | None:
         """The number that is fed, if any.
 
         Raises:
@@ -155,7 +162,7 @@ class Coin(Rule):
         """Emits the operators for images to which it is applied."""
 
     @abstractmethod
-    def applied(self, image: torch.Tensor) -> torch.Tensor:
+    def apply_reference(self, image: torch.Tensor) -> torch.Tensor:
         """torchvision's functional."""
 
     @property
@@ -168,7 +175,7 @@ class Coin(Rule):
         return {"apply": Input(np.bool_), **fed} if self._splits else fed
 
     def draw(self, draws: Draws, size: IntArray) -> Params:
-        apply = draws.chance(self.transform.p)
+        apply = draws.bernoulli(self.transform.p)
         if self.value is None:
             return {"apply": apply}
         _, applied, neutral = self.value
@@ -181,15 +188,15 @@ class Coin(Rule):
             params["apply"], partial(self.apply, ops), image, {k: params[k] for k in params if k == "value"}
         )
 
-    def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
-        return self.applied(image) if sample["apply"] else image
+    def reference(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
+        return self.apply_reference(image) if sample["apply"] else image
 
 
-class RandomGrayscale(Coin):
+class RandomGrayscale(RandomlyApplied):
     """Grey in as many channels as there are, with probability p."""
 
     handles = (v2.RandomGrayscale, v1.RandomGrayscale)
-    does = "coord_transform, floor, cast, cat"
+    apply_operators = "coord_transform, floor, cast, cat"
 
     def infer(self, spec: Spec) -> Spec:
         spec = super().infer(spec)
@@ -200,37 +207,39 @@ class RandomGrayscale(Coin):
     def apply(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
         if self.spec.channels == 1:
             return image
-        shade = grey(ops, image, self.spec)
-        return three(ops, shade if self.spec.dtype.is_floating_point else ops.fn.cast(shade, dtype=ops.types.UINT8))
+        shade = to_grey(ops, image, self.spec)
+        return repeat_channel(
+            ops, shade if self.spec.dtype.is_floating_point else ops.fn.cast(shade, dtype=ops.types.UINT8)
+        )
 
-    def applied(self, image: torch.Tensor) -> torch.Tensor:
+    def apply_reference(self, image: torch.Tensor) -> torch.Tensor:
         return F.rgb_to_grayscale(image, image.shape[-3])
 
 
-class RandomInvert(Coin):
+class RandomInvert(RandomlyApplied):
     """White minus the image, with probability p."""
 
     handles = (v2.RandomInvert, v1.RandomInvert)
-    does = "arithmetic"
+    apply_operators = "arithmetic"
 
-    def setting(self, spec: Spec) -> Value:
-        return Value(np.float32 if spec.dtype.is_floating_point else np.uint8, bound(spec), 0)
+    def infer_value(self, spec: Spec) -> Value:
+        return Value(np.float32 if spec.dtype.is_floating_point else np.uint8, white_level(spec), 0)
 
     def apply(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
         return invert(image, params["value"], self.spec)
 
-    def applied(self, image: torch.Tensor) -> torch.Tensor:
+    def apply_reference(self, image: torch.Tensor) -> torch.Tensor:
         return F.invert(image)
 
 
-class RandomPosterize(Coin):
+class RandomPosterize(RandomlyApplied):
     """Fewer bits, with probability p."""
 
     handles = (v2.RandomPosterize, v1.RandomPosterize)
-    does = "arithmetic"
-    limits = "not uint8 or float32, v1's not uint8; bits that torchvision refuses"
+    apply_operators = "arithmetic"
+    unsupported_when = "not uint8 or float32, v1's not uint8; bits that torchvision refuses"
 
-    def setting(self, spec: Spec) -> Value:
+    def infer_value(self, spec: Spec) -> Value:
         bits: Any = self.transform.bits
         if not isinstance(bits, int) or not 0 <= bits <= 8:
             raise Unsupported(f"torchvision's posterize accepts 0 to 8 bits, not {bits}")
@@ -239,27 +248,27 @@ class RandomPosterize(Coin):
         if spec.dtype.is_floating_point:
             if isinstance(self.transform, v1.RandomPosterize):
                 raise Unsupported("v1's RandomPosterize accepts uint8 only")
-            check_range(spec)
-            return Value(np.float32, posterize_by(bits, spec).item())
-        return Value(np.uint8, posterize_by(bits, spec).item(), 255)
+            check_unit_range(spec)
+            return Value(np.float32, posterize_argument(bits, spec).item())
+        return Value(np.uint8, posterize_argument(bits, spec).item(), 255)
 
     def apply(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
         return posterize(ops, image, params["value"], self.spec)
 
-    def applied(self, image: torch.Tensor) -> torch.Tensor:
+    def apply_reference(self, image: torch.Tensor) -> torch.Tensor:
         return F.posterize(image, self.transform.bits)
 
 
-class RandomSolarize(Coin):
+class RandomSolarize(RandomlyApplied):
     """What is not below a threshold inverted, with probability p."""
 
     handles = (v2.RandomSolarize, v1.RandomSolarize)
-    does = "arithmetic, cast"
-    limits = "not uint8 or float32; a threshold below black or above white"
+    apply_operators = "arithmetic, cast"
+    unsupported_when = "not uint8 or float32; a threshold below black or above white"
 
-    def setting(self, spec: Spec) -> Value:
-        if self.transform.threshold > bound(spec):
-            raise Unsupported(f"torchvision's solarize accepts thresholds up to {bound(spec):g} here")
+    def infer_value(self, spec: Spec) -> Value:
+        if self.transform.threshold > white_level(spec):
+            raise Unsupported(f"torchvision's solarize accepts thresholds up to {white_level(spec):g} here")
         if self.transform.threshold < 0:
             raise Unsupported("torch takes a negative threshold modulo 256 for uint8")
         return Value(np.float32, self.transform.threshold, np.inf)
@@ -267,18 +276,18 @@ class RandomSolarize(Coin):
     def apply(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
         return solarize(ops, image, params["value"], self.spec)
 
-    def applied(self, image: torch.Tensor) -> torch.Tensor:
+    def apply_reference(self, image: torch.Tensor) -> torch.Tensor:
         return F.solarize(image, self.transform.threshold)
 
 
-class RandomAdjustSharpness(Coin):
+class RandomAdjustSharpness(RandomlyApplied):
     """Sharper or softer, with probability p."""
 
     handles = (v2.RandomAdjustSharpness, v1.RandomAdjustSharpness)
-    does = "filter, erase, arithmetic, cast"
-    limits = "not uint8 or float32; a negative factor, which torchvision refuses"
+    apply_operators = "filter, erase, arithmetic, cast"
+    unsupported_when = "not uint8 or float32; a negative factor, which torchvision refuses"
 
-    def setting(self, spec: Spec) -> Value:
+    def infer_value(self, spec: Spec) -> Value:
         if self.transform.sharpness_factor < 0:
             raise Unsupported("torchvision refuses negative factors")
         return Value(np.float32, 1.0 - self.transform.sharpness_factor)
@@ -286,5 +295,5 @@ class RandomAdjustSharpness(Coin):
     def apply(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
         return sharpen(ops, image, params["value"], self.spec)
 
-    def applied(self, image: torch.Tensor) -> torch.Tensor:
+    def apply_reference(self, image: torch.Tensor) -> torch.Tensor:
         return F.adjust_sharpness(image, self.transform.sharpness_factor)

@@ -10,7 +10,7 @@ from torchvision.transforms import v2
 
 from torchdali.transforms.rng import Draws, Words
 from torchdali.transforms.rule import Unsupported
-from torchdali.transforms.rules.resize import Resizing, resized_size
+from torchdali.transforms.rules.resize import Resizing, compute_resized_size
 from torchdali.transforms.spec import IntArray, Spec
 
 Floats = npt.NDArray[np.float32]
@@ -30,7 +30,9 @@ class RandomResize(Resizing):
 
     def sizes(self, draws: Draws, size: IntArray) -> IntArray:
         low, high = self.transform.min_size, self.transform.max_size
-        return resized_size(size, [low + np.floor(draws.uniform(1)[:, 0] * (high - low)).astype(np.int64)], None)
+        return compute_resized_size(
+            size, [low + np.floor(draws.uniform(1)[:, 0] * (high - low)).astype(np.int64)], None
+        )
 
 
 class RandomShortestSize(Resizing):
@@ -64,20 +66,20 @@ class ScaleJitter(Resizing):
         low, high = self.transform.scale_range
         # torchvision compares the height with the second number of target_size and the width with the first.
         fit = np.minimum(target[1] / size[:, 0], target[0] / size[:, 1])
-        ratio = fit.astype(np.float32) * between(low, high, fractions(draws.words(1)[:, 0]))
-        return scaled(size, ratio[:, None])
+        ratio = fit.astype(np.float32) * interpolate(low, high, to_fractions(draws.words(1)[:, 0]))
+        return scale_size(size, ratio[:, None])
 
 
-def fractions(words: Words) -> Floats:
+def to_fractions(words: Words) -> Floats:
     """Numbers as ``torch.rand`` makes them: float32, of 24 random bits."""
     return (words >> np.uint64(8)).astype(np.float32) * np.float32(2.0**-24)
 
 
-def between(low: float, high: float, fraction: Floats) -> Floats:
+def interpolate(low: float, high: float, fraction: Floats) -> Floats:
     """``low + fraction * (high - low)`` as torch makes it: in float32."""
     return (fraction * np.float32(high - low) + np.float32(low)).astype(np.float32)
 
 
-def scaled(size: IntArray, factor: Floats) -> IntArray:
+def scale_size(size: IntArray, factor: Floats) -> IntArray:
     """``int(size * factor)`` as torch makes it: the product is a float32."""
     return (size.astype(np.float32) * factor).astype(np.int64)

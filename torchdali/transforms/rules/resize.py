@@ -15,7 +15,16 @@ from torchvision.transforms import functional as v1_functional
 from torchvision.transforms.v2 import functional as F
 
 from torchdali.transforms.rng import Draws
-from torchdali.transforms.rule import Input, Node, Ops, Rule, SampleTransformError, Unsupported, check_whole, first_row
+from torchdali.transforms.rule import (
+    Input,
+    Node,
+    Ops,
+    Rule,
+    SampleTransformError,
+    Unsupported,
+    check_whole_pixels,
+    first_faulty_row,
+)
 from torchdali.transforms.spec import IntArray, Params, Sample, Spec
 
 _BY_PILLOW_CONSTANT = {
@@ -94,7 +103,7 @@ class Resampling:
 
     def draw(self, size: IntArray, target: IntArray, draws: Draws) -> Params:
         """Parameters for images of ``size`` resized to ``target``, both ``(N, 2)``; of several interpolations one."""
-        if (row := first_row((target < 1) | (size < 1))) is not None:
+        if (row := first_faulty_row((target < 1) | (size < 1))) is not None:
             raise SampleTransformError(
                 row, f"an image of {tuple(size[row].tolist())} would become {tuple(target[row].tolist())}"
             )
@@ -136,7 +145,7 @@ class Resampling:
         image = ops.fn.resize(image, resize_x=width, **how)
         return ops.fn.resize(image, resize_y=height, **how)
 
-    def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
+    def reference(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
         """torchvision's tensor kernel."""
         target = [int(sample["height"]), int(sample["width"])]
         mode = next(mode for mode in self.modes if _FILTERS.get(mode) == sample.get("mode", _FILTERS.get(mode)))
@@ -144,7 +153,9 @@ class Resampling:
         return resize(image, target, interpolation=mode, antialias=self.antialias)
 
 
-def resized_size(size: IntArray, target: Sequence[int] | Sequence[IntArray] | None, max_size: int | None) -> IntArray:
+def compute_resized_size(
+    size: IntArray, target: Sequence[int] | Sequence[IntArray] | None, max_size: int | None
+) -> IntArray:
     """Heights and widths after torchvision's ``Resize``: ``_compute_resized_output_size`` for many at once.
 
     Args:
@@ -174,7 +185,7 @@ class Resizing(Rule):
     """The whole image resized; ``sizes`` says to what."""
 
     operators = "resize"
-    limits = "not uint8 or float32; bicubic without antialias; lanczos, box, hamming"
+    unsupported_when = "not uint8 or float32; bicubic without antialias; lanczos, box, hamming"
 
     @abstractmethod
     def sizes(self, draws: Draws, size: IntArray) -> IntArray:
@@ -191,14 +202,14 @@ class Resizing(Rule):
     def draw(self, draws: Draws, size: IntArray) -> Params:
         return self.resampling.draw(size, self.sizes(draws, size), draws)
 
-    def resized(self, size: IntArray, params: Params) -> IntArray:
+    def output_size(self, size: IntArray, params: Params) -> IntArray:
         return np.stack((params["height"], params["width"]), axis=1).astype(np.int64)
 
     def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
         return self.resampling.lower(ops, image, params)
 
-    def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
-        return self.resampling.replay(image, sample)
+    def reference(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
+        return self.resampling.reference(image, sample)
 
 
 class Resize(Resizing):
@@ -213,7 +224,7 @@ class Resize(Resizing):
         self.max_size: int | None = transform.max_size
 
     def infer(self, spec: Spec) -> Spec:
-        check_whole(self.target or ())
+        check_whole_pixels(self.target or ())
         both = (self.target[0], self.target[1]) if self.target and len(self.target) == 2 else None
         self.resampling = Resampling(self.transform, spec, both)
         if both and self.max_size is not None:
@@ -225,8 +236,8 @@ class Resize(Resizing):
             return replace(spec, size=both)
         if spec.size is None:
             return spec
-        height, width = resized_size(np.array([spec.size]), self.target, self.max_size)[0].tolist()
+        height, width = compute_resized_size(np.array([spec.size]), self.target, self.max_size)[0].tolist()
         return replace(spec, size=(height, width))
 
     def sizes(self, draws: Draws, size: IntArray) -> IntArray:
-        return resized_size(size, self.target, self.max_size)
+        return compute_resized_size(size, self.target, self.max_size)

@@ -13,7 +13,7 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 from torchdali.transforms.rng import Draws
-from torchdali.transforms.rule import Input, Node, Ops, Unsupported, check_ranges, check_whole
+from torchdali.transforms.rule import Input, Node, Ops, Unsupported, check_ranges, check_whole_pixels
 from torchdali.transforms.rules._boxes import ATTEMPTS, random_boxes
 from torchdali.transforms.rules.crop import Window
 from torchdali.transforms.rules.resize import Resampling
@@ -27,17 +27,17 @@ class RandomResizedCrop(Window):
     """
 
     handles = (v2.RandomResizedCrop, v1.RandomResizedCrop)
-    limits = "as Resize"
+    unsupported_when = "as Resize"
     operators = "slice, resize"
     randomness = f"area and log ratio ({ATTEMPTS} attempts), top, left"
-    inside = True
+    stays_inside = True
 
     def __init__(self, transform: Any) -> None:
         super().__init__(transform)
         self.size = (int(transform.size[0]), int(transform.size[-1]))
 
     def infer(self, spec: Spec) -> Spec:
-        check_whole(self.transform.size)
+        check_whole_pixels(self.transform.size)
         check_ranges(scale=self.transform.scale, ratio=self.transform.ratio)
         if self.transform.scale[0] < 0 or self.transform.ratio[0] <= 0:
             raise Unsupported("a negative area or ratio")
@@ -77,12 +77,12 @@ class RandomResizedCrop(Window):
         target = np.broadcast_to(np.array(self.size, np.int64), size.shape)
         return {**params, **self.resampling.draw(params["shape"].astype(np.int64), target, draws)}
 
-    def resized(self, size: IntArray, params: Params) -> IntArray:
+    def output_size(self, size: IntArray, params: Params) -> IntArray:
         return np.broadcast_to(np.array(self.size, np.int64), size.shape)
 
     def lower_window(self, ops: Ops, window: Node, params: Mapping[str, Node]) -> Node:
         return self.resampling.lower(ops, window, params)
 
-    def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
+    def reference(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
         (top, left), (height, width) = sample["start"].tolist(), sample["shape"].tolist()
-        return self.resampling.replay(F.crop(image, top, left, height, width), sample)
+        return self.resampling.reference(F.crop(image, top, left, height, width), sample)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from torchdali.transforms.rng import Draws
-from torchdali.transforms.rule import Composite, SampleTransformError, Unsupported, first_row
+from torchdali.transforms.rule import Composite, SampleTransformError, Unsupported, first_faulty_row
 from torchdali.transforms.rules.conversion import PILToTensor, ToDtype, ToTensor
 from torchdali.transforms.rules.crop import CenterCrop, Window, resolve_fill
 from torchdali.transforms.rules.erasing import RandomErasing
@@ -88,21 +88,21 @@ class CenterCropOrPad(CenterCrop):
     """torchvision's CenterCrop with a fill value."""
 
     handles = ("timm.data.transforms.CenterCropOrPad",)
-    limits = "padding_mode other than constant"
+    unsupported_when = "padding_mode other than constant"
 
     def infer(self, spec: Spec) -> Spec:
         self.fill = constant_fill(self.transform, spec)
         return super().infer(spec)
 
-    def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
-        return Window.replay(self, image, sample)
+    def reference(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
+        return Window.reference(self, image, sample)
 
 
 class RandomCropOrPad(Window):
     """A window of fixed size: anywhere in the image, or, where this is smaller, anywhere around it."""
 
     handles = ("timm.data.transforms.RandomCropOrPad",)
-    limits = "padding_mode other than constant"
+    unsupported_when = "padding_mode other than constant"
     randomness = "top, left"
 
     def infer(self, spec: Spec) -> Spec:
@@ -137,7 +137,7 @@ class TrimBorder(Window):
     """All but a border of fixed width."""
 
     handles = ("timm.data.transforms.TrimBorder",)
-    inside = True
+    stays_inside = True
 
     def infer(self, spec: Spec) -> Spec:
         self.border = int(self.transform.border_size)
@@ -150,7 +150,7 @@ class TrimBorder(Window):
 
     def window(self, draws: Draws, size: IntArray) -> tuple[IntArray, IntArray]:
         shape = size - 2 * self.border
-        if (row := first_row(shape < 1)) is not None:
+        if (row := first_faulty_row(shape < 1)) is not None:
             raise SampleTransformError(row, f"nothing is left of an image of {tuple(size[row].tolist())}")
         return np.full_like(size, self.border), shape
 
@@ -194,7 +194,7 @@ class TimmRandomErasing(Composite):
     """torchvision's RandomErasing of one box, under other names."""
 
     handles = ("timm.data.random_erasing.RandomErasing",)
-    limits = 'a PIL image, which it refuses; not uint8 or float32; more than one box; mode="rand"'
+    unsupported_when = 'a PIL image, which it refuses; not uint8 or float32; more than one box; mode="rand"'
 
     def __init__(self, transform: Any) -> None:
         super().__init__(transform)

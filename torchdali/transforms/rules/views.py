@@ -14,7 +14,7 @@ from torchvision.transforms.v2 import functional as F
 
 from torchdali.transforms.chain import check_callable, flatten
 from torchdali.transforms.rng import Draws
-from torchdali.transforms.rule import Chain, Rule, SampleTransformError, Unsupported, Views, first_row
+from torchdali.transforms.rule import Chain, Rule, SampleTransformError, Unsupported, Views, first_faulty_row
 from torchdali.transforms.rules.crop import CenterCrop, Window, check_size
 from torchdali.transforms.rules.flip import RandomHorizontalFlip, RandomVerticalFlip
 from torchdali.transforms.spec import IntArray, Params, Sample, Spec
@@ -55,7 +55,7 @@ class MultiViewRule(Views):
     """A chain for each view."""
 
     handles = (MultiView,)
-    limits = "a transform of a view runs in torch; views differ in type, dtype or channels"
+    unsupported_when = "a transform of a view runs in torch; views differ in type, dtype or channels"
     operators = "those of each view, below"
 
     def split(self, spec: Spec) -> list[tuple[Chain, Spec]]:
@@ -73,17 +73,17 @@ class MultiViewRule(Views):
         self.randomness = "; ".join(drawn)
         return parts
 
-    def number(self, start: int) -> int:
-        self.step = start
+    def assign_positions(self, start: int) -> int:
+        self.position = start
         for chain in self.chains:
-            start = chain.number(start)
+            start = chain.assign_positions(start)
         return start
 
 
 class _Corner(Window):
     """One of the four corners."""
 
-    inside = True
+    stays_inside = True
 
     def __init__(self, transform: Any, size: tuple[int, int], bottom: bool, right: bool) -> None:
         super().__init__(transform)
@@ -96,17 +96,17 @@ class _Corner(Window):
 
     def window(self, draws: Draws, size: IntArray) -> tuple[IntArray, IntArray]:
         shape = np.broadcast_to(np.array(self.size, np.int64), size.shape)
-        if (row := first_row(size < shape)) is not None:
+        if (row := first_faulty_row(size < shape)) is not None:
             raise SampleTransformError(
                 row, f"the crop of {self.size} is larger than the image of {tuple(size[row].tolist())}"
             )
         return (size - shape) * self.at_end, shape
 
-    def replay(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
+    def reference(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
         return F.five_crop(image, list(self.size))[int(self.at_end[0]) * 2 + int(self.at_end[1])]
 
 
-class _Mirrored(RandomHorizontalFlip):
+class _HorizontalFlip(RandomHorizontalFlip):
     """Left to right, always."""
 
     randomness = ""
@@ -118,7 +118,7 @@ class _Mirrored(RandomHorizontalFlip):
         return {"flip": np.ones(len(draws), np.int32)}
 
 
-class _UpsideDown(_Mirrored, RandomVerticalFlip):
+class _UpsideDown(_HorizontalFlip, RandomVerticalFlip):
     """Top to bottom, always."""
 
 
@@ -128,7 +128,7 @@ class FiveCrop(Views):
     handles = (v2.FiveCrop, v1.FiveCrop)
     operators = "slice for each view"
     container = tuple
-    limits = "on several views"
+    unsupported_when = "on several views"
 
     def views(self) -> list[list[Rule]]:
         """The rules of each view."""
@@ -152,5 +152,5 @@ class TenCrop(FiveCrop):
     operators = "slice for each view, flip"
 
     def views(self) -> list[list[Rule]]:
-        mirror = _UpsideDown if self.transform.vertical_flip else _Mirrored
+        mirror = _UpsideDown if self.transform.vertical_flip else _HorizontalFlip
         return [*super().views(), *([mirror(self.transform), *crop] for crop in super().views())]

@@ -9,7 +9,7 @@ from torchvision.transforms import v2
 
 from torchdali.transforms.rng import Draws
 from torchdali.transforms.rules.crop import Window, resolve_fill
-from torchdali.transforms.rules.random_resize import between, fractions, scaled
+from torchdali.transforms.rules.random_resize import interpolate, scale_size, to_fractions
 from torchdali.transforms.spec import IntArray, Spec
 
 
@@ -17,17 +17,17 @@ class RandomZoomOut(Window):
     """With probability p, onto a canvas whose sides are a random multiple of the image's, at a random place."""
 
     handles = (v2.RandomZoomOut,)
-    limits = "a number of fill values that does not fit"
+    unsupported_when = "a number of fill values that does not fit"
 
     def infer(self, spec: Spec) -> Spec:
         self.fill = resolve_fill(self.transform, spec)
         self.randomness = f"apply with probability {self.transform.p:g}; size of the canvas; top, left"
-        return replace(spec.filled(self.fill), size=None)
+        return replace(spec.with_fill(self.fill), size=None)
 
     def window(self, draws: Draws, size: IntArray) -> tuple[IntArray, IntArray]:
         low, high = self.transform.side_range
-        drawn = fractions(draws.words(4))
+        drawn = to_fractions(draws.words(4))
         apply = drawn[:, :1] < np.float32(self.transform.p)
-        canvas = scaled(size, between(low, high, drawn[:, 1:2]))
-        start = scaled(canvas - size, drawn[:, 2:])
+        canvas = scale_size(size, interpolate(low, high, drawn[:, 1:2]))
+        start = scale_size(canvas - size, drawn[:, 2:])
         return np.where(apply, -start, 0), np.where(apply, canvas, size)
