@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from torch._utils import ExceptionWrapper
-from torch.utils.data import get_worker_info
 
 from torchdali.runtime.exceptions import note
 from torchdali.samples.transfer import pin_memory
@@ -15,7 +14,7 @@ from torchdali.state.context import LoaderView
 from torchdali.state.progress import EpochProgress
 from torchdali.state.stream import Stream
 from torchdali.workers.packing import Packed, Packer, SampleFailure
-from torchdali.workers.queues import Parcel
+from torchdali.workers.pickling import PicklingCollate, make_picklable, pickle_batch
 from torchdali.workers.startup import WorkerInit
 
 __all__ = ["AnnotatedDataset", "StreamBatch", "StreamCollate", "StreamPacker", "put_stream"]
@@ -74,21 +73,17 @@ def put_stream(view: LoaderView, place: EpochProgress) -> tuple[LoaderView, Stre
     return replace(view, dataset=stream, worker_init_fn=init), stream
 
 
-class StreamBatch(Parcel):
-    """What came of a stream, and where the stream was after it.
+class StreamBatch:
+    """A batch of a stream, and where the stream was after it.
 
     Args:
-        data: The collated batch, or the exception in its place.
-        samples: How many the stream had been asked for since the batch before.
-        state: What the stream said of itself after it.
+        data: The collated batch, or the exception that was raised instead.
+        samples: How many samples the stream was asked for since the batch before.
+        state: The stream's state after the batch.
     """
 
     def __init__(self, data: Any, samples: int, state: dict[str, Any]) -> None:
         self.data, self.samples, self.state = data, samples, state
-
-    def unsent(self, failed: Callable[[Any], ExceptionWrapper]) -> StreamBatch:
-        """As of :class:`torchdali.workers.queues.Parcel`."""
-        return StreamBatch(failed(self.data), self.samples, self.state)
 
     def pin_memory(self) -> StreamBatch:
         """Called by DataLoader."""
@@ -96,27 +91,30 @@ class StreamBatch(Parcel):
 
 
 class StreamCollate:
-    """A worker's ``collate_fn`` that adds where its stream is.
+    """A worker's ``collate_fn`` that adds the state of its stream.
 
     Args:
-        collate_fn: The user's.
+        collate_fn: Collates and pickles.
         stream: The stream.
     """
 
-    def __init__(self, collate_fn: Callable[[Any], Any], stream: Stream) -> None:
+    def __init__(self, collate_fn: PicklingCollate, stream: Stream) -> None:
         self._collate, self._stream = collate_fn, stream
 
     def __call__(self, samples: Any) -> StreamBatch:
-        """Collates a batch; what is raised, by the stream or by ``collate_fn``, is carried in its place."""
+        """Collate a batch. An exception of the stream or of ``collate_fn`` is carried in place of the batch."""
         data = self._stream.build_batch(self._collate, samples)
-        return StreamBatch(data, *self._stream.take_progress())
+        if isinstance(data, ExceptionWrapper):
+            make_picklable(data)
+        count, state = self._stream.take_progress()
+        return StreamBatch(data, count, cast("Any", pickle_batch(state)))
 
 
 class StreamPacker:
-    """The same where batches are packed; an exception is in the place of their samples.
+    """A ``collate_fn`` that packs batches and adds the state of their stream.
 
     Args:
-        packer: What packs.
+        packer: Packs.
         stream: The stream.
     """
 
@@ -124,11 +122,11 @@ class StreamPacker:
         self._packer, self._stream = packer, stream
 
     def __call__(self, samples: Any) -> Packed:
-        """Packs a batch; of one in whose place there is an exception, ``rest`` is that and nothing else is known."""
+        """Pack a batch. If an exception was raised instead, it is the ``rest`` and nothing else is known."""
         packed: Packed | ExceptionWrapper = self._stream.build_batch(self._packer, samples)
-        asked, state = self._stream.take_progress()
+        count, state = self._stream.take_progress()
+        worker = self._packer.worker
         if isinstance(packed, ExceptionWrapper):
-            info = get_worker_info()
-            packed = Packed(packed, asked, worker=info.id if info else 0)
-        packed.state = state
+            packed = Packed(make_picklable(packed), count, worker=worker.id if worker else 0)
+        packed.state = cast("Any", pickle_batch(state)) if worker else state
         return packed

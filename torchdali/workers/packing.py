@@ -16,7 +16,6 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch._utils import ExceptionWrapper
 from torch.utils.data import get_worker_info
 from torchvision import tv_tensors
 
@@ -27,8 +26,7 @@ from torchdali.samples.on_error import SIZE, OnError
 from torchdali.samples.tree import Tree, collate, images_of, leaves, replaced, tree, with_placeholders
 from torchdali.sources import Header
 from torchdali.transforms.spec import First, InputKind, IntArray, Spec
-from torchdali.workers.pickling import Pickled
-from torchdali.workers.queues import Parcel
+from torchdali.workers.pickling import pickle_batch
 from torchdali.workers.shared_memory import SharedBuffer, SharedBufferHandle, SharedBufferPool, aligned
 
 __all__ = ["Packed", "PackedImages", "Packer", "SampleFailure", "listed", "outline", "stand_ins"]
@@ -76,7 +74,7 @@ class PackedImages:
 
 
 @dataclass
-class Packed(Parcel):
+class Packed:
     """A batch as a worker sends it.
 
     Attributes:
@@ -104,12 +102,6 @@ class Packed(Parcel):
     outline: str = ""
     task: int = 0
     state: dict[str, Any] = field(default_factory=dict[str, Any])
-
-    def unsent(self, failed: Callable[[Any], ExceptionWrapper]) -> Packed:
-        """As of :class:`torchdali.workers.queues.Parcel`."""
-        if isinstance(self.block, SharedBufferHandle):
-            self.block.free()
-        return Packed(failed(self.rest), self.count, worker=self.worker, state=self.state)
 
     def pin_memory(self) -> Packed:
         """Called by DataLoader, in a thread of its own where there are workers."""
@@ -155,10 +147,15 @@ class Packer:
         self._process = os.getpid()
         self._ring: SharedBufferPool | None = None
 
+    @property
+    def worker(self) -> Any:
+        """What torch says of the worker that this runs in; None in the process of the loader."""
+        # A dataset in a worker may have a loader without workers: that worker is none of this loader's.
+        return get_worker_info() if self._process != os.getpid() else None
+
     def __call__(self, data: Any) -> Packed:
         """Packs a list of samples, or one sample."""
-        # A dataset may have a loader of its own, without workers but in one: it is no worker of that loader.
-        info = get_worker_info() if self._process != os.getpid() else None
+        info = self.worker
         samples: list[Any] = [data]
         whole = False
         if self._batched and isinstance(data, Sequence):
@@ -205,6 +202,7 @@ class Packer:
                 if packed.outline:
                     note(error, f"no image for transform= was found in a sample, which is {packed.outline}")
                 raise
+            packed.rest = pickle_batch(packed.rest) if in_worker else packed.rest
             return {}
         if self._stacks or self._on_error != "raise":
             places, wrong, without = _common_places(trees, found)
@@ -223,7 +221,7 @@ class Packer:
             return unreadable
         slotted = [with_placeholders(one, of_one) for one, of_one in zip(trees, found, strict=True)]
         if not self._stacks:
-            packed.rest = _sent(slotted) if in_worker else slotted
+            packed.rest = slotted
         else:
             try:
                 packed.rest = collate(slotted) if self._batched else self._collate(slotted[0])
@@ -231,7 +229,9 @@ class Packer:
                 taken = listed([place for place, _ in found[0]])
                 note(error, f"transform= took as image {taken} of a sample, which is {outline(trees[0])}")
                 raise
-        self._pack(packed, images, in_worker)  # when nothing can fail any more: a block that is not sent is never free
+        if in_worker:  # samples hold many tensors, more than there are file descriptors
+            packed.rest = pickle_batch(packed.rest, tensors_by_value=not self._stacks)
+        self._pack(packed, images, in_worker)  # last: a block of a batch that fails afterwards would never be free
         return {}
 
     def _prepared(
@@ -358,19 +358,6 @@ def outline(sample: Tree) -> str:
 
 def _can_be_told_apart(data: Any) -> bool:
     return isinstance(data, Iterable) and not isinstance(data, (Mapping, str, bytes))
-
-
-def _sent(samples: list[Any]) -> Pickled:
-    """Samples on their way to the loader's own ``collate_fn``, which runs where the images are transformed."""
-    try:
-        return Pickled(samples)
-    except Exception as error:
-        note(
-            error,
-            "while samples were sent to the process that transforms their images, where collate_fn runs then: leave "
-            "out in the dataset what cannot be pickled, or set num_workers=0",
-        )
-        raise
 
 
 def _refuse_annotations(sample: Tree) -> None:

@@ -1,7 +1,7 @@
-"""What of samples crosses from a worker, by value and in one piece.
+"""Pickle what crosses between workers and the main process before it enters a queue.
 
-What goes into a queue of ``multiprocessing`` is pickled by a thread of the queue's: what cannot be pickled is printed
-there and never comes, and each tensor on the CPU takes a file descriptor, of which a process has few.
+A queue of ``multiprocessing`` pickles in a thread of its own. What cannot be pickled is printed there and never
+arrives, and whoever waits for it hangs. Pickled before, it is an ordinary exception of the batch that it belongs to.
 """
 
 from __future__ import annotations
@@ -14,50 +14,93 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from torch._utils import ExceptionWrapper
 
-__all__ = ["Pickled"]
+__all__ = ["Pickled", "PicklingCollate", "make_picklable", "pickle_batch"]
 
-_NUMPYS = {
+_NUMPY_DTYPES = {
     *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool),
     *(torch.float16, torch.float32, torch.float64),
 }
 
 
 class Pickled:
-    """An object that is pickled now and, on the other side, is what it was.
+    """An object that is pickled now. The receiver unpickles the object itself.
 
     Args:
         value: Any object.
+        tensors_by_value: Whether tensors on the CPU are copied. Else each crosses as torch sends it, in shared memory
+            and by a file descriptor, of which a process has few.
 
     Raises:
-        Exception: Whatever its parts raise where they cannot be pickled.
+        Exception: What a part of the object raises because it cannot be pickled.
     """
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: Any, tensors_by_value: bool = True) -> None:
         stream = io.BytesIO()
-        _Pickler(stream, pickle.HIGHEST_PROTOCOL).dump(value)
+        (_ByValuePickler if tensors_by_value else ForkingPickler)(stream, pickle.HIGHEST_PROTOCOL).dump(value)
         self._pickled = stream.getvalue()
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[bytes]]:
         return pickle.loads, (self._pickled,)
 
 
-class _Pickler(ForkingPickler):
-    """As that of ``multiprocessing``, but that tensors on the CPU do not go into shared memory."""
+class PicklingCollate:
+    """A worker's ``collate_fn`` that pickles what the user's returns.
+
+    Args:
+        collate_fn: The user's.
+    """
+
+    def __init__(self, collate_fn: Callable[[Any], Any]) -> None:
+        self._collate = collate_fn
+
+    def __call__(self, samples: Any) -> Pickled:
+        """Collate and pickle samples."""
+        return pickle_batch(self._collate(samples))
+
+
+def pickle_batch(batch: Any, tensors_by_value: bool = False) -> Pickled:
+    """Pickle a batch, or what belongs to it, in its worker.
+
+    Raises:
+        RuntimeError: It cannot be pickled.
+    """
+    try:
+        return Pickled(batch, tensors_by_value)
+    except Exception as error:
+        raise RuntimeError(
+            f"a batch could not be sent from its worker ({type(error).__name__}: {error}); leave out in the dataset or "
+            "in collate_fn what cannot be pickled, or set num_workers=0; of too many open files, raise the limit "
+            "(ulimit -n)"
+        ) from error
+
+
+def make_picklable(failure: ExceptionWrapper) -> ExceptionWrapper:
+    """Replace the class of a worker's exception by RuntimeError if that class cannot be pickled. Its text stays."""
+    try:
+        ForkingPickler.dumps(failure.exc_type)
+    except Exception:  # noqa: BLE001 - whatever a metaclass raises
+        failure.exc_type = RuntimeError
+    return failure
+
+
+class _ByValuePickler(ForkingPickler):
+    """The pickler of ``multiprocessing``, except that tensors on the CPU are copied."""
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, torch.Tensor) and obj.device.type == "cpu" and obj.layout == torch.strided:
-            return _of_tensor(obj)
+            return _reduce_tensor(obj)
         if isinstance(obj, (torch.UntypedStorage, torch.TypedStorage)):
-            # A typed one warns where it is asked for its device.
+            # A typed storage warns when it is asked for its device.
             untyped: Any = getattr(obj, "_untyped_storage", obj)
             return cast("Any", obj).__reduce__() if untyped.device.type == "cpu" else NotImplemented
         return NotImplemented
 
 
-def _of_tensor(tensor: torch.Tensor) -> Any:
-    if type(tensor) is torch.Tensor and tensor.dtype in _NUMPYS and not tensor.requires_grad:
+def _reduce_tensor(tensor: torch.Tensor) -> Any:
+    if type(tensor) is torch.Tensor and tensor.dtype in _NUMPY_DTYPES and not tensor.requires_grad:
         return torch.from_numpy, (np.ascontiguousarray(tensor.resolve_neg().numpy()).reshape(tensor.shape),)
-    if tensor.untyped_storage().nbytes() > tensor.nbytes:  # else all that it is a part of would cross
+    if tensor.untyped_storage().nbytes() > tensor.nbytes:  # else the whole storage that it is a view of would cross
         tensor = tensor.clone()
     return cast("Any", tensor).__reduce_ex__(pickle.HIGHEST_PROTOCOL)

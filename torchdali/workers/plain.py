@@ -15,6 +15,7 @@ from torchdali.state.context import EpochContext
 from torchdali.state.iterator import ResumableIterator
 from torchdali.state.stream import is_stream
 from torchdali.workers.dataset import StreamBatch, StreamCollate, put_stream
+from torchdali.workers.pickling import PicklingCollate
 from torchdali.workers.processes import Parallel
 
 __all__ = ["ParallelPlainIterator", "SerialPlainIterator"]
@@ -27,10 +28,12 @@ class _Plain(ResumableIterator):
 
     def __init__(self, context: EpochContext) -> None:
         self._context, view = context, context.view
+        if view.num_workers:
+            view = replace(view, collate_fn=PicklingCollate(view.collate_fn))
         if is_stream(view.dataset):
             view, stream = put_stream(view, context.progress)
             if view.num_workers:
-                view = replace(view, collate_fn=StreamCollate(view.collate_fn, stream))
+                view = replace(view, collate_fn=StreamCollate(cast("Any", view.collate_fn), stream))
         super().__init__(view)
 
 

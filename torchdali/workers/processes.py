@@ -2,29 +2,39 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
+import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
-from multiprocessing import connection
-from typing import Any, cast
+from functools import partial
+from multiprocessing import connection, queues, synchronize
+from multiprocessing.util import Finalize
+from typing import Any, NoReturn, cast
 
+from torch._utils import ExceptionWrapper
 from torch.utils.data import _utils as data_utils  # pyright: ignore[reportPrivateUsage]
 
 from torchdali.runtime.exceptions import INTERRUPTED, EpochEndedError, deferred_errors
 from torchdali.state.context import LoaderView
 from torchdali.state.iterator import ResumableIterator
-from torchdali.workers.queues import context_of
+from torchdali.workers.pickling import Pickled, make_picklable
 from torchdali.workers.startup import DeferInterrupt, StartupCheck, WorkerInit, WorkerStartup
 
 __all__ = ["Parallel"]
 
 _BEGIN_WITHIN = 60.0
 """Seconds after which a worker that was forked and has not begun never will."""
+
+_MultiprocessingQueue: Any = queues.Queue
+_MultiprocessingEvent: Any = synchronize.Event
 
 _INTERVAL: float = data_utils.MP_STATUS_CHECK_INTERVAL
 
@@ -51,16 +61,18 @@ class Parallel(ResumableIterator):
     _data_queue: Any
     _worker_queue_idx_cycle: Iterator[int]
     _pin_memory: bool
+    _send_idx: int
     _task_info: dict[int, tuple[Any, ...]]
     _worker_pids_set: bool
     _workers: list[Any]
+    _workers_num_tasks: list[int]
     _workers_status: list[bool]
 
     def __init__(self, view: LoaderView) -> None:
         self._starting = WorkerStartup()
         self._roll: StartupCheck | None = None
         ours = isinstance(view.worker_init_fn, WorkerInit)
-        view = replace(view, multiprocessing_context=context_of(view))
+        view = replace(view, multiprocessing_context=_make_context(view))
         if view.multiprocessing_context.get_start_method() == "fork":
             self._roll = StartupCheck(view.worker_init_fn, view.num_workers)
             view = replace(view, worker_init_fn=self._roll)
@@ -86,11 +98,27 @@ class Parallel(ResumableIterator):
             for _ in range(saved.state["worker"]):
                 next(self._worker_queue_idx_cycle)
         try:
-            self._asked = super()._next_index()
+            index = super()._next_index()
         except StopIteration:
+            return
+        try:
+            self._asked = Pickled(index)
+        except Exception as error:  # noqa: BLE001 - raised in the turn of its batch
+            self._put_failure(_Unsent(error))
             return
         with DeferInterrupt():
             cast("Any", super())._try_put_index()  # noqa: SLF001 - its own
+
+    def _put_failure(self, failure: ExceptionWrapper) -> None:
+        """Keep an exception as if it were a batch that came before its turn. torch raises it then."""
+        worker = next(self._worker_queue_idx_cycle)
+        self._task_info[self._send_idx] = worker, failure
+        self._workers_num_tasks[worker] += 1
+        self._send_idx += 1
+
+    def _mark_worker_as_unavailable(self, *args: Any, **options: Any) -> None:
+        with DeferInterrupt():  # it puts into a queue, too
+            cast("Any", super())._mark_worker_as_unavailable(*args, **options)  # noqa: SLF001 - its own
 
     def _next_index(self) -> Any:
         """What the sampler gave to ``_try_put_index``."""
@@ -177,6 +205,66 @@ class Parallel(ResumableIterator):
             self._workers[worker].kill()  # it may have inherited a handler of SIGTERM, and cannot run it
             self._workers[worker].join()
         raise EpochEndedError(lost)
+
+
+class _Unsent(ExceptionWrapper):
+    """Raised by torch in the turn of a batch whose indices cannot be pickled."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def reraise(self) -> NoReturn:
+        error = self._error
+        raise RuntimeError(
+            f"the indices of a batch could not be sent to a worker ({type(error).__name__}: {error}); leave out in the "
+            "sampler what cannot be pickled, or set num_workers=0"
+        ) from error
+
+
+class _Queue(_MultiprocessingQueue):
+    """A queue that loses no exception of a worker, and nothing that a worker has put into it before the worker ends."""
+
+    def put(self, obj: Any, block: bool = True, timeout: float | None = None) -> None:
+        if isinstance(obj, tuple) and isinstance(failure := cast("tuple[Any, Any]", obj)[1], ExceptionWrapper):
+            make_picklable(failure)
+        super().put(obj, block, timeout)
+
+    def _start_thread(self) -> None:
+        super()._start_thread()
+        if self._jointhread and self._opid != os.getpid():  # in a worker
+            self._jointhread.cancel()
+            about = [weakref.ref(self._thread), os.getppid()]
+            self._jointhread = Finalize(self._thread, _wait_until_sent, about, exitpriority=-5)  # as the one cancelled
+
+
+def _wait_until_sent(sender: Callable[[], threading.Thread | None], parent: int) -> None:
+    """Wait at a worker's end for the thread that sends, unless the parent was killed and reads nothing any more."""
+    while (thread := sender()) and thread.is_alive() and os.getppid() == parent:
+        thread.join(1)
+
+
+class _Event(_MultiprocessingEvent):
+    """The event that ends workers, without its lock: a worker that is killed may hold it, and ``set()`` would hang.
+
+    One process sets it and all look at it. Nobody waits for it, and ``wait()`` would not return.
+    """
+
+    def is_set(self) -> bool:
+        return not self._flag._semlock._is_zero()  # noqa: SLF001
+
+    def set(self) -> None:
+        self._flag.acquire(False)
+        self._flag.release()
+
+
+def _make_context(loader: Any) -> Any:
+    """Return the loader's ``multiprocessing_context`` with these queues and events."""
+    original: Any = loader.multiprocessing_context or multiprocessing.get_context()
+    context = copy.copy(original)
+    queue: Any = _Queue
+    event: Any = _Event
+    vars(context).update(Queue=partial(queue, 0, ctx=original), Event=partial(event, ctx=original))
+    return context
 
 
 def _find_dead(workers: list[Any], error: Exception) -> str:

@@ -162,7 +162,3 @@ class SharedBufferHandle:
 
     def __reduce__(self) -> tuple[Callable[..., SharedBuffer], tuple[Any, ...]]:
         return _receive, self._about
-
-    def free(self) -> None:
-        """It was not sent: the worker may fill it again."""
-        os.pwrite(self._about[0], bytes([_FREE]), 0)
