@@ -206,20 +206,6 @@ def test_a_black_image_takes_no_more_of_the_cache_in_each_epoch(tmp_path, device
     loader.close()
 
 
-def test_a_batch_that_takes_too_long_when_it_is_run_again(tmp_path, monkeypatch, device):
-    paths = folder(tmp_path, 16)
-    loader = loader_of(tmp_path, CROPPED, 8, device=device, timeout=5)
-    list(loader)
-    write(paths[3], 80, 112)
-
-    def late(self: FolderSource, rows: Any) -> Any:
-        raise TimeoutError
-
-    monkeypatch.setattr(FolderSource, "forget", late)
-    with pytest.raises(RuntimeError, match="DataLoader timed out after 5 seconds"):
-        list(loader)
-
-
 def order_of(count: int, bad: int) -> list[list[int]]:
     """The bad sample comes late, and after it those that came beside it."""
     others = [i for i in range(count) if i != bad]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,7 @@ from torch.utils.data import Dataset
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
-from torchdali import BatchShapeError, DALILoader, SampleError
-from torchdali.pipeline.feed import Prefetcher
+from torchdali import BatchShapeError, DALILoader
 
 pytestmark = [
     pytest.mark.timeout(100),
@@ -107,28 +105,3 @@ def test_samples_of_one_image_each_stay_in_dali(device: str) -> None:
     routes = loader._session.proxy_plan.routes
     assert routes is not None
     assert [until for _, until in routes._pools] == [None, None]
-
-
-def out_of_time(*_: Any) -> None:
-    raise TimeoutError
-
-
-def test_an_alarm_is_raised_although_another_image_of_the_batch_is_at_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    pop, calls = Prefetcher.pop, iter(range(10**6))
-
-    def hit(feed: Prefetcher) -> Any:
-        batch, number = pop(feed), next(calls)
-        if number == 0:
-            raise SampleError(0, "an image", "it is bad")
-        if number == 1:
-            signal.raise_signal(signal.SIGALRM)
-        return batch
-
-    monkeypatch.setattr(Prefetcher, "pop", hit)
-    before = signal.signal(signal.SIGALRM, out_of_time)
-    try:
-        loader = DALILoader(Pairs("uint8", "float"), 4, transform=v2.RandomVerticalFlip(), device="cpu")
-        with pytest.raises(TimeoutError):
-            next(iter(loader))
-    finally:
-        signal.signal(signal.SIGALRM, before)

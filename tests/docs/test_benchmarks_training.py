@@ -92,7 +92,7 @@ def test_a_compiled_model_is_warm_when_it_is_measured(pictures, tmp_path, monkey
     result = tmp_path / "result.json"
     code = f"""
 from pathlib import Path
-from benchmarks import training_worker
+from benchmarks.regimes import training_worker
 from benchmarks.systems.training_systems import Case
 case = Case("tiny_compiled", "torchdali", "", 1, None, Path({str(pictures)!r}), 8, 3, 0.1, 2, 90.0, False)
 training_worker.measure_case(case, Path({str(result)!r}))

@@ -64,7 +64,7 @@ class PipelineRunner:
         self._input_kind = plan.input_kind
         self._resources: deque[ExitStack] = deque()
         self._unreleased: deque[tuple[Event | None, ExitStack]] = deque()
-        self._broken = False
+        self._broken = self._closed = False
         self._num_submitted = self._num_taken = 0
         self._process = os.getpid()
         self._device = plan.device
@@ -129,6 +129,8 @@ class PipelineRunner:
     @contextmanager
     def _whole_call(self) -> Generator[None, None, None]:
         """Break the runner, and end the epoch, if an exception leaves the block: DALI may have done half of a call."""
+        if self._closed:  # by a cache that was replaced; the feed then runs the batch again
+            raise RuntimeError("the runner was closed with this run in flight")
         if self.broken:
             raise EpochEndedError(INTERRUPTED)
         self._broken = True
@@ -187,7 +189,7 @@ class PipelineRunner:
 
     def close(self) -> None:
         """Wait for the runs in flight, drop them, and free the pipeline's threads and memory."""
-        self._broken = True
+        self._broken = self._closed = True
         # A forked process frees nothing, and must not call CUDA.
         is_owner = self._process == os.getpid()
         if is_owner and devices.failed(self._device.index):

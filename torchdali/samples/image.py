@@ -115,6 +115,8 @@ def _file(path: PurePath) -> ImageInput:
         header = read_header(name)
     except FileNotFoundError:
         raise UnreadableError("there is no such file") from None
+    except TimeoutError:  # of the storage, or of a handler that bounds a step: no fault of the file
+        raise
     except UNREADABLE as error:
         raise UnreadableError(f"it cannot be read as an image ({words_of(error)})") from error
     if not header.native:
@@ -145,6 +147,8 @@ def _pil_array(image: PIL.Image.Image) -> npt.NDArray[Any]:
     """HWC, with the channels of the image's mode, as in torchvision's ``pil_to_tensor``."""
     try:
         array = np.asarray(image)
+    except TimeoutError:
+        raise
     except (*UNREADABLE, AttributeError, AssertionError) as error:  # the last two where its file was closed unread
         size = image.height, image.width
         raise UnreadableError(f"it cannot be decoded ({words_of(error) or 'its file is closed'})", size) from error
@@ -180,6 +184,8 @@ def _encoded(data: _Bytes) -> ImageInput:
         if not (header.native and whole):
             pixels = ppm(data)  # of a JPEG without an end marker only to see whether PIL reads it
             data = data if header.native else pixels
+    except TimeoutError:  # of the storage, or of a handler that bounds a step: no fault of the file
+        raise
     except UNREADABLE as error:
         raise UnreadableError(f"it cannot be decoded ({words_of(error)})", size) from error
     return ImageInput((Spec(), InputKind.ENCODED), size, data)

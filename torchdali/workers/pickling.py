@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch._utils import ExceptionWrapper
 
-__all__ = ["Pickled", "PicklingCollate", "make_picklable", "pickle_batch"]
+__all__ = ["Pickled", "PicklingCollate", "UnsendableError", "make_picklable", "pickle_batch", "pickle_indices"]
 
 _NUMPY_DTYPES = {
     *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool),
@@ -73,6 +73,25 @@ def pickle_batch(batch: Any, tensors_by_value: bool = False) -> Pickled:
             f"a batch could not be sent from its worker ({type(error).__name__}: {error}); leave out in the dataset or "
             "in collate_fn what cannot be pickled, or set num_workers=0; of too many open files, raise the limit "
             "(ulimit -n)"
+        ) from error
+
+
+class UnsendableError(RuntimeError):
+    """The indices of a batch cannot be pickled."""
+
+
+def pickle_indices(indices: Any) -> Pickled:
+    """Pickle the indices of a batch in the main process.
+
+    Raises:
+        UnsendableError: They cannot be pickled.
+    """
+    try:
+        return Pickled(indices)
+    except Exception as error:
+        raise UnsendableError(
+            f"the indices of a batch could not be sent to a worker ({type(error).__name__}: {error}); leave out in the "
+            "sampler what cannot be pickled, or set num_workers=0"
         ) from error
 
 

@@ -25,7 +25,7 @@ from torch.utils.data import _utils as data_utils  # pyright: ignore[reportPriva
 from torchdali.runtime.exceptions import INTERRUPTED, EpochEndedError, deferred_errors
 from torchdali.state.context import LoaderView
 from torchdali.state.iterator import ResumableIterator
-from torchdali.workers.pickling import Pickled, make_picklable
+from torchdali.workers.pickling import UnsendableError, make_picklable, pickle_indices
 from torchdali.workers.startup import DeferInterrupt, StartupCheck, WorkerInit, WorkerStartup
 
 __all__ = ["Parallel"]
@@ -98,22 +98,19 @@ class Parallel(ResumableIterator):
             for _ in range(saved.state["worker"]):
                 next(self._worker_queue_idx_cycle)
         try:
-            index = super()._next_index()
+            self._asked = super()._next_index()
         except StopIteration:
             return
-        try:
-            self._asked = Pickled(index)
-        except Exception as error:  # noqa: BLE001 - raised in the turn of its batch
-            self._put_failure(_Unsent(error))
-            return
         with DeferInterrupt():
-            cast("Any", super())._try_put_index()  # noqa: SLF001 - its own
+            try:
+                cast("Any", super())._try_put_index()  # noqa: SLF001 - its own
+            except UnsendableError as error:
+                self._put_failure(_Failure(error))
 
     def _put_failure(self, failure: ExceptionWrapper) -> None:
-        """Keep an exception as if it were a batch that came before its turn. torch raises it then."""
-        worker = next(self._worker_queue_idx_cycle)
-        self._task_info[self._send_idx] = worker, failure
-        self._workers_num_tasks[worker] += 1
+        """Keep an exception as if it were a batch of the first worker that came early. torch raises it in its turn."""
+        self._task_info[self._send_idx] = 0, failure
+        self._workers_num_tasks[0] += 1
         self._send_idx += 1
 
     def _mark_worker_as_unavailable(self, *args: Any, **options: Any) -> None:
@@ -207,26 +204,27 @@ class Parallel(ResumableIterator):
         raise EpochEndedError(lost)
 
 
-class _Unsent(ExceptionWrapper):
-    """Raised by torch in the turn of a batch whose indices cannot be pickled."""
+class _Failure(ExceptionWrapper):
+    """An exception of this process, in the place of a batch."""
 
     def __init__(self, error: Exception) -> None:
         self._error = error
 
     def reraise(self) -> NoReturn:
-        error = self._error
-        raise RuntimeError(
-            f"the indices of a batch could not be sent to a worker ({type(error).__name__}: {error}); leave out in the "
-            "sampler what cannot be pickled, or set num_workers=0"
-        ) from error
+        raise self._error
 
 
 class _Queue(_MultiprocessingQueue):
     """A queue that loses no exception of a worker, and nothing that a worker has put into it before the worker ends."""
 
     def put(self, obj: Any, block: bool = True, timeout: float | None = None) -> None:
-        if isinstance(obj, tuple) and isinstance(failure := cast("tuple[Any, Any]", obj)[1], ExceptionWrapper):
-            make_picklable(failure)
+        if isinstance(obj, tuple):
+            task, data = cast("tuple[Any, Any]", obj)
+            if isinstance(data, ExceptionWrapper):
+                make_picklable(data)
+            elif self._opid == os.getpid():  # in the main process, which sends indices
+                data = pickle_indices(data)
+            obj = task, data
         super().put(obj, block, timeout)
 
     def _start_thread(self) -> None:

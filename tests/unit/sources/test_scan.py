@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -10,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from torchdali.sources import Scan
+from torchdali.sources import Scan, ScanTimeoutError
 from torchdali.sources.headers import scan
 
 pytestmark = pytest.mark.timeout(20)
@@ -95,7 +94,7 @@ def test_of_slow_files_no_more_than_one_is_read_where_they_are_asked_for(pool: T
 def test_the_timeout_is_for_all_of_them() -> None:
     with ThreadPoolExecutor(1) as pool:
         whole = Scan(range(4), lambda _: time.sleep(0.4), lambda: pool, chunk=1)
-        with pytest.raises(TimeoutError):
+        with pytest.raises(ScanTimeoutError):
             whole.wait(0.8)
 
 
@@ -104,14 +103,3 @@ def test_error_waits_for_its_turn(pool: ThreadPoolExecutor, patience: float) -> 
     whole = Scan(range(COUNT), Readers(bad=50), lambda: pool, patience=patience)
     with pytest.raises(OSError, match="50 is bad"):
         whole.wait()
-
-
-def test_what_a_signal_raises_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It bounds the time of this very step, and the next one would be blamed."""
-
-    def late(*_: object) -> None:
-        raise OSError("too late")
-
-    monkeypatch.setattr(signal, "getsignal", lambda number: late if number == signal.SIGALRM else None)
-    with pytest.raises(OSError, match="too late"):
-        Scan(range(COUNT), late, no_pool, patience=AGES)

@@ -264,7 +264,7 @@ def test_blocks_of_batches_that_fail_are_used_again(collate: Any) -> None:
     loader = DALILoader(Refused(90), 3, num_workers=1, collate_fn=collate, transform=transform, device="cpu")
     here, iterator, opened = open_blocks(), iter(loader), []
     for _ in range(30):
-        with contextlib.suppress(TypeError, AttributeError, pickle.PicklingError):
+        with contextlib.suppress(RuntimeError, TypeError):
             batch = next(iterator)
             opened.append(int(batch[2].max()) if collate is None else batch[0][2])
     assert len(opened) == 10
@@ -491,7 +491,7 @@ def test_workers_of_an_epoch_that_is_left_with_an_error_ahead_are_ended() -> Non
         loader = DALILoader(Failing(), 1, num_workers=2, transform=IDENTITIES["crop of all"], device="cpu")
         iterator = iter(loader)
         next(iterator)
-        while not any(isinstance(one, OSError) for one in iterator._pending):
+        while not any(isinstance(one, OSError) for one, *_ in iterator._pending):
             time.sleep(0.2)
             next(iterator)
         del iterator, loader
