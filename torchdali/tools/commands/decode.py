@@ -153,7 +153,7 @@ class Decoder:
             if not self._passes(alone, one, problems):
                 path = self._source.path(int(row))
                 if cut_off(path):
-                    problems.append(Problem(path, "truncated", f"{_TRUNCATED}; PIL reads it all the same"))
+                    problems.append(Problem(path, "truncated", f"{_TRUNCATED}; PIL still reads it"))
                 else:
                     problems.append(Problem(path, "refused", "DALI does not decode it, and PIL does, more slowly"))
         alone.close()
