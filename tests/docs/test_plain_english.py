@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,10 +17,6 @@ LONGEST = 35
 """No sentence has more words."""
 
 AVOIDED = ("nobody", "in the midst", "goes on", "gone on", "all the same")
-
-STILL_LONG: set[str] = set()
-STILL_AVOIDED: set[str] = set()
-"""Pages that fail. Take a page off when it passes; both lists must be empty in the end."""
 
 
 def strip_code(text: str) -> str:
@@ -56,13 +50,7 @@ def count_words(sentence: str) -> int:
     return sum(re.search(r"\w", word) is not None for word in sentence.split())
 
 
-def mark(pages: Sequence[str], failing: set[str]) -> list[Any]:
-    """Expect these pages to fail."""
-    xfail = pytest.mark.xfail(strict=True, reason="not reworded yet")
-    return [pytest.param(page, marks=xfail) if page in failing else page for page in pages]
-
-
-@pytest.mark.parametrize("page", mark(PAGES, STILL_LONG))
+@pytest.mark.parametrize("page", PAGES)
 def test_sentences_are_short(page: str) -> None:
     text = (ROOT / page).read_text()
     counts = [(count_words(sentence), sentence) for sentence in sentences(text)]
@@ -72,7 +60,7 @@ def test_sentences_are_short(page: str) -> None:
     assert mean < MEAN, f"the mean sentence of {page} has {mean:.1f} words"
 
 
-@pytest.mark.parametrize("page", mark(PAGES, STILL_AVOIDED))
+@pytest.mark.parametrize("page", PAGES)
 def test_phrases_are_avoided(page: str) -> None:
     prose = " ".join(strip_code((ROOT / page).read_text()).lower().split())
     assert not [phrase for phrase in AVOIDED if re.search(rf"\b{phrase}\b", prose)]

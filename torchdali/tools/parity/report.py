@@ -50,9 +50,10 @@ not part of the difference.
 _ABOUT_DRAWS = f"""\
 ## Random parameters
 
-{MANY:,} samples of each, drawn by torchdali, beside as many from torchvision's own sampler. If torchvision draws outside
-of `make_params`, its probability is taken. *p* is how likely such a difference is if both come from one distribution. A test fails below {_number(significance_level())}: {LEVEL:g} shared among {len(DRAWS)} tests. The
-seeds are fixed, and the numbers are drawn on the host, so they are the same on every device."""
+{MANY:,} samples of each, drawn by torchdali, beside as many from torchvision's own sampler. If torchvision draws
+outside of `make_params`, its probability is taken. *p* is how likely such a difference is if both come from one
+distribution. A test fails below {_number(significance_level())}: {LEVEL:g} shared among {len(DRAWS)} tests. The seeds
+are fixed, and the numbers are drawn on the host, so they are the same on every device."""
 
 _ABOUT_DECODING = """\
 ## Decoding
