@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import pickle
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -70,10 +68,8 @@ def test_what_cannot_be_sent_is_raised_in_its_turn(part: Any) -> None:
     dataset = Samples(lambda i: (image(i), part() if 4 <= i < 8 else i), 12)
     batches = iter(loader(dataset, num_workers=2, collate_fn=untouched, transform=FLOATS))
     assert [label for _, label in next(batches)] == [0, 1, 2, 3]
-    with pytest.raises((TypeError, AttributeError, pickle.PicklingError)) as caught:
+    with pytest.raises(RuntimeError, match="could not be sent from its worker.*set num_workers=0"):
         next(batches)
-    if sys.version_info >= (3, 11):  # before, exceptions have no notes
-        assert "num_workers=0" in "".join([*getattr(caught.value, "__notes__", []), str(caught.value)])
     assert [label for _, label in next(batches)] == [8, 9, 10, 11]
 
 
