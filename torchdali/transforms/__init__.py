@@ -1,8 +1,8 @@
-"""torchvision's v2 transforms under their own names, and what torchdali knows of each.
+"""torchvision's v2 transforms under their own names, with a rule for each.
 
 ``torchdali.transforms.Resize`` *is* ``torchvision.transforms.v2.Resize``: same arguments, checks, ``repr`` and
-behaviour when called on an image. What is added is a rule for each class (see :class:`Rule`), in the modules
-beside this file; every module here is imported, so a new rule needs no entry anywhere else.
+behaviour when called on an image. torchdali adds a rule for each class (see :class:`Rule`), in ``rules/``. This file
+imports every module there, so a new rule needs no entry anywhere else.
 """
 
 from importlib import import_module

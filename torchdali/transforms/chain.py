@@ -1,4 +1,4 @@
-"""Chains taken apart: transforms that only call others, one after another."""
+"""Take chains apart: containers only call their transforms one after another."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _compose_children(transform: Any) -> Sequence[Any]:
 
 
 def _expand_classification_preset(preset: Any) -> Sequence[Any]:
-    """What ``torchvision.models``' ``Weights.transforms()`` do, one after another."""
+    """Return the transforms that ``Weights.transforms()`` of ``torchvision.models`` applies, in order."""
     return [
         v1.Resize(preset.resize_size, interpolation=preset.interpolation, antialias=preset.antialias),
         v2.CenterCrop(preset.crop_size),
@@ -39,11 +39,14 @@ _CHILDREN_GETTERS: dict[type | str, Callable[[Any], Sequence[Any]]] = {
     list: list,
     "torchvision.transforms._presets.ImageClassification": _expand_classification_preset,
 }
-"""What is in a container, by its class or, where that is private, its class's full name. A subclass may do anything."""
+"""How to get a container's transforms, by its class. A private class is given by its full name.
+
+Subclasses are left out, because they may do anything.
+"""
 
 
 def is_unmodified(transform: Any) -> bool:
-    """Whether it does what its class does: it has no hooks, and no methods of its own."""
+    """Return True if the object behaves as its class: it has no hooks and no methods of its own."""
     kind, own = type(cast("object", transform)), cast("dict[str, Any]", getattr(transform, "__dict__", {}))
     if own.get("_forward_hooks") or own.get("_forward_pre_hooks"):
         return False
@@ -57,12 +60,12 @@ def _find_children_getter(transform: Any) -> Callable[[Any], Sequence[Any]] | No
 
 
 def is_container(transform: Any) -> bool:
-    """Whether it only calls others, one after another."""
+    """Return True if the transform only calls others, one after another."""
     return _find_children_getter(transform) is not None
 
 
 def check_callable(*transforms: Any) -> None:
-    """Raises TypeError where one is nothing that can be called with an image; a class of transforms is not."""
+    """Raise TypeError unless all can be called with an image. A class of transforms cannot: only its instances."""
     for one in transforms:
         kind = cast("type[Any] | None", one if isinstance(one, type) else None)
         if kind and any("__call__" in vars(base) for base in kind.__mro__):
@@ -72,7 +75,7 @@ def check_callable(*transforms: Any) -> None:
 
 
 def flatten(transform: Any) -> list[Any]:
-    """The transforms in a chain, in order, without the containers that only call one after another."""
+    """Return the transforms in a chain, in order, without their containers."""
     return [] if transform is None else _flatten(transform)
 
 

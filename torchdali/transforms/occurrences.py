@@ -1,4 +1,4 @@
-"""How often a sample came up before in an epoch, which is a part of what its random numbers are keyed by."""
+"""Count how often each index came up in an epoch. The count is a part of the key of a sample's random numbers."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["DenseOccurrences", "Occurrences"]
 
 
 class Occurrences:
-    """Counts indices of any kind, which must be hashable."""
+    """Counter of indices of any kind, which must be hashable."""
 
     def __init__(self) -> None:
         self._drawn: Counter[object] = Counter()
         self._passed, self._times = np.empty(0, np.int64), np.empty(0, np.int64)
 
     def count(self, indices: Sequence[object]) -> IntArray:
-        """``(N,)`` how often each index was drawn before, duplicates within the batch counted in order."""
+        """Return ``(N,)`` how often each index was drawn before. Duplicates within the batch count in order."""
         before: list[int] = []
         for index in indices:
             before.append(self._drawn[index])
@@ -35,13 +35,13 @@ class Occurrences:
         return counts
 
     def fast_forward(self, indices: Iterable[IntArray]) -> None:
-        """Counts integers that are not asked about; from then on it is asked about integers alone."""
+        """Count integers without returning their counts. After that, ``count`` takes integers only."""
         every = np.concatenate([np.repeat(self._passed, self._times), *indices])
         self._passed, self._times = _count_values(every)
 
 
 class DenseOccurrences:
-    """The same for indices from 0 to ``size`` - 1, faster and with a byte for each.
+    """Faster counter for indices from 0 to ``size`` - 1, with one byte for each.
 
     Args:
         size: Number of indices.
@@ -51,10 +51,10 @@ class DenseOccurrences:
 
     def __init__(self, size: int) -> None:
         self._drawn_before = np.zeros(size, np.uint8)
-        self._more: Counter[int] = Counter()  # of those that came up 255 times
+        self._more: Counter[int] = Counter()  # indices that came up at least 255 times
 
     def count(self, index: IntArray) -> IntArray:
-        """``(N,)`` how often each index was drawn before, duplicates within the batch counted in order."""
+        """Return ``(N,)`` how often each index was drawn before. Duplicates within the batch count in order."""
         before = self._drawn_before[index].astype(np.int64)
         for place in np.flatnonzero(before == self._MANY).tolist():
             before[place] += self._more[int(index[place])]
@@ -62,14 +62,14 @@ class DenseOccurrences:
         ordered = index[order]
         if (ordered[1:] == ordered[:-1]).any():
             before[order] += np.arange(len(index)) - np.searchsorted(ordered, ordered)
-        # Of an index that is drawn more than once the last one counts.
+        # An index may occur more than once in the batch. Its last occurrence is assigned last and stays.
         self._drawn_before[index] = np.minimum(before + 1, self._MANY)
         for place in np.flatnonzero(before >= self._MANY).tolist():
             self._more[int(index[place])] = int(before[place]) + 1 - self._MANY
         return before
 
     def fast_forward(self, indices: Iterable[IntArray | list[Any]]) -> None:
-        """Counts indices that are not asked about, from -``size`` on; what is outside is left out."""
+        """Count indices without returning their counts. Negative ones count from the end; others are ignored."""
         size = len(self._drawn_before)
         for some in indices:
             index = some if isinstance(some, np.ndarray) else np.fromiter(map(operator.index, some), np.int64)
@@ -84,7 +84,7 @@ class DenseOccurrences:
 
 
 def _count_values(every: IntArray) -> tuple[IntArray, IntArray]:
-    """``numpy.unique`` with counts; where indices are dense, without sorting them, in a tenth of the time."""
+    """Return ``numpy.unique`` with counts. Dense indices are not sorted, which takes a tenth of the time."""
     if not len(every) or every.min() < 0 or every.max() > 4 * len(every):
         return np.unique(every, return_counts=True)
     counts = np.bincount(every)

@@ -1,10 +1,10 @@
-"""Random numbers that depend on the sample and on nothing else.
+"""Random numbers that depend only on the sample.
 
 Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC 2011) turns a
-128-bit counter and a 64-bit key into 128 random bits. The key is made of the seed and the epoch, the counter of
-the sample's index, how often this index was drawn in this epoch, and the transform's position, so a sample's
-numbers are the same for every batch size, thread count, world size and device, and no generator has a state
-that must be kept. Neither torch's nor numpy's nor Python's global generator is touched.
+128-bit counter and a 64-bit key into 128 random bits. The key is made of the seed and the epoch. The counter is made
+of the sample's index, how often this index was drawn in this epoch, and the transform's position. Therefore a sample's
+numbers are the same for every batch size, thread count, world size and device. No generator has a state to keep, and
+the global generators of torch, numpy and Python are not used.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ Words = npt.NDArray[np.uint32]
 _MULTIPLIER = np.array([[0xD2511F53], [0xCD9E8D57]], np.uint64)
 _WEYL = np.array([0x9E3779B9, 0xBB67AE85], np.uint64)
 _ROUNDS = np.arange(10, dtype=np.uint64)[:, None]
-# Where the halves of 64-bit words are among 32-bit ones.
+# Positions of the lower and upper halves of 64-bit words in an array of 32-bit words.
 _LOWER, _HIGH = (slice(i, None, 2) for i in ((0, 1) if sys.byteorder == "little" else (1, 0)))
 _HALF = np.uint64(32)
 _AHEAD = 6
 
 
 def philox(counter: Words, key: Words) -> Words:
-    """Ten rounds of Philox4x32.
+    """Run ten rounds of Philox4x32.
 
     Args:
         counter: ``(4, ...)`` words.
@@ -43,7 +43,7 @@ def philox(counter: Words, key: Words) -> Words:
         ``(4, ...)`` words, uniformly distributed.
     """
     keys = (key + _ROUNDS * _WEYL).astype(np.uint32)
-    # The two halves of a round are alike, so words 0 and 2 are worked on together, and words 1 and 3.
+    # Both halves of a round do the same, so words 0 and 2 are computed together, and words 1 and 3.
     words = counter.reshape(4, -1)
     even, odd = words[0::2], words[1::2]
     for i in range(10):
@@ -60,18 +60,18 @@ def _split_halves(value: int) -> tuple[int, int]:
 
 
 def epoch_key(seed: int, epoch: int) -> Words:
-    """The ``(2,)`` key of one epoch: Philox of the epoch number under the seed, so that near seeds differ."""
+    """Return the ``(2,)`` key of an epoch: Philox of its number under the seed, so that near seeds differ."""
     counter = np.array([*_split_halves(epoch), 0, 0], np.uint32)
     return philox(counter, np.array(_split_halves(seed), np.uint32))[:2]
 
 
 class _Precomputed(NamedTuple):
-    """Numbers that were made before anybody asked for them.
+    """Numbers that are computed in advance.
 
     Attributes:
         made: ``(M, B, 4)`` words of each transform, by its position.
-        needs: How many blocks each transform turned out to take.
-        rows: Which of the M samples are meant.
+        needs: Number of blocks that each transform took so far, by its position.
+        rows: Rows of the M samples that are selected.
     """
 
     made: dict[int, Words]
@@ -80,16 +80,16 @@ class _Precomputed(NamedTuple):
 
 
 class Draws:
-    """The random numbers of one transform for the samples of one batch.
+    """Random numbers of one transform for the samples of one batch.
 
-    Each call continues where the last one ended, so a rule draws what it needs in a fixed order.
+    Each call continues where the last one ended, so a rule must draw in a fixed order.
 
     Args:
         key: The epoch's key.
         index: ``(N,)`` indices into the dataset.
         occurrence: ``(N,)`` how often each index was drawn before in this epoch.
         position: The transform's position in the chain, counted from 0; below 65,536.
-        precomputed: Blocks that were made already.
+        precomputed: Blocks that are already computed.
     """
 
     def __init__(
@@ -110,11 +110,11 @@ class Draws:
         return len(self._index)
 
     def select_position(self, position: int) -> Draws:
-        """The numbers of another transform for the same samples."""
+        """Return the numbers of another transform for the same samples."""
         return Draws(self._key, self._index, self._occurrence, position, self._precomputed)
 
     def select_rows(self, rows: IntArray) -> Draws:
-        """The numbers of some of the samples: what these would get among all."""
+        """Return the numbers of some of the samples. They are the same as among all samples."""
         precomputed = self._precomputed
         chosen: Any = rows if isinstance(precomputed.rows, slice) else precomputed.rows[rows]
         return Draws(
@@ -122,11 +122,13 @@ class Draws:
         )
 
     def precompute(self, blocks: dict[int, int]) -> Draws:
-        """The same, with many transforms' first numbers made at once, which takes about as long as making one's.
+        """Return the same draws, with the first numbers of many transforms computed at once.
+
+        This takes about as long as computing the numbers of one transform.
 
         Args:
-            blocks: How many blocks of four words each transform is likely to take, by its position. Empty at first.
-                What transforms turn out to take is put down in it.
+            blocks: Number of blocks of four words that each transform is expected to take, by its position. Empty at
+                first. The numbers that transforms take are recorded in it.
         """
         expected = list(blocks.items())
         counter = [(position << 16) + block for position, count in expected for block in range(count)]
@@ -136,10 +138,10 @@ class Draws:
         return Draws(self._key, self._index, self._occurrence, self._position, _Precomputed(made, blocks, slice(None)))
 
     def words(self, count: int) -> Words:
-        """``(N, count)`` uniform words of 32 bits."""
+        """Return ``(N, count)`` uniform words of 32 bits."""
         blocks = -(-count // 4)
         if blocks > self._ready.shape[1]:
-            # A run of Philox costs about the same for one block and for a few, so who asks again is likely to go on.
+            # Philox takes about as long for a few blocks as for one. A second call is often followed by more.
             missing = blocks - self._ready.shape[1]
             made = self._next_blocks(missing if not self._block else max(missing, _AHEAD))
             self._ready = np.concatenate((self._ready, made), axis=1)
@@ -147,13 +149,13 @@ class Draws:
         return taken.reshape(len(self), blocks * 4)[:, :count]
 
     def _next_blocks(self, blocks: int) -> Words:
-        """``(N, blocks, 4)`` words: the next blocks."""
+        """Return the next blocks, ``(N, blocks, 4)`` words."""
         start, self._block = self._block, self._block + blocks
         self._precomputed.needs[self._position] = max(self._precomputed.needs.get(self._position, 0), self._block)
         return self._compute_blocks((self._position << 16) + np.arange(start, self._block, dtype=np.uint32))
 
     def _compute_blocks(self, blocks: npt.NDArray[np.uint32]) -> Words:
-        """``(N, B, 4)`` words of ``(B,)`` blocks, each a transform's position and a number."""
+        """Return ``(N, B, 4)`` words of ``(B,)`` blocks. A block is a transform's position and a number."""
         index = self._index.view(np.uint32).reshape(-1, 2)
         counter = np.empty((4, len(index), len(blocks)), np.uint32)
         counter[0] = index[:, _LOWER]
@@ -163,32 +165,32 @@ class Draws:
         return np.moveaxis(philox(counter, self._key), 0, -1)
 
     def uniform(self, count: int) -> npt.NDArray[np.float64]:
-        """``(N, count)`` numbers, uniform in [0, 1), multiples of 2**-32."""
+        """Return ``(N, count)`` numbers, uniform in [0, 1), multiples of 2**-32."""
         return self.words(count).astype(np.float64) * 2.0**-32
 
     def uniform_range(self, low: float, high: float) -> npt.NDArray[np.float64]:
-        """``(N,)`` numbers, uniform in [low, high)."""
+        """Return ``(N,)`` numbers, uniform in [low, high)."""
         return low + (high - low) * self.uniform(1)[:, 0]
 
     def bernoulli(self, p: float) -> npt.NDArray[np.bool_]:
-        """``(N,)`` coins that are true with probability p: torchvision's ``torch.rand(1) < p``."""
+        """Return ``(N,)`` booleans, True with probability p, as torchvision's ``torch.rand(1) < p``."""
         return self.uniform(1)[:, 0] < p
 
     def choice(self, weights: npt.NDArray[np.float64]) -> IntArray:
-        """``(N,)`` numbers below ``len(weights)``, each with its weight's probability; the weights sum to 1."""
+        """Return ``(N,)`` numbers below ``len(weights)``. The weights are their probabilities and sum to 1."""
         ends = np.cumsum(weights)[:-1]
         return np.searchsorted(ends, self.uniform(1)[:, 0], side="right").astype(np.int64)
 
     def permutation(self, count: int) -> IntArray:
-        """``(N, count)`` permutations of ``range(count)``, each as likely as any other."""
+        """Return ``(N, count)`` permutations of ``range(count)``, all equally likely."""
         return np.argsort(self.uniform(count), axis=1, kind="stable").astype(np.int64)
 
     def seeds(self) -> IntArray:
-        """``(N,)`` numbers below 2**63, to seed a generator that transforms outside this package draw from."""
+        """Return ``(N,)`` numbers below 2**63, to seed the generators of transforms that torch runs."""
         words = self.words(2).astype(np.uint64)
         return (((words[:, 0] << _HALF) | words[:, 1]) >> np.uint64(1)).astype(np.int64)
 
 
 def draw_seed(generator: torch.Generator | None) -> int:
-    """A seed, as torch draws the base seed of DataLoader's workers, and that of a sampler without a generator."""
+    """Draw a seed as torch draws the base seed of DataLoader's workers and the seed of a sampler."""
     return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())

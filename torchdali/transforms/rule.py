@@ -1,14 +1,13 @@
-"""What a rule is: all that torchdali knows of one torchvision transform.
+"""Base classes of rules. A rule tells all that torchdali knows of one torchvision transform.
 
-A rule answers four questions about its transform, in the order in which they come up:
+It answers four questions about its transform, in this order:
 
-1. ``infer``: what comes out, given what goes in? Or is this beyond DALI (raise :class:`Unsupported`)?
-2. ``draw``: which numbers does a batch need? They are computed on the host, from the sizes of its images.
+1. ``infer``: what comes out, given what goes in? If DALI cannot do it, raise :class:`Unsupported`.
+2. ``draw``: which numbers does a batch need? The host computes them from the sizes of the images.
 3. ``lower``: which DALI operators apply them?
-4. ``reference``: what would torchvision have done with the same numbers? The tests compare the two.
+4. ``reference``: what would torchvision do with the same numbers? The tests compare both.
 
-A new transform is one subclass in one file of this package. Naming torchvision's classes in ``handles`` is what
-makes it known.
+A new transform is one subclass in one file in ``rules/``. ``handles`` names torchvision's classes, and makes it known.
 """
 
 from __future__ import annotations
@@ -44,18 +43,18 @@ __all__ = [
 ]
 
 Node = Any
-"""A DALI ``DataNode``: an edge of the graph, that is one value for each sample of the batch."""
+"""A DALI ``DataNode``: an edge of the graph, with one value for each sample of the batch."""
 
 
 class Unsupported(Exception):  # noqa: N818
-    """Raised by ``infer``: this transform, or these arguments, run in torch instead. The text says why."""
+    """Raised by ``infer``: this transform with these arguments runs in torch. The message tells why."""
 
 
 class SampleTransformError(Exception):
     """Raised by ``draw``: one sample of the batch cannot be transformed.
 
     Attributes:
-        row: The sample's place in the batch.
+        row: Row of the sample in the batch.
     """
 
     def __init__(self, row: int, reason: str) -> None:
@@ -64,14 +63,14 @@ class SampleTransformError(Exception):
 
 
 class Input(NamedTuple):
-    """A parameter that is fed for every sample: element type and number of axes, the batch's not counted."""
+    """A parameter that is fed for every sample: element type, and number of axes without the batch."""
 
     dtype: type[np.generic]
     ndim: int = 0
 
 
 class Ops(Protocol):
-    """What a rule builds with: DALI's operators, without importing DALI."""
+    """DALI's operators, from which a rule builds its part of the graph. Rules do not import DALI."""
 
     fn: Any
     """``nvidia.dali.fn``"""
@@ -80,7 +79,7 @@ class Ops(Protocol):
     math: Any
     """``nvidia.dali.math``"""
     device: str
-    """Where images are: ``"cpu"`` or ``"gpu"``."""
+    """Device of the images: ``"cpu"`` or ``"gpu"``."""
     fidelity: Fidelity
 
     def when(
@@ -90,7 +89,7 @@ class Ops(Protocol):
         image: Node,
         params: Mapping[str, Node],
     ) -> Node:
-        """``body(image, params)`` for the samples whose mask is true; the other images as they are."""
+        """Return ``body(image, params)`` for samples whose mask is True, and the other images unchanged."""
         ...
 
 
@@ -98,27 +97,28 @@ _RULES: dict[type | str, type[Rule]] = {}
 
 
 class Rule(ABC):
-    """All that torchdali knows of one transform. Images are HWC in the graph and CHW in ``reference``.
+    """Rule of one transform. Images are HWC in the graph and CHW in ``reference``.
 
     Args:
-        transform: The torchvision transform, which is read and never changed.
+        transform: The torchvision transform. It is never changed.
     """
 
     handles: ClassVar[tuple[type | str, ...]] = ()
-    """The classes this rule is for, those of packages that may be missing by their full name. A subclass of theirs
-    may do anything, so it has no rule."""
+    """Classes of transforms. A class of a package that may be missing is given by its full name.
+
+    Their subclasses may do anything, so they have no rule."""
 
     randomness: str = ""
-    """The random numbers that ``draw`` draws for a sample, in words; empty where there are none."""
+    """Random numbers that ``draw`` draws for a sample, in words. Empty if there are none."""
 
     operators: str = ""
-    """The DALI operators that ``lower`` emits, in words; empty where there is nothing to do."""
+    """DALI operators that ``lower`` emits, in words. Empty if there is nothing to do."""
 
     unsupported_when: ClassVar[str] = ""
-    """Where the transform runs in torch although it has a rule, in words."""
+    """Arguments and images with which the transform runs in torch, in words."""
 
     position: int = 0
-    """The transform's position in the chain, which keys its random numbers."""
+    """Position of the transform in the chain. It is a part of the key of its random numbers."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -132,36 +132,35 @@ class Rule(ABC):
 
     @abstractmethod
     def infer(self, spec: Spec) -> Spec:
-        """What comes out when ``spec`` goes in.
+        """Return what comes out when ``spec`` goes in.
 
         Raises:
             Unsupported: This transform with these arguments runs in torch.
         """
 
     def infer_batch(self, spec: Spec) -> Spec | None:
-        """What comes out where torch calls the transform on a whole batch (NCHW), or None.
+        """Return what comes out if torch calls the transform on a whole batch (NCHW), or None.
 
-        It is asked where ``infer`` raised, and may answer where the transform does to a batch what it does to each
-        image.
+        Called if ``infer`` raised. Return a spec only if the transform does to a batch what it does to each image.
         """
         return None
 
     @property
     def inputs(self) -> dict[str, Input]:
-        """The parameters that ``draw`` gives, by name."""
+        """Parameters that DALI is fed, by name. ``draw`` returns their values."""
         return {}
 
     def assign_positions(self, start: int) -> int:
-        """Takes positions in the chain from ``start`` on; returns the first one left."""
+        """Take positions in the chain from ``start`` on, and return the first one that is free."""
         self.position = start
         return start + 1
 
     def draw(self, draws: Draws, size: IntArray) -> Params:
-        """The parameters of one batch.
+        """Draw the parameters of one batch.
 
         Args:
             draws: This transform's random numbers for the batch's samples.
-            size: ``(N, 2)`` heights and widths of the images that come in.
+            size: ``(N, 2)`` heights and widths of the input images, in pixels.
 
         Raises:
             SampleTransformError: A sample cannot be transformed.
@@ -170,19 +169,19 @@ class Rule(ABC):
         return {}
 
     def output_size(self, size: IntArray, params: Params) -> IntArray:
-        """``(N, 2)`` heights and widths of the images that come out."""
+        """Return ``(N, 2)`` heights and widths of the output images, in pixels."""
         return size
 
     def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
-        """Emits the operators for ``image`` (HWC) and returns the result (HWC)."""
+        """Emit the operators for ``image`` (HWC), and return the result (HWC)."""
         return image
 
     def reference(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
-        """torchvision's functionals on one image (CHW) with the numbers drawn for it: the oracle of the tests."""
+        """Apply torchvision's functionals to one image (CHW) with the numbers drawn for it. Tests compare with it."""
         return image
 
     def fuse_with_previous(self, previous: Rule) -> Rule | None:
-        """One rule that does what ``previous`` and then this one do, in fewer operators, or None."""
+        """Return one rule for ``previous`` and then this one, with fewer operators, or None."""
         return None
 
     def fuse_with_next(self, later: Rule) -> Rule | None:
@@ -190,15 +189,15 @@ class Rule(ABC):
         return None
 
     def channels_first(self) -> Rule | None:
-        """A rule that does the same and puts out CHW at no cost, or None."""
+        """Return a rule that does the same and outputs CHW at no cost, or None."""
         return None
 
 
 def infer(rule: Rule, spec: Spec) -> Spec:
-    """What comes out of a rule.
+    """Return what comes out of a rule.
 
     Raises:
-        Unsupported: It runs in torch for such images.
+        Unsupported: The transform runs in torch for such images.
     """
     out = rule.infer(spec)
     if rule.operators and spec.dtype == torch.float16:
@@ -207,20 +206,20 @@ def infer(rule: Rule, spec: Spec) -> Spec:
 
 
 def check_whole_pixels(size: Any) -> None:
-    """Raises Unsupported where a size, a number or several, is not of whole pixels, which torchvision may refuse."""
+    """Raise Unsupported unless a size, one number or several, is in whole pixels. torchvision may refuse others."""
     if not all(isinstance(side, (int, np.integer)) for side in np.atleast_1d(np.array(size, object))):
         raise Unsupported(f"size={size} is not of whole pixels")
 
 
 def check_ranges(**ranges: Sequence[float] | None) -> None:
-    """Raises Unsupported unless every range is one that torch's ``uniform_`` draws from: (least, most)."""
+    """Raise Unsupported unless torch's ``uniform_`` can draw from every range: (least, most)."""
     for name, ends in ranges.items():
         if ends is not None and not ends[0] <= ends[1]:
             raise Unsupported(f"{name}={tuple(ends[:2])} is no range (least, most)")
 
 
 def first_faulty_row(faults: npt.NDArray[np.bool_] | IntArray) -> int | None:
-    """The sample to blame: the first row of ``(N,)`` or ``(N, 2)`` that is not all False, or 0; None where all are."""
+    """Return the first row of ``(N,)`` or ``(N, 2)`` that has an entry other than False or 0, or None."""
     return int(np.nonzero(faults)[0][0]) if faults.any() else None
 
 
@@ -231,18 +230,18 @@ def _find_rule_class(transform: Any) -> type[Rule] | None:
 
 
 def has_rule(transform: Any) -> bool:
-    """Whether there is a rule for the transform's class."""
+    """Return True if there is a rule for the transform's class."""
     return _find_rule_class(transform) is not None
 
 
 def find_rule(transform: Any) -> Rule | None:
-    """A rule for the transform, or None where its class has none."""
+    """Return a rule for the transform, or None if its class has none."""
     found = _find_rule_class(transform)
     return found(transform) if found else None
 
 
 class Composite(Rule):
-    """A rule made of others, whose parameters it passes on under names of their own."""
+    """Rule made of others. It prefixes the names of their parameters with their number."""
 
     parts: Sequence[Rule]
 
@@ -287,20 +286,20 @@ class Composite(Rule):
 
     @staticmethod
     def select_params(i: int, params: Mapping[str, Any]) -> dict[str, Any]:
-        """The parameters of part ``i``, under the names it gave them."""
+        """Return the parameters of part ``i``, under their own names."""
         prefix = f"{i}_"
         return {name[len(prefix) :]: value for name, value in params.items() if name.startswith(prefix)}
 
 
 class Chain(Composite):
-    """Transforms inside another one, one after another.
+    """Rule of transforms inside another one, applied one after another.
 
     Args:
         transform: The transform that holds the others.
-        inner: Those that it holds, in the order in which they run.
+        inner: The transforms that it holds, in order.
 
     Attributes:
-        missing: The names of the classes of those that have no rule.
+        missing: Names of the classes without a rule.
     """
 
     def __init__(self, transform: Any, inner: Sequence[Any]) -> None:
@@ -319,17 +318,17 @@ class Chain(Composite):
 
 
 class Views(Rule):
-    """A transform that makes several images of one.
+    """Rule of a transform that makes several images of one.
 
     Attributes:
-        container: What torchvision holds them in.
+        container: Type in which torchvision returns them.
     """
 
     container: type[list[Any] | tuple[Any, ...]] = list
 
     @abstractmethod
     def split(self, spec: Spec) -> list[tuple[Chain, Spec]]:
-        """The chain of each image, and what comes out of it.
+        """Return the chain of each image, and what comes out of it.
 
         Raises:
             Unsupported: This transform with these arguments runs in torch.

@@ -1,4 +1,4 @@
-"""What a chain was when it was compiled, to see whether it was changed since."""
+"""Take a snapshot of a chain when it is compiled, to detect later changes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["snapshot"]
 
 
 class _Identity:
-    """Equals another one of the very same object, which is kept alive, and in which nothing was written since."""
+    """Reference to an object. Equal to another one if it is the same object and, if a tensor, was not written to."""
 
     def __init__(self, item: Any) -> None:
         self._item = item
@@ -29,10 +29,10 @@ class _Identity:
 
 
 def snapshot(transform: Any) -> object:
-    """Something that equals a later one unless what DALI was told of a transform is different by then.
+    """Return a value that equals a later snapshot if the graph still fits the transform.
 
-    Of transforms that have a rule, and of containers, these are the attributes, not all of which torchvision's ``repr``
-    shows. What torch runs is called as it is, so that it is enough to know that it is the same.
+    Transforms with a rule, and containers, are compared by their attributes, because ``repr`` does not show all of
+    them. Transforms that torch runs are called as they are, so their identity is enough.
 
     Args:
         transform: A transform, a chain of them, or None.

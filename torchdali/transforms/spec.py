@@ -1,4 +1,4 @@
-"""What is known of an image between two transforms, before any image has been seen."""
+"""Types of images, parameters and inputs, as known before any image was read."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ __all__ = [
 ]
 
 Kind = Literal["pil", "image", "tensor", "array"]
-"""What torchvision would be holding: a PIL image, a ``tv_tensors.Image``, a plain tensor, an array HWC.
+"""What torchvision would hold: a PIL image, a ``tv_tensors.Image``, a plain tensor or an HWC array.
 
-Rules know no arrays, which are PIL images to them.
+Rules treat arrays as PIL images.
 """
 
 First = Literal["conversion", "rule", "torch"]
-"""What the transforms begin with: what makes tensors of PIL images, another rule, or a transform without a rule."""
+"""First transform of a chain: a conversion from PIL image to tensor, another rule, or one without a rule."""
 
 Fidelity = Literal["exact", "fast"]
 
@@ -64,20 +64,20 @@ class InputKind(enum.Enum):
 
 IntArray = npt.NDArray[np.int64]
 Params = dict[str, npt.NDArray[Any]]
-"""Parameters of one transform for one batch: each array has the batch in front."""
+"""Parameters of one transform for one batch. The first axis of each array is the batch."""
 
 Sample = Mapping[str, Any]
-"""The same parameters for one sample: what is left of :data:`Params` after ``array[i]``."""
+"""Parameters of one transform for one sample: ``array[i]`` of each of :data:`Params`."""
 
 Inputs = dict[str, npt.NDArray[Any]]
 
 
 class InputStats(NamedTuple):
-    """What the files that were seen so far say of the threads that they need.
+    """Statistics of the files read so far, which decide the number of threads.
 
     Attributes:
-        beside: The share of them that are not for a card's JPEG engine.
-        wait: Seconds for which one keeps a thread waiting until the storage gives it.
+        beside: Share of files that the GPU's JPEG engine does not decode.
+        wait: Seconds for which a thread waits for one file from the storage.
     """
 
     beside: float = 0.0
@@ -92,11 +92,11 @@ class Spec:
     """An image at one place in the chain of transforms.
 
     Attributes:
-        kind: What torchvision would be holding here.
+        kind: What torchvision would hold here.
         dtype: Element type.
         channels: Number of channels.
-        size: ``(height, width)`` where it is the same for every sample, else None.
-        device: Where DALI has it.
+        size: ``(height, width)`` if all samples have the same, else None.
+        device: Device on which DALI holds the image.
         unit: Whether floating-point values are in [0, 1].
     """
 
@@ -109,11 +109,11 @@ class Spec:
 
     @classmethod
     def from_input(cls, kind: Kind, dtype: torch.dtype, channels: int) -> Spec:
-        """An image that a dataset gives, into whose values nobody has looked."""
+        """Return the spec of an image from a dataset. Its float values are unknown."""
         return cls(kind, dtype, channels, unit=not dtype.is_floating_point)
 
     def with_fill(self, values: Iterable[float]) -> Spec:
-        """The image after some of it became one of these values."""
+        """Return the spec of the image after some of its values became one of these."""
         floating = self.dtype.is_floating_point
         return replace(self, unit=self.unit and (not floating or all(0 <= x <= 1 for x in values)))
 
@@ -123,6 +123,6 @@ class Spec:
 
 
 def check_fidelity(fidelity: Any) -> None:
-    """Raises ValueError of what is no :data:`Fidelity`."""
+    """Raise ValueError unless the value is a :data:`Fidelity`."""
     if fidelity not in ("exact", "fast"):
         raise ValueError(f"fidelity is 'exact' or 'fast', not {fidelity!r}")

@@ -1,4 +1,4 @@
-"""What a case of the parity certificate is."""
+"""A case of the parity certificate."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ class Case(NamedTuple):
 
     Attributes:
         chain: The transforms.
-        max_abs: Bound of the largest difference of a value.
-        max_abs_interior: The same, but for a border of 4 pixels.
-        mean_abs: Bound of the mean difference.
-        why: Where a bound is looser than what ``design.py`` promises, the reason, in one line.
-        devices: Where the chain runs in DALI.
-        refused: Why the installed torchvision refuses the chain; empty where it does not.
+        max_abs: Bound of the largest absolute difference of a value.
+        max_abs_interior: Bound of the same without a border of 4 pixels.
+        mean_abs: Bound of the mean absolute difference.
+        why: Reason, in one line, if a bound is looser than what ``design.py`` promises.
+        devices: Devices on which the chain runs in DALI.
+        refused: Why the installed torchvision refuses the chain. Empty if it does not.
     """
 
     chain: list[Any]

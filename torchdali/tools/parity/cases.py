@@ -1,4 +1,4 @@
-"""The cases of the parity certificate, which are also the tests of the rules: for each rule, at least one line."""
+"""Cases of the parity certificate, which are also the tests of the rules. Each rule has at least one line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torchdali.transforms.rules.views import MultiView
 
 __all__ = ["CASES"]
 
-# They take more than their annotations say.
+# torchvision's transforms accept more than their annotations tell.
 v1, v2 = cast("Any", annotated_v1), cast("Any", annotated_v2)
 
 
@@ -33,17 +33,18 @@ FLOAT = v2.ToDtype(torch.float32, scale=True)
 SMALL = v2.Resize((90, 120), interpolation="nearest-exact")
 IMAGENET: dict[str, Any] = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
 EXACT = (0, 0, 0)
-# Design: 11, 1, 0.03, of larger pictures that are reduced less.
+# The design promises 11, 1, 0.03 for larger pictures that are reduced less.
 EDGE = (24, 2, 0.06, "the part of a filter beyond the edge: torchvision spreads it inside, DALI repeats the edge")
 BLURRED = "what torch blurs in one order and DALI in the other moves places by some 1e-5 pixels"
 ELASTIC = (1, 1, 1e-3, BLURRED)
 FLOAT_EDGE = (0.1, 1e-5, 4e-4, EDGE[3])
-# Before 0.24 torchvision resizes uint8 as float32 on processors with AVX-512, which rounds once instead of twice.
+# Before 0.24 torchvision resizes uint8 as float32 on processors with AVX-512, and rounds once instead of twice:
+# https://github.com/pytorch/vision/issues/8374
 FLOATING = not cast("Any", F)._geometry._do_native_uint8_resize_on_cpu(v2.InterpolationMode.BILINEAR)  # noqa: SLF001
 BILINEAR = (24, 2, 0.2, "torchvision before 0.24 rounds once, not after each axis") if FLOATING else EDGE
 V1_BILINEAR = (BILINEAR[0] / 255, BILINEAR[1] / 255, BILINEAR[2] / 255, BILINEAR[3])
 NORMALIZED = (1e-6, 1e-6, 3e-7, "three float32 steps of a value near 2.6 are 7.2e-7; room for one more")
-# Before 0.24.
+# torchvision before 0.24 refuses uint8: https://github.com/pytorch/vision/pull/9169
 UINT8_NOISE = _refusal(F.gaussian_noise, torch.empty(0, dtype=torch.uint8))
 INDEX = (255, 255, 0.05, "torch rounds some float32 indices just below a whole number: the pixel before")
 GREY = (1, 1, 1e-5, "a grey value that is whole but for float32's rounding is floored to the one below")

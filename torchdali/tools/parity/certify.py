@@ -1,4 +1,4 @@
-"""The run behind ``torchdali parity``."""
+"""Run of ``torchdali parity``."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ Tick = Callable[[], None]
 
 
 def certify(out: Path, devices: Sequence[str], only: str, console: Console) -> list[str]:
-    """Measures everything on some devices and writes the document, and what was measured as JSON beside it.
+    """Measure on some devices, and write the page and, beside it, the results as JSON.
 
     Args:
-        out: The document. Where there is JSON of an earlier run beside it, what this run does not measure is kept.
+        out: Path of the page. Results of an earlier run that are not measured again are kept from the JSON beside it.
         devices: "cpu", "cuda" or both.
-        only: A regular expression; cases, random parameters and "decoding <format>" in whose names it is found.
-        console: Where to print.
+        only: Regular expression that selects cases, random parameters and "decoding <format>" by name.
+        console: Console to print to.
 
     Returns:
-        What does not hold of all that the document shows, one line each.
+        Failures in all that the page shows, one line each.
 
     Raises:
-        OptionError: ``only`` is found nowhere.
+        OptionError: ``only`` selects nothing.
     """
     stored = out.with_suffix(".json")
     found = results.read(stored)
@@ -92,6 +92,6 @@ def certify(out: Path, devices: Sequence[str], only: str, console: Console) -> l
 def _measure(case: Case, photographs: object, device: str) -> Differences:
     try:
         return measure(case, photographs, device)
-    except Exception as error:  # noqa: BLE001 - one case that cannot run is a result, and the others go on
+    except Exception as error:  # noqa: BLE001 - a case that cannot run is a result; the others run
         said = " ".join(str(error).split())
         return Differences(error=f"{type(error).__name__}: {said[:300]}")

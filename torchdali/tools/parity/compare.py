@@ -1,4 +1,4 @@
-"""Runs a chain through DALI, and what torchvision makes of the same numbers, sample by sample."""
+"""Run a chain through DALI and through torchvision with the same random numbers, sample by sample."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ __all__ = [
 ]
 
 BORDER = 4
-"""Pixels at each edge that are not "max_abs_interior"."""
+"""Width in pixels of the border that the interior leaves out."""
 
 SIZE = 6
 
 
 class Pair(NamedTuple):
-    """One image, CHW on the CPU, by torchdali and by torchvision."""
+    """One image, CHW on the CPU: torchdali's (actual) and torchvision's (expected)."""
 
     actual: torch.Tensor
     expected: torch.Tensor
@@ -49,14 +49,14 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class Differences:
-    """How far one chain's images are from torchvision's, on one device.
+    """Differences of one chain's images from torchvision's, on one device.
 
     Attributes:
-        max_abs: The largest difference of a value.
-        max_abs_interior: The largest difference outside of a border of :data:`BORDER` pixels.
-        mean_abs: The mean difference.
-        frac_above_1: The share of pixels of which a value is off by more than 1 (floating point: by more than 1/255).
-        error: What went wrong instead; empty where nothing did.
+        max_abs: Largest absolute difference of a value.
+        max_abs_interior: Largest absolute difference without a border of :data:`BORDER` pixels.
+        mean_abs: Mean absolute difference.
+        frac_above_1: Share of pixels with a value that differs by more than 1 (floating point: by more than 1/255).
+        error: Why nothing was measured, or empty.
     """
 
     max_abs: float = 0.0
@@ -69,14 +69,14 @@ class Differences:
 def compile_chain(
     chain: Sequence[Any], device: str | torch.device = "cpu", fused: bool = True, fidelity: Fidelity = "exact"
 ) -> Plan:
-    """The plan of a chain; "cuda" is the first CUDA device."""
+    """Compile a chain to a plan. "cuda" is the first CUDA device."""
     device = torch.device("cuda", 0) if str(device) == "cuda" else torch.device(device)
     plan = compile_plan(list(chain), device, fidelity)
     return fuse(plan) if fused else plan
 
 
 def run(dataset: Any, plan: Plan, batches: Sequence[Sequence[int]], seed: int = 0) -> Iterator[Batch]:
-    """Batches of a dataset, through the loader's own feed."""
+    """Run batches of a dataset through the loader's own prefetcher."""
     source, key = from_dataset(dataset), epoch_key(seed, 0)
     pool = PipelinePool(plan, max(map(len, batches)), Threads(2, plan.device, plan.input_kind))
     feed, occurrences = Prefetcher(window=3, timeout=0), DenseOccurrences(len(source))
@@ -91,12 +91,12 @@ def run(dataset: Any, plan: Plan, batches: Sequence[Sequence[int]], seed: int = 
 
 
 def split_indices(count: int) -> list[list[int]]:
-    """The indices of a dataset in order."""
+    """Return the indices of a dataset in order, in batches."""
     return [list(range(start, min(start + SIZE, count))) for start in range(0, count, SIZE)]
 
 
 def compare_chain(dataset: Any, chain: Sequence[Any], device: str | torch.device = "cpu") -> Iterator[Pair]:
-    """Every image of a dataset, by DALI and by torchvision's functionals with the drawn parameters.
+    """Yield every image of a dataset, by DALI and by torchvision's functionals with the same numbers.
 
     Raises:
         ValueError: A part of the chain runs in torch.
@@ -109,7 +109,7 @@ def compare_chain(dataset: Any, chain: Sequence[Any], device: str | torch.device
 
 
 def compare_plan(dataset: Any, plan: Plan, seed: int = 0) -> Iterator[tuple[int, int, Pair]]:
-    """The same with a plan, whatever torch runs after it: the number of each image, that of its view, and both."""
+    """Yield the number of each image, that of its view, and the pair. Skip what torch runs after the plan."""
     source: Any = from_dataset(dataset)
     trunk, views = plan.numbered()
     for batch in run(dataset, plan, split_indices(len(source)), seed):
@@ -120,14 +120,14 @@ def compare_plan(dataset: Any, plan: Plan, seed: int = 0) -> Iterator[tuple[int,
 
 
 def _apply_reference(image: torch.Tensor, rules: Sequence[tuple[int, Any]], batch: Batch, row: int) -> torch.Tensor:
-    """What torchvision's functionals make of an image (CHW) with the numbers that were drawn for a row of a batch."""
+    """Apply torchvision's functionals to an image (CHW), with the numbers drawn for a row of a batch."""
     for number, rule in rules:
         image = rule.reference(image, {name: values[row] for name, values in batch.params[number].items()})
     return image
 
 
 def measure(case: Case, folder: Any, device: str | torch.device) -> Differences:
-    """How far the images of a folder are from torchvision's."""
+    """Measure how far the images of a folder are from torchvision's."""
     max_abs = max_abs_interior = 0.0
     means: list[float] = []
     offs: list[float] = []
@@ -137,7 +137,7 @@ def measure(case: Case, folder: Any, device: str | torch.device) -> Differences:
                 error=f"{tuple(actual.shape)} of {actual.dtype}, expected {tuple(expected.shape)} of {expected.dtype}"
             )
         difference = (actual.double() - expected.double()).abs()
-        # One that is not a number is larger than any bound.
+        # NaN exceeds every bound.
         difference = torch.nan_to_num(difference, nan=float("inf"))
         core = difference[:, BORDER:-BORDER, BORDER:-BORDER]
         max_abs = max(max_abs, float(difference.max()))
@@ -151,7 +151,7 @@ def measure(case: Case, folder: Any, device: str | torch.device) -> Differences:
 
 
 def exceeded_bounds(case: Case, measured: Differences) -> str:
-    """Which bounds of a case do not hold, in words; empty where all do."""
+    """Return which bounds of a case are exceeded, in words, or an empty string."""
     if measured.error:
         return measured.error
     over = [

@@ -1,4 +1,4 @@
-"""Which of torchvision's transforms have a rule, and why the others have none."""
+"""List which of torchvision's transforms have a rule, and why the others have none."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ TORCH_ONLY: dict[str, str] = {
     "Transform": "the base class of the others",
     "UniformTemporalSubsample": "takes frames of videos",
 }
-"""The classes of ``torchvision.transforms.v2`` without a rule, each with the reason."""
+"""Classes of ``torchvision.transforms.v2`` without a rule, with the reason."""
 
 
 def public_classes() -> dict[str, type[Any]]:
-    """Every public class of the installed ``torchvision.transforms.v2``, by name."""
+    """Return every public class of the installed ``torchvision.transforms.v2``, by name."""
     return {name: one for name, one in vars(v2).items() if not name.startswith("_") and inspect.isclass(one)}
 
 
 def rules() -> dict[type[Any] | str, type[Rule]]:
-    """The rule of every class that has one; classes of packages that may be missing stand by their name."""
+    """Return the rule of every class that has one. Classes of packages that may be missing are given by name."""
     found: dict[type[Any] | str, type[Rule]] = {}
     waiting: list[type[Rule]] = [Rule]
     while waiting:
@@ -49,7 +49,7 @@ def rules() -> dict[type[Any] | str, type[Rule]]:
 
 
 def names(rule: type[Rule]) -> list[str]:
-    """The names of the transforms that a rule is for."""
+    """Return the names of a rule's transforms."""
     return list(dict.fromkeys(map(_name, rule.handles)))
 
 

@@ -1,4 +1,4 @@
-"""How far decoded images are from those that PIL decodes, format by format."""
+"""Measure how far decoded images are from PIL's, for each format."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _open: Callable[..., Any] = Image.open
 
 @dataclass(frozen=True)
 class DecodingDifferences:
-    """One decoder on one format.
+    """Differences of one decoder from PIL on one format.
 
     Attributes:
-        max_abs: The largest difference of a value, in grey levels.
-        mean_abs: The mean difference.
-        by: Who decoded: "DALI" or "PIL".
-        error: Why there is no image; empty where there is one.
+        max_abs: Largest absolute difference of a value, in grey levels.
+        mean_abs: Mean absolute difference, in grey levels.
+        by: Library that decoded: "DALI" or "PIL".
+        error: Why there is no image, or empty.
     """
 
     max_abs: float = 0.0
@@ -46,8 +46,8 @@ class Format:
     """A kind of file.
 
     Attributes:
-        write: Makes one of an RGB image.
-        lossy: Whether decoders may differ in what they make of the same file.
+        write: Function that encodes an RGB image.
+        lossy: Whether decoders may return different pixels for the same file.
     """
 
     write: Callable[[Image.Image], bytes]
@@ -75,16 +75,17 @@ FORMATS: dict[str, Format] = {
 
 
 def decoding_bound(name: str, device: str) -> tuple[float, float]:
-    """The largest and the mean difference that torchdali's own decoder may have on a format.
+    """Return the largest and the mean difference that torchdali's own decoder may have on a format.
 
-    JPEG does not fix every bit of what is decoded: on the GPU colours are not interpolated as in libjpeg, which shows
-    where they change from one pixel to the next. On other photographs it was 37 and 0.84.
+    The JPEG standard does not fix every bit of the decoded image. On the GPU colours are not interpolated as in libjpeg
+    (https://github.com/NVIDIA/DALI/issues/4257). This shows where they change from one pixel to the next. On other
+    photographs the differences were 37 and 0.84.
     """
     return (64, 1.1) if device == "cuda" and FORMATS[name].lossy else (0, 0)
 
 
 def decoders(device: str) -> dict[str, dict[str, Any] | None]:
-    """The decoders of a device: torchdali's own, which is None, and DALI's alone by its options."""
+    """Return the decoders of a device by name: None is torchdali's own, options are those of DALI's alone."""
     if device == "cpu":
         return {"torchdali": None, "DALI alone": {}}
     return {
@@ -95,10 +96,10 @@ def decoders(device: str) -> dict[str, dict[str, Any] | None]:
 
 
 def measure_decoding(root: Path, name: str, device: str) -> dict[str, DecodingDifferences]:
-    """Decodes photographs in one format with every decoder of a device.
+    """Decode photographs in one format with every decoder of a device.
 
     Args:
-        root: Where to write them.
+        root: Folder to write them to.
         name: The format.
         device: "cpu" or "cuda".
     """
@@ -124,7 +125,7 @@ def measure_decoding(root: Path, name: str, device: str) -> dict[str, DecodingDi
 
 
 def _to_cmyk(image: Image.Image) -> Image.Image:
-    """With what the three colours have in common as black, which PIL's own conversion leaves out."""
+    """Convert to CMYK with the common part of the three colours as black. PIL's own conversion leaves black 0."""
     colours = 255 - np.asarray(image)
     black: npt.NDArray[np.uint8] = colours.min(2, keepdims=True)
     return Image.fromarray(np.concatenate((colours - black, black), axis=2), "CMYK")

@@ -1,4 +1,4 @@
-"""The bounds that each transform is meant to keep, so that a case with a looser one has to say why."""
+"""Bounds that each transform is designed to keep. A case with a looser bound must give a reason."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ DESIGN: dict[str, Bound] = {
     "RandomEqualize": Bound(1, 1, 0.14),
     "RandomAdjustSharpness": Bound(1, 1, 4e-4),
 }
-"""By the name of the class. Of what is not here nothing is promised beforehand."""
+"""Bounds by the name of the class. Other classes have no promised bound."""
 
 JITTER = {
     "brightness": NOTHING,
@@ -53,14 +53,14 @@ JITTER = {
 }
 
 NORMALIZED = 7e-7
-"""Of ``Normalize``, in normalised values."""
+"""Bound of ``Normalize``, in normalized values."""
 
 _ROUNDING = 1e-6
-"""Floating point: two orders of the same float32 additions."""
+"""Bound of the rounding of float32 sums in another order."""
 
 
 def leaves(transform: Any) -> Iterator[Any]:
-    """The transforms in a chain, also those inside of others."""
+    """Yield the transforms in a chain, and those inside of others."""
     for one in flatten(transform):
         yield one
         yield from leaves(list(getattr(one, "transforms", ())))
@@ -76,13 +76,13 @@ def _bound(transform: Any) -> Bound:
         return NOTHING
     if DESIGN.get(name) is RESIZED and getattr(transform, "antialias", True) is False:
         return Bound(1, 1, 0.17)
-    if name == "RandomErasing" and transform.value in (None, "random"):  # 0 is for given values
+    if name == "RandomErasing" and transform.value in (None, "random"):  # the bound of 0 is for constant values
         return FREE
     return DESIGN.get(name, FREE)
 
 
 def design_bound(case: Case) -> Bound:
-    """What is promised for a case, in its values' units: the bound of the transform with the loosest one."""
+    """Return the promised bound of a case, in its values' units: the loosest of its transforms'."""
     found = list(leaves(case.chain))
     names = {type(one).__name__ for one in found}
     containers = {"RandomApply", "RandomChoice", "RandomOrder", "MultiView"}
@@ -100,5 +100,5 @@ def design_bound(case: Case) -> Bound:
 
 
 def is_looser(case: Case) -> bool:
-    """Whether a bound of a case is looser than what is promised."""
+    """Return True if a bound of a case is looser than the promised one."""
     return any(own > promised for own, promised in zip(case[1:4], design_bound(case), strict=True))

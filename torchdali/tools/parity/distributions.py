@@ -1,4 +1,4 @@
-"""Whether random parameters are drawn as torchvision draws them: each against torchvision's own sampler."""
+"""Test whether random parameters are drawn as torchvision's own sampler draws them."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ __all__ = [
 
 HEIGHT, WIDTH = 180, 240
 MANY = 3000
-"""Samples on each side."""
+"""Number of samples on each side."""
 
 LEVEL = 1e-3
-"""How likely it is that right code would have failed one of all tests: the seeds are fixed, so it does or does not."""
+"""Probability that correct code fails at least one of all tests. The seeds are fixed, so runs do not differ."""
 
 _FEW = 24
-"""A parameter with as many values at most is tested value by value."""
+"""Greatest number of distinct values of a parameter that is tested value by value."""
 
 _stats: Any = importlib.import_module("scipy.stats")
 
 
 @dataclass(frozen=True)
 class DistributionTest:
-    """The test of one parameter.
+    """Result of the test of one parameter.
 
     Attributes:
-        kind: The test, in words.
-        p: How likely numbers that are so far apart are, if the distributions are equal.
+        kind: Name of the test.
+        p: Probability of samples that are at least so far apart, if the distributions are equal.
     """
 
     kind: str
@@ -55,14 +55,14 @@ class DistributionTest:
 
 
 def significance_level() -> float:
-    """The p-value below which a test fails: :data:`LEVEL`, shared among all of them."""
+    """Return the p-value below which a test fails: :data:`LEVEL`, divided by the number of tests."""
     return LEVEL / max(1, len(DRAWS))
 
 
 def draw_params(
     transform: Any, height: int = HEIGHT, width: int = WIDTH, count: int = MANY, dtype: torch.dtype = torch.uint8
 ) -> Params:
-    """The parameters that a transform's rule draws for images of one size."""
+    """Draw parameters by a transform's rule for images of one size."""
     rule = find_rule(transform)
     if rule is None:
         raise ValueError(f"no rule for {transform}")
@@ -75,7 +75,7 @@ def draw_params(
 
 @functools.cache
 def sample_torchvision(transform: Any, height: int = HEIGHT, width: int = WIDTH, count: int = MANY) -> list[Any]:
-    """The results of torchvision's ``make_params`` for images of one size."""
+    """Return results of torchvision's ``make_params`` for images of one size."""
     image = [tv_tensors.Image(torch.empty(3, height, width))]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
@@ -83,8 +83,8 @@ def sample_torchvision(transform: Any, height: int = HEIGHT, width: int = WIDTH,
 
 
 def p_value(actual: Any, expected: Any) -> DistributionTest:
-    """Whether two samples come from one distribution."""
-    # Rounded, so that numbers that differ in their last bits, float32 here and float64 there, count as one value.
+    """Test whether two samples come from one distribution."""
+    # Round, so that float32 and float64 numbers that differ in their last bits count as one value.
     both: list[npt.NDArray[np.float64]] = [np.round(np.asarray(one, np.float64), 6) for one in (actual, expected)]
     values, where = np.unique(np.concatenate(both), return_inverse=True)
     if len(values) > _FEW:
@@ -98,13 +98,13 @@ def p_value(actual: Any, expected: Any) -> DistributionTest:
 
 
 def _merge_rare(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """The same table with the rare values as one, because the test is for expected counts of 5 and more."""
+    """Merge rare values in the table, because the test needs expected counts of at least 5."""
     rare = counts.sum(0) < 10
     return np.column_stack((counts[:, ~rare], counts[:, rare].sum(1))) if rare.sum() > 1 else counts
 
 
 def compare_distributions(draw: Draw) -> DistributionTest:
-    """Tests one random parameter."""
+    """Test one random parameter."""
     actual = np.asarray(draw.actual(draw_params(draw.transform, dtype=draw.dtype)), np.float64)
     expected = draw.expected
     if callable(expected):

@@ -1,4 +1,4 @@
-"""The random parameters whose distributions are compared with torchvision's own sampler: one line each."""
+"""Random parameters whose distributions are compared with torchvision's own sampler: one line each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torchdali.transforms.spec import Params
 
 __all__ = ["DRAWS", "Draw"]
 
-v2 = cast("Any", annotated_v2)  # which takes more than its annotations say
+v2 = cast("Any", annotated_v2)  # which accepts more than its annotations tell
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,11 @@ class Draw:
 
     Attributes:
         transform: The transform.
-        actual: The parameter of each sample, ``(N,)``, from what the rule drew.
-        expected: The same from the result of torchvision's ``make_params``, for one sample; or, for what torchvision
-            draws outside of it: a coin's probability, or the probabilities of the values 0, 1, 2 and so on.
-        dtype: Of the images.
-        noting: A copy of it whose ``make_params`` gives what torchvision draws elsewhere; None where there is no need.
+        actual: Function from the rule's parameters to the ``(N,)`` values of the samples.
+        expected: Function from the result of torchvision's ``make_params`` to the value of one sample. If torchvision
+            draws elsewhere: the probability of True, or the probabilities of the values 0, 1, 2 and so on.
+        dtype: Element type of the images.
+        noting: Copy of the transform whose ``make_params`` returns what torchvision draws elsewhere, or None.
     """
 
     transform: Any
@@ -43,12 +43,12 @@ class Draw:
 
     @property
     def sampled(self) -> Any:
-        """What gives torchvision's side."""
+        """Transform that is sampled for torchvision's side."""
         return self.noting or self.transform
 
 
 def _place(name: str, transform: Any) -> dict[str, Draw]:
-    """The place of a random window; torchvision counts it from the padded image's corner."""
+    """Return the draws of a random window's position. torchvision counts it from the padded image's corner."""
 
     def start(key: str, column: int) -> Draw:
         return Draw(transform, lambda p: p["start"][:, column], lambda p: p[key] - p.get("padding", (0, 0))[1 - column])
@@ -57,7 +57,7 @@ def _place(name: str, transform: Any) -> dict[str, Draw]:
 
 
 def _window(name: str, transform: Any) -> dict[str, Draw]:
-    """Place and shape of a random window."""
+    """Return the draws of a random window's position and shape."""
     return {
         **_place(name, transform),
         f"{name}: height": Draw(transform, lambda p: p["shape"][:, 0], lambda p: p["height"]),
@@ -69,13 +69,13 @@ def _window(name: str, transform: Any) -> dict[str, Draw]:
 
 
 def _rank(orders: Any) -> Any:
-    """One number for each order of things, from ``(..., n)`` permutations."""
+    """Return one number for each of ``(..., n)`` permutations. Different permutations have different numbers."""
     order = np.asarray(orders, np.int64)
     return cast("Any", order * order.shape[-1] ** np.arange(order.shape[-1])).sum(-1)
 
 
 def _affine(transform: Any) -> dict[str, Draw]:
-    """The random parameters of ``RandomAffine``."""
+    """Return the draws of ``RandomAffine``."""
 
     def part(key: str, column: int) -> Draw:
         return Draw(transform, lambda p: p[key][:, column], lambda p: p[key][column])
@@ -91,7 +91,7 @@ def _affine(transform: Any) -> dict[str, Draw]:
 
 
 def _perspective(transform: Any) -> dict[str, Draw]:
-    """The corners of ``RandomPerspective``, as the coefficients that torchvision makes of them show them."""
+    """Return the draws of ``RandomPerspective``: the coefficients that torchvision computes from the corners."""
 
     def coefficient(place: int) -> Draw:
         return Draw(transform, lambda p: p["matrix"].reshape(-1, 9)[:, place], lambda p: p["coefficients"][place])
@@ -100,7 +100,7 @@ def _perspective(transform: Any) -> dict[str, Draw]:
 
 
 def _erasing(name: str, transform: Any) -> dict[str, Draw]:
-    """The box of ``RandomErasing``: without height and width where nothing is erased."""
+    """Return the draws of ``RandomErasing``'s box. Height and width are 0 if nothing is erased."""
 
     def part(key: str, column: int, letter: str) -> Draw:
         return Draw(transform, lambda p: p[key][:, column], lambda p: 0 if p["v"] is None else p[letter])
@@ -114,7 +114,7 @@ def _erasing(name: str, transform: Any) -> dict[str, Draw]:
 
 
 def _distort(transform: Any) -> dict[str, Draw]:
-    """The random parameters of ``RandomPhotometricDistort``; -1 where one is left out."""
+    """Return the draws of ``RandomPhotometricDistort``. A factor that is left out is -1."""
 
     def factor(column: int, key: str) -> Draw:
         return Draw(
@@ -140,9 +140,9 @@ def _distort(transform: Any) -> dict[str, Draw]:
 
 
 def _policy(name: str, transform: Any, places: tuple[int, ...]) -> dict[str, Draw]:
-    """The operations of an augmentation policy, in the order in which they are applied, and their magnitudes.
+    """Return the draws of a policy: its operations, in the order in which they are applied, and their magnitudes.
 
-    torchvision draws them while it applies them, so its own code is run with operations that only take notes.
+    torchvision draws them while it applies them. So its own code runs with operations that only record their calls.
     """
 
     def notes(image: list[Any]) -> list[tuple[int, float]]:
@@ -155,7 +155,7 @@ def _policy(name: str, transform: Any, places: tuple[int, ...]) -> dict[str, Dra
         noting._apply_image_or_video_transform = note  # noqa: SLF001
         noting(image[0].to("meta"))
         del noting._apply_image_or_video_transform  # noqa: SLF001
-        # What changes nothing is left out on both sides, because actual has it in places that are not taken.
+        # Identity is left out on both sides, because the rule has it in slots that are not used.
         return [*filter(lambda one: one[0], made), *[(0, 0.0)] * (max(places) + 1)]
 
     def actual(params: Params, place: int) -> tuple[Any, Any]:
@@ -183,7 +183,7 @@ def _policy(name: str, transform: Any, places: tuple[int, ...]) -> dict[str, Dra
 
 
 def _weights(name: str, transform: Any) -> dict[str, Draw]:
-    """The weights of the image and the chains of ``AugMix``."""
+    """Return the draws of the weights of the image and the chains in ``AugMix``."""
 
     def notes(_: Any) -> list[float]:
         sample = transform._sample_dirichlet  # noqa: SLF001
@@ -200,7 +200,7 @@ def _weights(name: str, transform: Any) -> dict[str, Draw]:
 
 
 def _noise(transform: Any) -> Draw:
-    """A value of the noise in each image; torchvision draws it while it adds it."""
+    """Return the draw of one value of the noise in each image. torchvision draws it while it adds it."""
 
     def actual(params: Params) -> Any:
         rows = range(len(next(iter(params.values()))))
@@ -213,12 +213,12 @@ def _noise(transform: Any) -> Draw:
 
     noting = copy.copy(transform)
     noting.make_params = notes
-    # uint8 is refused by torchvision before 0.24.
+    # torchvision before 0.24 refuses uint8: https://github.com/pytorch/vision/pull/9169
     return Draw(transform, actual, lambda value: value, torch.float32, noting)
 
 
 def _displaced(params: Params) -> Any:
-    """How far a pixel moves to the right, in shares of alpha."""
+    """Return how far a pixel moves to the right, as a share of alpha."""
     rows = ({key: values[i] for key, values in params.items()} for i in range(len(params["noise_start"])))
     return [2 * to_uniform(reference_words(row, 6, 6, 2))[3, 5, 0] - 1 for row in rows]
 

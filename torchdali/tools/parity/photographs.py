@@ -1,4 +1,4 @@
-"""The photographs that the certificate is made on: crops of those that scikit-image's wheel carries."""
+"""Photographs for the certificate: crops of those in scikit-image's wheel."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _NAMES = ("astronaut", "coffee", "chelsea", "rocket")
 
 
 def photographs() -> dict[str, npt.NDArray[np.uint8]]:
-    """Four photographs, RGB, of 300 to 640 pixels a side."""
+    """Return four photographs, RGB, of 300 to 640 pixels a side, by name."""
     data = cast("Any", skimage.data)
     found: dict[str, Callable[[], npt.NDArray[np.uint8]]] = {name: getattr(data, name) for name in _NAMES}
     return {name: load() for name, load in found.items()}
 
 
 def write_photographs(root: Path) -> ImageFolder:
-    """Writes twelve crops, no two of one size, and returns the folder as a dataset.
+    """Write twelve crops of different sizes, and return the folder as a dataset.
 
-    They are PNGs, which all decoders read alike, so that every difference is the transforms'.
+    They are PNGs, which all decoders decode alike, so that every difference is the transforms'.
     """
     (root / "all").mkdir(parents=True)
     rng = np.random.default_rng(0)

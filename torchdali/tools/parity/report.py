@@ -1,4 +1,4 @@
-"""The certificate as a document."""
+"""Write the certificate as a page in Markdown."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ESCAPED = "\\|"
 
 
 def _number(value: float) -> str:
-    """A number in two digits; small whole ones as such."""
+    """Format a number with two digits. Integers below 1000 are written in full."""
     return f"{value:g}" if abs(value) < 1000 and value == int(value) else f"{value:.2g}"
 
 
@@ -70,13 +70,13 @@ may do anything, so it has no rule."""
 
 
 def write_markdown(results: Results, path: Path) -> None:
-    """Writes the document."""
+    """Write the page."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(markdown(results))
 
 
 def markdown(results: Results) -> str:
-    """The document, in GitHub's markdown."""
+    """Return the page in GitHub's Markdown."""
     devices = {name: results.devices[name] for name in TITLES if name in results.devices}
     parts = [
         _HEAD,

@@ -1,4 +1,4 @@
-"""What was measured, on which machine: kept as JSON, so that runs on two machines make one document."""
+"""Results by machine, stored as JSON, so that runs on two machines make one page."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Machine:
-    """Where something was measured, and with what.
+    """Machine and packages of a measurement.
 
     Attributes:
-        name: The GPU, or the CPU.
-        versions: Of each package.
+        name: Name of the GPU or of the CPU.
+        versions: Version of each package.
     """
 
     name: str = ""
@@ -44,12 +44,12 @@ class Machine:
 
 @dataclass(frozen=True)
 class CaseResult:
-    """What was measured of one case, and of what exactly.
+    """Result of one case.
 
     Attributes:
-        chain: The case's chain as text.
-        operators: The DALI operators it became.
-        measured: The differences.
+        chain: Chain of the case, as text.
+        operators: DALI operators that it was compiled to.
+        measured: Differences from torchvision.
     """
 
     chain: str
@@ -59,12 +59,12 @@ class CaseResult:
 
 @dataclass
 class DeviceResult:
-    """What was measured on one device, "cpu" or "cuda".
+    """Results of one device, "cpu" or "cuda".
 
     Attributes:
-        machine: Where.
-        cases: By the name of the case.
-        decoding: By format, then by decoder.
+        machine: Machine of the measurement.
+        cases: Results by the name of the case.
+        decoding: Results by format, then by decoder.
     """
 
     machine: Machine = field(default_factory=Machine)
@@ -76,25 +76,25 @@ class DeviceResult:
 
 @dataclass
 class Results:
-    """Everything that the document shows.
+    """All results that the page shows.
 
     Attributes:
-        devices: By "cpu" and "cuda", those that were ever measured.
-        draws: The tests of the random parameters, which are drawn on the host, whatever the device.
+        devices: Results by "cpu" and "cuda", if measured.
+        draws: Tests of the random parameters by name. The host draws them, so they do not depend on the device.
     """
 
     devices: dict[str, DeviceResult] = field(default_factory=dict[str, DeviceResult])
     draws: dict[str, DistributionTest] = field(default_factory=dict[str, DistributionTest])
 
     def select_device(self, device: str, where: Machine) -> DeviceResult:
-        """The results of a device; without those that another machine or other versions gave."""
+        """Return the results of a device. Drop those of another machine or of other versions."""
         if device not in self.devices or self.devices[device].machine != where:
             self.devices[device] = DeviceResult(where)
         return self.devices[device]
 
 
 def describe_machine(device: str) -> Machine:
-    """This machine."""
+    """Return this machine's name and versions."""
     versions = {
         "torchdali": __version__,
         "NVIDIA DALI": str(graph.require_dali().__version__),
@@ -111,7 +111,7 @@ def _cpu(about: Path = Path("/proc/cpuinfo")) -> str:
 
 
 def describe(case: Case) -> tuple[str, str, str]:
-    """A case's chain, the DALI operators it becomes and the random numbers it draws, as text."""
+    """Return a case's chain, its DALI operators and its random numbers, as text."""
     plan = compile_chain(case.chain, case.devices[0])
     views = [line.partition(": ")[2] for line in str(plan).splitlines() if line.startswith("view ")]
     chain = ", ".join(_short(step.transform) for step in plan.steps)
@@ -122,7 +122,7 @@ def describe(case: Case) -> tuple[str, str, str]:
 def _short(transform: Any) -> str:
     text = " ".join(repr(transform).split())
     text = re.sub(r" at 0x[0-9a-f]+|(?<=\() | (?=\))", "", text)
-    # Before 0.28 torchvision writes the names of filters out.
+    # torchvision before 0.28 writes the full names of filters.
     text = re.sub(r"InterpolationMode\.(\w+)", lambda name: name[1].lower().replace("_", "-"), text)
     return re.sub(rf", ({_DEFAULTS})(?=[,)])", "", text)
 
@@ -151,18 +151,18 @@ def failures(results: Results) -> list[str]:
 
 
 def is_within(decoded: DecodingDifferences, bound: tuple[float, float]) -> bool:
-    """Whether both differences are."""
+    """Return True if both differences are within the bound."""
     return decoded.max_abs <= bound[0] and decoded.mean_abs <= bound[1]
 
 
 def write(results: Results, path: Path) -> None:
-    """Writes them as JSON."""
+    """Write the results as JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"format": _FORMAT, **asdict(results)}, indent=1) + "\n")
 
 
 def read(path: Path) -> Results:
-    """Reads what :func:`write` wrote, without what is no longer so: cases that are gone or were changed since."""
+    """Read results from JSON. Drop cases that were removed or changed since."""
     if not path.exists():
         return Results()
     stored: Any = json.loads(path.read_text())

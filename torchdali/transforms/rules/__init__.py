@@ -1,1 +1,1 @@
-"""A rule for each transform: what it draws and what it emits in DALI."""
+"""Rules of the transforms: what each draws, and which DALI operators it emits."""

@@ -1,4 +1,4 @@
-"""Boxes of random area and aspect ratio: what RandomResizedCrop keeps and RandomErasing erases."""
+"""Boxes of random area and aspect ratio, for RandomResizedCrop and RandomErasing."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ def random_boxes(
     tall: bool,
     fits: Callable[[Floats, Floats], Mask],
 ) -> tuple[IntArray, IntArray, Mask]:
-    """For each image the first of ten random boxes that fits.
+    """Return the first of ten random boxes that fits, for each image.
 
     Args:
         draws: The random numbers of the images.
-        size: ``(N, 2)`` their heights and widths.
-        scale: Least and most of the share of the image's area.
-        ratio: Least and most aspect ratio; its logarithm is uniform.
-        tall: Whether a ratio is height by width, and not width by height.
-        fits: Whether boxes do, ``(N, 10)``, given their heights and widths.
+        size: ``(N, 2)`` heights and widths of the images, in pixels.
+        scale: Least and greatest share of the image's area.
+        ratio: Least and greatest aspect ratio. Its logarithm is uniform.
+        tall: Whether a ratio is height by width; else it is width by height.
+        fits: Function of ``(N, 10)`` heights and widths that returns which boxes fit.
 
     Returns:
-        ``(N, 2)`` tops and lefts, ``(N, 2)`` heights and widths, and for which images there is a box.
+        ``(N, 2)`` tops and lefts, ``(N, 2)`` heights and widths, and ``(N,)`` which images have a box that fits.
     """
     low, high = scale
     log_low, log_high = np.log(np.asarray(ratio, np.float64))

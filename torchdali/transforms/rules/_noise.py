@@ -1,7 +1,7 @@
-"""Random numbers for every pixel, computed in the graph from two words a sample.
+"""Random numbers for every pixel, which the graph computes from two words for each sample.
 
-A pixel's number depends on the sample's words and the pixel's place alone, and is the same on CPU and GPU. The
-functions that only do arithmetic take numpy arrays as well as DALI nodes, and are used for both.
+A pixel's number depends only on these words and on the pixel's position. It is the same on CPU and GPU. Functions that
+only do arithmetic take numpy arrays as well as DALI nodes.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ INPUTS = {
     "noise_start": Input(np.uint32),
     "noise_ramp": Input(np.uint32, 1),
 }
-"""What a rule that needs noise adds to its inputs."""
+"""Inputs of a rule that needs noise."""
 
 _ROW = np.uint32(1 << 16)
 _COLUMN = np.uint32(1 << 2)
 
 
 def draw_noise(draws: Draws, size: IntArray) -> Params:
-    """The values of :data:`INPUTS` for images (or boxes) of at most ``size``."""
+    """Draw the values of :data:`INPUTS` for images (or boxes) of at most ``size``."""
     both = draws.words(2).astype(np.uint32)
-    # There are no constants in conditional branches, so the numbers to count with are fed.
+    # DALI has no constants of the right batch size in conditional branches, so the numbers to count with are fed.
     ramp = np.arange(max(int(size.max(initial=1)), 4), dtype=np.uint32)
     return {
         "noise_step": both[:, 0] | np.uint32(1),
@@ -42,7 +42,7 @@ def draw_noise(draws: Draws, size: IntArray) -> Params:
 
 
 def _mix_bits(x: Any) -> Any:
-    """A bijection of uint32 under which every bit depends on every bit: ``lowbias32`` of Chris Wellons, public domain.
+    """Map uint32 one to one so that every bit depends on every bit: ``lowbias32`` of Chris Wellons, public domain.
 
     https://nullprogram.com/blog/2018/07/31/
     """
@@ -54,22 +54,22 @@ def _mix_bits(x: Any) -> Any:
 
 
 def to_uniform(words: Any) -> Any:
-    """Uniform numbers in [0, 1) from uniform words: multiples of 2**-24, float32 in the graph and float64 in numpy."""
+    """Turn uniform words into numbers in [0, 1), multiples of 2**-24: float32 in the graph, float64 in numpy."""
     return (words >> np.uint32(8)) * np.float32(2.0**-24)
 
 
 def random_words(ops: Ops, params: Mapping[str, Node], height: Node | int, width: Node | int, channels: int) -> Node:
-    """``(height, width, channels)`` uniform uint32 on the device of the images; up to four channels.
+    """Return ``(height, width, channels)`` uniform uint32, on the device of the images.
 
-    Pixels are numbered ``65536 * row + 4 * column + channel``; the numbers, spread out by the sample's odd step from
-    its start, are mixed once.
+    Values are numbered ``65536 * row + 4 * column + channel``. Each number is multiplied by the sample's odd step, the
+    sample's start is added, and the result is mixed once.
 
     Args:
         ops: DALI's operators.
         params: The nodes of :data:`INPUTS`.
-        height: The same for all, or a CPU node.
-        width: The same for all, or a CPU node.
-        channels: The same for all.
+        height: One number for all samples, or a CPU node.
+        width: One number for all samples, or a CPU node.
+        channels: One number for all samples, at most 4.
     """
     step = params["noise_step"]
     ramp = params["noise_ramp"].gpu() if ops.device == "gpu" else params["noise_ramp"]
@@ -83,10 +83,10 @@ def random_words(ops: Ops, params: Mapping[str, Node], height: Node | int, width
 
 
 def random_normal(ops: Ops, params: Mapping[str, Node], height: Node, width: Node, channels: int) -> Node:
-    """``(height, width, channels)`` standard normal float32; otherwise as :func:`random_words`.
+    """Return ``(height, width, channels)`` standard normal float32. The arguments are those of :func:`random_words`.
 
-    By Box and Muller, https://en.wikipedia.org/wiki/Box-Muller_transform: the cosines are the upper half of the
-    image, the sines of the same numbers the lower.
+    The method is that of Box and Muller (https://en.wikipedia.org/wiki/Box-Muller_transform). The cosines fill the
+    upper half of the image, and the sines of the same numbers the lower half.
     """
     upper = (height + 1) // 2
     first = random_words(ops, params, upper, width, channels)
@@ -102,7 +102,7 @@ def _polar_coordinates(math: Any, first: Any, step: Any) -> tuple[Any, Any]:
 
 
 def reference_words(sample: Sample, height: int, width: int, channels: int) -> npt.NDArray[np.uint32]:
-    """What :func:`random_words` computes for one sample."""
+    """Compute :func:`random_words` for one sample, in numpy."""
     row, column, channel = np.ogrid[:height, :width, :channels]
     counter = row * int(_ROW) + column * int(_COLUMN) + channel
     place: npt.NDArray[np.uint32] = counter.astype(np.uint32) * sample["noise_step"] + sample["noise_start"]
@@ -110,7 +110,7 @@ def reference_words(sample: Sample, height: int, width: int, channels: int) -> n
 
 
 def reference_normal(sample: Sample, height: int, width: int, channels: int) -> npt.NDArray[np.float32]:
-    """What :func:`random_normal` computes for one sample, but for rounding."""
+    """Compute :func:`random_normal` for one sample, in numpy. Rounding may differ."""
     radius, angle = _polar_coordinates(
         np, reference_words(sample, (height + 1) // 2, width, channels), sample["noise_step"]
     )

@@ -1,8 +1,8 @@
-"""What augmentation policies have in common: operations that are drawn for each sample, with magnitudes.
+"""Base class of the augmentation policies, which draw operations and magnitudes for each sample.
 
-What all of them have in common is a *place*: one operation of those below, at one magnitude, another for each sample.
-Operations that are one piece of arithmetic with different numbers are a family, and a place is a sequence of families,
-each applied to the samples that drew an operation of it.
+A policy is a sequence of *slots*. In a slot each sample has one of the operations below, at one magnitude. Operations
+that are the same arithmetic with different numbers are a *family*. A slot is lowered to a sequence of families. Each
+family is applied to the samples that drew one of its operations.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ OPERATIONS = (
     *("Identity", "ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", "Brightness", "Color", "Contrast"),
     *("Sharpness", "Posterize", "Solarize", "AutoContrast", "Equalize", "Invert"),
 )
-"""torchvision's names; an operation's number is its place here."""
+"""torchvision's names. An operation's number is its index here."""
 
 NUMBER = {name: i for i, name in enumerate(OPERATIONS)}
 _SIGNED = np.array([1 <= i <= 9 for i in range(len(OPERATIONS))])
@@ -57,12 +57,12 @@ _SIGNED = np.array([1 <= i <= 9 for i in range(len(OPERATIONS))])
 
 @dataclass(frozen=True)
 class Family:
-    """Operations that are one piece of arithmetic.
+    """Operations that are the same arithmetic with different numbers.
 
     Attributes:
         members: The operations.
-        params: The parameters that it takes.
-        operators: The DALI operators, in words.
+        params: Names of its parameters.
+        operators: DALI operators, in words.
     """
 
     members: tuple[str, ...]
@@ -89,12 +89,14 @@ _INPUTS = {"matrix": Input(np.float32, 2), **{name: Input(np.float32) for name i
 
 @dataclass(frozen=True)
 class Space:
-    """How far each operation goes.
+    """Largest magnitude of each operation.
 
     Attributes:
-        shear: The largest shear; so for ``rotate`` (degrees) and ``enhance`` (brightness, colour, contrast, sharpness).
-        translate: The largest translation as a share of the side, or, where it is above 1, in pixels.
-        bits: The most bits that Posterize keeps, and how many fewer at the last magnitude.
+        shear: Largest shear.
+        rotate: Largest angle, in degrees.
+        enhance: Largest change of brightness, colour, contrast and sharpness.
+        translate: Largest translation: a share of the side, or pixels if above 1.
+        bits: Most bits that Posterize keeps, and how many fewer it keeps at the last magnitude.
     """
 
     shear: float
@@ -110,9 +112,9 @@ MIXED = Space(0.3, 30.0, 0.9, 1.0 / 3.0, (4, 4))
 
 
 def linspace_at(end: npt.ArrayLike, which: npt.ArrayLike, count: int) -> npt.NDArray[np.float32]:
-    """``torch.linspace(0, end, count)[which]`` for many ends and slots.
+    """Return ``torch.linspace(0, end, count)[which]`` for many ends and indices.
 
-    torch works in float32, from both ends towards the middle, and rounds product and sum once.
+    torch computes in float32, from both ends towards the middle. It rounds the product and the sum once.
     """
     last, place = np.asarray(end, np.float32), np.asarray(which, np.int64)
     step = (last / np.float32(count - 1)).astype(np.float64)
@@ -120,13 +122,13 @@ def linspace_at(end: npt.ArrayLike, which: npt.ArrayLike, count: int) -> npt.NDA
 
 
 class Policy(Rule):
-    """Places one after another."""
+    """Rule of a policy: slots, one after another."""
 
     unsupported_when = "interpolation neither nearest nor bilinear; not uint8 or, with v2's class, float32"
     space: ClassVar[Space]
     bins: int
     slots: Sequence[Sequence[str]] = ()
-    """The operations that each place may have."""
+    """Operations that each slot may have."""
 
     def infer(self, spec: Spec) -> Spec:
         check_image(spec)
@@ -161,12 +163,15 @@ class Policy(Rule):
         return fed
 
     def _params(self, family: str) -> list[str]:
-        """What a family is fed with: what is grey has no colour to blend with."""
+        """Return the names of a family's parameters. A grey image is not blended with its grey version."""
         return [name for name in FAMILIES[family].params if name != "grey" or self.spec.channels == 3]
 
     @abstractmethod
     def choose(self, draws: Draws) -> tuple[IntArray, IntArray, npt.NDArray[np.bool_]]:
-        """``(N, slots)`` operations by number, magnitudes by number, and whether those that can be are negative."""
+        """Return ``(N, slots)`` numbers of operations, numbers of magnitudes, and signs: True is negative.
+
+        Operations without a sign ignore it.
+        """
 
     def draw(self, draws: Draws, size: IntArray) -> Params:
         operation, which, negative = self.choose(draws)
@@ -180,12 +185,12 @@ class Policy(Rule):
         return params
 
     def _magnitude_table(self) -> Floats:
-        """``(operations, bins)`` magnitudes, float32 numbers; those of translations are :meth:`_magnitude`'s."""
+        """Return ``(operations, bins)`` magnitudes, float32 values. :meth:`_select_magnitudes` adds translations."""
         space, bins = self.space, self.bins
         ends = dict.fromkeys(("Brightness", "Color", "Contrast", "Sharpness"), space.enhance)
         ends |= {"ShearX": space.shear, "ShearY": space.shear, "Rotate": space.rotate}
         table = np.zeros((len(OPERATIONS), bins))
-        # Whatever the consumer's default type and device are.
+        # The user may have set another default dtype or device.
         how: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
         for name, end in ends.items():
             table[NUMBER[name]] = torch.linspace(0.0, end, bins, **how).numpy()
@@ -195,7 +200,7 @@ class Policy(Rule):
         return table
 
     def _select_magnitudes(self, operation: IntArray, which: IntArray, size: IntArray) -> Floats:
-        """The magnitudes of operations, without sign."""
+        """Return the magnitudes of operations, without sign."""
         result = self.magnitudes[operation, which]
         for axis, name in ((1, "TranslateX"), (0, "TranslateY")):
             row, place = np.nonzero(operation == NUMBER[name])
@@ -205,7 +210,7 @@ class Policy(Rule):
         return result
 
     def _family_params(self, operation: IntArray, magnitude: Floats, size: IntArray) -> Params:
-        """The parameters of all families, for one sample and place in each row."""
+        """Return the parameters of all families. Each row is a sample and a slot."""
         family = _FAMILY[operation]
         params: Params = {name: family == i for i, name in enumerate(FAMILIES)}
         rows = np.flatnonzero(params["warp"])
@@ -229,7 +234,7 @@ class Policy(Rule):
         return {**params, "matrix": matrix, "value": value, "grey": blended["grey"], "mean": blended["mean"]}
 
     def lower_slot(self, ops: Ops, image: Node, number: int, params: Mapping[str, Node]) -> Node:
-        """Emits one place."""
+        """Emit the operators of one slot."""
         spec, floating = self.spec, self.spec.dtype.is_floating_point
 
         def fewer_bits(x: Node, by: Node) -> Node:
@@ -258,7 +263,7 @@ class Policy(Rule):
         return image
 
     def reference_slot(self, image: torch.Tensor, number: int, sample: Sample) -> torch.Tensor:
-        """One place, by torchvision's own code."""
+        """Apply torchvision's own code to one slot."""
         name, magnitude = OPERATIONS[int(sample["operation"][number])], float(sample["magnitude"][number])
         mode = InterpolationMode(self.interpolation)
         if self.is_v1:

@@ -1,7 +1,7 @@
-"""The mechanism of all maps of the plane: one 3x3 matrix for each sample, and one operator.
+"""Maps of the plane: one 3x3 matrix for each sample, and one operator.
 
-A matrix maps the places of the output's pixels to those of the input: ``(x, y, 1)`` in pixels, ``(0, 0)`` being the
-outer corner of the top left pixel, whose centre therefore is ``(0.5, 0.5)``.
+A matrix maps positions in the output to positions in the input. A position is ``(x, y, 1)`` in pixels. ``(0, 0)`` is
+the outer corner of the top left pixel, so the centre of that pixel is ``(0.5, 0.5)``.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ def affine_matrices(
     size: IntArray,
     out_size: IntArray | None = None,
 ) -> Floats:
-    """The matrices of torchvision's ``affine`` for many images at once.
+    """Return the matrices of torchvision's ``affine`` for many images at once.
 
-    With T the translation, C the move of the origin to the centre, and R, S, Hy and Hx rotation, scale and shears,
-    torchvision's map is ``T C R S Hy Hx C^-1``; this is its inverse. ``det(R Hy Hx) = 1`` makes that a closed form.
+    T is the translation, C moves the origin to the centre, and R, S, Hy and Hx are rotation, scale and shears. Then
+    torchvision's map is ``T C R S Hy Hx C^-1``. This is its inverse, in closed form because ``det(R Hy Hx) = 1``.
 
     Args:
-        angle: Degrees clockwise; a number, or one for each image. So for ``scale``.
+        angle: Degrees clockwise; one number, or one for each image.
         translate: ``(x, y)`` in pixels; one pair, or ``(N, 2)``.
-        scale: The factor by which the content grows.
+        scale: Factor by which the content grows; one number, or one for each image.
         shear: ``(x, y)`` in degrees; one pair, or ``(N, 2)``.
         center: ``(x, y)`` in pixels from the top left corner, or None for the middle.
-        size: ``(N, 2)`` heights and widths of what goes in.
-        out_size: The same of what comes out, if it differs; the middle stays in the middle.
+        size: ``(N, 2)`` heights and widths of the input.
+        out_size: ``(N, 2)`` heights and widths of the output, if they differ. The middle stays in the middle.
 
     Returns:
         ``(N, 3, 3)``, from output to input, for :func:`warp`.
@@ -74,13 +74,13 @@ def affine_matrices(
 def rotation_matrices(
     angle: npt.ArrayLike, center: Sequence[float] | None, size: IntArray, expand: bool = False
 ) -> tuple[Floats, IntArray]:
-    """The matrices of torchvision's ``rotate`` for many images at once, and the sizes of the results.
+    """Return the matrices of torchvision's ``rotate`` for many images at once, and the sizes of the results.
 
     Args:
         angle: Degrees counterclockwise; a number, or one for each image.
         center: ``(x, y)`` in pixels from the top left corner, or None for the middle.
-        size: ``(N, 2)`` heights and widths of what goes in.
-        expand: Whether the result is large enough for all of the image.
+        size: ``(N, 2)`` heights and widths of the input.
+        expand: Whether the result is large enough for the whole image.
 
     Returns:
         ``(N, 3, 3)`` matrices from output to input, for :func:`warp`, and ``(N, 2)`` heights and widths.
@@ -88,8 +88,8 @@ def rotation_matrices(
     matrix = affine_matrices(-np.asarray(angle, np.float64), 0, 1, 0, center, size)
     if not expand:
         return matrix, size
-    # torchvision in float32, which decides where a corner comes near to a whole pixel. It maps the corners by the
-    # inverse, which for a rotation about the middle bounds the same box.
+    # torchvision computes this in float32, which matters where a corner is close to a whole pixel. It maps the corners
+    # by the inverse. For a rotation about the middle that bounds the same box.
     half = (size[:, ::-1] * 0.5).astype(np.float32)
     linear = matrix[:, :2, :2].astype(np.float32)
     offset = matrix[:, :2, 2] - half + (matrix[:, :2, :2] * half[:, None]).sum(axis=2)
@@ -100,7 +100,7 @@ def rotation_matrices(
     high, low = (np.trunc(side * np.float32(1e4)) * np.float32(1e-4) for side in (high, low))
     out_size = (np.ceil(high) - np.floor(low)).astype(np.int64)[:, ::-1]
     if center is None:
-        # torchvision turns by quarters without a map, and then no side of an odd length grows.
+        # torchvision turns by multiples of 90 degrees without a map. Then no side of odd length grows.
         quarters = np.broadcast_to(np.asarray(angle, np.float64) / 90, len(size))[:, None]
         turned = np.where(quarters % 2 == 1, size[:, ::-1], size)
         out_size = np.where(quarters == np.floor(quarters), turned, out_size)
@@ -108,10 +108,10 @@ def rotation_matrices(
 
 
 def perspective_matrices(corners: npt.ArrayLike, size: IntArray) -> Floats:
-    """The matrices that put the corner pixels of images at given places, as torchvision's ``perspective`` does.
+    """Return matrices that move the corner pixels of images to given positions, as torchvision's ``perspective``.
 
-    The map of the unit square to a quadrangle has a closed form (Heckbert, "Fundamentals of texture mapping and image
-    warping", 1989, section 2.2.3); its adjugate maps back.
+    The map from the unit square to a quadrangle has a closed form: Heckbert, "Fundamentals of texture mapping and image
+    warping", 1989, section 2.2.3. Its adjugate maps back.
 
     Args:
         corners: ``(N, 4, 2)``: ``(x, y)`` for top left, top right, bottom right and bottom left.
@@ -134,7 +134,7 @@ def perspective_matrices(corners: npt.ArrayLike, size: IntArray) -> Floats:
         matrix = np.stack([np.cross(columns[i - 2], columns[i - 1]) for i in range(3)], axis=1)
         matrix[:, :2] *= (size[:, ::-1] - 1)[:, :, None]
         matrix /= matrix[:, 2:, 2:]
-    return np.nan_to_num(matrix, posinf=0.0, neginf=0.0)  # four places on one line have no map
+    return np.nan_to_num(matrix, posinf=0.0, neginf=0.0)  # four positions on one line have no map
 
 
 def warp(
@@ -146,19 +146,19 @@ def warp(
     floating: bool,
     size: Node | None = None,
 ) -> Node:
-    """Takes each pixel of the result from where its matrix says, as torchvision's tensor kernels do.
+    """Resample the image by its matrix, as torchvision's tensor kernels do.
 
     Args:
         ops: The operators.
         image: HWC, uint8 or float32.
-        matrix: ``(3, 3)`` float32 on the CPU, from output to input: see the top of this module.
+        matrix: ``(3, 3)`` float32 on the CPU, from output to input: see the top of this file.
         interpolation: ``"nearest"`` or ``"bilinear"``.
-        fill: What is put where the image ends, one value or one a channel; None is torchvision's None, which is black
-            and differs from 0 along the edge: what is there is blended with the fill after it was with black.
+        fill: Values outside of the image, one or one a channel. None is torchvision's None, which is black. It differs
+            from 0 along the edge, where torchvision blends with black first and then with the fill.
         floating: Whether the image is float32.
-        size: ``(2,)`` float32 height and width of the result; that of the image where None.
+        size: ``(2,)`` float32 height and width of the result. None keeps those of the image.
     """
-    image = ops.fn.reinterpret(image, layout="HWC")  # arithmetic with what is no image loses the layout
+    image = ops.fn.reinterpret(image, layout="HWC")  # arithmetic with a node that is no image loses the layout
     how: dict[str, Any] = {"matrix": matrix, "pixel_origin": "corner"}
     if size is not None:
         how["size"] = size
@@ -172,19 +172,19 @@ def warp(
         return perspective(image, **how)
     ones = ops.fn.slice(image, start=[0], shape=[1], axes=[2]) * np.float32(0) + np.float32(1)
     inside = perspective(ones, **how)
-    # Rounded once, after the blend, as torchvision does it.
+    # Round once, after the blend, as torchvision does.
     result = perspective(image if floating else ops.fn.cast(image, dtype=ops.types.FLOAT), **how)
     result = blend_fill(ops, result, inside, fill)
     return result if floating else ops.fn.cast(result, dtype=ops.types.UINT8)
 
 
 def blend_fill(ops: Ops, image: Node, inside: Node, fill: Sequence[float]) -> Node:
-    """``(image - fill) * inside + fill``, as torchvision does to what it has blended with black already.
+    """Return ``(image - fill) * inside + fill``, which torchvision applies after blending with black.
 
     Args:
         ops: The operators.
         image: HWC, float32.
-        inside: ``(H, W, 1)``, float32.
+        inside: ``(H, W, 1)``, float32: the weight of the image at each pixel.
         fill: One value, or one a channel.
     """
     image = image * inside
@@ -196,10 +196,10 @@ def blend_fill(ops: Ops, image: Node, inside: Node, fill: Sequence[float]) -> No
 
 
 def resolve_interpolation(transform: Any, spec: Spec) -> str:
-    """``"nearest"`` or ``"bilinear"``, in whatever way the transform names it.
+    """Return the transform's interpolation, ``"nearest"`` or ``"bilinear"``.
 
     Raises:
-        Unsupported: It is another one.
+        Unsupported: The interpolation is another one.
     """
     mode: Any = transform.interpolation
     if isinstance(mode, int):
@@ -213,13 +213,13 @@ def resolve_interpolation(transform: Any, spec: Spec) -> str:
 
 
 def resolve_border(transform: Any, spec: Spec) -> list[float] | None:
-    """The fill of a transform for images of this kind, as :func:`warp` takes it.
+    """Return the fill of a transform for images of this kind, as :func:`warp` takes it.
 
     Raises:
-        Unsupported: There is none for this kind, their number does not fit, or a uint8 cannot hold it.
+        Unsupported: There is no fill for this kind, their number does not fit, or a uint8 cannot hold one.
     """
     fill: Any = select_for_kind(transform.fill, spec, "fill names")
-    # A PIL image is filled with whole numbers; on a tensor torchvision rounds the result.
+    # torchvision fills a PIL image with whole numbers. On a tensor it rounds the result.
     values = resolve_fill(transform, spec if spec.kind == "pil" else replace(spec, dtype=torch.float32))
     if spec.dtype == torch.uint8 and not all(0 <= x <= 255 for x in values):
         raise Unsupported(f"a fill of {fill} for uint8")

@@ -1,4 +1,4 @@
-"""Chains that are applied to some samples only, or to each sample in an order of its own."""
+"""Rules of chains that apply to some samples only, or in a random order for each sample."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ Mask = npt.NDArray[np.bool_]
 
 
 class MaskedChains(Composite):
-    """Chains of which each sample takes some: one after another, each for the samples whose mask is true."""
+    """Rule of several chains. Each is applied to the samples whose mask is True, one chain after another."""
 
     unsupported_when = "one of its transforms runs in torch; samples would differ in type, dtype or channels"
     stages: Sequence[tuple[str, int]]
-    """The masks in the order in which they come up, each with the number of its chain."""
+    """Names of the masks, in order, each with the number of its chain."""
 
     def __init__(self, transform: Any, chains: Sequence[Any]) -> None:
         super().__init__(transform)
@@ -37,11 +37,11 @@ class MaskedChains(Composite):
 
     @abstractmethod
     def masks(self, draws: Draws) -> Mapping[str, Mask]:
-        """``(N,)`` booleans for each stage, under its name."""
+        """Return ``(N,)`` booleans for each stage, by its name."""
 
     @property
     def covers_every_sample(self) -> bool:
-        """Whether every sample takes one of the chains."""
+        """Whether every sample takes one of the chains, so that none stays as it is."""
         return False
 
     def infer(self, spec: Spec) -> Spec:
@@ -60,7 +60,7 @@ class MaskedChains(Composite):
         return replace(outs[0], size=size, unit=all(out.unit for out in outs))
 
     own_randomness: str = ""
-    """The random numbers that ``masks`` draws, in words."""
+    """Random numbers that ``masks`` draws, in words."""
 
     @property
     def inputs(self) -> dict[str, Input]:
@@ -80,7 +80,7 @@ class MaskedChains(Composite):
             for key, values in drawn.items():
                 full = f"{i}_{key}"
                 whole = params.get(full, np.zeros((len(draws), *values.shape[1:]), values.dtype))
-                # Where a chain has more than one stage, some may need longer parameters than others.
+                # If a chain has more than one stage, some stages may need longer parameters than others.
                 more = [max(b - a, 0) for a, b in zip(whole.shape[1:], values.shape[1:], strict=True)]
                 whole = np.pad(whole, [(0, 0), *((0, x) for x in more)]) if any(more) else whole
                 whole[(rows, *map(slice, values.shape[1:]))] = values
@@ -108,7 +108,7 @@ class MaskedChains(Composite):
 
 
 class RandomApply(MaskedChains):
-    """All of a list of transforms with probability p, else none of them."""
+    """Rule of RandomApply: all of its transforms with probability p, else none."""
 
     handles = (v2.RandomApply, v1.RandomApply)
 
@@ -121,7 +121,7 @@ class RandomApply(MaskedChains):
 
 
 class RandomChoice(MaskedChains):
-    """One of several transforms."""
+    """Rule of RandomChoice: one of its transforms."""
 
     handles = (v2.RandomChoice, v1.RandomChoice)
     own_randomness = "which one"
@@ -145,7 +145,7 @@ class RandomChoice(MaskedChains):
 
 
 class RandomOrder(MaskedChains):
-    """All of several transforms, in random order."""
+    """Rule of RandomOrder: all of its transforms, in random order."""
 
     handles = (v2.RandomOrder, v1.RandomOrder)
     own_randomness = "order"
@@ -156,7 +156,7 @@ class RandomOrder(MaskedChains):
         self.stages = [(f"place{place}_chain{i}", i) for place in count for i in count]
 
     def infer(self, spec: Spec) -> Spec:
-        # Any of them may come after any other, so all must take what the others make.
+        # Each of them may follow any other, so each must accept what the others return.
         out = super().infer(spec)
         return out if out == spec else super().infer(replace(spec, size=None, unit=out.unit))
 

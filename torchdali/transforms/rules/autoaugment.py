@@ -1,4 +1,4 @@
-"""AutoAugment, RandAugment, TrivialAugmentWide and AugMix: which operations each sample gets."""
+"""Rules of AutoAugment, RandAugment, TrivialAugmentWide and AugMix: they choose each sample's operations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torchdali.transforms.spec import IntArray, Params, Sample, Spec
 
 
 class RandAugment(Policy):
-    """A number of operations, all at one magnitude."""
+    """Rule of RandAugment: several operations at one magnitude."""
 
     handles = (v2.RandAugment, v1.RandAugment)
     space = USUAL
@@ -42,7 +42,7 @@ class RandAugment(Policy):
 
 
 class TrivialAugmentWide(Policy):
-    """One operation at any magnitude."""
+    """Rule of TrivialAugmentWide: one operation at a random magnitude."""
 
     handles = (v2.TrivialAugmentWide, v1.TrivialAugmentWide)
     randomness = "operation, magnitude, sign"
@@ -63,7 +63,7 @@ class TrivialAugmentWide(Policy):
 
 
 class AutoAugment(Policy):
-    """One of 25 pairs of operations at fixed magnitudes, each operation with a probability of its own."""
+    """Rule of AutoAugment: one of 25 pairs of operations at fixed magnitudes, each with its own probability."""
 
     handles = (v2.AutoAugment, v1.AutoAugment)
     randomness = "which pair, apply the first, apply the second, signs"
@@ -87,16 +87,16 @@ class AutoAugment(Policy):
 
 
 def log_gammas(draws: Draws, alpha: float, count: int) -> Floats:
-    """``(N, count)`` logarithms of numbers that are Gamma(alpha, 1) distributed.
+    """Return ``(N, count)`` logarithms of numbers that are Gamma(alpha, 1) distributed.
 
-    Gamma(1) is exponential: ``-log(u)``. Otherwise Marsaglia and Tsang, "A simple method for generating gamma
-    variables", ACM Transactions on Mathematical Software 26 (2000): with ``d = a - 1/3``, x normal and
-    ``v = (1 + x / sqrt(9 d))**3``, ``d v`` is accepted where ``log u < x**2 / 2 + d - d v + d log v``, which for
-    a >= 1 happens in more than 95 of 100 attempts. There are eight, so that one in 10**10 is not quite from this
-    distribution. For alpha < 1 it is ``Gamma(alpha + 1) * u**(1 / alpha)``.
+    Gamma(1) is exponential: ``-log(u)``. For greater alpha the method is that of Marsaglia and Tsang, "A simple method
+    for generating gamma variables", ACM Transactions on Mathematical Software 26 (2000). With ``d = a - 1/3``, x normal
+    and ``v = (1 + x / sqrt(9 d))**3``, it accepts ``d v`` where ``log u < x**2 / 2 + d - d v + d log v``. For a >= 1
+    this accepts more than 95 of 100 attempts. There are eight attempts, so about one number in 10**10 is not quite from
+    this distribution. For alpha < 1 the result is ``Gamma(alpha + 1) * u**(1 / alpha)``.
     """
     attempts = 8
-    half = 2.0**-33  # between two of the numbers that uniform gives, so that no logarithm is of 0
+    half = 2.0**-33  # half the distance of two numbers of uniform(), so that no logarithm is that of 0
     if alpha == 1:
         return np.log(-np.log(draws.uniform(count) + half))
     a = alpha if alpha >= 1 else alpha + 1
@@ -113,14 +113,14 @@ def log_gammas(draws: Draws, alpha: float, count: int) -> Floats:
 
 
 def dirichlet(draws: Draws, alpha: float, count: int) -> npt.NDArray[np.float32]:
-    """``(N, count)`` weights that sum to 1, from the symmetric Dirichlet distribution: gammas by their sum."""
+    """Return ``(N, count)`` symmetric Dirichlet weights, which sum to 1: gammas divided by their sum."""
     logarithm = log_gammas(draws, alpha, count)
     share = np.exp(logarithm - logarithm.max(axis=1, keepdims=True))
     return (share / share.sum(axis=1, keepdims=True)).astype(np.float32)
 
 
 class AugMix(Policy):
-    """The image and several chains of operations on it, blended."""
+    """Rule of AugMix: a blend of the image and of several chains of operations on it."""
 
     handles = (v2.AugMix, v1.AugMix)
     randomness = "weights of the image and the chains; for each chain its length, and operations, magnitudes and signs"
@@ -140,7 +140,7 @@ class AugMix(Policy):
         severity: Any = self.transform.severity
         if self.width < 1 or self.transform.alpha <= 0 or not isinstance(severity, int):
             raise Unsupported(f"mixture_width={self.width}, alpha={self.transform.alpha}, severity={severity}")
-        # torchvision makes a tensor of a PIL image first, which is what v2 then looks up the fill for.
+        # torchvision converts a PIL image to a tensor first, so v2 looks up the fill for tensors.
         is_v2 = isinstance(self.transform, v2.AugMix)
         out = super().infer(replace(spec, kind="tensor") if is_v2 and spec.kind == "pil" else spec)
         return replace(out, kind=spec.kind)
@@ -180,7 +180,7 @@ class AugMix(Policy):
         return ops.fn.cast(ops.math.floor(mix), dtype=ops.types.UINT8)
 
     def reference(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
-        # In torch's own order and type, because what comes out is truncated.
+        # Compute in torch's order and dtype, because the result is truncated.
         mix = torch.tensor(sample["weight0"]) * image
         for chain in range(self.width):
             changed = image

@@ -1,7 +1,7 @@
-"""Colours: grey images, and random brightness, contrast, saturation and hue.
+"""Rules of colours: grey images, and random brightness, contrast, saturation and hue.
 
-The arithmetic is that of torchvision's tensor kernels: on uint8 with truncation, on floats without. DALI's own ``hue``
-and ``color_twist`` are not used: they turn colours in YIQ, which is another thing than torchvision's hue.
+The arithmetic is that of torchvision's tensor kernels, which truncate uint8. DALI's own ``hue`` and ``color_twist`` are
+not used: they rotate colours in YIQ, which differs from torchvision's hue.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 LUMA = (0.2989, 0.587, 0.114)
-"""torchvision's weights of red, green and blue in grey."""
+"""Weights of red, green and blue in grey, from torchvision."""
 
 BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)
 _NAMES = ("brightness", "contrast", "saturation", "hue")
@@ -45,31 +45,31 @@ _REFERENCES: tuple[Any, ...] = (F.adjust_brightness, F.adjust_contrast, F.adjust
 
 
 def check_image(spec: Spec) -> None:
-    """Raises Unsupported unless images are uint8 or float32 with one channel or three."""
+    """Raise Unsupported unless images are uint8 or float32 with one channel or three."""
     if spec.channels not in (1, 3) or spec.dtype not in (torch.uint8, torch.float32):
         raise Unsupported(f"no rule for {spec}")
 
 
 def check_unit_range(spec: Spec) -> None:
-    """Raises Unsupported where floats may lie outside of [0, 1], which torchvision's kernels treat in many ways."""
+    """Raise Unsupported if floats may lie outside of [0, 1]. torchvision's kernels treat them in many ways."""
     if spec.dtype.is_floating_point and not spec.unit:
         raise Unsupported("values may lie outside of [0, 1] at this place")
 
 
 def white_level(spec: Spec) -> float:
-    """The value of white."""
+    """Return the value of white."""
     return 1.0 if spec.dtype.is_floating_point else 255.0
 
 
 def clamp_to_image(ops: Ops, values: Node, spec: Spec) -> Node:
-    """float32 values as an image: clamped, and for uint8 cast as torch casts, towards zero."""
+    """Convert float32 values to an image: clamp, and for uint8 round towards zero, as torch casts."""
     if spec.dtype.is_floating_point:
         return ops.math.clamp(values, 0.0, 1.0)
-    return ops.fn.cast(ops.math.floor(values), dtype=ops.types.UINT8)  # which clamps
+    return ops.fn.cast(ops.math.floor(values), dtype=ops.types.UINT8)  # cast() clamps
 
 
 def to_grey(ops: Ops, image: Node, spec: Spec) -> Node:
-    """``(H, W, 1)`` float32 grey, rounded down where the image is uint8."""
+    """Return ``(H, W, 1)`` float32 grey, rounded down if the image is uint8."""
     if spec.channels == 1:
         return ops.fn.cast(image, dtype=ops.types.FLOAT)
     shade = ops.fn.coord_transform(image, M=list(LUMA), dtype=ops.types.FLOAT)
@@ -77,21 +77,21 @@ def to_grey(ops: Ops, image: Node, spec: Spec) -> Node:
 
 
 def repeat_channel(ops: Ops, image: Node) -> Node:
-    """One channel as three."""
+    """Repeat one channel three times."""
     return ops.fn.cat(image, image, image, axis=2)
 
 
 def blend_weights(kind: npt.ArrayLike, factor: npt.NDArray[np.floating[Any]]) -> dict[str, npt.NDArray[np.float32]]:
-    """The weights of :func:`blend` for samples whose brightness, contrast or saturation changes by a factor.
+    """Return the weights of :func:`blend` that change brightness, contrast or saturation by a factor.
 
     Args:
-        kind: ``(N,)`` :data:`BRIGHTNESS`, :data:`CONTRAST` or :data:`SATURATION`; where it is anything else, the
-            blend leaves the image as it is.
+        kind: ``(N,)`` :data:`BRIGHTNESS`, :data:`CONTRAST` or :data:`SATURATION`. With any other value the blend
+            does not change the image.
         factor: ``(N,)``.
     """
     which: IntArray = np.asarray(kind, np.int64)
     factor = np.where((which >= BRIGHTNESS) & (which <= SATURATION), factor.astype(np.float64), 1.0)
-    # As torch computes it: in double precision, rounded once.
+    # Compute in double precision and round once, as torch does.
     rest = 1.0 - factor
     each = {
         "keep": factor,
@@ -102,7 +102,7 @@ def blend_weights(kind: npt.ArrayLike, factor: npt.NDArray[np.floating[Any]]) ->
 
 
 def blend(ops: Ops, image: Node, weight: Mapping[str, Node], spec: Spec) -> Node:
-    """``image * keep + its grey * grey + its mean grey * mean``, with those of the three weights that there are."""
+    """Return ``image * keep + its grey * grey + its mean grey * mean``. Missing weights are 0."""
     shades: list[Node] = []
     if "grey" in weight or "mean" in weight:
         shade = to_grey(ops, image, spec)
@@ -115,7 +115,7 @@ def blend(ops: Ops, image: Node, weight: Mapping[str, Node], spec: Spec) -> Node
 
 
 class Grayscale(Rule):
-    """Grey, in one channel or three equal ones."""
+    """Rule of Grayscale: one channel of grey, or three equal ones."""
 
     handles = (v2.Grayscale, v1.Grayscale)
     unsupported_when = "not uint8 or float32"
@@ -143,11 +143,11 @@ class Grayscale(Rule):
 
 
 class ColorJitter(Rule):
-    """Brightness, contrast, saturation and hue, each by a random factor, in an order of its own for each sample.
+    """Rule of ColorJitter: brightness, contrast, saturation and hue by random factors, in random order.
 
-    Brightness, contrast and saturation are one operation with three weights, see :func:`blend`, so an order of them is
-    an order of weights. Hue is another one, with as many blends before it as there are and as many after it: in each
-    sample half of them change nothing, which takes less time than to sort the samples at every place.
+    Brightness, contrast and saturation are one operation with three weights, see :func:`blend`. Thus an order of them
+    is an order of weights. Hue is another operation. All blends are emitted before it and once more after it. In each
+    sample half of them change nothing. This takes less time than splitting the batch at every step.
     """
 
     handles = (v2.ColorJitter, v1.ColorJitter)
@@ -163,7 +163,7 @@ class ColorJitter(Rule):
         check_image(spec)
         self.spec = spec
         if spec.channels == 1:
-            # What has no colour keeps its saturation and hue.
+            # An image without colour keeps its saturation and hue.
             self.ranges = {i: one for i, one in self.ranges.items() if i in (BRIGHTNESS, CONTRAST)}
         if HUE in self.ranges:
             check_unit_range(spec)
@@ -180,7 +180,7 @@ class ColorJitter(Rule):
 
     @property
     def _blends(self) -> int:
-        """How many of them are blends."""
+        """Number of operations that are blends."""
         return len(self.ranges) - (HUE in self.ranges)
 
     @property
@@ -189,12 +189,12 @@ class ColorJitter(Rule):
 
     @property
     def _weights(self) -> list[str]:
-        """The terms of the blend that can differ from nothing."""
+        """Names of the blend's weights that can differ from 0."""
         terms = {"keep": {BRIGHTNESS, CONTRAST, SATURATION}, "grey": {SATURATION}, "mean": {CONTRAST}}
         return [name for name, needed_by in terms.items() if needed_by & set(self.ranges)]
 
     def draw(self, draws: Draws, size: IntArray) -> Params:
-        # Leaving out what is not jittered keeps a uniform order of the rest uniform.
+        # Operations that are not jittered are left out. The order of the rest is still uniform.
         order = np.array(list(self.ranges), np.int64)[draws.permutation(len(self.ranges))]
         factors = np.zeros((len(draws), len(_NAMES)), np.float32)
         for i, (low, high) in self.ranges.items():
@@ -226,38 +226,38 @@ class ColorJitter(Rule):
 
 
 def hue_offsets(hue: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.float32]:
-    """``(N, 3)`` what :func:`shift_hue` is fed for turns of the colour circle, ``(N,)``."""
+    """Return the ``(N, 3)`` input of :func:`shift_hue` for ``(N,)`` shifts, in turns of the colour circle."""
     return ((np.array([5.0, 3.0, 1.0]) - 2.0) / 6.0 + hue.astype(np.float64)[:, None]).astype(np.float32)
 
 
 def shift_hue(ops: Ops, image: Node, turn: Node, spec: Spec) -> Node:
-    """Adds to the hue of an RGB image.
+    """Shift the hue of an RGB image.
 
-    RGB to hue as torchvision does it, but for one thing: of several equal largest channels it takes the first, and here
-    it is any, because they give the same hue. Back by the closed form ``v - c * max(0, min(k, 4 - k, 1))`` with the
-    largest value v, its distance c from the least, and ``k = (n + 6 * h) mod 6`` for n = 5, 3, 1 and red, green, blue
-    (https://en.wikipedia.org/wiki/HSL_and_HSV); ``min(k, 4 - k)`` is 2 less the distance of k from 2 on a circle of 6.
+    The hue is computed as in torchvision. Of several equal largest channels torchvision takes the first. Here it is
+    any, because they have the same hue. The way back has a closed form, ``v - c * max(0, min(k, 4 - k, 1))``. There v
+    is the largest value, c its distance from the least, and ``k = (n + 6 * h) mod 6`` with n = 5, 3, 1 for R, G, B
+    (https://en.wikipedia.org/wiki/HSL_and_HSV). ``min(k, 4 - k)`` is 2 minus the distance of k from 2 on a circle of 6.
 
     Args:
-        ops: What to build with.
+        ops: DALI's operators.
         image: HWC.
-        turn: For each sample what :func:`hue_offsets` gives.
-        spec: The image.
+        turn: Result of :func:`hue_offsets`, for each sample.
+        spec: Type of the image.
     """
     fn, math = ops.fn, ops.math
     ahead = np.float32(8 * white_level(spec))
     value = fn.reductions.max(image, axes=[2], keep_dims=True)
     spread = value - fn.reductions.min(image, axes=[2], keep_dims=True)
-    # Six times the hue, times the spread, as it would be if red, green or blue were the largest.
+    # Six times the hue, times the spread, for each channel as if it were the largest.
     each = fn.coord_transform(image, M=[0.0, 1.0, -1.0, -1.0, 0.0, 1.0, 1.0, -1.0, 0.0])
     each = each + fn.coord_transform(spread, M=[0.0, 2.0, 4.0])
     largest = fn.reductions.max(each + (image == value) * ahead, axes=[2], keep_dims=True)
     least = np.float32(1e-30) if spec.dtype.is_floating_point else np.uint8(1)
     hue = (largest - ahead) / math.max(spread, least)
     place = fn.coord_transform(hue, M=[1 / 6, 1 / 6, 1 / 6], T=turn)
-    away = math.abs(place - fn.cast(place, dtype=ops.types.INT8))  # from the nearest whole turn
+    away = math.abs(place - fn.cast(place, dtype=ops.types.INT8))  # distance from the nearest whole turn
     turned = value - spread * math.clamp(2.0 - away * 6.0, 0.0, 1.0)
     if spec.dtype.is_floating_point:
         return turned
-    # torchvision maps [0, 1] to 0..255 by the factor 256 - 1e-3 and truncation.
+    # torchvision multiplies [0, 1] by 256 - 1e-3 and truncates.
     return clamp_to_image(ops, turned * np.float32(255.999 / 255), spec)

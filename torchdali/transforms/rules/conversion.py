@@ -1,4 +1,4 @@
-"""Changes of type: PIL image to tensor, uint8 to floating point."""
+"""Rules of conversions: PIL image to tensor, uint8 to floating point."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from torchdali.transforms.rule import Node, Ops, Rule, Unsupported
 from torchdali.transforms.spec import Sample, Spec
 
 TYPES: dict[str, type] = {"pil": PIL.Image.Image, "image": tv_tensors.Image, "tensor": torch.Tensor}
-"""The type that torchvision would be holding, by :attr:`torchdali.transforms.spec.Spec.kind`."""
+"""Type that torchvision would hold, by :attr:`torchdali.transforms.spec.Spec.kind`."""
 
 
 def select_for_kind(given: Any, spec: Spec, named: str) -> Any:
-    """What a transform was given for images of this kind: one for all kinds, or in a dictionary by type.
+    """Return a transform's argument for images of this kind. It is one for all kinds, or a dictionary by type.
 
     Raises:
-        Unsupported: There is none for this kind.
+        Unsupported: The dictionary has no entry for this kind.
     """
     if not isinstance(given, dict):
         return given
@@ -38,7 +38,7 @@ def select_for_kind(given: Any, spec: Spec, named: str) -> Any:
 
 
 class Identity(Rule):
-    """Nothing."""
+    """Rule of Identity: it changes nothing."""
 
     handles = (v2.Identity, nn.Identity)
 
@@ -50,7 +50,7 @@ class Identity(Rule):
 
 
 class ToImage(Rule):
-    """A name for what is there already: the graph only knows tensors."""
+    """Rule of ToImage: it changes the kind only, because the graph has only tensors."""
 
     handles = (v2.ToImage,)
 
@@ -62,7 +62,7 @@ class ToImage(Rule):
 
 
 class ToPureTensor(Rule):
-    """As :class:`ToImage`, the other way."""
+    """Rule of ToPureTensor: it changes the kind only, as :class:`ToImage`."""
 
     handles = (v2.ToPureTensor,)
 
@@ -74,7 +74,7 @@ class ToPureTensor(Rule):
 
 
 class PILToTensor(Rule):
-    """PIL image to uint8 tensor."""
+    """Rule of PILToTensor: PIL image to uint8 tensor."""
 
     handles = (v2.PILToTensor, v1.PILToTensor)
     unsupported_when = "v1's on a tensor, which it refuses"
@@ -88,7 +88,7 @@ class PILToTensor(Rule):
 
 
 class ToTensor(Rule):
-    """PIL image to float32 in [0, 1]: ``x / 255``; images of more than 8 bits stay as they are."""
+    """Rule of ToTensor: PIL image to float32 in [0, 1], ``x / 255``. Images of more than 8 bits are not changed."""
 
     handles = (v2.ToTensor, v1.ToTensor)
     unsupported_when = "a tensor, which it refuses; torch's default dtype is not float32; 16-bit unsigned integers"
@@ -114,7 +114,7 @@ class ToTensor(Rule):
 
 
 class ToDtype(Rule):
-    """uint8 to float32 or float16, scaled to [0, 1] or not; float32 to float16."""
+    """Rule of ToDtype: uint8 to float32 or float16, scaled to [0, 1] or not; float32 to float16."""
 
     handles = (v2.ToDtype, v2.ConvertImageDtype, v1.ConvertImageDtype)
     unsupported_when = (
@@ -157,7 +157,7 @@ class ToDtype(Rule):
 
     @property
     def scales(self) -> bool:
-        """Whether values are mapped from 0..255 to [0, 1]."""
+        """Whether values are scaled from 0..255 to [0, 1]."""
         return self.scale and self.source == torch.uint8 and self.target is not None
 
     def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:

@@ -1,4 +1,4 @@
-"""Windows on an image: crops, and the borders that are put around it."""
+"""Rules of crops and of borders. Both are windows on an image."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from torchdali.transforms.spec import IntArray, Params, Sample, Spec
 
 
 class Window(Rule):
-    """A rectangle ``start`` (top, left), ``shape`` (height, width) of the image, filled where it leaves the image."""
+    """Rule of a rectangle ``start`` (top, left), ``shape`` (height, width). It is filled outside of the image."""
 
     operators = "slice"
     stays_inside = False
-    """Whether the window never leaves the image, so that a decoder may decode the window alone."""
+    """Whether the window never leaves the image. Then a decoder may decode the window only."""
     fill: Sequence[float] = (0.0,)
 
     @property
@@ -42,7 +42,7 @@ class Window(Rule):
 
     @abstractmethod
     def window(self, draws: Draws, size: IntArray) -> tuple[IntArray, IntArray]:
-        """``(N, 2)`` starts and ``(N, 2)`` shapes for images of ``size``."""
+        """Return ``(N, 2)`` starts and ``(N, 2)`` shapes for images of ``size``."""
 
     def draw(self, draws: Draws, size: IntArray) -> Params:
         start, shape = self.window(draws, size)
@@ -65,13 +65,13 @@ class Window(Rule):
         return self.lower_window(ops, window, params)
 
     def fuse_with_previous(self, previous: Rule) -> Rule | None:
-        # A window that leaves the one before it would show the image there, and not the border.
+        # Outside of the previous window there is a border. A fused window would show the image there.
         if isinstance(previous, Window) and previous.operators == "slice" and self.stays_inside:
             return NestedWindow(previous, self)
         return None
 
     def lower_window(self, ops: Ops, window: Node, params: Mapping[str, Node]) -> Node:
-        """What is done with the window."""
+        """Emit the operators that follow the window."""
         return window
 
     def reference(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
@@ -84,11 +84,11 @@ class Window(Rule):
 
 
 class NestedWindow(Window):
-    """A window on a window, as one window on the image.
+    """Rule of a window on a window, as one window on the image.
 
     Args:
-        outer: The first, of which nothing but the window is kept.
-        inner: The second, which stays inside the first.
+        outer: First window. It has no operators after the window.
+        inner: Second window, inside the first.
     """
 
     def __init__(self, outer: Window, inner: Window) -> None:
@@ -125,13 +125,13 @@ class NestedWindow(Window):
 
 
 def check_size(size: tuple[int, int]) -> None:
-    """Raises Unsupported where a crop is of nothing, which DALI has no image for."""
+    """Raise Unsupported if a crop is empty. DALI has no empty images."""
     if min(size) < 1:
         raise Unsupported(f"a crop of {size}")
 
 
 class CenterCrop(Window):
-    """The middle; what is too small gets a black border first."""
+    """Rule of CenterCrop: the middle of the image. An image that is too small gets a black border first."""
 
     handles = (v2.CenterCrop, v1.CenterCrop)
 
@@ -150,7 +150,7 @@ class CenterCrop(Window):
     def window(self, draws: Draws, size: IntArray) -> tuple[IntArray, IntArray]:
         shape = np.broadcast_to(np.array(self.size, np.int64), size.shape)
         spare = size - shape
-        # torchvision rounds half a pixel to even where it crops, and down where it pads.
+        # torchvision rounds half a pixel to even when it crops, and down when it pads.
         start = np.where(spare >= 0, np.rint(spare / 2).astype(np.int64), -(-spare // 2))
         return start, shape
 
@@ -159,10 +159,13 @@ class CenterCrop(Window):
 
 
 class Border:
-    """The padding of ``Pad`` and ``RandomCrop``: how wide, and filled with what.
+    """Padding of ``Pad`` and ``RandomCrop``.
 
     Args:
-        left: Pixels on the left; so for ``top``, ``right`` and ``bottom``.
+        left: Width on the left, in pixels.
+        top: Height at the top, in pixels.
+        right: Width on the right, in pixels.
+        bottom: Height at the bottom, in pixels.
         mode: ``"constant"``, ``"edge"``, ``"reflect"`` or ``"symmetric"``.
     """
 
@@ -173,13 +176,13 @@ class Border:
 
     @classmethod
     def parse(cls, padding: Any, mode: str) -> Border:
-        """From torchvision's ``padding``: one number, (horizontal, vertical), or (left, top, right, bottom)."""
+        """Parse torchvision's ``padding``: one number, (horizontal, vertical), or (left, top, right, bottom)."""
         sides = [padding] if isinstance(padding, int) else list(padding or [0])
         left, top, right, bottom = (sides * 4)[:4] if len(sides) < 4 else sides
         return cls(left, top, right, bottom, mode)
 
     def check(self, size: IntArray) -> None:
-        """Raises SampleTransformError where a border that repeats the image is wider than it."""
+        """Raise SampleTransformError if a border that repeats the image is wider than the image."""
         if self.mode not in ("reflect", "symmetric"):
             return
         widest = np.maximum(self.before, self.after) + (self.mode == "reflect")
@@ -190,11 +193,11 @@ class Border:
 
     @property
     def exists(self) -> bool:
-        """Whether there is any border."""
+        """Whether any side has a border."""
         return bool(self.before.any() or self.after.any())
 
     def lower(self, ops: Ops, image: Node) -> Node:
-        """Puts a border that repeats the image around it, first above and below, then on both sides."""
+        """Emit a border that repeats the image: first above and below, then on both sides."""
         for axis in (0, 1):
             before, after = int(self.before[axis]), int(self.after[axis])
             strips = [self._strip(ops, image, axis, before, False)] if before else []
@@ -216,16 +219,16 @@ class Border:
         return ops.fn.flip(strip, horizontal=axis, vertical=1 - axis)
 
     def reference(self, image: torch.Tensor) -> torch.Tensor:
-        """torchvision's tensor kernel."""
+        """Apply torchvision's tensor kernel."""
         top, left, bottom, right = (int(x) for x in (*self.before, *self.after))
         return F.pad(image, [left, top, right, bottom], padding_mode=self.mode)
 
 
 def resolve_fill(transform: Any, spec: Spec) -> list[float]:
-    """The fill values of a transform for images of this kind, one or one a channel.
+    """Return the fill values of a transform for images of this kind, one or one a channel.
 
     Raises:
-        Unsupported: There is none for this kind, or it does not fit.
+        Unsupported: There is no fill for this kind, or it does not fit.
     """
     fill: Any = select_for_kind(transform.fill, spec, "fill names")
     if isinstance(fill, str):
@@ -235,12 +238,12 @@ def resolve_fill(transform: Any, spec: Spec) -> list[float]:
         raise Unsupported(f"{len(values)} fill values for {spec.channels} channels")
     if spec.dtype == torch.uint8 and not all(0 <= int(x) <= 255 for x in values):
         raise Unsupported(f"a fill of {fill} for uint8")
-    # torch casts the fill to the image's type: towards zero for integers.
+    # torch casts the fill to the image's dtype. For integers it rounds towards zero.
     return [float(x) if spec.dtype.is_floating_point else float(int(x)) for x in values]
 
 
 def check_fill_length(transform: Any, spec: Spec) -> None:
-    """Raises Unsupported where torchvision refuses to pad tensors with more than one fill value."""
+    """Raise Unsupported if torchvision refuses to pad tensors with more than one fill value."""
     fill: Any = transform.fill
     if isinstance(fill, dict):
         by_type = cast("dict[Any, Any]", fill)
@@ -254,7 +257,7 @@ def check_fill_length(transform: Any, spec: Spec) -> None:
 
 
 class Pad(Window):
-    """A border of fixed width."""
+    """Rule of Pad: a border of fixed width."""
 
     handles = (v2.Pad, v1.Pad)
     unsupported_when = "negative padding with a mode other than constant; a fill that fits neither type nor channels"
@@ -303,7 +306,7 @@ class Pad(Window):
 
 
 class RandomCrop(Window):
-    """A window of fixed size anywhere in the image, after its padding."""
+    """Rule of RandomCrop: a window of fixed size at a random position in the padded image."""
 
     handles = (v2.RandomCrop, v1.RandomCrop)
     unsupported_when = "pad_if_needed with a mode other than constant; a fill that fits neither type nor channels"
@@ -314,7 +317,7 @@ class RandomCrop(Window):
         self.size = (int(transform.size[0]), int(transform.size[1]))
         padding: Any = transform.padding
         if isinstance(transform, v2.RandomCrop) and padding is not None:
-            # v2 keeps what it parsed, in the order left, right, top, bottom.
+            # v2 stores the parsed padding, in the order left, right, top, bottom.
             padding = [padding[i] for i in (0, 2, 1, 3)]
         self.border = Border.parse(padding, transform.padding_mode)
         if self._repeats_border:

@@ -1,4 +1,4 @@
-"""Channels in another order, alone and with random colours."""
+"""Rules of channels in random order, alone and with random colours."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ __all__ = ["permute"]
 
 
 def permute(ops: Ops, image: Node, matrix: Node, spec: Spec) -> Node:
-    """The image's channels in another order, by a permutation matrix."""
+    """Permute the image's channels by a permutation matrix."""
     dtype = ops.types.UINT8 if spec.dtype == torch.uint8 else ops.types.FLOAT
     return ops.fn.coord_transform(image, M=matrix, dtype=dtype)
 
 
 def permutation_matrices(order: IntArray) -> npt.NDArray[np.float32]:
-    """``(N, C, C)`` matrices for :func:`permute`: channel i of the result is channel ``order[:, i]``."""
+    """Return ``(N, C, C)`` matrices for :func:`permute`. Channel i of the result is channel ``order[:, i]``."""
     return np.eye(order.shape[1], dtype=np.float32)[order]
 
 
 class RandomChannelPermutation(Rule):
-    """The channels in random order."""
+    """Rule of RandomChannelPermutation: the channels in random order."""
 
     handles = (v2.RandomChannelPermutation,)
     unsupported_when = "not uint8 or float32"
@@ -58,7 +58,10 @@ class RandomChannelPermutation(Rule):
 
 
 class RandomPhotometricDistort(Rule):
-    """Brightness, contrast (before saturation and hue or after), saturation, hue, channels: each with probability p."""
+    """Rule of RandomPhotometricDistort: random colours and order of channels, each with probability p.
+
+    Contrast comes before saturation and hue, or after them, at random.
+    """
 
     handles = (v2.RandomPhotometricDistort,)
     unsupported_when = "not uint8 or float32; factors that torchvision refuses"

@@ -1,4 +1,4 @@
-"""Elastic deformation: every pixel is taken from a place that smooth noise moves."""
+"""Rule of elastic deformation: smooth noise moves the position from which each pixel is taken."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ from torchdali.transforms.rules.filters import check_window
 from torchdali.transforms.rules.geometry import Warp
 from torchdali.transforms.spec import IntArray, Params, Sample, Spec
 
-# Before 0.26 torchvision divides moves along the width by the height, and those along the height by the width.
+# Before 0.26 torchvision divides moves along the width by the height, and moves along the height by the width:
+# https://github.com/pytorch/vision/issues/9299
 CROSSWISE = tuple(int(x) for x in torchvision.__version__.split(".")[:2]) < (0, 26)
 
 
 def blur_window(sigma: float) -> int:
-    """The side of the blur's window, which torchvision makes odd."""
+    """Return the side of the blur's window in pixels. torchvision makes it odd."""
     return int(8 * sigma + 1) | 1
 
 
 class ElasticTransform(Warp):
-    """Every pixel moved by uniform noise that is blurred and scaled."""
+    """Rule of ElasticTransform: uniform noise, blurred and scaled, moves every pixel."""
 
     handles = (v2.ElasticTransform, v1.ElasticTransform)
     operators = "arithmetic, gaussian_blur, remap"
@@ -82,7 +83,7 @@ class ElasticTransform(Warp):
             at = fn.cast(fn.expand_dims(at, axes=[channel]), dtype=ops.types.FLOAT)
             at = at + self._offset(ops, noise, sides, channel)
             last = fn.cast(side, dtype=ops.types.FLOAT) - np.float32(1)
-            # The maps stay in the image, and what its edge lends to the outside is weighted here: remap has no border.
+            # DALI's remap has no fill outside of the image. So the maps stay inside, and the weight is computed here.
             if self.interpolation == "nearest":
                 at = math.floor(at + np.float32(0.5))
                 weight = fn.cast((at >= np.float32(0)) & (at <= last), dtype=ops.types.FLOAT)
@@ -98,19 +99,19 @@ class ElasticTransform(Warp):
         inside = fn.reinterpret(fn.expand_dims(inside, axes=[2]), layout="HWC")
         result = values * inside
         if self.fill is not None:
-            # For nearest pixels the weight is 0 or 1, and a second one changes nothing.
+            # With nearest pixels the weight is 0 or 1, so a second multiplication changes nothing.
             result = blend_fill(ops, result, inside, self.fill)
         return result if self.floating else fn.cast(result, dtype=ops.types.UINT8)
 
     def _offset(self, ops: Ops, noise: Node, sides: Node, channel: int) -> Node:
-        """``(H, W)`` pixels by which places move along x (channel 0) or y (1); ``sides`` are height and width."""
+        """Return ``(H, W)`` moves in pixels along x (channel 0) or y (1). ``sides`` are height and width."""
         fn = ops.fn
         offset = fn.squeeze(fn.slice(noise, start=[channel], shape=[1], axes=[2]), axes=[2])
         offset = fn.reinterpret(offset, layout="HW")
         if max(self.sigma) > 0:
             window = blur_window(self.sigma[channel])
             offset = fn.gaussian_blur(offset, sigma=self.sigma[::-1], window_size=[window, window])
-        # torchvision scales to sides of length 2.
+        # In torchvision the image's sides have length 2.
         offset = offset * np.float32(self.alpha[channel] / 2)
         if CROSSWISE:
             lengths = fn.cast(sides, dtype=ops.types.FLOAT)

@@ -1,4 +1,4 @@
-"""Rectangles that are erased."""
+"""Rule of RandomErasing."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from torchdali.transforms.spec import IntArray, Params, Sample, Spec
 
 
 class RandomErasing(Rule):
-    """A box of random place, area and aspect ratio, filled with a value or with normal noise, with probability p.
+    """Rule of RandomErasing: with probability p a random box is filled with a value or with normal noise.
 
-    Up to ten attempts are made to find a box that is smaller than the image, else nothing is erased.
+    Up to ten attempts are made to find a box that is smaller than the image. If none is, nothing is erased.
     """
 
     handles = (v2.RandomErasing, v1.RandomErasing)
@@ -37,7 +37,7 @@ class RandomErasing(Rule):
         if self.transform.ratio[0] <= 0:
             raise Unsupported("a ratio that is not positive")
         value: Any = self.transform.value
-        if value is None or isinstance(value, str):  # v2 keeps None for "random"
+        if value is None or isinstance(value, str):  # v2 stores None for "random"
             values = [0.0]
         else:
             values = [float(value)] if isinstance(value, (int, float)) else [float(x) for x in value]
@@ -45,7 +45,7 @@ class RandomErasing(Rule):
         if len(values) not in (1, spec.channels):
             raise Unsupported(f"{len(values)} values for {spec.channels} channels")
         self.value = values
-        # torch casts the value to the image's type when it assigns it.
+        # torch casts the value to the image's dtype when it assigns it.
         self.fill = [float(x) for x in torch.tensor(values).to(spec.dtype)]
         self.channels, self.integer = spec.channels, spec.dtype == torch.uint8
         self.operators = "erase, slice, arithmetic" if self.noise else "erase"
@@ -55,7 +55,7 @@ class RandomErasing(Rule):
 
     @property
     def inputs(self) -> dict[str, Input]:
-        # Whole numbers, but DALI's erase takes floating point only.
+        # These are integers, but DALI's erase takes floating point only.
         inputs = {"start": Input(np.float32, 1), "shape": Input(np.float32, 1)}
         return {**inputs, "erase": Input(np.bool_), **_noise.INPUTS} if self.noise else inputs
 

@@ -1,4 +1,4 @@
-"""Filters: blur, and the traces of JPEG compression."""
+"""Rules of filters: Gaussian blur and JPEG compression."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from torchdali.transforms.rule import Input, Node, Ops, Rule, SampleTransformErr
 from torchdali.transforms.spec import IntArray, Params, Sample, Spec
 
 _MOST_ON_GPU = 510
-"""What DALI's convolution on the GPU bounds the window's height times the channels by."""
+"""Bound of DALI's convolution on the GPU for the window's height times the channels."""
 
 
 class GaussianBlur(Rule):
-    """A Gaussian blur of fixed window and random sigma; the image is mirrored at its edges."""
+    """Rule of GaussianBlur: a fixed window and a random sigma. The image is mirrored at its edges."""
 
     handles = (v2.GaussianBlur, v1.GaussianBlur)
     operators = "gaussian_blur"
@@ -47,7 +47,7 @@ class GaussianBlur(Rule):
                 f"a window of {self.window[1]} x {self.window[0]} (width x height) needs an image of more than half "
                 f"of that, and this one has {size[row, 1]} x {size[row, 0]}",
             )
-        # From there down it is one pixel in any window, and DALI's squares would leave float32's range.
+        # With a smaller sigma the window has one pixel that differs from 0. DALI's squares would leave float32's range.
         return {"sigma": np.maximum(draws.uniform_range(*self.transform.sigma), 1e-3).astype(np.float32)}
 
     def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
@@ -58,13 +58,13 @@ class GaussianBlur(Rule):
 
 
 def check_window(window: Sequence[int], spec: Spec) -> None:
-    """Raises Unsupported where DALI's blur on the GPU takes no window of this (height, width)."""
+    """Raise Unsupported if DALI's blur on the GPU cannot have a window of this (height, width)."""
     if spec.device == "gpu" and max(window) * spec.channels >= _MOST_ON_GPU:
         raise Unsupported(f"a window of {window[1]} x {window[0]} (width x height) is too large for DALI on a GPU")
 
 
 class JPEG(Rule):
-    """Compressed and decompressed, with random quality."""
+    """Rule of JPEG: compress and decompress with a random quality."""
 
     handles = (v2.JPEG,)
     unsupported_when = "not uint8 RGB"
@@ -87,15 +87,15 @@ class JPEG(Rule):
 
     def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
         if ops.device == "gpu" and ops.fidelity == "exact":
-            # On the GPU colours are enlarged without interpolation, as the decoders there do: mean difference .8.
-            # What is copied to the CPU must not be merged with its like in another view, or DALI looks for it in vain.
+            # On the GPU, DALI enlarges colours without interpolation, as its decoders there do: the mean difference is
+            # 0.8. The copy keeps DALI from merging this node with an equal one in another view. It would not find it.
             image = ops.fn.copy(image, preserve=True).cpu()
             image = ops.fn.jpeg_compression_distortion(image, quality=params["quality"]).gpu()
-            return ops.fn.reinterpret(image, layout="HWC")  # a copy of no images has no axes
+            return ops.fn.reinterpret(image, layout="HWC")  # a copy of an empty batch has no layout
         return ops.fn.jpeg_compression_distortion(image, quality=params["quality"])
 
     def reference(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
         with warnings.catch_warnings():
-            # torchvision 0.29 is about to give up the coder that its own transform uses.
+            # torchvision 0.29 deprecates the encoder that its own transform uses.
             warnings.simplefilter("ignore", DeprecationWarning)
             return F.jpeg(image, int(sample["quality"]))

@@ -1,4 +1,4 @@
-"""Mirror images."""
+"""Rules of flips."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torchdali.transforms.spec import IntArray, Params, Sample, Spec
 
 
 class RandomHorizontalFlip(Rule):
-    """Left to right, with probability p."""
+    """Rule of RandomHorizontalFlip: left to right with probability p."""
 
     handles = (v2.RandomHorizontalFlip, v1.RandomHorizontalFlip)
     operators = "flip"
@@ -46,7 +46,7 @@ class RandomHorizontalFlip(Rule):
 
 
 class RandomVerticalFlip(RandomHorizontalFlip):
-    """Top to bottom, with probability p."""
+    """Rule of RandomVerticalFlip: top to bottom with probability p."""
 
     handles = (v2.RandomVerticalFlip, v1.RandomVerticalFlip)
     axis = "vertical"
@@ -56,7 +56,7 @@ class RandomVerticalFlip(RandomHorizontalFlip):
 
 
 class Flips(Composite):
-    """A flip along each axis."""
+    """Rule of a flip along each axis, in one operator."""
 
     operators = "flip"
 

@@ -1,4 +1,4 @@
-"""Rotations, affine maps and changes of perspective."""
+"""Rules of rotations, affine maps and changes of perspective."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from torchdali.transforms.spec import IntArray, Params, Sample, Spec
 
 
 class Warp(Rule):
-    """A map of the plane that is drawn for each sample."""
+    """Rule of a map of the plane that is drawn for each sample."""
 
     operators = "warp_perspective"
     unsupported_when: ClassVar[str] = (
@@ -61,7 +61,7 @@ class Warp(Rule):
 
     @abstractmethod
     def draw(self, draws: Draws, size: IntArray) -> Params:
-        """``matrix`` for :func:`warp`, and what it was made of."""
+        """Draw ``matrix`` for :func:`warp`, and the numbers that ``reference`` needs."""
 
     def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
         size = params.get("size")
@@ -69,7 +69,7 @@ class Warp(Rule):
 
     @property
     def how(self) -> dict[str, Any]:
-        """The arguments that torchvision's functionals have in common."""
+        """Arguments that torchvision's functionals have in common."""
         return {"interpolation": InterpolationMode(self.interpolation), "fill": self.fill}
 
     def fuse_with_previous(self, previous: Rule) -> Rule | None:
@@ -77,7 +77,7 @@ class Warp(Rule):
 
 
 class RandomRotation(Warp):
-    """About the middle or another place, by a random angle."""
+    """Rule of RandomRotation: a random angle about the middle or another point."""
 
     handles = (v2.RandomRotation, v1.RandomRotation)
     randomness = "angle"
@@ -111,7 +111,7 @@ class RandomRotation(Warp):
 
 
 class RandomAffine(Warp):
-    """Rotation, translation, scale and shear, each by a random amount."""
+    """Rule of RandomAffine: random rotation, translation, scale and shear."""
 
     handles = (v2.RandomAffine, v1.RandomAffine)
 
@@ -147,7 +147,7 @@ class RandomAffine(Warp):
 
 
 class RandomPerspective(Warp):
-    """The corners moved inwards by random amounts, with probability p."""
+    """Rule of RandomPerspective: with probability p the corners move inwards by random amounts."""
 
     handles = (v2.RandomPerspective, v1.RandomPerspective)
 
@@ -168,7 +168,7 @@ class RandomPerspective(Warp):
         bound = (self.transform.distortion_scale * (width_height // 2)).astype(np.int64) + 1
         inwards = np.floor(draws.uniform(8).reshape(-1, 4, 2) * bound[:, None]).astype(np.int64)
         far = np.array([[0, 0], [1, 0], [1, 1], [0, 1]])
-        # On the far sides torchvision draws from ``side - bound`` on, upwards.
+        # At the right and at the bottom torchvision draws from ``side - bound`` upwards.
         corners = inwards + far * (width_height - bound)[:, None]
         if (row := first_faulty_row(apply[:, None] & (size < 2))) is not None:
             raise SampleTransformError(row, f"corners of an image of {tuple(size[row].tolist())} fall together")
@@ -189,7 +189,7 @@ class RandomPerspective(Warp):
 
 
 class FlippedWarp(Composite):
-    """Flips, and then a map of the plane, whose matrix takes them in."""
+    """Rule of flips and then a map of the plane, in one matrix."""
 
     operators = "warp_perspective"
 

@@ -1,4 +1,4 @@
-"""Colours changed by what the whole image looks like: contrast stretched, histogram made level."""
+"""Rules of colours that depend on the whole image: autocontrast and equalize."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ __all__ = ["autocontrast", "equalize"]
 
 
 def autocontrast(ops: Ops, image: Node, spec: Spec) -> Node:
-    """Each channel stretched to the whole range; one of a single value is left as it is."""
+    """Stretch each channel to the whole range. A channel with a single value is not changed."""
     low, high = (
         ops.fn.cast(extreme(image, axes=[0, 1], keep_dims=True), dtype=ops.types.FLOAT)
         for extreme in (ops.fn.reductions.min, ops.fn.reductions.max)
     )
     flat = ops.fn.cast(high == low, dtype=ops.types.FLOAT)
-    # In torchvision's order, because what comes out of it is truncated.
+    # Compute in torchvision's order, because the result is truncated.
     scale = (high - low) * np.float32(1 / white_level(spec)) + flat
     return clamp_to_image(ops, (image - low * (1.0 - flat)) / scale, spec)
 
 
 def equalize(ops: Ops, image: Node, spec: Spec) -> Node:
-    """Each channel's values spread evenly.
+    """Equalize each channel's histogram.
 
-    With C(v) the number of pixels below v, m that of pixels below the brightest and s = m // 255, torchvision (and
-    PIL) map v to ``min((C(v) + s // 2) // s, 255)``, and leave the channel as it is where s is 0. DALI's ``equalize``
-    of the inverted image, inverted, is ``round(C(v) * 255 / m)``, which differs by as much as s differs from m / 255:
-    half the range in a small image. But it gives C(v) to the nearest m / 255.
+    Let C(v) be the number of pixels below v, m the number of pixels below the brightest, and s = m // 255. torchvision
+    and PIL map v to ``min((C(v) + s // 2) // s, 255)``, and do not change the channel if s is 0. DALI's ``equalize`` of
+    the inverted image, inverted, is ``round(C(v) * 255 / m)``. The two differ as s differs from m / 255, which is half
+    the range in a small image. But DALI's result tells C(v) to the nearest m / 255.
     """
     fn, math = ops.fn, ops.math
     if spec.dtype.is_floating_point:
@@ -44,9 +44,9 @@ def equalize(ops: Ops, image: Node, spec: Spec) -> Node:
     brightest = fn.reductions.max(image, axes=[0, 1], keep_dims=True)
     below = fn.cast(image < brightest, dtype=ops.types.FLOAT)
     pixels = fn.reductions.sum(below, axes=[0, 1], keep_dims=True)
-    step = math.floor(pixels * np.float32(1 / 255))  # whose float32 is above it
+    step = math.floor(pixels * np.float32(1 / 255))  # the float32 nearest to 1/255 is greater than 1/255
     level = 255 - fn.equalize(fn.cast(255 - image, dtype=ops.types.UINT8))
-    # Counts are whole numbers: what float32 puts just below one is meant to be it.
+    # Counts are integers. float32 may put one slightly below its integer, so 0.01 is added before the floor.
     count = level * (pixels * np.float32(1 / 255))
     few = fn.cast(step == 0.0, dtype=ops.types.FLOAT)
     spread = math.clamp((count + (math.floor(step * 0.5) + 0.01)) / (step + few), 0.0, 255.0)
@@ -55,7 +55,7 @@ def equalize(ops: Ops, image: Node, spec: Spec) -> Node:
 
 
 class RandomAutocontrast(RandomlyApplied):
-    """Each channel stretched to the whole range, with probability p."""
+    """Rule of RandomAutocontrast: with probability p each channel is stretched to the whole range."""
 
     handles = (v2.RandomAutocontrast, v1.RandomAutocontrast)
     apply_operators = "reduce, arithmetic, cast"
@@ -68,7 +68,7 @@ class RandomAutocontrast(RandomlyApplied):
 
 
 class RandomEqualize(RandomlyApplied):
-    """Each channel's histogram made level, with probability p."""
+    """Rule of RandomEqualize: with probability p each channel's histogram is equalized."""
 
     handles = (v2.RandomEqualize, v1.RandomEqualize)
     apply_operators = "equalize, reduce, arithmetic, cast"

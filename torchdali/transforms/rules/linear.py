@@ -1,4 +1,4 @@
-"""A matrix product of whole images."""
+"""Rule of LinearTransformation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torchdali.transforms.spec import Spec
 
 
 class LinearTransformation(Rule):
-    """Every pixel of the result from every pixel of the image: torch multiplies whole batches."""
+    """Rule of LinearTransformation, a matrix product of whole images. torch multiplies whole batches."""
 
     handles = (v2.LinearTransformation, v1.LinearTransformation)
     unsupported_when = "always: a matrix product is torch's, for the whole batch where all images have one size"

@@ -1,4 +1,4 @@
-"""Gaussian noise."""
+"""Rule of GaussianNoise."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from torchdali.transforms.spec import IntArray, Params, Sample, Spec
 
 
 def truncate(ops: Ops, values: Node) -> Node:
-    """float32 without its fraction, as torch casts to integers."""
+    """Remove the fraction of float32 values, as torch casts to integers."""
     math = ops.math
     return math.floor(math.max(values, 0.0)) + math.ceil(math.min(values, 0.0))
 
 
 def wrap_to_uint8(ops: Ops, values: Node) -> Node:
-    """Whole float32 to uint8 modulo 256, as torch casts."""
+    """Cast integral float32 values to uint8 modulo 256, as torch casts."""
     return ops.fn.cast(ops.fn.cast(values, dtype=ops.types.INT32) & np.int32(255), dtype=ops.types.UINT8)
 
 
 def reference_noise(sample: Sample, height: int, width: int, channels: int) -> torch.Tensor:
-    """A sample's normal numbers, CHW."""
+    """Return a sample's normal numbers, CHW."""
     return torch.from_numpy(_noise.reference_normal(sample, height, width, channels)).permute(2, 0, 1).contiguous()
 
 
 class GaussianNoise(Rule):
-    """Normal noise of the same mean and deviation on every value, clipped or not."""
+    """Rule of GaussianNoise: normal noise of one mean and deviation is added to every value."""
 
     handles = (v2.GaussianNoise,)
     operators = "arithmetic, slice, cat"
@@ -54,7 +54,7 @@ class GaussianNoise(Rule):
         if self.integer:
             try:
                 F.gaussian_noise(torch.empty(0, dtype=torch.uint8))
-            except ValueError as error:  # an older torchvision
+            except ValueError as error:  # before 0.24: https://github.com/pytorch/vision/pull/9169
                 raise Unsupported(str(error)) from error
             if abs(transform.mean) + 6 * transform.sigma > 128:
                 raise Unsupported("its noise leaves the range of int16, in which torchvision adds it")

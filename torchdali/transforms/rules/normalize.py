@@ -1,4 +1,4 @@
-"""Mean and standard deviation, alone or in one operator with what came before."""
+"""Rule of Normalize, alone or in one operator with the transforms before it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torchdali.transforms.spec import Sample, Spec
 
 
 class Normalize(Rule):
-    """``(x - mean) / std`` for each channel."""
+    """Rule of Normalize: ``(x - mean) / std`` for each channel."""
 
     handles = (v2.Normalize, v1.Normalize)
     unsupported_when = (
@@ -64,9 +64,9 @@ class Normalize(Rule):
 
 
 class Arithmetic(Composite):
-    """Changes of type, scaling and normalising in one pass, and where they stand beside these the flip and the layout.
+    """Rule of conversions, scaling and normalizing in one pass. A flip before them and the layout are included.
 
-    All of them are ``(x - mean) / std`` for each channel, and so is what they do together.
+    Each of them is ``(x - mean) / std`` for each channel, and so is their composition.
     """
 
     operators = "crop_mirror_normalize"
@@ -77,7 +77,7 @@ class Arithmetic(Composite):
         self.layout = layout
 
     def append(self, later: Rule) -> Arithmetic:
-        """This, and then another."""
+        """Return a rule for this and then ``later``."""
         return Arithmetic([*self.parts, later])
 
     def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:

@@ -1,7 +1,7 @@
-"""Colours changed pixel by pixel, with a probability.
+"""Rules of colours that change pixel by pixel, with a probability.
 
-Each arithmetic is a function of nodes, which is torchvision's tensor kernel for uint8 and for float32; the rules below
-only say which numbers it gets.
+Each function of nodes computes what torchvision's tensor kernel does, for uint8 and for float32. The rules choose the
+numbers.
 """
 
 from __future__ import annotations
@@ -35,14 +35,17 @@ __all__ = ["RandomlyApplied", "Value", "invert", "posterize", "posterize_argumen
 
 
 def invert(image: Node, white: Node, spec: Spec) -> Node:
-    """``white - image`` where white is the value of white, and the image where it is 0; of the image's type."""
+    """Return ``white - image`` if ``white`` is the value of white, and the image if ``white`` is 0.
+
+    ``white`` has the image's dtype.
+    """
     if spec.dtype == torch.uint8:
         return image ^ white
     return image * (1.0 - white * 2.0) + white
 
 
 def posterize_argument(bits: npt.ArrayLike, spec: Spec) -> npt.NDArray[Any]:
-    """What :func:`posterize` takes for a number of bits: a mask, and for floats the number of levels."""
+    """Return the argument of :func:`posterize` for a number of bits: a mask, or for floats the number of levels."""
     kept: IntArray = np.asarray(bits, np.int64)
     if spec.dtype.is_floating_point:
         return np.asarray(2.0**kept, np.float32)
@@ -50,42 +53,42 @@ def posterize_argument(bits: npt.ArrayLike, spec: Spec) -> npt.NDArray[Any]:
 
 
 def posterize(ops: Ops, image: Node, by: Node, spec: Spec) -> Node:
-    """The image in fewer levels, see :func:`posterize_argument`; a mask of 255 leaves a uint8 image as it is."""
+    """Reduce the number of levels, see :func:`posterize_argument`. A mask of 255 does not change a uint8 image."""
     if spec.dtype == torch.uint8:
         return image & by
     return ops.math.clamp(ops.math.floor(image * by), 0.0, by - 1.0) / by
 
 
 def solarize(ops: Ops, image: Node, threshold: Node, spec: Spec) -> Node:
-    """The image, inverted where it is not below a float32 threshold; one above white leaves it as it is."""
+    """Invert values at or above a float32 threshold. A threshold above white changes nothing."""
     above = image >= threshold
     if spec.dtype == torch.uint8:
         return image ^ ops.fn.cast(above * 255, dtype=ops.types.UINT8)
     inverted = ops.fn.cast(above, dtype=ops.types.FLOAT)
-    # One of the two is 0, so nothing is rounded that torchvision does not round.
+    # One of the two terms is 0, so there is no rounding that torchvision does not have.
     return inverted * (1.0 - image) + (1.0 - inverted) * image
 
 
 def sharpen(ops: Ops, image: Node, rest: Node, spec: Spec) -> Node:
-    """``image + rest * (blurred - image)`` but for the outermost pixels, which stay.
+    """Return ``image + rest * (blurred - image)``. The outermost pixels are not changed.
 
     Args:
-        ops: The operators.
+        ops: DALI's operators.
         image: HWC.
         rest: float32 on the CPU: 1 - torchvision's ``sharpness_factor``.
-        spec: The image.
+        spec: Type of the image.
     """
     fn = ops.fn
-    # torchvision blurs by 1/13 and in the middle 5/13. Conditional branches have no constants, so the kernel is made
-    # of a number that is there.
+    # torchvision's kernel is 1/13, and 5/13 in the middle. DALI has no constants of the right batch size in conditional
+    # branches, so the kernel is made of an input.
     side = rest * np.float32(0) + np.float32(1 / 13)
     kernel = fn.reshape(fn.stack(*[side] * 4, side * np.float32(-8), *[side] * 4), shape=[3, 3])
     change = fn.filter(image, kernel.gpu() if ops.device == "gpu" else kernel, dtype=ops.types.FLOAT)
     if spec.dtype == torch.uint8:
-        # The blurred image is rounded; thirteenths are never half way between two numbers.
+        # torchvision rounds the blurred image. Multiples of 1/13 are never half way between two integers.
         change = ops.math.floor(change + 0.5)
     for axis in (0, 1):
-        # An anchor is rounded down, to the first and to the last pixel: images with two of them stay as they are.
+        # DALI rounds an anchor down: here to the first and to the last pixel. So an image of two pixels is not changed.
         change = fn.erase(
             change,
             anchor=[0.0, 0.999999],
@@ -99,7 +102,7 @@ def sharpen(ops: Ops, image: Node, rest: Node, spec: Spec) -> Node:
 
 
 class RGB(Rule):
-    """Grey as three equal channels."""
+    """Rule of RGB: grey as three equal channels."""
 
     handles = (v2.RGB,)
     unsupported_when = "not uint8 or float32"
@@ -117,12 +120,12 @@ class RGB(Rule):
 
 
 class Value(NamedTuple):
-    """A number that says what is done.
+    """Number that is fed for each sample, and that the operators take as their argument.
 
     Attributes:
-        dtype: As it is fed.
-        applied: For the samples to which the transform is applied.
-        neutral: One that changes nothing, exactly; without it the others are not touched.
+        dtype: Element type.
+        applied: Value for samples to which the transform is applied.
+        neutral: Value that changes nothing, exactly. If None, the batch is split instead.
     """
 
     dtype: type[np.generic]
@@ -131,10 +134,10 @@ class Value(NamedTuple):
 
 
 class RandomlyApplied(Rule):
-    """What is done to an image, or nothing, by a coin that is thrown for each."""
+    """Base class of rules that change each image with a probability."""
 
     apply_operators: ClassVar[str]
-    """The operators of ``apply``, in words."""
+    """Operators that ``apply`` emits, in words."""
     unsupported_when = "not uint8 or float32"
     value: Value | None = None
 
@@ -150,7 +153,7 @@ class RandomlyApplied(Rule):
         return spec
 
     def infer_value(self, spec: Spec) -> Value | None:
-        """The number that is fed, if any.
+        """Return the number that is fed, or None.
 
         Raises:
             Unsupported: The transform runs in torch.
@@ -159,11 +162,11 @@ class RandomlyApplied(Rule):
 
     @abstractmethod
     def apply(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
-        """Emits the operators for images to which it is applied."""
+        """Emit the operators for images to which the transform is applied."""
 
     @abstractmethod
     def apply_reference(self, image: torch.Tensor) -> torch.Tensor:
-        """torchvision's functional."""
+        """Apply torchvision's functional."""
 
     @property
     def _splits(self) -> bool:
@@ -193,7 +196,7 @@ class RandomlyApplied(Rule):
 
 
 class RandomGrayscale(RandomlyApplied):
-    """Grey in as many channels as there are, with probability p."""
+    """Rule of RandomGrayscale: grey with probability p, in as many channels as the image has."""
 
     handles = (v2.RandomGrayscale, v1.RandomGrayscale)
     apply_operators = "coord_transform, floor, cast, cat"
@@ -217,7 +220,7 @@ class RandomGrayscale(RandomlyApplied):
 
 
 class RandomInvert(RandomlyApplied):
-    """White minus the image, with probability p."""
+    """Rule of RandomInvert: white minus the image with probability p."""
 
     handles = (v2.RandomInvert, v1.RandomInvert)
     apply_operators = "arithmetic"
@@ -233,7 +236,7 @@ class RandomInvert(RandomlyApplied):
 
 
 class RandomPosterize(RandomlyApplied):
-    """Fewer bits, with probability p."""
+    """Rule of RandomPosterize: fewer bits with probability p."""
 
     handles = (v2.RandomPosterize, v1.RandomPosterize)
     apply_operators = "arithmetic"
@@ -260,7 +263,7 @@ class RandomPosterize(RandomlyApplied):
 
 
 class RandomSolarize(RandomlyApplied):
-    """What is not below a threshold inverted, with probability p."""
+    """Rule of RandomSolarize: with probability p, values at or above a threshold are inverted."""
 
     handles = (v2.RandomSolarize, v1.RandomSolarize)
     apply_operators = "arithmetic, cast"
@@ -281,7 +284,7 @@ class RandomSolarize(RandomlyApplied):
 
 
 class RandomAdjustSharpness(RandomlyApplied):
-    """Sharper or softer, with probability p."""
+    """Rule of RandomAdjustSharpness: sharper or softer with probability p."""
 
     handles = (v2.RandomAdjustSharpness, v1.RandomAdjustSharpness)
     apply_operators = "filter, erase, arithmetic, cast"

@@ -1,4 +1,4 @@
-"""Resampling to a random size."""
+"""Rules of resizing to a random size."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Floats = npt.NDArray[np.float32]
 
 
 class RandomResize(Resizing):
-    """The shorter side to a random length, ``min_size`` included and ``max_size`` not."""
+    """Rule of RandomResize: the shorter side gets a random length from ``min_size`` to ``max_size`` - 1."""
 
     handles = (v2.RandomResize,)
     randomness = "length of the shorter side"
@@ -36,7 +36,10 @@ class RandomResize(Resizing):
 
 
 class RandomShortestSize(Resizing):
-    """The shorter side to one of several lengths, or less where the longer one would exceed ``max_size``."""
+    """Rule of RandomShortestSize: the shorter side gets one of several lengths.
+
+    It gets less if the longer side would exceed ``max_size``.
+    """
 
     handles = (v2.RandomShortestSize,)
     randomness = "length of the shorter side"
@@ -56,7 +59,7 @@ class RandomShortestSize(Resizing):
 
 
 class ScaleJitter(Resizing):
-    """A random multiple of the scale at which the image just fits into ``target_size``."""
+    """Rule of ScaleJitter: a random multiple of the scale at which the image just fits into ``target_size``."""
 
     handles = (v2.ScaleJitter,)
     randomness = "scale"
@@ -64,22 +67,22 @@ class ScaleJitter(Resizing):
     def sizes(self, draws: Draws, size: IntArray) -> IntArray:
         target: Any = self.transform.target_size
         low, high = self.transform.scale_range
-        # torchvision compares the height with the second number of target_size and the width with the first.
+        # torchvision divides the second number of target_size by the height, and the first one by the width.
         fit = np.minimum(target[1] / size[:, 0], target[0] / size[:, 1])
         ratio = fit.astype(np.float32) * interpolate(low, high, to_fractions(draws.words(1)[:, 0]))
         return scale_size(size, ratio[:, None])
 
 
 def to_fractions(words: Words) -> Floats:
-    """Numbers as ``torch.rand`` makes them: float32, of 24 random bits."""
+    """Return numbers as ``torch.rand`` does: float32 with 24 random bits."""
     return (words >> np.uint64(8)).astype(np.float32) * np.float32(2.0**-24)
 
 
 def interpolate(low: float, high: float, fraction: Floats) -> Floats:
-    """``low + fraction * (high - low)`` as torch makes it: in float32."""
+    """Return ``low + fraction * (high - low)``, computed in float32 as in torch."""
     return (fraction * np.float32(high - low) + np.float32(low)).astype(np.float32)
 
 
 def scale_size(size: IntArray, factor: Floats) -> IntArray:
-    """``int(size * factor)`` as torch makes it: the product is a float32."""
+    """Return ``int(size * factor)``. The product is float32, as in torch."""
     return (size.astype(np.float32) * factor).astype(np.int64)

@@ -1,4 +1,4 @@
-"""Resampling to another size."""
+"""Rules of resizing, and the resampling that other rules share."""
 
 from __future__ import annotations
 
@@ -37,27 +37,28 @@ _BY_PILLOW_CONSTANT = {
 }
 _NEAREST = (InterpolationMode.NEAREST, InterpolationMode.NEAREST_EXACT)
 _FILTERS = {InterpolationMode.BILINEAR: 1, InterpolationMode.BICUBIC: 2}
-"""DALI's numbers of the filters: ``DALIInterpType``."""
+"""Numbers of DALI's filters: ``DALIInterpType``."""
 
 
 class Resampling:
-    """How to resample: shared by every rule that resizes.
+    """Resampling, shared by all rules that resize.
 
-    torchvision resamples uint8 images along the width, rounds, and then along the height. Two one-dimensional
-    passes of DALI do the same; its one two-dimensional pass keeps floats between and so differs by a level
-    on every sixth value. Tensors are made floats by v1's functionals, which timm calls, too; so they are rounded once,
-    as by that pass. Nearest
-    neighbours are picked at ``floor(i * scale)``, DALI's at ``floor((i + .5) * scale)``: the region is moved by half
-    a step. A thousandth of a pixel keeps exact halves from falling below.
+    torchvision resamples uint8 images along the width, rounds, and then along the height. Two one-dimensional passes of
+    DALI do the same. One two-dimensional pass of DALI keeps floats in between, and differs by a level on every sixth
+    value. v1's functionals, which timm calls too, convert tensors to floats and round once, as that pass does.
+
+    torchvision's nearest neighbours are at ``floor(i * scale)``
+    (https://github.com/pytorch/pytorch/issues/34808), DALI's at ``floor((i + .5) * scale)``. So DALI's region is moved
+    by half a step. Another thousandth of a pixel keeps exact halves from being rounded down.
 
     Args:
-        transform: A transform with ``interpolation``, one or a sequence of which each sample takes one, and maybe
-            ``antialias``, which is True where there is none.
-        spec: The image that comes in.
-        target: Height and width where every image gets the same, which then need not be fed.
+        transform: Transform with ``interpolation``: one, or a sequence from which each sample takes one. If it has no
+            ``antialias``, that is True.
+        spec: Type of the input image.
+        target: Height and width if all images get the same. Then they are not fed.
 
     Raises:
-        Unsupported: DALI has no equal of this interpolation.
+        Unsupported: DALI has no equivalent of this interpolation.
     """
 
     def __init__(self, transform: Any, spec: Spec, target: tuple[int, int] | None) -> None:
@@ -71,7 +72,7 @@ class Resampling:
         self.modes = tuple(self._parse(mode) for mode in cast("Sequence[Any]", modes if several else [modes]))
         self.mode = self.modes[0]
         self.nearest = self.mode in _NEAREST
-        # Bicubic filters overshoot, and floats are not clamped.
+        # Bicubic filters overshoot, and torchvision does not clamp floats.
         self.unit = spec.unit and not (self.floating and InterpolationMode.BICUBIC in self.modes)
         if len(self.modes) > 1 and any(mode in _NEAREST for mode in self.modes):
             raise Unsupported("no rule for nearest among several interpolations")
@@ -93,7 +94,7 @@ class Resampling:
 
     @property
     def inputs(self) -> dict[str, Input]:
-        """What must be fed: the target where it varies, and for nearest neighbours the region."""
+        """Parameters that are fed: the target if it varies, and for nearest neighbours the region."""
         sides = {} if self.target else {"height": Input(np.float32), "width": Input(np.float32)}
         if self.nearest:
             sides |= {"roi_start": Input(np.float32, 1), "roi_end": Input(np.float32, 1)}
@@ -102,7 +103,7 @@ class Resampling:
         return sides
 
     def draw(self, size: IntArray, target: IntArray, draws: Draws) -> Params:
-        """Parameters for images of ``size`` resized to ``target``, both ``(N, 2)``; of several interpolations one."""
+        """Draw the parameters for images of ``size`` that are resized to ``target``, both ``(N, 2)``."""
         if (row := first_faulty_row((target < 1) | (size < 1))) is not None:
             raise SampleTransformError(
                 row, f"an image of {tuple(size[row].tolist())} would become {tuple(target[row].tolist())}"
@@ -121,7 +122,7 @@ class Resampling:
         return params
 
     def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
-        """Resizes an HWC image."""
+        """Emit the operators that resize an HWC image."""
         height, width = self.target or (params["height"], params["width"])
         if self.nearest:
             return ops.fn.resize(
@@ -146,7 +147,7 @@ class Resampling:
         return ops.fn.resize(image, resize_y=height, **how)
 
     def reference(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
-        """torchvision's tensor kernel."""
+        """Apply torchvision's tensor kernel."""
         target = [int(sample["height"]), int(sample["width"])]
         mode = next(mode for mode in self.modes if _FILTERS.get(mode) == sample.get("mode", _FILTERS.get(mode)))
         resize = v1_functional.resize if self.rounds_once else F.resize
@@ -156,13 +157,13 @@ class Resampling:
 def compute_resized_size(
     size: IntArray, target: Sequence[int] | Sequence[IntArray] | None, max_size: int | None
 ) -> IntArray:
-    """Heights and widths after torchvision's ``Resize``: ``_compute_resized_output_size`` for many at once.
+    """Return sizes after torchvision's ``Resize``: ``_compute_resized_output_size`` for many images at once.
 
     Args:
         size: ``(N, 2)`` heights and widths.
-        target: One number for the shorter side (or one for each image), two for both, or None where ``max_size``
-            says it all.
-        max_size: The longest that the longer side may get.
+        target: Length of the shorter side (one number, or one for each image), of both sides, or None if only
+            ``max_size`` is given.
+        max_size: Greatest length of the longer side.
     """
     if target is not None and len(target) == 2:
         return np.tile(np.array(target, np.int64), (len(size), 1))
@@ -182,14 +183,14 @@ def compute_resized_size(
 
 
 class Resizing(Rule):
-    """The whole image resized; ``sizes`` says to what."""
+    """Base class of rules that resize the whole image to what ``sizes`` returns."""
 
     operators = "resize"
     unsupported_when = "not uint8 or float32; bicubic without antialias; lanczos, box, hamming"
 
     @abstractmethod
     def sizes(self, draws: Draws, size: IntArray) -> IntArray:
-        """``(N, 2)`` heights and widths of what comes out."""
+        """Return ``(N, 2)`` heights and widths of the output images."""
 
     def infer(self, spec: Spec) -> Spec:
         self.resampling = Resampling(self.transform, spec, None)
@@ -213,7 +214,7 @@ class Resizing(Rule):
 
 
 class Resize(Resizing):
-    """To a fixed size, or with the shorter or longer side given."""
+    """Rule of Resize: both sides are given, or the shorter or the longer one."""
 
     handles = (v2.Resize, v1.Resize)
 

@@ -1,4 +1,4 @@
-"""A random part of the image, resized."""
+"""Rule of RandomResizedCrop."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from torchdali.transforms.spec import IntArray, Params, Sample, Spec
 
 
 class RandomResizedCrop(Window):
-    """A part of random area and aspect ratio, resized to a fixed size.
+    """Rule of RandomResizedCrop: a box of random area and aspect ratio, resized to a fixed size.
 
-    As torchvision does it: up to ten attempts to find a box that fits, else the middle of the image.
+    As in torchvision, up to ten attempts are made to find a box that fits. If none does, the middle is taken.
     """
 
     handles = (v2.RandomResizedCrop, v1.RandomResizedCrop)

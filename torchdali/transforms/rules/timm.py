@@ -1,4 +1,4 @@
-"""The transforms of timm, which need not be installed."""
+"""Rules of timm's transforms. timm need not be installed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from torchdali.transforms.spec import IntArray, Sample, Spec
 
 
 class RandomResizedCropAndInterpolation(RandomResizedCrop):
-    """torchvision's RandomResizedCrop, by a filter of its own for each sample if ``interpolation="random"``."""
+    """Rule of RandomResizedCropAndInterpolation. With ``interpolation="random"`` each sample draws a filter."""
 
     handles = ("timm.data.transforms.RandomResizedCropAndInterpolation",)
 
@@ -34,7 +34,10 @@ class RandomResizedCropAndInterpolation(RandomResizedCrop):
 
 
 class ResizeKeepRatio(Resizing):
-    """To a size that covers the target or fits into it, or between; at random larger, smaller or stretched."""
+    """Rule of ResizeKeepRatio: a size that covers the target, fits into it, or lies between.
+
+    At random it is larger, smaller or stretched.
+    """
 
     handles = ("timm.data.transforms.ResizeKeepRatio",)
 
@@ -71,10 +74,10 @@ class ResizeKeepRatio(Resizing):
 
 
 def constant_fill(transform: Any, spec: Spec) -> list[float]:
-    """The fill values of a transform of timm's that pads by torchvision's v1 ``pad``.
+    """Return the fill values of a timm transform that pads with torchvision's v1 ``pad``.
 
     Raises:
-        Unsupported: It does not fill with a constant, or not images of this kind.
+        Unsupported: The transform does not fill with a constant, or cannot fill images of this kind.
     """
     mode = getattr(transform, "padding_mode", "constant")
     if mode != "constant":
@@ -85,7 +88,7 @@ def constant_fill(transform: Any, spec: Spec) -> list[float]:
 
 
 class CenterCropOrPad(CenterCrop):
-    """torchvision's CenterCrop with a fill value."""
+    """Rule of CenterCropOrPad: torchvision's CenterCrop with a fill value."""
 
     handles = ("timm.data.transforms.CenterCropOrPad",)
     unsupported_when = "padding_mode other than constant"
@@ -99,7 +102,10 @@ class CenterCropOrPad(CenterCrop):
 
 
 class RandomCropOrPad(Window):
-    """A window of fixed size: anywhere in the image, or, where this is smaller, anywhere around it."""
+    """Rule of RandomCropOrPad: a window of fixed size at a random position.
+
+    It lies in the image, or around it if the image is smaller.
+    """
 
     handles = ("timm.data.transforms.RandomCropOrPad",)
     unsupported_when = "padding_mode other than constant"
@@ -118,7 +124,7 @@ class RandomCropOrPad(Window):
 
 
 class RandomPad(Window):
-    """A border where the image is smaller than the target, split at random."""
+    """Rule of RandomPad: a border, split at random, if the image is smaller than the target."""
 
     handles = ("timm.data.transforms.RandomPad",)
     randomness = "left, top"
@@ -134,7 +140,7 @@ class RandomPad(Window):
 
 
 class TrimBorder(Window):
-    """All but a border of fixed width."""
+    """Rule of TrimBorder: the image without a border of fixed width."""
 
     handles = ("timm.data.transforms.TrimBorder",)
     stays_inside = True
@@ -156,7 +162,7 @@ class TrimBorder(Window):
 
 
 class MaybeToTensor(ToTensor):
-    """PIL image to float32 in [0, 1]; a tensor stays as it is."""
+    """Rule of MaybeToTensor: PIL image to float32 in [0, 1]. A tensor is not changed."""
 
     handles = ("timm.data.transforms.MaybeToTensor",)
 
@@ -167,13 +173,13 @@ class MaybeToTensor(ToTensor):
 
 
 class MaybePILToTensor(PILToTensor):
-    """PIL image to uint8 tensor; a tensor stays as it is."""
+    """Rule of MaybePILToTensor: PIL image to uint8 tensor. A tensor is not changed."""
 
     handles = ("timm.data.transforms.MaybePILToTensor",)
 
 
 class TimmToTensor(ToDtype):
-    """PIL image to a tensor of another type, with the same values."""
+    """Rule of timm's ToTensor: PIL image to a tensor of another dtype, with the same values."""
 
     handles = ("timm.data.transforms.ToTensor",)
 
@@ -191,7 +197,7 @@ class TimmToTensor(ToDtype):
 
 
 class TimmRandomErasing(Composite):
-    """torchvision's RandomErasing of one box, under other names."""
+    """Rule of timm's RandomErasing: with one box it is torchvision's, under other names."""
 
     handles = ("timm.data.random_erasing.RandomErasing",)
     unsupported_when = 'a PIL image, which it refuses; not uint8 or float32; more than one box; mode="rand"'

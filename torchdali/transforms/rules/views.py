@@ -1,4 +1,4 @@
-"""Several images of one: five and ten crops, and views that each have a chain of their own."""
+"""Rules of several images from one: five and ten crops, and views with a chain each."""
 
 from __future__ import annotations
 
@@ -25,13 +25,11 @@ __all__ = ["FiveCrop", "MultiView", "TenCrop"]
 class MultiView:
     """Several views of one image: a list of what each transform makes of it.
 
-    What SimCLR, DINO and their kin train on. torchvision has no name for it; called on an image it does what any
-    such class does, and ``DALILoader`` decodes the image once for all views. ``default_collate`` makes of it a list
-    of batches, one for each view.
+    SimCLR, DINO and similar methods train on such views. torchvision has no such class. ``DALILoader`` decodes the
+    image once for all views. ``default_collate`` makes a list of batches, one for each view.
 
     Args:
-        transforms: For each view the transform that makes it; the same one may stand there several times, and draws
-            anew each time.
+        transforms: Transform of each view. The same transform may occur several times, and draws new numbers each time.
     """
 
     def __init__(self, transforms: Sequence[Callable[[Any], Any]]) -> None:
@@ -44,7 +42,7 @@ class MultiView:
             check_callable(*flatten(one))
 
     def __call__(self, image: Any) -> list[Any]:
-        """The views of one image, as each transform makes them."""
+        """Return the views of one image, as each transform makes them."""
         return [transform(image) for transform in self.transforms]
 
     def __repr__(self) -> str:
@@ -52,7 +50,7 @@ class MultiView:
 
 
 class MultiViewRule(Views):
-    """A chain for each view."""
+    """Rule of MultiView: a chain for each view."""
 
     handles = (MultiView,)
     unsupported_when = "a transform of a view runs in torch; views differ in type, dtype or channels"
@@ -81,7 +79,7 @@ class MultiViewRule(Views):
 
 
 class _Corner(Window):
-    """One of the four corners."""
+    """Rule of one of the four corners."""
 
     stays_inside = True
 
@@ -107,7 +105,7 @@ class _Corner(Window):
 
 
 class _HorizontalFlip(RandomHorizontalFlip):
-    """Left to right, always."""
+    """Rule of a flip from left to right, always."""
 
     randomness = ""
 
@@ -119,11 +117,11 @@ class _HorizontalFlip(RandomHorizontalFlip):
 
 
 class _UpsideDown(_HorizontalFlip, RandomVerticalFlip):
-    """Top to bottom, always."""
+    """Rule of a flip from top to bottom, always."""
 
 
 class FiveCrop(Views):
-    """The four corners and the middle."""
+    """Rule of FiveCrop: the four corners and the middle."""
 
     handles = (v2.FiveCrop, v1.FiveCrop)
     operators = "slice for each view"
@@ -131,7 +129,7 @@ class FiveCrop(Views):
     unsupported_when = "on several views"
 
     def views(self) -> list[list[Rule]]:
-        """The rules of each view."""
+        """Return the rules of each view."""
         size = (int(self.transform.size[0]), int(self.transform.size[1]))
         corners = [_Corner(self.transform, size, bottom, right) for bottom in (False, True) for right in (False, True)]
         return [*([corner] for corner in corners), [CenterCrop(self.transform)]]
@@ -146,7 +144,7 @@ class FiveCrop(Views):
 
 
 class TenCrop(FiveCrop):
-    """The five crops, and those of the mirror image."""
+    """Rule of TenCrop: the five crops, and those of the flipped image."""
 
     handles = (v2.TenCrop, v1.TenCrop)
     operators = "slice for each view, flip"

@@ -1,4 +1,4 @@
-"""The image somewhere on a larger canvas."""
+"""Rule of RandomZoomOut."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from torchdali.transforms.spec import IntArray, Spec
 
 
 class RandomZoomOut(Window):
-    """With probability p, onto a canvas whose sides are a random multiple of the image's, at a random place."""
+    """Rule of RandomZoomOut: with probability p the image is put at a random position on a larger canvas.
+
+    The canvas's sides are a random multiple of the image's.
+    """
 
     handles = (v2.RandomZoomOut,)
     unsupported_when = "a number of fill values that does not fit"
