@@ -68,7 +68,7 @@ def test_what_cannot_be_sent_is_raised_in_its_turn(part: Any) -> None:
     dataset = Samples(lambda i: (image(i), part() if 4 <= i < 8 else i), 12)
     batches = iter(loader(dataset, num_workers=2, collate_fn=untouched, transform=FLOATS))
     assert [label for _, label in next(batches)] == [0, 1, 2, 3]
-    with pytest.raises(RuntimeError, match="could not be sent from its worker.*set num_workers=0"):
+    with pytest.raises(RuntimeError, match=r"could not be sent from its worker.*set num_workers=0"):
         next(batches)
     assert [label for _, label in next(batches)] == [8, 9, 10, 11]
 
