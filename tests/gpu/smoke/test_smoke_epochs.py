@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 from pathlib import Path
 from typing import Any
 
@@ -184,21 +183,6 @@ def test_a_loader_may_be_closed_in_an_epoch_and_used_again(dataset: ImageFolder,
             next(iterator)
         assert_pairs(loader, dataset, in_order())
     assert torch.equal(kept[0], content)
-
-
-@pytest.mark.skipif(DEVICE == "cpu", reason="counts the memory of a GPU")
-@kinds
-def test_closing_frees_the_memory_of_the_gpu(dataset: ImageFolder, worker_fed: bool) -> None:
-    dataset.transform = v2.Compose([v2.ToImage(), v2.Resize((1024, 1024))])
-    used: list[int] = []
-    for _ in range(3):
-        with make(dataset, worker_fed) as loader:
-            list(loader)
-        gc.collect()
-        synchronize()
-        free, total = torch.cuda.mem_get_info()
-        used.append(total - free)
-    assert used[2] <= used[0]
 
 
 def test_a_break_leaves_the_next_epoch_whole(dataset: ImageFolder) -> None:

@@ -38,8 +38,7 @@ EDGE = (24, 2, 0.06, "the part of a filter beyond the edge: torchvision spreads 
 BLURRED = "what torch blurs in one order and DALI in the other moves places by some 1e-5 pixels"
 ELASTIC = (1, 1, 1e-3, BLURRED)
 FLOAT_EDGE = (0.1, 1e-5, 4e-4, EDGE[3])
-# Before 0.24 torchvision resizes uint8 as float32 on processors with AVX-512, and rounds once instead of twice:
-# https://github.com/pytorch/vision/issues/8374
+# torchvision before 0.24 resizes uint8 as float32 with AVX-512: https://github.com/pytorch/vision/issues/8374
 FLOATING = not cast("Any", F)._geometry._do_native_uint8_resize_on_cpu(v2.InterpolationMode.BILINEAR)  # noqa: SLF001
 BILINEAR = (24, 2, 0.2, "torchvision before 0.24 rounds once, not after each axis") if FLOATING else EDGE
 V1_BILINEAR = (BILINEAR[0] / 255, BILINEAR[1] / 255, BILINEAR[2] / 255, BILINEAR[3])
