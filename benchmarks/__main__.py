@@ -8,9 +8,9 @@
     python -m benchmarks proxy
     python -m benchmarks --quick                          # a trial, here
 
-Each regime prints its table and writes ``<regime>-<name>.json``, ``.md`` and ``.svg`` into ``benchmarks/results``.
-Every case runs in a process of its own that may use only some of the cores, under a time limit, so one that hangs or
-fails is reported and the others go on.
+Each benchmark prints its table, and writes ``<benchmark>-<name>.json``, ``.md`` and ``.svg`` to ``benchmarks/results``.
+Each case runs in its own process, on some of the cores, under a time limit. A case that hangs or fails is reported, and
+does not affect the others.
 """
 
 import sys
@@ -18,26 +18,26 @@ import time
 
 from benchmarks import options
 from benchmarks.common import harness, report
-from benchmarks.regimes.all import REGIMES
+from benchmarks.suite.all import BENCHMARKS
 
 
 def main() -> None:
-    """Runs the regimes one after another, prints their tables, and the short ones again at the end."""
+    """Runs the benchmarks one after another, prints their tables, and the short ones again at the end."""
     args = options.parse(sys.argv[1:])
     gpu = report.default_name("").removeprefix("-")
-    parts = [(REGIMES[name], kind) for kind in args.data for name in args.regimes]
+    parts = [(BENCHMARKS[name], kind) for kind in args.data for name in args.benchmarks]
     end = time.perf_counter() + (args.limit or float("inf"))
     short: list[str] = []
-    for number, (regime, kind) in enumerate(parts):
+    for number, (benchmark, kind) in enumerate(parts):
         left = sum(later.share for later, _ in parts[number:])
         now = time.perf_counter()
-        until = now + (end - now) * regime.share / left
-        own = options.settings(regime, args, kind)
-        name = options.name_of(regime, own, gpu)
-        print(f"\n{regime.title}, {kind}: {len(own.systems)} systems on {own.cores} cores", flush=True)
-        whole = harness.run(regime, own, name, until)
-        first, *others = regime.tables(whole["runs"])
-        short.append(f"{regime.title}, {kind}\n{first}")
+        until = now + (end - now) * benchmark.share / left
+        own = options.settings(benchmark, args, kind)
+        name = options.name_of(benchmark, own, gpu)
+        print(f"\n{benchmark.title}, {kind}: {len(own.systems)} systems on {own.cores} cores", flush=True)
+        whole = harness.run(benchmark, own, name, until)
+        first, *others = benchmark.tables(whole["runs"])
+        short.append(f"{benchmark.title}, {kind}\n{first}")
         print("\n" + "\n\n".join([*others, first]), flush=True)
     if len(parts) > 1:
         print("\n" + "\n\n".join(short))

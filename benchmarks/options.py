@@ -1,7 +1,7 @@
-"""The command line of all regimes.
+"""The command line of all benchmarks.
 
-An option that is not given has the regime's own default, and one that a regime does not have is refused, unless
-another of the regimes has it.
+An option that is not given has the benchmark's own default, and one that a benchmark does not have is refused, unless
+another of the benchmarks has it.
 """
 
 import argparse
@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import report
+from benchmarks.common.benchmark import Benchmark
 from benchmarks.common.data import KINDS
-from benchmarks.common.regime import Regime
-from benchmarks.regimes import proxy, training
-from benchmarks.regimes.all import DEFAULT, REGIMES
+from benchmarks.suite import proxy, training
+from benchmarks.suite.all import BENCHMARKS, DEFAULT
 
 _OWN = (
     "cores",
@@ -35,20 +35,20 @@ _OWN = (
 
 
 def parse(command: Sequence[str]) -> Namespace:
-    """The options as they were given, checked; `regimes` and `data` are lists."""
+    """The options as they were given, checked; `benchmarks` and `data` are lists."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
-        description="Measures torchdali and others in one run. Defaults that differ between regimes: "
-        + "; ".join(f"{name}: {_told(REGIMES[name])}" for name in REGIMES),
+        description="Measures torchdali and others in one run. Defaults that differ between benchmarks: "
+        + "; ".join(f"{name}: {_told(BENCHMARKS[name])}" for name in BENCHMARKS),
     )
     parser.add_argument(
-        "regimes", nargs="*", metavar="REGIME", help=f"some of {', '.join(REGIMES)} [{' '.join(DEFAULT)}]"
+        "benchmarks", nargs="*", metavar="BENCHMARK", help=f"some of {', '.join(BENCHMARKS)} [{' '.join(DEFAULT)}]"
     )
     parser.add_argument(
         "--data", default="imagenet", help=f"some of {', '.join(KINDS)}, separated by commas [imagenet]"
     )
     parser.add_argument("--cache", choices=("warm", "cold"), default="warm", help="drop the files from the page cache?")
-    parser.add_argument("--systems", help="some of a regime's systems, separated by commas [all]")
+    parser.add_argument("--systems", help="some of a benchmark's systems, separated by commas [all]")
     parser.add_argument("--cores", help="numbers of cores, separated by commas")
     parser.add_argument("--seconds", type=float, help="time of one measurement")
     parser.add_argument("--limit", type=float, help="seconds in all, after which what is left is skipped")
@@ -59,7 +59,7 @@ def parse(command: Sequence[str]) -> Namespace:
     parser.add_argument("--batch-size", type=int, help="images in a batch")
     parser.add_argument("--root", type=Path, help="where the pictures are or will be [in /dev/shm; cold: in /tmp]")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"), help="where the results go")
-    parser.add_argument("--name", help="of the results, after the regime's [the GPU's]")
+    parser.add_argument("--name", help="of the results, after the benchmark's [the GPU's]")
     parser.add_argument("--commit", help="torchdali's commit, where git cannot tell it")
     parser.add_argument("--quick", action="store_true", help="a trial with few pictures")
     parser.add_argument("--no-preload", dest="preload", action="store_false", help="each process imports torch")
@@ -72,51 +72,51 @@ def parse(command: Sequence[str]) -> Namespace:
     parser.add_argument("--lengths", help="proxy: samples in an epoch, for each number of cores")
     args = parser.parse_args(command)
     args.command = shlex.join(["python", "-m", "benchmarks", *report.shown(command, args)])
-    args.regimes = args.regimes or list(DEFAULT)
+    args.benchmarks = args.benchmarks or list(DEFAULT)
     args.data = args.data.split(",")
-    _check(parser, "regime", args.regimes, REGIMES)
+    _check(parser, "benchmark", args.benchmarks, BENCHMARKS)
     _check(parser, "data", args.data, KINDS)
-    regimes = [REGIMES[name] for name in args.regimes]
+    benchmarks = [BENCHMARKS[name] for name in args.benchmarks]
     if args.systems == "all":
         args.systems = None
     if args.systems:
         args.systems = args.systems.split(",")
-        _check(parser, "system", args.systems, {name for regime in regimes for name in regime.systems})
+        _check(parser, "system", args.systems, {name for benchmark in benchmarks for name in benchmark.systems})
     for option in _OWN:
-        if getattr(args, option) is not None and not any(option in regime.defaults for regime in regimes):
-            parser.error(f"--{option.replace('_', '-')} means nothing to {' or '.join(args.regimes)}")
-    if args.cache == "cold" and (warm := [regime.name for regime in regimes if not regime.cold]):
+        if getattr(args, option) is not None and not any(option in benchmark.defaults for benchmark in benchmarks):
+            parser.error(f"--{option.replace('_', '-')} means nothing to {' or '.join(args.benchmarks)}")
+    if args.cache == "cold" and (warm := [benchmark.name for benchmark in benchmarks if not benchmark.cold]):
         parser.error(f"--cache cold means nothing to {' or '.join(warm)}")
     if args.root and len(args.data) > 1:
         parser.error("--root holds one set of pictures, and --data names several")
     images: set[int] = set()
-    for regime in regimes:
+    for benchmark in benchmarks:
         for kind in args.data:
             try:
-                images.add(settings(regime, args, kind).images)
+                images.add(settings(benchmark, args, kind).images)
             except ValueError as error:
                 parser.error(str(error))
     if args.root and len(images) > 1:
         numbers = " and ".join(map(str, sorted(images)))
-        parser.error(f"--root holds one set of pictures, and these regimes have {numbers}: give --images")
+        parser.error(f"--root holds one set of pictures, and these benchmarks have {numbers}: give --images")
     return args
 
 
-def settings(regime: Regime, given: Namespace, kind: str) -> Namespace:
-    """The options for one regime with one set of pictures, none of them open.
+def settings(benchmark: Benchmark, given: Namespace, kind: str) -> Namespace:
+    """The options for one benchmark with one set of pictures, none of them open.
 
     Raises:
         ValueError: they contradict each other, or the machine has too few cores.
     """
     args = copy.copy(given)
     args.data = kind
-    own = {"images": KINDS[kind].images, "batch_size": KINDS[kind].batch_size, **regime.defaults}
-    own |= regime.quick if given.quick else {}
+    own = {"images": KINDS[kind].images, "batch_size": KINDS[kind].batch_size, **benchmark.defaults}
+    own |= benchmark.quick if given.quick else {}
     for option, value in own.items():
         if getattr(given, option) is None:
             setattr(args, option, value)
-    wanted = given.systems or list(regime.defaults.get("systems", regime.systems))
-    args.systems = [name for name in wanted if name in regime.systems]
+    wanted = given.systems or list(benchmark.defaults.get("systems", benchmark.systems))
+    args.systems = [name for name in wanted if name in benchmark.systems]
     for option in ("models", "levers", "sources"):
         if isinstance(getattr(args, option), str):
             setattr(args, option, [part for part in getattr(args, option).split(",") if part])
@@ -126,7 +126,7 @@ def settings(regime: Regime, given: Namespace, kind: str) -> Namespace:
     args.cores = _cores(args.cores, given.cores is not None)
     if args.images < args.batch_size:
         raise ValueError(f"--images {args.images} is less than one batch of {args.batch_size}")
-    if "lengths" in regime.defaults:
+    if "lengths" in benchmark.defaults:
         args.lengths = _lengths(args)
     return args
 
@@ -153,12 +153,12 @@ def _lengths(args: Namespace) -> list[int]:
     return lengths[: len(args.cores)]
 
 
-def name_of(regime: Regime, args: Namespace, gpu: str) -> str:
-    """The name of the result files: regime, machine, and what is not as usual."""
+def name_of(benchmark: Benchmark, args: Namespace, gpu: str) -> str:
+    """The name of the result files: benchmark, machine, and what is not as usual."""
     kind = [] if args.data == "imagenet" else [args.data]
     cold = ["cold"] if args.cache == "cold" else []
     quick = ["quick"] if args.quick and not args.name else []
-    return "-".join([regime.name, args.name or gpu, *kind, *cold, *quick])
+    return "-".join([benchmark.name, args.name or gpu, *kind, *cold, *quick])
 
 
 def _check(parser: argparse.ArgumentParser, what: str, wanted: Sequence[str], known: Any) -> None:
@@ -166,6 +166,6 @@ def _check(parser: argparse.ArgumentParser, what: str, wanted: Sequence[str], kn
         parser.error(f"no such {what}: {', '.join(unknown)}; there are {', '.join(sorted(known))}")
 
 
-def _told(regime: Regime) -> str:
-    shown = {option: value for option, value in regime.defaults.items() if option in ("cores", "seconds", "timeout")}
+def _told(benchmark: Benchmark) -> str:
+    shown = {option: value for option, value in benchmark.defaults.items() if option in ("cores", "seconds", "timeout")}
     return ", ".join(f"{option} {value}" for option, value in shown.items())

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from benchmarks.common.picture import draw
-from benchmarks.regimes.all import REGIMES
+from benchmarks.suite.all import BENCHMARKS
 
 
 def main() -> None:
@@ -16,9 +16,9 @@ def main() -> None:
     parser.add_argument("results", nargs="+", type=Path, help="JSON files of the benchmarks")
     for path in parser.parse_args().results:
         whole = json.loads(path.read_text())
-        regime = REGIMES[whole.get("regime", path.name.partition("-")[0])]
-        bars = regime.bars(whole["runs"])
-        if bars and draw(bars, f"{regime.title}: {whole['machine']['gpu'] or 'CPU'}", path.with_suffix(".svg")):
+        benchmark = BENCHMARKS[whole.get("benchmark", path.name.partition("-")[0])]
+        bars = benchmark.bars(whole["runs"])
+        if bars and draw(bars, f"{benchmark.title}: {whole['machine']['gpu'] or 'CPU'}", path.with_suffix(".svg")):
             print(path.with_suffix(".svg"))
 
 

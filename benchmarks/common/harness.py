@@ -1,4 +1,4 @@
-"""Measures the cases of a regime, each in a process of its own, and writes the results after each.
+"""Measures the cases of a benchmark, each in a process of its own, and writes the results after each.
 
 A case that fails or hangs is reported and the others go on; cases for which there is no time are reported as skipped.
 """
@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import data, page_cache, report
-from benchmarks.common.regime import Regime, Run
-from torchdali.tools.bench import children
+from benchmarks.common.benchmark import Benchmark, Run
+from torchdali.tools.bench import subprocesses
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
 
 
-def run(regime: Regime, args: Namespace, name: str, until: float) -> dict[str, Any]:
+def run(benchmark: Benchmark, args: Namespace, name: str, until: float) -> dict[str, Any]:
     """Measures all cases and writes the results as `name`; the whole report.
 
     Args:
-        regime: what is measured.
+        benchmark: what is measured.
         args: the options, from `benchmarks.options`.
         name: of the result files.
         until: by `time.perf_counter`, when what is left is skipped.
@@ -29,7 +29,7 @@ def run(regime: Regime, args: Namespace, name: str, until: float) -> dict[str, A
     started = time.perf_counter()
     root, pictures = pictures_of(args)
     whole: dict[str, Any] = {
-        "regime": regime.name,
+        "benchmark": benchmark.name,
         "command": args.command,
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "data": pictures,
@@ -37,23 +37,23 @@ def run(regime: Regime, args: Namespace, name: str, until: float) -> dict[str, A
         "file_system": page_cache.file_system(root),
         "batch_size": args.batch_size,
         "seconds": args.seconds,
-        "options": {option: getattr(args, option) for option in regime.defaults if option != "cores"},
+        "options": {option: getattr(args, option) for option in benchmark.defaults if option != "cores"},
         "runs": [],
     }
-    context = children.start_context(regime.preloaded if args.preload else ())
+    context = subprocesses.start_context(benchmark.preloaded if args.preload else ())
     whole["started_by"] = context.get_start_method()
-    for case in regime.cases(args, root):
-        entry: Run = {**regime.label(case), "status": "skipped"}
+    for case in benchmark.cases(args, root):
+        entry: Run = {**benchmark.label(case), "status": "skipped"}
         if time.perf_counter() < until:
-            entry |= regime.measure(context, case, args)
+            entry |= benchmark.measure(context, case, args)
         if "stderr" in entry:
             entry["stderr"] = entry["stderr"].replace(f"{_REPOSITORY}{os.sep}", "").replace(str(root), root.name)
         whole["runs"].append(entry)
-        regime.finish(whole["runs"])
-        print(regime.line(entry), flush=True)
+        benchmark.finish(whole["runs"])
+        print(benchmark.line(entry), flush=True)
         whole |= {"machine": report.machine(whole["runs"], args.commit)}
         whole["total_seconds"] = round(time.perf_counter() - started, 1)
-        report.write(regime, whole, args.out, name)
+        report.write(benchmark, whole, args.out, name)
     return whole
 
 

@@ -8,7 +8,7 @@ Where matplotlib is not installed (the extra ``bench``) there is no picture; it 
 import importlib.util
 from pathlib import Path
 
-from benchmarks.common.regime import Bars
+from benchmarks.common.benchmark import Bars
 
 _COLORS = ("#1f6f50", "#4c9f70", "#8cc7a1", "#bcdcc8", "#dcebe1", "#eef5f0")
 _BAR = 0.2

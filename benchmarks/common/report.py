@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import picture
+from benchmarks.common.benchmark import Benchmark, Run
 from benchmarks.common.data import KINDS
-from benchmarks.common.regime import Regime, Run
-from torchdali.tools.bench import process
+from torchdali.tools.bench import metrics
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -31,9 +31,9 @@ def machine(runs: list[Run], commit: str | None = None) -> dict[str, Any]:
     return {
         "gpu": next((run["gpu"] for run in seen), None),
         "driver": _nvidia_smi("driver_version"),
-        "cpu": process.cpu_model(),
+        "cpu": metrics.cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
-        "memory_gib": process.machine_memory_gib(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "kernel": platform.release(),
         "versions": versions,
         "commit": commit or _commit(),
@@ -63,22 +63,22 @@ def _commit() -> str | None:
     return head
 
 
-def write(regime: Regime, whole: dict[str, Any], out: Path, name: str) -> None:
+def write(benchmark: Benchmark, whole: dict[str, Any], out: Path, name: str) -> None:
     """Writes ``<name>.json``, ``<name>.md`` and, where matplotlib is installed, ``<name>.svg`` into `out`."""
     out.mkdir(parents=True, exist_ok=True)
     (out / f"{name}.json").write_text(json.dumps(whole, indent=1) + "\n")
     runs = whole["runs"]
-    title = f"{regime.title}: {whole['machine']['gpu'] or 'CPU'}"
-    bars = regime.bars(runs)
+    title = f"{benchmark.title}: {whole['machine']['gpu'] or 'CPU'}"
+    bars = benchmark.bars(runs)
     drawn = bars is not None and picture.draw(bars, title, out / f"{name}.svg")
-    shown = [f"![{regime.title}]({name}.svg)"] if drawn else []
-    short, *others = regime.tables(runs)
-    sections = ["\n".join(heading(title, whole, regime.said(whole))), short, *shown, *others, regime.legend]
+    shown = [f"![{benchmark.title}]({name}.svg)"] if drawn else []
+    short, *others = benchmark.tables(runs)
+    sections = ["\n".join(heading(title, whole, benchmark.said(whole))), short, *shown, *others, benchmark.legend]
     (out / f"{name}.md").write_text("\n\n".join(sections) + "\n")
 
 
 def heading(title: str, whole: dict[str, Any], said: list[str]) -> list[str]:
-    """What was measured, on what, with which command; `said` are the regime's own lines."""
+    """What was measured, on what, with which command; `said` are the benchmark's own lines."""
     data = whole["data"]
     kilobytes = data["mean_bytes"] / 1000
     return [

@@ -1,4 +1,4 @@
-"""What benchmarks that are no regime of the harness have in common: their command lines, and results as they come."""
+"""Command lines and result files of the studies, which the harness does not run."""
 
 import argparse
 import shlex

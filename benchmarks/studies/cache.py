@@ -28,7 +28,7 @@ from PIL import Image
 
 from benchmarks.common import data, report
 from benchmarks.common.script import Results, parsed, parser_of
-from torchdali.tools.bench import children, process
+from torchdali.tools.bench import metrics, subprocesses
 
 _SHORT_SIDE = 256
 _PRELOADED = ("torch", "torchvision.transforms.v2", "torchvision.datasets", "torchdali", "nvidia.dali.fn")
@@ -94,7 +94,7 @@ def measure(case: Case, result: Path) -> None:
     from benchmarks.systems.batches import describe, surroundings
     from benchmarks.systems.systems import SIZE
     from torchdali import DALILoader
-    from torchdali.tools.bench.gauges import Gpu
+    from torchdali.tools.bench.metrics import Gpu
 
     gpu = Gpu()
     kind = KINDS[case.name]
@@ -118,11 +118,11 @@ def measure(case: Case, result: Path) -> None:
     gpu.sample_memory()
     epoch()  # the first one that is served by the cache may build what the later ones need
     images, epochs = 0, 0
-    cpu, start = process.cpu_seconds(), time.perf_counter()
+    cpu, start = metrics.cpu_seconds(), time.perf_counter()
     while time.perf_counter() - start < case.seconds:
         images += epoch()[0]
         epochs += 1
-    elapsed, cpu = time.perf_counter() - start, process.cpu_seconds() - cpu
+    elapsed, cpu = time.perf_counter() - start, metrics.cpu_seconds() - cpu
     gpu.sample_memory()
     cache = loader._session.native_plan.cache if loader._session.native_plan else None  # noqa: SLF001 - what explain() says of it
     figures: dict[str, Any] = {
@@ -135,15 +135,15 @@ def measure(case: Case, result: Path) -> None:
         "gpu_peak_mib": gpu.peak_mib,
         "cache": cache.describe() if cache else None,
         "batch": describe(batch, case.batch_size, SIZE),
-        **process.memory(),
+        **metrics.host_memory(),
     }
     if case.profile:
         figures["profile"] = _profiled(epoch)
     loader.close()
     if gpu.present:
         figures["gpu_after_close_mib"] = round((gpu._free_before - torch.cuda.mem_get_info()[0]) / 2**20)  # noqa: SLF001
-    children.write(figures | surroundings(), result)
-    children.leave(0)
+    subprocesses.write_figures(figures | surroundings(), result)
+    subprocesses.exit_now(0)
 
 
 def _profiled(epoch: Any) -> str:
@@ -219,13 +219,13 @@ def main() -> None:
     pictures = data.make(root, args.images)
     resized = make_resized(root) if any(KINDS[name].resized for name in args.cases) else root
     print(f"data: {pictures['images']} pictures, {time.perf_counter() - started:.1f} s", flush=True)
-    context = children.start_context(_PRELOADED if not args.spawn else ())
+    context = subprocesses.start_context(_PRELOADED if not args.spawn else ())
     about = {"batch_size": args.batch_size, "cores": args.cores, "repeat": args.repeat}
     results = Results("cache", args, _write, data=pictures, **about)
     for name in args.cases:
         folder = resized if KINDS[name].resized else root
         case = Case(name, args.cores, folder, args.repeat, args.batch_size, args.seconds, args.profile)
-        run = {"case": name, **children.measured(context, measure, case, args.timeout)}
+        run = {"case": name, **subprocesses.measure_in_process(context, measure, case, args.timeout)}
         shown = [f"{key} {run[key]:,}" for key in ("first_epoch_images_per_s", "images_per_s") if key in run]
         more = [run[key] for key in ("stderr", "cache", "profile") if run.get(key)]
         results.add(run, "\n".join([f"{name:<18}{run['status']} {', '.join(shown)}", *more]))

@@ -16,7 +16,7 @@ from torchvision.transforms import v2
 
 from benchmarks.common import data
 from torchdali import DALILoader
-from torchdali.tools.bench import process
+from torchdali.tools.bench import metrics
 
 IMAGES = 512
 ROUNDS = 8
@@ -48,7 +48,7 @@ def main() -> None:
     lines = [
         "# CPU time by fidelity, CPU backend",
         "",
-        f"- machine: {process.cpu_model()}, {len(os.sched_getaffinity(0))} cores",
+        f"- machine: {metrics.cpu_model()}, {len(os.sched_getaffinity(0))} cores",
         (
             f"- software: python {platform.python_version()}, torch {torch.__version__}, "
             f"torchvision {torchvision.__version__}"

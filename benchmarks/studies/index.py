@@ -25,7 +25,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import data, held, report
+from benchmarks.common import data, memory_use, report
 from benchmarks.common.script import Results, parsed, parser_of
 
 KINDS = {"list": "list (ImageFolder)", "index": "index", "headers": "index with headers"}
@@ -164,7 +164,7 @@ def _measure(root: Path, kind: str, barrier: Any) -> dict[str, Any]:
     _go_through(loader._session.source, epoch._occurrences)  # noqa: SLF001 - which no user can
     gone = time.perf_counter()
     barrier.wait()
-    memory, shared = held.host(), held.of_file(root / f"{kind}.npz")
+    memory, shared = memory_use.measure_host(), memory_use.measure_mapped_file(root / f"{kind}.npz")
     barrier.wait()
     return {
         **memory,

@@ -26,11 +26,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import data, held, report
+from benchmarks.common import data, memory_use, report
 from benchmarks.common.script import Results, parsed, parser_of
 from benchmarks.systems.loader_systems import LOADER
 from benchmarks.systems.systems import Job
-from torchdali.tools.bench import children
+from torchdali.tools.bench import subprocesses
 
 CASES = ("peak", "close", "constant")
 _WORKERS = 2
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     cores = min(args.cores, len(os.sched_getaffinity(0)))
     for case in cases(args, root, cores):
         entry = {"case": case.name, "of": case.of, "threads": case.threads or None}
-        entry |= children.measured(context, work, case, args.timeout)
+        entry |= subprocesses.measure_in_process(context, work, case, args.timeout)
         results.add(entry, _line(entry))
     return results.whole
 
@@ -101,8 +101,8 @@ def work(case: Case, result: Path) -> None:
         torch.zeros(1, device="cuda")
         torch.cuda.synchronize()
     figures = {"peak": peak, "close": close, "constant": constant}[case.name](case)
-    children.write({**figures, **surroundings()}, result)
-    children.leave(0)
+    subprocesses.write_figures({**figures, **surroundings()}, result)
+    subprocesses.exit_now(0)
 
 
 def peak(case: Case) -> dict[str, Any]:
@@ -125,7 +125,7 @@ def peak(case: Case) -> dict[str, Any]:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     rate = images / (time.perf_counter() - start)
-    return {"gpu_peak_mib": most, "images_per_s": round(rate, 1), **held.everything()}
+    return {"gpu_peak_mib": most, "images_per_s": round(rate, 1), **memory_use.measure_all()}
 
 
 class _Used:
@@ -150,19 +150,19 @@ class _Used:
 
 def close(case: Case) -> dict[str, Any]:
     """What three loaders after one another hold and leave."""
-    rows = {"before": held.everything()}
+    rows = {"before": memory_use.measure_all()}
     loader = _loader(case, case.batch_size)
     _take(loader)
-    rows["first"] = held.everything()
+    rows["first"] = memory_use.measure_all()
     loader.close()
     del loader
-    rows["first closed"] = held.everything()
+    rows["first closed"] = memory_use.measure_all()
     for name in ("second", "third"):
         with _loader(case, case.batch_size) as loader:
             _take(loader)
-            rows[name] = held.everything()
+            rows[name] = memory_use.measure_all()
         del loader
-        rows[f"{name} left"] = held.everything()
+        rows[f"{name} left"] = memory_use.measure_all()
     return {"held": rows}
 
 
@@ -177,7 +177,7 @@ def constant(case: Case) -> dict[str, Any]:
     for number in range(case.epochs):
         assert _take(loader) == case.batches
         if number % every == every - 1 or not number:
-            rows.append({"epoch": number + 1, **held.everything()})
+            rows.append({"epoch": number + 1, **memory_use.measure_all()})
     seconds = time.perf_counter() - start
     images = case.epochs * case.batches * case.small_batch
     return {"held": rows, "every": every, "images_per_s": round(images / seconds, 1), "seconds": round(seconds, 1)}
@@ -186,7 +186,7 @@ def constant(case: Case) -> dict[str, Any]:
 def _take(loader: Any) -> int:
     """Takes an epoch, and waits for it."""
     taken = sum(1 for _ in loader)
-    held.gpu()
+    memory_use.measure_gpu()
     return taken
 
 
@@ -293,7 +293,7 @@ def _constants(runs: list[dict[str, Any]]) -> list[list[str]]:
             rows.append([_TITLES[run["of"]], run["status"], "", "", "", ""])
             continue
         found = run["held"][1:]  # one epoch alone has not filled all pools
-        for name, moved in held.drifts(found, 1).items():
+        for name, moved in memory_use.fit_drifts(found, 1).items():
             if name in _COLUMNS:
                 ends = [f"{found[at][name]:,.0f}" for at in (0, -1)]
                 slope = f"{moved['slope'] / run['every']:.4f}"

@@ -24,7 +24,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import data, held, report
+from benchmarks.common import data, memory_use, report
 from benchmarks.common.script import Results, parsed, parser_of
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
@@ -137,7 +137,7 @@ def summary(ranks: list[dict[str, Any]]) -> dict[str, Any]:
     }
     if "held" not in ranks[0]:
         return whole
-    moved = [held.drifts(rank["held"]) for rank in ranks]
+    moved = [memory_use.fit_drifts(rank["held"]) for rank in ranks]
     figures = [name for name in _FIGURES if name in moved[0]]
     return whole | {
         "drift": {

@@ -12,8 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import held
-from torchdali.tools.bench import process
+from benchmarks.common import memory_use
+from torchdali.tools.bench import metrics
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
@@ -72,7 +72,7 @@ def _torchdali(args: argparse.Namespace) -> dict[str, Any]:
         taken = sum(1 for _ in _epoch(loader, number))
         assert taken == args.batches, taken
         distributed.barrier()
-        rows.append(held.everything())
+        rows.append(memory_use.measure_all())
     figures["held"] = rows
     others = [i for i in range(torch.cuda.device_count()) if i != rank]
     figures["torch_on_other_gpus_mib"] = max((torch.cuda.memory_reserved(i) / 2**20 for i in others), default=0)
@@ -109,7 +109,7 @@ def _warm_and_rate(epoch: Callable[[int], Iterator[Any]], seconds: float) -> dic
 def _rate(epoch: Callable[[int], Iterator[Any]], seconds: float) -> dict[str, float]:
     """Images/s over epochs, the last of them cut."""
     images, number = 0, 0
-    cpu_before = process.cpu_seconds()
+    cpu_before = metrics.cpu_seconds()
     start = now = time.perf_counter()
     while now - start < seconds:
         number += 1
@@ -120,7 +120,7 @@ def _rate(epoch: Callable[[int], Iterator[Any]], seconds: float) -> dict[str, fl
                 break
     _wait()
     elapsed = time.perf_counter() - start
-    cpu = process.cpu_seconds() - cpu_before
+    cpu = metrics.cpu_seconds() - cpu_before
     return {
         "images_per_s": round(images / elapsed, 1),
         "images": images,

@@ -1,11 +1,13 @@
 """What a measured process says beside its figures: what a batch looks like, and in which surroundings it was made."""
 
+import importlib
 import os
+import time
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.systems.systems import System
 from torchdali.runtime import machine
-from torchdali.tools.bench import gauges
+from torchdali.tools.bench import metrics
 
 if TYPE_CHECKING:
     import torch
@@ -29,7 +31,7 @@ def set_queues(imports: tuple[str, ...], queues: int | None = None) -> None:
 
 def surroundings() -> dict[str, Any]:
     """Versions, the GPU's name and settings of the environment."""
-    return gauges.surroundings(VERSIONED)
+    return metrics.describe_environment(VERSIONED)
 
 
 def describe(
@@ -67,6 +69,13 @@ def describe(
     }
 
 
+def time_import(name: str) -> float:
+    """Import a module, and return the seconds that it took."""
+    start = time.perf_counter()
+    importlib.import_module(name)
+    return round(time.perf_counter() - start, 4)
+
+
 def imported(system: System) -> dict[str, float]:
     """Imports what a system needs: the seconds for each module."""
-    return {name: gauges.timed_import(name) for name in system.imports}
+    return {name: time_import(name) for name in system.imports}

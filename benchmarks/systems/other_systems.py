@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 def dali_proxy(job: Job) -> Epoch:
     """DALI's own proxy as its documentation shows it for an image folder, with the JPEG engine set as in DALI tuned.
 
-    It gets half as many workers as cores, which was the better number on 16 cores in `benchmarks.regimes.proxy`.
+    It gets half as many workers as cores, which was the better number on 16 cores in `benchmarks.suite.proxy`.
     """
     import torch
     from nvidia.dali import fn, pipeline_def

@@ -51,7 +51,7 @@ class Proxy:
     exits: bool = True
 
     def system(self, source: str, length: int, persistent: bool = True) -> System:
-        """It with one kind of image, as the loader regime's are."""
+        """It with one kind of image, as the loader benchmark's are."""
 
         def build(job: Job) -> Epoch:
             return self.build(job.root, job.batch_size, job.threads, source, length, persistent)

@@ -8,7 +8,7 @@ centre. Without a GPU the same systems run on the CPU, so that the harness can b
 nothing.
 
 Modules are imported where they are used, so that a measured process loads only what its system needs. The tables of
-systems are in `benchmarks.regimes.all`.
+systems are in `benchmarks.suite.all`.
 """
 
 import importlib.util

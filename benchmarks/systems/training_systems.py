@@ -17,7 +17,7 @@ from benchmarks.systems import systems
 from benchmarks.systems.loader_systems import LOADER
 from benchmarks.systems.systems import TORCHDALI, Epoch, Job
 from benchmarks.systems.training_stages import STAGES, stage
-from torchdali.tools.bench.training import one_batch
+from torchdali.tools.bench.training import repeat_batch
 
 if TYPE_CHECKING:
     import torch
@@ -213,7 +213,7 @@ class Loader:
 
 def synthetic(case: Case) -> Epoch:
     """The same batch again and again, already as the model wants it: what the step can reach at most."""
-    return one_batch(*_any_batch(case), case.length)
+    return repeat_batch(*_any_batch(case), case.length)
 
 
 def _any_batch(case: Case) -> tuple["torch.Tensor", "torch.Tensor"]:
@@ -226,7 +226,7 @@ def _any_batch(case: Case) -> tuple["torch.Tensor", "torch.Tensor"]:
 
 def _stage(name: str, title: str) -> Loader:
     def build(case: Case) -> Epoch:
-        (step,) = one_batch(*_any_batch(case), 1)()
+        (step,) = repeat_batch(*_any_batch(case), 1)()
         return stage(name, case.root, case.batch_size, step)
 
     return Loader(title, TORCHDALI, build, every_core_count=False)
@@ -273,7 +273,7 @@ def epochs_of(case: Case) -> Epoch:
 
 
 def _of_loader(name: str, every_core_count: bool = True, for_compiled: bool = False) -> Loader:
-    """A system of the loader regime.
+    """A system of the loader benchmark.
 
     Where threads were tried there, half the cores were the best number on 16 and on 4 of them.
     """

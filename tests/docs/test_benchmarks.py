@@ -14,9 +14,9 @@ from PIL import Image
 from benchmarks import options
 from benchmarks.common import data, page_cache
 from benchmarks.common.data import KINDS
-from benchmarks.regimes.all import REGIMES
 from benchmarks.studies import index, memory, scale, transform_report, transforms
 from benchmarks.studies.transform_worker import Worker
+from benchmarks.suite.all import BENCHMARKS
 from benchmarks.systems import batches as batches_module
 from benchmarks.systems import other_systems
 from benchmarks.systems.loader_systems import LOADER
@@ -55,12 +55,12 @@ def test_every_figure_is_written(tmp_path):
     printed = bench(tmp_path, "decode", "loader", "--systems", systems, "--seconds", "0.2", "--warmup", "5")
 
     ours = {"loader": set(SYSTEMS), "decode": {"torchdali", "dali_decode_only", "dataloader_v2"}}
-    for regime in ("decode", "loader"):
-        report = json.loads((tmp_path / f"{regime}-trial.json").read_text())
-        table = (tmp_path / f"{regime}-trial.md").read_text()
+    for benchmark in ("decode", "loader"):
+        report = json.loads((tmp_path / f"{benchmark}-trial.json").read_text())
+        table = (tmp_path / f"{benchmark}-trial.md").read_text()
         runs = {run["system"]: run for run in report["runs"]}
-        assert {name for name, run in runs.items() if run["status"] == "ok"} >= ours[regime]
-        for name in ours[regime]:
+        assert {name for name, run in runs.items() if run["status"] == "ok"} >= ours[benchmark]
+        for name in ours[benchmark]:
             run = runs[name]
             assert run["exit"] == "0"
             assert {figure for figure in LOADING if run.get(figure) is None} == set(), name
@@ -69,8 +69,8 @@ def test_every_figure_is_written(tmp_path):
             assert run["allowed_cores"] == 1
             last = name == "dali_decode_only"
             assert run["batch"]["shape"] == [16, 224, 224, 3] if last else [16, 3, 224, 224]
-            assert run["batch"]["dtype"] == ("torch.float32" if regime == "loader" else "torch.uint8")
-            assert regime == "decode" or abs(run["batch"]["mean"]) < 1.5
+            assert run["batch"]["dtype"] == ("torch.float32" if benchmark == "loader" else "torch.uint8")
+            assert benchmark == "decode" or abs(run["batch"]["mean"]) < 1.5
             tried = run.get("threads_tried")
             if name.startswith("dali"):
                 assert run["threads"] in (1, 2)
@@ -78,7 +78,7 @@ def test_every_figure_is_written(tmp_path):
                 assert all(rate > 0 for rate in tried.values())
             else:
                 assert tried is None
-        if importlib.util.find_spec("ffcv") is None and regime == "loader":
+        if importlib.util.find_spec("ffcv") is None and benchmark == "loader":
             assert runs["ffcv"]["status"] == "not installed"
             assert "- FFCV, 1 core: not installed: No module named 'ffcv'" in table
         if not torch.cuda.is_available():
@@ -90,8 +90,8 @@ def test_every_figure_is_written(tmp_path):
         for title in ("**torchdali**", "DALI", "| images/s"):
             assert title in table
         if importlib.util.find_spec("matplotlib"):
-            picture = (tmp_path / f"{regime}-trial.svg").read_text()
-            assert f"]({regime}-trial.svg)" in table
+            picture = (tmp_path / f"{benchmark}-trial.svg").read_text()
+            assert f"]({benchmark}-trial.svg)" in table
             assert "torchdali, " in picture
             assert len(picture) < 60_000
     assert "Loader only, imagenet\n| images/s" in printed
@@ -138,11 +138,11 @@ def test_what_there_is_no_time_for_is_skipped(tmp_path):
     [
         (("loader", "--levers"), "--levers means nothing to loader"),
         (("training", "--cache", "cold"), "--cache cold means nothing to training"),
-        (("sleep",), "no such regime: sleep"),
+        (("sleep",), "no such benchmark: sleep"),
         (("decode", "--systems", "dali_proxy"), "no such system: dali_proxy"),
         (("--data", "huge"), "no such data: huge"),
         (("--data", "small,large", "--root", "x"), "--root holds one set"),
-        (("loader", "proxy", "--quick", "--root", "x"), "these regimes have 64 and 96: give --images"),
+        (("loader", "proxy", "--quick", "--root", "x"), "these benchmarks have 64 and 96: give --images"),
         (("loader", "--cores", "1000"), "--cores 1000: this process has only"),
         (("loader", "--images", "8"), "--images 8 is less than one batch of 256"),
         (("training", "--models", "resnet1"), "--models: unknown: resnet1"),
@@ -167,27 +167,29 @@ def test_defaults_are_what_a_machine_has(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     names = ["decode", "loader", "training", "startup", "proxy"]  # make bench
     args = options.parse(names)
-    of = {name: options.settings(REGIMES[name], args, "imagenet") for name in names}
+    of = {name: options.settings(BENCHMARKS[name], args, "imagenet") for name in names}
     assert [of[name].cores for name in names] == [[2, 1], [2, 1], [2], [2], [2]]
     assert len(of["proxy"].lengths) == 1
 
 
-def test_each_regime_has_its_own_defaults(monkeypatch):
+def test_each_benchmark_has_its_own_defaults(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
     args = options.parse(["loader", "training", "startup", "--data", "imagenet,large", "--name", "h200"])
 
-    of = {(name, kind): options.settings(REGIMES[name], args, kind) for name in args.regimes for kind in args.data}
+    of = {
+        (name, kind): options.settings(BENCHMARKS[name], args, kind) for name in args.benchmarks for kind in args.data
+    }
 
     assert [of["loader", "imagenet"].cores, of["training", "large"].cores] == [[16, 8, 4, 2, 1], [16, 4]]
     assert [of["loader", kind].batch_size for kind in args.data] == [256, 128]
     assert "dali_proxy" in of["training", "imagenet"].systems
     assert "ffcv" not in of["training", "imagenet"].systems
-    assert options.name_of(REGIMES["loader"], of["loader", "large"], "gpu") == "loader-h200-large"
-    cores = {(case.system, case.cores) for case in REGIMES["loader"].cases(of["loader", "imagenet"], Path("root"))}
+    assert options.name_of(BENCHMARKS["loader"], of["loader", "large"], "gpu") == "loader-h200-large"
+    cores = {(case.system, case.cores) for case in BENCHMARKS["loader"].cases(of["loader", "imagenet"], Path("root"))}
     assert {count for name, count in cores if name == "torchdali"} == {16, 8, 4, 2, 1}
     assert {count for name, count in cores if name == "dataloader_v2"} == {16, 4, 1}
     assert {count for name, count in cores if name == "dataloader_pil"} == {16}
-    first = REGIMES["loader"].cases(of["loader", "imagenet"], Path("root"))[:10]
+    first = BENCHMARKS["loader"].cases(of["loader", "imagenet"], Path("root"))[:10]
     both = [(name, count) for count in (16, 8, 4, 2, 1) for name in ("torchdali", "dali_tuned")]
     assert [(case.system, case.cores) for case in first] == both, "the others follow, should there be time"
 

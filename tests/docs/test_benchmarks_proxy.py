@@ -11,10 +11,10 @@ from helpers.started import run_python
 from PIL import Image
 
 from benchmarks.common import data
-from benchmarks.regimes import proxy, proxy_report
+from benchmarks.suite import proxy, proxy_report
 from benchmarks.systems.proxy_datasets import Pictures, files, make_arrays
 from benchmarks.systems.proxy_systems import SYSTEMS
-from torchdali.tools.bench import children
+from torchdali.tools.bench import subprocesses
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -61,8 +61,8 @@ def test_a_case_that_fails_or_hangs_is_reported(tmp_path):
     # its thread does not end by itself; no pictures, which a worker notices
     case = proxy.Case("nvidia", "bytes", 1, 1, 16, False, tmp_path / "missing", 8, 0.1, 1.0)
 
-    failed = children.measured(context, proxy.measure_case, case, 50)
-    hung = children.measured(context, proxy.measure_case, case, 0.01)
+    failed = subprocesses.measure_in_process(context, proxy.measure_case, case, 50)
+    hung = subprocesses.measure_in_process(context, proxy.measure_case, case, 0.01)
 
     assert (failed["status"], failed["exit"]) == ("failed", "1")
     assert failed["stderr"].rstrip().splitlines()[-1].startswith("ZeroDivisionError"), failed["stderr"]

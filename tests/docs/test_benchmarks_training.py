@@ -18,13 +18,13 @@ from helpers.started import run_python
 
 from benchmarks import options
 from benchmarks.common import data
-from benchmarks.regimes import training, training_report, training_worker
-from benchmarks.regimes.training_worker import measure_case
+from benchmarks.suite import training, training_report, training_worker
+from benchmarks.suite.training_worker import measure_case
 from benchmarks.systems.training_systems import DEFAULT, LEVERS, MODELS, Case, epochs_of, one_ahead
-from torchdali.tools.bench import children
+from torchdali.tools.bench import subprocesses
 from torchdali.tools.bench import training as timing
-from torchdali.tools.bench.gauges import Gpu
-from torchdali.tools.bench.training import Steps, Training, endless, is_enough, measure, one_batch, train
+from torchdali.tools.bench.metrics import Gpu
+from torchdali.tools.bench.training import Steps, Training, has_enough, measure, repeat_batch, repeat_epochs, train
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -47,7 +47,7 @@ def many_cores(monkeypatch):
 
 @pytest.fixture
 def parsed(many_cores):
-    return lambda *command: options.settings(training.REGIME, options.parse(["training", *command]), "imagenet")
+    return lambda *command: options.settings(training.BENCHMARK, options.parse(["training", *command]), "imagenet")
 
 
 def planned(args):
@@ -92,7 +92,7 @@ def test_a_compiled_model_is_warm_when_it_is_measured(pictures, tmp_path, monkey
     result = tmp_path / "result.json"
     code = f"""
 from pathlib import Path
-from benchmarks.regimes import training_worker
+from benchmarks.suite import training_worker
 from benchmarks.systems.training_systems import Case
 case = Case("tiny_compiled", "torchdali", "", 1, None, Path({str(pictures)!r}), 8, 3, 0.1, 2, 90.0, False)
 training_worker.measure_case(case, Path({str(result)!r}))
@@ -107,8 +107,8 @@ training_worker.measure_case(case, Path({str(result)!r}))
 
 def test_a_case_that_fails_or_hangs_is_reported():
     context = multiprocessing.get_context("spawn")
-    failed = children.measured(context, measure_case, CASE, 50)
-    hung = children.measured(context, measure_case, CASE, 0.01)
+    failed = subprocesses.measure_in_process(context, measure_case, CASE, 50)
+    hung = subprocesses.measure_in_process(context, measure_case, CASE, 0.01)
 
     assert (failed["status"], failed["exit"]) == ("failed", "1")
     assert failed["stderr"].rstrip().splitlines()[-1].startswith("FileNotFoundError"), failed["stderr"]
@@ -193,7 +193,7 @@ def test_what_is_done_before_is_done_once_before_the_loader_is_made(tmp_path, mo
     monkeypatch.setattr(
         training_worker.training, "measure", lambda *_, **__: ({}, (torch.zeros(8, 3, 8, 8), torch.zeros(8)))
     )
-    monkeypatch.setattr(training_worker.children, "leave", lambda _: None)
+    monkeypatch.setattr(training_worker.subprocesses, "exit_now", lambda _: None)
     monkeypatch.setattr(training_worker, "describe", lambda *_, **__: {})
     monkeypatch.setattr(training_worker, "set_queues", lambda *_: None)
     training_worker.measure_case(replace(CASE, model="tiny", lever="no_gc"), tmp_path / "result")
@@ -221,7 +221,7 @@ def test_one_ahead_asks_for_the_next_batch_first():
 
 def test_measuring_ends_at_the_nearest_epoch():
     def ended(step_seconds, length, seconds):
-        return next(n for n in range(1, 10_000) if is_enough(n * step_seconds, n, length, seconds))
+        return next(n for n in range(1, 10_000) if has_enough(n * step_seconds, n, length, seconds))
 
     assert ended(0.021, 32, 6) == 9 * 32
     assert ended(0.078, 32, 6) == 2 * 32
@@ -251,11 +251,6 @@ def test_steps_waits_and_their_sums_are_by_the_gpus_clock():
     assert figures["waiting_share"] == round(6 / 36, 4)
     assert figures["epoch_start_wait_ms"]["max"] == 4, "of the fifth step, the first of an epoch of four"
     assert steps.figures(before=1, length=9)["epoch_start_wait_ms"] is None
-    assert [(one["in_epoch"], one["ms"], one["wait_ms"]) for one in figures["longest"]] == [
-        (3, 11, 1),
-        (0, 14, 4),
-        (1, 11, 1),
-    ]
 
 
 def test_a_training_settles_from_its_last_slow_step_on(monkeypatch):
@@ -265,8 +260,8 @@ def test_a_training_settles_from_its_last_slow_step_on(monkeypatch):
     for _ in range(6):
         steps.add()
 
-    assert steps.since_slow() == 1
-    assert steps.settled() == 2, "from 5 to 7"
+    assert steps.count_since_slow() == 1
+    assert steps.seconds_since_slow() == 2, "from 5 to 7"
 
 
 def test_some_seconds_pass_before_a_training_is_measured():
@@ -275,7 +270,7 @@ def test_some_seconds_pass_before_a_training_is_measured():
 
     figures, _ = measure(
         MODELS["tiny"].make(),
-        one_batch(images, labels, 4),
+        repeat_batch(images, labels, 4),
         Gpu(),
         batch_size=8,
         length=4,
@@ -306,7 +301,7 @@ def test_the_loop_trains_on_what_the_loader_gives():
         losses.append(float(trained.loss))
         return len(marks) == 8
 
-    last, _ = train(endless(epoch), trained, Steps(gpu), enough)
+    last, _ = train(repeat_epochs(epoch), trained, Steps(gpu), enough)
 
     assert fetched == [0, 1, 2, 0, 1, 2, 0, 1], "epochs follow each other"
     assert losses[-1] < losses[0]

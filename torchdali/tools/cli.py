@@ -180,12 +180,12 @@ def commands() -> click.Group:
         """
         from torchvision.models import list_models
 
-        from torchdali.tools.bench.command import bench as measured
+        from torchdali.tools.bench.command import bench as run
 
         if train and train not in list_models():
             raise click.BadParameter(f"torchvision has no model {train!r}", param_hint="--train")
         try:
-            decided = measured(
+            verdict = run(
                 folder,
                 cores=cores,
                 batch_size=batch_size,
@@ -197,7 +197,7 @@ def commands() -> click.Group:
             )
         except OptionError as error:
             raise click.UsageError(str(error)) from error
-        if decided is None:
+        if verdict is None:
             sys.exit(1)
 
     @torchdali.command()

@@ -1,4 +1,1 @@
-"""``torchdali bench``, and what it shares with the repository's benchmarks.
-
-Its modules are for the command and for ``benchmarks/``, and not a part of the API.
-"""
+"""Command ``torchdali bench``, and the measurements that it shares with ``benchmarks/``. Not a part of the API."""

@@ -1,4 +1,4 @@
-"""What is measured: a folder of the user's own pictures, and their own transform."""
+"""Load what the user names: a folder of images, and objects in Python files."""
 
 from __future__ import annotations
 
@@ -21,44 +21,34 @@ from torchvision.transforms import v2
 from torchdali.errors import OptionError
 from torchdali.transforms import check_callable, flatten
 
-__all__ = ["ONE_CLASS", "as_classes", "as_tensor", "class_folders", "dataset", "loaded", "named_object", "standard"]
-
 ONE_CLASS = "pictures"
-"""The name of the class where a folder has none."""
+"""Name of the class if a folder has no class folders."""
 
 
-def class_folders(folder: Path) -> tuple[bool, int]:
-    """Whether there are pictures in folders under this one, and how many lie in it itself."""
+def count_images(folder: Path) -> tuple[bool, int]:
+    """Return whether there are images in subfolders, and the number of images in the folder itself."""
     entries = list(os.scandir(folder))
-    here = sum(entry.is_file() and _is_picture(entry.name) for entry in entries)
+    here = sum(entry.is_file() and _is_image(entry.name) for entry in entries)
     below = (names for entry in entries if entry.is_dir() for _, _, names in os.walk(entry.path, followlinks=True))
-    return any(_is_picture(name) for names in below for name in names), here
+    return any(_is_image(name) for names in below for name in names), here
 
 
-def _is_picture(name: str) -> bool:
+def _is_image(name: str) -> bool:
     return name.lower().endswith(IMG_EXTENSIONS)
 
 
-def dataset(root: Path, transform: Callable[[Any], Any] | None, tensors: bool = False) -> ImageFolder:
-    """The pictures as training scripts have them.
-
-    Args:
-        root: the folder of class folders.
-        transform: of the images.
-        tensors: whether images are decoded by torchvision, to uint8 tensors (C, H, W), and not by PIL.
-    """
+def make_dataset(root: Path, transform: Callable[[Any], Any] | None, tensors: bool = False) -> ImageFolder:
+    """Return an ImageFolder. With ``tensors``, torchvision decodes to uint8 ``(3, H, W)`` instead of PIL images."""
     if tensors:
-        return ImageFolder(root, transform, loader=as_tensor, allow_empty=True)
+        return ImageFolder(root, transform, loader=_decode_tensor, allow_empty=True)
     return ImageFolder(root, transform, allow_empty=True)
 
 
-def as_tensor(path: str) -> torch.Tensor:
-    """Decodes a file to a uint8 tensor (3, H, W)."""
+def _decode_tensor(path: str) -> torch.Tensor:
     return decode_image(path, mode=ImageReadMode.RGB)
 
 
-def standard() -> v2.Compose:
-    """What is measured where nothing is said: the training transform of ImageNet."""
+def _imagenet_transform() -> v2.Compose:
     return v2.Compose(
         [
             v2.ToImage(),
@@ -70,28 +60,28 @@ def standard() -> v2.Compose:
     )
 
 
-def loaded(named: str | None) -> Callable[[Any], Any]:
-    """The transform, or the list of them, that ``FILE:NAME`` names or makes; the standard one for None.
+def load_transform(target: str | None) -> Callable[[Any], Any]:
+    """Return the transform (or list of them) that ``FILE:NAME`` is or makes, or ImageNet's training transform for None.
 
     Raises:
-        OptionError: there is no such file or name, or it is no transform.
+        OptionError: There is no such file or name, or it is no transform.
     """
-    if named is None:
-        return standard()
-    found = named_object(named)
-    transform = found() if is_maker(found) else found
+    if target is None:
+        return _imagenet_transform()
+    loaded = load_object(target)
+    transform = loaded() if is_factory(loaded) else loaded
     if isinstance(transform, (list, tuple)):
         transform = v2.Compose(list(cast("list[Any]", transform)))
     try:
         check_callable(*flatten(transform))
     except TypeError as error:
-        file, _, name = named.rpartition(":")
+        file, _, name = target.rpartition(":")
         raise OptionError(f"{name!r} of {Path(file).name} is no transform: {error}") from error
     return cast("Callable[[Any], Any]", transform)
 
 
-def is_maker(thing: Any) -> bool:
-    """Whether it is a function or class that can be called with nothing; a function of any images is a transform."""
+def is_factory(thing: Any) -> bool:
+    """Return True for a function or class that can be called without arguments. ``def f(*images)`` is a transform."""
     if not (inspect.isfunction(thing) or inspect.isclass(thing)):
         return False
     parameters = inspect.signature(thing).parameters.values()
@@ -100,19 +90,19 @@ def is_maker(thing: Any) -> bool:
     return all(p.default is not p.empty or p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)
 
 
-def named_object(named: str) -> Any:
-    """What ``FILE:NAME`` names, of a file that is imported.
+def load_object(target: str) -> Any:
+    """Import the file of ``FILE:NAME``, and return the object of this name.
 
     Raises:
-        OptionError: there is no such file or name.
+        OptionError: There is no such file or name.
     """
-    file, colon, name = named.rpartition(":")
+    file, colon, name = target.rpartition(":")
     path = Path(file).resolve()
     if not colon or not path.is_file():
-        raise OptionError(f"{named!r} is not FILE:NAME with a file that exists")
+        raise OptionError(f"{target!r} is not FILE:NAME with a file that exists")
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))  # as for a script, so that worker processes find the module too
-    argv, sys.argv = sys.argv, [str(path)]  # a file that reads its arguments finds none of torchdali's
+    argv, sys.argv = sys.argv, [str(path)]  # the file must not see torchdali's arguments
     try:
         module = importlib.import_module(path.stem)
     finally:
@@ -125,17 +115,15 @@ def named_object(named: str) -> Any:
 
 
 @contextmanager
-def as_classes(folder: Path) -> Generator[tuple[Path, int], None, None]:
-    """A folder of class folders: the one that is given, or one with a link to it, for as long as it is used.
+def open_class_folders(folder: Path) -> Generator[tuple[Path, int], None, None]:
+    """Yield a folder of class folders, and the number of images beside them, which ImageFolder leaves out.
 
-    Yields:
-        the folder; and how many images lie beside the class folders, which ImageFolder leaves out.
+    If the folder has no class folders, yield a temporary folder with a link to it.
     """
-    classes, loose = class_folders(folder)
-    if classes:
+    has_classes, loose = count_images(folder)
+    if has_classes:
         yield folder.resolve(), loose
         return
     with tempfile.TemporaryDirectory() as temporary:
-        # a class folder of that name, with nothing copied
         (Path(temporary) / ONE_CLASS).symlink_to(folder.resolve(), target_is_directory=True)
         yield Path(temporary), 0

@@ -1,16 +1,14 @@
-"""Beside a training step: how fast a loop trains that takes its batches from a loader.
+"""Measure how fast a loop trains with a loader's batches.
 
-The loop is what a user writes. Nothing in it waits for the GPU: what it adds are two CUDA events and two readings of
-the host's clock for each step.
+The loop is the usual one, and nothing in it waits for the GPU. Measuring adds two CUDA events and two readings of the
+host's clock to each step.
 
-What the figures mean:
-
-* Images/s are by the host's clock, with the device waited for at both ends. Measuring starts and ends at the same
-  place of an epoch, so every epoch's start counts in full, and only where an epoch takes long is it cut.
-* *step to step* is the GPU's time from one step's end to the next one's. It is the sum of *wait*, until the next batch
-  can be read on the training's stream, and *step*. Loading costs either: it makes the stream wait, or it slows the step
-  by using the same GPU. On the CPU, the host's clock takes the place of events.
-* *host in loader* is how long the host was in the loader's `next`.
+* Images/s are by the host's clock. The code waits for the device at both ends. Measuring starts and ends at the same
+  position of an epoch, unless an epoch takes long, so the start of every epoch counts.
+* ``gap_ms`` is the time from the end of one step to the end of the next, by the GPU's clock if there is one. It is the
+  sum of ``wait_ms``, until the next batch is ready on the training's stream, and of ``step_ms``. A loader may cost
+  either: the stream waits, or the step is slower because the loader uses the same GPU.
+* ``host_in_loader_ms`` is the time that the host spent in the loader's ``next``.
 """
 
 from __future__ import annotations
@@ -24,16 +22,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from torchdali.tools.bench import process
-from torchdali.tools.bench.gauges import Gpu, summary
 from torchdali.tools.bench.loading import Epoch
-
-__all__ = ["Steps", "Training", "conversion_ms", "endless", "is_enough", "measure", "one_batch", "train"]
+from torchdali.tools.bench.metrics import Gpu, count_allowed_cores, cpu_seconds, host_memory, summarize
 
 _SLOW_STEP = 1.0
-"""Seconds of the host in one step that say that something was compiled or tuned."""
-_LONGEST = 5
-"""How many steps are told singly, the longest ones, for whoever looks for what made them so."""
+"""Seconds of the host in one step that show that something was compiled or tuned."""
 
 
 def measure(
@@ -49,44 +42,44 @@ def measure(
     patience: float,
     compiled: bool = False,
 ) -> tuple[dict[str, Any], Any]:
-    """Every figure of a training with one loader, and its last batch.
+    """Return the figures of a training with one loader, and its last batch.
 
     Args:
-        net: what trains, on the CPU.
-        epoch: starts one epoch of the loader.
-        gpu: the GPU, where there is one.
-        batch_size: images in a batch.
-        length: batches in an epoch.
-        seconds: how long to measure, rounded to whole epochs.
-        warmup: steps before that, from the last slow one on.
-        settle: seconds before that, likewise. In the first epoch headers are read, and for some seconds pools grow.
-        patience: seconds after which the warm-up ends, however slow the last steps were.
-        compiled: whether the model goes through ``torch.compile``.
+        net: The model, on the CPU.
+        epoch: Function that starts an epoch of the loader.
+        gpu: The GPU.
+        batch_size: Number of images in a batch.
+        length: Number of batches in an epoch.
+        seconds: How long to measure, rounded to whole epochs.
+        warmup: Number of steps in the warm-up, counted from the last slow step.
+        settle: Seconds of the warm-up, counted from the last slow step. In the first epoch headers are read, and memory
+            pools grow for some seconds.
+        patience: Seconds after which the warm-up ends even if the last steps were slow.
+        compiled: Whether to compile the model with ``torch.compile``.
     """
     training = Training(net, torch.device("cuda" if gpu.present else "cpu"), compiled)
-    batches = endless(epoch)
+    batches = repeat_epochs(epoch)
 
-    def warm(steps: Steps) -> bool:
-        return steps.elapsed() > patience or (steps.since_slow() >= warmup and steps.settled() >= settle)
-
-    def enough(steps: Steps) -> bool:
-        return is_enough(steps.elapsed(), len(steps), length, seconds)
+    def is_warm(steps: Steps) -> bool:
+        return steps.elapsed() > patience or (
+            steps.count_since_slow() >= warmup and steps.seconds_since_slow() >= settle
+        )
 
     warm_up = Steps(gpu)
-    train(batches, training, warm_up, warm)
+    train(batches, training, warm_up, is_warm)
     gpu.wait_for_all()
     warmup_s = round(warm_up.elapsed(), 3)
-    mib_before = gpu.sample_memory()
+    gpu.sample_memory()
 
-    cpu_before = process.cpu_seconds()
+    cpu_before = cpu_seconds()
     gpu.wait_for_all()
     steps = Steps(gpu)
-    batch = train(batches, training, steps, enough)
+    batch = train(batches, training, steps, lambda steps: has_enough(steps.elapsed(), len(steps), length, seconds))
     gpu.wait_for_all()
     elapsed = steps.elapsed()
-    cpu = process.cpu_seconds() - cpu_before
+    cpu = cpu_seconds() - cpu_before
 
-    mib_after = gpu.sample_memory()
+    gpu.sample_memory()
     count, loss = len(steps), float(training.loss)
     figures = {
         "images_per_s": round(count * batch_size / elapsed, 1),
@@ -99,24 +92,22 @@ def measure(
         "busy_cores": round(cpu / elapsed, 2),
         "cpu_s_per_1000_images": round(cpu / count / batch_size * 1000, 3),
         "gpu_peak_mib": gpu.peak_mib,
-        "gpu_mib_before_and_after": [mib_before, mib_after],
         "torch_peak_mib": round(torch.cuda.max_memory_allocated() / 2**20) if gpu.present else None,
-        **process.memory(),
-        "allowed_cores": process.allowed_cores(),
+        **host_memory(),
+        "allowed_cores": count_allowed_cores(),
         "warmup_s": warmup_s,
         "warmup_steps": len(warm_up),
-        "first_step_s": round(warm_up.host_steps()[0], 3),
+        "first_step_s": round(warm_up.host_seconds()[0], 3),
         "loss": round(loss, 4) if math.isfinite(loss) else str(loss),
-        "to_channels_last_ms": conversion_ms(batch[0], gpu),
     }
     return figures, batch
 
 
 class Training:
-    """A model that trains: bfloat16 autocast, channels last, SGD with momentum.
+    """A model and its optimizer: bfloat16 autocast, channels last, SGD with momentum.
 
     Attributes:
-        loss: that of the last step.
+        loss: Loss of the last step.
     """
 
     def __init__(self, net: nn.Module, device: torch.device, compiled: bool = False) -> None:
@@ -127,7 +118,7 @@ class Training:
         self.loss = torch.zeros(())
 
     def step(self, images: Tensor, labels: Tensor) -> None:
-        """One step, which waits for nothing."""
+        """Queue one step, without waiting."""
         with torch.autocast(self._device.type, torch.bfloat16):
             loss = functional.cross_entropy(self._net(images), labels)
         loss.backward()
@@ -137,7 +128,7 @@ class Training:
 
 
 class Steps:
-    """When steps began and ended, by the host's clock and by the GPU's; made when measuring starts."""
+    """Times at which steps began and ended, by the host's clock and by the GPU's. Measuring starts with the object."""
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
@@ -149,111 +140,81 @@ class Steps:
         return (len(self._host) - 1) // 2
 
     def add(self) -> None:
-        """Now a step begins or ends, in turns."""
+        """Record that a step begins or, at every other call, that it ended."""
         self._host.append(time.perf_counter())
         if self._gpu.present:
             self._events.append(self._gpu.event())
 
     def elapsed(self) -> float:
-        """Seconds since measuring started."""
+        """Return the seconds since measuring started."""
         return time.perf_counter() - self._host[0]
 
-    def host_steps(self) -> list[float]:
-        """Seconds that the host spent in each step."""
+    def host_seconds(self) -> list[float]:
+        """Return the seconds that the host spent in each step."""
         return [end - begin for begin, end in zip(self._host[1::2], self._host[2::2], strict=True)]
 
-    def since_slow(self) -> int:
-        """How many steps there were since the last slow one."""
-        steps = self.host_steps()
+    def count_since_slow(self) -> int:
+        """Return the number of steps after the last slow one."""
+        steps = self.host_seconds()
         return next((count for count, seconds in enumerate(reversed(steps)) if seconds > _SLOW_STEP), len(steps))
 
-    def settled(self) -> float:
-        """Seconds since the end of the last slow step."""
-        return time.perf_counter() - self._host[2 * (len(self) - self.since_slow())]
+    def seconds_since_slow(self) -> float:
+        """Return the seconds since the last slow step ended."""
+        return time.perf_counter() - self._host[2 * (len(self) - self.count_since_slow())]
 
     def figures(self, before: int, length: int) -> dict[str, Any]:
-        """Milliseconds of steps, waits and of both together; `before` steps were done earlier, `length` an epoch."""
+        """Summarize the steps, after ``before`` earlier ones, in epochs of ``length`` steps."""
         in_loader = [1000 * (begin - end) for end, begin in zip(self._host[0::2], self._host[1::2], strict=False)]
-        steps = [1000 * seconds for seconds in self.host_steps()]
-        waits, host_steps = in_loader, steps
+        host_steps = [1000 * seconds for seconds in self.host_seconds()]
+        waits, steps = in_loader, host_steps
         if self._events:
             ends, begins = self._events[0::2], self._events[1::2]
             waits = [end.elapsed_time(begin) for end, begin in zip(ends, begins, strict=False)]
             steps = [begin.elapsed_time(end) for begin, end in zip(begins, ends[1:], strict=True)]
-        both = [step + waited for step, waited in zip(steps, waits, strict=True)]
-        starts = [waited for number, waited in enumerate(waits, before) if number % length == 0]
-        late = sorted(range(len(both)), key=both.__getitem__, reverse=True)[:_LONGEST]
+        both = [step + wait for step, wait in zip(steps, waits, strict=True)]
         return {
-            "gap_ms": summary(both),
-            "step_ms": summary(steps),
-            "wait_ms": summary(waits),
+            "gap_ms": summarize(both),
+            "step_ms": summarize(steps),
+            "wait_ms": summarize(waits),
             "waiting_share": round(sum(waits) / sum(both), 4),
-            "epoch_start_wait_ms": summary(starts),
-            "host_in_loader_ms": summary(in_loader),
-            "host_step_ms": summary(host_steps),
-            "longest": [
-                {
-                    "in_epoch": (before + number) % length,
-                    "after_s": round(self._host[2 * number] - self._host[0], 3),
-                    "ms": round(both[number], 1),
-                    "wait_ms": round(waits[number], 1),
-                    "host_in_loader_ms": round(in_loader[number], 1),
-                    "host_step_ms": round(host_steps[number], 1),
-                }
-                for number in sorted(late)
-            ],
+            "epoch_start_wait_ms": summarize([wait for i, wait in enumerate(waits, before) if i % length == 0]),
+            "host_in_loader_ms": summarize(in_loader),
+            "host_step_ms": summarize(host_steps),
         }
 
 
-def train(batches: Iterator[Any], training: Training, steps: Steps, enough: Callable[[Steps], bool]) -> Any:
-    """Steps until there are enough; the last batch."""
+def train(batches: Iterator[Any], training: Training, steps: Steps, is_done: Callable[[Steps], bool]) -> Any:
+    """Train until ``is_done``, and return the last batch."""
     for images, labels in batches:
         steps.add()
         images = images.to(memory_format=torch.channels_last)
         training.step(images, labels)
         steps.add()
-        if enough(steps):
+        if is_done(steps):
             return images, labels
     raise RuntimeError("the loader ended")
 
 
-def endless(epoch: Epoch) -> Iterator[Any]:
-    """Epoch after epoch."""
+def repeat_epochs(epoch: Epoch) -> Iterator[Any]:
+    """Yield the batches of epoch after epoch, without end."""
     while True:
         yield from epoch()
 
 
-def one_batch(images: Tensor, labels: Tensor, length: int) -> Epoch:
-    """The same batch again and again, already as the model wants it: what the step can reach at most.
+def repeat_batch(images: Tensor, labels: Tensor, length: int) -> Epoch:
+    """Return epochs of the same batch, for the fastest that the step can be.
 
     Args:
-        images: float (N, C, H, W), on the device.
-        labels: (N,), on the device.
-        length: batches in an epoch.
+        images: Float ``(N, C, H, W)``, on the device.
+        labels: ``(N,)``, on the device.
+        length: Number of batches in an epoch.
     """
     images = images.to(memory_format=torch.channels_last)
-
-    def epoch() -> Iterator[Any]:
-        for _ in range(length):
-            yield [images, labels]
-
-    return epoch
+    return lambda: iter([[images, labels]] * length)
 
 
-def is_enough(elapsed: float, steps: int, length: int, seconds: float) -> bool:
-    """Whether `seconds` are over, to the nearest epoch of `length` steps; after twice the time in any case."""
+def has_enough(elapsed: float, steps: int, length: int, seconds: float) -> bool:
+    """Return True at the end of the epoch nearest to ``seconds``, or if twice the time is over."""
     if elapsed > 2 * seconds:
         return True
     return steps % length == 0 and elapsed + elapsed / steps * length / 2 >= seconds
-
-
-def conversion_ms(images: Tensor, gpu: Gpu) -> float:
-    """Milliseconds of one `images.to(memory_format=torch.channels_last)` of a batch as loaders give it."""
-    planes, times = images.contiguous(), 20
-    planes.to(memory_format=torch.channels_last)
-    gpu.wait_for_all()
-    start = time.perf_counter()
-    for _ in range(times):
-        planes.to(memory_format=torch.channels_last)
-    gpu.wait_for_all()
-    return round(1000 * (time.perf_counter() - start) / times, 3)

@@ -20,7 +20,7 @@ from torchdali import DALILoader
 from torchdali import compile as compile_transform
 from torchdali.errors import OptionError, TorchDALIError, UnsupportedDatasetError
 from torchdali.sources import from_dataset
-from torchdali.tools.bench.folder import as_classes, dataset, is_maker, loaded, named_object
+from torchdali.tools.bench.folder import is_factory, load_object, load_transform, make_dataset, open_class_folders
 
 __all__ = ["explain_folder", "explain_named", "explain_script", "take_over"]
 
@@ -52,9 +52,9 @@ def explain_folder(folder: Path, transform: str | None, device: str, file: TextI
     Raises:
         OptionError: The folder has no images, or the transform is not there.
     """
-    chain = loaded(transform)
-    with as_classes(folder) as (root, _):
-        images = dataset(root, chain)
+    chain = load_transform(transform)
+    with open_class_folders(folder) as (root, _):
+        images = make_dataset(root, chain)
         if not len(images):
             raise OptionError(f"{folder} has no images")
         if not root.samefile(folder):
@@ -74,14 +74,14 @@ def explain_named(named: str, device: str, file: TextIO) -> None:
     Raises:
         OptionError: There is no such file or name, or it is something else.
     """
-    _explain(named_object(named), named, device, file)
+    _explain(load_object(named), named, device, file)
 
 
 def _explain(thing: Any, called: str, device: str, file: TextIO) -> None:
     parts = _parts(thing)
     if isinstance(thing, DataLoader):
         _explain_loader(cast("Any", thing), device, file)
-    elif is_maker(thing):
+    elif is_factory(thing):
         _explain(thing(), f"{called}()", device, file)
     elif parts and not all(map(_is_transform, parts.values())):
         for name, part in parts.items():

@@ -14,7 +14,7 @@ from torchdali.errors import OptionError
 from torchdali.pipeline import graph
 from torchdali.pipeline.compile import fuse
 from torchdali.pipeline.plan import Plan
-from torchdali.tools.bench.folder import as_classes, dataset, loaded
+from torchdali.tools.bench.folder import load_transform, make_dataset, open_class_folders
 from torchdali.tools.commands.grid import MAGNIFIED, Column, write
 from torchdali.tools.parity.compare import compare_plan, compile_chain
 from torchdali.transforms import Rule
@@ -65,9 +65,9 @@ def preview(folder: Path, *, transform: str | None, samples: int, seed: int, dev
         SampleError: A file cannot be read.
     """
     graph.require_dali()
-    plan = compile_chain([loaded(transform)], graph.resolve(device), fused=False)
-    with as_classes(folder) as (root, _):
-        images = dataset(root, None)
+    plan = compile_chain([load_transform(transform)], graph.resolve(device), fused=False)
+    with open_class_folders(folder) as (root, _):
+        images = make_dataset(root, None)
         if not len(images):
             raise OptionError(f"{folder} has no images")
         chosen = np.random.default_rng(seed).permutation(len(images))[:samples]

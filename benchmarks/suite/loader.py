@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import page_cache
-from benchmarks.common.regime import Regime, Run, none
-from benchmarks.regimes import loader_report
+from benchmarks.common.benchmark import Benchmark, Run, none
+from benchmarks.suite import loader_report
 from benchmarks.systems.batches import describe, imported, set_queues, surroundings
 from benchmarks.systems.loader_systems import DECODE, LOADER, SYSTEMS
 from benchmarks.systems.systems import PASSES, Job, System
-from torchdali.tools.bench import children, loading
-from torchdali.tools.bench.gauges import Gpu
+from torchdali.tools.bench import loading, subprocesses
+from torchdali.tools.bench.metrics import Gpu
 
 _TRIAL_SECONDS = 0.8
 
@@ -30,8 +30,8 @@ class Case:
     """One line of the full table, and how to measure it.
 
     Attributes:
-        regime: 'loader' or 'decode'.
-        system: a name among the regime's.
+        benchmark: 'loader' or 'decode'.
+        system: a name among the benchmark's.
         cores: how many cores the process may use.
         job: what is to be done.
         seconds: how long to measure.
@@ -40,7 +40,7 @@ class Case:
         tried: numbers of threads to try; empty where the job's number is taken.
     """
 
-    regime: str
+    benchmark: str
     system: str
     cores: int
     job: Job
@@ -50,22 +50,22 @@ class Case:
     tried: tuple[int, ...] = ()
 
 
-def _cases(regime: str, args: Namespace, root: Path) -> list[Case]:
+def _cases(benchmark: str, args: Namespace, root: Path) -> list[Case]:
     """All of them, those first that are measured for every number of cores."""
     found: list[Case] = []
     most, some = max(args.cores), {max(args.cores), 4, 1}
     for cores in args.cores:
         for name in args.systems:
-            system = SYSTEMS[regime][name]
+            system = SYSTEMS[benchmark][name]
             if cores not in {"all": {cores}, "some": some, "most": {most}}[system.cores]:
                 continue
             threads = max(1, cores // 2) if system.threads == "half" else cores
             tried = _candidates(cores) if system.threads == "tried" and args.tune else ()
             passes = 1 if args.quick or args.cache == "cold" else PASSES
             job = Job(root, args.batch_size, threads, args.data, passes)
-            found.append(Case(regime, name, cores, job, args.seconds, args.warmup, args.cache == "cold", tried))
+            found.append(Case(benchmark, name, cores, job, args.seconds, args.warmup, args.cache == "cold", tried))
     ranks = ("all", "some", "most")
-    return sorted(found, key=lambda case: ranks.index(SYSTEMS[regime][case.system].cores))
+    return sorted(found, key=lambda case: ranks.index(SYSTEMS[benchmark][case.system].cores))
 
 
 def _candidates(cores: int) -> tuple[int, ...]:
@@ -79,23 +79,23 @@ def _label(case: Case) -> Run:
 
 def _measure(context: BaseContext, case: Case, args: Namespace) -> Run:
     """The figures of one case, after finding out the number of threads where that is asked for."""
-    system = SYSTEMS[case.regime][case.system]
+    system = SYSTEMS[case.benchmark][case.system]
     if reason := system.cannot(case.job.data):
         return none(reason)
     threads, told = case.job.threads, {}
     if case.tried:
-        tried = children.measured(context, try_threads, case, args.timeout).get("images_per_s", {})
+        tried = subprocesses.measure_in_process(context, try_threads, case, args.timeout).get("images_per_s", {})
         if tried:
             threads = int(max(tried, key=tried.get))
         told = {"threads_tried": {count: tried.get(str(count)) for count in case.tried}}
     case = replace(case, job=replace(case.job, threads=threads), tried=())
-    figures = children.measured(context, measure_case, case, args.timeout)
+    figures = subprocesses.measure_in_process(context, measure_case, case, args.timeout)
     return {**figures, "threads": None if system.threads == "its own" else threads, **told}
 
 
 def measure_case(case: Case, result: Path) -> None:
     """Measures one case in this process, which is one of its own, and writes the figures to `result` as JSON."""
-    system = SYSTEMS[case.regime][case.system]
+    system = SYSTEMS[case.benchmark][case.system]
     gpu, import_s = _prepare(system, case)
     files = _files(case)
     forget = partial(page_cache.forget, files) if case.cold else None
@@ -108,20 +108,20 @@ def measure_case(case: Case, result: Path) -> None:
         partial(system.build, case.job), gpu, case.job.batch_size, case.seconds, case.warmup, forget
     )
     described = {"batch": describe(batch, case.job.batch_size, case.job.size, system.output)}
-    children.write({"import_s": import_s, **figures, **described, **still_cached, **surroundings()}, result)
+    subprocesses.write_figures({"import_s": import_s, **figures, **described, **still_cached, **surroundings()}, result)
     if not system.exits:
-        children.leave(0)  # the thread of DALI's server would not let the process end
+        subprocesses.exit_now(0)  # the thread of DALI's server would not let the process end
 
 
 def try_threads(case: Case, result: Path) -> None:
     """Images/s for each number of threads, one after another in this process, written to `result` as JSON."""
-    system = SYSTEMS[case.regime][case.system]
+    system = SYSTEMS[case.benchmark][case.system]
     gpu, _ = _prepare(system, case)
     rates: dict[int, float] = {}
     for threads in case.tried:
         epoch = system.build(replace(case.job, threads=threads))
         rates[threads] = _rate(epoch, gpu, case.job.batch_size, min(_TRIAL_SECONDS, case.seconds))
-        children.write({"images_per_s": rates}, result)
+        subprocesses.write_figures({"images_per_s": rates}, result)
         del epoch
 
 
@@ -155,14 +155,14 @@ def _files(case: Case) -> list[Path]:
     return sorted(case.job.root.glob("*/*")) if case.cold else []
 
 
-_PRELOADED = ("torch", "torchvision.transforms.v2", "torchvision.datasets", "benchmarks.regimes.loader")
+_PRELOADED = ("torch", "torchvision.transforms.v2", "torchvision.datasets", "benchmarks.suite.loader")
 _DEFAULTS = {"cores": "16,8,4,2,1", "seconds": 2.5, "warmup": 6.0, "timeout": 60.0, "tune": True}
 _QUICK = {"images": 64, "batch_size": 16, "cores": "1", "seconds": 0.2, "warmup": 5.0, "tune": False}
 
 
-def _regime(name: str, title: str, share: float) -> Regime:
+def _make_benchmark(name: str, title: str, share: float) -> Benchmark:
     known = {**DECODE, **LOADER, **SYSTEMS[name]}  # older results have both kinds in one table
-    return Regime(
+    return Benchmark(
         name=name,
         title=title,
         systems=tuple(SYSTEMS[name]),
@@ -182,7 +182,7 @@ def _regime(name: str, title: str, share: float) -> Regime:
     )
 
 
-REGIMES = {
-    "decode": _regime("decode", "Decoding only", 0.16),
-    "loader": _regime("loader", "Loader only", 0.4),
+BENCHMARKS = {
+    "decode": _make_benchmark("decode", "Decoding only", 0.16),
+    "loader": _make_benchmark("loader", "Loader only", 0.4),
 }

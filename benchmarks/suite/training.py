@@ -14,12 +14,12 @@ from multiprocessing.context import BaseContext
 from pathlib import Path
 
 from benchmarks.common import report
-from benchmarks.common.regime import Regime, Run, none
-from benchmarks.regimes import training_report
-from benchmarks.regimes.training_worker import measure_case
+from benchmarks.common.benchmark import Benchmark, Run, none
+from benchmarks.suite import training_report
+from benchmarks.suite.training_worker import measure_case
 from benchmarks.systems.systems import PASSES
 from benchmarks.systems.training_systems import DEFAULT, LEVERS, MODELS, QUEUES, SYSTEMS, Case
-from torchdali.tools.bench import children
+from torchdali.tools.bench import subprocesses
 
 _STEPS, _QUICK_STEPS = 10, 2
 """Steps to warm up, from the last slow one on."""
@@ -72,7 +72,7 @@ def _measure(context: BaseContext, case: Case, args: Namespace) -> Run:
     if reason := SYSTEMS[case.system].cannot(case.data):
         return none(reason)
     timeout = args.timeout + (_COMPILING if MODELS[case.model].compiled else 0)
-    return children.measured(context, measure_case, case, timeout)
+    return subprocesses.measure_in_process(context, measure_case, case, timeout)
 
 
 def _rate(entry: Run) -> str:
@@ -89,7 +89,7 @@ def _line(entry: Run) -> str:
     return line + report.ending(entry)
 
 
-REGIME = Regime(
+BENCHMARK = Benchmark(
     name="training",
     title="Beside a training step",
     systems=tuple(SYSTEMS),
@@ -110,7 +110,7 @@ REGIME = Regime(
         "torchvision.transforms.v2",
         "torchvision.datasets",
         "torchvision.models",
-        "benchmarks.regimes.training",
+        "benchmarks.suite.training",
     ),
     cases=cases,
     measure=_measure,

@@ -1,9 +1,9 @@
-"""The tables of `benchmarks.regimes.proxy`."""
+"""The tables of `benchmarks.suite.proxy`."""
 
 from typing import Any
 
 from benchmarks.common import report
-from benchmarks.common.regime import Bars, Run
+from benchmarks.common.benchmark import Bars, Run
 from benchmarks.systems.proxy_datasets import ARRAYS
 from benchmarks.systems.proxy_systems import SYSTEMS
 

@@ -8,17 +8,19 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
+import time
 from argparse import Namespace
 from dataclasses import asdict, dataclass
 from multiprocessing.context import BaseContext
 from pathlib import Path
 
 from benchmarks.common import page_cache, report
-from benchmarks.common.regime import Bars, Regime, Run, none
+from benchmarks.common.benchmark import Bars, Benchmark, Run, none
 from benchmarks.systems.batches import VARIABLE
 from benchmarks.systems.loader_systems import LOADER
 from benchmarks.systems.systems import Job
-from torchdali.tools.bench import children
+from torchdali.tools.bench.subprocesses import kill_group, read_outcome
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
 _DEFAULT = ("torchdali", "dali_tuned", "dali_documented", "dali_proxy", "dataloader_v2", "dataloader_pil")
@@ -67,10 +69,38 @@ def _measure(context: BaseContext, case: Case, args: Namespace) -> Run:  # noqa:
         page_cache.forget(files)
         still_cached = {"cached_share": page_cache.cached_share(files)}
     environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
-    command = [sys.executable, "-m", "benchmarks.regimes.startup_worker", json.dumps(told)]
+    command = [sys.executable, "-m", "benchmarks.suite.startup_worker", json.dumps(told)]
     if not args.quick:
         _read_libraries()
-    return {**still_cached, **children.measured_command(command, _REPOSITORY, environment, args.timeout)}
+    return {**still_cached, **measure_command(command, environment, args.timeout)}
+
+
+def measure_command(command: list[str], environment: dict[str, str], timeout: float) -> Run:
+    """Run a program that writes its figures to the file that is its last argument, with a limit of `timeout` seconds.
+
+    The result is that of `measure_in_process`.
+    """
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        result, output = Path(folder) / "result.json", Path(folder) / "output"
+        with output.open("w") as file:
+            # A session of its own, so that a timeout also ends the workers that it started.
+            child = subprocess.Popen(
+                [*command, str(result)],
+                cwd=_REPOSITORY,
+                env=environment,
+                stdout=file,
+                stderr=file,
+                start_new_session=True,
+            )
+        try:
+            ended = str(child.wait(timeout))
+        except subprocess.TimeoutExpired:
+            ended = "timeout"
+        finally:
+            kill_group(child.pid)
+            child.wait()
+        return read_outcome(result, output, ended, started)
 
 
 @functools.cache
@@ -119,7 +149,7 @@ def _line(run: Run) -> str:
 
 
 def _said(whole: dict) -> list[str]:
-    return [f"- work: batches of {whole['batch_size']}, as in the loader regime"]
+    return [f"- work: batches of {whole['batch_size']}, as in the loader benchmark"]
 
 
 def _bars(runs: list[Run]) -> Bars | None:
@@ -131,10 +161,10 @@ def _bars(runs: list[Run]) -> Bars | None:
         "after a break": "after_break_first_batch_s",
     }
     groups = [(report.plain(_title(run)), [run.get(key) for key in keys.values()]) for run in measured]
-    return Bars(REGIME.title, f"seconds, {most} cores", list(keys), groups) if groups else None
+    return Bars(BENCHMARK.title, f"seconds, {most} cores", list(keys), groups) if groups else None
 
 
-REGIME = Regime(
+BENCHMARK = Benchmark(
     name="startup",
     title="Start-up",
     systems=tuple(LOADER),

@@ -1,4 +1,4 @@
-"""Starts one system in this interpreter and says how long each part took; `benchmarks.regimes.startup` runs it.
+"""Starts one system in this interpreter and says how long each part took; `benchmarks.suite.startup` runs it.
 
 Nothing is imported before its time is taken, so not `torchdali.tools.bench` either, which imports torch.
 """
@@ -59,19 +59,19 @@ def main() -> None:
 
 def _write(figures: dict[str, Any]) -> None:
     from benchmarks.systems.batches import surroundings
-    from torchdali.tools.bench import children
+    from torchdali.tools.bench import subprocesses
 
-    children.write(figures | surroundings(), Path(sys.argv[2]))
+    subprocesses.write_figures(figures | surroundings(), Path(sys.argv[2]))
 
 
 def _rest(figures: dict[str, Any], batches: Any, free: int, warmup: float) -> None:
     """The rest of the first epoch."""
     # only now: they import torchdali, which other systems do not
-    from torchdali.tools.bench import process
-    from torchdali.tools.bench.gauges import Gpu, Marks, summary
+    from torchdali.tools.bench import metrics
+    from torchdali.tools.bench.metrics import Gpu, Marks, summarize
 
     gpu, batch_size = Gpu(), figures["batch_size"]
-    cpu, start, cut = process.cpu_seconds(), time.perf_counter(), False
+    cpu, start, cut = metrics.cpu_seconds(), time.perf_counter(), False
     marks = Marks(gpu)
     for _ in batches:
         marks.add()
@@ -79,17 +79,17 @@ def _rest(figures: dict[str, Any], batches: Any, free: int, warmup: float) -> No
             cut = True
             break
     gpu.wait()
-    elapsed, cpu = time.perf_counter() - start, process.cpu_seconds() - cpu
+    elapsed, cpu = time.perf_counter() - start, metrics.cpu_seconds() - cpu
     images = len(marks.host) * batch_size
     figures |= {
         "images_per_s": round(images / elapsed, 1),
         "ended_mid_epoch": cut,
-        "gap_ms": summary(marks.gaps()),
+        "gap_ms": summarize(marks.gaps()),
         "cpu_s_per_1000_images": round(cpu / images * 1000, 3) if images else None,
         "busy_cores": round(cpu / elapsed, 2),
         "gpu_peak_mib": round((free - _free()) / 2**20) if gpu.present else None,
-        **process.memory(),
-        "allowed_cores": process.allowed_cores(),
+        **metrics.host_memory(),
+        "allowed_cores": metrics.count_allowed_cores(),
     }
 
 

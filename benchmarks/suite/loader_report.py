@@ -3,7 +3,7 @@
 from typing import Any
 
 from benchmarks.common import report
-from benchmarks.common.regime import Bars, Run
+from benchmarks.common.benchmark import Bars, Run
 from benchmarks.systems.systems import PASSES, System
 
 LEGEND = f"""\
@@ -63,11 +63,11 @@ def _threads(run: Run) -> str:
     return (str(run["threads"]) + " (tried)" * ("threads_tried" in run)) if run["threads"] else ""
 
 
-def said(regime: str, whole: dict[str, Any]) -> list[str]:
+def said(benchmark: str, whole: dict[str, Any]) -> list[str]:
     """Lines of the heading."""
     work = (
         "decoding and a crop to one size, nothing else"
-        if regime == "decode"
+        if benchmark == "decode"
         else "random crop to 32 with a padding of 4, flip, normalize, fp32"
         if whole["data"]["kind"] == "small"
         else "random resized crop to 224, flip, normalize, fp32"

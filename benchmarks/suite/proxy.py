@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import report
-from benchmarks.common.regime import Regime, Run
-from benchmarks.regimes import proxy_report
+from benchmarks.common.benchmark import Benchmark, Run
+from benchmarks.suite import proxy_report
 from benchmarks.systems.batches import describe, imported, set_queues, surroundings
 from benchmarks.systems.proxy_datasets import SOURCES, make_arrays
 from benchmarks.systems.proxy_systems import SYSTEMS
 from benchmarks.systems.systems import SIZE, Job
-from torchdali.tools.bench import children, loading
-from torchdali.tools.bench.gauges import Gpu
+from torchdali.tools.bench import loading, subprocesses
+from torchdali.tools.bench.metrics import Gpu
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def cases(args: Namespace, root: Path) -> list[Case]:
 
 
 def _measure(context: BaseContext, case: Case, args: Namespace) -> Run:
-    return children.measured(context, measure_case, case, args.timeout)
+    return subprocesses.measure_in_process(context, measure_case, case, args.timeout)
 
 
 def measure_case(case: Case, result: Path) -> None:
@@ -81,7 +81,7 @@ def measure_case(case: Case, result: Path) -> None:
     job = Job(case.root, case.batch_size, case.workers)
     figures, batch = loading.measure(partial(of_source.build, job), gpu, case.batch_size, case.seconds, case.warmup)
     figures |= {"import_s": import_s, "batch": describe(batch, case.batch_size, SIZE), **surroundings()}
-    children.write(figures, result)
+    subprocesses.write_figures(figures, result)
     if case.new_workers:
         # an epoch of one batch for each worker, because the first batches are what is timed
         length = min(case.length, max(case.workers, 1) * case.batch_size)
@@ -90,9 +90,9 @@ def measure_case(case: Case, result: Path) -> None:
             figures["new_workers_first_batch_s"] = _second_start(build(job))
         except Exception:  # noqa: BLE001 - the figures before are good
             figures["new_workers_error"] = traceback.format_exc()[-3000:]
-        children.write(figures, result)
+        subprocesses.write_figures(figures, result)
     if not system.exits:
-        children.leave(0)  # the thread of DALI's server would not let the process end
+        subprocesses.exit_now(0)  # the thread of DALI's server would not let the process end
 
 
 def _second_start(epoch: Any) -> float:
@@ -119,7 +119,7 @@ def _line(entry: Run) -> str:
     return line + report.ending(entry)
 
 
-REGIME = Regime(
+BENCHMARK = Benchmark(
     name="proxy",
     title="Datasets in worker processes",
     systems=tuple(SYSTEMS),
@@ -132,7 +132,7 @@ REGIME = Regime(
         "timeout": 45.0,
     },
     quick={"images": 96, "batch_size": 16, "cores": "2,1", "lengths": "96,96", "seconds": 0.3},
-    preloaded=("torch", "torchvision.transforms.v2", "torchvision.datasets", "benchmarks.regimes.proxy"),
+    preloaded=("torch", "torchvision.transforms.v2", "torchvision.datasets", "benchmarks.suite.proxy"),
     cases=cases,
     measure=_measure,
     label=Case.label,

@@ -1,21 +1,21 @@
-"""Measures one case of the training regime; what the figures mean is said in `torchdali.tools.bench.training`."""
+"""Measures one case of the training benchmark; what the figures mean is said in `torchdali.tools.bench.training`."""
 
 import time
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from benchmarks.systems.batches import describe, set_queues, surroundings
+from benchmarks.systems.batches import describe, set_queues, surroundings, time_import
 from benchmarks.systems.training_systems import MODELS, SYSTEMS, Case, epochs_of, lever_of
-from torchdali.tools.bench import children, training
-from torchdali.tools.bench.gauges import Gpu, timed_import
+from torchdali.tools.bench import subprocesses, training
+from torchdali.tools.bench.metrics import Gpu
 
 
 def measure_case(case: Case, result: Path) -> None:
     """Measures one case in this process and writes the figures to `result` as JSON."""
     system = SYSTEMS[case.system]
     set_queues(system.imports, case.queues)
-    import_s = {name: timed_import(name) for name in system.imports}
+    import_s = {name: time_import(name) for name in system.imports}
 
     import torch
 
@@ -41,12 +41,27 @@ def measure_case(case: Case, result: Path) -> None:
             patience=case.patience,
             compiled=MODELS[case.model].compiled,
         )
+    figures["to_channels_last_ms"] = time_conversion(batch[0], gpu)
     dtype = torch.float16 if lever_of(case).half else None
     said: dict[str, Any] = {"import_s": import_s, "cuda_init_s": gpu.initialised_s, "build_s": build_s}
     described = describe(batch, case.batch_size, case.job(0).size, dtype=dtype)
-    children.write({**said, **figures, "batch": described, **surroundings()}, result)
+    subprocesses.write_figures({**said, **figures, "batch": described, **surroundings()}, result)
     if not system.exits:
-        children.leave(0)
+        subprocesses.exit_now(0)
+
+
+def time_conversion(images: Any, gpu: Gpu) -> float:
+    """Return the milliseconds of converting a contiguous batch to ``torch.channels_last``."""
+    import torch
+
+    images, times = images.contiguous(), 20
+    images.to(memory_format=torch.channels_last)
+    gpu.wait_for_all()
+    start = time.perf_counter()
+    for _ in range(times):
+        images.to(memory_format=torch.channels_last)
+    gpu.wait_for_all()
+    return round(1000 * (time.perf_counter() - start) / times, 3)
 
 
 def _stream(case: Case, gpu: Gpu) -> AbstractContextManager[Any]:

@@ -1,4 +1,4 @@
-"""What a regime is: what is measured in it, how, and how it is told."""
+"""What a benchmark is: what is measured in it, how, and how it is told."""
 
 from argparse import Namespace
 from collections.abc import Callable
@@ -31,14 +31,14 @@ class Bars:
 
 
 @dataclass(frozen=True)
-class Regime:
+class Benchmark:
     """One way of measuring.
 
     Attributes:
         name: on the command line and in the names of the results.
         title: the heading of the results.
         systems: the names of all systems.
-        defaults: options as they are where nobody gives them; what is not here does not exist in this regime.
+        defaults: options as they are where nobody gives them; what is not here does not exist in this benchmark.
         quick: the same for a trial.
         preloaded: what the process has imported from which the others are forked; empty where each is a fresh one.
         cases: the cases, in the order in which they are measured; options and the folder of pictures are given.
@@ -51,7 +51,7 @@ class Regime:
         legend: what the columns mean.
         bars: the picture.
         cold: whether it can be measured with files that are not in the page cache.
-        share: of the time that several regimes have together.
+        share: of the time that several benchmarks have together.
     """
 
     name: str

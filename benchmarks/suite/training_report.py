@@ -1,9 +1,9 @@
-"""The tables of `benchmarks.regimes.training`, and the shares of the ceiling."""
+"""The tables of `benchmarks.suite.training`, and the shares of the ceiling."""
 
 from typing import Any
 
 from benchmarks.common import report
-from benchmarks.common.regime import Bars, Run
+from benchmarks.common.benchmark import Bars, Run
 from benchmarks.systems.systems import PASSES
 from benchmarks.systems.training_systems import LEVERS, MODELS, SYSTEMS
 
