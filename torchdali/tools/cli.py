@@ -1,7 +1,7 @@
-"""The command line: ``torchdali demo``, ``bench``, ``parity``, ``check``, ``explain`` and ``preview``.
+"""Options and exit codes of the commands ``demo``, ``bench``, ``parity``, ``check``, ``explain`` and ``preview``.
 
-Only options and exit codes live here; what a command does is in its own package. click, rich, scikit-image
-and scipy are imported when a command line is run, so that this module needs nothing but torchdali's own dependencies.
+The commands themselves are in their own packages. The packages of the ``cli`` extra are imported when a command runs,
+so this module needs only torchdali's own dependencies.
 """
 
 from __future__ import annotations
@@ -9,40 +9,34 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from torchdali.errors import OptionError, TorchDALIError
+from torchdali.errors import DALIUnavailableError, OptionError, TorchDALIError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import click
 
-__all__ = ["commands", "main"]
+Decorator = Callable[[Callable[..., None]], Callable[..., None]]
 
 
 def commands() -> click.Group:
-    """Builds the command group; needs the ``cli`` extra."""
+    """Build the command group. Needs the ``cli`` extra."""
     import click
     from rich.console import Console
 
-    def writable(makes_folders: bool = False) -> Callable[[click.Context, click.Parameter, Path | None], Path | None]:
-        """Nobody wants to hear after an hour that what was found cannot be written."""
+    class Command(click.Command):
+        """Command whose ``OptionError`` is a wrong option."""
 
-        def check(_: click.Context, __: click.Parameter, out: Path | None) -> Path | None:
-            if out is None:
-                return None
-            above = out.absolute().parents if makes_folders else [out.absolute().parent]
-            there = next((path for path in (out.absolute(), *above) if path.exists()), out.parent)
-            if not os.access(there, os.W_OK) or not (there.is_dir() or out.exists()):
-                raise click.BadParameter(f"{str(out)!r} cannot be written: {there} is no folder, or not open to you")
-            return out
+        def invoke(self, ctx: click.Context) -> Any:
+            try:
+                return super().invoke(ctx)
+            except OptionError as error:
+                raise click.UsageError(str(error), ctx) from error
 
-        return check
-
-    class WithScript(click.Command):
-        """A command whose argument may be a script with arguments of its own."""
+    class ScriptCommand(Command):
+        """Command whose argument may be a script with its own arguments."""
 
         def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
             script = next((arg for arg in args if arg.endswith(".py")), None)
@@ -51,132 +45,136 @@ def commands() -> click.Group:
             except click.NoSuchOption as error:
                 if script is None:
                     raise
-                said = f"{error.message} What {script} is to get comes after it and --."
-                raise click.NoSuchOption(error.option_name, said, error.possibilities, ctx) from error
+                message = f"{error.message} Give the options of {script} after it and --."
+                raise click.NoSuchOption(error.option_name, message, error.possibilities, ctx) from error
 
-    of_folder = click.argument("folder", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
-    with_transform = click.option(
-        "--transform", metavar="FILE:NAME", help="Your transform.  [default: ImageNet's for training]"
+    class Commands(click.Group):
+        command_class = Command
+
+    def output_option(*names: str, endings: tuple[str, ...] = (), parents: bool = False, **options: Any) -> Decorator:
+        """Return an option for a file, or a folder with ``file_okay=False``, that is checked before the work begins.
+
+        Args:
+            names: Names of the option.
+            endings: Endings that the file's name may have. Empty for any.
+            parents: Whether the command makes missing parent folders.
+            options: More arguments of ``click.option``.
+        """
+        file_okay = options.pop("file_okay", True)
+
+        def check(_: click.Context, __: click.Parameter, out: Path | None) -> Path | None:
+            if out is None:
+                return None
+            folders = out.absolute().parents if parents else [out.absolute().parent]
+            existing = next((path for path in (out.absolute(), *folders) if path.exists()), out.parent)
+            if not os.access(existing, os.W_OK) or not (existing.is_dir() or out.exists()):
+                raise click.BadParameter(f"{str(out)!r} cannot be written: {existing} is no folder, or not open to you")
+            if endings and out.suffix.lower() not in endings:
+                raise click.BadParameter(f"the name must end in {' or '.join(endings)}, got {out.name!r}")
+            return out
+
+        kind: Any = click.Path(file_okay=file_okay, dir_okay=not file_okay, path_type=Path)
+        return click.option(*names, type=kind, callback=check, show_default="default" in options, **options)
+
+    def device_option(text: str, default: str = "auto") -> Decorator:
+        def check(_: click.Context, __: click.Parameter, device: str) -> str:
+            import torch
+
+            if device == "cuda" and not torch.cuda.is_available():
+                raise click.BadParameter("torch sees no CUDA device on this machine")
+            return device
+
+        choice = click.Choice([default, "cpu", "cuda"])
+        return click.option("--device", type=choice, default=default, show_default=True, help=text, callback=check)
+
+    def count_option(name: str, least: int = 1, **options: Any) -> Decorator:
+        return click.option(name, type=click.IntRange(min=least), show_default="default" in options, **options)
+
+    folder_argument = click.argument(
+        "folder", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path)
+    )
+    transform_option = click.option(
+        "--transform", metavar="FILE:NAME", help="Your transform, for DIR.  [default: ImageNet's for training]"
     )
 
-    def on_device(said: str, default: str = "auto") -> Callable[[Callable[..., None]], Callable[..., None]]:
-        choice = click.Choice([default, "cpu", "cuda"])
-        return click.option("--device", type=choice, default=default, show_default=True, help=said)
-
-    def demand(device: str) -> None:
-        import torch
-
-        if device == "cuda" and not torch.cuda.is_available():
-            raise click.BadParameter("torch sees no CUDA device on this machine", param_hint="--device")
-
-    @click.group()
+    @click.group(cls=Commands)
     @click.version_option(package_name="torchdali")
     def torchdali() -> None:
         """A drop-in replacement for torch.utils.data.DataLoader on NVIDIA DALI."""
 
     @torchdali.command()
-    @click.option(
+    @output_option(
         "--out",
-        type=click.Path(file_okay=False, path_type=Path),
+        file_okay=False,
+        parents=True,
         default=Path("torchdali-demo"),
-        show_default=True,
-        callback=writable(makes_folders=True),
         help="Folder for the pictures and the grid.",
     )
-    @click.option("--epochs", type=click.IntRange(min=1), default=8, show_default=True, help="Epochs of each training.")
-    @on_device("Where the network and DALI run.")
-    @click.option(
-        "--seed",
-        type=click.IntRange(min=0),
-        default=0,
-        show_default=True,
-        help="Seed of the crops and of both trainings.",
-    )
+    @count_option("--epochs", default=8, help="Epochs of each training.")
+    @device_option("Where the network and DALI run.")
+    @count_option("--seed", 0, default=0, help="Seed of the crops and of both trainings.")
     def demo(out: Path, epochs: int, device: str, seed: int) -> None:
         """Train the same small CNN with DataLoader and with DALILoader, and compare.
 
-        Writes a few hundred crops of scikit-image's bundled photographs; downloads nothing. Exits with 1
-        if the two loaders did not deliver the same pictures in the same order.
+        Writes a few hundred crops of scikit-image's photographs. Downloads nothing.
+
+        Exits with 1 if the loaders did not deliver the same pictures in the same order, and with 2 if an option is
+        wrong.
         """
         from torchdali.tools.demo import run
 
-        demand(device)
         if not run(out, epochs=epochs, device=device, seed=seed, console=Console()).same_order:
             sys.exit(1)
 
     @torchdali.command()
-    @click.option(
+    @output_option(
         "--out",
-        type=click.Path(dir_okay=False, path_type=Path),
+        parents=True,
         default=Path("docs/parity.md"),
-        show_default=True,
-        callback=writable(makes_folders=True),
-        help="The document; what was measured goes beside it, as JSON.",
+        help="The page. The measurements go beside it, as JSON.",
     )
-    @on_device("Where DALI runs; all that there are, or one of them.", "all")
+    @device_option("Where DALI runs.", "all")
     @click.option(
         "--only",
         metavar="REGEX",
         default="",
-        help='Measure only cases, random parameters and "decoding <format>" in whose names this is found.',
+        help='Measure only cases, random parameters and "decoding <format>" whose names match.',
     )
     def parity(out: Path, device: str, only: str) -> None:
         """Compare every rule with torchvision, and write the certificate.
 
-        Runs each case on photographs, replays the drawn numbers through torchvision's functionals, tests the
-        distribution of every random parameter, and compares decoded images with PIL's. Results of a device that is
-        not measured are kept from the run before. Exits with 1 if anything in the document fails: a bound that is
-        exceeded, a case that does not run, or a p-value below 0.001 divided by the number of random parameters.
-        """
-        import re
+        Runs each case on photographs, gives the same random numbers to torchvision's functionals, tests the
+        distribution of every random parameter, and compares decoded images with PIL's. Keeps the last results of
+        devices that are not measured.
 
+        Exits with 1 if anything on the page fails: a bound is exceeded, a case does not run, or a p-value is below
+        0.001 divided by the number of random parameters. Exits with 2 if an option is wrong.
+        """
         import torch
 
         from torchdali.tools.parity.certify import certify
 
-        demand(device)
-        try:
-            re.compile(only)
-        except re.error as error:
-            raise click.BadParameter(f"not a regular expression: {error}", param_hint="--only") from error
         devices = (["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]) if device == "all" else [device]
-        try:
-            failures = certify(out, devices, only, Console())
-        except OptionError as error:
-            raise click.BadParameter(str(error), param_hint="--only") from error
-        if failures:
+        if certify(out, devices, only, Console()):
             sys.exit(1)
 
     @torchdali.command()
-    @of_folder
-    @click.option("--train", metavar="MODEL", help="Measure beside a training step too: torchvision's name of a model.")
-    @with_transform
-    @click.option("--batch-size", type=click.IntRange(min=1), help="Images in a batch.  [default: 256, or fewer]")
-    @click.option("--cores", type=click.IntRange(min=1), help="How many to use.  [default: all]")
+    @folder_argument
+    @click.option("--train", metavar="MODEL", help="Also train torchvision's model of this name.")
+    @transform_option
+    @count_option("--batch-size", help="Images in a batch.  [default: 256, or fewer]")
+    @count_option("--cores", help="Number of cores to use.  [default: all]")
     @click.option(
         "--seconds", type=click.FloatRange(min=0.1), default=5.0, show_default=True, help="Time of one measurement."
     )
-    @click.option(
-        "--json",
-        "out",
-        type=click.Path(dir_okay=False, path_type=Path),
-        callback=writable(),
-        help="Where to write all figures as JSON.",
-    )
-    def bench(
-        folder: Path,
-        train: str | None,
-        transform: str | None,
-        batch_size: int | None,
-        cores: int | None,
-        seconds: float,
-        out: Path | None,
-    ) -> None:
+    @output_option("--json", "out", help="File for all figures, as JSON.")
+    def bench(folder: Path, train: str | None, **options: Any) -> None:
         """Measure DALILoader and DataLoader on your own pictures.
 
-        DIR is a folder of class folders, or of images. Name the bottleneck, and whether torchdali would help.
-        Exits with 0 when that could be said, with 1 when a loader that it takes could not be measured, and with 2
-        when an option is wrong.
+        DIR is a folder of class folders, or of images. The last line names the bottleneck, and says whether
+        torchdali would help.
+
+        Exits with 0 if that is known, with 1 if a loader could not be measured, and with 2 if an option is wrong.
         """
         from torchvision.models import list_models
 
@@ -184,145 +182,112 @@ def commands() -> click.Group:
 
         if train and train not in list_models():
             raise click.BadParameter(f"torchvision has no model {train!r}", param_hint="--train")
-        try:
-            verdict = run(
-                folder,
-                cores=cores,
-                batch_size=batch_size,
-                seconds=seconds,
-                transform=transform,
-                train=train,
-                out=out,
-                console=Console(),
-            )
-        except OptionError as error:
-            raise click.UsageError(str(error)) from error
-        if verdict is None:
+        if run(folder, train=train, console=Console(), **options) is None:
             sys.exit(1)
 
     @torchdali.command()
-    @of_folder
-    @click.option(
+    @folder_argument
+    @output_option(
         "--output",
         "out",
         metavar="FILE.csv|FILE.json",
-        type=click.Path(dir_okay=False, path_type=Path),
-        callback=writable(),
-        help="Where to write what is wrong, too.",
+        endings=(".csv", ".json"),
+        help="File for the problems, too.",
     )
-    @on_device("Where DALI decodes.")
+    @device_option("Where DALI decodes.")
     def check(folder: Path, out: Path | None, device: str) -> None:
-        """Decode every image under DIR, and list those with which something is wrong.
+        """Decode every image under DIR, and list those with a problem.
 
-        Listed are files that are truncated, corrupt, empty, unreadable, too large for PIL or no images, those whose
-        names promise another format than they have, and those that DALI refuses and PIL reads. A bad file does not
-        stop it. What is damaged in the middle of a JPEG and decoded all the same is not found.
+        Lists files that are truncated, corrupt, empty, unreadable, no images or too large for PIL, files whose names
+        tell another format than they have, and files that PIL decodes and DALI does not. A bad file does not stop it.
+        It cannot find damaged bytes in the middle of a JPEG that still decode.
 
-        Exits with 0 when nothing is wrong, with 1 when something was listed, and with 2 when an option is wrong, there
-        are no images, or DALI cannot be used.
+        Exits with 0 if no file has a problem, with 1 if some have, and with 2 if an option is wrong, there are no
+        images, or DALI cannot be used.
         """
-        from torchdali.errors import DALIUnavailableError
-        from torchdali.tools.commands import check as command
+        from torchdali.tools.commands.check import check as run
+        from torchdali.tools.commands.check import write_result
 
-        if out and out.suffix.lower() not in (".csv", ".json"):
-            raise click.BadParameter("a name that ends in .csv or .json is expected", param_hint="--output")
-        demand(device)
         try:
-            checked = command.check(folder, device=device, console=Console())
-        except (OptionError, DALIUnavailableError) as error:
+            result = run(folder, device=device, console=Console())
+        except DALIUnavailableError as error:
             raise click.UsageError(str(error)) from error
         if out:
-            command.write(checked, out)
-        if checked.problems:
+            write_result(result, out)
+        if result.problems:
             sys.exit(1)
 
-    @torchdali.command(cls=WithScript)
+    @torchdali.command(cls=ScriptCommand)
     @click.argument("target", metavar="DIR|SCRIPT|FILE:NAME")
     @click.argument("arguments", metavar="[-- ARGUMENTS]", nargs=-1)
-    @click.option(
-        "--transform", metavar="FILE:NAME", help="Your transform, for DIR.  [default: ImageNet's for training]"
-    )
-    @on_device("For what is no DALILoader already.")
+    @transform_option
+    @device_option("Where DALI would run. A DALILoader keeps its own device.")
     def explain(target: str, arguments: tuple[str, ...], transform: str | None, device: str) -> None:
-        """Say what would run in DALI, in torch, and what not at all.
+        """Say what would run in DALI, in torch, and not at all.
 
-        DIR: of a loader of the images in this folder.
+        DIR: explain a loader of the images in this folder.
 
-        FILE:NAME: of what this file has under this name: a DALILoader; a DataLoader, which is taken over with its
-        arguments; a dataset; a transform; or a function or class without arguments that makes one of them. The file
-        is imported, not run as a script.
+        FILE:NAME: explain the object of this name in this file: a DALILoader, a DataLoader (as a DALILoader with the
+        same arguments), a dataset, a transform, or a function or class without arguments that makes one of them. The
+        file is imported, not run as a script.
 
-        SCRIPT: of the first loader, of either kind, that this script iterates over. The script is run up to there in
-        this process, with ARGUMENTS, and ended; what it does before, such as making folders, is done.
+        SCRIPT: explain the first loader of either kind that this script iterates over. The script runs up to there in
+        this process, with ARGUMENTS, and is then ended. What it does before, such as making folders, is done.
 
-        Exits with 0 when something was explained, with 1 when the script ended before it iterated over a loader, or
-        raised an exception, and with 2 when an option is wrong.
+        Exits with 0 if something was explained, with 1 if the script ended before it iterated over a loader, or
+        raised an exception, and with 2 if an option is wrong.
         """
         from torchdali.tools.commands.explain import explain_folder, explain_named, explain_script
 
-        demand(device)
         path = Path(target)
         if transform and not path.is_dir():
             raise click.UsageError("--transform goes with DIR")
         if arguments and not path.is_file():
             raise click.UsageError(f"{' '.join(arguments)!r}: ARGUMENTS go with SCRIPT")
-        try:
-            if path.is_dir():
-                explain_folder(path, transform, device, sys.stdout)
-            elif not path.is_file():
-                explain_named(target, device, sys.stdout)
-            elif path.suffix == ".ipynb":
-                raise click.UsageError(f"{path} is a notebook: call loader.explain() in it, or export it as a script")
-            elif b"\0" in path.read_bytes()[:4096]:
-                raise click.UsageError(f"{path} is no Python script: SCRIPT, DIR or FILE:NAME is expected")
-        except OptionError as error:
-            raise click.UsageError(str(error)) from error
-        if path.is_file() and not explain_script(path, arguments, device, sys.stdout):
+        if path.is_dir():
+            explain_folder(path, transform, device, sys.stdout)
+        elif not path.is_file():
+            explain_named(target, device, sys.stdout)
+        elif path.suffix == ".ipynb":
+            raise click.UsageError(f"{path} is a notebook: call loader.explain() in it, or export it as a script")
+        elif b"\0" in path.read_bytes()[:4096]:
+            raise click.UsageError(f"{path} is no Python script: SCRIPT, DIR or FILE:NAME is expected")
+        elif not explain_script(path, arguments, device, sys.stdout):
             sys.exit(f"torchdali: {path} ended and did not iterate over a loader")
 
     @torchdali.command()
-    @of_folder
-    @with_transform
-    @click.option("--samples", type=click.IntRange(min=1), default=8, show_default=True, help="How many images.")
-    @click.option(
-        "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of which images, and what is drawn."
-    )
-    @click.option(
+    @folder_argument
+    @transform_option
+    @count_option("--samples", default=8, help="Number of images.")
+    @count_option("--seed", 0, default=0, help="Seed of the choice of images, and of the transform.")
+    @output_option(
         "--output",
         "out",
         metavar="FILE.png|FILE.html",
-        type=click.Path(dir_okay=False, path_type=Path),
+        endings=(".png", ".html"),
         default=Path("torchdali-preview.png"),
-        callback=writable(),
-        show_default=True,
-        help="Where to write the grid.",
+        help="File for the grid.",
     )
-    @on_device("Where DALI runs.")
-    def preview(folder: Path, transform: str | None, samples: int, seed: int, out: Path, device: str) -> None:
+    @device_option("Where DALI runs.")
+    def preview(out: Path, **options: Any) -> None:
         """Show images of DIR through torchdali, the same through torchvision, and the difference.
 
-        torchvision decodes with PIL and is given the random numbers that torchdali has drawn. The difference is
-        magnified ten times. Of a transform that runs in torch in part, both sides show what comes before that part.
+        torchvision decodes with PIL, and gets the random numbers that torchdali has drawn. The difference is
+        magnified ten times. If a part of the transform runs in torch, both sides show the image before that part.
 
-        Exits with 0 when the grid was written, with 1 when a file cannot be read, and with 2 when an option is wrong
-        or there are no images.
+        Exits with 0 if the grid was written, with 1 if a file cannot be read, and with 2 if an option is wrong or
+        there are no images.
         """
-        from torchdali.tools.commands.preview import preview as command
+        from torchdali.tools.commands.preview import preview as run
 
-        if out.suffix.lower() not in (".png", ".html"):
-            raise click.BadParameter("a name that ends in .png or .html is expected", param_hint="--output")
-        demand(device)
-        try:
-            said = command(folder, transform=transform, samples=samples, seed=seed, device=device, out=out)
-        except OptionError as error:
-            raise click.UsageError(str(error)) from error
-        Console(soft_wrap=True).print(f"{said}\nWritten to {out}", highlight=False, markup=False)
+        summary = run(out=out, **options)
+        Console(soft_wrap=True).print(f"{summary}\nWritten to {out}", highlight=False, markup=False)
 
     return torchdali
 
 
 def main() -> None:
-    """Runs the command line; the console entry point ``torchdali``."""
+    """Run the command line. This is the console entry point ``torchdali``."""
     missing = [name for name in ("click", "rich", "scipy", "skimage") if importlib.util.find_spec(name) is None]
     if missing:
         sys.exit(f"torchdali: the command line needs {', '.join(missing)}: pip install '.[cli]' in a checkout")

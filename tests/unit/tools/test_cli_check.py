@@ -27,7 +27,7 @@ from torchdali.pipeline.engine import PipelineRunner, RunOutputs
 from torchdali.tools.cli import commands
 from torchdali.tools.commands import check as command
 from torchdali.tools.commands import decode
-from torchdali.tools.commands.files import cut_off, find, format_of, format_of_name
+from torchdali.tools.commands.files import detect_format, find_files, format_of_name, is_cut_off
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -149,7 +149,7 @@ def test_sound_files_and_the_end_of_the_output(pictures: Path, tmp_path: Path, d
     out = tmp_path / "out.csv"
     result = check(pictures, "--device", device, "--output", out)
     assert result.exit_code == 0, result.output
-    assert f"{SOUND} images under {pictures}, nothing is wrong with them" in said(result)
+    assert f"{SOUND} images under {pictures}, no problems" in said(result)
     assert out.read_text().split() == ["path,problem,reason"]
 
 
@@ -308,7 +308,7 @@ def test_options_that_are_wrong(pictures: Path, tmp_path: Path) -> None:
     assert check(tmp_path / "missing").exit_code == 2
     wrong = check(pictures, "--output", tmp_path / "out.txt")
     assert wrong.exit_code == 2
-    assert "ends in .csv or .json" in said(wrong)
+    assert "must end in .csv or .json, got 'out.txt'" in said(wrong)
     nowhere = check(pictures, "--output", tmp_path / "missing" / "out.csv")
     assert nowhere.exit_code == 2
     assert "cannot be written" in said(nowhere)
@@ -316,7 +316,7 @@ def test_options_that_are_wrong(pictures: Path, tmp_path: Path) -> None:
 
 
 def test_help_has_the_exit_codes() -> None:
-    assert "Exits with 0 when nothing is wrong" in said(check(Path("--help")))
+    assert "Exits with 0 if no file has a problem" in said(check(Path("--help")))
 
 
 def test_formats_by_content_and_name(tmp_path: Path) -> None:
@@ -330,14 +330,14 @@ def test_formats_by_content_and_name(tmp_path: Path) -> None:
         "WEBP": "webp",
     }.items():
         data = encoded(picture, kind)
-        assert format_of(data[:32]) == kind == format_of_name(f"a/b.c/x.{ending}")
+        assert detect_format(data[:32]) == kind == format_of_name(f"a/b.c/x.{ending}")
         (tmp_path / "file").write_bytes(data)
-        assert not cut_off(str(tmp_path / "file"))
+        assert not is_cut_off(str(tmp_path / "file"))
         (tmp_path / "file").write_bytes(data[:-5])
-        assert cut_off(str(tmp_path / "file")) == (kind in ("JPEG", "PNG", "WEBP"))
-    assert format_of(b"P6 2 2 255") == "PPM" == format_of_name("x.pgm")
-    assert (format_of(b""), format_of_name("x"), format_of_name("x.text")) == ("", "", "")
-    assert not cut_off(str(tmp_path / "missing"))
+        assert is_cut_off(str(tmp_path / "file")) == (kind in ("JPEG", "PNG", "WEBP"))
+    assert detect_format(b"P6 2 2 255") == "PPM" == format_of_name("x.pgm")
+    assert (detect_format(b""), format_of_name("x"), format_of_name("x.text")) == ("", "", "")
+    assert not is_cut_off(str(tmp_path / "missing"))
 
 
 def test_no_folder_is_met_twice(pictures: Path, tmp_path: Path) -> None:
@@ -345,6 +345,6 @@ def test_no_folder_is_met_twice(pictures: Path, tmp_path: Path) -> None:
     (tmp_path / "other").symlink_to(pictures)
     for name in ("self", "self.jpg"):
         (tmp_path / name).symlink_to(name)
-    found = find(tmp_path)
+    found = find_files(tmp_path)
     assert len(found.images) == SOUND
     assert [problem[:2] for problem in found.problems] == [(str(tmp_path / "self.jpg"), "unreadable")]

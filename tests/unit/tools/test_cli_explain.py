@@ -18,7 +18,7 @@ from torchvision.datasets import ImageFolder
 
 from torchdali import DALILoader
 from torchdali.tools.cli import commands
-from torchdali.tools.commands.explain import take_over
+from torchdali.tools.commands.explain import convert_loader
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -120,7 +120,7 @@ def test_a_folder_of_class_folders(pictures: Path) -> None:
 def test_a_folder_without_classes_and_a_transform(pictures: Path, mine: Path) -> None:
     result = run(pictures / "coffee", "--transform", f"{mine}:chain")
     assert result.exit_code == 0, result.output
-    assert "has no class folders, which ImageFolder asks for. With one, all of it in there:\n" in result.output
+    assert "has no class folders, which ImageFolder needs. With one around all its images:\n" in result.output
     assert "8 files in 1 class (" in result.output
     assert "RandomResizedCrop(size=(40, 40)" in result.output
 
@@ -196,7 +196,7 @@ def test_a_loader_is_taken_over_with_its_arguments(dataset: ImageFolder) -> None
         DataLoader(dataset, batch_size=None),
         DataLoader(dataset, 2, num_workers=2, timeout=5, persistent_workers=True, prefetch_factor=7),
     ):
-        with take_over(theirs, "cpu") as ours:
+        with convert_loader(theirs, "cpu") as ours:
             if theirs.batch_size is None and theirs.batch_sampler is not None:
                 assert ours.batch_sampler is theirs.batch_sampler
             else:
@@ -219,13 +219,13 @@ def test_an_iterable_dataset_is_taken_over() -> None:
             return iter(range(7))
 
     theirs = DataLoader(Numbers(), 3, drop_last=True)
-    assert [batch.tolist() for batch in take_over(theirs, "cpu")] == [[0, 1, 2], [3, 4, 5]]
+    assert [batch.tolist() for batch in convert_loader(theirs, "cpu")] == [[0, 1, 2], [3, 4, 5]]
 
 
 def test_a_prefetch_factor_that_nobody_chose(dataset: ImageFolder, capsys: pytest.CaptureFixture[str]) -> None:
-    take_over(DataLoader(dataset, 2, num_workers=2), "cpu").explain()
+    convert_loader(DataLoader(dataset, 2, num_workers=2), "cpu").explain()
     assert "(chosen: 6, or what fits" in capsys.readouterr().out
-    take_over(DataLoader(dataset, 2, num_workers=2, prefetch_factor=3), "cpu").explain()
+    convert_loader(DataLoader(dataset, 2, num_workers=2, prefetch_factor=3), "cpu").explain()
     assert "3 batches in flight (prefetch_factor)" in capsys.readouterr().out
 
 
@@ -362,7 +362,7 @@ def test_options_of_a_script_come_after_two_dashes(script: Any) -> None:
     path = script(TRAIN)
     result = run(path, "--epochs", 1)
     assert result.exit_code == 2
-    assert f"No such option '--epochs'. What {path} is to get comes after it and --." in " ".join(result.output.split())
+    assert f"No such option '--epochs'. Give the options of {path} after it and --." in " ".join(result.output.split())
 
 
 def test_a_notebook_is_no_script(tmp_path: Path) -> None:

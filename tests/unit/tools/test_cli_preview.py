@@ -19,8 +19,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from torchdali.tools.cli import commands
-from torchdali.tools.commands.grid import Column, _tile, write
-from torchdali.tools.commands.preview import shown
+from torchdali.tools.commands.preview import Sample, _make_tile, make_samples, write_grid
 from torchdali.tools.parity.compare import compile_chain
 from torchdali.transforms import MultiView
 from torchdali.transforms.rules.flip import RandomHorizontalFlip
@@ -79,7 +78,7 @@ def test_a_grid_of_three_rows(pictures: Path, mine: Path, tmp_path: Path) -> Non
 
     assert result.exit_code == 0, result.output
     assert "20 images by torchdali with DALI on the CPU" in said(result)
-    assert "difference x 10: at most 0 of 255 grey levels, 0 in the mean." in said(result)
+    assert "difference x 10: at most 0 of 255 grey levels, 0 on average." in said(result)
     ours, theirs, difference = tiles(pixels(out), CROP)
     assert len(ours) == len(theirs) == len(difference) == 20
     assert np.array_equal(ours, theirs)
@@ -110,7 +109,7 @@ def test_a_difference_is_magnified_and_told(
     ours, theirs, difference = (np.array(row, np.int64) for row in tiles(pixels(out), CROP))
     between = np.abs(ours - theirs)
     assert np.array_equal(difference[:3], np.minimum(10 * between[:3], 255))
-    assert f"at most {between[:3].max():.3g} of 255 grey levels, {between[:3].mean():.3g} in the mean" in said(result)
+    assert f"at most {between[:3].max():.3g} of 255 grey levels, {between[:3].mean():.3g} on average" in said(result)
     assert between[:3].max() > 20
 
 
@@ -132,7 +131,7 @@ def test_a_page(pictures: Path, mine: Path, tmp_path: Path) -> None:
         for image, tile in zip(images[row::3], expected, strict=False):
             assert np.array_equal(pixels(io.BytesIO(image)), tile)
     assert page.count("<tr>") == 5
-    assert "Not shown is what torch does after DALI, in the same way on both sides: 3 Own, 4 RandomHorizontal" in page
+    assert "Left out, because torch runs it on both sides: 3 Own, 4 RandomHorizontal" in page
     assert "CenterCrop(size=(24, 24))" in page
 
 
@@ -152,12 +151,12 @@ def test_a_page(pictures: Path, mine: Path, tmp_path: Path) -> None:
 def test_values_become_grey_levels_again(pictures: Path, device: str, chain: list[Any]) -> None:
     images = ImageFolder(pictures)
     images.samples = images.samples[::5]
-    found = shown(images, compile_chain([v2.ToImage(), *chain], device, fused=False), seed=3)
+    found = make_samples(images, compile_chain([v2.ToImage(), *chain], device, fused=False), seed=3)
     assert [one.name for one in found] == [Path(path).name for path, _ in images.samples]
     for one, (path, _) in zip(found, images.samples, strict=True):
         true = v2.functional.center_crop(v2.functional.pil_to_tensor(Image.open(path)), [CROP, CROP]).float()
-        assert one.theirs.dtype == torch.float32
-        assert (one.theirs - true).abs().max() < (0.5 if len(chain) == 5 else 0.001), "half types round"
+        assert one.expected.dtype == torch.float32
+        assert (one.expected - true).abs().max() < (0.5 if len(chain) == 5 else 0.001), "half types round"
         assert one.difference.mean() < (0.01 if device == "cpu" else 2)
 
 
@@ -167,12 +166,12 @@ def test_several_views_are_shown_beside_each_other(pictures: Path) -> None:
     images = ImageFolder(pictures)
     images.samples = images.samples[:2]
 
-    found = shown(images, compile_chain([MultiView(views)], "cpu", fused=False), seed=0)
+    found = make_samples(images, compile_chain([MultiView(views)], "cpu", fused=False), seed=0)
 
     assert [one.name for one in found] == ["0.jpg, view 1", "0.jpg, view 2", "1.jpg, view 1", "1.jpg, view 2"]
-    assert [one.ours.shape[-1] for one in found] == [32, CROP, 32, CROP]
+    assert [one.actual.shape[-1] for one in found] == [32, CROP, 32, CROP]
     true = v2.functional.center_crop(v2.functional.pil_to_tensor(Image.open(images.samples[1][0])), [CROP, CROP])
-    assert (found[3].theirs - true).abs().max() < 0.001
+    assert (found[3].expected - true).abs().max() < 0.001
     assert all(one.difference.mean() < 0.5 for one in found)
 
 
@@ -180,17 +179,14 @@ def test_large_images_become_smaller_and_no_difference_is_lost(tmp_path: Path) -
     black = torch.zeros(1000, 700, 3, dtype=torch.uint8)
     dot = black.clone()
     dot[500, 301] = 255
-    assert np.asarray(_tile(dot)).max() == round(255 / 9)
-    tile = np.asarray(_tile(dot, largest=True))
+    assert np.asarray(_make_tile(dot)).max() == round(255 / 9)
+    tile = np.asarray(_make_tile(dot, largest=True))
     assert tile.shape == (334, 234, 3)
     assert np.argwhere(tile[:, :, 0] == 255).tolist() == [[166, 100]]
-    small = dot[:20, :30]
-    write(
-        tmp_path / "grid.png",
-        [Column("a_very_long_name_of_a_file.jpg", dot, dot, dot), Column("x", *3 * [small])],
-        "",
-        "",
-    )
+    image = dot.permute(2, 0, 1).float()
+    small = image[:, :20, :30]
+    samples = [Sample("a_very_long_name_of_a_file.jpg", image, image), Sample("x", small, small)]
+    write_grid(tmp_path / "grid.png", samples, "", "")
     assert pixels(tmp_path / "grid.png").shape[0] == TEXT + 2 * GAP + 3 * (334 + GAP)
 
 
@@ -217,7 +213,7 @@ def test_names_that_are_no_text(fresh_pictures: Path, mine: Path, tmp_path: Path
 
 def test_what_is_wrong(fresh_pictures: Path, mine: Path, tmp_path: Path) -> None:
     for options, text in (
-        (("--output", tmp_path / "grid.jpg"), "ends in .png or .html"),
+        (("--output", tmp_path / "grid.jpg"), "must end in .png or .html"),
         (("--output", tmp_path / "missing" / "grid.png"), "cannot be written"),
         (("--transform", f"{mine}:none"), "has nothing that is called 'none'"),
         (("--samples", 0), "Invalid value for '--samples'"),

@@ -1,1 +1,1 @@
-"""What the commands ``check``, ``explain`` and ``preview`` do; their options and exit codes are in ``cli.py``."""
+"""Commands ``check``, ``explain`` and ``preview``. Their options and exit codes are in ``cli.py``."""

@@ -1,4 +1,4 @@
-"""``torchdali check``: every image under a folder decoded once, and what is wrong with each."""
+"""``torchdali check``: decode every image under a folder, and list the problems of each file."""
 
 from __future__ import annotations
 
@@ -39,27 +39,25 @@ from torchdali.sources.headers.batch import parse
 from torchdali.sources.headers.table import HeaderColumns, HeaderTable
 from torchdali.sources.paths import Paths, table_of
 from torchdali.tools.commands.decode import Decoder, diagnose
-from torchdali.tools.commands.files import Found, Problem, find, format_of, format_of_name
+from torchdali.tools.commands.files import FileList, Problem, detect_format, find_files, format_of_name
 from torchdali.transforms.spec import IntArray
-
-__all__ = ["Checked", "check", "write"]
 
 _CHUNK = 1024
 _OTHERS = ("JPEG", "PNG", "GIF", "WEBP")
-"""Formats whose first bytes nothing but an image begins with, so that a file of any name is one."""
+"""Formats whose first bytes prove that a file of any name is an image."""
 
 
 @dataclass
-class Checked:
-    """What was found.
+class CheckResult:
+    """Result of ``check``.
 
     Attributes:
-        folder: Where.
-        images: Files that were taken for images by their names.
-        problems: Sorted by path.
-        left_out: For each ending that ImageFolder does not take the number of sound-looking images that have it.
-        seconds: How long it took.
-        device: What decoded.
+        folder: The folder.
+        images: Number of files with an image's name.
+        problems: Problems, sorted by path.
+        left_out: Number of images by extension, for extensions that ImageFolder does not take.
+        seconds: Time that it took.
+        device: Device that decoded.
     """
 
     folder: Path
@@ -72,118 +70,117 @@ class Checked:
 
 def check(
     folder: Path, *, device: str = "auto", console: Console | None = None, progress: Console | None = None
-) -> Checked:
-    """Decodes the images under a folder, and prints each problem, then the sums.
+) -> CheckResult:
+    """Decode the images under a folder, and print each problem, then a summary.
 
     Args:
-        folder: A folder, of class folders or not.
+        folder: The folder, with class folders or without.
         device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
-        console: Where problems are printed.
-        progress: Where the progress bar is drawn.
+        console: Console for the problems.
+        progress: Console for the progress bar.
 
     Raises:
-        OptionError: There is no image in it.
+        OptionError: The folder has no image.
         DALIUnavailableError: DALI cannot be used.
     """
     console, progress = console or Console(), progress or Console(stderr=True)
     graph.require_dali()
-    where = graph.resolve(device)
+    target = graph.resolve(device)
     start = time.perf_counter()
     with progress.status(f"Looking for files in {escape(str(folder))}"):
-        found = find(folder)
-    checked = Checked(folder, len(found.images), device=str(where))
+        files = find_files(folder)
+    result = CheckResult(folder, len(files.images), [*files.problems], device=str(target))
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Speed(), TimeRemainingColumn())
     with (
         Progress(*columns, console=progress) as bar,
         ThreadPoolExecutor(available_cores(), thread_name_prefix="torchdali-check") as threads,
     ):
-        task = bar.add_task("checked", total=len(found.images))
-        checked.problems += found.problems
-        for problem, ending in threads.map(_other, found.others, chunksize=64):
+        task = bar.add_task("checked", total=len(files.images))
+        for problem, extension in threads.map(_check_other, files.others, chunksize=64):
             if problem:
-                checked.problems.append(problem)
-            elif ending:
-                checked.left_out[ending] += 1
-        if not found.images and not checked.problems:
-            raise OptionError(_nothing(folder, found, checked.left_out))
+                result.problems.append(problem)
+            elif extension:
+                result.left_out[extension] += 1
+        if not files.images and not result.problems:
+            raise OptionError(_explain_no_images(folder, files, result.left_out))
         tick = partial(bar.advance, task)
-        files = _Files(found.images, threads, tick)
-        decoder = Decoder(files.source, where, threads, tick)
+        scan = _HeaderScan(files.images, threads, tick)
+        decoder = Decoder(scan.source, target, threads, tick)
         try:
-            for problems in decoder.decode(files.looked(checked.problems)):
-                checked.problems += problems
+            for problems in decoder.decode(scan.find_decodable(result.problems)):
+                result.problems += problems
         finally:
             decoder.close()
-            files.close()
-    checked.problems.sort()
-    checked.seconds = time.perf_counter() - start
-    _show(checked, console)
-    return checked
+            scan.close()
+    result.problems.sort()
+    result.seconds = time.perf_counter() - start
+    _print_result(result, console)
+    return result
 
 
 class _Speed(ProgressColumn):
-    """Files a second, as soon as there is something to tell."""
+    """Column with the files per second."""
 
     def render(self, task: Task) -> Text:
-        """The column's text."""
+        """Return the column's text."""
         speed = task.finished_speed or task.speed
         return Text("" if speed is None else f"{speed:,.0f} files/s")
 
 
-class _Files:
-    """The files that are named as images, and what their first bytes say."""
+class _HeaderScan:
+    """Reads the headers of the files with an image's name, one chunk ahead of the decoder."""
 
     def __init__(self, paths: list[str], threads: ThreadPoolExecutor, tick: Callable[[int], None]) -> None:
         self._paths, self._threads, self._tick = paths, threads, tick
         self._facts = HeaderTable(HeaderColumns.unknown(len(paths)))
         self._table = Paths([table_of(paths)])
         self.source = FileSource(self._table, self._facts)
-        self._heads = HeaderReader()
+        self._reader = HeaderReader()
         self._ahead = ThreadPoolExecutor(1, thread_name_prefix="torchdali-check-heads")
 
     def close(self) -> None:
         self._ahead.shutdown(cancel_futures=True)
-        self._heads.close()
+        self._reader.close()
 
-    def looked(self, problems: list[Problem]) -> Iterator[IntArray]:
-        """The numbers of the files that may be decoded, some at a time; adds the problems of others."""
+    def find_decodable(self, problems: list[Problem]) -> Iterator[IntArray]:
+        """Yield the numbers of files that can be decoded, in chunks. Append the problems of the others."""
         starts = range(0, len(self._paths), _CHUNK)
         chunks = [np.arange(start, min(start + _CHUNK, len(self._paths))) for start in starts]
-        futures = [self._ahead.submit(self._look, chunk) for chunk in chunks[:1]]
+        futures = [self._ahead.submit(self._scan_chunk, chunk) for chunk in chunks[:1]]
         for number in range(len(chunks)):
-            rows, found = futures.pop().result()
-            futures += [self._ahead.submit(self._look, chunk) for chunk in chunks[number + 1 : number + 2]]
-            problems += found
+            rows, new = futures.pop().result()
+            futures += [self._ahead.submit(self._scan_chunk, chunk) for chunk in chunks[number + 1 : number + 2]]
+            problems += new
             self._tick(len(chunks[number]) - len(rows))
             yield rows
 
-    def _look(self, rows: IntArray) -> tuple[IntArray, list[Problem]]:
-        """The files of which the header could be read; and what is wrong with the files, as far as it tells."""
+    def _scan_chunk(self, rows: IntArray) -> tuple[IntArray, list[Problem]]:
+        """Return the files whose headers could be read, and the problems that headers show."""
         known = np.zeros(len(rows), np.bool_)
         try:
-            heads, lengths = self._heads(self._table.gather(rows), False)
-        except RuntimeError:  # one of them cannot be read; each is asked alone
+            heads, lengths = self._reader(self._table.gather(rows), False)
+        except RuntimeError:  # one of the files cannot be read, so each is read alone below
             pass
         else:
-            said = parse(heads)
-            self._facts.learn_many(rows, said, lengths)
+            headers = parse(heads)
+            self._facts.learn_many(rows, headers, lengths)
             named = np.array([format_of_name(path) for path in self._paths[rows[0] : rows[-1] + 1]])
-            known = said.known & (named == np.where(said.jpeg, "JPEG", "PNG"))
-        found = list(self._threads.map(self._look_at, rows[~known].tolist()))
-        known[~known] = [decodable for decodable, _ in found]
-        return rows[known], [problem for _, problems in found for problem in problems]
+            known = headers.known & (named == np.where(headers.jpeg, "JPEG", "PNG"))
+        results = list(self._threads.map(self._scan_file, rows[~known].tolist()))
+        known[~known] = [decodable for decodable, _ in results]
+        return rows[known], [problem for _, problems in results for problem in problems]
 
-    def _look_at(self, row: int) -> tuple[bool, list[Problem]]:
+    def _scan_file(self, row: int) -> tuple[bool, list[Problem]]:
         path = self._paths[row]
         try:
-            head = _head(path)
+            head = _read_head(path)
         except OSError as error:
             return False, [Problem(path, "unreadable", f"it cannot be read ({error.strerror})")]
         if not head:
             return False, [Problem(path, "empty", "it has no bytes")]
         problems: list[Problem] = []
         try:
-            content, named = format_of(head) or _format_by_pil(path), format_of_name(path)
+            content, named = detect_format(head) or _detect_format_with_pil(path), format_of_name(path)
             if content != named:
                 problems.append(Problem(path, "mislabelled", f"it is named as {named}, and its content is {content}"))
             self.source.read(row)
@@ -191,12 +188,12 @@ class _Files:
             return False, [Problem(path, "no image", f"no format that PIL knows begins with {head[:16]!r}")]
         except SampleError as error:
             return False, [*problems, diagnose(error)]
-        except Exception as error:  # noqa: BLE001 - PIL raises anything on files that were made to break it
+        except Exception as error:  # noqa: BLE001 - on files made to break it, PIL raises errors of any type
             return False, [*problems, Problem(path, "corrupt", f"its header cannot be read ({error!r})")]
         return True, problems
 
 
-def _head(path: str) -> bytes:
+def _read_head(path: str) -> bytes:
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.pread(file, HEAD, 0)
@@ -204,17 +201,17 @@ def _head(path: str) -> bytes:
         os.close(file)
 
 
-def _format_by_pil(path: str) -> str:
+def _detect_format_with_pil(path: str) -> str:
     with cast("Any", PIL.Image.open)(path) as image:
         return image.format
 
 
-def _other(path: str) -> tuple[Problem | None, str]:
-    """Of a file that is not named as an image: what is wrong if it is one, else the ending that it is named with."""
+def _check_other(path: str) -> tuple[Problem | None, str]:
+    """Check a file without an image's name. Return its problem, or its extension if that fits its content."""
     try:
-        content = format_of(_head(path))
+        content = detect_format(_read_head(path))
     except OSError:
-        return None, ""  # no image, as far as anybody says
+        return None, ""
     if content not in _OTHERS:
         return None, ""
     if format_of_name(path) == content:
@@ -223,62 +220,52 @@ def _other(path: str) -> tuple[Problem | None, str]:
     return Problem(path, "mislabelled", reason), ""
 
 
-def _nothing(folder: Path, found: Found, left_out: Counter[str]) -> str:
-    others = f", {len(found.others):,} files of other names" if found.others else ""
-    images = f", of which {left_out.total():,} are images ({_listed(left_out)})" if left_out else ""
+def _explain_no_images(folder: Path, files: FileList, left_out: Counter[str]) -> str:
+    others = f", {len(files.others):,} files of other names" if files.others else ""
+    images = f", of which {left_out.total():,} are images ({_format_counts(left_out)})" if left_out else ""
     return f"{folder} has no file that is named as an image ({', '.join(IMG_EXTENSIONS)}){others}{images}"
 
 
-def _show(checked: Checked, console: Console) -> None:
-    for problem in checked.problems:
+def _print_result(result: CheckResult, console: Console) -> None:
+    for problem in result.problems:
         line = Text.assemble(
-            (f"{problem.problem:<12}", "bold red"), f"{_printable(problem.path)}  ", (problem.reason, "dim")
+            (f"{problem.problem:<12}", "bold red"), f"{_escape_path(problem.path)}  ", (problem.reason, "dim")
         )
         console.print(line, soft_wrap=True)
-    if checked.left_out:
-        kinds = _listed(checked.left_out)
-        console.print(f"Left out by ImageFolder because of their names: {kinds}", highlight=False, soft_wrap=True)
-    speed = f"{checked.images / max(checked.seconds, 1e-6):,.0f} files/s"
-    kinds = _listed(Counter(problem.problem for problem in checked.problems))
-    files = len({problem.path for problem in checked.problems})
-    said = f"{files:,} with problems: {kinds}" if files else "nothing is wrong with them"
-    took = f"{checked.seconds:.1f} s on {checked.device}, {speed}"
-    console.print(
-        f"{checked.images:,} images under {checked.folder}, {said} ({took})",
-        highlight=False,
-        markup=False,
-        soft_wrap=True,
-    )
+    plain: dict[str, Any] = {"highlight": False, "markup": False, "soft_wrap": True}
+    if result.left_out:
+        console.print(f"Left out by ImageFolder because of their names: {_format_counts(result.left_out)}", **plain)
+    speed = f"{result.images / max(result.seconds, 1e-6):,.0f} files/s"
+    kinds = _format_counts(Counter(problem.problem for problem in result.problems))
+    files = len({problem.path for problem in result.problems})
+    summary = f"{files:,} with problems: {kinds}" if files else "no problems"
+    took = f"{result.seconds:.1f} s on {result.device}, {speed}"
+    console.print(f"{result.images:,} images under {result.folder}, {summary} ({took})", **plain)
 
 
-def _printable(path: str) -> str:
-    """A path in one line, whatever is in it, that tells the terminal nothing."""
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in path)
+def _escape_path(path: str) -> str:
+    """Escape line ends and control characters, so that a path cannot control the terminal."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in path)
 
 
-def _listed(counts: Counter[str]) -> str:
+def _format_counts(counts: Counter[str]) -> str:
     return ", ".join(f"{count:,} {name}" for name, count in counts.most_common())
 
 
-def write(checked: Checked, out: Path) -> None:
-    """Writes what was found: a CSV file has a line for each problem, a JSON file the sums too.
-
-    Args:
-        checked: What was found.
-        out: A file whose name ends in ``.csv`` or ``.json``.
-    """
+def write_result(result: CheckResult, out: Path) -> None:
+    """Write the problems to a ``.csv`` file, or the whole result to a ``.json`` file."""
     if out.suffix.lower() == ".csv":
         with out.open("w", newline="", errors="surrogateescape") as file:
             lines = csv.writer(file)
             lines.writerow(Problem._fields)
-            lines.writerows(checked.problems)
+            lines.writerows(result.problems)
         return
-    whole = {
-        "folder": str(checked.folder),
-        "images": checked.images,
-        "device": checked.device,
-        "seconds": round(checked.seconds, 3),
-        "left_out": dict(checked.left_out),
-        "problems": [problem._asdict() for problem in checked.problems],
+    contents = {
+        "folder": str(result.folder),
+        "images": result.images,
+        "device": result.device,
+        "seconds": round(result.seconds, 3),
+        "left_out": dict(result.left_out),
+        "problems": [problem._asdict() for problem in result.problems],
     }
-    out.write_text(json.dumps(whole, indent=1) + "\n")
+    out.write_text(json.dumps(contents, indent=1) + "\n")

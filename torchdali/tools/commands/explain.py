@@ -1,4 +1,4 @@
-"""``torchdali explain``: what a loader of a folder, of a file, or of a script would do, without doing it."""
+"""``torchdali explain``: explain the loader of a folder, of a Python file or of a script."""
 
 from __future__ import annotations
 
@@ -22,12 +22,10 @@ from torchdali.errors import OptionError, TorchDALIError, UnsupportedDatasetErro
 from torchdali.sources import from_dataset
 from torchdali.tools.bench.folder import is_factory, load_object, load_transform, make_dataset, open_class_folders
 
-__all__ = ["explain_folder", "explain_named", "explain_script", "take_over"]
-
 _BATCH = 256
-_TORCHS_PREFETCH = 2
-"""What DataLoader makes of no prefetch_factor, so that nobody can be said to have chosen it."""
-_KEPT = (
+_DEFAULT_PREFETCH_FACTOR = 2
+"""DataLoader's default. It does not tell whether the user gave this number."""
+_COPIED = (
     "num_workers",
     "collate_fn",
     "pin_memory",
@@ -41,16 +39,10 @@ _KEPT = (
 
 
 def explain_folder(folder: Path, transform: str | None, device: str, file: TextIO) -> None:
-    """Explains a loader of an image folder.
-
-    Args:
-        folder: A folder of class folders, or of images.
-        transform: ``FILE:NAME`` of a transform; ImageNet's training transform for None.
-        device: As for ``DALILoader``.
-        file: Where to print.
+    """Explain a loader of an image folder, and print to ``file``.
 
     Raises:
-        OptionError: The folder has no images, or the transform is not there.
+        OptionError: The folder has no images, or there is no such transform.
     """
     chain = load_transform(transform)
     with open_class_folders(folder) as (root, _):
@@ -58,48 +50,46 @@ def explain_folder(folder: Path, transform: str | None, device: str, file: TextI
         if not len(images):
             raise OptionError(f"{folder} has no images")
         if not root.samefile(folder):
-            file.write(f"{folder} has no class folders, which ImageFolder asks for. With one, all of it in there:\n")
+            file.write(f"{folder} has no class folders, which ImageFolder needs. With one around all its images:\n")
         with DALILoader[Any](images, _BATCH, shuffle=True, device=device) as loader:
             loader.explain(file)
 
 
-def explain_named(named: str, device: str, file: TextIO) -> None:
-    """Explains what a Python file has under a name: a loader, a dataset, a transform, or what makes one of them.
-
-    Args:
-        named: ``FILE:NAME``.
-        device: As for ``DALILoader``, for what is no ``DALILoader`` already.
-        file: Where to print.
+def explain_named(target: str, device: str, file: TextIO) -> None:
+    """Explain the object ``FILE:NAME``: a loader, a dataset, a transform, or a function that makes one of them.
 
     Raises:
-        OptionError: There is no such file or name, or it is something else.
+        OptionError: There is no such file or name, or the object is something else.
     """
-    _explain(load_object(named), named, device, file)
+    _explain(load_object(target), target, device, file)
 
 
-def _explain(thing: Any, called: str, device: str, file: TextIO) -> None:
-    parts = _parts(thing)
+def _explain(thing: Any, name: str, device: str, file: TextIO) -> None:
+    parts = _list_parts(thing)
     if isinstance(thing, DataLoader):
         _explain_loader(cast("Any", thing), device, file)
     elif is_factory(thing):
-        _explain(thing(), f"{called}()", device, file)
+        _explain(thing(), f"{name}()", device, file)
     elif parts and not all(map(_is_transform, parts.values())):
-        for name, part in parts.items():
-            file.write(f"{called}, {name}:\n")
-            _explain(part, f"{called}, {name}", device, file)
+        for key, part in parts.items():
+            file.write(f"{name}, {key}:\n")
+            _explain(part, f"{name}, {key}", device, file)
     elif parts or _is_transform(thing):
         compile_transform(thing, device=device).explain(file)
     elif isinstance(thing, Dataset) or (hasattr(thing, "__getitem__") and not inspect.isclass(thing)):
-        _explain_dataset(thing, device, file)
+        shuffle = None if isinstance(cast("object", thing), IterableDataset) else True
+        with DALILoader[Any](cast("Any", thing), _BATCH, shuffle, device=device) as loader:
+            loader.explain(file)
+        _explain_dataset_transform(thing, loader, device, file)
     else:
         kind = f"the class {thing.__name__}" if inspect.isclass(thing) else f"of type {type(thing).__name__}"
         raise OptionError(
-            f"{called} is {kind}; a loader, a dataset, a transform, or what makes one without arguments is expected"
+            f"{name} is {kind}; a loader, a dataset, a transform, or what makes one without arguments is expected"
         )
 
 
-def _parts(thing: Any) -> dict[str, Any]:
-    """What a list, tuple or dictionary of loaders, datasets or transforms has."""
+def _list_parts(thing: Any) -> dict[str, Any]:
+    """Return the items of a list, tuple or dictionary, by name."""
     if isinstance(thing, Mapping):
         return {str(key): value for key, value in cast("Mapping[Any, Any]", thing).items()}
     if isinstance(thing, (list, tuple)):
@@ -116,70 +106,52 @@ def _explain_loader(loader: DataLoader[Any], device: str, file: TextIO) -> None:
         loader.explain(file)
         return
     file.write(f"A {type(loader).__name__}. In its place, with the same arguments:\n")
-    with take_over(loader, device) as ours:
-        ours.explain(file)
-    _explain_own(loader.dataset, ours, device, file)
+    with convert_loader(loader, device) as converted:
+        converted.explain(file)
+    _explain_dataset_transform(loader.dataset, converted, device, file)
 
 
-def _explain_dataset(thing: Any, device: str, file: TextIO) -> None:
-    shuffle = None if isinstance(cast("object", thing), IterableDataset) else True
-    with DALILoader[Any](thing, _BATCH, shuffle, device=device) as loader:
-        loader.explain(file)
-    _explain_own(thing, loader, device, file)
-
-
-def _explain_own(dataset: Any, loader: DALILoader[Any], device: str, file: TextIO) -> None:
-    """What the transform of a dataset that is asked for samples would be, if the loader had it."""
+def _explain_dataset_transform(dataset: Any, loader: DALILoader[Any], device: str, file: TextIO) -> None:
+    """Explain the transform of a worker-fed dataset, as if the loader had it."""
     own = getattr(dataset, "transform", None)
     if loader.transform is not None or not callable(own):
         return
     try:
         from_dataset(dataset)
     except UnsupportedDatasetError:
-        file.write("\nIf the dataset gave its images as they are, and its transform were given as transform=:\n")
+        file.write("\nIf the dataset returned its images as they are, with its transform given as transform=:\n")
         compile_transform(own, device=device).explain(file)
 
 
-def take_over(loader: DataLoader[Any], device: str) -> DALILoader[Any]:
-    """A ``DALILoader`` with the arguments of a ``DataLoader``.
-
-    Args:
-        loader: The one whose dataset, sampler and other arguments are taken; it is not changed.
-        device: As for ``DALILoader``.
-    """
-    given: dict[str, Any] = {name: getattr(loader, name) for name in _KEPT if hasattr(loader, name)}
-    if loader.num_workers and loader.prefetch_factor != _TORCHS_PREFETCH:
-        given["prefetch_factor"] = loader.prefetch_factor
+def convert_loader(loader: DataLoader[Any], device: str) -> DALILoader[Any]:
+    """Return a ``DALILoader`` with the arguments of a ``DataLoader``, which is not changed."""
+    options: dict[str, Any] = {name: getattr(loader, name) for name in _COPIED if hasattr(loader, name)}
+    if loader.num_workers and loader.prefetch_factor != _DEFAULT_PREFETCH_FACTOR:
+        options["prefetch_factor"] = loader.prefetch_factor
     if isinstance(loader.dataset, IterableDataset):
-        given |= {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
+        options |= {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
     elif loader.batch_size is None and loader.batch_sampler is not None:
-        given["batch_sampler"] = loader.batch_sampler
+        options["batch_sampler"] = loader.batch_sampler
     elif loader.batch_size is None:
-        given |= {"batch_size": None, "sampler": loader.sampler}
+        options |= {"batch_size": None, "sampler": loader.sampler}
     else:
-        given |= {"batch_size": loader.batch_size, "sampler": loader.sampler, "drop_last": loader.drop_last}
-    return DALILoader(loader.dataset, device=device, **given)
+        options |= {"batch_size": loader.batch_size, "sampler": loader.sampler, "drop_last": loader.drop_last}
+    return DALILoader(loader.dataset, device=device, **options)
 
 
 class _ExplainedError(BaseException):
-    """Ends a script: no ``except Exception`` of its own may take it for a failure."""
+    """Ends a script. It is no Exception, so that the script does not catch it as an error of its own."""
 
 
 def explain_script(script: Path, arguments: Sequence[str], device: str, file: TextIO) -> bool:
-    """Runs a script up to where it first iterates over a loader, and explains that loader.
-
-    Args:
-        script: The script, which finds itself run as ``python SCRIPT ARGUMENTS``.
-        arguments: What it finds in ``sys.argv``.
-        device: As for ``DALILoader``, where the loader is none already.
-        file: Where to print.
+    """Run ``python SCRIPT ARGUMENTS`` up to where it first iterates over a loader, and explain that loader.
 
     Returns:
-        Whether it iterated.
+        Whether the script iterated over a loader.
 
     Raises:
-        SystemExit: It failed before that. What it raised is on stderr, as the interpreter would have shown it.
-        TorchDALIError: The loader cannot do what it is to do.
+        SystemExit: The script failed before. Its error is printed to stderr, as by the interpreter.
+        TorchDALIError: The loader cannot do what it is asked to.
     """
     done = False
 
@@ -187,14 +159,14 @@ def explain_script(script: Path, arguments: Sequence[str], device: str, file: Te
         nonlocal done
         if not done:
             done = True
-            file.write(f"{_place()} first iterates over a loader.\n")
+            file.write(f"{_describe_caller()} first iterates over a loader.\n")
             _explain_loader(loader, device, file)
         if threading.current_thread() is not threading.main_thread():
             file.flush()
-            os._exit(0)  # an exception would end this thread alone
+            os._exit(0)  # an exception would end only this thread
         raise _ExplainedError
 
-    with _as_main(script, arguments), _iterated(stop):
+    with _run_as_main(script, arguments), _replace_iter(stop):
         try:
             runpy.run_path(str(script), run_name="__main__")
         except _ExplainedError:
@@ -204,27 +176,27 @@ def explain_script(script: Path, arguments: Sequence[str], device: str, file: Te
                 raise
         except Exception as error:
             if done and isinstance(error, TorchDALIError):
-                raise  # it is said of the loader, and not of the script
-            traceback.print_exception(error.with_traceback(_of_script(error.__traceback__, script)))
+                raise  # from the explanation, not from the script
+            traceback.print_exception(error.with_traceback(_skip_to_script(error.__traceback__, script)))
             raise SystemExit(1) from error
     return done
 
 
-def _of_script(frames: TracebackType | None, script: Path) -> TracebackType | None:
-    """The frames from the script's on; none where it does not get so far."""
+def _skip_to_script(frames: TracebackType | None, script: Path) -> TracebackType | None:
+    """Return the frames from the script's on, or None if there is no frame of the script."""
     while frames and frames.tb_frame.f_code.co_filename != str(script):
         frames = frames.tb_next
     return frames
 
 
-def _place() -> str:
-    """Where the script, or what it uses, is now."""
+def _describe_caller() -> str:
+    """Return the position of the code, in the script or in what it uses, that called this module."""
     frame = next(frame for frame in reversed(traceback.extract_stack()) if frame.filename != __file__)
     return f"{frame.filename}, line {frame.lineno}, in {frame.name},"
 
 
 @contextmanager
-def _as_main(script: Path, arguments: Sequence[str]) -> Generator[None, None, None]:
+def _run_as_main(script: Path, arguments: Sequence[str]) -> Generator[None, None, None]:
     argv, path = sys.argv, list(sys.path)
     sys.argv = [str(script), *arguments]
     sys.path.insert(0, str(script.resolve().parent))
@@ -235,18 +207,18 @@ def _as_main(script: Path, arguments: Sequence[str]) -> Generator[None, None, No
 
 
 @contextmanager
-def _iterated(instead: Callable[[DataLoader[Any]], Any]) -> Generator[None, None, None]:
-    """Calls something else where a loader is iterated over."""
+def _replace_iter(replacement: Callable[[DataLoader[Any]], Any]) -> Generator[None, None, None]:
+    """Call ``replacement`` instead of the ``__iter__`` of loaders."""
     kinds: list[Any] = [DataLoader, DALILoader]
-    own = [kind.__iter__ for kind in kinds]
+    originals = [kind.__iter__ for kind in kinds]
 
-    def intercepted(self: DataLoader[Any]) -> Any:
-        return instead(self)
+    def call_replacement(self: DataLoader[Any]) -> Any:
+        return replacement(self)
 
     for kind in kinds:
-        kind.__iter__ = intercepted
+        kind.__iter__ = call_replacement
     try:
         yield
     finally:
-        for kind, method in zip(kinds, own, strict=True):
-            kind.__iter__ = method
+        for kind, original in zip(kinds, originals, strict=True):
+            kind.__iter__ = original

@@ -1,4 +1,4 @@
-"""The files under a folder, and what kind of image each of them is: by its name, and by its content."""
+"""Find files, and detect image formats by name and by content."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from typing import NamedTuple
 import PIL.Image
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
-__all__ = ["Found", "Problem", "cut_off", "find", "format_of", "format_of_name"]
-
 _MAGIC = {
     b"\xff\xd8\xff": "JPEG",
     b"\x89PNG\r\n\x1a\n": "PNG",
@@ -26,11 +24,11 @@ _MAGIC = {
 
 
 class Problem(NamedTuple):
-    """What is wrong with one file.
+    """A problem of one file.
 
     Attributes:
         path: The file.
-        problem: One word for it, or two.
+        problem: Its kind, in one or two words.
         reason: The same in a sentence.
     """
 
@@ -40,13 +38,13 @@ class Problem(NamedTuple):
 
 
 @dataclass
-class Found:
-    """What lies under a folder.
+class FileList:
+    """The files under a folder.
 
     Attributes:
-        images: Regular files that ImageFolder takes for images by their names.
+        images: Regular files with names that ImageFolder takes for images.
         others: All other regular files.
-        problems: What cannot be opened: folders, links to nothing, and images that are no files.
+        problems: Folders that cannot be opened, broken links, and images that are no files.
     """
 
     images: list[str] = field(default_factory=list[str])
@@ -54,70 +52,67 @@ class Found:
     problems: list[Problem] = field(default_factory=list[Problem])
 
 
-def find(folder: Path) -> Found:
-    """Walks through a folder in the order of names, and through links, as ImageFolder does; no folder is met twice."""
-    found = Found()
-    for entry in _entries(str(folder), found, set()):
-        named = entry.name.lower().endswith(IMG_EXTENSIONS)
-        if _is(entry.is_file):
-            (found.images if named else found.others).append(entry.path)
-        elif named:
-            # A pipe would be waited for, for ever.
-            gone = entry.is_symlink() and not Path(entry.path).exists()
-            reason = "it is a link to a file that is not there" if gone else "it is named as an image and is no file"
-            found.problems.append(Problem(entry.path, "unreadable", reason))
-    return found
+def find_files(folder: Path) -> FileList:
+    """List the files under a folder, in the order of names. Follow links, as ImageFolder does, but no folder twice."""
+    files = FileList()
+    for entry in _walk(str(folder), files.problems, set()):
+        has_image_name = entry.name.lower().endswith(IMG_EXTENSIONS)
+        if _is_true(entry.is_file):
+            (files.images if has_image_name else files.others).append(entry.path)
+        elif has_image_name:
+            # Such as a named pipe, which must not be opened: that would wait forever.
+            broken = entry.is_symlink() and not Path(entry.path).exists()
+            reason = "it is a link to a file that is not there" if broken else "it is named as an image and is no file"
+            files.problems.append(Problem(entry.path, "unreadable", reason))
+    return files
 
 
-def _entries(folder: str, found: Found, met: set[tuple[int, int]]) -> Iterator[os.DirEntry[str]]:
+def _walk(folder: str, problems: list[Problem], visited: set[tuple[int, int]]) -> Iterator[os.DirEntry[str]]:
     try:
-        about = Path(folder).stat()
+        status = Path(folder).stat()
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     except OSError as error:
-        found.problems.append(Problem(folder, "unreadable", f"the folder cannot be read ({error.strerror})"))
+        problems.append(Problem(folder, "unreadable", f"the folder cannot be read ({error.strerror})"))
         return
-    if (about.st_dev, about.st_ino) in met:
+    if (status.st_dev, status.st_ino) in visited:
         return
-    met.add((about.st_dev, about.st_ino))
+    visited.add((status.st_dev, status.st_ino))
     for entry in entries:
-        if _is(entry.is_dir):
-            yield from _entries(entry.path, found, met)
+        if _is_true(entry.is_dir):
+            yield from _walk(entry.path, problems, visited)
         else:
             yield entry
 
 
-def _is(kind: Callable[[], bool]) -> bool:
+def _is_true(test: Callable[[], bool]) -> bool:
     try:
-        return kind()
+        return test()
     except OSError:  # a link to itself
         return False
 
 
-def format_of(head: bytes) -> str:
-    """The format that the first bytes of a file tell, by PIL's name for it; empty where they do not."""
+def detect_format(head: bytes) -> str:
+    """Return PIL's name of the format that begins with these bytes, or an empty string."""
     if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
         return "WEBP"
     return next((name for magic, name in _MAGIC.items() if head.startswith(magic)), "")
 
 
 def format_of_name(path: str) -> str:
-    """The format that a file's name promises, by PIL's name for it; empty where PIL knows no such name."""
-    return _formats().get(os.path.splitext(path)[1].lower(), "")  # noqa: PTH122 - of very many
+    """Return PIL's name of the format with this extension, or an empty string."""
+    return _format_by_extension().get(os.path.splitext(path)[1].lower(), "")  # noqa: PTH122 - Path is slower
 
 
 @functools.cache
-def _formats() -> dict[str, str]:
-    # A file of several JPEGs begins as a JPEG does, and its first image is one.
-    return {name: {"MPO": "JPEG", "DIB": "BMP"}.get(kind, kind) for name, kind in _registered().items()}
-
-
-def _registered() -> dict[str, str]:
+def _format_by_extension() -> dict[str, str]:
     PIL.Image.init()
-    return PIL.Image.registered_extensions()
+    # A file of several JPEGs (MPO) begins like a JPEG.
+    aliases = {"MPO": "JPEG", "DIB": "BMP"}
+    return {name: aliases.get(kind, kind) for name, kind in PIL.Image.registered_extensions().items()}
 
 
-def cut_off(path: str) -> bool:
-    """Whether a JPEG, PNG or WebP does not end as it should. False of other files, and of those that are gone."""
+def is_cut_off(path: str) -> bool:
+    """Return True if a JPEG, PNG or WebP ends too early. Return False for other files, and for missing ones."""
     try:
         with Path(path).open("rb") as file:
             head = file.read(12)
@@ -126,7 +121,7 @@ def cut_off(path: str) -> bool:
             tail = file.read()
     except OSError:
         return False
-    kind = format_of(head)
+    kind = detect_format(head)
     if kind == "WEBP":
         return 8 + int.from_bytes(head[4:8], "little") > length
     return (kind == "JPEG" and not tail.endswith(b"\xff\xd9")) or (kind == "PNG" and tail[4:8] != b"IEND")

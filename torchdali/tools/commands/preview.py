@@ -1,67 +1,67 @@
-"""``torchdali preview``: images through torchdali beside the same through torchvision, and their difference."""
+"""``torchdali preview``: a grid of images by torchdali, the same by torchvision, and their difference."""
 
 from __future__ import annotations
 
+import base64
+import html
+import io
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
+from PIL import Image, ImageDraw, ImageFont
+from torch.nn import functional as nn
 
 from torchdali.errors import OptionError
 from torchdali.pipeline import graph
 from torchdali.pipeline.compile import fuse
 from torchdali.pipeline.plan import Plan
 from torchdali.tools.bench.folder import load_transform, make_dataset, open_class_folders
-from torchdali.tools.commands.grid import MAGNIFIED, Column, write
 from torchdali.tools.parity.compare import compare_plan, compile_chain
 from torchdali.transforms import Rule
 from torchdali.transforms.rules.normalize import Arithmetic, Normalize
 
-__all__ = ["Shown", "preview", "shown"]
+_MAGNIFICATION = 10
+_ROWS = ("torchdali", "torchvision", f"difference x {_MAGNIFICATION}")
+_MAX_SIDE = 384
+_GAP, _LABELS, _LINE = 4, 110, 18
 
-_BEYOND_ONE = 2.0
-"""Floating point values that reach this are grey levels of 255, others shares of 1."""
+_UNIT_RANGE_BOUND = 2.0
+"""Floats below this are taken for values in [0, 1], others for grey levels of 255."""
 
 
 @dataclass(frozen=True)
-class Shown:
-    """One image of the grid, (C, H, W), float32, in grey levels of 255 with nothing cut off.
+class Sample:
+    """One image of the grid: ``(C, H, W)``, float32, in grey levels of 255, not clamped.
 
     Attributes:
-        name: Of its file; with the number of the view, where there are several.
-        ours: By torchdali.
-        theirs: By torchvision, with the same random numbers.
+        name: Name of its file, and of the view if there are several.
+        actual: The image by torchdali.
+        expected: The image by torchvision, with the same random numbers.
     """
 
     name: str
-    ours: torch.Tensor
-    theirs: torch.Tensor
+    actual: torch.Tensor
+    expected: torch.Tensor
 
     @property
     def difference(self) -> torch.Tensor:
-        """What is between them."""
-        return (self.ours - self.theirs).abs()
+        """Absolute difference."""
+        return (self.actual - self.expected).abs()
 
 
 def preview(folder: Path, *, transform: str | None, samples: int, seed: int, device: str, out: Path) -> str:
-    """Writes a grid of samples.
-
-    Args:
-        folder: A folder of class folders, or of images.
-        transform: ``FILE:NAME`` of a transform; ImageNet's training transform for None.
-        samples: How many; all, where there are fewer.
-        seed: Which samples, and what is drawn.
-        device: As for ``DALILoader``.
-        out: A file whose name ends in ``.png`` or ``.html``.
+    """Write a grid of images, as PNG or HTML. The arguments are the command's options.
 
     Returns:
         What the grid shows, in a sentence or two.
 
     Raises:
-        OptionError: The folder has no images, or the transform is not there.
+        OptionError: The folder has no images, or there is no such transform.
         SampleError: A file cannot be read.
     """
     graph.require_dali()
@@ -72,71 +72,142 @@ def preview(folder: Path, *, transform: str | None, samples: int, seed: int, dev
             raise OptionError(f"{folder} has no images")
         chosen = np.random.default_rng(seed).permutation(len(images))[:samples]
         images.samples = [images.samples[i] for i in sorted(chosen.tolist())]
-        columns = shown(images, plan, seed)
-    said = _said(columns, plan)
-    tiles = [Column(one.name, *map(_pixels, (one.ours, one.theirs, MAGNIFIED * one.difference))) for one in columns]
-    write(out, tiles, said, str(fuse(plan)))
-    return said
+        pairs = make_samples(images, plan, seed)
+    summary = _summarize(pairs, plan)
+    write_grid(out, pairs, summary, str(fuse(plan)))
+    return summary
 
 
-def shown(images: Any, plan: Plan, seed: int) -> list[Shown]:
-    """The images of a dataset by both, sample by sample and view by view.
+def make_samples(images: Any, plan: Plan, seed: int) -> list[Sample]:
+    """Return the images of an ImageFolder by both libraries, sample by sample and view by view.
 
     Args:
-        images: An ``ImageFolder``.
-        plan: Of the transform, not fused.
-        seed: What is drawn.
+        images: The ImageFolder.
+        plan: Plan of the transform, not fused.
+        seed: Seed of the random numbers.
     """
-    undone = [_normalized([*plan.rules, *view.rules]) for view in plan.views]
-    found: list[Shown] = []
-    for index, view, both in compare_plan(images, fuse(plan), seed):
-        name = Path(images.samples[index][0]).name + (f", view {view + 1}" if len(undone) > 1 else "")
-        found.append(Shown(name, *(_undone(one, undone[view]) for one in both)))
-    return _in_grey_levels(found) if plan.views[0].spec.dtype.is_floating_point else found
+    floating = plan.views[0].spec.dtype.is_floating_point
+    normalizations = [_find_normalizations([*plan.rules, *view.rules]) for view in plan.views]
+    samples: list[Sample] = []
+    for index, view, pair in compare_plan(images, fuse(plan), seed):
+        name = Path(images.samples[index][0]).name + (f", view {view + 1}" if len(plan.views) > 1 else "")
+        samples.append(Sample(name, *(_denormalize(image, normalizations[view]) for image in pair)))
+    if not floating or max(float(sample.expected.max()) for sample in samples) >= _UNIT_RANGE_BOUND:
+        return samples
+    return [replace(sample, actual=255 * sample.actual, expected=255 * sample.expected) for sample in samples]
 
 
-def _in_grey_levels(found: list[Shown]) -> list[Shown]:
-    if max(float(one.theirs.max()) for one in found) >= _BEYOND_ONE:
-        return found
-    return [replace(one, ours=255 * one.ours, theirs=255 * one.theirs) for one in found]
-
-
-def _normalized(rules: Sequence[Rule]) -> list[Normalize]:
-    """What is normalised on the way to a view, in order."""
+def _find_normalizations(rules: Sequence[Rule]) -> list[Normalize]:
+    """Return the ``Normalize`` rules of a view, in order."""
     found: list[Normalize] = []
     for rule in rules:
         if isinstance(rule, Normalize):
             found.append(rule)
         elif isinstance(rule, Arithmetic):
-            found += _normalized(rule.parts)
+            found += _find_normalizations(rule.parts)
     return found
 
 
-def _undone(image: torch.Tensor, normalized: Sequence[Normalize]) -> torch.Tensor:
+def _denormalize(image: torch.Tensor, normalizations: Sequence[Normalize]) -> torch.Tensor:
     image = image.as_subclass(torch.Tensor).to(torch.float32)
-    for rule in reversed(normalized):
+    for rule in reversed(normalizations):
         mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (rule.mean, rule.std))
         image = image * std + mean
     return image
 
 
-def _pixels(image: torch.Tensor) -> torch.Tensor:
-    """(H, W, 3), uint8."""
+def _summarize(samples: Sequence[Sample], plan: Plan) -> str:
+    largest = max(float(sample.difference.max()) for sample in samples)
+    mean = sum(float(sample.difference.mean()) for sample in samples) / len(samples)
+    where = "the GPU" if plan.device.type == "cuda" else "the CPU"
+    text = (
+        f"{len(samples)} images by torchdali with DALI on {where}, by PIL and torchvision with the same random "
+        f"numbers, and their difference x {_MAGNIFICATION}: at most {largest:.3g} of 255 grey levels, {mean:.3g} on "
+        "average."
+    )
+    in_torch = [f"{step.position} {type(step.transform).__name__}" for step in plan.steps if step.where == "torch"]
+    if in_torch:
+        text += f" Left out, because torch runs it on both sides: {', '.join(in_torch)}."
+    return text
+
+
+def write_grid(out: Path, samples: Sequence[Sample], summary: str, plan: str) -> None:
+    """Write the grid to an ``.html`` page, with the plan, or to a PNG. Shrink images of more than 384 pixels a side."""
+    if out.suffix.lower() == ".html":
+        out.write_text(_draw_page(samples, summary, plan), "utf-8", "backslashreplace")  # for names that are no UTF-8
+    else:
+        _draw_grid(samples, summary).save(out, "PNG")
+
+
+def _make_tiles(sample: Sample) -> list[Image.Image]:
+    difference = _to_pixels(_MAGNIFICATION * sample.difference)
+    tiles = [_make_tile(_to_pixels(image)) for image in (sample.actual, sample.expected)]
+    return [*tiles, _make_tile(difference, largest=True)]
+
+
+def _to_pixels(image: torch.Tensor) -> torch.Tensor:
+    """Convert an image to ``(H, W, 3)``, uint8."""
     levels = image.nan_to_num().round().clamp(0, 255).to(torch.uint8)
     levels = levels[:3] if len(levels) >= 3 else levels[:1].expand(3, -1, -1)
     return levels.permute(1, 2, 0)
 
 
-def _said(columns: Sequence[Shown], plan: Plan) -> str:
-    largest = max(float(one.difference.max()) for one in columns)
-    mean = sum(float(one.difference.mean()) for one in columns) / len(columns)
-    where = "the GPU" if plan.device.type == "cuda" else "the CPU"
-    said = (
-        f"{len(columns)} images by torchdali with DALI on {where}, by PIL and torchvision with the same random "
-        f"numbers, and their difference x {MAGNIFIED}: at most {largest:.3g} of 255 grey levels, {mean:.3g} in the "
-        "mean."
+def _make_tile(pixels: torch.Tensor, largest: bool = False) -> Image.Image:
+    """Make a picture, smaller by a whole number if needed. With ``largest``, no bright pixel is lost by that."""
+    factor = -(-max(pixels.shape[:2]) // _MAX_SIDE)
+    if factor > 1:
+        reduce: Any = nn.max_pool2d if largest else nn.avg_pool2d
+        reduced = reduce(pixels.permute(2, 0, 1)[None].float(), factor, ceil_mode=True)
+        pixels = reduced[0].round().to(torch.uint8).permute(1, 2, 0)
+    return Image.fromarray(cast("Any", pixels.contiguous().numpy()))
+
+
+def _draw_grid(samples: Sequence[Sample], summary: str) -> Image.Image:
+    columns = [_make_tiles(sample) for sample in samples]
+    width = max(tile.width for column in columns for tile in column)
+    height = max(tile.height for column in columns for tile in column)
+    grid_width = max(_LABELS + len(columns) * (width + _GAP), 640)
+    font = ImageFont.load_default(13)
+    lines = textwrap.wrap(summary, max(20, int((grid_width - 2 * _GAP) / font.getlength("e"))))
+    top = (len(lines) + 1) * _LINE + 2 * _GAP
+    grid = Image.new("RGB", (grid_width, top + len(_ROWS) * (height + _GAP)), "white")
+    draw = ImageDraw.Draw(grid)
+    for i, line in enumerate(lines):
+        draw.text((_GAP, _GAP + i * _LINE), line, "black", font)
+    for row, label in enumerate(_ROWS):
+        draw.text((_GAP, top + row * (height + _GAP) + height // 2), label, "black", font)
+    for i, (sample, column) in enumerate(zip(samples, columns, strict=True)):
+        left, name = _LABELS + i * (width + _GAP), sample.name
+        while name and font.getlength(name) > width:
+            name = name[1:]
+        draw.text((left, top - _LINE), name, "black", font)
+        for row, tile in enumerate(column):
+            grid.paste(tile, (left, top + row * (height + _GAP)))
+    return grid
+
+
+def _draw_page(samples: Sequence[Sample], summary: str, plan: str) -> str:
+    head = "".join(f"<th>{html.escape(label)}</th>" for label in ("", *_ROWS))
+    rows = "\n".join(
+        f"<tr><th>{html.escape(sample.name)}</th>{''.join(map(_draw_cell, _make_tiles(sample)))}</tr>"
+        for sample in samples
     )
-    beyond = [f"{step.position} {type(step.transform).__name__}" for step in plan.steps if step.where == "torch"]
-    if beyond:
-        said += f" Not shown is what torch does after DALI, in the same way on both sides: {', '.join(beyond)}."
-    return said
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head><meta charset="utf-8"><title>torchdali preview</title></head>
+<body style="font-family: sans-serif">
+<p>{html.escape(summary)}</p>
+<table>
+<tr>{head}</tr>
+{rows}
+</table>
+<pre>{html.escape(plan)}</pre>
+</body>
+</html>
+"""
+
+
+def _draw_cell(tile: Image.Image) -> str:
+    stream = io.BytesIO()
+    tile.save(stream, "PNG")
+    return f'<td><img alt="" src="data:image/png;base64,{base64.b64encode(stream.getvalue()).decode()}"></td>'

@@ -39,11 +39,14 @@ def certify(out: Path, devices: Sequence[str], only: str, console: Console) -> l
         Failures in all that the page shows, one line each.
 
     Raises:
-        OptionError: ``only`` selects nothing.
+        OptionError: ``only`` is no regular expression, or selects nothing.
     """
     stored = out.with_suffix(".json")
     found = results.read(stored)
-    wanted = re.compile(only)
+    try:
+        wanted = re.compile(only)
+    except re.error as error:
+        raise OptionError(f"--only is not a regular expression: {error}") from error
     cases = [name for name in CASES if wanted.search(name)]
     formats = [name for name in FORMATS if wanted.search(f"decoding {name}")]
     draws = [name for name in DRAWS if wanted.search(name)]
