@@ -19,9 +19,8 @@ from PIL import Image
 from rich.console import Console
 
 from torchdali.tools import cli
-from torchdali.tools.demo.compare import Run, compare
-from torchdali.tools.demo.pictures import PICTURES, SPLITS, crop_boxes, write_pictures
-from torchdali.tools.demo.report import COLUMNS, show, verdict, write_grid
+from torchdali.tools.demo.compare import COLUMNS, Run, compare, describe_speed, show, write_grid
+from torchdali.tools.demo.pictures import PICTURES, SPLITS, draw_boxes, write_pictures
 from torchdali.tools.demo.train import SIZE, Training
 from torchdali.tools.parity.cases import FLOATING
 
@@ -108,7 +107,7 @@ def test_pictures(tmp_path: Path) -> None:
 def test_splits_share_no_pixel(size: tuple[int, int]) -> None:
     covered = {split: np.zeros(size, bool) for split in SPLITS}
     for split, part in SPLITS.items():
-        for left, top, right, bottom in crop_boxes(size, part, 200, np.random.default_rng(1)):
+        for left, top, right, bottom in draw_boxes(size, part, 200, np.random.default_rng(1)):
             assert 0 <= left < right <= size[0]
             assert 0 <= top < bottom <= size[1]
             covered[split][left:right, top:bottom] = True
@@ -164,8 +163,8 @@ def test_grid_has_dali_above(tmp_path: Path) -> None:
     assert not (grid[SIZE + 4 : -2, 2 : SIZE + 2] == 255).all()
 
 
-def test_verdict_is_honest() -> None:
-    words = [verdict(ratio, on_gpu=False).split(":")[0] for ratio in (0.5, 1.0, 2.0)]
+def test_the_sentence_on_speed_is_honest() -> None:
+    words = [describe_speed(ratio, on_gpu=False).split(":")[0] for ratio in (0.5, 1.0, 2.0)]
     assert [word.split("is ")[1] for word in words] == ["slower here", "about as fast here", "faster here"]
     assert all(one != other for one, other in pairwise(words))
 

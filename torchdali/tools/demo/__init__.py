@@ -1,84 +1,51 @@
-"""``torchdali demo``: one training script, run with DataLoader and with DALILoader, and compared."""
+"""``torchdali demo``: run one training script with DataLoader and with DALILoader, and compare."""
 
 from __future__ import annotations
 
 import os
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
 
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from torch.utils.data import DataLoader
 
-from torchdali.tools.demo.compare import Comparison, compare, images_to_observe, images_to_time, observe, speeds
+from torchdali import DALILoader
+from torchdali.tools.demo.compare import REPEATS, ROUNDS, Comparison, compare, measure_speeds, observe, show, write_grid
 from torchdali.tools.demo.pictures import PICTURES, write_pictures
-from torchdali.tools.demo.report import show, write_grid
-from torchdali.tools.demo.train import LoaderClass
+from torchdali.tools.demo.train import Settings
 
-__all__ = ["Comparison", "run"]
+_TRAIN, _VAL = 32, 12
+"""Crops of each picture for training and for validation."""
 
 
-def run(
-    out: Path,
-    *,
-    epochs: int = 8,
-    device: str = "auto",
-    seed: int = 0,
-    train: int = 32,
-    val: int = 12,
-    console: Console | None = None,
-    dali: LoaderClass | None = None,
-) -> Comparison:
-    """Writes the pictures, trains twice, prints the comparison and writes the grid.
-
-    Args:
-        out: Folder for ``pictures/`` and ``first_batch.png``.
-        epochs: Epochs of each training.
-        device: ``"cpu"``, ``"cuda"``, or ``"auto"``: CUDA where torch sees a device.
-        seed: Seed of the crops and of both trainings.
-        train: Crops of each picture for training.
-        val: Crops of each picture for validation.
-        console: Where to print.
-        dali: The class that is compared with ``torch.utils.data.DataLoader``; ``DALILoader`` unless told.
-    """
-    console = console or Console()
-    if dali is None:
-        from torchdali import DALILoader
-
-        loader = DALILoader if device == "auto" else partial(cast("Any", DALILoader), device=device)
-        dali = cast("LoaderClass", loader)
-    where = "cuda" if torch.cuda.is_available() else "cpu"
-    target = torch.device(where if device == "auto" else device)
-    workers = min(8, len(os.sched_getaffinity(0)))
-    pictures, grid = out / "pictures", out / "first_batch.png"
+def run(out: Path, *, epochs: int, device: str, seed: int, console: Console) -> Comparison:
+    """Write the pictures, train twice, print the comparison and write the grid. The arguments are the options."""
+    dali = partial(DALILoader, device=device)
+    has_cuda = torch.cuda.is_available()
+    target = torch.device(("cuda" if has_cuda else "cpu") if device == "auto" else device)
+    settings = Settings(out / "pictures", target, epochs, min(8, len(os.sched_getaffinity(0))), seed)
 
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
     with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
 
-        def stage(name: str, total: int) -> partial[None]:
+        def start_stage(name: str, total: int) -> partial[None]:
             return partial(progress.advance, progress.add_task(name, total=total))
 
-        crops = len(PICTURES) * (train + val)
-        tick = stage(f"{crops} crops of {len(PICTURES)} photographs", crops)
-        write_pictures(pictures, train=train, val=val, seed=seed, tick=tick)
+        train, val = len(PICTURES) * _TRAIN, len(PICTURES) * _VAL
+        tick = start_stage(f"{train + val} crops of {len(PICTURES)} photographs", train + val)
+        write_pictures(settings.root, train=_TRAIN, val=_VAL, seed=seed, tick=tick)
+        seen = train * (1 + epochs) + val
+        # DataLoader comes first, so that its worker processes are forked before DALI has threads.
+        reference = observe(DataLoader, settings, start_stage("DataLoader trains", seen))
+        tick = start_stage("both alone, in turn", 2 * train * REPEATS * (1 + ROUNDS))
+        speeds = measure_speeds([DataLoader, dali], settings, tick)
+        result = observe(dali, settings, start_stage("DALILoader trains", seen))
 
-        settings = partial(observe, root=pictures, device=target, epochs=epochs, workers=workers, seed=seed)
-        per_loader = images_to_observe(len(PICTURES) * train, len(PICTURES) * val, epochs)
-        # DataLoader's worker processes are all forked before DALI has started a thread.
-        reference = settings(DataLoader, tick=stage("DataLoader trains", per_loader))
-        timed = speeds(
-            [DataLoader, dali],
-            pictures,
-            device=target,
-            workers=workers,
-            tick=stage("both alone, in turn", images_to_time(len(PICTURES) * train, loaders=2)),
-        )
-        ours = settings(dali, tick=stage("DALILoader trains", per_loader))
-
-    comparison = compare(reference, ours, (timed[0], timed[1]))
+    comparison = compare(reference, result, (speeds[0], speeds[1]))
     show(comparison, console)
+    grid = out / "first_batch.png"
     write_grid(comparison, grid)
-    console.print(f"Pictures: {pictures}\nFirst augmented batch, above by DALI, below by torchvision: {grid}")
+    console.print(f"Pictures: {settings.root}\nFirst augmented batch, above by DALI, below by torchvision: {grid}")
     return comparison

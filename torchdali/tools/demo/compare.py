@@ -1,4 +1,4 @@
-"""What the demo claims about a loader, observed from outside: its order, its pixels, its speed."""
+"""Compare two loaders from outside: their order, their pixels and their speed."""
 
 from __future__ import annotations
 
@@ -10,40 +10,45 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image
+from rich.console import Console
+from rich.table import Table
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
+from torchvision.utils import make_grid
 
 from torchdali.tools.demo.train import (
     AUGMENT,
     NORMALIZE,
     VIEW,
     LoaderClass,
+    Settings,
     Training,
+    denormalize,
     make_loader,
-    settle,
+    synchronize,
     train,
 )
 
-__all__ = ["Comparison", "Run", "compare", "images_to_observe", "images_to_time", "observe", "speeds"]
-
+COLUMNS = 10
+"""Number of pictures in a row of the grid."""
 ROUNDS = 3
 REPEATS = 4
-
-# Grey levels, the mean over one image: decoders differ by less than one, different photographs by tens.
-SAME_IMAGE = 8.0
+_SAME_IMAGE = 8.0
+"""Bound of an image's mean difference in grey levels. Decoders differ by less than 1, other photographs by tens."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """What was seen of one loader.
+    """Observations of one loader.
 
     Attributes:
-        device: Where its images lie.
-        files: The file behind each image of a shuffled epoch, as its number in the dataset.
-        views: These images, uint8, after a transform that draws no random numbers.
-        training: The run of the training script.
+        device: Device of its images.
+        files: Number of the file of each image in a shuffled epoch.
+        views: These images, uint8, after a transform without random numbers.
+        training: Result of the training script.
     """
 
     device: torch.device
@@ -57,10 +62,10 @@ class Comparison:
     """Two loaders side by side.
 
     Attributes:
-        torch: What was seen of ``torch.utils.data.DataLoader``.
-        dali: What was seen of ``torchdali.DALILoader``.
-        speeds: Images a second of each alone, in this order.
-        same_order: Whether both gave the same files, images and training labels, image by image.
+        torch: Observations of ``torch.utils.data.DataLoader``.
+        dali: Observations of ``torchdali.DALILoader``.
+        speeds: Images per second of each alone, in this order.
+        same_order: Whether both returned the same files, images and training labels, in the same order.
         largest: Largest difference of a pixel, in grey levels.
         mean: Mean difference of a pixel, in grey levels.
     """
@@ -73,95 +78,93 @@ class Comparison:
     mean: float
 
 
-def observe(
-    loader_class: LoaderClass,
-    root: Path,
-    *,
-    device: torch.device,
-    epochs: int,
-    workers: int,
-    seed: int,
-    tick: Callable[[int], None],
-) -> Run:
-    """Runs one loader through a shuffled epoch without random transforms, and through the training script.
-
-    Args:
-        loader_class: ``torch.utils.data.DataLoader``, or what takes its place.
-        root: The image folder, with ``train`` and ``val``.
-        device: Where images are wanted.
-        epochs: Epochs of the training script.
-        workers: ``num_workers`` of the loaders.
-        seed: For ``torch.manual_seed``.
-        tick: Called with the number of images just seen.
-    """
-    torch.manual_seed(seed)
-    numbered = ImageFolder(str(root / "train"), transform=v2.Compose(VIEW))
-    # Each label becomes its file's number, so that the loader itself says which file it took an image for.
+def observe(loader_class: LoaderClass, settings: Settings, tick: Callable[[int], None]) -> Run:
+    """Run one loader for a shuffled epoch without random transforms, and in the training script."""
+    torch.manual_seed(settings.seed)
+    numbered = ImageFolder(str(settings.root / "train"), transform=v2.Compose(VIEW))
+    # The label of each file is its number, so the loader itself tells which file an image is from.
     numbered.samples = [(path, number) for number, (path, _) in enumerate(numbered.samples)]
-    where, files, views = torch.device("cpu"), list[Tensor](), list[Tensor]()
-    for images, numbers in make_loader(loader_class, numbered, shuffle=True, device=device, workers=workers):
-        where = images.device
+    device, files, views = torch.device("cpu"), list[Tensor](), list[Tensor]()
+    for images, numbers in make_loader(loader_class, numbered, settings, shuffle=True):
+        device = images.device
         files.append(numbers.cpu())
         views.append(images.cpu())
         tick(len(numbers))
-    training = train(loader_class, root, device=device, epochs=epochs, workers=workers, seed=seed, tick=tick)
-    return Run(where, torch.cat(files), torch.cat(views), training)
+    return Run(device, torch.cat(files), torch.cat(views), train(loader_class, settings, tick))
 
 
-def speeds(
-    loader_classes: Sequence[LoaderClass],
-    root: Path,
-    *,
-    device: torch.device,
-    workers: int,
-    tick: Callable[[int], None],
+def measure_speeds(
+    loader_classes: Sequence[LoaderClass], settings: Settings, tick: Callable[[int], None]
 ) -> list[float]:
-    """Images a second of each loader, with nobody using the images: the median epoch after one to warm up.
+    """Return the images per second of each loader alone: the median epoch after a first one to warm up.
 
-    The loaders take turns, so that whatever else the machine does meets all of them.
+    The loaders take turns, so that other load on the machine affects all of them.
     """
-    folder = ImageFolder(str(root / "train"), transform=v2.Compose([*AUGMENT, *NORMALIZE]))
-    # The folder alone is over before a loader has got into its stride.
-    dataset: Dataset[Any] = ConcatDataset([folder] * REPEATS)
-    count = len(folder) * REPEATS
-    loaders = [
-        make_loader(loader_class, dataset, shuffle=True, device=device, workers=workers)
-        for loader_class in loader_classes
-    ]
+    folder = ImageFolder(str(settings.root / "train"), transform=v2.Compose([*AUGMENT, *NORMALIZE]))
+    dataset: Dataset[Any] = ConcatDataset([folder] * REPEATS)  # the folder alone is too short to be timed
+    loaders = [make_loader(loader_class, dataset, settings, shuffle=True) for loader_class in loader_classes]
     epochs: list[list[float]] = []
     for _ in range(1 + ROUNDS):
         seconds: list[float] = []
         for loader in loaders:
             start = time.perf_counter()
             for images, labels in loader:
-                images.to(device, non_blocking=True)
+                images.to(settings.device, non_blocking=True)
                 tick(len(labels))
-            settle(device)
+            synchronize(settings.device)
             seconds.append(time.perf_counter() - start)
         epochs.append(seconds)
-    return [count / statistics.median(of_loader) for of_loader in zip(*epochs[1:], strict=True)]
-
-
-def images_to_observe(train: int, val: int, epochs: int) -> int:
-    """The number of images that `observe` reports to ``tick`` in all."""
-    return train * (1 + epochs) + val
-
-
-def images_to_time(train: int, loaders: int) -> int:
-    """The number of images that `speeds` reports to ``tick`` in all."""
-    return train * REPEATS * (1 + ROUNDS) * loaders
+    return [len(folder) * REPEATS / statistics.median(times) for times in zip(*epochs[1:], strict=True)]
 
 
 def compare(reference: Run, run: Run, speeds: tuple[float, float]) -> Comparison:
-    """Compares what was seen of DataLoader with what was seen of DALILoader."""
+    """Compare the observations of DataLoader with those of DALILoader."""
     same_order = torch.equal(reference.files, run.files) and torch.equal(reference.training.labels, run.training.labels)
     difference = (reference.views.short() - run.views.short()).abs()
-    of_image = difference.flatten(1).float().mean(1)
+    by_image = difference.flatten(1).float().mean(1)
     return Comparison(
         torch=reference,
         dali=run,
         speeds=speeds,
-        same_order=same_order and bool((of_image < SAME_IMAGE).all()),
+        same_order=same_order and bool((by_image < _SAME_IMAGE).all()),
         largest=int(difference.max()),
-        mean=float(of_image.mean()),
+        mean=float(by_image.mean()),
     )
+
+
+def show(comparison: Comparison, console: Console) -> None:
+    """Print the two runs side by side, and which loader was faster."""
+    ours, theirs = comparison.dali, comparison.torch
+    table = Table(title="The same script, one changed import", title_justify="left")
+    table.add_column("")
+    table.add_column("DataLoader", justify="right")
+    table.add_column("DALILoader", justify="right", style="bold")
+    table.add_row("images on", str(theirs.device), str(ours.device))
+    table.add_row("batches in equal order", "", "yes" if comparison.same_order else "[red]no[/]")
+    table.add_row("largest pixel difference, of 255", "", f"{comparison.largest}")
+    table.add_row("mean pixel difference, of 255", "", f"{comparison.mean:.3f}")
+    table.add_row("validation accuracy", f"{theirs.training.accuracy:.1%}", f"{ours.training.accuracy:.1%}")
+    table.add_row("images/s, loader alone", *(f"{speed:,.0f}" for speed in comparison.speeds))
+    table.add_row("images/s, training", f"{theirs.training.speed:,.0f}", f"{ours.training.speed:,.0f}")
+    console.print(table)
+    reference, speed = comparison.speeds
+    console.print(describe_speed(speed / reference, on_gpu=ours.device.type == "cuda"))
+
+
+def describe_speed(ratio: float, *, on_gpu: bool) -> str:
+    """Return a sentence on the loader's speed, as a multiple of DataLoader's."""
+    word = "faster" if ratio > 1.1 else "slower" if ratio < 0.9 else "about as fast"
+    text = f"Alone, DALILoader is {word} here: {ratio:.2f} times DataLoader's images/s."
+    if on_gpu:
+        return f"{text} These pictures are few and small; the gain grows with both."
+    return f"{text} Without a GPU both share the same cores; torchdali is made for GPUs."
+
+
+def write_grid(comparison: Comparison, path: Path) -> None:
+    """Write a PNG of the start of the first training batch: DALILoader's above, DataLoader's below.
+
+    Each column shows one sample, with different random crops and flips.
+    """
+    rows = [run.training.first[:COLUMNS] for run in (comparison.dali, comparison.torch)]
+    grid = make_grid(denormalize(torch.cat(rows)), nrow=len(rows[0]), padding=2)
+    Image.fromarray(grid.permute(1, 2, 0).numpy()).save(path)

@@ -1,4 +1,4 @@
-"""A small image folder of real photographs: crops of the pictures that scikit-image's wheel carries."""
+"""Write a small image folder of real photographs: crops of the pictures in scikit-image's wheel."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
-
-__all__ = ["PICTURES", "SPLITS", "crop_boxes", "write_pictures"]
 
 PICTURES = (
     "astronaut.png",
@@ -28,27 +26,24 @@ PICTURES = (
     "retina.jpg",
     "rocket.jpg",
 )
-"""One class each; about half of them are grey, and are written as grey JPEGs."""
+"""One class each. About half of them are grey, and are written as grey JPEGs."""
 
 SPLITS = {"train": (0.0, 0.6), "val": (0.6, 1.0)}
-"""The part of a picture's longer side that a split's crops come from: no pixel is in both."""
+"""Part of a picture's longer side from which each split takes its crops. No pixel is in both."""
 
 SMALLEST, LARGEST = 96, 400
 
 
-def crop_boxes(
+def draw_boxes(
     size: tuple[int, int], part: tuple[float, float], count: int, rng: np.random.Generator
 ) -> list[tuple[int, int, int, int]]:
-    """Draws crops of varied size and shape inside one part of a picture.
+    """Draw boxes ``(left, top, right, bottom)`` of varied size and shape inside one part of a picture.
 
     Args:
         size: Width and height of the picture.
         part: Start and end of the part, as fractions of the picture's longer side.
-        count: How many crops.
-        rng: Where the numbers come from.
-
-    Returns:
-        ``(left, top, right, bottom)`` of each crop.
+        count: Number of boxes.
+        rng: Random generator.
     """
     longer = int(size[1] > size[0])
     start, stop = [0, 0], list(size)
@@ -62,15 +57,13 @@ def crop_boxes(
 
 
 def write_pictures(root: Path, *, train: int, val: int, seed: int, tick: Callable[[int], None]) -> None:
-    """Writes ``root/{train,val}/<picture>/<number>.jpg``, as ``torchvision.datasets.ImageFolder`` reads it.
-
-    Files of an earlier run are overwritten; nothing is deleted.
+    """Write ``root/{train,val}/<picture>/<number>.jpg`` for ImageFolder. Overwrite files, but delete none.
 
     Args:
-        root: The folder; made if it is missing.
-        train: Crops of each picture for training.
-        val: Crops of each picture for validation.
-        seed: The same seed writes the same files.
+        root: The folder. It is made if it is missing.
+        train: Number of crops of each picture for training.
+        val: Number of crops of each picture for validation.
+        seed: Seed of the crops.
         tick: Called with the number of files just written.
     """
     rng = np.random.default_rng(seed)
@@ -79,6 +72,6 @@ def write_pictures(root: Path, *, train: int, val: int, seed: int, tick: Callabl
         for split, count in {"train": train, "val": val}.items():
             folder = root / split / Path(name).stem
             folder.mkdir(parents=True, exist_ok=True)
-            for number, box in enumerate(crop_boxes(picture.size, SPLITS[split], count, rng)):
+            for number, box in enumerate(draw_boxes(picture.size, SPLITS[split], count, rng)):
                 picture.crop(box).save(folder / f"{number:03}.jpg", quality=int(rng.integers(75, 96)))
                 tick(1)
