@@ -20,10 +20,9 @@ from torchvision.transforms import v2
 import torchdali
 from torchdali import DALILoader
 from torchdali.tools.parity.compare import exceeded_bounds, measure
-from torchdali.tools.parity.coverage import TORCH_ONLY, rules
-from torchdali.tools.parity.coverage import names as coverage_names
 from torchdali.tools.parity.distributions import compare_distributions
 from torchdali.tools.parity.photographs import write_photographs
+from torchdali.tools.parity.report import TORCH_ONLY, list_names, list_rules
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -103,7 +102,7 @@ def test_table_of_what_does_not_run_in_dali() -> None:
 
 def test_certificate_names_every_rule() -> None:
     certified = {name for row in rows(PARITY, "Transform") for name in re.findall(r"`([^`]+)`", row[0])}
-    missing = {name for rule in rules().values() for name in coverage_names(rule)} - certified
+    missing = {name for rule in list_rules().values() for name in list_names(rule)} - certified
     assert not missing, f"docs/parity.md does not show {missing}: run `torchdali parity`"
 
 

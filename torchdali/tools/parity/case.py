@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-__all__ = ["Case"]
-
 
 class Case(NamedTuple):
     """A chain and its bounds.
@@ -15,7 +13,7 @@ class Case(NamedTuple):
         max_abs: Bound of the largest absolute difference of a value.
         max_abs_interior: Bound of the same without a border of 4 pixels.
         mean_abs: Bound of the mean absolute difference.
-        why: Reason, in one line, if a bound is looser than what ``design.py`` promises.
+        why: Reason, in one line, if a bound is looser than what the transform promises.
         devices: Devices on which the chain runs in DALI.
         refused: Why the installed torchvision refuses the chain. Empty if it does not.
     """

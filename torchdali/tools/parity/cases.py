@@ -15,8 +15,6 @@ from torchvision.transforms.v2 import functional as F
 from torchdali.tools.parity.case import Case
 from torchdali.transforms.rules.views import MultiView
 
-__all__ = ["CASES"]
-
 # torchvision's transforms accept more than their annotations tell.
 v1, v2 = cast("Any", annotated_v1), cast("Any", annotated_v2)
 

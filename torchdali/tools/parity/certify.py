@@ -21,8 +21,6 @@ from torchdali.tools.parity.draws import DRAWS
 from torchdali.tools.parity.photographs import write_photographs
 from torchdali.tools.parity.report import TITLES, write_markdown
 
-__all__ = ["certify"]
-
 Tick = Callable[[], None]
 
 
@@ -42,7 +40,7 @@ def certify(out: Path, devices: Sequence[str], only: str, console: Console) -> l
         OptionError: ``only`` is no regular expression, or selects nothing.
     """
     stored = out.with_suffix(".json")
-    found = results.read(stored)
+    known = results.read(stored)
     try:
         wanted = re.compile(only)
     except re.error as error:
@@ -51,7 +49,7 @@ def certify(out: Path, devices: Sequence[str], only: str, console: Console) -> l
     formats = [name for name in FORMATS if wanted.search(f"decoding {name}")]
     draws = [name for name in DRAWS if wanted.search(name)]
     if not (cases or formats or draws):
-        raise OptionError(f"{only!r} is found in no name of what can be measured")
+        raise OptionError(f"--only {only!r} is found in no name of a case, random parameter or format")
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress, tempfile.TemporaryDirectory() as folder:
@@ -62,7 +60,7 @@ def certify(out: Path, devices: Sequence[str], only: str, console: Console) -> l
 
         photographs = write_photographs(Path(folder) / "photographs")
         for device in devices:
-            of_device = found.select_device(device, results.describe_machine(device))
+            of_device = known.select_device(device, results.describe_machine(device))
             here = [name for name in cases if device in CASES[name].devices and not CASES[name].refused]
             tick = stage(f"transforms, {TITLES[device]}", len(here))
             for name in here:
@@ -73,28 +71,28 @@ def certify(out: Path, devices: Sequence[str], only: str, console: Console) -> l
             for name in formats:
                 of_device.decoding[name] = measure_decoding(Path(folder) / device / name, name, device)
                 tick()
-            results.write(found, stored)
+            results.write(known, stored)
         tick = stage("random parameters", len(draws))
         for name in draws:
-            found.draws[name] = compare_distributions(DRAWS[name])
+            known.draws[name] = compare_distributions(DRAWS[name])
             tick()
 
-    results.write(found, stored)
-    write_markdown(found, out)
-    failed = results.failures(found)
-    for line in failed:
+    results.write(known, stored)
+    write_markdown(known, out)
+    failures = results.find_failures(known)
+    for line in failures:
         console.print(f"[red]{line}[/]", soft_wrap=True)
     console.print(
         f"{len(cases)} cases, {len(draws)} random parameters and {len(formats)} formats; "
-        f"{len(failed) or 'no'} {'failure' if len(failed) == 1 else 'failures'}. Written: {out}",
+        f"{len(failures) or 'no'} {'failure' if len(failures) == 1 else 'failures'}. Written: {out}",
         soft_wrap=True,
     )
-    return failed
+    return failures
 
 
 def _measure(case: Case, photographs: object, device: str) -> Differences:
     try:
         return measure(case, photographs, device)
-    except Exception as error:  # noqa: BLE001 - a case that cannot run is a result; the others run
-        said = " ".join(str(error).split())
-        return Differences(error=f"{type(error).__name__}: {said[:300]}")
+    except Exception as error:  # noqa: BLE001 - a case that cannot run is a result, and the others run
+        text = " ".join(str(error).split())
+        return Differences(error=f"{type(error).__name__}: {text[:300]}")

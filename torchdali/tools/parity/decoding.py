@@ -19,8 +19,6 @@ from torchdali.sources.headers.header import read_header
 from torchdali.tools.parity.compare import compile_chain, run, split_indices
 from torchdali.tools.parity.photographs import photographs
 
-__all__ = ["FORMATS", "DecodingDifferences", "decoders", "decoding_bound", "measure_decoding"]
-
 _open: Callable[..., Any] = Image.open
 
 
@@ -111,17 +109,17 @@ def measure_decoding(root: Path, name: str, device: str) -> dict[str, DecodingDi
     paths = [path for path, _ in dataset.samples]
     expected = [_decode_with_pil(path) for path in paths]
     by = "DALI" if all(read_header(path).native for path in paths) else "PIL"
-    found: dict[str, DecodingDifferences] = {}
+    results: dict[str, DecodingDifferences] = {}
     for decoder, options in decoders(device).items():
         try:
             if options is None:
-                found[decoder] = _compare(_decode_with_loader(dataset, device), expected, by)
+                results[decoder] = _compare(_decode_with_loader(dataset, device), expected, by)
             else:
                 target = compile_chain([], device).device
-                found[decoder] = _compare(graph.decode_files(paths, target, **options), expected, "DALI")
+                results[decoder] = _compare(graph.decode_files(paths, target, **options), expected, "DALI")
         except RuntimeError as error:
-            found[decoder] = DecodingDifferences(error=_last_line(error))
-    return found
+            results[decoder] = DecodingDifferences(error=_last_line(error))
+    return results
 
 
 def _to_cmyk(image: Image.Image) -> Image.Image:
@@ -148,9 +146,9 @@ def _decode_with_loader(dataset: ImageFolder, device: str) -> list[npt.NDArray[n
 def _compare(
     actual: list[npt.NDArray[np.uint8]], expected: list[npt.NDArray[np.uint8]], by: str
 ) -> DecodingDifferences:
-    differences = [np.abs(one.astype(np.int16) - other) for one, other in zip(actual, expected, strict=True)]
+    differences = [np.abs(a.astype(np.int16) - b) for a, b in zip(actual, expected, strict=True)]
     return DecodingDifferences(
-        float(max(one.max() for one in differences)), float(np.mean([one.mean() for one in differences])), by
+        float(max(x.max() for x in differences)), float(np.mean([x.mean() for x in differences])), by
     )
 
 

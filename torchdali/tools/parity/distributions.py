@@ -17,17 +17,6 @@ from torchdali.transforms import find_rule
 from torchdali.transforms.rng import Draws, epoch_key
 from torchdali.transforms.spec import Params, Spec
 
-__all__ = [
-    "LEVEL",
-    "MANY",
-    "DistributionTest",
-    "compare_distributions",
-    "draw_params",
-    "p_value",
-    "sample_torchvision",
-    "significance_level",
-]
-
 HEIGHT, WIDTH = 180, 240
 MANY = 3000
 """Number of samples on each side."""
@@ -85,7 +74,7 @@ def sample_torchvision(transform: Any, height: int = HEIGHT, width: int = WIDTH,
 def p_value(actual: Any, expected: Any) -> DistributionTest:
     """Test whether two samples come from one distribution."""
     # Round, so that float32 and float64 numbers that differ in their last bits count as one value.
-    both: list[npt.NDArray[np.float64]] = [np.round(np.asarray(one, np.float64), 6) for one in (actual, expected)]
+    both: list[npt.NDArray[np.float64]] = [np.round(np.asarray(x, np.float64), 6) for x in (actual, expected)]
     values, where = np.unique(np.concatenate(both), return_inverse=True)
     if len(values) > _FEW:
         return DistributionTest("Kolmogorov-Smirnov, two samples", float(_stats.ks_2samp(*both).pvalue))

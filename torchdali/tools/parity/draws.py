@@ -17,8 +17,6 @@ from torchdali.transforms.rules.elastic import CROSSWISE
 from torchdali.transforms.rules.noise import reference_noise
 from torchdali.transforms.spec import Params
 
-__all__ = ["DRAWS", "Draw"]
-
 v2 = cast("Any", annotated_v2)  # which accepts more than its annotations tell
 
 
@@ -156,7 +154,7 @@ def _policy(name: str, transform: Any, places: tuple[int, ...]) -> dict[str, Dra
         noting(image[0].to("meta"))
         del noting._apply_image_or_video_transform  # noqa: SLF001
         # Identity is left out on both sides, because the rule has it in slots that are not used.
-        return [*filter(lambda one: one[0], made), *[(0, 0.0)] * (max(places) + 1)]
+        return [*filter(lambda pair: pair[0], made), *[(0, 0.0)] * (max(places) + 1)]
 
     def actual(params: Params, place: int) -> tuple[Any, Any]:
         order = np.argsort(params["operation"] == 0, axis=1, kind="stable")[:, place]
@@ -217,7 +215,7 @@ def _noise(transform: Any) -> Draw:
     return Draw(transform, actual, lambda value: value, torch.float32, noting)
 
 
-def _displaced(params: Params) -> Any:
+def _displacement(params: Params) -> Any:
     """Return how far a pixel moves to the right, as a share of alpha."""
     rows = ({key: values[i] for key, values in params.items()} for i in range(len(params["noise_start"])))
     return [2 * to_uniform(reference_words(row, 6, 6, 2))[3, 5, 0] - 1 for row in rows]
@@ -271,7 +269,7 @@ DRAWS: dict[str, Draw] = {
     **_erasing("RandomErasing beyond the image", v2.RandomErasing(1, (0.5, 1.0), (4.0, 8.0))),
     "ElasticTransform: a place, not blurred": Draw(
         v2.ElasticTransform(1.0, 0.0),
-        _displaced,
+        _displacement,
         lambda p: p["displacement"][0, 3, 5, 0].item() * p["displacement"].shape[1 if CROSSWISE else 2],
     ),
     "GaussianNoise: a value": _noise(v2.GaussianNoise()),

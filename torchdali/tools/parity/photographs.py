@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,8 +11,6 @@ import skimage.data
 from PIL import Image
 from torchvision.datasets import ImageFolder
 
-__all__ = ["COUNT", "LARGEST", "SMALLEST", "photographs", "write_photographs"]
-
 COUNT = 12
 SMALLEST, LARGEST = 120, 260
 _NAMES = ("astronaut", "coffee", "chelsea", "rocket")
@@ -21,9 +18,7 @@ _NAMES = ("astronaut", "coffee", "chelsea", "rocket")
 
 def photographs() -> dict[str, npt.NDArray[np.uint8]]:
     """Return four photographs, RGB, of 300 to 640 pixels a side, by name."""
-    data = cast("Any", skimage.data)
-    found: dict[str, Callable[[], npt.NDArray[np.uint8]]] = {name: getattr(data, name) for name in _NAMES}
-    return {name: load() for name, load in found.items()}
+    return {name: getattr(cast("Any", skimage.data), name)() for name in _NAMES}
 
 
 def write_photographs(root: Path) -> ImageFolder:

@@ -4,18 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from torchdali.tools.parity.case import Case
 from torchdali.tools.parity.cases import CASES
 from torchdali.tools.parity.compare import BORDER, Differences, exceeded_bounds
-from torchdali.tools.parity.coverage import TORCH_ONLY, names, rules
 from torchdali.tools.parity.decoding import FORMATS, DecodingDifferences, decoders, decoding_bound
 from torchdali.tools.parity.distributions import LEVEL, MANY, significance_level
 from torchdali.tools.parity.draws import DRAWS
 from torchdali.tools.parity.photographs import COUNT, LARGEST, SMALLEST
 from torchdali.tools.parity.results import DeviceResult, Results, describe, is_within
+from torchdali.transforms import Rule
 
-__all__ = ["markdown", "write_markdown"]
+TORCH_ONLY: dict[str, str] = {
+    "AutoAugmentPolicy": "an enum of policies",
+    "ClampBoundingBoxes": "changes bounding boxes alone",
+    "ClampKeyPoints": "changes key points alone",
+    "Compose": "taken apart: its transforms are taken one by one",
+    "ConvertBoundingBoxFormat": "changes bounding boxes alone",
+    "CutMix": "mixes the samples of a batch: `batch_transform=`",
+    "InterpolationMode": "an enum of filters",
+    "Lambda": "any Python function",
+    "MixUp": "mixes the samples of a batch: `batch_transform=`",
+    "RandomIoUCrop": "crops by bounding boxes",
+    "SanitizeBoundingBoxes": "removes bounding boxes",
+    "SanitizeKeyPoints": "removes key points",
+    "SetClampingMode": "changes bounding boxes alone",
+    "ToPILImage": "makes a PIL image, on the host",
+    "Transform": "the base class of the others",
+    "UniformTemporalSubsample": "takes frames of videos",
+}
+"""Classes of ``torchvision.transforms.v2`` without a rule, with the reason."""
 
 TITLES = {"cpu": "CPU", "cuda": "GPU"}
 NOT_MEASURED = "not measured"
@@ -23,59 +42,59 @@ _ESCAPED = "\\|"
 
 
 def _number(value: float) -> str:
-    """Format a number with two digits. Integers below 1000 are written in full."""
+    """Format a number with two digits, or an integer below 1000 in full."""
     return f"{value:g}" if abs(value) < 1000 and value == int(value) else f"{value:.2g}"
 
 
 _HEAD = """\
 # Parity with torchvision
 
-Written by `torchdali parity`; do not edit. It runs every rule and, with the numbers that the rule drew, torchvision's
-own functionals for tensors on the CPU, and compares the images. The tests run the same cases
-(`tests/parity/test_rules.py`).
-A run renews the devices of its machine and keeps what was measured on others, from the JSON file beside this one."""
+Written by `torchdali parity`; do not edit. The command runs every rule. It gives the numbers that the rule drew to
+torchvision's own functionals for tensors on the CPU, and compares the images. The tests run the same cases
+(`tests/parity/test_rules.py`). A run measures the devices of its machine again. It keeps the results of other devices
+from the JSON file beside this page."""
 
 _ABOUT_TRANSFORMS = f"""\
 ## Transforms
 
-Each chain runs on {COUNT} crops of photographs, PNGs of {SMALLEST} to {LARGEST} pixels a side, so that the decoder is
-not part of the difference.
+Each chain runs on {COUNT} crops of photographs, PNGs of {SMALLEST} to {LARGEST} pixels a side. All decoders decode PNGs
+alike, so every difference is the transforms'.
 
-- *max*: the largest difference of a value; *inside*: the same without the outermost {BORDER} pixels at each edge;
+- *max*: the largest difference of a value. *inside*: the same without the outermost {BORDER} pixels at each edge.
   *mean*: over all values. In grey levels for uint8, else in the values' own units.
-- *off*: the share of pixels of which a value is off by more than 1; for floating point, by more than 1/255.
-- *bound*: holds on both devices. *why*: what makes it looser than what is promised for
-  the transform (`torchdali/parity/design.py`), where it is."""
+- *off*: the share of pixels with a value that differs by more than 1 (floating point: by more than 1/255).
+- *bound*: holds on both devices. *why*: the reason, if the bound is looser than the one promised for the transform
+  (`tests/helpers/design.py`)."""
 
 _ABOUT_DRAWS = f"""\
 ## Random parameters
 
-{MANY:,} samples of each, drawn by torchdali, beside as many from torchvision's own sampler. If torchvision draws
-outside of `make_params`, its probability is taken. *p* is how likely such a difference is if both come from one
-distribution. A test fails below {_number(significance_level())}: {LEVEL:g} shared among {len(DRAWS)} tests. The seeds
-are fixed, and the numbers are drawn on the host, so they are the same on every device."""
+{MANY:,} samples of each parameter, drawn by torchdali, beside as many from torchvision's own sampler. If torchvision
+draws outside of `make_params`, they are compared with its probabilities. *p* is the probability of such a difference if
+both distributions are equal. A test fails below {_number(significance_level())}: {LEVEL:g}, divided by the number of
+tests ({len(DRAWS)}). The seeds are fixed. The host draws the numbers, so they are the same on every device."""
 
 _ABOUT_DECODING = """\
 ## Decoding
 
 Four photographs in each format, beside `PIL.Image.open(file).convert("RGB")`: max / mean difference in grey levels.
-The loader, *torchdali*, leaves to PIL what DALI does not decode as PIL does; the bound is the loader's. The standard
-leaves open how a JPEG's colours are scaled up, so that decoders on the GPU differ from libjpeg."""
+The loader, *torchdali*, lets PIL decode what DALI decodes differently. The bound is the loader's. The JPEG standard
+leaves open how colours are scaled up, so decoders on the GPU differ from libjpeg."""
 
 _ABOUT_LIMITS = """\
 ## Runs in torch
 
-Where its rule does not cover it, a transform runs in torch, after the DALI part; `loader.explain()` says so. A subclass
-may do anything, so it has no rule."""
+A transform runs in torch, after the DALI part, if its rule does not cover its arguments or images. `loader.explain()`
+says so. A subclass may do anything, so it has no rule."""
 
 
 def write_markdown(results: Results, path: Path) -> None:
     """Write the page."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(markdown(results))
+    path.write_text(format_markdown(results))
 
 
-def markdown(results: Results) -> str:
+def format_markdown(results: Results) -> str:
     """Return the page in GitHub's Markdown."""
     devices = {name: results.devices[name] for name in TITLES if name in results.devices}
     parts = [
@@ -96,10 +115,11 @@ def markdown(results: Results) -> str:
 
 
 def _machines(devices: dict[str, DeviceResult]) -> str:
-    packages = list(dict.fromkeys(name for one in devices.values() for name in one.machine.versions))
+    machines = {name: of_device.machine for name, of_device in devices.items()}
+    packages = list(dict.fromkeys(package for machine in machines.values() for package in machine.versions))
     rows = (
-        [TITLES[name], one.machine.name, *(one.machine.versions.get(package, NOT_MEASURED) for package in packages)]
-        for name, one in devices.items()
+        [TITLES[name], machine.name, *(machine.versions.get(package, NOT_MEASURED) for package in packages)]
+        for name, machine in machines.items()
     )
     return _table(["Device", "Machine", *packages], rows)
 
@@ -112,10 +132,10 @@ def _transforms(devices: dict[str, DeviceResult]) -> str:
     for name, case in CASES.items():
         chain, operators, randomness = describe(case)
         cells = [name, _code(chain if len(chain) <= 200 else f"{chain[:197]}..."), operators, randomness or "none"]
-        for device, one in devices.items():
-            of_case = one.cases.get(name)
+        for device, of_device in devices.items():
+            result = of_device.cases.get(name)
             absent = case.refused or (NOT_MEASURED if device in case.devices else "in torch")
-            cells.append(_differences(case, of_case.measured) if of_case else absent)
+            cells.append(_differences(case, result.measured) if result else absent)
         bounds = (case.max_abs, case.max_abs_interior, case.mean_abs)
         rows.append([*cells, " / ".join(map(_number, bounds)), case.why])
     return _table(head, rows)
@@ -132,11 +152,11 @@ def _differences(case: Case, measured: Differences) -> str:
 def _draws(results: Results) -> str:
     rows: list[list[str]] = []
     for name in DRAWS:
-        one = results.draws.get(name)
-        said = (
-            NOT_MEASURED if one is None else f"**{_number(one.p)}**" if one.p < significance_level() else _number(one.p)
-        )
-        rows.append([name, one.kind if one else NOT_MEASURED, said])
+        if result := results.draws.get(name):
+            p = _number(result.p)
+            rows.append([name, result.kind, f"**{p}**" if result.p < significance_level() else p])
+        else:
+            rows.append([name, NOT_MEASURED, NOT_MEASURED])
     return _table(["Parameter", "Test", "p"], rows)
 
 
@@ -144,25 +164,27 @@ def _decoding(device: str, of_device: DeviceResult) -> str:
     columns = list(decoders(device))
     rows: list[list[str]] = []
     for name in FORMATS:
-        found = of_device.decoding.get(name, {})
+        results = of_device.decoding.get(name, {})
         bound = decoding_bound(name, device)
-        own = found.get(columns[0])
-        cells = [_decoded(found.get(column), bound if column == columns[0] else None) for column in columns]
+        own = results.get(columns[0])
+        cells = [_decoding_cell(results.get(column), bound if column == columns[0] else None) for column in columns]
         rows.append([name, own.by if own else NOT_MEASURED, *cells, " / ".join(map(_number, bound))])
     return f"On the {TITLES[device]}:\n\n" + _table(["Format", "torchdali decodes with", *columns, "Bound"], rows)
 
 
-def _decoded(decoded: DecodingDifferences | None, bound: tuple[float, float] | None) -> str:
-    if decoded is None:
+def _decoding_cell(result: DecodingDifferences | None, bound: tuple[float, float] | None) -> str:
+    if result is None:
         return NOT_MEASURED
-    if decoded.error:
-        return f"**failed**: {decoded.error}" if bound else "not decoded"
-    text = f"{_number(decoded.max_abs)} / {_number(decoded.mean_abs)}"
-    return f"**{text}**" if bound and not is_within(decoded, bound) else text
+    if result.error:
+        return f"**failed**: {result.error}" if bound else "not decoded"
+    text = f"{_number(result.max_abs)} / {_number(result.mean_abs)}"
+    return f"**{text}**" if bound and not is_within(result, bound) else text
 
 
 def _limits() -> str:
-    rows = {", ".join(map(_code, names(rule))): rule.unsupported_when or "never" for rule in set(rules().values())}
+    rows = {
+        ", ".join(map(_code, list_names(rule))): rule.unsupported_when or "never" for rule in set(list_rules().values())
+    }
     return _table(["Transform", "Runs in torch where"], ([name, limits] for name, limits in sorted(rows.items())))
 
 
@@ -173,3 +195,26 @@ def _code(text: str) -> str:
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(cell.replace('|', _ESCAPED) for cell in line)} |" for line in lines)
+
+
+def list_rules() -> dict[type[Any] | str, type[Rule]]:
+    """Return the rule of every class that has one. Classes of packages that may be missing are given by name."""
+    by_class: dict[type[Any] | str, type[Rule]] = {}
+    waiting: list[type[Rule]] = [Rule]
+    while waiting:
+        rule = waiting.pop()
+        waiting += rule.__subclasses__()
+        by_class |= dict.fromkeys(rule.__dict__.get("handles", ()), rule)
+    return by_class
+
+
+def list_names(rule: type[Rule]) -> list[str]:
+    """Return the names of a rule's transforms."""
+    return list(dict.fromkeys(map(_format_name, rule.handles)))
+
+
+def _format_name(handled: type[Any] | str) -> str:
+    if not isinstance(handled, str):
+        return handled.__name__
+    package, *_, name = handled.split(".")
+    return f"{package}: {name}"

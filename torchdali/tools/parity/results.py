@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import platform
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torchvision
 
 from torchdali import __version__
 from torchdali.pipeline import graph
+from torchdali.tools.bench.metrics import cpu_model
 from torchdali.tools.parity.case import Case
 from torchdali.tools.parity.cases import CASES
 from torchdali.tools.parity.compare import Differences, compile_chain, exceeded_bounds
@@ -22,11 +23,8 @@ from torchdali.tools.parity.decoding import FORMATS, DecodingDifferences, decode
 from torchdali.tools.parity.distributions import DistributionTest, significance_level
 from torchdali.tools.parity.draws import DRAWS
 
-__all__ = ["CaseResult", "Machine", "Results", "describe", "describe_machine", "failures", "read", "write"]
-
 _FORMAT = 1
 _DEFAULTS = "antialias=True|expand=False|fill=0|inplace=False|max_size=None|pad_if_needed=False|padding_mode=constant"
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -102,12 +100,7 @@ def describe_machine(device: str) -> Machine:
         "torchvision": torchvision.__version__,
         "Python": platform.python_version(),
     }
-    return Machine(torch.cuda.get_device_name() if device == "cuda" else _cpu(), versions)
-
-
-def _cpu(about: Path = Path("/proc/cpuinfo")) -> str:
-    found = re.search(r"^model name\s*: (.+)$", about.read_text(), re.MULTILINE) if about.exists() else None
-    return found[1].strip() if found else platform.machine()
+    return Machine(torch.cuda.get_device_name() if device == "cuda" else cpu_model(), versions)
 
 
 def describe(case: Case) -> tuple[str, str, str]:
@@ -127,27 +120,22 @@ def _short(transform: Any) -> str:
     return re.sub(rf", ({_DEFAULTS})(?=[,)])", "", text)
 
 
-def failures(results: Results) -> list[str]:
+def find_failures(results: Results) -> list[str]:
     """Return a line for each bound that is exceeded and each p-value below :func:`significance_level`."""
-    found: list[str] = []
+    failures: list[str] = []
     for device, of_device in results.devices.items():
-        for name, of_case in of_device.cases.items():
-            if over := exceeded_bounds(CASES[name], of_case.measured):
-                found.append(f"{name} on {device}: {over}")
-        for name, of_format in of_device.decoding.items():
+        for name, case in of_device.cases.items():
+            if over := exceeded_bounds(CASES[name], case.measured):
+                failures.append(f"{name} on {device}: {over}")
+        for name, by_decoder in of_device.decoding.items():
             bound = decoding_bound(name, device)
-            for decoder, decoded in of_format.items():
-                if decoders(device)[decoder] is None and (decoded.error or not is_within(decoded, bound)):
-                    said = (
-                        decoded.error or f"{decoded.max_abs:g} / {decoded.mean_abs:.2g}, bound {bound[0]} / {bound[1]}"
-                    )
-                    found.append(f"decoding {name} on {device}: {said}")
-    found += [
-        f"{name}: p = {one.p:.2g}, below {significance_level():.2g}"
-        for name, one in results.draws.items()
-        if one.p < significance_level()
-    ]
-    return found
+            for decoder, result in by_decoder.items():
+                if decoders(device)[decoder] is None and (result.error or not is_within(result, bound)):
+                    text = f"{result.max_abs:g} / {result.mean_abs:.2g}, bound {bound[0]} / {bound[1]}"
+                    failures.append(f"decoding {name} on {device}: {result.error or text}")
+    level = significance_level()
+    failures += [f"{name}: p = {x.p:.2g}, below {level:.2g}" for name, x in results.draws.items() if x.p < level]
+    return failures
 
 
 def is_within(decoded: DecodingDifferences, bound: tuple[float, float]) -> bool:
@@ -168,25 +156,21 @@ def read(path: Path) -> Results:
     stored: Any = json.loads(path.read_text())
     if stored.get("format") != _FORMAT:
         return Results()
-    results = Results(
-        draws=_select_known({name: DistributionTest(**one) for name, one in stored["draws"].items()}, DRAWS)
-    )
+    results = Results(draws={name: DistributionTest(**x) for name, x in _select(stored["draws"], DRAWS)})
     now = {name: describe(case)[:2] for name, case in CASES.items()}
-    for device, one in stored["devices"].items():
+    for device, part in stored["devices"].items():
         cases = {
-            name: CaseResult(of["chain"], of["operators"], Differences(**of["measured"]))
-            for name, of in one["cases"].items()
-            if (of["chain"], of["operators"]) == now.get(name)
+            name: CaseResult(case["chain"], case["operators"], Differences(**case["measured"]))
+            for name, case in part["cases"].items()
+            if (case["chain"], case["operators"]) == now.get(name)
         }
         decoding = {
-            name: _select_known(
-                {decoder: DecodingDifferences(**decoded) for decoder, decoded in of.items()}, decoders(device)
-            )
-            for name, of in one["decoding"].items()
+            name: {decoder: DecodingDifferences(**x) for decoder, x in _select(by_decoder, decoders(device))}
+            for name, by_decoder in _select(part["decoding"], FORMATS)
         }
-        results.devices[device] = DeviceResult(Machine(**one["machine"]), cases, _select_known(decoding, FORMATS))
+        results.devices[device] = DeviceResult(Machine(**part["machine"]), cases, decoding)
     return results
 
 
-def _select_known(found: dict[str, _T], names: Mapping[str, Any]) -> dict[str, _T]:
-    return {name: found[name] for name in names if name in found}
+def _select(stored: dict[str, Any], names: Iterable[str]) -> Iterator[tuple[str, Any]]:
+    return ((name, stored[name]) for name in names if name in stored)

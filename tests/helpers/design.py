@@ -1,4 +1,4 @@
-"""Bounds that each transform is designed to keep. A case with a looser bound must give a reason."""
+"""Bounds that each transform is designed to keep. A case of the certificate with a looser bound must give a reason."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from typing import Any, NamedTuple
 from torchdali.tools.parity.case import Case
 from torchdali.transforms import flatten
 
-__all__ = ["Bound", "design_bound", "is_looser"]
-
 
 class Bound(NamedTuple):
-    """The largest difference max_abs, the largest inside and the mean, in grey levels."""
+    """The largest difference, the largest inside and the mean, in grey levels."""
 
     max_abs: float
     max_abs_interior: float
@@ -43,27 +41,20 @@ DESIGN: dict[str, Bound] = {
     "RandomEqualize": Bound(1, 1, 0.14),
     "RandomAdjustSharpness": Bound(1, 1, 4e-4),
 }
-"""Bounds by the name of the class. Other classes have no promised bound."""
+"""By the name of the class. Other classes have no promised bound."""
 
-JITTER = {
-    "brightness": NOTHING,
-    "contrast": GREY_BLEND,
-    "saturation": GREY_BLEND,
-    "hue": Bound(1, 1, 1e-4),
-}
-
+JITTER = {"brightness": NOTHING, "contrast": GREY_BLEND, "saturation": GREY_BLEND, "hue": Bound(1, 1, 1e-4)}
 NORMALIZED = 7e-7
-"""Bound of ``Normalize``, in normalized values."""
-
+"""Of ``Normalize``, in normalized values."""
 _ROUNDING = 1e-6
-"""Bound of the rounding of float32 sums in another order."""
+"""Of float32 sums in another order."""
 
 
 def leaves(transform: Any) -> Iterator[Any]:
     """Yield the transforms in a chain, and those inside of others."""
-    for one in flatten(transform):
-        yield one
-        yield from leaves(list(getattr(one, "transforms", ())))
+    for leaf in flatten(transform):
+        yield leaf
+        yield from leaves(list(getattr(leaf, "transforms", ())))
 
 
 def _bound(transform: Any) -> Bound:
@@ -83,17 +74,17 @@ def _bound(transform: Any) -> Bound:
 
 def design_bound(case: Case) -> Bound:
     """Return the promised bound of a case, in its values' units: the loosest of its transforms'."""
-    found = list(leaves(case.chain))
-    names = {type(one).__name__ for one in found}
-    containers = {"RandomApply", "RandomChoice", "RandomOrder", "MultiView"}
-    bounds = [_bound(one) for one in found if type(one).__name__ not in containers | {"Normalize"}]
+    transforms = list(leaves(case.chain))
+    names = {type(transform).__name__ for transform in transforms}
+    ignored = {"RandomApply", "RandomChoice", "RandomOrder", "MultiView", "Normalize"}
+    bounds = [_bound(transform) for transform in transforms if type(transform).__name__ not in ignored]
     bound = Bound(*(max(column) for column in zip(NOTHING, *bounds, strict=True)))
-    floating = "ToTensor" in names or any(getattr(one, "scale", None) is True for one in found)
+    floating = "ToTensor" in names or any(getattr(transform, "scale", None) is True for transform in transforms)
     if floating or "ConvertImageDtype" in names:
         bound = Bound(*(value / 255 + _ROUNDING for value in bound))
-    for one in found:
-        if type(one).__name__ == "Normalize":
-            deviation = min(float(value) for value in one.std)
+    for transform in transforms:
+        if type(transform).__name__ == "Normalize":
+            deviation = min(float(value) for value in transform.std)
             exact = bound.max_abs <= _ROUNDING
             bound = Bound(*(NORMALIZED if exact else value / deviation for value in bound))
     return bound
