@@ -208,7 +208,7 @@ def test_a_class_of_transforms_is_no_transform(dataset: ImageFolder) -> None:
         with pytest.raises(TypeError, match=r"^(\w+) is a class of transforms: give what \1\(\.\.\.\) makes"):
             DALILoader(dataset, **wrong)
     for other in ("x", [v2.ToImage(), None]):
-        with pytest.raises(TypeError, match=r"a transform is something that can be called, not ('x'|None)$"):
+        with pytest.raises(TypeError, match=r"a transform must be callable, got ('x'|None)$"):
             torchdali.compile(other)
     with pytest.raises(TypeError, match="Compose was given a generator, which the first call uses up"):
         torchdali.compile(v1.Compose(one for one in [v2.ToImage()]))

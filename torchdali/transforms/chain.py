@@ -14,10 +14,10 @@ __all__ = ["check_callable", "flatten", "is_container", "is_unmodified"]
 
 
 def _compose_children(transform: Any) -> Sequence[Any]:
-    held = transform.transforms
-    if isinstance(held, Iterator):
+    children = transform.transforms
+    if isinstance(children, Iterator):
         raise TypeError("Compose was given a generator, which the first call uses up: give it a list")
-    return held
+    return children
 
 
 def _expand_classification_preset(preset: Any) -> Sequence[Any]:
@@ -55,8 +55,8 @@ def is_unmodified(transform: Any) -> bool:
 
 def _find_children_getter(transform: Any) -> Callable[[Any], Sequence[Any]] | None:
     kind = type(cast("object", transform))
-    found = _CHILDREN_GETTERS.get(kind) or _CHILDREN_GETTERS.get(f"{kind.__module__}.{kind.__qualname__}")
-    return found if found and is_unmodified(transform) else None
+    getter = _CHILDREN_GETTERS.get(kind) or _CHILDREN_GETTERS.get(f"{kind.__module__}.{kind.__qualname__}")
+    return getter if getter and is_unmodified(transform) else None
 
 
 def is_container(transform: Any) -> bool:
@@ -66,12 +66,12 @@ def is_container(transform: Any) -> bool:
 
 def check_callable(*transforms: Any) -> None:
     """Raise TypeError unless all can be called with an image. A class of transforms cannot: only its instances."""
-    for one in transforms:
-        kind = cast("type[Any] | None", one if isinstance(one, type) else None)
+    for transform in transforms:
+        kind = cast("type[Any] | None", transform if isinstance(transform, type) else None)
         if kind and any("__call__" in vars(base) for base in kind.__mro__):
             raise TypeError(f"{kind.__name__} is a class of transforms: give what {kind.__name__}(...) makes")
-        if not callable(one):
-            raise TypeError(f"a transform is something that can be called, not {one!r}")
+        if not callable(transform):
+            raise TypeError(f"a transform must be callable, got {transform!r}")
 
 
 def flatten(transform: Any) -> list[Any]:
@@ -80,5 +80,5 @@ def flatten(transform: Any) -> list[Any]:
 
 
 def _flatten(transform: Any) -> list[Any]:
-    inner = _find_children_getter(transform)
-    return [transform] if inner is None else [leaf for one in inner(transform) for leaf in _flatten(one)]
+    get_children = _find_children_getter(transform)
+    return [leaf for child in get_children(transform) for leaf in _flatten(child)] if get_children else [transform]

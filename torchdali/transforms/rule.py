@@ -29,6 +29,7 @@ __all__ = [
     "Composite",
     "Input",
     "Node",
+    "Nodes",
     "Ops",
     "Rule",
     "SampleTransformError",
@@ -44,6 +45,9 @@ __all__ = [
 
 Node = Any
 """A DALI ``DataNode``: an edge of the graph, with one value for each sample of the batch."""
+
+Nodes = Mapping[str, Node]
+"""The nodes of a rule's parameters, by name."""
 
 
 class Unsupported(Exception):  # noqa: N818
@@ -85,9 +89,9 @@ class Ops(Protocol):
     def when(
         self,
         mask: Node,
-        body: Callable[[Node, Mapping[str, Node]], Node],
+        body: Callable[[Node, Nodes], Node],
         image: Node,
-        params: Mapping[str, Node],
+        params: Nodes,
     ) -> Node:
         """Return ``body(image, params)`` for samples whose mask is True, and the other images unchanged."""
         ...
@@ -172,7 +176,7 @@ class Rule(ABC):
         """Return ``(N, 2)`` heights and widths of the output images, in pixels."""
         return size
 
-    def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+    def lower(self, ops: Ops, image: Node, params: Nodes) -> Node:
         """Emit the operators for ``image`` (HWC), and return the result (HWC)."""
         return image
 
@@ -225,8 +229,8 @@ def first_faulty_row(faults: npt.NDArray[np.bool_] | IntArray) -> int | None:
 
 def _find_rule_class(transform: Any) -> type[Rule] | None:
     kind = type(cast("object", transform))
-    found = _RULES.get(kind) or _RULES.get(f"{kind.__module__}.{kind.__qualname__}")
-    return found if found and is_unmodified(transform) else None
+    rule = _RULES.get(kind) or _RULES.get(f"{kind.__module__}.{kind.__qualname__}")
+    return rule if rule and is_unmodified(transform) else None
 
 
 def has_rule(transform: Any) -> bool:
@@ -236,8 +240,8 @@ def has_rule(transform: Any) -> bool:
 
 def find_rule(transform: Any) -> Rule | None:
     """Return a rule for the transform, or None if its class has none."""
-    found = _find_rule_class(transform)
-    return found(transform) if found else None
+    rule = _find_rule_class(transform)
+    return rule(transform) if rule else None
 
 
 class Composite(Rule):
@@ -279,7 +283,7 @@ class Composite(Rule):
             image = part.reference(image, self.select_params(i, sample))
         return image
 
-    def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+    def lower(self, ops: Ops, image: Node, params: Nodes) -> Node:
         for i, part in enumerate(self.parts):
             image = part.lower(ops, image, self.select_params(i, params))
         return image
@@ -304,9 +308,9 @@ class Chain(Composite):
 
     def __init__(self, transform: Any, inner: Sequence[Any]) -> None:
         super().__init__(transform)
-        found = [find_rule(one) for one in inner]
-        self.parts = [rule for rule in found if rule]
-        self.missing = [type(one).__name__ for one, rule in zip(inner, found, strict=True) if rule is None]
+        rules = [find_rule(part) for part in inner]
+        self.parts = [rule for rule in rules if rule]
+        self.missing = [type(part).__name__ for part, rule in zip(inner, rules, strict=True) if rule is None]
 
     def infer(self, spec: Spec) -> Spec:
         if self.missing:

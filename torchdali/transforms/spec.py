@@ -125,4 +125,4 @@ class Spec:
 def check_fidelity(fidelity: Any) -> None:
     """Raise ValueError unless the value is a :data:`Fidelity`."""
     if fidelity not in ("exact", "fast"):
-        raise ValueError(f"fidelity is 'exact' or 'fast', not {fidelity!r}")
+        raise ValueError(f"fidelity must be 'exact' or 'fast', got {fidelity!r}")

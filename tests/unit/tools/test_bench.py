@@ -126,7 +126,7 @@ def test_a_damaged_file_is_named_in_a_folder_without_classes(pictures: Path, tmp
         (("--train", "resnet1"), "torchvision has no model 'resnet1'"),
         (("--transform", "nowhere.py:x"), "'nowhere.py:x' is not FILE:NAME with a file that exists"),
         (("--transform", "MINE"), "is not FILE:NAME"),
-        (("--transform", "MINE:number"), " is no transform: a transform is something that can be called, not 3"),
+        (("--transform", "MINE:number"), " is no transform: a transform must be callable, got 3"),
         (("--transform", "MINE:kind"), " is no transform: RandomCrop is a class of transforms"),
         (("--transform", "MINE:large"), "has nothing that is called 'large'"),
         (("--seconds", "0"), "Invalid value for '--seconds'"),

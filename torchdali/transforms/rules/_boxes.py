@@ -11,8 +11,6 @@ import numpy.typing as npt
 from torchdali.transforms.rng import Draws
 from torchdali.transforms.spec import IntArray
 
-__all__ = ["ATTEMPTS", "random_boxes"]
-
 ATTEMPTS = 10
 
 Floats = npt.NDArray[np.floating[Any]]

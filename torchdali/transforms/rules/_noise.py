@@ -6,17 +6,14 @@ only do arithmetic take numpy arrays as well as DALI nodes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from torchdali.transforms.rng import Draws
-from torchdali.transforms.rule import Input, Node, Ops
+from torchdali.transforms.rule import Input, Node, Nodes, Ops
 from torchdali.transforms.spec import IntArray, Params, Sample
-
-__all__ = ["INPUTS", "draw_noise", "random_normal", "random_words", "reference_normal", "reference_words", "to_uniform"]
 
 INPUTS = {
     "noise_step": Input(np.uint32),
@@ -58,7 +55,7 @@ def to_uniform(words: Any) -> Any:
     return (words >> np.uint32(8)) * np.float32(2.0**-24)
 
 
-def random_words(ops: Ops, params: Mapping[str, Node], height: Node | int, width: Node | int, channels: int) -> Node:
+def random_words(ops: Ops, params: Nodes, height: Node | int, width: Node | int, channels: int) -> Node:
     """Return ``(height, width, channels)`` uniform uint32, on the device of the images.
 
     Values are numbered ``65536 * row + 4 * column + channel``. Each number is multiplied by the sample's odd step, the
@@ -82,7 +79,7 @@ def random_words(ops: Ops, params: Mapping[str, Node], height: Node | int, width
     return _mix_bits(count_along(0, height, _ROW) + (column + params["noise_start"]))
 
 
-def random_normal(ops: Ops, params: Mapping[str, Node], height: Node, width: Node, channels: int) -> Node:
+def random_normal(ops: Ops, params: Nodes, height: Node, width: Node, channels: int) -> Node:
     """Return ``(height, width, channels)`` standard normal float32. The arguments are those of :func:`random_words`.
 
     The method is that of Box and Muller (https://en.wikipedia.org/wiki/Box-Muller_transform). The cosines fill the

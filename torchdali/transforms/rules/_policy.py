@@ -8,7 +8,7 @@ family is applied to the samples that drew one of its operations.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
@@ -19,7 +19,7 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms import autoaugment as v1
 
 from torchdali.transforms.rng import Draws
-from torchdali.transforms.rule import Composite, Input, Node, Ops, Rule, Unsupported
+from torchdali.transforms.rule import Composite, Input, Node, Nodes, Ops, Rule, Unsupported
 from torchdali.transforms.rules._warp import (
     affine_matrices,
     resolve_border,
@@ -40,8 +40,6 @@ from torchdali.transforms.rules.color import (
 from torchdali.transforms.rules.histogram import autocontrast, equalize
 from torchdali.transforms.rules.photometric import posterize, posterize_argument, sharpen, solarize
 from torchdali.transforms.spec import IntArray, Params, Sample, Spec
-
-__all__ = ["FAMILIES", "MIXED", "NUMBER", "OPERATIONS", "USUAL", "WIDE", "Floats", "Policy", "Space", "linspace_at"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -233,17 +231,17 @@ class Policy(Rule):
         value[operation == NUMBER["Invert"]] = -np.inf
         return {**params, "matrix": matrix, "value": value, "grey": blended["grey"], "mean": blended["mean"]}
 
-    def lower_slot(self, ops: Ops, image: Node, number: int, params: Mapping[str, Node]) -> Node:
+    def lower_slot(self, ops: Ops, image: Node, number: int, params: Nodes) -> Node:
         """Emit the operators of one slot."""
         spec, floating = self.spec, self.spec.dtype.is_floating_point
 
         def fewer_bits(x: Node, by: Node) -> Node:
             return posterize(ops, x, by if floating else ops.fn.cast(by, dtype=ops.types.UINT8), spec)
 
-        def blended(x: Node, p: Mapping[str, Node]) -> Node:
+        def blended(x: Node, p: Nodes) -> Node:
             return blend(ops, x, {"keep" if name == "value" else name: node for name, node in p.items()}, spec)
 
-        bodies: dict[str, Callable[[Node, Mapping[str, Node]], Node]] = {
+        bodies: dict[str, Callable[[Node, Nodes], Node]] = {
             "warp": lambda x, p: warp(ops, x, p["matrix"], self.interpolation, self.fill, floating),
             "blend": blended,
             "sharpen": lambda x, p: sharpen(ops, x, p["value"], spec),
@@ -257,7 +255,7 @@ class Policy(Rule):
             image = ops.when(own[name], bodies[name], image, {key: own[key] for key in self._params(name)})
         return image
 
-    def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+    def lower(self, ops: Ops, image: Node, params: Nodes) -> Node:
         for number in range(len(self.slots)):
             image = self.lower_slot(ops, image, number, params)
         return image

@@ -55,8 +55,8 @@ def affine_matrices(
     pivot = middle if center is None else np.broadcast_to(np.asarray(center, np.float64), (count, 2))
     rotation = np.radians(np.broadcast_to(np.asarray(angle, np.float64), count))
     shears = np.radians(np.broadcast_to(np.asarray(shear, np.float64), (count, 2)))
-    tangent, about = np.tan(shears[:, 0]), rotation - shears[:, 1]
-    cosine, sine = np.cos(about) / np.cos(shears[:, 1]), np.sin(about) / np.cos(shears[:, 1])
+    tangent, difference = np.tan(shears[:, 0]), rotation - shears[:, 1]
+    cosine, sine = np.cos(difference) / np.cos(shears[:, 1]), np.sin(difference) / np.cos(shears[:, 1])
     matrix = np.zeros((count, 3, 3))
     matrix[:, 0, 0] = np.cos(rotation) - sine * tangent
     matrix[:, 0, 1] = cosine * tangent + np.sin(rotation)

@@ -16,7 +16,7 @@ from torchvision.transforms import v2
 
 from torchdali.transforms.chain import flatten
 from torchdali.transforms.rng import Draws
-from torchdali.transforms.rule import Chain, Composite, Input, Node, Ops, SampleTransformError, Unsupported
+from torchdali.transforms.rule import Chain, Composite, Input, Node, Nodes, Ops, SampleTransformError, Unsupported
 from torchdali.transforms.rules.conversion import TYPES
 from torchdali.transforms.spec import IntArray, Params, Sample, Spec
 
@@ -95,7 +95,7 @@ class MaskedChains(Composite):
             size[rows] = self.parts[i].output_size(size[rows], own)
         return size
 
-    def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+    def lower(self, ops: Ops, image: Node, params: Nodes) -> Node:
         for name, i in self.stages:
             image = ops.when(params[name], partial(self.parts[i].lower, ops), image, self.select_params(i, params))
         return image

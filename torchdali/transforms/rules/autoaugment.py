@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +12,7 @@ from torchvision.transforms import autoaugment as v1
 from torchvision.transforms import v2
 
 from torchdali.transforms.rng import Draws
-from torchdali.transforms.rule import Input, Node, Ops, Unsupported
+from torchdali.transforms.rule import Input, Node, Nodes, Ops, Unsupported
 from torchdali.transforms.rules._policy import FAMILIES, MIXED, NUMBER, OPERATIONS, USUAL, WIDE, Floats, Policy
 from torchdali.transforms.spec import IntArray, Params, Sample, Spec
 
@@ -72,8 +71,8 @@ class AutoAugment(Policy):
 
     def __init__(self, transform: Any) -> None:
         super().__init__(transform)
-        kept = "policies" if type(transform) is v1.AutoAugment else "_policies"
-        pairs: list[tuple[tuple[str, float, int | None], ...]] = getattr(transform, kept)
+        attribute = "policies" if type(transform) is v1.AutoAugment else "_policies"
+        pairs: list[tuple[tuple[str, float, int | None], ...]] = getattr(transform, attribute)
         self.slots = [[name for name, _, _ in column] for column in zip(*pairs, strict=True)]
         self.operation = np.array([[NUMBER[name] for name, _, _ in pair] for pair in pairs])
         self.chance = np.array([[chance for _, chance, _ in pair] for pair in pairs])
@@ -168,7 +167,7 @@ class AugMix(Policy):
         chains = dirichlet(draws, self.transform.alpha, self.width) * both[:, 1:]
         return {**params, "weight0": both[:, 0], **{f"weight{i + 1}": chains[:, i] for i in range(self.width)}}
 
-    def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+    def lower(self, ops: Ops, image: Node, params: Nodes) -> Node:
         mix = image * params["weight0"]
         for chain in range(self.width):
             changed = image

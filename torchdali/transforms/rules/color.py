@@ -6,7 +6,6 @@ not used: they rotate colours in YIQ, which differs from torchvision's hue.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,23 +17,8 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 from torchdali.transforms.rng import Draws
-from torchdali.transforms.rule import Input, Node, Ops, Rule, Unsupported
+from torchdali.transforms.rule import Input, Node, Nodes, Ops, Rule, Unsupported
 from torchdali.transforms.spec import IntArray, Params, Sample, Spec
-
-__all__ = [
-    "ColorJitter",
-    "Grayscale",
-    "blend",
-    "blend_weights",
-    "check_image",
-    "check_unit_range",
-    "clamp_to_image",
-    "hue_offsets",
-    "repeat_channel",
-    "shift_hue",
-    "to_grey",
-    "white_level",
-]
 
 LUMA = (0.2989, 0.587, 0.114)
 """Weights of red, green and blue in grey, from torchvision."""
@@ -101,7 +85,7 @@ def blend_weights(kind: npt.ArrayLike, factor: npt.NDArray[np.floating[Any]]) ->
     return {name: values.astype(np.float32) for name, values in each.items()}
 
 
-def blend(ops: Ops, image: Node, weight: Mapping[str, Node], spec: Spec) -> Node:
+def blend(ops: Ops, image: Node, weight: Nodes, spec: Spec) -> Node:
     """Return ``image * keep + its grey * grey + its mean grey * mean``. Missing weights are 0."""
     shades: list[Node] = []
     if "grey" in weight or "mean" in weight:
@@ -131,7 +115,7 @@ class Grayscale(Rule):
         self.operators = ", ".join(["coord_transform, floor, cast"] * (spec.channels == 3) + ["cat"] * (count == 3))
         return replace(spec, channels=count)
 
-    def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+    def lower(self, ops: Ops, image: Node, params: Nodes) -> Node:
         if self.spec.channels == 3:
             image = to_grey(ops, image, self.spec)
             if not self.spec.dtype.is_floating_point:
@@ -164,7 +148,7 @@ class ColorJitter(Rule):
         self.spec = spec
         if spec.channels == 1:
             # An image without colour keeps its saturation and hue.
-            self.ranges = {i: one for i, one in self.ranges.items() if i in (BRIGHTNESS, CONTRAST)}
+            self.ranges = {i: ends for i, ends in self.ranges.items() if i in (BRIGHTNESS, CONTRAST)}
         if HUE in self.ranges:
             check_unit_range(spec)
         needed = {"coord_transform": {SATURATION, CONTRAST}, "reduce": {CONTRAST}, "arithmetic": set(range(4))}
@@ -211,7 +195,7 @@ class ColorJitter(Rule):
             params |= {f"{name}{stage}": values for name, values in each.items()}
         return params
 
-    def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+    def lower(self, ops: Ops, image: Node, params: Nodes) -> Node:
         for stage in range(self._stages + 1):
             if stage == self._blends and HUE in self.ranges:
                 image = shift_hue(ops, image, params["turn"], self.spec)

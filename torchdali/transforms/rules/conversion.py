@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
 
@@ -15,26 +14,26 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
-from torchdali.transforms.rule import Node, Ops, Rule, Unsupported
+from torchdali.transforms.rule import Node, Nodes, Ops, Rule, Unsupported
 from torchdali.transforms.spec import Sample, Spec
 
 TYPES: dict[str, type] = {"pil": PIL.Image.Image, "image": tv_tensors.Image, "tensor": torch.Tensor}
 """Type that torchvision would hold, by :attr:`torchdali.transforms.spec.Spec.kind`."""
 
 
-def select_for_kind(given: Any, spec: Spec, named: str) -> Any:
+def select_for_kind(argument: Any, spec: Spec, name: str) -> Any:
     """Return a transform's argument for images of this kind. It is one for all kinds, or a dictionary by type.
 
     Raises:
         Unsupported: The dictionary has no entry for this kind.
     """
-    if not isinstance(given, dict):
-        return given
-    by_type = cast("dict[Any, Any]", given)
+    if not isinstance(argument, dict):
+        return argument
+    by_type = cast("dict[Any, Any]", argument)
     for key in (TYPES[spec.kind], "others"):
         if key in by_type:
             return by_type[key]
-    raise Unsupported(f"its {named} neither {TYPES[spec.kind].__name__} nor 'others'")
+    raise Unsupported(f"its {name} neither {TYPES[spec.kind].__name__} nor 'others'")
 
 
 class Identity(Rule):
@@ -106,7 +105,7 @@ class ToTensor(Rule):
             return replace(spec, kind="tensor")
         return replace(spec, kind="tensor", dtype=torch.float32)
 
-    def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+    def lower(self, ops: Ops, image: Node, params: Nodes) -> Node:
         return image / np.float32(255) if self.operators else image
 
     def reference(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
@@ -160,7 +159,7 @@ class ToDtype(Rule):
         """Whether values are scaled from 0..255 to [0, 1]."""
         return self.scale and self.source == torch.uint8 and self.target is not None
 
-    def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+    def lower(self, ops: Ops, image: Node, params: Nodes) -> Node:
         if self.target is None:
             return image
         if self.scales:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -17,6 +17,7 @@ from torchdali.transforms.rng import Draws
 from torchdali.transforms.rule import (
     Input,
     Node,
+    Nodes,
     Ops,
     Rule,
     SampleTransformError,
@@ -53,7 +54,7 @@ class Window(Rule):
     def output_size(self, size: IntArray, params: Params) -> IntArray:
         return params["shape"].astype(np.int64)
 
-    def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+    def lower(self, ops: Ops, image: Node, params: Nodes) -> Node:
         window = ops.fn.slice(
             image,
             start=params["start"],
@@ -70,7 +71,7 @@ class Window(Rule):
             return NestedWindow(previous, self)
         return None
 
-    def lower_window(self, ops: Ops, window: Node, params: Mapping[str, Node]) -> Node:
+    def lower_window(self, ops: Ops, window: Node, params: Nodes) -> Node:
         """Emit the operators that follow the window."""
         return window
 
@@ -106,13 +107,13 @@ class NestedWindow(Window):
     def draw(self, draws: Draws, size: IntArray) -> Params:
         outer = self.outer.draw(draws.select_position(self.outer.position), size)
         inner = self.inner.draw(draws.select_position(self.inner.position), self.outer.output_size(size, outer))
-        kept = {f"outer_{name}": value for name, value in outer.items()}
-        return {**kept, **inner, "start": outer["start"] + inner["start"], "inner_start": inner["start"]}
+        params = {f"outer_{name}": value for name, value in outer.items()}
+        return {**params, **inner, "start": outer["start"] + inner["start"], "inner_start": inner["start"]}
 
     def output_size(self, size: IntArray, params: Params) -> IntArray:
         return self.inner.output_size(params["outer_shape"].astype(np.int64), params)
 
-    def lower_window(self, ops: Ops, window: Node, params: Mapping[str, Node]) -> Node:
+    def lower_window(self, ops: Ops, window: Node, params: Nodes) -> Node:
         return self.inner.lower_window(ops, window, params)
 
     def reference(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
@@ -294,7 +295,7 @@ class Pad(Window):
     def output_size(self, size: IntArray, params: Params) -> IntArray:
         return size + self.border.before + self.border.after
 
-    def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+    def lower(self, ops: Ops, image: Node, params: Nodes) -> Node:
         if self.border.mode == "constant":
             return super().lower(ops, image, params)
         return self.border.lower(ops, image)
@@ -359,7 +360,7 @@ class RandomCrop(Window):
         start = np.floor(draws.uniform(2) * (padded - shape + 1)).astype(np.int64)
         return (start if self._repeats_border else start - before), shape
 
-    def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+    def lower(self, ops: Ops, image: Node, params: Nodes) -> Node:
         return super().lower(ops, self.border.lower(ops, image) if self._repeats_border else image, params)
 
     def reference(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:

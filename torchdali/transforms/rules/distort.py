@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -11,11 +9,9 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 from torchdali.transforms.rng import Draws
-from torchdali.transforms.rule import Input, Node, Ops, Rule, Unsupported
+from torchdali.transforms.rule import Input, Node, Nodes, Ops, Rule, Unsupported
 from torchdali.transforms.rules.color import blend, blend_weights, check_image, check_unit_range, hue_offsets, shift_hue
 from torchdali.transforms.spec import IntArray, Params, Sample, Spec
-
-__all__ = ["permute"]
 
 
 def permute(ops: Ops, image: Node, matrix: Node, spec: Spec) -> Node:
@@ -50,7 +46,7 @@ class RandomChannelPermutation(Rule):
         order = draws.permutation(self.spec.channels)
         return {"matrix": permutation_matrices(order), "order": order}
 
-    def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+    def lower(self, ops: Ops, image: Node, params: Nodes) -> Node:
         return permute(ops, image, params["matrix"], self.spec)
 
     def reference(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
@@ -96,8 +92,8 @@ class RandomPhotometricDistort(Rule):
     def draw(self, draws: Draws, size: IntArray) -> Params:
         coins = draws.uniform(6) < [self.transform.p] * 5 + [0.5]
         factors = {name: draws.uniform_range(*getattr(self.transform, name)).astype(np.float32) for name in self.names}
-        kept = np.broadcast_to(np.arange(self.spec.channels), (len(draws), self.spec.channels))
-        order = np.where(coins[:, 4:5], draws.permutation(self.spec.channels), kept)
+        identity = np.broadcast_to(np.arange(self.spec.channels), (len(draws), self.spec.channels))
+        order = np.where(coins[:, 4:5], draws.permutation(self.spec.channels), identity)
         params: Params = {
             "first": coins[:, 1] & coins[:, 5],
             "last": coins[:, 1] & ~coins[:, 5],
@@ -114,7 +110,7 @@ class RandomPhotometricDistort(Rule):
             params |= {f"{self.names[kind]}_{name}": values for name, values in each.items()}
         return params
 
-    def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+    def lower(self, ops: Ops, image: Node, params: Nodes) -> Node:
         def change(image: Node, mask: str, name: str, term: str) -> Node:
             weight = {key: params[f"{name}_{key}"] for key in ("keep", term)}
             return ops.when(params[mask], lambda x, p: blend(ops, x, p, self.spec), image, weight)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +12,7 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 from torchdali.transforms.rng import Draws
-from torchdali.transforms.rule import Input, Node, Ops, SampleTransformError, Unsupported, first_faulty_row
+from torchdali.transforms.rule import Input, Node, Nodes, Ops, SampleTransformError, Unsupported, first_faulty_row
 from torchdali.transforms.rules import _noise
 from torchdali.transforms.rules._warp import blend_fill
 from torchdali.transforms.rules.filters import check_window
@@ -68,7 +67,7 @@ class ElasticTransform(Warp):
             )
         return _noise.draw_noise(draws, size)
 
-    def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+    def lower(self, ops: Ops, image: Node, params: Nodes) -> Node:
         fn, math = ops.fn, ops.math
         sides = image.shape(dtype=ops.types.INT32)
         noise = _noise.to_uniform(_noise.random_words(ops, params, sides[0], sides[1], 2)) * np.float32(2) - np.float32(

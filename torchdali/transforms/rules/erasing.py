@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 from torchdali.transforms.rng import Draws
-from torchdali.transforms.rule import Input, Node, Ops, Rule, Unsupported, check_ranges
+from torchdali.transforms.rule import Input, Node, Nodes, Ops, Rule, Unsupported, check_ranges
 from torchdali.transforms.rules import _noise
 from torchdali.transforms.rules._boxes import ATTEMPTS, random_boxes
 from torchdali.transforms.rules.noise import reference_noise, truncate, wrap_to_uint8
@@ -62,7 +61,7 @@ class RandomErasing(Rule):
     def draw(self, draws: Draws, size: IntArray) -> Params:
         chosen = draws.bernoulli(self.transform.p)
         height, width = size[:, :1], size[:, 1:]
-        start, shape, found = random_boxes(
+        start, shape, fitting = random_boxes(
             draws,
             size,
             self.transform.scale,
@@ -70,20 +69,20 @@ class RandomErasing(Rule):
             tall=True,
             fits=lambda h, w: (h < height) & (w < width),
         )
-        erase = chosen & found & (shape > 0).all(axis=1)
+        erase = chosen & fitting & (shape > 0).all(axis=1)
         box: IntArray = np.where(erase[:, None], shape, 0)
         params: Params = {"start": start, "shape": box, "erase": erase}
         return {**params, **_noise.draw_noise(draws, box)} if self.noise else params
 
-    def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+    def lower(self, ops: Ops, image: Node, params: Nodes) -> Node:
         if self.noise:
             return ops.when(params["erase"], lambda x, p: self._erase_with_noise(ops, x, p), image, params)
         return self._erase(ops, image, params)
 
-    def _erase(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+    def _erase(self, ops: Ops, image: Node, params: Nodes) -> Node:
         return ops.fn.erase(image, anchor=params["start"], shape=params["shape"], axes=[0, 1], fill_value=self.fill)
 
-    def _erase_with_noise(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+    def _erase_with_noise(self, ops: Ops, image: Node, params: Nodes) -> Node:
         start, box = (ops.fn.cast(params[name], dtype=ops.types.INT32) for name in ("start", "shape"))
         numbers = _noise.random_normal(ops, params, box[0], box[1], self.channels)
         if self.integer:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 from torchdali.transforms.rng import Draws
-from torchdali.transforms.rule import Input, Node, Ops, Rule, SampleTransformError, Unsupported, first_faulty_row
+from torchdali.transforms.rule import Input, Node, Nodes, Ops, Rule, SampleTransformError, Unsupported, first_faulty_row
 from torchdali.transforms.spec import IntArray, Params, Sample, Spec
 
 _MOST_ON_GPU = 510
@@ -50,7 +50,7 @@ class GaussianBlur(Rule):
         # With a smaller sigma the window has one pixel that differs from 0. DALI's squares would leave float32's range.
         return {"sigma": np.maximum(draws.uniform_range(*self.transform.sigma), 1e-3).astype(np.float32)}
 
-    def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+    def lower(self, ops: Ops, image: Node, params: Nodes) -> Node:
         return ops.fn.gaussian_blur(image, sigma=params["sigma"], window_size=self.window)
 
     def reference(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
@@ -85,7 +85,7 @@ class JPEG(Rule):
         low, high = self.transform.quality
         return {"quality": np.floor(draws.uniform_range(low, high + 1)).astype(np.int32)}
 
-    def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+    def lower(self, ops: Ops, image: Node, params: Nodes) -> Node:
         if ops.device == "gpu" and ops.fidelity == "exact":
             # On the GPU, DALI enlarges colours without interpolation, as its decoders there do: the mean difference is
             # 0.8. The copy keeps DALI from merging this node with an equal one in another view. It would not find it.

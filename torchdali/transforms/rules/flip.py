@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 import torch
 from torchvision import transforms as v1
@@ -11,7 +9,7 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 from torchdali.transforms.rng import Draws
-from torchdali.transforms.rule import Composite, Input, Node, Ops, Rule
+from torchdali.transforms.rule import Composite, Input, Node, Nodes, Ops, Rule
 from torchdali.transforms.spec import IntArray, Params, Sample, Spec
 
 
@@ -33,7 +31,7 @@ class RandomHorizontalFlip(Rule):
     def draw(self, draws: Draws, size: IntArray) -> Params:
         return {"flip": draws.bernoulli(self.transform.p).astype(np.int32)}
 
-    def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+    def lower(self, ops: Ops, image: Node, params: Nodes) -> Node:
         return ops.fn.flip(image, **{"horizontal": 0, self.axis: params["flip"]})
 
     def reference(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
@@ -65,5 +63,5 @@ class Flips(Composite):
         self.parts = parts
         self.axes = [part.axis for part in parts]
 
-    def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+    def lower(self, ops: Ops, image: Node, params: Nodes) -> Node:
         return ops.fn.flip(image, **{axis: params[f"{i}_flip"] for i, axis in enumerate(self.axes)})

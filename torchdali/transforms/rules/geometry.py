@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -18,6 +17,7 @@ from torchdali.transforms.rule import (
     Composite,
     Input,
     Node,
+    Nodes,
     Ops,
     Rule,
     SampleTransformError,
@@ -63,7 +63,7 @@ class Warp(Rule):
     def draw(self, draws: Draws, size: IntArray) -> Params:
         """Draw ``matrix`` for :func:`warp`, and the numbers that ``reference`` needs."""
 
-    def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+    def lower(self, ops: Ops, image: Node, params: Nodes) -> Node:
         size = params.get("size")
         return warp(ops, image, params["matrix"], self.interpolation, self.fill, self.floating, size)
 
@@ -120,7 +120,7 @@ class RandomAffine(Warp):
         check_ranges(degrees=transform.degrees, scale=transform.scale, shear=shear)
         check_ranges(shear=shear and shear[-2:])
         drawn = {"angle": True, "translation": transform.translate, "scale": transform.scale, "shear": shear}
-        self.randomness = ", ".join(name for name, given in drawn.items() if given)
+        self.randomness = ", ".join(name for name, used in drawn.items() if used)
         return super().infer(spec)
 
     def draw(self, draws: Draws, size: IntArray) -> Params:
@@ -175,7 +175,7 @@ class RandomPerspective(Warp):
         matrix = np.where(apply[:, None, None], perspective_matrices(corners, size), np.eye(3))
         return {"warp": apply, "apply": apply, "matrix": matrix, "corners": corners}
 
-    def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+    def lower(self, ops: Ops, image: Node, params: Nodes) -> Node:
         if "warp" not in params:
             return super().lower(ops, image, params)
         return ops.when(params["warp"], lambda x, p: Warp.lower(self, ops, x, p), image, {"matrix": params["matrix"]})
@@ -218,7 +218,7 @@ class FlippedWarp(Composite):
         params[f"{self._last}matrix"] = matrix
         return params
 
-    def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+    def lower(self, ops: Ops, image: Node, params: Nodes) -> Node:
         return self.parts[-1].lower(ops, image, self.select_params(len(self.parts) - 1, params))
 
     def fuse_with_previous(self, previous: Rule) -> Rule | None:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 import torch
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
-from torchdali.transforms.rule import Node, Ops, Unsupported
+from torchdali.transforms.rule import Node, Nodes, Ops, Unsupported
 from torchdali.transforms.rules.color import check_unit_range, clamp_to_image, white_level
 from torchdali.transforms.rules.photometric import RandomlyApplied
 from torchdali.transforms.spec import Spec
-
-__all__ = ["autocontrast", "equalize"]
 
 
 def autocontrast(ops: Ops, image: Node, spec: Spec) -> Node:
@@ -60,7 +56,7 @@ class RandomAutocontrast(RandomlyApplied):
     handles = (v2.RandomAutocontrast, v1.RandomAutocontrast)
     apply_operators = "reduce, arithmetic, cast"
 
-    def apply(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+    def apply(self, ops: Ops, image: Node, params: Nodes) -> Node:
         return autocontrast(ops, image, self.spec)
 
     def apply_reference(self, image: torch.Tensor) -> torch.Tensor:
@@ -80,7 +76,7 @@ class RandomEqualize(RandomlyApplied):
         check_unit_range(spec)
         return super().infer(spec)
 
-    def apply(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+    def apply(self, ops: Ops, image: Node, params: Nodes) -> Node:
         return equalize(ops, image, self.spec)
 
     def apply_reference(self, image: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from unittest import mock
 
@@ -12,7 +11,7 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 from torchdali.transforms.rng import Draws
-from torchdali.transforms.rule import Input, Node, Ops, Rule, Unsupported
+from torchdali.transforms.rule import Input, Node, Nodes, Ops, Rule, Unsupported
 from torchdali.transforms.rules import _noise
 from torchdali.transforms.spec import IntArray, Params, Sample, Spec
 
@@ -67,7 +66,7 @@ class GaussianNoise(Rule):
     def draw(self, draws: Draws, size: IntArray) -> Params:
         return _noise.draw_noise(draws, size)
 
-    def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+    def lower(self, ops: Ops, image: Node, params: Nodes) -> Node:
         shape = image.shape(dtype=ops.types.INT32)
         numbers = _noise.random_normal(ops, params, shape[0], shape[1], self.channels)
         scale = 255 if self.integer else 1

@@ -1,8 +1,7 @@
-"""Rule of Normalize, alone or in one operator with the transforms before it."""
+"""Rules of LinearTransformation, and of Normalize, alone or in one operator with the transforms before it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,10 +11,23 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
-from torchdali.transforms.rule import Composite, Node, Ops, Rule, Unsupported
+from torchdali.transforms.rule import Composite, Node, Nodes, Ops, Rule, Unsupported
 from torchdali.transforms.rules.conversion import ToDtype, ToTensor
 from torchdali.transforms.rules.flip import RandomHorizontalFlip
 from torchdali.transforms.spec import Sample, Spec
+
+
+class LinearTransformation(Rule):
+    """Rule of LinearTransformation, a matrix product of whole images. torch multiplies whole batches."""
+
+    handles = (v2.LinearTransformation, v1.LinearTransformation)
+    unsupported_when = "always: a matrix product is torch's, for the whole batch where all images have one size"
+
+    def infer(self, spec: Spec) -> Spec:
+        raise Unsupported("DALI has no matrix product")
+
+    def infer_batch(self, spec: Spec) -> Spec | None:
+        return spec if spec.kind != "pil" and spec.size and spec.dtype.is_floating_point else None
 
 
 class Normalize(Rule):
@@ -34,8 +46,8 @@ class Normalize(Rule):
 
     def infer(self, spec: Spec) -> Spec:
         if spec.kind == "pil" or spec.dtype != torch.float32:
-            held = "a PIL image" if spec.kind == "pil" else spec.dtype
-            raise Unsupported(f"Normalize needs float32, and there is {held} at this place")
+            actual = "a PIL image" if spec.kind == "pil" else spec.dtype
+            raise Unsupported(f"Normalize needs float32, and there is {actual} at this place")
         if not {len(self.mean), len(self.std)} <= {1, spec.channels}:
             raise Unsupported(f"{len(self.mean)} means and {len(self.std)} deviations for {spec.channels} channels")
         if 0.0 in self.std:
@@ -45,7 +57,7 @@ class Normalize(Rule):
     def infer_batch(self, spec: Spec) -> Spec | None:
         return spec if spec.kind != "pil" and spec.dtype.is_floating_point else None
 
-    def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+    def lower(self, ops: Ops, image: Node, params: Nodes) -> Node:
         return ops.fn.crop_mirror_normalize(
             image, mean=self.mean, std=self.std, dtype=ops.types.FLOAT, output_layout="HWC"
         )
@@ -80,7 +92,7 @@ class Arithmetic(Composite):
         """Return a rule for this and then ``later``."""
         return Arithmetic([*self.parts, later])
 
-    def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+    def lower(self, ops: Ops, image: Node, params: Nodes) -> Node:
         flips = type(self.parts[0]) is RandomHorizontalFlip
         mean, std = np.zeros(1), np.ones(1)
         half = False

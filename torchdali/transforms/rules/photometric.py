@@ -7,7 +7,6 @@ numbers.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
@@ -20,7 +19,7 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 from torchdali.transforms.rng import Draws
-from torchdali.transforms.rule import Input, Node, Ops, Rule, Unsupported
+from torchdali.transforms.rule import Input, Node, Nodes, Ops, Rule, Unsupported
 from torchdali.transforms.rules.color import (
     check_image,
     check_unit_range,
@@ -30,8 +29,6 @@ from torchdali.transforms.rules.color import (
     white_level,
 )
 from torchdali.transforms.spec import IntArray, Params, Sample, Spec
-
-__all__ = ["RandomlyApplied", "Value", "invert", "posterize", "posterize_argument", "sharpen", "solarize"]
 
 
 def invert(image: Node, white: Node, spec: Spec) -> Node:
@@ -46,10 +43,10 @@ def invert(image: Node, white: Node, spec: Spec) -> Node:
 
 def posterize_argument(bits: npt.ArrayLike, spec: Spec) -> npt.NDArray[Any]:
     """Return the argument of :func:`posterize` for a number of bits: a mask, or for floats the number of levels."""
-    kept: IntArray = np.asarray(bits, np.int64)
+    number: IntArray = np.asarray(bits, np.int64)
     if spec.dtype.is_floating_point:
-        return np.asarray(2.0**kept, np.float32)
-    return np.asarray(256 - (256 >> np.minimum(kept, 8)), np.uint8)
+        return np.asarray(2.0**number, np.float32)
+    return np.asarray(256 - (256 >> np.minimum(number, 8)), np.uint8)
 
 
 def posterize(ops: Ops, image: Node, by: Node, spec: Spec) -> Node:
@@ -112,7 +109,7 @@ class RGB(Rule):
         self.operators = "cat" if spec.channels == 1 else ""
         return replace(spec, channels=3)
 
-    def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+    def lower(self, ops: Ops, image: Node, params: Nodes) -> Node:
         return repeat_channel(ops, image) if self.operators else image
 
     def reference(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
@@ -161,7 +158,7 @@ class RandomlyApplied(Rule):
         return None
 
     @abstractmethod
-    def apply(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+    def apply(self, ops: Ops, image: Node, params: Nodes) -> Node:
         """Emit the operators for images to which the transform is applied."""
 
     @abstractmethod
@@ -184,7 +181,7 @@ class RandomlyApplied(Rule):
         _, applied, neutral = self.value
         return {"apply": apply, "value": np.where(apply, applied, applied if neutral is None else neutral)}
 
-    def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+    def lower(self, ops: Ops, image: Node, params: Nodes) -> Node:
         if not self._splits:
             return self.apply(ops, image, params)
         return ops.when(
@@ -207,7 +204,7 @@ class RandomGrayscale(RandomlyApplied):
             self.operators = ""
         return spec
 
-    def apply(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+    def apply(self, ops: Ops, image: Node, params: Nodes) -> Node:
         if self.spec.channels == 1:
             return image
         shade = to_grey(ops, image, self.spec)
@@ -228,7 +225,7 @@ class RandomInvert(RandomlyApplied):
     def infer_value(self, spec: Spec) -> Value:
         return Value(np.float32 if spec.dtype.is_floating_point else np.uint8, white_level(spec), 0)
 
-    def apply(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+    def apply(self, ops: Ops, image: Node, params: Nodes) -> Node:
         return invert(image, params["value"], self.spec)
 
     def apply_reference(self, image: torch.Tensor) -> torch.Tensor:
@@ -255,7 +252,7 @@ class RandomPosterize(RandomlyApplied):
             return Value(np.float32, posterize_argument(bits, spec).item())
         return Value(np.uint8, posterize_argument(bits, spec).item(), 255)
 
-    def apply(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+    def apply(self, ops: Ops, image: Node, params: Nodes) -> Node:
         return posterize(ops, image, params["value"], self.spec)
 
     def apply_reference(self, image: torch.Tensor) -> torch.Tensor:
@@ -276,7 +273,7 @@ class RandomSolarize(RandomlyApplied):
             raise Unsupported("torch takes a negative threshold modulo 256 for uint8")
         return Value(np.float32, self.transform.threshold, np.inf)
 
-    def apply(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+    def apply(self, ops: Ops, image: Node, params: Nodes) -> Node:
         return solarize(ops, image, params["value"], self.spec)
 
     def apply_reference(self, image: torch.Tensor) -> torch.Tensor:
@@ -295,7 +292,7 @@ class RandomAdjustSharpness(RandomlyApplied):
             raise Unsupported("torchvision refuses negative factors")
         return Value(np.float32, 1.0 - self.transform.sharpness_factor)
 
-    def apply(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+    def apply(self, ops: Ops, image: Node, params: Nodes) -> Node:
         return sharpen(ops, image, params["value"], self.spec)
 
     def apply_reference(self, image: torch.Tensor) -> torch.Tensor:

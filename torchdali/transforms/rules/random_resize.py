@@ -1,7 +1,8 @@
-"""Rules of resizing to a random size."""
+"""Rules of resizing to a random size, and of a random canvas around the image."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from torchvision.transforms import v2
 
 from torchdali.transforms.rng import Draws, Words
 from torchdali.transforms.rule import Unsupported
+from torchdali.transforms.rules.crop import Window, resolve_fill
 from torchdali.transforms.rules.resize import Resizing, compute_resized_size
 from torchdali.transforms.spec import IntArray, Spec
 
@@ -71,6 +73,29 @@ class ScaleJitter(Resizing):
         fit = np.minimum(target[1] / size[:, 0], target[0] / size[:, 1])
         ratio = fit.astype(np.float32) * interpolate(low, high, to_fractions(draws.words(1)[:, 0]))
         return scale_size(size, ratio[:, None])
+
+
+class RandomZoomOut(Window):
+    """Rule of RandomZoomOut: with probability p the image is put at a random position on a larger canvas.
+
+    The canvas's sides are a random multiple of the image's.
+    """
+
+    handles = (v2.RandomZoomOut,)
+    unsupported_when = "a number of fill values that does not fit"
+
+    def infer(self, spec: Spec) -> Spec:
+        self.fill = resolve_fill(self.transform, spec)
+        self.randomness = f"apply with probability {self.transform.p:g}; size of the canvas; top, left"
+        return replace(spec.with_fill(self.fill), size=None)
+
+    def window(self, draws: Draws, size: IntArray) -> tuple[IntArray, IntArray]:
+        low, high = self.transform.side_range
+        drawn = to_fractions(draws.words(4))
+        apply = drawn[:, :1] < np.float32(self.transform.p)
+        canvas = scale_size(size, interpolate(low, high, drawn[:, 1:2]))
+        start = scale_size(canvas - size, drawn[:, 2:])
+        return np.where(apply, -start, 0), np.where(apply, canvas, size)
 
 
 def to_fractions(words: Words) -> Floats:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -18,6 +18,7 @@ from torchdali.transforms.rng import Draws
 from torchdali.transforms.rule import (
     Input,
     Node,
+    Nodes,
     Ops,
     Rule,
     SampleTransformError,
@@ -121,7 +122,7 @@ class Resampling:
             params["mode"] = np.array([_FILTERS[mode] for mode in self.modes], np.int32)[choice]
         return params
 
-    def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+    def lower(self, ops: Ops, image: Node, params: Nodes) -> Node:
         """Emit the operators that resize an HWC image."""
         height, width = self.target or (params["height"], params["width"])
         if self.nearest:
@@ -206,7 +207,7 @@ class Resizing(Rule):
     def output_size(self, size: IntArray, params: Params) -> IntArray:
         return np.stack((params["height"], params["width"]), axis=1).astype(np.int64)
 
-    def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
+    def lower(self, ops: Ops, image: Node, params: Nodes) -> Node:
         return self.resampling.lower(ops, image, params)
 
     def reference(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:

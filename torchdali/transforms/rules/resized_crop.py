@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +12,7 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 from torchdali.transforms.rng import Draws
-from torchdali.transforms.rule import Input, Node, Ops, Unsupported, check_ranges, check_whole_pixels
+from torchdali.transforms.rule import Input, Node, Nodes, Ops, Unsupported, check_ranges, check_whole_pixels
 from torchdali.transforms.rules._boxes import ATTEMPTS, random_boxes
 from torchdali.transforms.rules.crop import Window
 from torchdali.transforms.rules.resize import Resampling
@@ -50,7 +49,7 @@ class RandomResizedCrop(Window):
 
     def window(self, draws: Draws, size: IntArray) -> tuple[IntArray, IntArray]:
         height, width = size[:, :1], size[:, 1:]
-        start, shape, found = random_boxes(
+        start, shape, fitting = random_boxes(
             draws,
             size,
             self.transform.scale,
@@ -58,7 +57,7 @@ class RandomResizedCrop(Window):
             tall=False,
             fits=lambda h, w: (w > 0) & (w <= width) & (h > 0) & (h <= height),
         )
-        failed = ~found
+        failed = ~fitting
         if failed.any():
             shape[failed] = self._central(size[failed])
             start[failed] = (size[failed] - shape[failed]) // 2
@@ -80,7 +79,7 @@ class RandomResizedCrop(Window):
     def output_size(self, size: IntArray, params: Params) -> IntArray:
         return np.broadcast_to(np.array(self.size, np.int64), size.shape)
 
-    def lower_window(self, ops: Ops, window: Node, params: Mapping[str, Node]) -> Node:
+    def lower_window(self, ops: Ops, window: Node, params: Nodes) -> Node:
         return self.resampling.lower(ops, window, params)
 
     def reference(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:

@@ -55,25 +55,25 @@ class ResizeKeepRatio(Resizing):
         return spec
 
     def sizes(self, draws: Draws, size: IntArray) -> IntArray:
-        given = self.transform
-        ratio = size / np.array(given.size, np.float64)
-        ratio = ratio.max(axis=1) * given.longest + ratio.min(axis=1) * (1.0 - given.longest)
+        transform = self.transform
+        ratio = size / np.array(transform.size, np.float64)
+        ratio = ratio.max(axis=1) * transform.longest + ratio.min(axis=1) * (1.0 - transform.longest)
         u = draws.uniform(4)
         factor = np.ones(size.shape)
         if self.scales:
-            low, high = given.random_scale_range
+            low, high = transform.random_scale_range
             scale = low + (high - low) * u[:, 1]
-            scale = 1.0 / np.sqrt(scale) if given.random_scale_area else scale
-            factor *= np.where(u[:, 0] < given.random_scale_prob, scale, 1.0)[:, None]
+            scale = 1.0 / np.sqrt(scale) if transform.random_scale_area else scale
+            factor *= np.where(u[:, 0] < transform.random_scale_prob, scale, 1.0)[:, None]
         if self.stretches:
-            low, high = (math.log(x) for x in given.random_aspect_range)
+            low, high = (math.log(x) for x in transform.random_aspect_range)
             aspect = np.sqrt(np.exp(low + (high - low) * u[:, 3]))
-            aspect = np.where(u[:, 2] < given.random_aspect_prob, aspect, 1.0)
+            aspect = np.where(u[:, 2] < transform.random_aspect_prob, aspect, 1.0)
             factor = np.stack((factor[:, 0] / aspect, factor[:, 1] * aspect), axis=1)
         return np.rint(size * factor / ratio[:, None]).astype(np.int64)
 
 
-def constant_fill(transform: Any, spec: Spec) -> list[float]:
+def resolve_constant_fill(transform: Any, spec: Spec) -> list[float]:
     """Return the fill values of a timm transform that pads with torchvision's v1 ``pad``.
 
     Raises:
@@ -94,7 +94,7 @@ class CenterCropOrPad(CenterCrop):
     unsupported_when = "padding_mode other than constant"
 
     def infer(self, spec: Spec) -> Spec:
-        self.fill = constant_fill(self.transform, spec)
+        self.fill = resolve_constant_fill(self.transform, spec)
         return super().infer(spec)
 
     def reference(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
@@ -112,7 +112,7 @@ class RandomCropOrPad(Window):
     randomness = "top, left"
 
     def infer(self, spec: Spec) -> Spec:
-        self.fill = constant_fill(self.transform, spec)
+        self.fill = resolve_constant_fill(self.transform, spec)
         height, width = self.transform.size
         return replace(spec, size=(int(height), int(width)))
 
@@ -130,7 +130,7 @@ class RandomPad(Window):
     randomness = "left, top"
 
     def infer(self, spec: Spec) -> Spec:
-        self.fill = constant_fill(self.transform, spec)
+        self.fill = resolve_constant_fill(self.transform, spec)
         return replace(spec, size=None)
 
     def window(self, draws: Draws, size: IntArray) -> tuple[IntArray, IntArray]:
@@ -205,23 +205,23 @@ class TimmRandomErasing(Composite):
     def __init__(self, transform: Any) -> None:
         super().__init__(transform)
         low, high = transform.log_aspect_ratio
-        given = SimpleNamespace(
+        equivalent = SimpleNamespace(
             p=transform.probability,
             scale=(transform.min_area, transform.max_area),
             ratio=(math.exp(low), math.exp(high)),
             value="random" if transform.per_pixel else 0,
         )
-        self.parts = [RandomErasing(given)]
+        self.parts = [RandomErasing(equivalent)]
 
     def infer(self, spec: Spec) -> Spec:
-        given = self.transform
+        transform = self.transform
         if spec.kind == "pil":
             raise Unsupported("timm's RandomErasing accepts tensors only")
-        if (given.min_count, given.max_count) != (1, 1):
+        if (transform.min_count, transform.max_count) != (1, 1):
             raise Unsupported("no rule for several boxes")
-        if given.rand_color:
+        if transform.rand_color:
             raise Unsupported("no rule for boxes of one random colour")
-        if given.per_pixel and not spec.dtype.is_floating_point:
+        if transform.per_pixel and not spec.dtype.is_floating_point:
             raise Unsupported("normal numbers need floating point")
         spec = super().infer(spec)
         self.operators, self.randomness = self.parts[0].operators, self.parts[0].randomness

@@ -19,8 +19,6 @@ from torchdali.transforms.rules.crop import CenterCrop, Window, check_size
 from torchdali.transforms.rules.flip import RandomHorizontalFlip, RandomVerticalFlip
 from torchdali.transforms.spec import IntArray, Params, Sample, Spec
 
-__all__ = ["FiveCrop", "MultiView", "TenCrop"]
-
 
 class MultiView:
     """Several views of one image: a list of what each transform makes of it.
@@ -34,12 +32,12 @@ class MultiView:
 
     def __init__(self, transforms: Sequence[Callable[[Any], Any]]) -> None:
         if callable(transforms) or isinstance(transforms, str):
-            raise TypeError(f"MultiView takes a list of transforms, one for each view, not {transforms!r}")
+            raise TypeError(f"MultiView needs a list of transforms, one for each view, got {transforms!r}")
         self.transforms = list(transforms)
         if not self.transforms:
             raise ValueError("MultiView needs at least one transform")
-        for one in self.transforms:
-            check_callable(*flatten(one))
+        for transform in self.transforms:
+            check_callable(*flatten(transform))
 
     def __call__(self, image: Any) -> list[Any]:
         """Return the views of one image, as each transform makes them."""
@@ -57,16 +55,16 @@ class MultiViewRule(Views):
     operators = "those of each view, below"
 
     def split(self, spec: Spec) -> list[tuple[Chain, Spec]]:
-        self.chains = [Chain(self.transform, flatten(one)) for one in self.transform.transforms]
+        self.chains = [Chain(self.transform, flatten(chain)) for chain in self.transform.transforms]
         parts: list[tuple[Chain, Spec]] = []
         for i, chain in enumerate(self.chains, start=1):
             try:
                 parts.append((chain, chain.infer(spec)))
             except Unsupported as unsupported:
                 raise Unsupported(f"view {i}: {unsupported}") from unsupported
-        for one in ("kind", "dtype", "channels"):
-            if len(found := {getattr(out, one) for _, out in parts}) > 1:
-                raise Unsupported(f"its views differ in {one}: {', '.join(sorted(map(str, found)))}")
+        for name in ("kind", "dtype", "channels"):
+            if len(values := {getattr(out, name) for _, out in parts}) > 1:
+                raise Unsupported(f"its views differ in {name}: {', '.join(sorted(map(str, values)))}")
         drawn = [f"view {i}: {chain.randomness}" for i, chain in enumerate(self.chains, start=1) if chain.randomness]
         self.randomness = "; ".join(drawn)
         return parts
