@@ -161,7 +161,7 @@ def _measure(root: Path, kind: str, barrier: Any) -> dict[str, Any]:
     first = time.perf_counter()
     assert len(images) == BATCH
 
-    _go_through(loader._session.source, epoch._occurrences)  # noqa: SLF001 - which no user can
+    _go_through(loader._session.reader, epoch._occurrences)  # noqa: SLF001 - which no user can
     gone = time.perf_counter()
     barrier.wait()
     memory, shared = memory_use.measure_host(), memory_use.measure_mapped_file(root / f"{kind}.npz")
@@ -190,21 +190,21 @@ def _list_of(index: Any, transform: Any) -> Any:
     return folder
 
 
-def _go_through(source: Any, occurrences: Any) -> None:
+def _go_through(reader: Any, occurrences: Any) -> None:
     """Touches all that epochs touch."""
     import numpy as np
 
-    order = np.random.default_rng(os.getpid()).permutation(len(source)).astype(np.uint32)
-    facts = source._facts  # noqa: SLF001 - learning ten million headers one by one takes minutes
-    for start in range(0, len(source), _CHUNK):
+    order = np.random.default_rng(os.getpid()).permutation(len(reader.source)).astype(np.uint32)
+    table = reader.table  # learning ten million headers one by one takes minutes
+    for start in range(0, len(reader.source), _CHUNK):
         rows = order[start : start + _CHUNK].astype(np.int64)
-        source.images(rows, rows[:0], contextlib.ExitStack())
-        source.labels(rows)
+        reader.read_inputs(rows, rows[:0], contextlib.ExitStack())
+        reader.source.labels(rows)
         occurrences.count(rows)
-        facts.sizes(rows)
-        source.foreign(rows)
-        unknown = facts.unknown(rows)
-        for column in (facts._sizes, facts._lengths, facts._flags):  # noqa: SLF001
+        table.sizes(rows)
+        reader.find_pil_only(rows)
+        unknown = table.unknown(rows)
+        for column in (table._sizes, table._lengths, table._flags):  # noqa: SLF001
             column[unknown] = 1
 
 

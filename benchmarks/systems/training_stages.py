@@ -32,23 +32,25 @@ def stage(name: str, root: Path, batch_size: int, step: list[Any]) -> systems.Ep
     from torchdali.transforms.spec import InputKind
 
     compiled = DALILoader(ImageFolder(root, systems.transforms()), batch_size)._native_plan()  # noqa: SLF001
-    source, whole = compiled.source, compiled.plan
+    reader, whole = compiled.reader, compiled.plan
     plan = {
         "stage_read": probe.plan_reading(whole),
         "stage_decode": replace(probe.plan_decoding(whole), input_kind=InputKind.FILES),
         "stage_all": whole,
     }[name]
     with ThreadPoolExecutor(16) as threads:
-        source.scan(np.arange(len(source)), lambda: threads).wait()
-    engine = PipelineRunner(plan, batch_size, compiled.threads.number(source.seen()))
+        reader.scan(np.arange(len(reader.source)), lambda: threads).wait()
+    engine = PipelineRunner(plan, batch_size, compiled.threads.number(reader.input_stats()))
     shuffled = np.random.default_rng(0)
 
     def submit(rows: Any) -> None:
-        inputs, _ = whole.draw(Draws(epoch_key(0, 0), rows, np.zeros_like(rows)), source.sizes(rows))
-        engine.submit(source.images(rows, source.foreign(rows), None), {name: inputs[name] for name in plan.inputs})
+        inputs, _ = whole.draw(Draws(epoch_key(0, 0), rows, np.zeros_like(rows)), reader.sizes(rows))
+        engine.submit(
+            reader.read_inputs(rows, reader.find_pil_only(rows), None), {name: inputs[name] for name in plan.inputs}
+        )
 
     def epoch() -> Iterator[Any]:
-        rows = shuffled.permutation(len(source))
+        rows = shuffled.permutation(len(reader.source))
         for start in range(0, len(rows) - batch_size + 1, batch_size):
             submit(rows[start : start + batch_size])
             if engine.in_flight > _IN_FLIGHT:

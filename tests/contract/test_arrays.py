@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from torchdali import DALILoader, SampleError
 from torchdali.pipeline.compile import compile_plan, fuse
 from torchdali.pipeline.engine import PipelinePool
 from torchdali.pipeline.tuning import Threads
+from torchdali.pipeline.readers import open_reader
 from torchdali.sources import from_dataset
 from torchdali.sources.arrays import Arrays, ArraySource
 from torchdali.transforms.rng import Draws, epoch_key
@@ -173,21 +173,14 @@ def test_tensor_may_move_to_shared_memory(make: Make) -> None:
 
 # What the graph is fed
 
-NOBODY = np.empty(0, np.int64)
-
-
-def fed(source: Any, rows: Any) -> Any:
-    with ExitStack() as held:
-        return source.images(np.array(rows), NOBODY, held)
-
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_images_are_dense_and_of_the_kind_that_is_said(make: Make, name: str) -> None:
     dataset = make(name, transform=None)
     source = from_dataset(dataset)
-    images = fed(source, [4, 0, 4])
+    images = source.read(np.array([4, 0, 4]))
     assert images.flags.c_contiguous
-    assert source.input_kind is InputKind.PIXELS
+    assert source.kind is InputKind.PIXELS
     assert (source.spec.kind, source.spec.dtype) == ("pil", torch.uint8)
     assert images.shape == (3, *(source.spec.size or ()), source.spec.channels)
     for image, row in zip(images, [4, 0, 4], strict=True):
@@ -196,7 +189,7 @@ def test_images_are_dense_and_of_the_kind_that_is_said(make: Make, name: str) ->
 
 def test_nothing_is_copied_for_the_cpu(make: Make) -> None:
     source = from_dataset(make("CIFAR10"))
-    assert source.on(torch.device("cpu"), 2**40) is source
+    assert source.to_device(torch.device("cpu"), 2**40) is source
     assert not source.resident
 
 
@@ -209,17 +202,17 @@ def test_images_that_fit_the_budget_are_kept_on_the_gpu(make: Make, name: str) -
     whole = make(name)
     dataset = Subset(ConcatDataset([whole, whole]), [7, 2, 7 + COUNT, 11])
     source = from_dataset(dataset)
-    need = 3 * fed(source, [0]).nbytes
-    assert source.on(CUDA, need - 1) is source
-    copied = source.on(CUDA, need)
+    need = 3 * source.read(np.array([0])).nbytes
+    assert source.to_device(CUDA, need - 1) is source
+    copied = source.to_device(CUDA, need)
     assert copied.resident
     assert not source.resident
-    assert source.on(CUDA, need) is copied is copied.on(CUDA, 0)
-    images = fed(copied, [3, 0, 1, 2, 3])
+    assert source.to_device(CUDA, need) is copied is copied.to_device(CUDA, 0)
+    images = copied.read(np.array([3, 0, 1, 2, 3]))
     assert images.device == CUDA
     assert images.is_contiguous()
-    assert np.array_equal(images.cpu().numpy(), fed(source, [3, 0, 1, 2, 3]))
-    assert "copied to cuda:0" in copied.description
+    assert np.array_equal(images.cpu().numpy(), source.read(np.array([3, 0, 1, 2, 3])))
+    assert "copied to cuda:0" in copied.describe()
 
 
 @pytest.mark.gpu
@@ -230,7 +223,7 @@ def test_images_for_which_the_gpu_has_no_memory_stay_where_they_are(make: Make) 
     torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction(1e-6)
     try:
-        assert source.on(CUDA, 2**40) is source
+        assert source.to_device(CUDA, 2**40) is source
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
 
@@ -238,18 +231,18 @@ def test_images_for_which_the_gpu_has_no_memory_stay_where_they_are(make: Make) 
 @pytest.mark.gpu
 def test_graph_waits_for_the_images_and_they_for_it(make: Make) -> None:
     """The batch is gathered on torch's stream, which is behind here, and read on DALI's; memory is used again."""
-    source = from_dataset(make("STL10", v2.ToImage())).on(CUDA, 2**30)
-    plan = fuse(compile_plan(source.transform, CUDA, "exact", source.spec, source.input_kind))
+    source = from_dataset(make("STL10", v2.ToImage())).to_device(CUDA, 2**30)
+    plan = fuse(compile_plan(source.transform, CUDA, "exact", source.spec, source.kind))
     engine = PipelinePool(plan, 8, Threads(2, CUDA, plan.input_kind), source.resident).acquire(8)
     batches = [(np.arange(8) + i) % COUNT for i in range(30)]
     pending: list[Any] = []
     for rows in batches:
         torch.cuda._sleep(3_000_000)  # pyright: ignore
-        inputs, _ = plan.draw(Draws(epoch_key(0, 0), rows, np.zeros_like(rows)), source.sizes(rows))
-        engine.submit(fed(source, rows), inputs)
+        inputs, _ = plan.draw(Draws(epoch_key(0, 0), rows, np.zeros_like(rows)), open_reader(source).sizes(rows))
+        engine.submit(source.read(rows), inputs)
         pending.append(rows)
         if len(pending) == 3:
-            expected = fed(from_dataset(make("STL10")), first := pending.pop(0))
+            expected = from_dataset(make("STL10")).read(first := pending.pop(0))
             images = engine.take().views[0]
             assert isinstance(images, torch.Tensor)
             assert np.array_equal(images.permute(0, 2, 3, 1).cpu().numpy(), expected), first

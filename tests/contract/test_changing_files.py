@@ -18,7 +18,7 @@ from torchvision.transforms import v2
 from torchdali import DALILoader, SampleError
 from torchdali.pipeline.cache.decoded import DecodedCache
 from torchdali.pipeline.cache.encoded import EncodedCache
-from torchdali.sources import FolderSource
+from torchdali.pipeline.readers import FileReader
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -162,7 +162,7 @@ def test_a_file_that_another_thread_kept_meanwhile(tmp_path, monkeypatch):
     data, about = cache.read(0, cache.files)
     assert asked.once
     assert data.tobytes() == paths[0].read_bytes()
-    assert about == (30, 40, True)
+    assert (about.height, about.width, about.native) == (30, 40, True)
     loader.close()
 
 
@@ -178,14 +178,14 @@ def test_a_sound_file_is_not_blamed_where_another_batch_forgets_its_header(tmp_p
     list(cached)
     for i, path in enumerate(paths):
         write(path, 44, 60, 5 * i)
-    forget, forgotten = FolderSource.forget, []
+    forget, forgotten = FileReader.forget, []
 
-    def once_more(self: FolderSource, rows: Any) -> Any:
+    def once_more(self: FileReader, rows: Any) -> Any:
         """As a batch does that is looked up while those before it are scanned."""
         forgotten.append(rows)
         return forget(self, np.union1d(rows, np.zeros(1, np.int64)))
 
-    monkeypatch.setattr(FolderSource, "forget", once_more)
+    monkeypatch.setattr(FileReader, "forget", once_more)
     images = [images for images, _ in cached]
     assert forgotten
     assert all(torch.equal(one, other) for one, (other, _) in zip(images, plain, strict=True))

@@ -193,7 +193,7 @@ def test_bytes_after_an_end_are_looked_at_once(
     odd_path(fresh).write_bytes(encoded(photograph, "JPEG") + b"more" * 99)
     loader = DALILoader(fresh, PER_BATCH, device=device)
     first = [labels.tolist() for _, labels in loader]
-    monkeypatch.setattr("torchdali.sources.FileSource.load", lambda self, row: pytest.fail("decoded by PIL"))
+    monkeypatch.setattr("torchdali.pipeline.readers.FileReader.load", lambda self, row: pytest.fail("decoded by PIL"))
     assert [labels.tolist() for _, labels in loader] == first
 
 

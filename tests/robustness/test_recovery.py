@@ -197,7 +197,7 @@ def test_timeout_of_slow_storage(monkeypatch: pytest.MonkeyPatch, dataset: Image
     go_on = threading.Event()
     loader = DALILoader(dataset, PER_BATCH, num_workers=1, timeout=0.3, device="cpu")
     with monkeypatch.context() as slow:
-        slow.setattr(type(loader._session.source), "read", lambda *_: go_on.wait(30))
+        slow.setattr(type(loader._session.reader), "read_header", lambda *_: go_on.wait(30))
         with pytest.raises(RuntimeError, match="timed out"):
             next(iter(loader))
         go_on.set()

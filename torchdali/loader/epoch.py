@@ -27,6 +27,7 @@ from torchdali.state.context import EpochContext
 from torchdali.state.iterator import ResumableIterator
 from torchdali.transforms.occurrences import DenseOccurrences
 from torchdali.transforms.rng import Draws
+from torchdali.transforms.spec import IntArray
 
 __all__ = ["NativeIterator"]
 
@@ -108,13 +109,13 @@ class NativeIterator(ResumableIterator):
             return self._make_batch(indices)
         except Exception as error:  # noqa: BLE001 - raised in the batch's turn
             none = np.empty(0, np.int64)
-            batch = Batch(self._native.source, self._native.pool, none, Draws(self._key, none, none))
+            batch = Batch(self._native.reader, self._native.pool, none, Draws(self._key, none, none))
             batch.error = defer(error)
             return batch
 
     def _make_batch(self, indices: Iterable[int]) -> Batch:
-        source = self._native.source
-        count = len(source)
+        native = self._native
+        count = len(native.source)
         try:
             index = np.fromiter(map(operator.index, indices), np.int64)
         except TypeError as error:
@@ -128,7 +129,9 @@ class NativeIterator(ResumableIterator):
         if outside.any():
             raise IndexError(f"the sampler gave index {int(index[outside][0])} for a dataset of {count} samples")
         index = np.where(index < 0, index + count, index)
-        return Batch(source, self._native.pool, index, Draws(self._key, index, self._occurrences.count(index)))
+        return Batch(
+            self._native.reader, self._native.pool, index, Draws(self._key, index, self._occurrences.count(index))
+        )
 
     def _next_data(self) -> Any:
         feed = self._feed
@@ -188,17 +191,18 @@ class NativeIterator(ResumableIterator):
         return data
 
     def _collate_batch(self, batch: Batch) -> Any:
-        source, plan = self._native.source, self._native.plan
+        plan = self._native.plan
         views = [run_on_batch(plan.tail, images) for images in batch.views] if plan.tail else batch.views
         if plan.tail:
             self.clock.lap("torch")
         stack = is_default_collate(self._collate, read=True)
-        if stack and not plan.suffix and source.plain_labels and len(batch.rows):
+        numbers = self._native.source.labels(batch.rows)
+        if stack and not plan.suffix and numbers is not None and len(batch.rows):
             for images in views:
                 self._check_shapes(batch, images)
-            labels = to_device(torch.from_numpy(source.labels(batch.rows)), self._native.device)
+            labels = to_device(torch.from_numpy(numbers), self._native.device)
             return [views[0] if plan.container is None else views, labels]
-        images, targets = self._samples(batch, views)
+        images, targets = self._samples(batch, views, numbers)
         if stack and plan.container is None:
             self._check_shapes(batch, images)
         samples = list(zip(images, targets, strict=True))
@@ -211,28 +215,28 @@ class NativeIterator(ResumableIterator):
             )
         return _map_tensors(torch.Tensor, partial(to_device, device=device), data)
 
-    def _samples(self, batch: Batch, views: Views) -> tuple[list[Any], list[Any]]:
+    def _samples(self, batch: Batch, views: Views, numbers: IntArray | None) -> tuple[list[Any], list[Any]]:
         """Return images after the transforms that torch runs, and targets as the dataset gives them."""
-        source = self._native.source
+        reader = self._native.reader
         seeds = batch.draws.select_position(self._native.plan.suffix_position).seeds()
-        images = as_samples(self._native.plan, views, seeds, lambda row: source.name(batch.rows[row]))
+        images = as_samples(self._native.plan, views, seeds, lambda row: reader.name(batch.rows[row]))
         self.clock.lap("torch" if self._native.plan.suffix else "collate")
-        if source.plain_labels:
-            return images, source.labels(batch.rows).tolist()
+        if numbers is not None:
+            return images, numbers.tolist()
         targets: list[Any] = []
         with seeded(self._native.device) as seed:
             for index, number in zip(batch.rows.tolist(), seeds.tolist(), strict=True):
                 seed(number)
                 try:
-                    targets.append(source.target(index))
+                    targets.append(reader.source.target(index))
                 except Exception as error:
-                    note(error, f"while the target was made of {source.name(index)}")
+                    note(error, f"while the target was made of {reader.name(index)}")
                     raise
         return images, targets
 
     def _check_shapes(self, batch: Batch, images: Sequence[Any] | torch.Tensor) -> None:
         if not isinstance(images, torch.Tensor):
-            check_shapes(images, self._native.chain, lambda row: self._native.source.name(batch.rows[row]))
+            check_shapes(images, self._native.chain, lambda row: self._native.reader.name(batch.rows[row]))
 
     def close(self) -> None:
         """End the epoch early."""

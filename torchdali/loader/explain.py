@@ -83,14 +83,14 @@ def _native(loader: DataLoader[Any], options: LoaderOptions, native: NativePlan,
     if plan.device.type == "cuda":
         no_effect.append("pin_memory: batches are on the device")
     return {
-        "source": f"{source.description}; its targets do not pass through DALI",
+        "source": f"{source.describe()}; its targets do not pass through DALI",
         "": str(plan),
         "output": _output(plan),
         "collate": f"{_name(loader.collate_fn)}, in this process",
         **_batch_transform(options),
         "random": _random(options, "index, occurrence, transform"),
         **({"cache": native.cache.describe()} if native.cache else {}),
-        "threads": _threads(native.threads, source.seen()),
+        "threads": _threads(native.threads, native.reader.input_stats()),
         "window": f"{native.prefetch_depth} batches in flight ("
         + (
             "prefetch_factor)"

@@ -12,10 +12,11 @@ from torchdali.pipeline.clock import Clock
 from torchdali.pipeline.engine import PipelinePool
 from torchdali.pipeline.feed import Prefetcher
 from torchdali.pipeline.plan import Plan
+from torchdali.pipeline.readers import Reader
 from torchdali.pipeline.retry import RetryingPrefetcher
 from torchdali.pipeline.tuning import Threads
 from torchdali.samples.on_error import ErrorPolicy
-from torchdali.sources import NativeSource
+from torchdali.sources import Source
 
 __all__ = ["NativePlan"]
 
@@ -26,7 +27,7 @@ class NativePlan:
 
     Attributes:
         key: The values that the plan depends on.
-        source: The samples.
+        reader: Reads the samples.
         pool: The pipelines, and the plan that they run.
         chain: All transforms, in order.
         threads: Chooses the number of DALI's CPU threads.
@@ -35,12 +36,17 @@ class NativePlan:
     """
 
     key: object
-    source: NativeSource
+    reader: Reader
     pool: PipelinePool
     chain: tuple[Any, ...]
     threads: Threads
     prefetch_depth: int
     cache: Cache | None = None
+
+    @property
+    def source(self) -> Source:
+        """The samples."""
+        return self.reader.source
 
     @property
     def plan(self) -> Plan:

@@ -192,54 +192,56 @@ class _Probing:
     rows: list[list[IntArray]]
 
     def run(self) -> Probe:
-        plan, source = self.native.plan, self.native.source
+        plan, reader = self.native.plan, self.native.reader
         read = decode = None
         with ExitStack() as held:
             rows = self.rows[0][0]
             if plan.input_kind is InputKind.FILES:
                 read = self._read(plan_reading(plan))
                 with ThreadPoolExecutor(_SCAN_THREADS) as threads:
-                    source.scan(rows, lambda: threads).wait()
+                    reader.scan(rows, lambda: threads).wait()
             with devices.on(plan.device):
-                images = source.images(rows, source.foreign(rows), held)
-            inputs, _ = plan.draw(Draws(epoch_key(0, 0), rows, np.zeros_like(rows)), source.sizes(rows))
+                images = reader.read_inputs(rows, reader.find_pil_only(rows), held)
+            inputs, _ = plan.draw(Draws(epoch_key(0, 0), rows, np.zeros_like(rows)), reader.sizes(rows))
             if plan.input_kind is InputKind.FILES:
                 decode, images = self._decode(plan_decoding(plan), images, inputs)
             after = plan_transforms(plan)
-            resident = source.resident or (plan.input_kind is InputKind.FILES and plan.device.type == "cuda")
+            resident = self.native.source.resident or (
+                plan.input_kind is InputKind.FILES and plan.device.type == "cuda"
+            )
             transforms, _ = self._alone(after, itertools.repeat(images), inputs, self.native.prefetch_depth, resident)
         together, parts = self._together()
         overlapping = plan.device.type == "cuda"
         return Probe(self.size, read, decode, transforms, together, parts, overlapping)
 
     def _read(self, plan: Plan) -> float:
-        source = self.native.source
+        reader = self.native.reader
         requested: deque[IntArray] = deque(maxlen=self.native.prefetch_depth + 1)
 
         def paths() -> Iterator[Any]:
             with ExitStack() as held:
                 for rows in itertools.cycle(self.rows[0][1:]):
                     requested.append(rows)
-                    yield source.images(rows, _NONE, held)
+                    yield reader.read_inputs(rows, _NONE, held)
 
         try:
             return self._alone(plan, paths(), {}, self.native.prefetch_depth)[0]
         except RuntimeError:
             for row in np.concatenate(requested).tolist():
-                source.check(row)
+                reader.check(row)
             raise
 
     def _decode(self, plan: Plan, paths: Any, inputs: Inputs) -> tuple[float, list[Any]]:
         """Return seconds a batch, and the images."""
         files = [np.fromfile(row.tobytes().rstrip(b"\0"), np.uint8) for row in paths]
-        source, rows = self.native.source, self.rows[0][0]
-        whole = 3 * int(source.sizes(rows).prod(1).sum())
+        reader, rows = self.native.reader, self.rows[0][0]
+        whole = 3 * int(reader.sizes(rows).prod(1).sum())
         window = max(2, min(self.native.prefetch_depth, _IN_FLIGHT_BYTES // max(whole, 1)))
         try:
             seconds, images = self._alone(plan, itertools.repeat(files), inputs, window)
         except RuntimeError:
             for row in rows.tolist():
-                source.check(row)
+                reader.check(row)
             raise
         return seconds, [image.numpy() if plan.device.type == "cpu" else image for image in images]
 
@@ -247,7 +249,7 @@ class _Probing:
         self, plan: Plan, images: Iterator[Any], inputs: Inputs, window: int, resident: bool = False
     ) -> tuple[float, Any]:
         """Run a pipeline on these inputs. Return seconds a batch, and the last output."""
-        threads = self.native.threads.number(self.native.source.seen())
+        threads = self.native.threads.number(self.native.reader.input_stats())
         inputs = {name: inputs[name] for name in plan.inputs}
         views: Any = [[]]
         with closing(PipelineRunner(plan, self.size, threads, resident)) as engine:

@@ -19,13 +19,13 @@ from torchdali.pipeline import graph
 from torchdali.pipeline.cache import Cache, cached, check_has_files
 from torchdali.pipeline.compile import compile_plan, fuse
 from torchdali.pipeline.engine import PipelinePool
-from torchdali.pipeline.header_reader import HeaderReader
+from torchdali.pipeline.readers import FileReader, Reader, open_reader
 from torchdali.pipeline.routes import PipelineCache
 from torchdali.pipeline.tuning import Threads, check_numbers, fitting_window
 from torchdali.runtime import devices, machine
 from torchdali.samples.on_error import ErrorPolicy
 from torchdali.samples.tree import is_default_collate
-from torchdali.sources import FolderSource, NativeSource, dataset_state, from_dataset
+from torchdali.sources import Source, dataset_state, from_dataset
 from torchdali.state.checkpoint import find_stateful
 from torchdali.state.context import EpochContext, LoaderView
 from torchdali.state.iterator import ResumableIterator
@@ -82,7 +82,7 @@ class Session:
         options: The loader's options.
 
     Attributes:
-        source: The samples of a native dataset, whose ``__getitem__`` is not called; None for a worker-fed dataset.
+        reader: Reads the samples of a native dataset; None for a worker-fed dataset.
         why_not_native: Why the dataset is worker-fed; empty for a native one.
         native_plan: What was built for a native dataset.
         proxy_plan: What was built for a worker-fed dataset.
@@ -108,12 +108,17 @@ class Session:
         self.iterators = WeakSet()
 
     def _open_source(self, dataset: Any) -> None:
-        self.source: NativeSource | None = None
+        self.reader: Reader | None = None
         self.why_not_native = ""
         try:
-            self.source, self._source_key = from_dataset(dataset), dataset_state(dataset)
+            self.reader, self._source_key = open_reader(from_dataset(dataset)), dataset_state(dataset)
         except UnsupportedDatasetError as error:
             self._source_key, self.why_not_native = id(dataset), str(error)
+
+    @property
+    def source(self) -> Source | None:
+        """The samples of a native dataset, whose ``__getitem__`` is not called; None for a worker-fed dataset."""
+        return self.reader.source if self.reader else None
 
     def refresh_source(self, dataset: Any, options: LoaderOptions) -> None:
         """Read a native dataset anew if it has changed since.
@@ -121,7 +126,7 @@ class Session:
         Raises:
             ValueError: The options ask for a cache that this dataset cannot have.
         """
-        if self.source is not None and dataset_state(dataset) != self._source_key:
+        if self.reader is not None and dataset_state(dataset) != self._source_key:
             self._open_source(dataset)
         self._check_cache(options)
 
@@ -141,13 +146,13 @@ class Session:
     def _build_native_plan(
         self, device: torch.device, key: object, options: LoaderOptions, loader: DataLoader[Any]
     ) -> NativePlan:
-        assert self.source is not None
-        source = self.source.on(device, _RESIDENT_BYTES)
-        if isinstance(source, FolderSource):
-            source.read_headers = source.read_headers or HeaderReader()
-            source.read_headers.device = device
+        assert self.reader is not None
+        reader, source = self.reader, self.reader.source.to_device(device, _RESIDENT_BYTES)
+        if source is not reader.source:
+            reader = open_reader(source)
+        reader.move_to(device)
         chain = tuple(flatten(source.transform) + flatten(options.transform))
-        plan = compile_plan(list(chain), device, options.fidelity, source.spec, source.input_kind)
+        plan = compile_plan(list(chain), device, options.fidelity, source.spec, source.kind)
         if is_default_collate(loader.collate_fn, read=True) and not plan.suffix and plan.spec.kind == "pil":
             raise TransformError(
                 "the transforms end in PIL images, which default_collate does not take; add v2.ToImage() or "
@@ -157,17 +162,17 @@ class Session:
             machine.warn_of_few_connections()
         check_numbers(num_workers=loader.num_workers, prefetch_factor=options.prefetch_depth)
         size, resident = declared_batch_size(loader), source.resident
-        if options.cache and isinstance(source, FolderSource):
+        if options.cache:
             wanted = options.cache, options.cache_bytes, self.cache
-            self.cache, plan = cached(*wanted, source, plan, chain, size, loader.num_workers)
+            self.cache, plan = cached(*wanted, cast("FileReader", reader), plan, chain, size, loader.num_workers)
             resident = plan.input_kind is InputKind.PACKED and device.type == "cuda"
         else:
-            plan = replace(fuse(plan), headers_validated=source.validate_headers(device))
+            plan = replace(fuse(plan), headers_validated=reader.validate_headers())
             self._close_cache()
         threads = Threads(loader.num_workers, device, plan.input_kind)
         depth = options.prefetch_depth or fitting_window(size * plan.sample_bytes, machine.memory_for_batches(device))
         pool = PipelinePool(plan, size, threads, resident)
-        return NativePlan(key, source, pool, chain, threads, depth, self.cache)
+        return NativePlan(key, reader, pool, chain, threads, depth, self.cache)
 
     def build_proxy_plan(self, options: LoaderOptions, loader: DataLoader[Any]) -> ProxyPlan | None:
         """Return the plan for a worker-fed dataset; None if ``DataLoader`` alone does all that there is to do."""
@@ -221,8 +226,8 @@ class Session:
             self.native_plan.pool.close()
         if self.proxy_plan and self.proxy_plan.routes:
             self.proxy_plan.routes.close()
-        if self.source:
-            self.source.close()
+        if self.reader:
+            self.reader.close()
         self._close_cache()
         self.native_plan = self.proxy_plan = None
         graph.release_memory(built.device if built else None)

@@ -19,11 +19,12 @@ from torchdali.pipeline.engine import PipelinePool, Views
 from torchdali.pipeline.fallback import as_samples, run_on_batch
 from torchdali.pipeline.feed import Batch, Prefetcher
 from torchdali.pipeline.plan import Plan
+from torchdali.pipeline.readers import FileReader
 from torchdali.pipeline.routes import InputKey, PipelineCache
 from torchdali.pipeline.tuning import check_numbers
 from torchdali.runtime.lifecycle import disable_compile
 from torchdali.samples.image import PIXEL_DTYPES
-from torchdali.sources import FileSource
+from torchdali.sources import Source
 from torchdali.transforms import SampleTransformError, check_callable, flatten
 from torchdali.transforms.rng import Draws, Words, draw_seed, epoch_key
 from torchdali.transforms.spec import Fidelity, InputKind, IntArray, Spec, check_fidelity
@@ -170,10 +171,10 @@ class CompiledTransform:
             paths = [""] * len(images)
             for i in rows.tolist():
                 paths[i] = _path_of(images[i], files)
-            source = _Given(paths)
+            reader = FileReader(_GivenFiles(paths))
             feed = Prefetcher(window=1, timeout=0)
             try:
-                feed.push(Batch(source, pool, rows, draws))
+                feed.push(Batch(reader, pool, rows, draws))
                 return feed.pop().views
             finally:
                 feed.close()
@@ -199,17 +200,25 @@ class CompiledTransform:
             pool.release(engine)
 
 
-class _Given(FileSource):
-    """What was given as a file; encoded bytes are named by their place, not by the file in memory that they became."""
+class _GivenFiles(Source):
+    """Files that were given to a transform. Encoded bytes, which became a file in memory, are named by their place."""
+
+    kind = InputKind.FILES
+
+    def __init__(self, paths: list[str]) -> None:
+        self._paths = paths
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def read(self, rows: IntArray) -> list[str]:
+        return [self._paths[row] for row in rows.tolist()]
+
+    def target(self, row: int) -> Any:
+        raise NotImplementedError  # a transform is called with images alone
 
     def name(self, row: int) -> str:
-        return f"sample {row}, {self._called(row)}"
-
-    def error(self, row: int, reason: str) -> SampleError:
-        return SampleError(row, self._called(row), reason)
-
-    def _called(self, row: int) -> str:
-        path = self.path(row)
+        path = self._paths[row]
         return f"image {row}" if path.startswith(_IN_MEMORY) else path
 
 

@@ -20,11 +20,11 @@ from torchdali.errors import PipelineError, SampleError
 from torchdali.pipeline.clock import Clock
 from torchdali.pipeline.dlpack import Images
 from torchdali.pipeline.engine import PipelinePool, PipelineRunner, RunOutputs, RunTimeoutError, Views
+from torchdali.pipeline.readers import Reader, Scan, ScanTimeoutError
 from torchdali.pipeline.tuning import pinned_bytes
 from torchdali.runtime import devices
 from torchdali.runtime.exceptions import CLOSED, FORKED, NEW_EPOCH, EpochEndedError, defer
 from torchdali.runtime.threads import DaemonThreadPoolExecutor
-from torchdali.sources import Scan, ScanTimeoutError, Source
 from torchdali.transforms import SampleTransformError
 from torchdali.transforms.rng import Draws
 from torchdali.transforms.spec import InputKind, Inputs, IntArray, Params
@@ -39,7 +39,7 @@ class Batch:
     """One batch on its way.
 
     Attributes:
-        source: What its images come from.
+        reader: Reads its images.
         pool: The engines to run it in.
         rows: ``(N,)`` rows of the source.
         draws: The random numbers of its samples.
@@ -53,7 +53,7 @@ class Batch:
         inputs: The parameters that are fed for it.
     """
 
-    source: Source
+    reader: Reader
     pool: PipelinePool
     rows: IntArray
     draws: Draws
@@ -110,7 +110,8 @@ class Prefetcher:
         with devices.on(batch.pool.plan.device):
             self._clock.lap("feed")
             try:
-                batch.scan = batch.source.scan(batch.rows, self._scan_threads)
+                batch.reader = batch.reader.for_batch()
+                batch.scan = batch.reader.scan(batch.rows, self._scan_threads)
             except Exception as error:  # noqa: BLE001 - whoever pushed the batch pops it, as all others
                 batch.error = defer(error)
             self._clock.lap("headers")
@@ -193,7 +194,7 @@ class Prefetcher:
             self._prepare(batch)
             if len(batch.rows):
                 engine = self._engine_for(batch)
-                batch.run = self._submit(engine, batch, batch.source.foreign(batch.rows))
+                batch.run = self._submit(engine, batch, batch.reader.find_pil_only(batch.rows))
                 batch.engine = engine
         except EpochEndedError:
             raise
@@ -206,28 +207,28 @@ class Prefetcher:
             try:
                 batch.scan.wait(self._timeout or None)
             except ScanTimeoutError as error:
-                batch.source.leave()
+                batch.reader.abandon()
                 raise EpochEndedError(self._timed_out) from error
             self._clock.lap("headers")
         try:
-            batch.size = batch.source.sizes(batch.rows)
+            batch.size = batch.reader.sizes(batch.rows)
             batch.inputs, batch.params = batch.pool.plan.draw(batch.draws, batch.size)
         except SampleTransformError as error:
-            raise batch.source.error(int(batch.rows[error.row]), str(error)) from error
+            raise batch.reader.error(int(batch.rows[error.row]), str(error)) from error
 
     def _submit(self, engine: PipelineRunner, batch: Batch, by_pil: IntArray) -> int:
         """Schedules a batch; files at the places ``by_pil`` are read by PIL, and DALI gets their pixels in memory."""
         with ExitStack() as held:
-            return engine.submit(batch.source.images(batch.rows, by_pil, held), batch.inputs, held)
+            return engine.submit(batch.reader.read_inputs(batch.rows, by_pil, held), batch.inputs, held)
 
     def _engine_for(self, batch: Batch) -> PipelineRunner:
         for pool, engine in reversed(self._engines):
             if pool is batch.pool and engine.batch_size >= len(batch.rows) and not engine.broken:
                 return engine
-        source = batch.source
-        read_by_dali = source.file_bytes(batch.rows) if batch.pool.plan.input_kind is InputKind.FILES else 0
+        reader = batch.reader
+        read_by_dali = reader.file_bytes(batch.rows) if batch.pool.plan.input_kind is InputKind.FILES else 0
         pinned = pinned_bytes(read_by_dali, self._at_once)
-        engine = batch.pool.acquire(len(batch.rows), source.seen(), pinned)
+        engine = batch.pool.acquire(len(batch.rows), reader.input_stats(), pinned)
         self._engines.append((batch.pool, engine))
         return engine
 
@@ -239,7 +240,7 @@ class Prefetcher:
         except RunTimeoutError as error:
             raise EpochEndedError(self._timed_out) from error
         batch.views = taken.views
-        batch.source.check_endings(batch.rows, taken.endings)
+        batch.reader.check_endings(batch.rows, taken.endings)
 
     def _taken(self, batch: Batch) -> RunOutputs:
         """What a batch's run put out; where it failed, or files are not what they were, what the next one does."""
@@ -254,38 +255,38 @@ class Prefetcher:
             raise
         except RuntimeError:
             return self._again(batch)
-        return self._again(batch) if batch.source.changed(batch.rows, taken.lengths, batch.size) else taken
+        return self._again(batch) if batch.reader.has_changed(batch.rows, taken.lengths, batch.size) else taken
 
     def _again(self, batch: Batch) -> RunOutputs:
         """Runs a batch whose files are not what they were, or that failed, and finds the sample that is to blame.
 
         A sample that PIL reads and only DALI does not is read by PIL, now and from now on.
         """
-        source, rows = batch.source, batch.rows
+        reader, rows = batch.reader, batch.rows
         for row in rows.tolist():
-            source.check(row)
-        source.forget(rows)
-        batch.scan = source.scan(rows, self._scan_threads)
+            reader.check(row)
+        reader.forget(rows)
+        batch.scan = reader.scan(rows, self._scan_threads)
         self._prepare(batch)
         engine = batch.pool.make(len(rows), threads=1)
-        foreign = source.foreign(rows)
-        taken = self._tried(engine, batch, foreign)
+        pil_only = reader.find_pil_only(rows)
+        taken = self._tried(engine, batch, pil_only)
         if isinstance(taken, RunOutputs):
             return taken
-        native = np.setdiff1d(np.arange(len(rows)), foreign)
+        native = np.setdiff1d(np.arange(len(rows)), pil_only)
         refused = [place for place in native.tolist() if not self._passes_alone(engine, batch, place)]
-        taken = self._tried(engine, batch, np.union1d(foreign, np.array(refused, np.int64)))
+        taken = self._tried(engine, batch, np.union1d(pil_only, np.array(refused, np.int64)))
         if not isinstance(taken, RunOutputs):
             blamed = refused or list(range(len(rows)))
-            named = "; ".join(source.name(int(rows[place])) for place in blamed[:3])
+            named = "; ".join(reader.name(int(rows[place])) for place in blamed[:3])
             raise PipelineError(f"DALI failed on {len(blamed)} of {len(rows)} samples ({named}): {taken}") from taken
         for place in refused:
-            source.mark_pil_only(int(rows[place]))
+            reader.mark_pil_only(int(rows[place]))
         return taken
 
     def _passes_alone(self, engine: PipelineRunner, batch: Batch, place: int) -> bool:
         one = slice(place, place + 1)
-        alone = Batch(batch.source, batch.pool, batch.rows[one], batch.draws)
+        alone = Batch(batch.reader, batch.pool, batch.rows[one], batch.draws)
         alone.inputs = {name: x[one] for name, x in batch.inputs.items()}
         return isinstance(self._tried(engine, alone, np.empty(0, np.int64)), RunOutputs)
 

@@ -70,17 +70,17 @@ class RetryingPrefetcher:
 
     def _given_up(self, asked: Batch, faults: _Faults, tried: set[int]) -> Batch:
         """The batch without the sample that an error names; ``tried`` are those that were given up before."""
-        source, rows, error = asked.source, asked.rows, faults.pop()
+        reader, rows, error = asked.reader, asked.rows, faults.pop()
         try:
-            blamed = [row for row in dict.fromkeys(rows.tolist()) if _names(source.error(row, ""), error)]
+            blamed = [row for row in dict.fromkeys(rows.tolist()) if _names(reader.error(row, ""), error)]
             if tried.issuperset(blamed):
                 raise error
             tried.update(blamed)
             self._tolerance.note(error)
             if self._tolerance.mode == "replace":
                 for row in blamed:
-                    source.replace(row, drawable(source.size_of(row)) or _size_beside(asked, row))
-            source.bad = source.bad.union(blamed)
+                    reader.substitute_black(row, drawable(reader.read_size(row)) or _size_beside(asked, row))
+            reader.bad_rows = reader.bad_rows.union(blamed)
             batch = self._without(asked)
             if batch is None:
                 raise SampleError(
@@ -95,10 +95,10 @@ class RetryingPrefetcher:
 
     def _without(self, batch: Batch) -> Batch | None:
         """The batch with others in the places of rows that are known to be bad; None where there are none."""
-        source = batch.source
-        if self._tolerance.mode == "replace" or not source.bad:
+        reader = batch.reader
+        if self._tolerance.mode == "replace" or not reader.bad_rows:
             return replace(batch)
-        places = source.instead(np.isin(batch.rows, list(source.bad)))
+        places = reader.find_substitutes(np.isin(batch.rows, list(reader.bad_rows)))
         return None if places is None else replace(batch, rows=batch.rows[places])
 
     def end(self) -> None:
@@ -121,5 +121,5 @@ def _names(one: SampleError, other: SampleError) -> bool:
 def _size_beside(batch: Batch, row: int) -> tuple[int, int]:
     """Height and width of the next image of a batch that can be read, because images are often of one size."""
     order: IntArray = np.roll(batch.rows, -int(np.flatnonzero(batch.rows == row)[0]))
-    sizes = (drawable(batch.source.size_of(other)) for other in order.tolist() if other != row)
+    sizes = (drawable(batch.reader.read_size(other)) for other in order.tolist() if other != row)
     return next(filter(None, sizes), SIZE)

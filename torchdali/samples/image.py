@@ -15,7 +15,7 @@ import torch
 from torchvision import tv_tensors
 
 from torchdali.samples.on_error import drawable
-from torchdali.sources import UNREADABLE, Header, header_of, read_header, words_of
+from torchdali.sources import UNREADABLE, Header, error_text, header_of, read_header
 from torchdali.transforms.spec import First, InputKind, Spec
 
 __all__ = ["PIXEL_DTYPES", "ImageInput", "RefusedError", "UnreadableError", "black", "ppm", "ppm_of", "to_image_input"]
@@ -118,7 +118,7 @@ def _file(path: PurePath) -> ImageInput:
     except TimeoutError:  # of the storage, or of a handler that bounds a step: no fault of the file
         raise
     except UNREADABLE as error:
-        raise UnreadableError(f"it cannot be read as an image ({words_of(error)})") from error
+        raise UnreadableError(f"it cannot be read as an image ({error_text(error)})") from error
     if not header.native:
         return _encoded(np.fromfile(name, np.uint8))
     data = np.frombuffer(os.fsencode(name), np.uint8)
@@ -151,7 +151,7 @@ def _pil_array(image: PIL.Image.Image) -> npt.NDArray[Any]:
         raise
     except (*UNREADABLE, AttributeError, AssertionError) as error:  # the last two where its file was closed unread
         size = image.height, image.width
-        raise UnreadableError(f"it cannot be decoded ({words_of(error) or 'its file is closed'})", size) from error
+        raise UnreadableError(f"it cannot be decoded ({error_text(error) or 'its file is closed'})", size) from error
     if array.dtype == np.bool_:
         array = array.astype(np.uint8) * 255
     return array[..., None] if array.ndim == 2 else array
@@ -187,7 +187,7 @@ def _encoded(data: _Bytes) -> ImageInput:
     except TimeoutError:  # of the storage, or of a handler that bounds a step: no fault of the file
         raise
     except UNREADABLE as error:
-        raise UnreadableError(f"it cannot be decoded ({words_of(error)})", size) from error
+        raise UnreadableError(f"it cannot be decoded ({error_text(error)})", size) from error
     return ImageInput((Spec(), InputKind.ENCODED), size, data)
 
 

@@ -1,30 +1,25 @@
-"""What a dataset gives to the graph: the files of an image folder, arrays in memory, or what workers packed."""
+"""Where images come from: a source reads files, bytes or pixels by row, instead of asking a dataset for each sample."""
 
 from torchdali.sources.adopters import dataset_state, from_dataset
-from torchdali.sources.folder import UNREADABLE, FileSource, FolderSource, words_of
-from torchdali.sources.headers.batch import MANY, HeaderError
-from torchdali.sources.headers.header import HEAD, Header, header_of, open_file, read_header
-from torchdali.sources.headers.scan import Scan, ScanTimeoutError
+from torchdali.sources.folder import FileSource
+from torchdali.sources.headers.header import HEAD, UNREADABLE, Header, error_text, header_of, open_file, read_header
 from torchdali.sources.index import ImageIndex
-from torchdali.sources.source import NativeSource, Source
+from torchdali.sources.source import Source
+from torchdali.transforms.spec import InputKind, Spec
 
 __all__ = [
     "HEAD",
-    "MANY",
     "UNREADABLE",
     "FileSource",
-    "FolderSource",
     "Header",
-    "HeaderError",
     "ImageIndex",
-    "NativeSource",
-    "Scan",
-    "ScanTimeoutError",
+    "InputKind",
     "Source",
+    "Spec",
     "dataset_state",
+    "error_text",
     "from_dataset",
     "header_of",
     "open_file",
     "read_header",
-    "words_of",
 ]

@@ -1,4 +1,4 @@
-"""Reading a dataset without asking it for samples."""
+"""Which datasets are read without being asked for samples, and the source that each becomes."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from torchvision.datasets.folder import default_loader, pil_loader
 
 from torchdali.errors import UnsupportedDatasetError
 from torchdali.sources.arrays import Arrays, ArraySource, as_array, family, targets_of
-from torchdali.sources.folder import FolderSource
-from torchdali.sources.headers.table import HeaderColumns, HeaderTable
+from torchdali.sources.combined import CombinedSource
+from torchdali.sources.folder import FileSource
+from torchdali.sources.headers.table import HeaderColumns
 from torchdali.sources.index import ImageIndex
 from torchdali.sources.paths import Paths, read_samples
-from torchdali.sources.source import NativeSource
+from torchdali.sources.source import Source, Targets
 from torchdali.transforms import find_rule, flatten, snapshot
 from torchdali.transforms.spec import IntArray
 
@@ -32,25 +33,27 @@ _Places = range | IntArray
 
 _HINT = (
     "torchvision's ImageFolder and DatasetFolder with the default image loader, ImageIndex, CIFAR10, CIFAR100, MNIST, "
-    "FashionMNIST, KMNIST, EMNIST, QMNIST, SVHN and STL10 are read without being asked for samples, "
-    "also under Subset, random_split and ConcatDataset"
+    "FashionMNIST, KMNIST, EMNIST, QMNIST, SVHN and STL10 are read without being asked for samples, as are datasets "
+    "with a method torchdali_source(); also under Subset, random_split and ConcatDataset"
 )
 
+_METHOD = "torchdali_source"
 
-def from_dataset(dataset: Any) -> NativeSource:
-    """Reads the files or arrays, targets and transforms of a dataset.
+
+def from_dataset(dataset: Any) -> Source:
+    """Return the source of a dataset: its files, arrays or own source, its targets and transforms.
 
     Args:
-        dataset: A ``DatasetFolder``, ``ImageFolder`` or ``ImageIndex``, one of torchvision's datasets in memory, or
-            ``Subset`` and ``ConcatDataset`` of such, nested.
+        dataset: A ``DatasetFolder``, ``ImageFolder`` or ``ImageIndex``, one of torchvision's datasets in memory, one
+            with a method ``torchdali_source()``, or ``Subset`` and ``ConcatDataset`` of such, nested.
 
     Raises:
         UnsupportedDatasetError: It is another dataset, or one whose samples are not simply files that torchvision's
             default loader opens, or images of one array. Nothing else is raised, whatever the dataset is.
     """
     try:
-        _state(dataset)  # where this cannot be told, a change would not be seen
-        return _lift(dataset)
+        _state(dataset)  # if this fails, a change would not be seen
+        return _open(dataset)
     except UnsupportedDatasetError:
         raise
     except Exception as error:  # such a dataset may have attributes that do anything
@@ -60,61 +63,86 @@ def from_dataset(dataset: Any) -> NativeSource:
         ) from error
 
 
-def _lift(dataset: Any) -> NativeSource:
+def _open(dataset: Any) -> Source:
     leaves: list[Any] = []
     ends: list[int] = []
     places = _resolve(dataset, leaves, ends)
-    in_files = sum(isinstance(one, (DatasetFolder, ImageIndex)) for one in leaves)
-    if 0 < in_files < len(leaves):
-        raise UnsupportedDatasetError(f"ConcatDataset has image folders and datasets in memory. {_HINT}.")
+    kinds = {_leaf_kind(leaf) for leaf in leaves}
+    if len(kinds) > 1:
+        names = " and ".join(kind for kind in (_FILES, _ARRAYS, _OWN) if kind in kinds)
+        raise UnsupportedDatasetError(f"ConcatDataset has {names}. {_HINT}.")
     _check_same_transform(leaves)
-    functions = [one.target_transform for one in leaves]
-    transform = leaves[0].transform
-    if not in_files:
-        places = _array(places)
-        leaf = np.searchsorted(ends, places, "right")
-        row = places - np.array([0, *ends])[leaf]
-        return ArraySource([Arrays(one) for one in leaves], leaf, row, functions, transform, _outline(dataset))
+    functions = [getattr(leaf, "target_transform", None) for leaf in leaves]
+    if kinds == {_OWN}:
+        sources: list[Source] = [leaf.torchdali_source() for leaf in leaves]
+        whole = len(leaves) == 1 and isinstance(places, range)
+        return sources[0] if whole else CombinedSource(sources, *_rows_of_leaves(ends, _array(places)))
+    if kinds == {_ARRAYS}:
+        which, rows = _rows_of_leaves(ends, _array(places))
+        return ArraySource(
+            [Arrays(leaf) for leaf in leaves], which, rows, functions, leaves[0].transform, _outline(dataset)
+        )
     which = None
     if len(leaves) > 1 and any(functions):
-        which = np.searchsorted(ends, _array(places), "right").astype(np.min_scalar_type(len(leaves)))
-    classes = len({name for one in leaves for name in one.classes})
+        which = _rows_of_leaves(ends, _array(places))[0].astype(np.min_scalar_type(len(leaves)))
+    classes = len({name for leaf in leaves for name in leaf.classes})
     where = f" in {classes:,} {'class' if classes == 1 else 'classes'}" if classes else ""
-    about = f"{len(places):,} files{where} ({_outline(dataset)})"
-    return _Lifted(dataset, *_files(leaves, ends[-1], places), which, functions, transform, about)
+    description = f"{len(places):,} files{where} ({_outline(dataset)})"
+    paths, values, columns, files = _files(leaves, ends[-1], places)
+    targets = Targets(values, functions, which)
+    return _DatasetFiles(dataset, paths, targets, leaves[0].transform, description, columns, files)
 
 
-class _Lifted(FolderSource):
-    """A source that another process makes anew: what was mapped into memory would be copied otherwise."""
+_FILES, _ARRAYS, _OWN = "image folders", "datasets in memory", "datasets with a source of their own"
 
-    def __init__(self, dataset: Any, *about: Any) -> None:
-        super().__init__(*about)
+
+def _leaf_kind(leaf: Any) -> str:
+    if isinstance(leaf, (DatasetFolder, ImageIndex)):
+        return _FILES
+    return _ARRAYS if family(leaf) else _OWN
+
+
+def _rows_of_leaves(ends: Sequence[int], places: IntArray) -> tuple[IntArray, IntArray]:
+    """Return for each sample the index of its dataset, and its row there."""
+    which = np.searchsorted(ends, places, "right")
+    return which, places - np.array([0, *ends])[which]
+
+
+class _DatasetFiles(FileSource):
+    """A source that another process makes anew, because a copy would contain what was mapped into memory."""
+
+    def __init__(self, dataset: Any, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self._dataset = dataset
 
     def __reduce__(self) -> Any:
-        return _lift, (self._dataset,)
+        return _open, (self._dataset,)
 
 
-def _files(leaves: list[Any], count: int, places: _Places) -> tuple[Paths, HeaderTable, Any]:
-    """Paths, facts and targets of the samples, whose places in all leaves together are given."""
+def _files(
+    leaves: list[Any], count: int, places: _Places
+) -> tuple[Paths, Any, HeaderColumns | None, npt.NDArray[Any] | None]:
+    """Return paths, targets, headers and file numbers of samples; ``places`` are those in all leaves together."""
     whole = isinstance(places, range) and len(places) == count
-    if not any(isinstance(one, ImageIndex) for one in leaves):
-        everything: Any = leaves[0].samples if len(leaves) == 1 else [*chain(*(one.samples for one in leaves))]
-        table, targets = read_samples(everything if whole else (everything[i] for i in _array(places).tolist()))
-        return Paths([table]), HeaderTable(HeaderColumns.unknown(len(table))), targets
-    # What an index has stays where it is: the samples are known by their place in it.
-    read = [(one.paths, one.targets) if isinstance(one, ImageIndex) else read_samples(one.samples) for one in leaves]
-    known = [one.headers() if isinstance(one, ImageIndex) else HeaderColumns.unknown(len(one)) for one in leaves]
+    if not any(isinstance(leaf, ImageIndex) for leaf in leaves):
+        samples: Any = leaves[0].samples if len(leaves) == 1 else [*chain(*(leaf.samples for leaf in leaves))]
+        table, targets = read_samples(samples if whole else (samples[i] for i in _array(places).tolist()))
+        return Paths([table]), targets, None, None
+    # The arrays of an index stay where they are: its samples are known by their rows in it.
+    pairs = [
+        (leaf.paths, leaf.targets) if isinstance(leaf, ImageIndex) else read_samples(leaf.samples) for leaf in leaves
+    ]
+    known = [leaf.headers() if isinstance(leaf, ImageIndex) else HeaderColumns.unknown(len(leaf)) for leaf in leaves]
     columns = known[0] if len(known) == 1 else HeaderColumns(*map(np.concatenate, zip(*known, strict=True)))
     files: npt.NDArray[Any] | None = None if whole else _array(places).astype(np.min_scalar_type(count))
-    given = [targets for _, targets in read]
-    if all(isinstance(targets, np.ndarray) for targets in given):
-        labels: Any = given[0] if len(given) == 1 else np.concatenate(given)
+    values = [targets for _, targets in pairs]
+    if all(isinstance(targets, np.ndarray) for targets in values):
+        labels: Any = values[0] if len(values) == 1 else np.concatenate(values)
         targets = labels if files is None else labels[files]
     else:
-        mixed: list[Any] = [*chain(*(one.tolist() if isinstance(one, np.ndarray) else one for one in given))]
+        mixed: list[Any] = [*chain(*(part.tolist() if isinstance(part, np.ndarray) else part for part in values))]
         targets = mixed if files is None else [mixed[i] for i in files.tolist()]
-    return Paths([table for table, _ in read], files), HeaderTable(columns, files), targets
+    return Paths([table for table, _ in pairs], files), targets, columns, files
 
 
 class _Objects:
@@ -146,6 +174,9 @@ def _state(dataset: Any) -> object:
     if _is_plain(dataset, ConcatDataset):
         return list(dataset.cumulative_sizes), [_state(one) for one in dataset.datasets]
     base = _base(dataset)
+    if base is None and _has_own_source(dataset):
+        own = [getattr(dataset, name, None) for name in ("transform", "target_transform")]
+        return _Objects([dataset, *own]), repr(own[0]), snapshot(own[0])
     if base is None or not _is_plain(dataset, base):
         return _Objects([dataset])
     about = [dataset.transform, dataset.target_transform]
@@ -229,6 +260,14 @@ def _is_plain(dataset: Any, base: type[Any]) -> bool:
     return same and kind.__getitem__ is cast("Any", base).__getitem__ and not _patched(kind.__getitem__)
 
 
+def _has_own_source(dataset: Any) -> bool:
+    """Return whether a dataset has a source, and no class after the one that defines it changes ``__getitem__``."""
+    classes: tuple[type[Any], ...] = type(dataset).__mro__
+    methods = (_METHOD, "__getitem__", "__getitems__")
+    definers = [next((i for i, kind in enumerate(classes) if name in vars(kind)), len(classes)) for name in methods]
+    return definers[0] < len(classes) and definers[0] <= min(definers[1:])
+
+
 def _patched(function: Any) -> bool:
     """Whether a function of torchvision's has had another put in its place."""
     return function.__module__.partition(".")[0] not in ("torch", "torchvision", "torchdali")
@@ -240,6 +279,10 @@ def _checked(dataset: Any) -> int:
     if isinstance(dataset, IterableDataset):
         raise UnsupportedDatasetError(f"{name} is an IterableDataset. {_HINT}.")
     base = _base(dataset)
+    if base is None and any(_METHOD in vars(kind) for kind in type(dataset).__mro__):
+        if not _has_own_source(dataset):
+            raise UnsupportedDatasetError(f"{name} overrides __getitem__ of the class that defines {_METHOD}().")
+        return len(dataset)
     if base is None:
         raise UnsupportedDatasetError(f"{name} is not an image folder or torchvision's in-memory dataset. {_HINT}.")
     if not _is_plain(dataset, base):
@@ -262,7 +305,7 @@ def _image_backend() -> str:
 
 
 def _check_same_transform(leaves: Sequence[Any]) -> None:
-    transforms: list[Any] = [one.transform for one in leaves]
+    transforms: list[Any] = [getattr(leaf, "transform", None) for leaf in leaves]
     for other in transforms[1:]:
         if other is transforms[0]:
             continue

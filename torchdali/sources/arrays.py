@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -12,8 +11,8 @@ import numpy.typing as npt
 import torch
 from torchvision.datasets import CIFAR10, MNIST, QMNIST, STL10, SVHN
 
-from torchdali.errors import SampleError, UnsupportedDatasetError
-from torchdali.sources.source import NativeSource
+from torchdali.errors import UnsupportedDatasetError
+from torchdali.sources.source import Source, Targets
 from torchdali.transforms.spec import InputKind, IntArray, Spec
 
 __all__ = ["ArraySource", "Arrays", "as_array", "family", "targets_of"]
@@ -112,16 +111,16 @@ def _targets(dataset: Any, count: int) -> list[Any]:
     return list(map(int, (array[:, 0] if _is_a(dataset, QMNIST) else array).tolist()))
 
 
-class ArraySource(NativeSource):
+class ArraySource(Source):
     """Samples whose images lie in memory, in one array or several of the same shape.
 
-    They are read from the dataset's arrays for every batch, so what changes in them changes here. Only on a GPU, where
-    :meth:`on` has made a copy, a change inside an array is not seen: assign another array to the dataset's ``data``.
+    They are read from the dataset's arrays for every batch, so a change in them is seen. Only a copy on a GPU, which
+    :meth:`to_device` makes, does not see a change inside an array: assign another array to the dataset's ``data``.
 
     Args:
         arrays: The datasets.
-        leaves: For each sample the index of its dataset in ``arrays``.
-        rows: For each sample its row there.
+        which: ``(N,)`` for each sample the index of its dataset in ``arrays``.
+        rows: ``(N,)`` for each sample its row there.
         functions: The target transforms of the datasets; None where there is none.
         transform: The transform of them all.
         outline: The names of the datasets and what they are nested in, for ``explain()``.
@@ -130,12 +129,12 @@ class ArraySource(NativeSource):
         UnsupportedDatasetError: The images of the datasets differ in shape.
     """
 
-    input_kind: InputKind = InputKind.PIXELS
+    kind = InputKind.PIXELS
 
     def __init__(
         self,
         arrays: Sequence[Arrays],
-        leaves: IntArray,
+        which: IntArray,
         rows: IntArray,
         functions: Sequence[Callable[[Any], Any] | None],
         transform: Any,
@@ -149,33 +148,43 @@ class ArraySource(NativeSource):
                     f"{other.shape} in {other.name}"
                 )
         height, width, channels = first.shape
-        targets: list[Any] = [arrays[i].targets[j] for i, j in zip(leaves.tolist(), rows.tolist(), strict=True)]
-        what = f"{len(rows):,} images of {height} x {width} pixels in memory ({outline})"
-        super().__init__(targets, leaves, functions, transform, what)
+        values: list[Any] = [arrays[i].targets[j] for i, j in zip(which.tolist(), rows.tolist(), strict=True)]
+        self._targets, self.transform = Targets(values, functions, which), transform
+        self._description = f"{len(rows):,} images of {height} x {width} pixels in memory ({outline})"
         self.spec = Spec("pil", torch.uint8, channels, (height, width))
-        self._arrays, self._leaves, self._rows, self._shape = arrays, leaves, rows, first.shape
+        self._arrays, self._which, self._rows, self._shape = arrays, which, rows, first.shape
         self._copy: tuple[torch.Tensor, IntArray] | None = None
         self._answer: tuple[tuple[torch.device, int], ArraySource] | None = None
 
-    def name(self, row: int) -> str:
-        return f"sample {row}, {self._origin(row)}"
+    def __len__(self) -> int:
+        return len(self._rows)
 
-    def error(self, row: int, reason: str) -> SampleError:
-        return SampleError(row, self._origin(row), reason)
-
-    def sizes(self, rows: IntArray) -> IntArray:
-        return np.tile(np.array(self._shape[:2], np.int64), (len(rows), 1))
-
-    def images(self, rows: IntArray, by_pil: IntArray, held: ExitStack) -> Pixels | torch.Tensor:
-        """``(N, H, W, C)`` the images of a batch, dense; on the GPU where they are kept there."""
+    def read(self, rows: IntArray) -> Pixels | torch.Tensor:
+        """Return ``(N, H, W, C)`` the images of some samples, dense; on the GPU if they are kept there."""
         if self._copy is None:
             return self._gather(rows)
         images, places = self._copy
         chosen = torch.from_numpy(places[rows]).pin_memory().to(images.device, non_blocking=True)
         return images.index_select(0, chosen)
 
-    def on(self, device: torch.device, budget: int) -> NativeSource:
-        """Itself, or where the images fit the budget of a CUDA device, one that has copied them there.
+    def target(self, row: int) -> Any:
+        """Return the target of a sample, transformed."""
+        return self._targets[row]
+
+    def name(self, row: int) -> str:
+        """Return the row of an image in its dataset, and the dataset's class."""
+        return f"image {self._rows[row]} of {self._arrays[self._which[row]].name}, in memory"
+
+    def describe(self) -> str:
+        """Return the number of images, their size and the datasets that they are from."""
+        return self._description
+
+    def labels(self, rows: IntArray) -> IntArray | None:
+        """Return ``(N,)`` int64 targets; None if they are not plain integers."""
+        return self._targets.labels(rows)
+
+    def to_device(self, device: torch.device, budget: int) -> Source:
+        """Return itself, or a source with a copy of the images on a CUDA device, if they fit the budget.
 
         Images that no sample uses are not copied, and one that several samples use is copied once. If the device has
         no memory left, they stay where they are.
@@ -183,12 +192,12 @@ class ArraySource(NativeSource):
         if device.type != "cuda" or self.resident:
             return self
         if self._answer is None or self._answer[0] != (device, budget):
-            self._answer = (device, budget), self._copied(device, budget)
+            self._answer = (device, budget), self._copy_to(device, budget)
         return self._answer[1]
 
-    def _copied(self, device: torch.device, budget: int) -> ArraySource:
-        ends = np.cumsum([0, *(len(one.targets) for one in self._arrays)])
-        _, samples, places = np.unique(ends[self._leaves] + self._rows, return_index=True, return_inverse=True)
+    def _copy_to(self, device: torch.device, budget: int) -> ArraySource:
+        ends = np.cumsum([0, *(len(arrays.targets) for arrays in self._arrays)])
+        _, samples, places = np.unique(ends[self._which] + self._rows, return_index=True, return_inverse=True)
         length = int(np.prod(self._shape))
         if len(samples) * length > budget:
             return self
@@ -202,18 +211,15 @@ class ArraySource(NativeSource):
         torch.cuda.current_stream(device).synchronize()  # they may be read on another stream
         twin = copy.copy(self)
         twin._copy, twin.resident = (images, places.reshape(-1)), True  # noqa: SLF001 - of this class
-        twin.description += f", copied to {device} ({images.nbytes / 2**20:,.1f} MiB)"
+        twin._description += f", copied to {device} ({images.nbytes / 2**20:,.1f} MiB)"  # noqa: SLF001 - likewise
         return twin
 
     def _gather(self, rows: IntArray) -> Pixels:
-        leaves, rows = self._leaves[rows], self._rows[rows]
+        which, rows = self._which[rows], self._rows[rows]
         if len(self._arrays) == 1:
             return self._arrays[0].gather(rows)
         dense = np.empty((len(rows), *self._shape), np.uint8)
-        for leaf in np.unique(leaves).tolist():
-            of_leaf = leaves == leaf
-            dense[of_leaf] = self._arrays[leaf].gather(rows[of_leaf])
+        for number in np.unique(which).tolist():
+            places = which == number
+            dense[places] = self._arrays[number].gather(rows[places])
         return dense
-
-    def _origin(self, row: int) -> str:
-        return f"image {self._rows[row]} of {self._arrays[self._leaves[row]].name}, in memory"

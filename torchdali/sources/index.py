@@ -17,10 +17,9 @@ import numpy.typing as npt
 from torch.utils.data import Dataset
 from torchvision.datasets.folder import IMG_EXTENSIONS, find_classes, make_dataset, pil_loader
 
-from torchdali.errors import SampleError
-from torchdali.sources.folder import FileSource
+from torchdali.sources.headers.header import UNREADABLE, read_header
 from torchdali.sources.headers.table import HeaderColumns, HeaderTable
-from torchdali.sources.paths import Paths, Table, as_int64, read_samples, smaller
+from torchdali.sources.paths import Table, as_int64, read_samples, smaller
 
 __all__ = ["ImageIndex"]
 
@@ -180,18 +179,17 @@ def _folder(folder: str) -> tuple[list[str], Iterator[tuple[str, int]]]:
 
 
 def _read_headers(paths: Table) -> HeaderColumns:
-    facts = HeaderTable(HeaderColumns.unknown(len(paths)))
-    source = FileSource(Paths([paths]), facts)
+    table = HeaderTable(HeaderColumns.unknown(len(paths)))
 
     def read(start: int) -> None:
         for row in range(start, min(start + _SCAN_AT_ONCE, len(paths))):
-            with suppress(SampleError):  # stays unknown, and is raised when its sample is asked for
-                source.read(row)
+            with suppress(*UNREADABLE):  # stays unknown, and is raised when its sample is read
+                table.learn(row, read_header(os.fsdecode(paths[row])))
 
     with ThreadPoolExecutor(_SCAN_THREADS) as pool:
         for _ in pool.map(read, range(0, len(paths), _SCAN_AT_ONCE)):
             pass
-    return facts.columns
+    return table.columns
 
 
 def _mapped(file: Path, mode: Literal["r", "c"]) -> tuple[dict[str, npt.NDArray[Any]], object]:

@@ -1,178 +1,121 @@
-"""What the feed asks of samples, wherever they come from."""
+"""What a source of samples must have, so that the pipelines can read it."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
-from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from torchdali.errors import SampleError
-from torchdali.sources.headers.scan import Scan
-from torchdali.transforms.spec import NOTHING_SEEN, InputKind, InputStats, IntArray, Spec
+from torchdali.sources.headers.table import HeaderTable
+from torchdali.transforms.spec import InputKind, IntArray, Spec
 
-__all__ = ["NativeSource", "Source"]
-
-_NONE: IntArray = np.empty(0, np.int64)
+__all__ = ["Source", "Targets"]
 
 
-class Source:
-    """Images that a graph is fed with, by their row. What this class answers holds where nothing can go wrong.
+class Source(ABC):
+    """Samples that the pipelines read by their rows, instead of asking a dataset for them one by one.
 
-    Attributes:
-        bad: Rows of samples that cannot be read, as far as that is known and put up with.
-    """
-
-    bad: frozenset[int] = frozenset()
-
-    def name(self, row: int) -> str:
-        """A sample as messages name it."""
-        raise NotImplementedError
-
-    def error(self, row: int, reason: str) -> SampleError:
-        """What is raised where a sample is at fault."""
-        raise NotImplementedError
-
-    def sizes(self, rows: IntArray) -> IntArray:
-        """``(N, 2)`` heights and widths of a batch that was scanned."""
-        raise NotImplementedError
-
-    def images(self, rows: IntArray, by_pil: IntArray, held: ExitStack) -> Any:
-        """What the graph is fed for the images of a batch, in the form that the plan's ``input_kind`` says.
-
-        Args:
-            rows: ``(N,)`` the batch.
-            by_pil: ``(M,)`` places in it whose files PIL is to read.
-            held: Takes what must be given back when the run is done.
-        """
-        raise NotImplementedError
-
-    def scan(self, rows: IntArray, pool: Callable[[], Executor]) -> Scan:
-        """Learns what must be known before parameters are drawn, in the threads of ``pool()``."""
-        return Scan([], lambda _: None, pool)
-
-    def leave(self) -> None:
-        """Lets go of what waits for a file that has not answered in time, so that nobody else waits behind it."""
-
-    def seen(self) -> InputStats:
-        """What is known by now of the threads that its images need."""
-        return NOTHING_SEEN
-
-    def file_bytes(self, rows: IntArray) -> int:
-        """Bytes of the files of a scanned batch; 0 where there are none."""
-        return 0
-
-    def foreign(self, rows: IntArray) -> IntArray:
-        """``(M,)`` places in a scanned batch whose files DALI does not decode as PIL does."""
-        return _NONE
-
-    def changed(self, rows: IntArray, lengths: npt.NDArray[np.int32], sizes: IntArray) -> bool:
-        """Whether what was fed is not what ``sizes`` were of; ``lengths`` are those of the files that were read."""
-        return False
-
-    def check_endings(self, rows: IntArray, endings: npt.NDArray[np.uint8]) -> None:
-        """Raises SampleError where a file, whose last bytes are in ``endings``, is cut off."""
-
-    def check(self, row: int) -> None:
-        """Raises SampleError where a sample is damaged, after its batch failed."""
-
-    def forget(self, rows: IntArray) -> None:
-        """Makes the samples of a batch unknown again."""
-
-    def mark_pil_only(self, row: int) -> None:
-        """From now on DALI does not decode this sample as PIL does."""
-
-    def size_of(self, row: int) -> tuple[int, int] | None:
-        """Height and width of one image, scanned or not; None where it cannot be read."""
-        height, width = self.sizes(np.array([row]))[0].tolist()
-        return height, width
-
-    def replace(self, row: int, size: tuple[int, int]) -> None:
-        """From now on a black image of this height and width stands for a sample."""
-
-    def instead(self, bad: npt.NDArray[np.bool_]) -> IntArray | None:
-        """``(N,)`` for each place of a batch itself, or the next one that is not bad; None where all are.
-
-        Args:
-            bad: ``(N,)`` which are.
-        """
-        good = np.flatnonzero(~bad)
-        return good[np.searchsorted(good, np.arange(len(bad))) % len(good)] if len(good) else None
-
-
-class NativeSource(Source):
-    """All samples of a dataset that is never asked for one: images by row, and their targets.
-
-    Args:
-        targets: One a sample: an array of integers, or a list of what ``default_collate`` takes.
-        target_transforms: For each sample the index of its target transform in ``functions``; None where all of them
-            have the first.
-        functions: The target transforms; None where there is none.
-        transform: The dataset's transform.
-        description: What this is, for ``explain()``.
+    A source has four methods: ``__len__``, :meth:`read`, :meth:`target` and :meth:`name`. Everything else has a
+    default. Threads call :meth:`read` at the same time. Headers, truncated files, files that only PIL reads, and
+    retries are the pipeline's work.
 
     Attributes:
-        input_kind: What the graph is fed.
-        spec: The images that come into the chain of transforms.
-        resident: Whether what is fed lies on the GPU.
+        kind: What :meth:`read` returns.
+        spec: The images as the first transform gets them. ``InputKind.PIXELS`` needs its ``size``.
+        transform: The dataset's own transform, or None. It comes before the loader's ``transform=``.
+        resident: Whether :meth:`read` returns tensors on the GPU.
     """
 
-    input_kind: InputKind = InputKind.FILES
+    kind: InputKind = InputKind.ENCODED
     spec: Spec = Spec()
+    transform: Any = None
     resident: bool = False
 
-    def __init__(
-        self,
-        targets: Sequence[Any] | npt.NDArray[np.integer[Any]],
-        target_transforms: npt.NDArray[Any] | None,
-        functions: Sequence[Callable[[Any], Any] | None],
-        transform: Any,
-        description: str,
-    ) -> None:
-        if not isinstance(targets, np.ndarray) and all(type(target) is int for target in targets):
-            targets = np.array(targets, np.int64)
-        self._labels = targets if isinstance(targets, np.ndarray) else None
-        self._targets = targets
-        self._target_transforms = target_transforms
-        self._functions = functions
-        self.transform = transform
-        self.description = description
-
+    @abstractmethod
     def __len__(self) -> int:
-        return len(self._targets)
+        """Return the number of samples."""
 
-    def on(self, device: torch.device, budget: int) -> NativeSource:
-        """The source that is to be used on a device: itself, or one whose images were copied there.
+    @abstractmethod
+    def read(self, rows: IntArray) -> Any:
+        """Return the images of some samples, in this order. What it raises is reported as a fault of its sample.
 
         Args:
-            device: Where DALI will run; a CUDA device has its index.
+            rows: ``(N,)`` int64. A row may come several times.
+
+        Returns:
+            By :attr:`kind`: ``FILES`` a list of N paths, or an ``(N, L)`` uint8 array of paths, each padded with at
+            least one NUL. ``ENCODED`` a list of the bytes of N image files. ``PIXELS`` an ``(N, H, W, C)`` array.
+        """
+
+    @abstractmethod
+    def target(self, row: int) -> Any:
+        """Return the target of a sample, as ``__getitem__`` of the dataset returns it."""
+
+    @abstractmethod
+    def name(self, row: int) -> str:
+        """Return the name of a sample for messages: mostly that of its file."""
+
+    def describe(self) -> str:
+        """Return what this is, for ``explain()``."""
+        return f"{len(self):,} samples of {type(self).__name__}"
+
+    def labels(self, rows: IntArray) -> IntArray | None:
+        """Return ``(N,)`` int64 targets of some samples at once; None if targets are not plain integers."""
+        return None
+
+    def headers(self) -> HeaderTable | None:
+        """Return what is known of the headers of ``FILES`` already, or None."""
+        return None
+
+    def has_same_files(self, other: Source) -> bool:
+        """Return whether each row is the same file in another source."""
+        return self is other
+
+    def to_device(self, device: torch.device, budget: int) -> Source:
+        """Return the source to use on a device: this one, or one with a copy of the images there.
+
+        Args:
+            device: The device of the pipelines. A CUDA device has an index.
             budget: Bytes of the device's memory that a copy may take.
         """
         return self
 
-    def validate_headers(self, device: torch.device) -> bool:
-        """Whether DALI reads the header of each file before it decodes any, and leaves those that it refuses to PIL."""
-        return False
 
-    def close(self) -> None:
-        """Frees the threads that it reads with, until it is used again."""
+class Targets:
+    """The targets of samples, and what transforms them.
 
-    @property
-    def plain_labels(self) -> bool:
-        """Whether targets are integers that nothing transforms."""
-        return self._labels is not None and not any(self._functions)
+    Args:
+        values: The target of each sample: an array of integers, or a list of anything.
+        functions: The target transforms; None where there is none.
+        which: ``(N,)`` for each sample the index of its target transform; None if all have the first.
+    """
 
-    def labels(self, rows: IntArray) -> IntArray:
-        """``(N,)`` labels, where :attr:`plain_labels` holds."""
-        assert self._labels is not None
-        return self._labels[rows].astype(np.int64)
+    def __init__(
+        self,
+        values: Sequence[Any] | npt.NDArray[np.integer[Any]],
+        functions: Sequence[Callable[[Any], Any] | None] = (None,),
+        which: npt.NDArray[Any] | None = None,
+    ) -> None:
+        if not isinstance(values, np.ndarray) and all(type(value) is int for value in values):
+            values = np.array(values, np.int64)
+        self._values, self._functions, self._which = values, functions, which
 
-    def target(self, row: int) -> Any:
-        """The target of one sample, transformed."""
-        function = self._functions[0 if self._target_transforms is None else int(self._target_transforms[row])]
-        target: Any = self._targets[row] if self._labels is None else int(self._labels[row])
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __getitem__(self, row: int) -> Any:
+        """Return the target of one sample, transformed."""
+        function = self._functions[0 if self._which is None else int(self._which[row])]
+        value: Any = self._values[row]
+        target = int(value) if isinstance(self._values, np.ndarray) else value
         return function(target) if function else target
+
+    def labels(self, rows: IntArray) -> IntArray | None:
+        """Return ``(N,)`` int64 targets; None if they are not integers, or a function transforms them."""
+        if any(self._functions) or not isinstance(self._values, np.ndarray):
+            return None
+        return self._values[rows].astype(np.int64)

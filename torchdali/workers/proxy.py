@@ -41,11 +41,11 @@ from torchdali.state.stream import is_stream
 from torchdali.transforms.rng import Draws
 from torchdali.transforms.spec import First
 from torchdali.workers.dataset import AnnotatedDataset, StreamPacker, put_stream
+from torchdali.workers.packed_reader import open_packed
 from torchdali.workers.packing import Packed, Packer, stand_ins
 from torchdali.workers.processes import Parallel
 from torchdali.workers.sample_keys import SampleKeys
 from torchdali.workers.shared_memory import Mapping, SharedBuffer
-from torchdali.workers.source import source_of
 from torchdali.workers.startup import WorkerInit
 from torchdali.workers.unpacking import merge_images, stand_in
 from torchdali.workers.validation import PendingBatch, ProxyPlan, check_sizes, stacks
@@ -256,10 +256,10 @@ class _ProxyEpoch(ResumableIterator):
         delivery.given_up = [known.fault(sample, *why) for sample, why in packed.given_up.items()]
         self.proxy.check_places(packed, fault)
         for group, pool in zip(packed.groups, self.proxy.pools(packed), strict=True):
-            source = source_of(packed, group, fault)
+            reader = open_packed(packed, group, fault)
             self.clock.input_kind, self.clock.steps = group.input_kind, pool.plan.steps
             rows = np.arange(len(group.sample))
-            delivery.runs.append(Batch(source, pool, rows, delivery.draws.select_rows(group.sample)))
+            delivery.runs.append(Batch(reader, pool, rows, delivery.draws.select_rows(group.sample)))
         if any(run.pool.plan.random for run in delivery.runs):
             check_sizes(packed, fault)
         for run in delivery.runs:  # not before all is known to be well: what is pushed is popped, run by run

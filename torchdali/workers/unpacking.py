@@ -102,7 +102,7 @@ def _after_tail(run: Batch) -> list[Any]:
 
 def _name(run: Batch, row: int) -> str:
     """The sample whose image is in a place of a batch, where another one's may be."""
-    return run.source.name(int(run.rows[row]))
+    return run.reader.name(int(run.rows[row]))
 
 
 def _places(group: PackedImages) -> list[tuple[int, int]]:

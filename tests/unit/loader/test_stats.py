@@ -24,7 +24,7 @@ from torchdali import DALILoader, SampleError
 from torchdali.loader import verdict
 from torchdali.loader.stats import HOST, Bottleneck, Stats
 from torchdali.pipeline.clock import Clock, Timed
-from torchdali.sources import folder
+from torchdali.pipeline.readers import files as file_reader
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -114,8 +114,8 @@ def test_transforms_for_whole_batches(dataset: ImageFolder) -> None:
 
 
 def test_headers_that_come_slowly(dataset: ImageFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    read = folder.read_header
-    monkeypatch.setattr(folder, "read_header", lambda path: nap(nap(nap(read(path)))))
+    read = file_reader.read_header
+    monkeypatch.setattr(file_reader, "read_header", lambda path: nap(nap(nap(read(path)))))
     loader = DALILoader(dataset, 1, device="cpu")
     epochs(loader, 1)
     stats = loader.stats()

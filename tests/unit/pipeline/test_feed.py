@@ -75,7 +75,7 @@ def test_only_the_file_that_dali_refuses_is_left_to_pil(pictures, monkeypatch):
     monkeypatch.setattr(PipelineRunner, "submit", refuse)
     loader = DALILoader(dataset, batch_size=8, seed=1, device="cpu")
     assert [len(images) for images, _ in loader] == [8, 8, 8]
-    assert loader._session.source.foreign(np.arange(24)).tolist() == [5]
+    assert loader._session.reader.find_pil_only(np.arange(24)).tolist() == [5]
     monkeypatch.setattr(Prefetcher, "_again", lambda self, batch: pytest.fail("run twice"))
     assert [len(images) for images, _ in loader] == [8, 8, 8]
 

@@ -23,11 +23,11 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from torchdali import DALILoader, SampleError
-from torchdali.pipeline import graph, header_reader
+from torchdali.pipeline import graph
 from torchdali.pipeline.feed import Prefetcher
-from torchdali.pipeline.header_reader import HeaderReader
+from torchdali.pipeline.readers import FileReader, HeaderReader, header_reader
 from torchdali.runtime import lifecycle
-from torchdali.sources import HEAD, FileSource, read_header
+from torchdali.sources import HEAD, read_header
 from torchdali.sources.headers.batch import parse
 from torchdali.sources.headers.header import header_of
 
@@ -162,11 +162,11 @@ def test_an_epoch_reads_headers_together(tmp_path: Path, device: str, monkeypatc
     dataset.samples = [sample for sample in dataset.samples if "cut" not in sample[0] and "16.png" not in sample[0]]
     expected = list(DataLoader(dataset, 40))
     loader = DALILoader(dataset, 40, device=device)
-    assert loader._session.source is not None
+    assert loader._session.reader is not None
     one_by_one: list[int] = []
-    read = type(loader._session.source).read
+    read = type(loader._session.reader).read_header
     monkeypatch.setattr(
-        type(loader._session.source), "read", lambda self, row: one_by_one.append(row) or read(self, row)
+        type(loader._session.reader), "read_header", lambda self, row: one_by_one.append(row) or read(self, row)
     )
     for epoch in range(2):
         for (images, labels), (theirs, others) in zip(loader, expected, strict=True):
@@ -319,7 +319,7 @@ def test_a_process_ends_while_a_file_is_waited_for(
 def vetting(device: str, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Has headers read as beside a GPU, also on the CPU; the lengths of what was read together."""
     if device == "cpu":
-        monkeypatch.setattr(FileSource, "_vets", True)
+        monkeypatch.setattr(FileReader, "_validates", True)
     together: list[int] = []
     read = HeaderReader.__call__
     monkeypatch.setattr(
@@ -348,7 +348,7 @@ def test_a_file_whose_header_dali_refuses_is_left_to_pil(
     ((images, _),) = loader
     at = [Path(path).name for path, _ in dataset.samples].index("x.png")
     assert (images[at] == images[at + 1]).all()
-    foreign = loader._session.source.foreign(np.arange(len(dataset))).tolist()
+    foreign = loader._session.reader.find_pil_only(np.arange(len(dataset))).tolist()
     known = {name for name, _, _ in kinds() if read_header(str(tmp_path / "a" / f"0_{name}")).native}
     assert [place for place in foreign if place >= at] == [at]
     assert not {Path(dataset.samples[place][0]).name[2:] for place in foreign if place < at} & known
@@ -460,8 +460,8 @@ def test_no_sound_file_is_left_to_pil_for_want_of_a_reader(
         return build(*about)
 
     monkeypatch.setattr(graph, "build_header_reader", build_header_reader)
-    monkeypatch.setattr(FileSource, "_vets", vets)
+    monkeypatch.setattr(FileReader, "_validates", vets)
     loader = DALILoader(ImageFolder(tmp_path, CHAIN), 40, device="cpu")
     assert [len(images) for images, _ in loader] == [40, 40]
     assert not fails
-    assert not len(loader._session.source.foreign(np.arange(80)))
+    assert not len(loader._session.reader.find_pil_only(np.arange(80)))

@@ -10,13 +10,13 @@ import pytest
 
 from torchdali.errors import SampleError
 from torchdali.pipeline.feed import Batch
+from torchdali.pipeline.readers import Reader
 from torchdali.pipeline.retry import RetryingPrefetcher
 from torchdali.samples.on_error import SIZE, ErrorPolicy
-from torchdali.sources.source import Source
 from torchdali.transforms import SampleTransformError
 
 
-class Numbers(Source):
+class Numbers(Reader):
     """Samples are their own rows; some cannot be read until they are replaced."""
 
     def __init__(self, *unreadable, sizes=None):
@@ -26,10 +26,10 @@ class Numbers(Source):
     def error(self, row, reason):
         return SampleError(row, f"{row}.jpg", reason)
 
-    def size_of(self, row):
+    def read_size(self, row):
         return self.known_sizes.get(row)
 
-    def replace(self, row, size):
+    def substitute_black(self, row, size):
         self.replaced[row] = size
         self.unreadable.discard(row)
 
@@ -49,8 +49,8 @@ class Queue:
     def pop(self):
         batch = self.batches.popleft()
         for row in batch.rows.tolist():
-            if row in batch.source.unreadable:
-                raise batch.source.error(row, "damaged")
+            if row in batch.reader.unreadable:
+                raise batch.reader.error(row, "damaged")
         return batch
 
     def close(self):
@@ -101,7 +101,7 @@ def test_the_next_good_sample_of_the_batch_takes_the_place_of_a_bad_one(unreadab
     source = Numbers(*unreadable)
     feed, _, _ = retrying()
     assert rows_of(feed, batch(source, *rows)) == [expected]
-    assert source.bad == set(unreadable)
+    assert source.bad_rows == set(unreadable)
 
 
 def test_later_batches_are_put_without_samples_that_are_known_to_be_bad():
@@ -167,7 +167,7 @@ def test_other_errors_are_raised_as_they_are():
 def test_the_same_sample_is_given_up_once():
     """An error that names it again cannot be helped, and must not be tried for ever."""
     source, tries = Numbers(1), iter(range(3))
-    source.replace = lambda row, size: next(tries)
+    source.substitute_black = lambda row, size: next(tries)
     feed, _, _ = retrying("replace")
     feed.push(batch(source, 0, 1))
     with pytest.raises(SampleError, match="damaged"):

@@ -18,9 +18,9 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from torchdali import DALILoader
-from torchdali.pipeline import header_reader, jpeg_engine
+from torchdali.pipeline import jpeg_engine
 from torchdali.pipeline.engine import PipelinePool
-from torchdali.pipeline.header_reader import HeaderReader
+from torchdali.pipeline.readers import HeaderReader, header_reader
 from torchdali.pipeline.tuning import Threads, fitting_window
 from torchdali.runtime import devices, machine
 from torchdali.sources.paths import Paths, table_of

@@ -189,7 +189,7 @@ def test_other_datasets_are_rejected_and_nothing_else_is_raised(
 
 def test_subclass_may_change_anything_else(make: Make) -> None:
     dataset = of(Harmless, make("CIFAR10"))
-    assert "(Harmless)" in from_dataset(dataset).description
+    assert "(Harmless)" in from_dataset(dataset).describe()
 
 
 # Changes

@@ -19,7 +19,9 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from torchdali import DALILoader, ImageIndex, SampleError
-from torchdali.sources import Header, folder, from_dataset
+from torchdali.pipeline.readers import files as file_reader
+from torchdali.pipeline.readers import open_reader
+from torchdali.sources import Header, from_dataset
 from torchdali.sources.headers.table import HeaderColumns, HeaderTable
 from torchdali.transforms.occurrences import DenseOccurrences
 
@@ -137,8 +139,8 @@ def test_paths_are_any(tmp_path: Path, pictures: Path, exact: v2.Compose) -> Non
     folder = ImageFolder(pictures, exact)
     folder.samples = list(zip(given, range(5), strict=True))
     for dataset in (ours, folder, ConcatDataset([ours, folder])):
-        source_of = from_dataset(dataset)
-        assert [source_of.path(row % 5) for row in range(len(dataset))] == [*map(str, files)] * (len(dataset) // 5)
+        source = from_dataset(dataset)
+        assert [source.name(row % 5) for row in range(len(dataset))] == [*map(str, files)] * (len(dataset) // 5)
         assert_pairs(DALILoader(dataset, 2, device="cpu"), ours)
 
 
@@ -280,8 +282,8 @@ def test_nothing_of_an_index_is_copied(tmp_path: Path, many: Any) -> None:
     kept, peak, (dataset, source) = allocated(lambda: ((one := ImageIndex(tmp_path / "many.npz")), from_dataset(one)))
     assert peak < 10 * MANY  # the facts, of which the system gives no page before it is written to
     assert kept >= 9 * MANY
-    assert all(map(mapped, (dataset.paths, dataset.targets, source._labels, source._paths._rows[0])))
-    assert source.path(MANY - 1) == many[-1][0]
+    assert all(map(mapped, (dataset.paths, dataset.targets, source._targets._values, source._paths._rows[0])))
+    assert source.name(MANY - 1) == many[-1][0]
 
 
 def test_headers_in_an_index_are_mapped_and_copied_where_they_change(tmp_path: Path, pictures: Path) -> None:
@@ -289,11 +291,12 @@ def test_headers_in_an_index_are_mapped_and_copied_where_they_change(tmp_path: P
     before = (tmp_path / "a.npz").read_bytes()
     _, peak, source = allocated(lambda: from_dataset(ImageIndex(tmp_path / "a.npz")))
     assert peak < 100_000
-    assert all(map(mapped, source._facts.columns[1:]))
+    assert all(map(mapped, source.headers().columns[1:]))
     rows = np.arange(24)
-    assert not len(source._facts.unknown(rows))
-    source.forget(rows[:3])
-    assert source._facts.unknown(rows).tolist() == [0, 1, 2]
+    reader = open_reader(source)
+    assert not len(reader.table.unknown(rows))
+    reader.forget(rows[:3])
+    assert reader.table.unknown(rows).tolist() == [0, 1, 2]
     assert (tmp_path / "a.npz").read_bytes() == before
 
 
@@ -306,7 +309,7 @@ def test_a_list_of_paths_takes_what_they_are_long(many: Any, pictures: Path, nes
     kept, peak, source = allocated(lambda: from_dataset(nested))
     assert kept < (width + 4 + 9) * len(nested) + 50_000
     assert peak < 3 * (width + 13) * len(nested) + 8 * MANY
-    assert source.path(len(nested) - 1) == many[nested.indices[-1] if nested is not dataset else -1][0]
+    assert source.name(len(nested) - 1) == many[nested.indices[-1] if nested is not dataset else -1][0]
 
 
 def test_a_subset_of_an_index_takes_few_bytes_a_sample(tmp_path: Path, many: Any) -> None:
@@ -314,7 +317,7 @@ def test_a_subset_of_an_index_takes_few_bytes_a_sample(tmp_path: Path, many: Any
     dataset = Subset(ImageIndex(tmp_path / "many.npz"), np.arange(MANY)[::-1])
     kept, _, source = allocated(lambda: from_dataset(dataset))
     assert kept < (4 + 4 + 9) * MANY + 50_000
-    assert source.path(0) == many[-1][0]
+    assert source.name(0) == many[-1][0]
 
 
 def test_an_epoch_takes_a_byte_a_sample() -> None:
@@ -336,7 +339,7 @@ def test_no_header_is_read_that_the_index_has(
     device: str,
 ) -> None:
     ImageIndex.write(tmp_path / "a.npz", dataset.samples, headers=True)
-    monkeypatch.setattr(folder, "read_header", lambda path: pytest.fail("a header was read"))
+    monkeypatch.setattr(file_reader, "read_header", lambda path: pytest.fail("a header was read"))
     assert_pairs(DALILoader(ImageIndex(tmp_path / "a.npz", exact), 3, device=device), dataset, in_order())
 
 

@@ -30,9 +30,9 @@ from torchvision.transforms import v2
 
 from torchdali import DALILoader, SampleError
 from torchdali.workers import packing, shared_memory
+from torchdali.workers.packed_reader import open_packed
 from torchdali.workers.packing import Packed, Packer
 from torchdali.workers.shared_memory import Mapping, SharedBuffer, SharedBufferHandle, SharedBufferPool, aligned
-from torchdali.workers.source import source_of
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -296,8 +296,8 @@ def packer(monkeypatch: pytest.MonkeyPatch) -> Packer:
 
 
 def received(batch: Packed, rows: list[int], held: ExitStack, group: int = 0) -> Any:
-    source = source_of(batch, batch.groups[group], lambda sample, *why: SampleError(sample, *why))
-    return source.images(np.array(rows), np.empty(0, np.int64), held)
+    reader = open_packed(batch, batch.groups[group], lambda sample, *why: SampleError(sample, *why))
+    return reader.read_inputs(np.array(rows), np.empty(0, np.int64), held)
 
 
 def test_images_hold_their_block_until_their_run_is_done(packer: Packer) -> None:

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from concurrent.futures import Executor
-from contextlib import ExitStack
 from threading import Lock
 from typing import Any, Literal
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
-from torchdali.errors import SampleError
 from torchdali.pipeline.clock import Clock
 from torchdali.pipeline.feed import Prefetcher
+from torchdali.pipeline.readers import FileReader
 from torchdali.runtime import lifecycle, machine
-from torchdali.sources import FolderSource, Scan, Source
-from torchdali.transforms.spec import InputStats, IntArray
+from torchdali.sources import InputKind, Source
 
-__all__ = ["Cache", "FileBatch", "Kind", "check_has_files", "patience", "share_of_free"]
+__all__ = ["Cache", "Kind", "check_has_files", "patience", "share_of_free"]
 
 Kind = Literal["host", "device"]
 
@@ -37,15 +31,15 @@ class Cache(lifecycle.Resource, ABC):
         budget: Bytes that it may take; None takes half of what is free when the first epoch begins.
     """
 
-    def __init__(self, files: FolderSource, state: object, budget: int | None) -> None:
-        files.keep_modified()
+    def __init__(self, files: FileReader, state: object, budget: int | None) -> None:
+        files.table.keep_modified()
         self.files, self.state, self._given = files, state, budget
         self._lock = Lock()
         super().__init__()
 
-    def serves(self, files: FolderSource, state: object) -> bool:
+    def serves(self, files: FileReader, state: object) -> bool:
         """Whether it can go on with these files, because they are the same."""
-        if state != self.state or not files.learn_from(self.files):
+        if state != self.state or not files.share_headers(self.files):
             return False
         self.files = files
         return True
@@ -69,7 +63,7 @@ class Cache(lifecycle.Resource, ABC):
     def _described(self, kept: int, used: int, held: int, budget: int | None) -> str:
         """How much is kept: samples, bytes of them, bytes taken for them, and the most that may be."""
         how = "cache_bytes" if self._given is not None else "chosen: half of what was free when the first epoch began"
-        text = f"{kept:,} of {len(self.files):,} samples, {mib(used)}"
+        text = f"{kept:,} of {len(self.files.source):,} samples, {mib(used)}"
         if held > used:
             text += f" in {mib(held)}"
         if budget is None:
@@ -77,56 +71,7 @@ class Cache(lifecycle.Resource, ABC):
         return f"{text} of at most {mib(budget)} ({how})"
 
 
-class FileBatch(Source):
-    """Files of one batch: of all but what a cache does itself, the files know best."""
-
-    def __init__(self, files: FolderSource) -> None:
-        self.files = files
-
-    def name(self, row: int) -> str:
-        return self.files.name(row)
-
-    def error(self, row: int, reason: str) -> SampleError:
-        return self.files.error(row, reason)
-
-    def sizes(self, rows: IntArray) -> IntArray:
-        return self.files.sizes(rows)
-
-    def images(self, rows: IntArray, by_pil: IntArray, held: ExitStack) -> Any:
-        return self.files.images(rows, by_pil, held)
-
-    def scan(self, rows: IntArray, pool: Callable[[], Executor]) -> Scan:
-        return self.files.scan(rows, pool)
-
-    def leave(self) -> None:
-        self.files.leave()
-
-    def seen(self) -> InputStats:
-        return self.files.seen()
-
-    def file_bytes(self, rows: IntArray) -> int:
-        return self.files.file_bytes(rows)
-
-    def foreign(self, rows: IntArray) -> IntArray:
-        return self.files.foreign(rows)
-
-    def changed(self, rows: IntArray, lengths: npt.NDArray[np.int32], sizes: IntArray) -> bool:
-        return self.files.changed(rows, lengths, sizes)
-
-    def check_endings(self, rows: IntArray, endings: npt.NDArray[np.uint8]) -> None:
-        self.files.check_endings(rows, endings)
-
-    def check(self, row: int) -> None:
-        self.files.check(row)
-
-    def forget(self, rows: IntArray) -> None:
-        self.files.forget(rows)
-
-    def mark_pil_only(self, row: int) -> None:
-        self.files.mark_pil_only(row)
-
-
-def check_has_files(kind: Kind | None, source: object, why_not_native: str) -> None:
+def check_has_files(kind: Kind | None, source: Source | None, why_not_native: str) -> None:
     """Raise ValueError if there is a cache, and no files for it.
 
     Args:
@@ -134,7 +79,7 @@ def check_has_files(kind: Kind | None, source: object, why_not_native: str) -> N
         source: The loader's native source, if there is one.
         why_not_native: Why there is none.
     """
-    if kind and not isinstance(source, FolderSource):
+    if kind and (source is None or source.kind is not InputKind.FILES):
         why = why_not_native or "its images are in memory already"
         raise ValueError(
             f"cache={kind!r} keeps files by their path, size and time of modification, which only image folders "

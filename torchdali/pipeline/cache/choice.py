@@ -12,7 +12,7 @@ from torchdali.pipeline.cache.encoded import EncodedCache
 from torchdali.pipeline.cache.split import cut
 from torchdali.pipeline.compile import fuse
 from torchdali.pipeline.plan import Plan
-from torchdali.sources import FolderSource
+from torchdali.pipeline.readers import FileReader
 from torchdali.transforms import snapshot
 from torchdali.transforms.spec import InputKind
 
@@ -23,7 +23,7 @@ def cached(
     kind: Kind,
     budget: int | None,
     previous: Cache | None,
-    files: FolderSource,
+    files: FileReader,
     plan: Plan,
     chain: Sequence[Any],
     batch_size: int,
@@ -45,7 +45,7 @@ def cached(
         state: object = (kind, budget)
         rest, head, transforms = fuse(replace(plan, input_kind=InputKind.ENCODED)), None, ()
     else:
-        head, rest, transforms = cut(plan, chain, files.spec)
+        head, rest, transforms = cut(plan, chain, files.source.spec)
         state = (kind, budget, plan.device, plan.fidelity, snapshot(transforms))
     if previous:
         if previous.serves(files, state):

@@ -7,15 +7,15 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
 
 import numpy as np
 import torch
 
-from torchdali.errors import SampleError
 from torchdali.pipeline import graph
-from torchdali.pipeline.cache.base import Cache, FileBatch, patience, share_of_free
+from torchdali.pipeline.cache.base import Cache, patience, share_of_free
 from torchdali.pipeline.cache.split import ALIGNMENT
 from torchdali.pipeline.cache.store import WORD, Store
 from torchdali.pipeline.clock import Clock
@@ -23,9 +23,9 @@ from torchdali.pipeline.dlpack import Images
 from torchdali.pipeline.engine import PipelinePool
 from torchdali.pipeline.feed import Batch, Prefetcher
 from torchdali.pipeline.plan import Plan
+from torchdali.pipeline.readers import FileReader, Reader, Scan
 from torchdali.pipeline.tuning import Threads
 from torchdali.runtime.exceptions import defer
-from torchdali.sources import FolderSource, Scan, Source
 from torchdali.transforms.rng import Draws
 from torchdali.transforms.spec import IntArray
 
@@ -50,7 +50,7 @@ class DecodedCache(Cache):
 
     def __init__(
         self,
-        files: FolderSource,
+        files: FileReader,
         state: object,
         budget: int | None,
         head: Plan,
@@ -59,7 +59,7 @@ class DecodedCache(Cache):
         threads: int,
     ) -> None:
         super().__init__(files, state, budget)
-        count = len(files)
+        count = len(files.source)
         self.pool = PipelinePool(head, batch_size, Threads(threads, head.device, head.input_kind))
         self._after = after
         self._store: Store | None = None
@@ -72,7 +72,7 @@ class DecodedCache(Cache):
             if self._store is None:
                 device = self.pool.plan.device
                 budget = share_of_free(device) if self._given is None else self._given
-                self._store = Store(device, budget, _length(sampler, len(self.files)))
+                self._store = Store(device, budget, _length(sampler, len(self.files.source)))
         return DecodedPrefetcher(self, self._store, window, timeout, clock)
 
     def found(self, rows: IntArray) -> tuple[IntArray, IntArray, IntArray]:
@@ -157,14 +157,14 @@ class DecodedPrefetcher(Prefetcher):
     def __init__(self, cache: DecodedCache, store: Store, window: int, timeout: float, clock: Clock) -> None:
         super().__init__(window, timeout, clock)
         self.cache, self.store = cache, store
-        self._decoding = Prefetcher(window, timeout)
+        self._decoding = DecodingPrefetcher(window, timeout)
         self.patience = patience(timeout)
         self._asked: deque[DecodedBatch] = deque()
         self._awaited: deque[DecodedBatch] = deque()
         self._looked_up = self._decoded = False
 
     def push(self, batch: Batch) -> None:
-        batch.source = DecodedBatch(self, cast("FolderSource", batch.source), batch.rows)
+        batch.reader = DecodedBatch(self, cast("FileReader", batch.reader), batch.rows)
         super().push(batch)
 
     def pop(self) -> Batch:
@@ -210,7 +210,7 @@ class DecodedPrefetcher(Prefetcher):
         nothing_is_drawn = Draws(np.zeros(2, np.uint32), missing, np.zeros_like(missing))
         self._decoded = True
         self._awaited.append(images)
-        self._decoding.push(Batch(images.files_read, self.cache.pool, missing, nothing_is_drawn))
+        self._decoding.push(DecodingBatch(images.files, self.cache.pool, missing, nothing_is_drawn))
 
     def _take(self) -> None:
         """Stores the oldest batch that was sent to be decoded. What is wrong with it is kept for its turn."""
@@ -219,24 +219,32 @@ class DecodedPrefetcher(Prefetcher):
         try:
             decoded = self._decoding.pop()
             self._clock.lap("DALI")
-            images.take(decoded)
+            images.take(cast("DecodingBatch", decoded))
         except Exception as error:  # noqa: BLE001 - raised in the batch's turn
             images.fault = defer(error)
         images.there = True
 
 
-class FilesRead(FileBatch):
-    """Files to be decoded, with what was known of them just before."""
+@dataclass
+class DecodingBatch(Batch):
+    """Files that are being decoded for the cache.
 
-    size: IntArray
-    stamps: IntArray
+    Attributes:
+        stamps: ``(N, 2)`` lengths and times of modification of the files when their headers were read.
+    """
 
-    def sizes(self, rows: IntArray) -> IntArray:
-        self.size, self.stamps = self.files.sizes(rows), self.files.stamps(rows)
-        return self.size
+    stamps: IntArray = field(default_factory=lambda: np.empty((0, 2), np.int64))
 
 
-class DecodedBatch(Source):
+class DecodingPrefetcher(Prefetcher):
+    """Decodes the files that are not kept."""
+
+    def _prepare(self, batch: Batch) -> None:
+        super()._prepare(batch)
+        cast("DecodingBatch", batch).stamps = cast("FileReader", batch.reader).table.stamps(batch.rows)
+
+
+class DecodedBatch(Reader):
     """The images of one batch, as bytes.
 
     Args:
@@ -245,6 +253,7 @@ class DecodedBatch(Source):
         rows: ``(N,)`` the batch.
 
     Attributes:
+        files: As above.
         checked: Looks whether files changed since their images were kept.
         there: Whether all images are there, or it is known why they are not.
         fault: Why.
@@ -254,28 +263,27 @@ class DecodedBatch(Source):
     there = False
     fault: Exception | None = None
 
-    def __init__(self, feed: DecodedPrefetcher, files: FolderSource, rows: IntArray) -> None:
-        self._feed, self._cache, self._files = feed, feed.cache, files
+    def __init__(self, feed: DecodedPrefetcher, files: FileReader, rows: IntArray) -> None:
+        super().__init__(files.source)
+        self._feed, self._cache, self.files = feed, feed.cache, files
         self._rows = rows
         self._others: list[torch.Tensor] = []
-
-    def name(self, row: int) -> str:
-        return self._files.name(row)
-
-    def error(self, row: int, reason: str) -> SampleError:
-        return self._files.error(row, reason)
 
     def scan(self, rows: IntArray, pool: Callable[[], Executor]) -> Scan:
         """Looks the batch up; if it is called again, anew."""
         self.there, self._others = False, []
-        self.files_read = FilesRead(self._files)
         self._place, self._size, stamps = self._cache.found(self._rows)
         kept = np.flatnonzero(self._place >= 0)
         self._lost: list[int] = []
-        look = partial(_look, self._files.paths(self._rows[kept]), stamps[kept].tolist(), kept, self._lost)
+        look = partial(_look, self._file_names(kept), stamps[kept].tolist(), kept, self._lost)
         self.checked = Scan(range(len(kept)), look, pool, _LOOKS, self._feed.patience)
         self._feed.ask(self)
         return _Coming(self)
+
+    def _file_names(self, places: IntArray) -> list[bytes]:
+        paths = self.files.paths(self._rows[places])
+        names: Any = paths.view(f"S{paths.shape[1]}")
+        return names[:, 0].tolist()  # without the padding
 
     def missing(self) -> IntArray:
         """``(M,)`` rows of the images that are not kept, or not any more."""
@@ -285,14 +293,14 @@ class DecodedBatch(Source):
         missing = self._rows[self._place < 0]
         return np.unique(missing) if len(missing) else missing
 
-    def take(self, decoded: Batch) -> None:
+    def take(self, decoded: DecodingBatch) -> None:
         """Takes what was missing.
 
         Raises:
             SampleError: An image is not of the size that its file's header says.
         """
         images: Images = decoded.views[0]
-        size = self.files_read.size
+        size = decoded.size
         for rule, params in zip(decoded.pool.plan.rules, decoded.params, strict=True):
             size = rule.output_size(size, params)
         words = packed_words(size, self._cache.channels)
@@ -300,7 +308,7 @@ class DecodedBatch(Source):
         if (lengths != words).any():
             row = int(decoded.rows[np.flatnonzero(lengths != words)[0]])
             raise self.error(row, "it was changed while it was read")
-        places = self._cache.keep(self._feed.store, decoded.rows, images, size, self.files_read.stamps)
+        places = self._cache.keep(self._feed.store, decoded.rows, images, size, decoded.stamps)
         passing = np.flatnonzero(places < 0)
         places[passing] = -1 - np.arange(len(passing))
         self._others = [images[i] for i in passing.tolist()]
@@ -318,7 +326,7 @@ class DecodedBatch(Source):
     def sizes(self, rows: IntArray) -> IntArray:
         return self._size[self._numbers(rows)]
 
-    def images(self, rows: IntArray, by_pil: IntArray, held: ExitStack) -> Any:
+    def read_inputs(self, rows: IntArray, by_pil: IntArray, resources: ExitStack) -> Any:
         """``(N, L)`` bytes."""
         numbers = self._numbers(rows)
         words = packed_words(self._size[numbers], self._cache.channels)

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
-from contextlib import ExitStack
 from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from torchdali.pipeline.cache.base import Cache, FileBatch, patience, share_of_free
+from torchdali.pipeline.cache.base import Cache, patience, share_of_free
 from torchdali.pipeline.clock import Clock
 from torchdali.pipeline.feed import Batch, Prefetcher
-from torchdali.samples.image import ppm, ppm_of
-from torchdali.sources import FolderSource, Scan, header_of, open_file
+from torchdali.pipeline.readers import EncodedBatch, EncodedFile, FileReader
+from torchdali.samples.image import ppm_of
+from torchdali.sources import Header, header_of, open_file
 from torchdali.transforms.spec import IntArray
 
 __all__ = ["EncodedCache"]
@@ -26,8 +24,6 @@ _UNKNOWN = -1
 _BLOCK = 2**26
 
 Bytes = npt.NDArray[np.uint8]
-About = tuple[int, int, bool]
-"""Height and width, and whether DALI decodes the bytes as PIL does."""
 
 
 class EncodedCache(Cache):
@@ -39,12 +35,12 @@ class EncodedCache(Cache):
         budget: As for :class:`Cache`.
     """
 
-    def __init__(self, files: FolderSource, state: object, budget: int | None) -> None:
+    def __init__(self, files: FileReader, state: object, budget: int | None) -> None:
         super().__init__(files, state, budget)
         self._budget: int | None = None
-        self._place = np.full(len(files), _UNKNOWN, np.int64)
-        self._stamp = np.zeros((len(files), 2), np.int64)
-        self._about = np.zeros((len(files), 3), np.int32)
+        self._place = np.full(len(files.source), _UNKNOWN, np.int64)
+        self._stamp = np.zeros((len(files.source), 2), np.int64)
+        self._about = np.zeros((len(files.source), 3), np.int32)
         self._blocks: list[Bytes] = []
         self._bases: list[int] = []
         self._filled = 0  # of the last block
@@ -55,39 +51,40 @@ class EncodedCache(Cache):
             self._budget = share_of_free(torch.device("cpu")) if self._given is None else self._given
         return EncodedPrefetcher(self, window, timeout, clock)
 
-    def read(self, row: int, files: FolderSource) -> tuple[Bytes, About]:
-        """The bytes of a file, and what their header says, from memory where it is the one that was kept.
+    def read(self, row: int, files: FileReader) -> EncodedFile:
+        """Return the bytes of a file and its header, from memory if the file has not changed since.
 
         Raises:
             SampleError: It is missing, no image, or truncated.
         """
         if black := files.black(row):
-            return ppm_of(black), (black.height, black.width, False)
-        if kept := self._kept(row):
-            place, length, modified, data, about = kept
-            with files.blaming(row, "read as an image"):
+            data = ppm_of(black)
+            return data, Header(black.height, black.width, len(data), jpeg=False, native=False)
+        if kept := self._find(row):
+            place, data, header = kept
+            with files.blame(row, "read as an image"):
                 now = os.stat(files.path(row))  # noqa: PTH116 - a Path takes longer to make than this takes
-            if (now.st_size, now.st_mtime_ns) == (length, modified):
-                return data, about
+            if (now.st_size, now.st_mtime_ns) == (header.length, header.modified):
+                return data, header
             self._drop(row, place)
-        with files.blaming(row, "read as an image"):
+        with files.blame(row, "read as an image"):
             data, modified = _read(files.path(row))
-            header = header_of(data.data)
-        files.learn(row, header._replace(modified=modified))
+            header = header_of(data.data)._replace(modified=modified)
+        files.table.learn(row, header)
         files.check_endings(np.array([row]), np.pad(data[-2:], (2, 0))[None, -2:])
-        about = header.height, header.width, header.native
-        self._keep(row, data, modified, about)
-        return data, about
+        self._keep(row, data, header)
+        return data, header
 
-    def _kept(self, row: int) -> tuple[int, int, int, Bytes, About] | None:
-        """All that is kept of a file at one moment: another thread may keep it anew meanwhile."""
+    def _find(self, row: int) -> tuple[int, Bytes, Header] | None:
+        """Return what is kept of a file, all of one moment: another thread may keep the file anew meanwhile."""
         with self._lock:
             place = int(self._place[row])
             if place < 0:
                 return None
             length, modified = self._stamp[row].tolist()
             height, width, native = self._about[row].tolist()
-            return place, length, modified, self._view(place, length), (height, width, bool(native))
+            header = Header(height, width, length, jpeg=False, native=bool(native), modified=modified)
+            return place, self._view(place, length), header
 
     def _drop(self, row: int, place: int) -> None:
         with self._lock:
@@ -99,8 +96,8 @@ class EncodedCache(Cache):
         start = place - self._bases[number]
         return self._blocks[number][start : start + length]
 
-    def _keep(self, row: int, data: Bytes, modified: int, about: About) -> None:
-        length = len(data)
+    def _keep(self, row: int, data: Bytes, header: Header) -> None:
+        length, modified = len(data), header.modified
         with self._lock:
             if self._place[row] >= 0 and self._stamp[row].tolist() == [length, modified]:
                 return  # another batch, or iterator, was first
@@ -112,7 +109,8 @@ class EncodedCache(Cache):
         block[start : start + length] = data
         with self._lock:
             if any(one is block for one in self._blocks):  # it was not closed meanwhile
-                self._stamp[row], self._about[row] = (length, modified), about
+                self._stamp[row] = length, modified
+                self._about[row] = header.height, header.width, header.native
                 self._place[row] = base + start
 
     def _has_room(self, length: int) -> bool:
@@ -166,47 +164,16 @@ class EncodedPrefetcher(Prefetcher):
         self._cache = cache
 
     def push(self, batch: Batch) -> None:
-        batch.source = KeptFiles(self._cache, cast("FolderSource", batch.source), patience(self._timeout))
+        batch.reader = KeptFiles(self._cache, cast("FileReader", batch.reader), patience(self._timeout))
         super().push(batch)
 
 
-class KeptFiles(FileBatch):
-    """The files of one batch, in memory."""
+class KeptFiles(EncodedBatch):
+    """The files of one batch, from the cache."""
 
-    def __init__(self, cache: EncodedCache, files: FolderSource, patience: float) -> None:
-        super().__init__(files)
-        self._cache, self._patience = cache, patience
-        self._data: dict[int, tuple[Bytes, About]] = {}
-
-    def scan(self, rows: IntArray, pool: Callable[[], Executor]) -> Scan:
-        """Reads all files that are not kept, and looks whether the others are what they were."""
-        return Scan(np.unique(rows).tolist(), self._read, pool, patience=self._patience)
-
-    def _read(self, rows: Sequence[int]) -> None:
-        for row in rows:
-            self._data[row] = self._cache.read(row, self.files)
-
-    def images(self, rows: IntArray, by_pil: IntArray, held: ExitStack) -> list[Bytes]:
-        """The bytes of each file; where PIL is to read it, of another one with its pixels."""
-        images: list[Bytes] = [self._data[row][0] for row in rows.tolist()]
-        for place in by_pil.tolist():
-            row = int(rows[place])
-            with self.files.blaming(row, "decoded"):
-                images[place] = ppm(self._data[row][0])
-        return images
-
-    def sizes(self, rows: IntArray) -> IntArray:
-        return np.array([self._data[row][1][:2] for row in rows.tolist()], np.int64).reshape(-1, 2)
-
-    def foreign(self, rows: IntArray) -> IntArray:
-        odd = [place for place, row in enumerate(rows.tolist()) if not self._data[row][1][2]]
-        return np.union1d(np.array(odd, np.int64), self.files.foreign(rows))
-
-    def changed(self, rows: IntArray, lengths: npt.NDArray[np.int32], sizes: IntArray) -> bool:
-        return False
-
-    def check_endings(self, rows: IntArray, endings: npt.NDArray[np.uint8]) -> None:
-        pass
+    def __init__(self, cache: EncodedCache, files: FileReader, patience: float) -> None:
+        super().__init__(files, lambda rows: [cache.read(row, files) for row in rows], patience)
+        self._cache = cache
 
     def forget(self, rows: IntArray) -> None:
         self._cache.forget(rows)

@@ -6,16 +6,15 @@ training loop waits. What cannot be told this way is left to ``header.py``, whic
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from torchdali.sources.headers.header import ENDS, FRAMES, PNG_SIGNATURE, SCAN, most_pixels
 from torchdali.transforms.spec import IntArray
 
-__all__ = ["LARGE", "MANY", "HeaderError", "Headers", "ReadHeaders", "parse"]
+__all__ = ["LARGE", "MANY", "Headers", "parse"]
 
 _ROOM = 20  # from a marker to the end of what is looked at of its segment
 
@@ -27,37 +26,6 @@ MANY = 32
 
 Bytes = npt.NDArray[np.uint8]
 Flags = npt.NDArray[np.bool_]
-
-
-class HeaderError(RuntimeError):
-    """One of several files cannot be read, or is refused by DALI."""
-
-
-class ReadHeaders(Protocol):
-    """What reads the first bytes of many files.
-
-    Attributes:
-        device: The one that the files are decoded on.
-    """
-
-    device: torch.device
-
-    @property
-    def wait(self) -> float:
-        """Seconds for which a file keeps a thread waiting until the storage gives it; 0 before that is known."""
-        ...
-
-    def __call__(self, paths: Bytes, validate_headers: bool, /) -> tuple[Bytes, npt.NDArray[np.int32]]:
-        """``(N, 2048)`` first bytes and ``(N,)`` lengths of ``(N, L)`` paths; HeaderError where they cannot be read."""
-        ...
-
-    def close(self) -> None:
-        """Frees its threads."""
-        ...
-
-    def abandon(self) -> None:
-        """Let go of threads that wait for a file that may never answer."""
-        ...
 
 
 class Headers(NamedTuple):

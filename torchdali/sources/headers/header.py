@@ -9,7 +9,9 @@ from __future__ import annotations
 import io
 import os
 import stat
+import struct
 import sys
+import zlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -21,12 +23,20 @@ __all__ = [
     "HEAD",
     "PNG_SIGNATURE",
     "SCAN",
+    "UNREADABLE",
     "Header",
+    "error_text",
     "header_of",
     "most_pixels",
     "open_file",
     "read_header",
 ]
+
+UNREADABLE = (
+    *(OSError, ValueError, SyntaxError, PIL.Image.DecompressionBombError),
+    *(RuntimeError, EOFError, IndexError, KeyError, TypeError, struct.error, zlib.error),
+)
+"""What PIL raises on files that are no image or a damaged one."""
 
 _open: Callable[..., Any] = PIL.Image.open
 
@@ -62,6 +72,11 @@ class Header(NamedTuple):
     native: bool
     baseline: bool = False
     modified: int = 0
+
+
+def error_text(error: BaseException) -> str:
+    """Return what an exception of ``UNREADABLE`` says, without the name of the file or its place in memory."""
+    return "cannot identify image file" if isinstance(error, PIL.UnidentifiedImageError) else str(error)
 
 
 def most_pixels() -> int:

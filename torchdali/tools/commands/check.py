@@ -32,11 +32,10 @@ from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from torchdali.errors import OptionError, SampleError
 from torchdali.pipeline import graph
-from torchdali.pipeline.header_reader import HeaderReader
+from torchdali.pipeline.readers import FileReader, HeaderReader
 from torchdali.runtime.machine import available_cores
 from torchdali.sources import HEAD, FileSource
 from torchdali.sources.headers.batch import parse
-from torchdali.sources.headers.table import HeaderColumns, HeaderTable
 from torchdali.sources.paths import Paths, table_of
 from torchdali.tools.commands.decode import Decoder, diagnose
 from torchdali.tools.commands.files import FileList, Problem, detect_format, find_files, format_of_name
@@ -105,7 +104,7 @@ def check(
             raise OptionError(_explain_no_images(folder, files, result.left_out))
         tick = partial(bar.advance, task)
         scan = _HeaderScan(files.images, threads, tick)
-        decoder = Decoder(scan.source, target, threads, tick)
+        decoder = Decoder(scan.reader, target, threads, tick)
         try:
             for problems in decoder.decode(scan.find_decodable(result.problems)):
                 result.problems += problems
@@ -132,15 +131,13 @@ class _HeaderScan:
 
     def __init__(self, paths: list[str], threads: ThreadPoolExecutor, tick: Callable[[int], None]) -> None:
         self._paths, self._threads, self._tick = paths, threads, tick
-        self._facts = HeaderTable(HeaderColumns.unknown(len(paths)))
-        self._table = Paths([table_of(paths)])
-        self.source = FileSource(self._table, self._facts)
-        self._reader = HeaderReader()
+        self.reader = FileReader(FileSource(Paths([table_of(paths)])))
+        self._header_reader = HeaderReader()
         self._ahead = ThreadPoolExecutor(1, thread_name_prefix="torchdali-check-heads")
 
     def close(self) -> None:
         self._ahead.shutdown(cancel_futures=True)
-        self._reader.close()
+        self._header_reader.close()
 
     def find_decodable(self, problems: list[Problem]) -> Iterator[IntArray]:
         """Yield the numbers of files that can be decoded, in chunks. Append the problems of the others."""
@@ -158,12 +155,12 @@ class _HeaderScan:
         """Return the files whose headers could be read, and the problems that headers show."""
         known = np.zeros(len(rows), np.bool_)
         try:
-            heads, lengths = self._reader(self._table.gather(rows), False)
+            heads, lengths = self._header_reader(self.reader.paths(rows), False)
         except RuntimeError:  # one of the files cannot be read, so each is read alone below
             pass
         else:
             headers = parse(heads)
-            self._facts.learn_many(rows, headers, lengths)
+            self.reader.table.learn_many(rows, headers, lengths)
             named = np.array([format_of_name(path) for path in self._paths[rows[0] : rows[-1] + 1]])
             known = headers.known & (named == np.where(headers.jpeg, "JPEG", "PNG"))
         results = list(self._threads.map(self._scan_file, rows[~known].tolist()))
@@ -183,7 +180,7 @@ class _HeaderScan:
             content, named = detect_format(head) or _detect_format_with_pil(path), format_of_name(path)
             if content != named:
                 problems.append(Problem(path, "mislabelled", f"it is named as {named}, and its content is {content}"))
-            self.source.read(row)
+            self.reader.read_header(row)
         except PIL.UnidentifiedImageError:
             return False, [Problem(path, "no image", f"no format that PIL knows begins with {head[:16]!r}")]
         except SampleError as error:

@@ -16,7 +16,7 @@ from torchdali.errors import SampleError
 from torchdali.pipeline.compile import compile_plan
 from torchdali.pipeline.engine import PipelinePool, PipelineRunner, RunOutputs
 from torchdali.pipeline.tuning import Threads
-from torchdali.sources import FileSource
+from torchdali.pipeline.readers import FileReader
 from torchdali.tools.commands.files import Problem, is_cut_off
 from torchdali.transforms.rng import Draws, epoch_key
 from torchdali.transforms.spec import IntArray
@@ -34,16 +34,16 @@ class Decoder:
     """Decodes files with known headers.
 
     Args:
-        source: The files.
+        reader: Reads the files.
         device: Device on which DALI decodes.
         threads: Threads in which PIL decodes.
         tick: Called with the number of files that were just decoded.
     """
 
     def __init__(
-        self, source: FileSource, device: torch.device, threads: ThreadPoolExecutor, tick: Callable[[int], None]
+        self, reader: FileReader, device: torch.device, threads: ThreadPoolExecutor, tick: Callable[[int], None]
     ) -> None:
-        self._source, self._threads, self._tick = source, threads, tick
+        self._reader, self._threads, self._tick = reader, threads, tick
         # The plan is not fused, so whole images are decoded. One pixel of each comes out.
         plan = compile_plan([v2.ToImage(), v2.CenterCrop(1)], device, "exact")
         self._pool = PipelinePool(plan, _BATCH, Threads(0, device, plan.input_kind))
@@ -55,7 +55,7 @@ class Decoder:
         waiting: list[Future[Problem | None]] = []
         for rows in chunks:
             by_pil = np.zeros(len(rows), np.bool_)
-            by_pil[self._source.foreign(rows)] = True
+            by_pil[self._reader.find_pil_only(rows)] = True
             before, waiting = waiting, [self._threads.submit(self._load, row) for row in rows[by_pil].tolist()]
             for batch in self._split_batches(rows[~by_pil]):
                 while len(self._in_flight) >= _DEPTH:
@@ -83,7 +83,7 @@ class Decoder:
         self._pool.close()
 
     def _split_batches(self, rows: IntArray) -> Iterator[IntArray]:
-        total = np.cumsum(3 * self._source.sizes(rows).prod(1))
+        total = np.cumsum(3 * self._reader.sizes(rows).prod(1))
         start = 0
         while start < len(rows):
             before = total[start - 1] if start else 0
@@ -94,16 +94,16 @@ class Decoder:
 
     def _get_runner(self) -> PipelineRunner:
         if self._runner is None or self._runner.broken:
-            self._runner = self._pool.acquire(_BATCH, self._source.seen())
+            self._runner = self._pool.acquire(_BATCH, self._reader.input_stats())
         return self._runner
 
     def _submit(self, runner: PipelineRunner, rows: IntArray) -> bool:
         """Submit a batch. Return False if DALI refuses it."""
         plan = self._pool.plan
-        inputs, _ = plan.draw(Draws(epoch_key(0, 0), rows, np.zeros_like(rows)), self._source.sizes(rows))
+        inputs, _ = plan.draw(Draws(epoch_key(0, 0), rows, np.zeros_like(rows)), self._reader.sizes(rows))
         with ExitStack() as resources:
             try:
-                runner.submit(self._source.images(rows, _NOTHING, resources), inputs, resources)
+                runner.submit(self._reader.read_inputs(rows, _NOTHING, resources), inputs, resources)
             except RuntimeError:
                 return False
         return True
@@ -131,11 +131,11 @@ class Decoder:
 
     def _is_complete(self, rows: IntArray, outputs: RunOutputs) -> bool:
         try:
-            self._source.check_endings(rows, outputs.endings)
+            self._reader.check_endings(rows, outputs.endings)
         except SampleError:
             return False
         # The ending of a file that was changed since its header was read proves nothing. PIL decodes such files.
-        return not self._source.changed(rows, outputs.lengths, self._source.sizes(rows))
+        return not self._reader.has_changed(rows, outputs.lengths, self._reader.sizes(rows))
 
     def _find_faulty(self, rows: IntArray) -> list[Problem]:
         """Return the problems of a batch that failed: files that PIL cannot read either, or that only DALI refuses."""
@@ -147,7 +147,7 @@ class Decoder:
         single = self._pool.make(1, threads=1)
         for row in readable:
             if not self._try_decoding(single, np.array([row]), problems):
-                path = self._source.path(int(row))
+                path = self._reader.path(int(row))
                 if is_cut_off(path):
                     problems.append(Problem(path, "truncated", f"{_TRUNCATED}; PIL still reads it"))
                 else:
@@ -171,11 +171,11 @@ class Decoder:
     def _load(self, row: int) -> Problem | None:
         """Decode a file with PIL, and return its problem."""
         try:
-            self._source.load(row)
+            self._reader.load(row)
         except SampleError as error:
             return diagnose(error)
         except Exception as error:  # noqa: BLE001 - on files made to break it, PIL raises errors of any type
-            return Problem(self._source.path(row), "corrupt", f"it cannot be decoded ({error!r})")
+            return Problem(self._reader.path(row), "corrupt", f"it cannot be decoded ({error!r})")
         return None
 
 

@@ -14,6 +14,7 @@ from torchdali.pipeline.compile import compile_plan, fuse
 from torchdali.pipeline.engine import PipelinePool
 from torchdali.pipeline.feed import Batch, Prefetcher
 from torchdali.pipeline.plan import Plan
+from torchdali.pipeline.readers import open_reader
 from torchdali.pipeline.tuning import Threads
 from torchdali.sources import from_dataset
 from torchdali.tools.parity.case import Case
@@ -77,13 +78,13 @@ def compile_chain(
 
 def run(dataset: Any, plan: Plan, batches: Sequence[Sequence[int]], seed: int = 0) -> Iterator[Batch]:
     """Run batches of a dataset through the loader's own prefetcher."""
-    source, key = from_dataset(dataset), epoch_key(seed, 0)
+    reader, key = open_reader(from_dataset(dataset)), epoch_key(seed, 0)
     pool = PipelinePool(plan, max(map(len, batches)), Threads(2, plan.device, plan.input_kind))
-    feed, occurrences = Prefetcher(window=3, timeout=0), DenseOccurrences(len(source))
+    feed, occurrences = Prefetcher(window=3, timeout=0), DenseOccurrences(len(reader.source))
     try:
         for indices in batches:
             index = np.asarray(indices, np.int64)
-            feed.push(Batch(source, pool, index, Draws(key, index, occurrences.count(index))))
+            feed.push(Batch(reader, pool, index, Draws(key, index, occurrences.count(index))))
         for _ in batches:
             yield feed.pop()
     finally:
@@ -110,11 +111,11 @@ def compare_chain(dataset: Any, chain: Sequence[Any], device: str | torch.device
 
 def compare_plan(dataset: Any, plan: Plan, seed: int = 0) -> Iterator[tuple[int, int, Pair]]:
     """Yield the number of each image, that of its view, and the pair. Skip what torch runs after the plan."""
-    source: Any = from_dataset(dataset)
+    reader: Any = open_reader(from_dataset(dataset))
     trunk, views = plan.numbered()
-    for batch in run(dataset, plan, split_indices(len(source)), seed):
+    for batch in run(dataset, plan, split_indices(len(reader.source)), seed):
         for row, index in enumerate(batch.rows.tolist()):
-            image = _apply_reference(F.pil_to_tensor(source.load(index)), trunk, batch, row)
+            image = _apply_reference(F.pil_to_tensor(reader.load(index)), trunk, batch, row)
             for number, (made, rules) in enumerate(zip(batch.views, views, strict=True)):
                 yield index, number, Pair(made[row].cpu(), _apply_reference(image, rules, batch, row))
 

@@ -9,8 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from torchdali.sources import Scan, ScanTimeoutError
-from torchdali.sources.headers import scan
+from torchdali.pipeline.readers import Scan, ScanTimeoutError, scan
 
 pytestmark = pytest.mark.timeout(20)
 

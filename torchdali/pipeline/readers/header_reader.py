@@ -15,13 +15,17 @@ from torchdali.pipeline import dlpack, graph
 from torchdali.pipeline.tuning import WAITING
 from torchdali.runtime import devices, lifecycle, machine
 from torchdali.runtime.exceptions import is_raised_by_dali
-from torchdali.sources import MANY, HeaderError
+from torchdali.sources.headers.batch import MANY
 
-__all__ = ["HeaderReader"]
+__all__ = ["HeaderError", "HeaderReader"]
 
 _AT_THE_BEGINNING = 8
 _ENOUGH = 8
 _PATIENCE = 5.0
+
+
+class HeaderError(RuntimeError):
+    """One of several files cannot be read, or DALI refuses its header."""
 
 
 class _Reading:

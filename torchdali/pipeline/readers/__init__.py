@@ -1,0 +1,30 @@
+"""Readers feed the pipelines: they read a source, and know what headers say, what PIL must decode, what is damaged."""
+
+from torchdali.pipeline.readers.base import Reader
+from torchdali.pipeline.readers.encoded import EncodedBatch, EncodedFile, EncodedReader
+from torchdali.pipeline.readers.files import FileReader
+from torchdali.pipeline.readers.header_reader import HeaderReader
+from torchdali.pipeline.readers.pixels import PixelReader
+from torchdali.pipeline.readers.scan import Scan, ScanTimeoutError
+from torchdali.sources import Source
+from torchdali.transforms.spec import InputKind
+
+__all__ = [
+    "EncodedBatch",
+    "EncodedFile",
+    "EncodedReader",
+    "FileReader",
+    "HeaderReader",
+    "PixelReader",
+    "Reader",
+    "Scan",
+    "ScanTimeoutError",
+    "open_reader",
+]
+
+
+def open_reader(source: Source) -> Reader:
+    """Return the reader for what a source reads."""
+    if source.kind is InputKind.FILES:
+        return FileReader(source, HeaderReader())
+    return EncodedReader(source) if source.kind is InputKind.ENCODED else PixelReader(source)

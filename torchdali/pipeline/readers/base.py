@@ -1,0 +1,178 @@
+"""What the prefetcher asks of samples, whatever their source reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Executor
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from torchdali.errors import SampleError
+from torchdali.pipeline.readers.scan import Scan
+from torchdali.sources import UNREADABLE, Source, error_text
+from torchdali.transforms.spec import NOTHING_SEEN, InputStats, IntArray
+
+__all__ = ["Reader"]
+
+_NO_PLACES: IntArray = np.empty(0, np.int64)
+
+
+class Reader:
+    """Reads a source for the pipelines. The methods here are right for images that cannot be damaged.
+
+    Args:
+        source: The samples.
+
+    Attributes:
+        bad_rows: Rows of samples that are known to be unreadable, if ``on_error`` lets others take their place.
+    """
+
+    bad_rows: frozenset[int] = frozenset()
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+
+    def name(self, row: int) -> str:
+        """Return a sample's index and name, for messages."""
+        return f"sample {row}, {self.source.name(row)}"
+
+    def error(self, row: int, reason: str) -> SampleError:
+        """Return the error that blames a sample."""
+        return SampleError(row, self.source.name(row), reason)
+
+    def blame(self, row: int, what: str) -> Blame:
+        """Return a context that turns what reading a file raises into a SampleError: "it cannot be ``what``"."""
+        return Blame(self, row, what)
+
+    def read_rows(self, rows: IntArray) -> Any:
+        """Return what the source reads.
+
+        Raises:
+            SampleError: The source cannot read a sample.
+        """
+        try:
+            return self.source.read(rows)
+        except Exception:
+            for row in rows.tolist():
+                try:
+                    self.source.read(np.array([row], np.int64))
+                except TimeoutError:  # the storage's, or of a signal handler that bounds a step: no fault of the sample
+                    raise
+                except Exception as error:
+                    raise self.error(row, f"it cannot be read ({type(error).__name__}: {error})") from error
+            raise
+
+    def for_batch(self) -> Reader:
+        """Return the reader of one batch: itself, or one that holds the batch's data."""
+        return self
+
+    def move_to(self, device: torch.device) -> None:
+        """Prepare for pipelines on a device."""
+
+    def validate_headers(self) -> bool:
+        """Return whether DALI reads each header before it decodes any, and leaves the files that it refuses to PIL."""
+        return False
+
+    def scan(self, rows: IntArray, pool: Callable[[], Executor]) -> Scan:
+        """Start to learn what must be known before parameters are drawn, in the threads of ``pool()``."""
+        return Scan([], lambda _: None, pool)
+
+    def abandon(self) -> None:
+        """Leave behind what waits for a file that has not answered in time."""
+
+    def sizes(self, rows: IntArray) -> IntArray:
+        """Return ``(N, 2)`` heights and widths of a batch that was scanned."""
+        raise NotImplementedError
+
+    def read_inputs(self, rows: IntArray, by_pil: IntArray, resources: ExitStack) -> Any:
+        """Return the images of a batch, in the form that the plan's ``input_kind`` says.
+
+        Args:
+            rows: ``(N,)`` the batch.
+            by_pil: ``(M,)`` places in it of files that PIL must decode.
+            resources: Takes what must be closed when the run is done.
+        """
+        raise NotImplementedError
+
+    def input_stats(self) -> InputStats:
+        """Return what is known so far of the threads that the images need."""
+        return NOTHING_SEEN
+
+    def file_bytes(self, rows: IntArray) -> int:
+        """Return the bytes of the files of a scanned batch; 0 if there are none."""
+        return 0
+
+    def find_pil_only(self, rows: IntArray) -> IntArray:
+        """Return ``(M,)`` places in a scanned batch of files that DALI does not decode as PIL does."""
+        return _NO_PLACES
+
+    def mark_pil_only(self, row: int) -> None:
+        """Leave a sample to PIL from now on."""
+
+    def has_changed(self, rows: IntArray, lengths: npt.NDArray[np.int32], sizes: IntArray) -> bool:
+        """Return whether files changed between the drawing of parameters and the run.
+
+        Args:
+            rows: ``(N,)`` the batch.
+            lengths: ``(N, 1)`` bytes that DALI read of each file.
+            sizes: ``(N, 2)`` heights and widths that the parameters were drawn for.
+        """
+        return False
+
+    def check_endings(self, rows: IntArray, endings: npt.NDArray[np.uint8]) -> None:
+        """Raise SampleError if a file is truncated; ``endings`` is ``(N, 2)``, the last two bytes of each."""
+
+    def check(self, row: int) -> None:
+        """Raise SampleError if a sample is damaged. Called after its batch failed."""
+
+    def forget(self, rows: IntArray) -> None:
+        """Forget what was read of the samples of a batch."""
+
+    def read_size(self, row: int) -> tuple[int, int] | None:
+        """Return height and width of one image, scanned or not; None if it cannot be read."""
+        height, width = self.sizes(np.array([row]))[0].tolist()
+        return height, width
+
+    def substitute_black(self, row: int, size: tuple[int, int]) -> None:
+        """Give a black image of this height and width for a sample from now on."""
+        raise NotImplementedError
+
+    def find_substitutes(self, bad: npt.NDArray[np.bool_]) -> IntArray | None:
+        """Return ``(N,)`` for each place of a batch itself, or the next one that is not bad; None if all are.
+
+        Args:
+            bad: ``(N,)`` whether a place is bad.
+        """
+        good = np.flatnonzero(~bad)
+        return good[np.searchsorted(good, np.arange(len(bad))) % len(good)] if len(good) else None
+
+    def close(self) -> None:
+        """Free its threads until the next use."""
+
+
+class Blame:
+    """See :meth:`Reader.blame`.
+
+    This is no generator. From Python 3.12 on, ``contextlib`` throws into a generator, and an exception that replaces
+    the thrown one is then held by its own traceback, in a cycle that keeps the epoch alive.
+    """
+
+    def __init__(self, reader: Reader, row: int, what: str) -> None:
+        self._reader, self._row, self._what = reader, row, what
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, FileNotFoundError):
+            raise self._reader.error(self._row, "there is no such file") from error
+        # A TimeoutError is the storage's, or of a signal handler that bounds a step: no fault of the file.
+        if isinstance(error, UNREADABLE) and not isinstance(error, TimeoutError):
+            raise self._reader.error(self._row, f"it cannot be {self._what} ({error_text(error)})") from error

@@ -1,0 +1,131 @@
+"""Image files whose bytes are in memory when DALI decodes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from contextlib import ExitStack, suppress
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from torchdali.errors import SampleError
+from torchdali.pipeline.readers.base import Reader
+from torchdali.pipeline.readers.scan import Scan
+from torchdali.samples.image import black, ppm
+from torchdali.sources import Header, Source, header_of
+from torchdali.transforms.spec import InputStats, IntArray
+
+__all__ = ["EncodedBatch", "EncodedFile", "EncodedReader"]
+
+Bytes = npt.NDArray[np.uint8]
+EncodedFile = tuple[Bytes, Header]
+"""The bytes of a file, and its header."""
+
+
+class EncodedBatch(Reader):
+    """The files of one batch, in memory.
+
+    Args:
+        owner: The reader that it is a batch of.
+        load: Returns the files of some rows.
+        patience: As for :class:`Scan`.
+    """
+
+    def __init__(
+        self, owner: Reader, load: Callable[[Sequence[int]], list[EncodedFile]], patience: float = 0.0
+    ) -> None:
+        super().__init__(owner.source)
+        self._owner, self._load, self._patience = owner, load, patience
+        self._files: dict[int, EncodedFile] = {}
+
+    def scan(self, rows: IntArray, pool: Callable[[], Executor]) -> Scan:
+        """Start to read the files, in the threads of ``pool()``."""
+        return Scan(np.unique(rows).tolist(), self._read, pool, patience=self._patience)
+
+    def _read(self, rows: Sequence[int]) -> None:
+        self._files.update(zip(rows, self._load(rows), strict=True))
+
+    def sizes(self, rows: IntArray) -> IntArray:
+        return np.array([self._files[row][1][:2] for row in rows.tolist()], np.int64).reshape(-1, 2)
+
+    def read_inputs(self, rows: IntArray, by_pil: IntArray, resources: ExitStack) -> list[Bytes]:
+        """Return the bytes of each file; if PIL must decode it, those of another file with its pixels."""
+        images: list[Bytes] = [self._files[row][0] for row in rows.tolist()]
+        for place in by_pil.tolist():
+            row = int(rows[place])
+            with self.blame(row, "decoded"):
+                images[place] = ppm(self._files[row][0])
+        return images
+
+    def input_stats(self) -> InputStats:
+        return self._owner.input_stats()
+
+    def find_pil_only(self, rows: IntArray) -> IntArray:
+        odd = [place for place, row in enumerate(rows.tolist()) if not self._files[row][1].native]
+        return np.union1d(np.array(odd, np.int64), self._owner.find_pil_only(rows))
+
+    def mark_pil_only(self, row: int) -> None:
+        self._owner.mark_pil_only(row)
+
+    def check(self, row: int) -> None:
+        if row in self._files:
+            with self.blame(row, "decoded"):
+                ppm(self._files[row][0])
+
+    def forget(self, rows: IntArray) -> None:
+        self._owner.forget(rows)
+
+
+class EncodedReader(Reader):
+    """Reads a source that gives the bytes of image files. They are read anew for every batch."""
+
+    def __init__(self, source: Source) -> None:
+        super().__init__(source)
+        self._black: dict[int, Bytes] = {}
+        self._pil_only: set[int] = set()
+        self._num_read = self._num_beside_engine = 0
+
+    def for_batch(self) -> Reader:
+        return EncodedBatch(self, self.load)
+
+    def load(self, rows: Sequence[int]) -> list[EncodedFile]:
+        """Return the files of some rows.
+
+        Raises:
+            SampleError: One of them cannot be read, is no image, or is truncated.
+        """
+        contents = iter(self.read_rows(np.array([row for row in rows if row not in self._black], np.int64)))
+        return [self._inspect(row, self._black[row] if row in self._black else next(contents)) for row in rows]
+
+    def _inspect(self, row: int, content: Any) -> EncodedFile:
+        data: Bytes = np.frombuffer(content, np.uint8)
+        with self.blame(row, "read as an image"):
+            header = header_of(data.data)
+        self._num_read += 1
+        self._num_beside_engine += not header.baseline
+        if header.jpeg and header.native and data[-2:].tobytes() != b"\xff\xd9":
+            with self.blame(row, "decoded"):  # the JPEG engine fills what is missing with grey and reports nothing
+                ppm(data)
+        return data, header
+
+    def input_stats(self) -> InputStats:
+        return InputStats(self._num_beside_engine / max(self._num_read, 1))
+
+    def find_pil_only(self, rows: IntArray) -> IntArray:
+        return np.flatnonzero(np.isin(rows, list(self._pil_only)))
+
+    def mark_pil_only(self, row: int) -> None:
+        self._pil_only.add(row)
+
+    def sizes(self, rows: IntArray) -> IntArray:
+        return np.array([header[:2] for _, header in self.load(rows.tolist())], np.int64).reshape(-1, 2)
+
+    def read_size(self, row: int) -> tuple[int, int] | None:
+        with suppress(SampleError):
+            return super().read_size(row)
+        return None
+
+    def substitute_black(self, row: int, size: tuple[int, int]) -> None:
+        self._black[row] = black(size).data

@@ -1,0 +1,266 @@
+"""Image files on a disk, and what their headers said."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from contextlib import ExitStack, suppress
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import PIL.Image
+import torch
+
+from torchdali.errors import SampleError
+from torchdali.pipeline.readers.base import Reader
+from torchdali.pipeline.readers.header_reader import HeaderError, HeaderReader
+from torchdali.pipeline.readers.scan import Scan
+from torchdali.sources import Header, Source, read_header
+from torchdali.sources.headers.batch import MANY, parse
+from torchdali.sources.headers.header import most_pixels
+from torchdali.sources.headers.table import HeaderColumns, HeaderTable
+from torchdali.sources.paths import Paths, table_of
+from torchdali.transforms.spec import InputStats, IntArray
+
+__all__ = ["FileReader"]
+
+_open: Callable[..., Any] = PIL.Image.open
+_Size = tuple[int, int]
+
+
+class FileReader(Reader):
+    """Reads files, whose paths are one gather and one dense input of the pipeline.
+
+    A file's header is read when its row first comes up, and kept.
+
+    Args:
+        source: The files.
+        header_reader: Reads the first bytes of many files in DALI's threads; without it they are read one by one.
+
+    Attributes:
+        table: What headers said.
+    """
+
+    _validates = False
+
+    def __init__(self, source: Source, header_reader: HeaderReader | None = None) -> None:
+        super().__init__(source)
+        self.table = source.headers() or HeaderTable(HeaderColumns.unknown(len(source)))
+        self._header_reader = header_reader
+        self._black: dict[int, _Size] = {}
+
+    def __reduce__(self) -> tuple[type[FileReader], tuple[Source, HeaderReader | None]]:
+        # Another process reads the headers anew: the table is as long as the dataset.
+        return FileReader, (self.source, self._header_reader)
+
+    def paths(self, rows: IntArray) -> npt.NDArray[np.uint8]:
+        """Return ``(N, L)`` the paths of samples, padded with NUL."""
+        paths: Any = self.read_rows(rows)
+        if hasattr(paths, "dtype"):
+            return paths
+        return Paths([table_of(paths)]).gather(np.arange(len(paths)))
+
+    def path(self, row: int) -> str:
+        """Return the path of a sample's file."""
+        return os.fsdecode(self.paths(np.array([row]))[0].tobytes().rstrip(b"\0"))
+
+    def share_headers(self, other: FileReader) -> bool:
+        """Use the header table of another reader, if it has the same files. Return whether it has."""
+        if not self.source.has_same_files(other.source):
+            return False
+        self.table = other.table
+        return True
+
+    def move_to(self, device: torch.device) -> None:
+        """Validate headers on a device that decodes."""
+        if self._header_reader:
+            self._header_reader.device = device
+
+    def validate_headers(self) -> bool:
+        """Return whether DALI reads each header before it decodes any, and leaves the files that it refuses to PIL."""
+        # It stays true for the iterators that rely on it. Headers that an index knew were not read by DALI.
+        reader = self._header_reader
+        self._validates = self._validates or bool(reader and reader.device.type == "cuda" and self.table.nothing)
+        return self._validates
+
+    def sizes(self, rows: IntArray) -> IntArray:
+        # Another batch, or a cache, may have forgotten some since they were scanned.
+        if len(unknown := self.table.unknown(rows)):
+            if self._validates:
+                self._read_many(unknown)
+            else:  # in this thread, which waits for no other file
+                self._read_each(unknown.tolist())
+        return self.table.sizes(rows)
+
+    def read_inputs(self, rows: IntArray, by_pil: IntArray, resources: ExitStack) -> npt.NDArray[np.uint8]:
+        """Return ``(N, L)`` the paths of a batch, padded with NUL.
+
+        For a file that PIL must decode, it is the path of a file in memory with its pixels.
+        """
+        paths = self.paths(rows)
+        for place in by_pil.tolist():
+            image = self.load(int(rows[place]))
+            if [image.height, image.width] != self.sizes(rows[place : place + 1])[0].tolist():
+                # The batch is then run again, and its headers are read again.
+                raise RuntimeError(f"{self.path(int(rows[place]))} changed since its header was read")
+            file = os.memfd_create("torchdali")
+            resources.callback(os.close, file)
+            with os.fdopen(file, "wb", closefd=False) as stream:
+                image.save(stream, format="PPM")
+            name = f"/proc/self/fd/{file}".encode()
+            paths[place] = 0
+            paths[place, : len(name)] = np.frombuffer(name, np.uint8)
+        return paths
+
+    def scan(self, rows: IntArray, pool: Callable[[], Executor]) -> Scan:
+        """Start to read the headers that are not known yet, in the threads of ``pool()``."""
+        unknown = self.table.unknown(rows)
+        few = len(unknown) < (1 if self._validates else MANY)
+        if few or self._header_reader is None or (self.table.keeps_modified and not self._validates):
+            return Scan(unknown.tolist(), self._read_each, pool)
+        return Scan([0], lambda _: self._read_many(unknown), pool)
+
+    def _read_many(self, rows: IntArray) -> None:
+        """Read headers together; one by one if a black image takes a file's place.
+
+        If there are few to validate, or DALI refuses one, Python looks first: a file for PIL, no file at all or a pipe
+        needs no validation.
+        """
+        replaced = np.isin(rows, list(self._black))
+        self._read_each(rows[replaced].tolist())
+        rows = rows[~replaced]
+        if not len(rows) or (len(rows) >= MANY and self._read_together(rows)):
+            return
+        if self._validates:
+            self._validate_by_halves(np.array([row for row in rows.tolist() if self._is_native(row)], np.int64))
+        else:
+            self._read_each(rows.tolist())
+
+    def _validate_by_halves(self, rows: IntArray) -> None:
+        """Find the files whose headers DALI refuses, and leave them to PIL."""
+        if not len(rows) or self._read_together(rows):
+            return
+        if len(rows) == 1:
+            self.read_header(int(rows[0]), by_pil=True)
+            return
+        for half in np.array_split(rows, 2):
+            self._validate_by_halves(half)
+
+    def _read_together(self, rows: IntArray) -> bool:
+        """Return whether all headers could be read."""
+        assert self._header_reader is not None
+        try:
+            heads, lengths = self._header_reader(self.paths(rows), self._validates)
+        except HeaderError:
+            return False
+        except RuntimeError:  # there are no threads, or no memory, for it
+            if self._validates:
+                raise
+            return False
+        if not self.table.keeps_modified:
+            self.table.learn_many(rows, parse(heads), lengths)
+        self._read_each(self.table.unknown(rows).tolist())
+        return True
+
+    def _read_each(self, rows: Sequence[int]) -> None:
+        for row in rows:
+            self.read_header(row)
+
+    def _is_native(self, row: int) -> bool:
+        """Return whether DALI decodes a file as PIL does, as far as Python tells; learn the header of one for PIL."""
+        with self.blame(row, "read as an image"):
+            header = read_header(self.path(row))
+        if not header.native:
+            self.table.learn(row, header)
+        return header.native
+
+    def read_header(self, row: int, by_pil: bool = False) -> None:
+        """Read a file's header.
+
+        Args:
+            row: Its sample.
+            by_pil: Whether PIL must decode the file, whatever its header says.
+
+        Raises:
+            SampleError: The file is missing or no image.
+        """
+        if black := self.black(row):
+            self.table.learn(row, Header(black.height, black.width, 0, jpeg=False, native=False))
+            return
+        with self.blame(row, "read as an image"):
+            header = read_header(self.path(row))
+        self.table.learn(row, header._replace(native=header.native and not by_pil))
+
+    def abandon(self) -> None:
+        if self._header_reader:
+            self._header_reader.abandon()
+
+    def input_stats(self) -> InputStats:
+        return InputStats(self.table.beside_engine(), self._header_reader.wait if self._header_reader else 0.0)
+
+    def file_bytes(self, rows: IntArray) -> int:
+        return self.table.bytes_of(rows)
+
+    def find_pil_only(self, rows: IntArray) -> IntArray:
+        too_large = self.table.sizes(rows).prod(axis=1) > most_pixels()  # as an index may say
+        return np.flatnonzero(~self.table.native(rows) | too_large)
+
+    def mark_pil_only(self, row: int) -> None:
+        self.table.mark_pil_only(row)
+
+    def has_changed(self, rows: IntArray, lengths: npt.NDArray[np.int32], sizes: IntArray) -> bool:
+        # The lengths of files for PIL are those of files in memory. Another batch may have read a header again.
+        other = self.table.of_other_length(rows, np.ascontiguousarray(lengths[:, 0]))
+        return bool((self.table.native(rows) & other).any() or (self.table.sizes(rows) != sizes).any())
+
+    def check_endings(self, rows: IntArray, endings: npt.NDArray[np.uint8]) -> None:
+        """Raise SampleError if a JPEG ends before its image does.
+
+        The JPEG engine fills what is missing with grey and reports nothing. A file that ends in an end-of-image marker
+        is complete. Some others have bytes after their image, so PIL reads each of those once.
+        """
+        marked = (endings[:, 0] == 0xFF) & (endings[:, 1] == 0xD9)
+        suspects = self.table.may_be_cut(rows) & ~marked
+        for row in rows[suspects].tolist():
+            self.load(row)
+            self.table.whole(row)
+
+    def check(self, row: int) -> None:
+        self.load(row)
+
+    def forget(self, rows: IntArray) -> None:
+        self.table.forget(rows)
+
+    def load(self, row: int) -> PIL.Image.Image:
+        """Return the image as torchvision's default loader reads it.
+
+        Raises:
+            SampleError: The file is missing, truncated or no image.
+        """
+        if black := self.black(row):
+            return black
+        path = self.path(row)
+        with self.blame(row, "decoded"), _open(path) as image:
+            return image.convert("RGB")
+
+    def read_size(self, row: int) -> _Size | None:
+        with suppress(SampleError):
+            return super().read_size(row)
+        return None
+
+    def substitute_black(self, row: int, size: _Size) -> None:
+        self._black[row] = size
+        self.read_header(row)
+
+    def black(self, row: int) -> PIL.Image.Image | None:
+        """Return the black image that takes a sample's place, or None."""
+        if row not in self._black:
+            return None
+        height, width = self._black[row]
+        return PIL.Image.new("RGB", (width, height))
+
+    def close(self) -> None:
+        if self._header_reader:
+            self._header_reader.close()
