@@ -19,8 +19,8 @@ from torchvision.transforms import v2
 from torchdali import DALILoader, SampleError
 from torchdali.pipeline.compile import compile_plan, fuse
 from torchdali.pipeline.engine import PipelinePool
-from torchdali.pipeline.tuning import Threads
 from torchdali.pipeline.readers import open_reader
+from torchdali.pipeline.tuning import Threads
 from torchdali.sources import from_dataset
 from torchdali.sources.arrays import Arrays, ArraySource
 from torchdali.transforms.rng import Draws, epoch_key
