@@ -15,6 +15,7 @@ from torchdali.pipeline.cache import encoded as files_cache
 from torchdali.pipeline.cache.decoded import DecodedCache
 from torchdali.pipeline.cache.encoded import EncodedCache
 from torchdali.pipeline.cache.store import Store
+from torchdali.pipeline.readers import encoded
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -46,7 +47,7 @@ def test_files_in_several_pieces_of_memory(tmp_path, monkeypatch, device):
     cache = loader._session.native_plan.cache
     assert 3 < len(cache._blocks) < 20
     for row, path in enumerate(paths):
-        assert cache._kept(row)[3].tobytes() == path.read_bytes()
+        assert cache._find(row)[1].tobytes() == path.read_bytes()
     monkeypatch.setattr(files_cache, "_read", lambda path: pytest.fail("read again"))
     assert torch.equal(torch.cat([images for images, _ in loader]), expected)
     loader.close()
@@ -82,7 +83,7 @@ def test_a_cache_that_is_closed_while_a_file_is_kept(tmp_path):
             cache.close()
 
     cache._blocks[-1] = cache._blocks[-1].view(Block)
-    cache._keep(1, data, paths[1].stat().st_mtime_ns, about)
+    cache._keep(1, data, about)
     assert cache.read(1, cache.files)[0].tobytes() == paths[1].read_bytes()
     assert not cache._held
     loader.close()
@@ -104,7 +105,7 @@ def test_a_file_that_was_rewritten_is_kept_as_what_it_is_now(cache, touched, tmp
 
 def test_no_file_that_is_for_dali_is_decoded_by_pil(tmp_path, monkeypatch, device):
     folder(tmp_path, 8)
-    monkeypatch.setattr(files_cache, "ppm", lambda data: pytest.fail("decoded by PIL"))
+    monkeypatch.setattr(encoded, "ppm", lambda data: pytest.fail("decoded by PIL"))
     loader = loader_of(tmp_path, CROPPED, 4, cache="host", device=device)
     assert [len(images) for _ in range(2) for images, _ in loader] == [4] * 4
     loader.close()
