@@ -1,11 +1,11 @@
-"""Train a torchvision network on an image folder with Hugging Face Accelerate, and save the place in the epoch.
+"""Train a torchvision network on an image folder with Hugging Face Accelerate, and resume within an epoch.
 
-What it shows: the import of ``Accelerator`` and that of the loader are the lines that torchdali changes. ``prepare()``
-gives each process its share, as it does with DataLoader; gradients are accumulated, metrics gathered without the images
-that were repeated, and ``save_state()`` and ``load_state()`` go on in the midst of an epoch.
+What it shows: torchdali changes the import of ``Accelerator`` and that of the loader. As with DataLoader,
+``prepare()`` gives each process its share, gradients are accumulated, and metrics leave out repeated images.
+``save_state()`` and ``load_state()`` resume within an epoch.
 
-DATA holds ``train/`` and ``val/``, each with one folder of images per class. Alone, with DataLoader to compare, with
-one process for each of four GPUs, and after it was stopped; only DataLoader needs torchdata::
+DATA holds ``train/`` and ``val/``, each with one folder of images per class. The commands train alone, train with
+DataLoader to compare, train with one process for each of four GPUs, and resume. Only DataLoader needs torchdata::
 
     pip install accelerate torchdata
     python recipes/accelerate_classification.py DATA
@@ -13,13 +13,13 @@ one process for each of four GPUs, and after it was stopped; only DataLoader nee
     accelerate launch --num-processes 4 recipes/accelerate_classification.py DATA
     python recipes/accelerate_classification.py DATA --resume
 
-Without a dataset at hand, ``torchdali demo`` writes a small one, ``torchdali-demo/pictures``; for it take
-``--size 96 --batch-size 32 --lr 0.05 --epochs 5``, which does on a CPU too.
+If you have no dataset, ``torchdali demo`` writes a small one to ``torchdali-demo/pictures``. For that one, add
+``--size 96 --batch-size 32 --lr 0.05 --epochs 5``. A CPU is enough.
 
-What to expect: one line an epoch with the loss, the accuracy on ``val/``, and the images a second of training, of all
-processes together. Both loaders give the same images in the same order with the same kind of random augmentation.
-After the epoch that it was stopped in, a run that is resumed prints the losses and accuracies of one that was never
-stopped: on the CPU to the last digit, on a GPU as far as its kernels are deterministic.
+What to expect: one line for each epoch, with the loss, the accuracy on ``val/``, and the training images per second
+of all processes together. Both loaders give the same images in the same order, with the same kind of random
+augmentation. After its first epoch, a resumed run prints the losses and accuracies of a run that was never stopped.
+On the CPU they are equal to the last digit, on a GPU as far as its kernels are deterministic.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 def main() -> None:
     args = parse_args()
 
-    # Before the first use of CUDA: torchdali sets how many hardware queues the driver gives this process.
+    # Import torchdali before the first use of CUDA. It sets the number of hardware queues of this process.
     if args.loader == "torchdali":
         from torchdali import DALILoader as DataLoader  # the first changed line
         from torchdali.accelerate import Accelerator  # the second
@@ -52,7 +52,7 @@ def main() -> None:
         from accelerate import Accelerator
         from torch.utils.data import DataLoader
 
-    # With this the loader's place is part of what save_state() saves.
+    # With this, save_state() also saves the loader's position.
     config = DataLoaderConfiguration(use_stateful_dataloader=True)
     gpu = torch.cuda.is_available()
     accelerator = Accelerator(
@@ -75,15 +75,15 @@ def main() -> None:
     model, optimizer, loader, val_loader = accelerator.prepare(net, optimizer, loader, val_loader)
     criterion = nn.CrossEntropyLoss(label_smoothing=0.1)
 
-    place = {"epoch": 0, "steps": 0}
+    progress = {"epoch": 0, "steps": 0}
     if args.resume:
         accelerator.load_state(str(args.checkpoint))
-        place = json.loads((args.checkpoint / "place.json").read_text())
+        progress = json.loads((args.checkpoint / "progress.json").read_text())
 
-    for epoch in range(place["epoch"], args.epochs):
+    for epoch in range(progress["epoch"], args.epochs):
         model.train()
         start, loss_sum, seen = time.perf_counter(), torch.zeros((), device=accelerator.device), 0
-        for step, (images, labels) in enumerate(loader, place["steps"] if epoch == place["epoch"] else 0):
+        for step, (images, labels) in enumerate(loader, progress["steps"] if epoch == progress["epoch"] else 0):
             with accelerator.accumulate(model):
                 loss = criterion(model(images), labels)
                 accelerator.backward(loss)
@@ -101,15 +101,15 @@ def main() -> None:
         speed = seen.item() / (time.perf_counter() - start)
 
         model.eval()
-        right = count = 0
+        correct = count = 0
         with torch.inference_mode():
             for images, labels in val_loader:
-                # What was repeated so that all processes have equally many is left out.
-                found, wanted = accelerator.gather_for_metrics((model(images).argmax(1), labels))
-                right += (found == wanted).sum().item()
-                count += len(wanted)
+                # Leaves out images that were repeated so that all processes have equally many.
+                predicted, labels = accelerator.gather_for_metrics((model(images).argmax(1), labels))
+                correct += (predicted == labels).sum().item()
+                count += len(labels)
         accelerator.print(
-            f"epoch {epoch + 1:3}/{args.epochs}  loss {loss_sum / seen:.4f}  acc {right / count:7.2%}  "
+            f"epoch {epoch + 1:3}/{args.epochs}  loss {loss_sum / seen:.4f}  acc {correct / count:7.2%}  "
             f"{speed:8,.0f} images/s  ({count} validation images)",
             flush=True,
         )
@@ -117,10 +117,10 @@ def main() -> None:
 
 
 def save(accelerator: accelerate.Accelerator, folder: Path, epoch: int, steps: int) -> None:
-    """Saves the network, the optimizer and the place in the epoch."""
+    """Save the network, the optimizer and the position in the epoch."""
     accelerator.save_state(str(folder))
     if accelerator.is_main_process:
-        (folder / "place.json").write_text(json.dumps({"epoch": epoch, "steps": steps}))
+        (folder / "progress.json").write_text(json.dumps({"epoch": epoch, "steps": steps}))
     accelerator.wait_for_everyone()
 
 
@@ -132,15 +132,15 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--loader", choices=["torchdali", "torch"], default="torchdali")
     parser.add_argument("--model", default="resnet18", help="any of torchvision.models.list_models()")
     parser.add_argument("--epochs", type=int, default=30)
-    parser.add_argument("--batch-size", type=int, default=256, help="images a step, of each process")
-    parser.add_argument("--accumulate", type=int, default=1, help="steps whose gradients are added up")
+    parser.add_argument("--batch-size", type=int, default=256, help="images in a step of each process")
+    parser.add_argument("--accumulate", type=int, default=1, help="number of steps whose gradients are added")
     parser.add_argument("--size", type=int, default=224, help="height and width that the network sees")
     parser.add_argument("--lr", type=float, default=0.1, help="learning rate")
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="num_workers")
     parser.add_argument("--checkpoint", type=Path, default=Path("accelerate-checkpoint"))
     parser.add_argument("--save-every", type=int, default=100, help="steps between checkpoints; 0 saves none")
-    parser.add_argument("--stop-after", type=int, help="steps after which the run is ended")
-    parser.add_argument("--resume", action="store_true", help="go on from the checkpoint")
+    parser.add_argument("--stop-after", type=int, help="number of steps after which the run ends")
+    parser.add_argument("--resume", action="store_true", help="resume from the checkpoint")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 

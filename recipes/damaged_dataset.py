@@ -1,19 +1,19 @@
-"""Train on a folder in which some files are damaged, and learn at the end which ones.
+"""Train on a folder with some damaged files, and list them at the end.
 
-What it shows: ``on_error="skip"``, with which the next sample of the batch takes the place of one that cannot be
-read, so that batches keep their sizes; ``max_errors``, which ends a run that would go on with hardly any data; and
-``loader.errors``, which is written to a table. ``--on-error replace`` puts a black image in the place and keeps the
-label, ``raise`` stops at the first such file, as DataLoader does.
+What it shows: with ``on_error="skip"``, the next sample of the batch replaces one that cannot be read, so batches
+keep their sizes. ``max_errors`` ends a run with too many damaged files. ``loader.errors`` is written to a table.
+``--on-error replace`` uses a black image with the label, and ``raise`` stops at the first damaged file, as DataLoader
+does.
 
-FOLDER holds one folder of images per class. The second command makes a copy of scikit-image's photographs
-in pieces first, and damages some of them in four ways::
+FOLDER holds one folder of images per class. The second command first writes crops of scikit-image's photographs, and
+damages some of them in four ways::
 
     python recipes/damaged_dataset.py FOLDER
     python recipes/damaged_dataset.py /tmp/damaged --example
 
-What to expect: one line an epoch with the loss and the number of images, which is the same in each, a line of the log
-for each damaged file when it is first met, and ``damaged.csv`` with all of them. ``torchdali check FOLDER`` finds them
-without training.
+What to expect: one line for each epoch, with the loss and the number of images, which is always the same. The log has
+a line for each damaged file when it is first met, and ``damaged.csv`` lists all of them. ``torchdali check FOLDER``
+finds them without training.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def main() -> None:
 
 
 def write_example(folder: Path) -> None:
-    """Writes the pictures of ``torchdali demo``, and damages one in each class."""
+    """Write the pictures of ``torchdali demo``, and damage one in each class."""
     from torchdali.tools.demo.pictures import write_pictures
 
     shutil.rmtree(folder, ignore_errors=True)
@@ -82,8 +82,8 @@ def write_example(folder: Path) -> None:
     write_pictures(pictures, train=16, val=1, seed=0, tick=lambda _: None)
     shutil.move(pictures / "train", folder)
     shutil.rmtree(pictures)
-    for number, of_class in enumerate(sorted(folder.iterdir())):
-        file = sorted(of_class.iterdir())[number]
+    for number, class_folder in enumerate(sorted(folder.iterdir())):
+        file = sorted(class_folder.iterdir())[number]
         data = file.read_bytes()
         file.write_bytes([b"", data[: len(data) // 2], b"<html>not found</html>", data[: len(data) - 9]][number % 4])
 
@@ -92,16 +92,16 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=(__doc__ or "").split("\n\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    parser.add_argument("folder", type=Path, help="with one folder of images per class")
-    parser.add_argument("--example", action="store_true", help="write the folder first, with damaged files")
+    parser.add_argument("folder", type=Path, help="folder with one folder of images per class")
+    parser.add_argument("--example", action="store_true", help="first write the folder, with damaged files")
     parser.add_argument("--on-error", choices=["raise", "skip", "replace"], default="skip")
-    parser.add_argument("--max-errors", type=int, default=100, help="damaged files that are put up with")
+    parser.add_argument("--max-errors", type=int, default=100, help="number of damaged files at which the run ends")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--size", type=int, default=64, help="height and width that the network sees")
     parser.add_argument("--lr", type=float, default=1e-3, help="learning rate")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--table", type=Path, default=Path("damaged.csv"), help="where the damaged files are listed")
+    parser.add_argument("--table", type=Path, default=Path("damaged.csv"), help="file for the list of damaged files")
     return parser.parse_args()
 
 

@@ -1,22 +1,23 @@
-"""Train on a dataset of one's own: scans in 16-bit grey PNGs, and a table that says what they show.
+"""Train on a dataset of your own: scans in 16-bit grey PNGs, and a table with their labels.
 
-What it shows: a ``Dataset`` that nobody but its author understands stays as it is. Worker processes ask it for samples,
-with DataLoader's arguments; it reads its files, brings them to the range that shows what matters (a window, in
-radiology), and gives arrays, labels and patients in a dictionary. Only the transforms have moved, from the dataset to
-the loader's ``transform=``, and run in DALI, on the GPU where there is one.
+What it shows: a ``Dataset`` that only its author understands does not change. Worker processes ask it for samples,
+with DataLoader's arguments. It reads its files, maps them to the range that matters (a window, in radiology), and
+returns arrays, labels and patients in a dictionary. Only the transforms move, from the dataset to the loader's
+``transform=``. They run in DALI, on the GPU if there is one.
 
-FOLDER holds ``table.csv`` with the columns ``file``, ``label``, ``patient`` and ``split`` (``train`` or ``val``),
-and the files. The second command writes such a folder first, of pictures that scikit-image carries: pieces of a
-photograph of a retina, and of tissue under a microscope::
+FOLDER holds the files, and ``table.csv`` with the columns ``file``, ``label``, ``patient`` and ``split`` (``train``
+or ``val``). The second command first writes such a folder, from pictures in scikit-image: pieces of a photograph of a
+retina, and of tissue under a microscope::
 
     python recipes/existing_dataset.py FOLDER
     python recipes/existing_dataset.py /tmp/scans --example --epochs 3
     python recipes/existing_dataset.py FOLDER --loader torch
 
-What to expect: first what will run where (``explain()``), then one line an epoch with the loss, the accuracy on the
-scans of ``val``, and the images a second of training, and at the end the patients with scans that were not recognised.
-The workers still open the PNGs, which is then what takes the time; the transforms take none of theirs. Datasets whose
-files DALI can decode (8-bit JPEGs and PNGs) give the path instead of pixels, and are faster: docs/datasets.md.
+What to expect: first what runs where (``explain()``), then one line for each epoch, with the loss, the accuracy on
+the scans of ``val``, and the training images per second. At the end come the patients with scans that were not
+recognised. The workers still decode the PNGs, which then takes the most time, but they no longer transform them. A
+dataset of files that DALI can decode (8-bit JPEGs and PNGs) can return paths instead of pixels, which is faster:
+docs/datasets.md.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from torchvision.transforms import v2
 
 
 class Scans(Dataset):
-    """The scans of one split, as dictionaries; ``transform`` is used with torch's DataLoader only."""
+    """The scans of one split, as dictionaries. ``transform`` is for torch's DataLoader only."""
 
     def __init__(self, folder: Path, split: str, window: tuple[float, float], transform=None) -> None:
         with (folder / "table.csv").open(newline="") as file:
@@ -82,7 +83,7 @@ def main() -> None:
     if args.loader == "torchdali":
         from torchdali import DALILoader
 
-        # Before: the transform in the dataset, which is then run by a worker, scan by scan.
+        # With DataLoader the dataset has the transform, and a worker runs it, scan by scan.
         train, val = (Scans(args.folder, split, args.window) for split in ("train", "val"))
         loader = DALILoader(train, args.batch_size, shuffle=True, transform=augment, **settings)
         val_loader = DALILoader(val, args.batch_size, transform=whole, **settings)
@@ -115,7 +116,7 @@ def main() -> None:
             optimizer.step()
             loss_sum += loss.detach() * len(labels)
             seen += len(labels)
-        # Reading the sum waits for the GPU, so the clock is read after it.
+        # Reading the sum waits for the GPU, so the time is read after it.
         loss = loss_sum.item() / seen
         speed = seen / (time.perf_counter() - start)
 
@@ -137,7 +138,7 @@ def main() -> None:
 
 
 def write_example(folder: Path) -> None:
-    """Writes 160 scans of 40 made-up patients: pieces of two photographs, grey, 16 bits, of varied sizes."""
+    """Write 160 scans of 40 made-up patients: pieces of two photographs, grey, 16 bits, of varied sizes."""
     from skimage import color, data
 
     rng = np.random.default_rng(0)

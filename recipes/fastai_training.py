@@ -1,9 +1,8 @@
 """Train with fastai's Learner, its one-cycle schedule and callbacks, on loaders of torchdali.
 
-What it shows: fastai's ``DataLoaders`` takes two loaders as they are, so that of a fastai script only the lines that
-make them change. The transforms are torchvision's, and run in DALI: what fastai splits in ``item_tfms`` on the CPU and
-``batch_tfms`` on the GPU is one chain, which decodes, crops and changes the colours of each image on the GPU. There is
-no pipeline to write, no iterator to wrap, and no length to patch.
+What it shows: fastai's ``DataLoaders`` accepts two ready loaders, so only the lines that make them change. The
+transforms are torchvision's, and run in DALI. fastai splits them into ``item_tfms`` on the CPU and ``batch_tfms`` on
+the GPU. Here they are one chain, which decodes, crops and changes the colours of each image on the GPU.
 
 DATA holds ``train/`` and ``val/``, each with one folder of images per class::
 
@@ -11,12 +10,12 @@ DATA holds ``train/`` and ``val/``, each with one folder of images per class::
     python recipes/fastai_training.py DATA
     python recipes/fastai_training.py DATA --loader fastai
 
-The second command has fastai's own ``ImageDataLoaders`` do the same, with ``RandomResizedCrop`` and ``aug_transforms``,
-to compare the images a second. Without a dataset at hand, ``torchdali demo`` writes a small one,
-``torchdali-demo/pictures``; for it take ``--size 96 --batch-size 32 --epochs 5``, which does on a CPU too.
+The second command does the same with fastai's ``ImageDataLoaders``, ``RandomResizedCrop`` and ``aug_transforms``, to
+compare the images per second. If you have no dataset, ``torchdali demo`` writes a small one to
+``torchdali-demo/pictures``. For that one, add ``--size 96 --batch-size 32 --epochs 5``. A CPU is enough.
 
-What to expect: one line an epoch with the loss, the accuracy on ``val/``, and the images a second of training; at the
-end the accuracy once more, from ``get_preds``. The two loaders do not augment in quite the same way, so that their
+What to expect: one line for each epoch, with the loss, the accuracy on ``val/``, and the training images per second,
+and at the end the accuracy from ``get_preds``. The loaders do not augment in exactly the same way, so their
 accuracies differ a little more than those of two seeds.
 """
 
@@ -29,7 +28,7 @@ from pathlib import Path
 
 import torch
 
-# Before the first use of CUDA: torchdali sets how many hardware queues the driver gives this process.
+# Import torchdali before the first use of CUDA. It sets the number of hardware queues of this process.
 from torchdali import DALILoader
 
 # isort: split
@@ -46,10 +45,10 @@ from torchvision.transforms import v2
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 
 
-def torchdalis(args: argparse.Namespace, device: torch.device) -> DataLoaders:
-    """Two loaders on one device, which fastai asks for batches and puts the network on."""
+def make_torchdali_loaders(args: argparse.Namespace, device: torch.device) -> DataLoaders:
+    """Return two loaders on one device. fastai puts the network there."""
     to_float = [v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]
-    # Close to what aug_transforms() does: flips, small rotations and zooms, brightness and contrast.
+    # Close to aug_transforms(): flips, small rotations and zooms, brightness and contrast.
     augment = [
         v2.RandomResizedCrop(args.size, scale=(0.35, 1.0)),
         v2.RandomHorizontalFlip(),
@@ -59,7 +58,7 @@ def torchdalis(args: argparse.Namespace, device: torch.device) -> DataLoaders:
     train = v2.Compose([v2.ToImage(), *augment, *to_float])
     val = v2.Compose([v2.ToImage(), v2.Resize(args.size * 8 // 7), v2.CenterCrop(args.size), *to_float])
     settings = {"num_workers": args.workers, "device": device}
-    # fastai puts the network on the first loader's device, so that it may not be "auto".
+    # fastai puts the network on the first loader's device, so that must not be "auto".
     loaders = [
         DALILoader(args.data / "train", args.batch_size, shuffle=True, drop_last=True, transform=train, **settings),
         DALILoader(args.data / "val", args.batch_size, transform=val, **settings),
@@ -67,8 +66,8 @@ def torchdalis(args: argparse.Namespace, device: torch.device) -> DataLoaders:
     return DataLoaders(*loaders)
 
 
-def fastais(args: argparse.Namespace, device: torch.device) -> DataLoaders:
-    """The same with fastai's own loaders."""
+def make_fastai_loaders(args: argparse.Namespace, device: torch.device) -> DataLoaders:
+    """Return fastai's own loaders for the same images."""
     crop = RandomResizedCrop(args.size, min_scale=0.35)
     settings = {"bs": args.batch_size, "num_workers": args.workers, "device": device}
     return ImageDataLoaders.from_folder(
@@ -77,33 +76,33 @@ def fastais(args: argparse.Namespace, device: torch.device) -> DataLoaders:
 
 
 class Lines(Callback):
-    """Prints a line an epoch."""
+    """Prints a line for each epoch."""
 
     order = 60  # after the Recorder
 
     def before_fit(self):
-        """Leaves get_preds() alone."""
+        """Run for training, not for get_preds()."""
         self.run = not hasattr(self.learn, "gather_preds")
 
     def before_train(self):
-        """Starts the clock."""
+        """Start the clock."""
         self.start, self.images = time.perf_counter(), 0
 
     def after_batch(self):
-        """Counts what was trained on."""
+        """Count the images."""
         self.images += len(self.learn.yb[0]) if self.training else 0
 
     def after_train(self):
-        """Reads the clock, when the GPU is done."""
+        """Read the clock when the GPU is done."""
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         self.speed = self.images / (time.perf_counter() - self.start)
 
     def after_epoch(self):
-        """Prints the line."""
-        loss, _, right = self.learn.recorder.values[-1]
+        """Print the line."""
+        loss, _, acc = self.learn.recorder.values[-1]
         print(
-            f"epoch {self.epoch + 1:3}/{self.n_epoch}  loss {loss:.4f}  acc {right:7.2%}  {self.speed:8,.0f} images/s",
+            f"epoch {self.epoch + 1:3}/{self.n_epoch}  loss {loss:.4f}  acc {acc:7.2%}  {self.speed:8,.0f} images/s",
             flush=True,
         )
 
@@ -114,7 +113,7 @@ def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     classes = len(ImageFolder(args.data / "train").classes)
 
-    loaders = (fastais if args.loader == "fastai" else torchdalis)(args, device)
+    loaders = (make_fastai_loaders if args.loader == "fastai" else make_torchdali_loaders)(args, device)
     net = models.get_model(args.model, weights=None, num_classes=classes)
     learner = Learner(loaders, net, loss_func=torch.nn.CrossEntropyLoss(), metrics=accuracy, cbs=Lines())
     if device.type == "cuda":

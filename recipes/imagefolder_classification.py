@@ -1,11 +1,11 @@
 """Train a torchvision network on an image folder, on one or many GPUs, with torchdali or with DataLoader.
 
-What it shows: an ordinary PyTorch training script (mixed precision, channels_last, DistributedDataParallel,
-cosine learning rate, label smoothing) in which the import of the loader is the only line that torchdali
-changes. The dataset, the transforms, the samplers and the loop stay as they are.
+What it shows: an ordinary PyTorch training script with mixed precision, channels_last, DistributedDataParallel, a
+cosine learning rate and label smoothing. torchdali changes only the import of the loader. The dataset, the
+transforms, the samplers and the loop stay the same.
 
-DATA holds ``train/`` and ``val/``, each with one folder of images per class. Alone, the same with DataLoader
-to compare, and with one process for each of four GPUs::
+DATA holds ``train/`` and ``val/``, each with one folder of images per class. The commands train alone, train with
+DataLoader to compare, and train with one process for each of four GPUs::
 
     python recipes/imagefolder_classification.py DATA
     python recipes/imagefolder_classification.py DATA --loader torch
@@ -15,13 +15,13 @@ With more augmentation, as in torchvision's newer training recipes::
 
     python recipes/imagefolder_classification.py DATA --auto-augment ta_wide --random-erase 0.1 --mixup 0.2 --cutmix 1
 
-Without a dataset at hand, ``torchdali demo`` writes a small one, ``torchdali-demo/pictures``; for it take
-``--size 96 --batch-size 32 --lr 0.05 --epochs 5``, which does on a CPU too.
+If you have no dataset, ``torchdali demo`` writes a small one to ``torchdali-demo/pictures``. For that one, add
+``--size 96 --batch-size 32 --lr 0.05 --epochs 5``. A CPU is enough.
 
-What to expect: one line an epoch with the loss, the accuracy on ``val/`` and the images a second of training,
-of all processes together. Both loaders give the same images in the same order with the same kind of random
-augmentation, so that their accuracies agree as those of two seeds do. The images a second tell them apart
-where the loader is what the GPU waits for: with small networks, fast GPUs, or few cores for each GPU.
+What to expect: one line for each epoch, with the loss, the accuracy on ``val/``, and the training images per second
+of all processes together. Both loaders give the same images in the same order, with the same kind of random
+augmentation, so their accuracies differ as those of two seeds do. The images per second differ if the GPU waits for
+the loader: with small networks, fast GPUs, or few cores for each GPU.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ AUTO_AUGMENT = {"ra": v2.RandAugment, "ta_wide": v2.TrivialAugmentWide, "augmix"
 def main() -> None:
     args = parse_args()
 
-    # Before the first use of CUDA: torchdali sets how many hardware queues the driver gives this process.
+    # Import torchdali before the first use of CUDA. It sets the number of hardware queues of this process.
     if args.loader == "torchdali":
         from torchdali import DALILoader as DataLoader  # the one changed line
     else:
         from torch.utils.data import DataLoader
 
-    rank, world, device = set_up()
+    rank, world, device = initialize()
     torch.manual_seed(args.seed)
 
     normalize = [v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]
@@ -66,7 +66,7 @@ def main() -> None:
     val_set = ImageFolder(args.data / "val", transform=v2.Compose([*view, *normalize]))
 
     sampler = DistributedSampler(train_set, world, rank, seed=args.seed)
-    # A DistributedSampler would repeat images until the processes have equally many, and count them twice.
+    # A DistributedSampler would repeat images so that all processes have equally many, and count them twice.
     val_part = Subset(val_set, range(rank, len(val_set), world))
     settings = {
         "num_workers": args.workers,
@@ -74,7 +74,7 @@ def main() -> None:
         "persistent_workers": args.workers > 0,
     }
     train_loader = DataLoader(train_set, args.batch_size, sampler=sampler, drop_last=True, **settings)
-    # The sampler says that this is the process's own part, of which torchdali would warn otherwise.
+    # With a sampler, torchdali does not warn that each process gets all images.
     val_loader = DataLoader(val_part, args.batch_size, sampler=SequentialSampler(val_part), **settings)
     if not len(train_loader):
         raise SystemExit(f"{len(sampler)} training images a process are less than --batch-size {args.batch_size}")
@@ -113,22 +113,22 @@ def main() -> None:
             schedule.step()
             loss_sum += loss.detach() * len(labels)
             seen += len(labels)
-        # Reading the sum waits for the GPU, so the clock is read after it.
-        loss_sum, count = total(loss_sum.item(), seen, device=device)
+        # Reading the sum waits for the GPU, so the time is read after it.
+        loss_sum, count = sum_over_processes(loss_sum.item(), seen, device=device)
         speed = count / (time.perf_counter() - start)
 
         net.eval()
-        right, seen = torch.zeros((), device=device), 0
+        correct, seen = torch.zeros((), device=device), 0
         with torch.inference_mode(), autocast:
             for images, labels in val_loader:
                 images = images.to(device, memory_format=torch.channels_last, non_blocking=True)
-                right += (net(images).argmax(1) == labels.to(device, non_blocking=True)).sum()
+                correct += (net(images).argmax(1) == labels.to(device, non_blocking=True)).sum()
                 seen += len(labels)
-        right, val_count = total(right.item(), seen, device=device)
+        correct, val_count = sum_over_processes(correct.item(), seen, device=device)
         if rank == 0:
             print(
                 f"epoch {epoch + 1:3}/{args.epochs}  loss {loss_sum / count:.4f}  "
-                f"acc {right / val_count:7.2%}  {speed:8,.0f} images/s",
+                f"acc {correct / val_count:7.2%}  {speed:8,.0f} images/s",
                 flush=True,
             )
 
@@ -145,22 +145,26 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--loader", choices=["torchdali", "torch"], default="torchdali")
     parser.add_argument("--model", default="resnet18", help="any of torchvision.models.list_models()")
     parser.add_argument("--epochs", type=int, default=30)
-    parser.add_argument("--batch-size", type=int, default=256, help="images a step, of each process")
+    parser.add_argument("--batch-size", type=int, default=256, help="images in a step of each process")
     parser.add_argument("--size", type=int, default=224, help="height and width that the network sees")
-    parser.add_argument("--auto-augment", choices=list(AUTO_AUGMENT), help="policy, after the flip")
+    parser.add_argument("--auto-augment", choices=list(AUTO_AUGMENT), help="policy, applied after the flip")
     parser.add_argument("--random-erase", type=float, default=0.0, help="probability")
-    parser.add_argument("--mixup", type=float, default=0.0, help="alpha; with --cutmix, one of the two for each batch")
+    parser.add_argument(
+        "--mixup", type=float, default=0.0, help="alpha; with --cutmix too, one of the two is drawn for each batch"
+    )
     parser.add_argument("--cutmix", type=float, default=0.0, help="alpha")
     parser.add_argument("--lr", type=float, default=0.1, help="learning rate at the start")
     parser.add_argument("--label-smoothing", type=float, default=0.1)
-    parser.add_argument("--amp", choices=["bf16", "fp16", "none"], default="bf16", help="on CUDA; else float32")
+    parser.add_argument(
+        "--amp", choices=["bf16", "fp16", "none"], default="bf16", help="precision on CUDA; the CPU uses float32"
+    )
     parser.add_argument("--workers", type=int, default=max(1, cores), help="num_workers")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 
 
-def set_up() -> tuple[int, int, torch.device]:
-    """Joins torchrun's processes, where there are any; gives rank, world size and this process's device."""
+def initialize() -> tuple[int, int, torch.device]:
+    """Join torchrun's processes, if there are any. Return rank, world size and this process's device."""
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     device = torch.device("cpu")
     if torch.cuda.is_available():
@@ -171,8 +175,8 @@ def set_up() -> tuple[int, int, torch.device]:
     return rank, world, device
 
 
-def total(*values: float, device: torch.device) -> list[float]:
-    """Sums each value over the processes."""
+def sum_over_processes(*values: float, device: torch.device) -> list[float]:
+    """Sum each value over the processes."""
     sums = torch.tensor(values, dtype=torch.float64, device=device)
     if dist.is_initialized():
         dist.all_reduce(sums)

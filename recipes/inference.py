@@ -1,22 +1,21 @@
 """Classify every image under a folder, and write a table of file names and predictions.
 
-What it shows: inference keeps the order of the files, and the names stay beside the predictions. ``Files`` is an
-ImageFolder that needs no class folders and has each file's number as its target, so torchdali reads it without asking
-it for samples, and a batch says itself which files it is of. ``Weights.transforms()`` of torchvision is understood as
-it is.
+What it shows: inference keeps the order of the files, and each prediction its file name. ``Files`` is an ImageFolder
+without class folders, and each file's number is its target. So torchdali reads it natively, and a batch has the
+numbers of its files. torchdali supports torchvision's ``Weights.transforms()``.
 
-The first command takes weights that torchvision downloads, the second a state dict of one's own, for the transform of
-``--weights`` or else the usual one of 224 pixels; without either the network guesses::
+The first command uses weights that torchvision downloads. The second uses a state dict of your own, with the
+transform of ``--weights``, or else the usual one of 224 pixels. Without weights the network guesses::
 
     python recipes/inference.py FOLDER --model resnet50 --weights IMAGENET1K_V2 --out predictions.csv
     python recipes/inference.py FOLDER --model resnet18 --checkpoint model.pt --classes 14
     python recipes/inference.py FOLDER --loader torch
 
-Without images at hand, ``torchdali demo`` writes some, ``torchdali-demo/pictures/val``.
+If you have no images, ``torchdali demo`` writes some to ``torchdali-demo/pictures/val``.
 
-What to expect: a CSV file with the columns ``file``, ``prediction`` and ``probability``, a line for each image in the
-order of their paths, and at the end the images a second. A file that cannot be decoded ends it with an error that names
-the file; ``torchdali check FOLDER`` finds all of them beforehand.
+What to expect: a CSV file with the columns ``file``, ``prediction`` and ``probability``, with a line for each image
+in the order of the paths, and at the end the images per second. A file that cannot be decoded ends the run with an
+error that names the file. ``torchdali check FOLDER`` finds all such files before.
 """
 
 from __future__ import annotations
@@ -35,16 +34,16 @@ from torchvision.transforms import v2
 
 
 class Files(ImageFolder):
-    """All images under a folder in the order of their paths, each with its number in ``samples``."""
+    """All images under a folder in the order of their paths. The target of each is its number in ``samples``."""
 
     def find_classes(self, directory: str | Path) -> tuple[list[str], dict[str, int]]:
-        """There are none."""
+        """Return no classes."""
         del directory
         return [], {}
 
     @staticmethod
     def make_dataset(directory: str | Path, *_, **__) -> list[tuple[str, int]]:
-        """The samples: each file and its number."""
+        """Return each file with its number."""
         files = sorted(path for path in Path(directory).rglob("*") if path.suffix.lower() in IMG_EXTENSIONS)
         return [(str(path), number) for number, path in enumerate(files)]
 
@@ -52,7 +51,7 @@ class Files(ImageFolder):
 def main() -> None:
     args = parse_args()
 
-    # Before the first use of CUDA: torchdali sets how many hardware queues the driver gives this process.
+    # Import torchdali before the first use of CUDA. It sets the number of hardware queues of this process.
     if args.loader == "torchdali":
         from torchdali import DALILoader as DataLoader  # the one changed line
     else:
@@ -69,14 +68,14 @@ def main() -> None:
     if args.checkpoint:
         model.load_state_dict(torch.load(args.checkpoint, map_location="cpu", weights_only=True))
     model = model.to(device, memory_format=torch.channels_last).eval()
-    usual = [
+    default = [
         v2.ToImage(),
         v2.Resize(256),
         v2.CenterCrop(224),
         v2.ToDtype(torch.float32, scale=True),
         v2.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),
     ]
-    dataset = Files(args.folder, transform=weights.transforms() if weights else v2.Compose(usual))
+    dataset = Files(args.folder, transform=weights.transforms() if weights else v2.Compose(default))
     if not len(dataset):
         raise SystemExit(f"there are no images under {args.folder}")
     loader = DataLoader(dataset, args.batch_size, num_workers=args.workers, pin_memory=device.type == "cuda")
@@ -101,16 +100,16 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=(__doc__ or "").split("\n\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    parser.add_argument("folder", type=Path, help="folder of images, in folders or not")
+    parser.add_argument("folder", type=Path, help="folder of images, with subfolders or without")
     parser.add_argument("--loader", choices=["torchdali", "torch"], default="torchdali")
     parser.add_argument("--model", default="resnet18", help="any of torchvision.models.list_models()")
-    parser.add_argument("--weights", help="torchvision's name of them, such as IMAGENET1K_V1")
+    parser.add_argument("--weights", help="name of torchvision's weights, such as IMAGENET1K_V1")
     parser.add_argument("--checkpoint", type=Path, help="file with a state dict")
-    parser.add_argument("--classes", type=int, default=1000, help="of the checkpoint")
+    parser.add_argument("--classes", type=int, default=1000, help="number of classes of the checkpoint")
     parser.add_argument("--out", type=Path, default=Path("predictions.csv"))
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="num_workers")
-    parser.add_argument("--seed", type=int, default=0, help="of the network without weights")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the network without weights")
     return parser.parse_args()
 
 

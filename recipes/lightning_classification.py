@@ -1,25 +1,25 @@
-"""Train a torchvision network on an image folder with Lightning, stop in the midst of an epoch, and go on.
+"""Train a torchvision network on an image folder with Lightning, stop within an epoch, and resume.
 
-What it shows: ``DALIDataModule``, which makes the loaders that the Trainer asks for, on the device of each process; a
-transform for each stage; MixUp on the device, as an option of the training loader; and a run that goes on from a
-checkpoint in the midst of an epoch with the batches that it would have had. The network and the Trainer are as with any
-other data module. Plain ``DALILoader``s may be passed to ``trainer.fit`` instead, with the same batches: ``--plain``.
-But Lightning restores no loader in a program that asks for ``estimated_stepping_batches``, as this one does.
+What it shows: ``DALIDataModule`` makes the loaders for the Trainer, on the device of each process, with a transform
+for each stage, and with MixUp on the device as an option of the training loader. A run that resumes within an epoch
+gets the batches that it would have had. The network and the Trainer are as with any other data module. With
+``--plain``, plain ``DALILoader``s are passed to ``trainer.fit``, with the same batches. But Lightning restores no
+loader in a program that uses ``estimated_stepping_batches``, as this one does.
 
-DATA holds ``train/`` and ``val/``, each with one folder of images per class. On all GPUs of the machine, or on the CPU
-where there is none; and the rest of a run that was stopped, from its last checkpoint::
+DATA holds ``train/`` and ``val/``, each with one folder of images per class. The commands train on all GPUs of the
+machine, or on the CPU, stop a run, and resume it from its last checkpoint::
 
     pip install lightning
     python recipes/lightning_classification.py DATA
     python recipes/lightning_classification.py DATA --stop-after 100
     python recipes/lightning_classification.py DATA --resume lightning-checkpoints/last.ckpt
 
-Without a dataset at hand, ``torchdali demo`` writes a small one, ``torchdali-demo/pictures``; for it take
-``--size 96 --batch-size 32 --lr 0.05 --epochs 5``, which does on a CPU too.
+If you have no dataset, ``torchdali demo`` writes a small one to ``torchdali-demo/pictures``. For that one, add
+``--size 96 --batch-size 32 --lr 0.05 --epochs 5``. A CPU is enough.
 
-What to expect: one line an epoch with the loss, the accuracy on ``val/``, and the images a second of training, of all
-processes together. After the epoch that it was stopped in, a run that goes on prints the losses and accuracies of one
-that was never stopped: on the CPU to the last digit, on a GPU as far as its kernels are deterministic.
+What to expect: one line for each epoch, with the loss, the accuracy on ``val/``, and the training images per second
+of all processes together. After its first epoch, a resumed run prints the losses and accuracies of a run that was
+never stopped. On the CPU they are equal to the last digit, on a GPU as far as its kernels are deterministic.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from torchvision import models
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
-# Before the first use of CUDA: torchdali sets how many hardware queues the driver gives this process.
+# Import torchdali before the first use of CUDA. It sets the number of hardware queues of this process.
 from torchdali import DALILoader
 from torchdali.lightning import DALIDataModule
 
@@ -55,7 +55,7 @@ class Classifier(pl.LightningModule):
         self.images = 0
 
     def training_step(self, batch):
-        """Gives the loss of a batch, which is on the device already."""
+        """Return the loss of a batch, which is on the device already."""
         images, labels = batch
         self.images += len(images)
         loss = self.criterion(self.net(images), labels)
@@ -63,13 +63,13 @@ class Classifier(pl.LightningModule):
         return loss
 
     def validation_step(self, batch):
-        """Notes how many of a batch are recognised."""
+        """Log the accuracy of a batch."""
         images, labels = batch
-        right = (self.net(images).argmax(1) == labels).float().mean()
-        self.log("acc", right, on_epoch=True, sync_dist=True, batch_size=len(images))
+        correct = (self.net(images).argmax(1) == labels).float().mean()
+        self.log("acc", correct, on_epoch=True, sync_dist=True, batch_size=len(images))
 
     def configure_optimizers(self):
-        """SGD, whose rate falls with each step."""
+        """Return SGD, with a learning rate that falls at each step."""
         optimizer = torch.optim.SGD(self.parameters(), self.lr, momentum=0.9, weight_decay=1e-4)
         steps = int(self.trainer.estimated_stepping_batches)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
@@ -77,16 +77,16 @@ class Classifier(pl.LightningModule):
 
 
 class Lines(pl.Callback):
-    """Prints a line an epoch."""
+    """Prints a line for each epoch."""
 
     def on_train_start(self, _, model):
-        """Starts the clock; an epoch that is resumed begins here."""
+        """Start the clock. A resumed epoch begins here."""
         self.start, model.images = time.perf_counter(), 0
 
     on_train_epoch_start = on_train_start
 
     def on_train_epoch_end(self, trainer, model):
-        """Prints the line."""
+        """Print the line."""
         seconds, metrics = time.perf_counter() - self.start, trainer.callback_metrics
         if trainer.is_global_zero:
             print(
@@ -97,13 +97,13 @@ class Lines(pl.Callback):
 
 
 class StopAfter(pl.Callback):
-    """Ends the run as a time limit would."""
+    """Ends the run, as a time limit would."""
 
     def __init__(self, steps: int) -> None:
         self.steps = steps
 
     def on_train_batch_end(self, trainer, *_):
-        """Ends it when the time has come."""
+        """End the run after the given number of steps."""
         if trainer.global_step == self.steps:
             raise SystemExit(f"stopped after {self.steps} steps")
 
@@ -120,13 +120,15 @@ def main() -> None:
     mixup = v2.MixUp(alpha=args.mixup, num_classes=classes) if args.mixup else None
 
     settings = {"batch_size": args.batch_size, "num_workers": args.workers, "seed": args.seed}
-    own = {"drop_last": True, "batch_transform": mixup}
+    train_options = {"drop_last": True, "batch_transform": mixup}
     if args.plain:
-        # What Lightning knows of DataLoader holds for it: with several processes each gets its share.
-        loader = DALILoader(folders[0], shuffle=True, transform=train, **own, **settings)
+        # Lightning treats it as a DataLoader: with several processes each gets its share.
+        loader = DALILoader(folders[0], shuffle=True, transform=train, **train_options, **settings)
         data = {"train_dataloaders": loader, "val_dataloaders": DALILoader(folders[1], transform=val, **settings)}
     else:
-        module = DALIDataModule(*folders, train_transform=train, val_transform=val, train_options=own, **settings)
+        module = DALIDataModule(
+            *folders, train_transform=train, val_transform=val, train_options=train_options, **settings
+        )
         data = {"datamodule": module}
 
     often = {"every_n_train_steps": args.save_every, "enable_version_counter": False}
@@ -146,15 +148,15 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--plain", action="store_true", help="pass DALILoaders to the Trainer, without a data module")
     parser.add_argument("--model", default="resnet18", help="any of torchvision.models.list_models()")
     parser.add_argument("--epochs", type=int, default=30)
-    parser.add_argument("--batch-size", type=int, default=256, help="images a step, of each process")
+    parser.add_argument("--batch-size", type=int, default=256, help="images in a step of each process")
     parser.add_argument("--size", type=int, default=224, help="height and width that the network sees")
     parser.add_argument("--mixup", type=float, default=0.0, help="alpha")
     parser.add_argument("--lr", type=float, default=0.1, help="learning rate at the start")
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="num_workers")
     parser.add_argument("--checkpoints", type=Path, default=Path("lightning-checkpoints"))
-    parser.add_argument("--save-every", type=int, default=100, help="steps between checkpoints")
-    parser.add_argument("--stop-after", type=int, help="steps after which the run is ended")
-    parser.add_argument("--resume", type=Path, help="checkpoint to go on from")
+    parser.add_argument("--save-every", type=int, default=100, help="number of steps between checkpoints")
+    parser.add_argument("--stop-after", type=int, help="number of steps after which the run ends")
+    parser.add_argument("--resume", type=Path, help="checkpoint to resume from")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 

@@ -1,21 +1,21 @@
 """Learn from an image folder without its labels (SimCLR), with torchdali or with DataLoader.
 
-What it shows: a transform that makes two views of each image, which ``MultiView`` writes down. The loader then
-yields a list of two batches, as DataLoader does with any such transform; torchdali decodes each image once and
-makes both views on the GPU. The same way goes DINO's multi-crop: a longer list, with smaller crops in it.
+What it shows: ``MultiView`` is a transform that makes two views of each image. The loader yields a list of two
+batches, as DataLoader does with any such transform. torchdali decodes each image once, and makes both views on the
+GPU. DINO's multi-crop is a longer list, with smaller crops.
 
-DATA holds ``train/`` and ``val/``, each with one folder of images per class. The classes are only looked at for
-the figure that is printed: how often the most similar training image of a validation image has its class::
+DATA holds ``train/`` and ``val/``, each with one folder of images per class. The classes are used only for the
+printed accuracy: how often the most similar training image of a validation image has its class::
 
     python recipes/simclr.py DATA
     python recipes/simclr.py DATA --loader torch
 
-Without a dataset at hand, ``torchdali demo`` writes a small one, ``torchdali-demo/pictures``; for it take
-``--size 64 --batch-size 64 --epochs 5``, which does on a CPU too.
+If you have no dataset, ``torchdali demo`` writes a small one to ``torchdali-demo/pictures``. For that one, add
+``--size 64 --batch-size 64 --epochs 5``. A CPU is enough.
 
-What to expect: one line an epoch with the loss, the accuracy of the nearest neighbour on ``val/``, and the images
-a second of training, each of them two views. The views take several times as long as those of a supervised recipe,
-so with DataLoader the processors are what a GPU waits for.
+What to expect: one line for each epoch, with the loss, the accuracy of the nearest neighbour on ``val/``, and the
+training images per second, each of them two views. The views cost several times as much as those of a supervised
+recipe, so with DataLoader a GPU waits for the CPU.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from torchvision import models
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
-# Before the first use of CUDA: torchdali sets how many hardware queues the driver gives this process.
+# Import torchdali before the first use of CUDA. It sets the number of hardware queues of this process.
 from torchdali.transforms import MultiView
 
 
@@ -98,10 +98,10 @@ def main() -> None:
             schedule.step()
             loss_sum += loss.detach() * len(first)
             seen += len(first)
-        # Reading the sum waits for the GPU, so the clock is read after it.
+        # Reading the sum waits for the GPU, so the time is read after it.
         loss = loss_sum.item() / seen
         speed = seen / (time.perf_counter() - start)
-        accuracy = nearest_neighbour(encoder.eval(), train, val, device)
+        accuracy = measure_nearest_neighbour(encoder.eval(), train, val, device)
         print(
             f"epoch {epoch + 1:3}/{args.epochs}  loss {loss:.4f}  acc {accuracy:7.2%}  {speed:8,.0f} images/s",
             flush=True,
@@ -109,7 +109,7 @@ def main() -> None:
 
 
 def nt_xent(projected: Tensor, temperature: float) -> Tensor:
-    """SimCLR's loss of N first views and then their N second views: which of the others is the same image?"""
+    """Return SimCLR's loss for N first views, followed by the N second views of the same images."""
     projected = F.normalize(projected)
     similarity = projected @ projected.T / temperature
     similarity.fill_diagonal_(float("-inf"))
@@ -118,15 +118,15 @@ def nt_xent(projected: Tensor, temperature: float) -> Tensor:
 
 
 @torch.inference_mode()
-def nearest_neighbour(encoder: nn.Module, train, val, device: torch.device) -> float:
-    """The share of validation images whose most similar training image has their class."""
+def measure_nearest_neighbour(encoder: nn.Module, train, val, device: torch.device) -> float:
+    """Return the share of validation images whose most similar training image has their class."""
 
-    def features(loader) -> tuple[Tensor, Tensor]:
+    def encode(loader) -> tuple[Tensor, Tensor]:
         pairs = [(F.normalize(encoder(images.to(device))), labels.to(device)) for images, labels in loader]
         return torch.cat([x for x, _ in pairs]), torch.cat([labels for _, labels in pairs])
 
-    (known, classes), (asked, wanted) = features(train), features(val)
-    return (classes[(asked @ known.T).argmax(1)] == wanted).double().mean().item()
+    (train_features, train_labels), (val_features, val_labels) = encode(train), encode(val)
+    return (train_labels[(val_features @ train_features.T).argmax(1)] == val_labels).double().mean().item()
 
 
 def parse_args() -> argparse.Namespace:
@@ -137,9 +137,11 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--loader", choices=["torchdali", "torch"], default="torchdali")
     parser.add_argument("--model", default="resnet18", help="any of torchvision's ResNets")
     parser.add_argument("--epochs", type=int, default=100)
-    parser.add_argument("--batch-size", type=int, default=256, help="images a step; the network sees twice as many")
+    parser.add_argument(
+        "--batch-size", type=int, default=256, help="images in a step; the network sees two views of each"
+    )
     parser.add_argument("--size", type=int, default=224, help="height and width that the network sees")
-    parser.add_argument("--strength", type=float, default=1.0, help="of the change of colours")
+    parser.add_argument("--strength", type=float, default=1.0, help="strength of the change of colours")
     parser.add_argument("--temperature", type=float, default=0.2)
     parser.add_argument("--lr", type=float, default=1e-3, help="learning rate at the start")
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="num_workers")

@@ -88,7 +88,7 @@ def test_goes_on_after_all_were_killed(data: Path, whole: Run, killed: Path, tmp
     checkpoint = Path(shutil.copy(killed, tmp_path))
     again = run(data, checkpoint, 2)
     assert again.code == 0, again.text
-    assert "goes on after 8 images of epoch 2" in again.text
+    assert "resumes after 8 images of epoch 2" in again.text
     assert (again.epochs, again.total) == (whole.epochs[1:], whole.total)
     ours, theirs = (torch.load(path, weights_only=True) for path in (checkpoint, data / "whole.pt"))
     assert not difference(ours["model"], theirs["model"]), "the network is the same, bit by bit"
@@ -127,14 +127,14 @@ def test_goes_on_on_a_gpu_and_on_two(data: Path, tmp_path: Path) -> None:
 
 def test_any_bit_changes_a_fingerprint(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(RECIPE.parent)
-    fingerprints = importlib.import_module("ddp_classification").fingerprints
+    compute = importlib.import_module("ddp_classification").compute_fingerprints
     images = torch.rand(1, 3, 4, 5, generator=torch.Generator().manual_seed(0))
     every = images.repeat(1 + images.numel() * 32, 1, 1, 1)
     bits = every.view(torch.int32).view(len(every), -1)
     for place in range(images.numel() * 32):
         bits[1 + place, place // 32] ^= torch.tensor(1 << (place % 32)).to(torch.int32)
-    found = fingerprints(every)
+    found = compute(every)
     assert len(set(found.tolist())) == len(every)
     assert found.min() > 0
-    assert fingerprints(images[:, :, :, [1, 0, 2, 3, 4]]).item() != found[0].item()
-    assert torch.equal(fingerprints(every[:7].to(memory_format=torch.channels_last)), found[:7])
+    assert compute(images[:, :, :, [1, 0, 2, 3, 4]]).item() != found[0].item()
+    assert torch.equal(compute(every[:7].to(memory_format=torch.channels_last)), found[:7])
