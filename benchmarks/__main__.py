@@ -1,4 +1,4 @@
-"""Measures torchdali beside other loaders, in one run.
+"""Measure torchdali beside other loaders, in one run.
 
     python -m benchmarks                                  # decode, loader, training, startup
     python -m benchmarks loader --cores 16,4 --systems torchdali,dali_tuned --seconds 10 --name trial
@@ -6,7 +6,7 @@
     python -m benchmarks loader --cache cold --root /some/disk/pictures
     python -m benchmarks training --levers
     python -m benchmarks proxy
-    python -m benchmarks --quick                          # a trial, here
+    python -m benchmarks --quick                          # a short trial
 
 Each benchmark prints its table, and writes ``<benchmark>-<name>.json``, ``.md`` and ``.svg`` to ``benchmarks/results``.
 Each case runs in its own process, on some of the cores, under a time limit. A case that hangs or fails is reported, and
@@ -22,7 +22,7 @@ from benchmarks.suite.all import BENCHMARKS
 
 
 def main() -> None:
-    """Runs the benchmarks one after another, prints their tables, and the short ones again at the end."""
+    """Run the benchmarks one after another, print their tables, and print the short ones again at the end."""
     args = options.parse(sys.argv[1:])
     gpu = report.default_name("").removeprefix("-")
     parts = [(BENCHMARKS[name], kind) for kind in args.data for name in args.benchmarks]
@@ -33,7 +33,7 @@ def main() -> None:
         now = time.perf_counter()
         until = now + (end - now) * benchmark.share / left
         own = options.settings(benchmark, args, kind)
-        name = options.name_of(benchmark, own, gpu)
+        name = options.make_name(benchmark, own, gpu)
         print(f"\n{benchmark.title}, {kind}: {len(own.systems)} systems on {own.cores} cores", flush=True)
         whole = harness.run(benchmark, own, name, until)
         first, *others = benchmark.tables(whole["runs"])

@@ -1,4 +1,4 @@
-"""Draws the charts of results again: ``python -m benchmarks.redraw benchmarks/results/loader-h200.json``."""
+"""Draw the charts of results again: ``python -m benchmarks.redraw benchmarks/results/loader-h200.json``."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from benchmarks.suite.all import BENCHMARKS
 
 
 def main() -> None:
-    """Draw a chart beside each JSON file that is named."""
-    parser = argparse.ArgumentParser(description="Draws results.")
+    """Draw a chart beside each JSON file."""
+    parser = argparse.ArgumentParser(description="Draw results.")
     parser.add_argument("results", nargs="+", type=Path, help="JSON files of the benchmarks")
     for path in parser.parse_args().results:
         whole = json.loads(path.read_text())

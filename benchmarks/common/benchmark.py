@@ -1,4 +1,4 @@
-"""What a benchmark is: what is measured in it, how, and how it is told."""
+"""Parts of a benchmark that the harness runs."""
 
 from argparse import Namespace
 from collections.abc import Callable
@@ -8,19 +8,19 @@ from pathlib import Path
 from typing import Any
 
 Run = dict[str, Any]
-"""What is known of one case: what it is, its status, and its figures."""
+"""Result of one case: its label, its status, and its figures."""
 
 
 @dataclass(frozen=True)
 class Bars:
-    """A picture: a group of bars for each system, a bar for each column.
+    """A picture with a group of bars for each system, and a bar for each column.
 
     Attributes:
-        title: above it.
-        unit: of the lengths.
-        columns: what the bars of a group are.
-        groups: the system, and the length of each of its bars; None where there is none.
-        limit: where a line is drawn.
+        title: Title.
+        unit: Unit of the lengths.
+        columns: Names of the bars of a group.
+        groups: System and lengths of its bars. A missing bar is None.
+        limit: Length at which a line is drawn, or None.
     """
 
     title: str
@@ -32,26 +32,26 @@ class Bars:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """One way of measuring.
+    """A benchmark that the harness runs.
 
     Attributes:
-        name: on the command line and in the names of the results.
-        title: the heading of the results.
-        systems: the names of all systems.
-        defaults: options as they are where nobody gives them; what is not here does not exist in this benchmark.
-        quick: the same for a trial.
-        preloaded: what the process has imported from which the others are forked; empty where each is a fresh one.
-        cases: the cases, in the order in which they are measured; options and the folder of pictures are given.
-        measure: one case: what starts processes, the case and the options are given.
-        label: what the results call a case.
-        line: a case in a line, as it ends.
-        finish: called with all runs after each case, to add what follows from several.
-        said: lines of the heading.
-        tables: of the results, the short one first.
-        legend: what the columns mean.
-        bars: the picture.
-        cold: whether it can be measured with files that are not in the page cache.
-        share: of the time that several benchmarks have together.
+        name: Name on the command line and of the results.
+        title: Heading of the results.
+        systems: Names of all systems.
+        defaults: Default values of its options. It has no other options.
+        quick: Default values for a trial.
+        preloaded: Modules imported by the process that forks the others. Empty if each process is a new interpreter.
+        cases: Function from the options and the pictures' folder to the cases, in order.
+        measure: Function that measures a case, given the context that starts processes, the case and the options.
+        label: Function from a case to its label in the results.
+        line: Function from a result to the line that is printed.
+        finish: Function called with all results after each case, to add figures that follow from several.
+        heading: Function from the report to lines of the heading.
+        tables: Function from the results to the tables, the short one first.
+        legend: Explanation of the columns.
+        bars: Function from the results to the picture.
+        share: Share of the time that several benchmarks have together.
+        cold: Whether it can run with files that are not in the page cache.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Benchmark:
     measure: Callable[[BaseContext, Any, Namespace], Run]
     label: Callable[[Any], Run]
     line: Callable[[Run], str]
-    said: Callable[[dict[str, Any]], list[str]]
+    heading: Callable[[dict[str, Any]], list[str]]
     tables: Callable[[list[Run]], list[str]]
     legend: str
     bars: Callable[[list[Run]], Bars | None]
@@ -73,6 +73,6 @@ class Benchmark:
     finish: Callable[[list[Run]], None] = field(default=lambda _: None)
 
 
-def none(reason: str) -> Run:
-    """A case that cannot be measured here."""
+def make_unavailable_run(reason: str) -> Run:
+    """Return the result of a case that cannot be measured here."""
     return {"status": "not installed" if reason.startswith("not installed") else "none", "reason": reason}

@@ -1,15 +1,15 @@
-"""Makes the benchmark's pictures: unique files cut from real photographs.
+"""Make the benchmark's pictures: unique files, cropped from real photographs.
 
-The photographs are those that scikit-image and scikit-learn carry inside their wheels, so nothing is downloaded.
-Every picture is a crop of its own place and scale, in a class folder named after its photograph, and the same in
-every run. There are four sets:
+The photographs are in the wheels of scikit-image and scikit-learn, so nothing is downloaded. Every picture is a crop at
+its own position and scale, in a class folder named after its photograph. All runs make the same pictures. There are
+four sets:
 
-* ``imagenet``: JPEGs of the sizes that are common in ImageNet, most of them 500x375, about 98 kB each;
-* ``large``: JPEGs of 2048x1536, mosaics of sixteen such crops, so that they are as detailed as the small ones;
+* ``imagenet``: JPEGs of sizes that are common in ImageNet, most of them 500x375, about 98 kB each;
+* ``large``: JPEGs of 2048x1536, mosaics of sixteen such crops, so that they have as much detail;
 * ``small``: PNGs of 32x32, as in CIFAR;
 * ``progressive``: as ``imagenet``, but progressive JPEGs.
 
-The default place is memory (``/dev/shm``), so that a loader is measured and not a disk.
+The default folder is in memory (``/dev/shm``), so that the loader is measured and not a disk.
 
     python -m benchmarks.common.data --images 8192
 """
@@ -60,12 +60,12 @@ class DataSet:
     """One of the sets.
 
     Attributes:
-        title: what a heading calls its pictures.
-        suffix: of the files.
-        images: how many by default.
-        batch_size: images in a batch by default.
-        size: the side of the squares that a batch is made of.
-        picture: makes one: the name of the photograph, random numbers, all names.
+        title: Description of its pictures in headings.
+        suffix: Suffix of the files.
+        images: Default number of images.
+        batch_size: Default number of images in a batch.
+        size: Side of the images in a batch, in pixels.
+        picture: Function that makes a picture, from a photograph's name, a random generator and all names.
     """
 
     title: str
@@ -77,27 +77,27 @@ class DataSet:
 
 
 def default_root(images: int, kind: str = "imagenet", in_memory: bool = True) -> Path:
-    """The folder of a set of `images` pictures: in memory where that is wanted and there is ``/dev/shm``."""
+    """Return the default folder of a set, in ``/dev/shm`` if `in_memory` and if that exists."""
     memory = Path("/dev/shm")
     parent = memory if in_memory and os.access(memory, os.W_OK) else Path(tempfile.gettempdir())
     return parent / ("torchdali-benchmark-" + ("" if kind == "imagenet" else f"{kind}-") + str(images))
 
 
 def make(root: Path, images: int, workers: int | None = None, kind: str = "imagenet") -> dict[str, float | str]:
-    """Writes `images` pictures into class folders under `root`; does nothing when they are already there.
+    """Write `images` pictures to class folders under `root`, unless they are already there.
 
-    Returns the number of pictures, their mean size in bytes and the seconds that it took.
+    Return the number of pictures, their mean size in bytes and the seconds that it took.
 
     Raises:
-        SystemExit: where `root` holds something else, or where no photographs are installed.
+        SystemExit: `root` has other contents, or no photographs are installed.
     """
     if root.exists():
-        return {**_made_before(root, images, kind), "seconds": 0.0}
+        return {**_read_mark(root, images, kind), "seconds": 0.0}
     start = time.perf_counter()
-    names = [name for name in PHOTOGRAPHS if _path(name) is not None]
+    names = [name for name in PHOTOGRAPHS if _find_file(name) is not None]
     if not names:
         raise SystemExit("no photographs found: pip install scikit-image scikit-learn")
-    # renamed when all are there, so that an interrupted run leaves no half a set
+    # Renamed when it is complete, so that an interrupted run leaves no part of a set.
     unfinished = root.with_name(root.name + ".unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     for name in names:
@@ -116,8 +116,8 @@ def make(root: Path, images: int, workers: int | None = None, kind: str = "image
     return {**report, "seconds": round(time.perf_counter() - start, 1)}
 
 
-def _made_before(root: Path, images: int, kind: str) -> dict[str, int | str]:
-    """What an earlier call said about `root`, if it made it, of this kind and with as many pictures."""
+def _read_mark(root: Path, images: int, kind: str) -> dict[str, int | str]:
+    """Return the report of an earlier call for the same set."""
     mark = root / MARK
     if not mark.exists():
         raise SystemExit(f"{root} exists and was not made by this benchmark")
@@ -132,7 +132,7 @@ def _write_all(write, chunks: list[range], workers: int | None) -> Iterator[tupl
     if len(chunks) == 1:
         yield from write(chunks[0])
         return
-    # spawned, because the caller may hold threads, which a fork would not survive
+    # Spawned, because the caller may have threads that hold locks.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers or len(os.sched_getaffinity(0)), mp_context=context) as pool:
         for written in pool.map(write, chunks):
@@ -140,20 +140,20 @@ def _write_all(write, chunks: list[range], workers: int | None) -> Iterator[tupl
 
 
 def _write_chunk(root: Path, names: list[str], kind: str, indices: range) -> list[tuple[int, bytes]]:
-    """Writes the pictures of `indices`; the size and a digest of each."""
+    """Write the pictures of `indices`, and return the size and a digest of each."""
     written: list[tuple[int, bytes]] = []
-    made = KINDS[kind]
+    data_set = KINDS[kind]
     for index in indices:
         name = names[index % len(names)]
-        encoded = made.picture(name, random.Random(index), names)
-        (root / name / f"{index:07d}{made.suffix}").write_bytes(encoded)
+        encoded = data_set.picture(name, random.Random(index), names)
+        (root / name / f"{index:07d}{data_set.suffix}").write_bytes(encoded)
         written.append((len(encoded), hashlib.blake2b(encoded, digest_size=16).digest()))
     return written
 
 
 def _crop(name: str, rng: random.Random, width: int, height: int, least: float = 0.7) -> Image.Image:
-    """A random crop of the photograph `name`, at least that share of the largest one, resized."""
-    photograph = _photograph(name)
+    """Return a random crop of a photograph, resized. Its scale is at least `least` of the largest possible one."""
+    photograph = _load_photograph(name)
     scale = rng.uniform(least, 1.0) * min(photograph.width / width, photograph.height / height)
     left = rng.uniform(0, photograph.width - width * scale)
     top = rng.uniform(0, photograph.height - height * scale)
@@ -161,55 +161,55 @@ def _crop(name: str, rng: random.Random, width: int, height: int, least: float =
     return photograph.resize((width, height), Image.Resampling.BICUBIC, box=box)
 
 
-def _encoded(image: Image.Image, kind: str, **options: object) -> bytes:
+def _encode(image: Image.Image, kind: str, **options: object) -> bytes:
     encoded = io.BytesIO()
     image.save(encoded, kind, **options)
     return encoded.getvalue()
 
 
-def _jpeg(name: str, rng: random.Random, names: list[str], progressive: bool = False) -> bytes:  # noqa: ARG001
+def _make_jpeg(name: str, rng: random.Random, names: list[str], progressive: bool = False) -> bytes:  # noqa: ARG001
     crop = _crop(name, rng, *rng.choice(SIZES))
-    return _encoded(crop, "JPEG", quality=QUALITY, subsampling="4:2:0", progressive=progressive)
+    return _encode(crop, "JPEG", quality=QUALITY, subsampling="4:2:0", progressive=progressive)
 
 
-def _mosaic(name: str, rng: random.Random, names: list[str]) -> bytes:
+def _make_mosaic(name: str, rng: random.Random, names: list[str]) -> bytes:
     whole = Image.new("RGB", LARGE)
     width, height = LARGE[0] // TILES, LARGE[1] // TILES
     for tile in range(TILES * TILES):
         crop = _crop(rng.choice(names) if tile else name, rng, width, height)
         whole.paste(crop, (tile % TILES * width, tile // TILES * height))
-    return _encoded(whole, "JPEG", quality=90, subsampling="4:2:0")
+    return _encode(whole, "JPEG", quality=90, subsampling="4:2:0")
 
 
-def _png(name: str, rng: random.Random, names: list[str]) -> bytes:  # noqa: ARG001
-    return _encoded(_crop(name, rng, *SMALL, least=0.3), "PNG")
+def _make_png(name: str, rng: random.Random, names: list[str]) -> bytes:  # noqa: ARG001
+    return _encode(_crop(name, rng, *SMALL, least=0.3), "PNG")
 
 
 KINDS = {
-    "imagenet": DataSet("JPEGs, about 500x375", ".jpg", 8192, 256, 224, _jpeg),
-    "large": DataSet("JPEGs of 2048x1536", ".jpg", 2048, 128, 224, _mosaic),
-    "small": DataSet("PNGs of 32x32", ".png", 16384, 256, 32, _png),
+    "imagenet": DataSet("JPEGs, about 500x375", ".jpg", 8192, 256, 224, _make_jpeg),
+    "large": DataSet("JPEGs of 2048x1536", ".jpg", 2048, 128, 224, _make_mosaic),
+    "small": DataSet("PNGs of 32x32", ".png", 16384, 256, 32, _make_png),
     "progressive": DataSet(
-        "progressive JPEGs, about 500x375", ".jpg", 4096, 256, 224, partial(_jpeg, progressive=True)
+        "progressive JPEGs, about 500x375", ".jpg", 4096, 256, 224, partial(_make_jpeg, progressive=True)
     ),
 }
 
 
-def photographs() -> list[Image.Image]:
-    """Those that are installed, RGB."""
-    return [_photograph(name) for name in PHOTOGRAPHS if _path(name) is not None]
+def load_photographs() -> list[Image.Image]:
+    """Return the installed photographs, RGB."""
+    return [_load_photograph(name) for name in PHOTOGRAPHS if _find_file(name) is not None]
 
 
 @cache
-def _photograph(name: str) -> Image.Image:
-    path = _path(name)
+def _load_photograph(name: str) -> Image.Image:
+    path = _find_file(name)
     assert path is not None
     with Image.open(path) as image:
         return image.convert("RGB")
 
 
-def _path(name: str) -> Path | None:
-    """Where the installed wheel holds the photograph, or None; the packages themselves are not imported."""
+def _find_file(name: str) -> Path | None:
+    """Return the photograph's path in the installed wheel, or None. Do not import the package."""
     package, _, inside = PHOTOGRAPHS[name].partition("/")
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
@@ -219,8 +219,8 @@ def _path(name: str) -> Path | None:
 
 
 def main() -> None:
-    """Makes the pictures and prints where they are, how many and how large."""
-    parser = argparse.ArgumentParser(description="Makes the benchmark's pictures.")
+    """Make the pictures, and print their folder, number and size."""
+    parser = argparse.ArgumentParser(description="Make the benchmark's pictures.")
     parser.add_argument("--images", type=int, help=f"default: {', '.join(f'{k} {d.images}' for k, d in KINDS.items())}")
     parser.add_argument("--kind", choices=KINDS, default="imagenet")
     parser.add_argument("--root", type=Path, help="default: a folder in /dev/shm")

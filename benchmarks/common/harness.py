@@ -1,6 +1,6 @@
-"""Measures the cases of a benchmark, each in a process of its own, and writes the results after each.
+"""Measure the cases of a benchmark, each in its own process, and write the results after each.
 
-A case that fails or hangs is reported and the others go on; cases for which there is no time are reported as skipped.
+A case that fails or hangs is reported, and the others run. Cases for which there is no time are reported as skipped.
 """
 
 import os
@@ -18,16 +18,16 @@ _REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def run(benchmark: Benchmark, args: Namespace, name: str, until: float) -> dict[str, Any]:
-    """Measures all cases and writes the results as `name`; the whole report.
+    """Measure all cases, write the results, and return the whole report.
 
     Args:
-        benchmark: what is measured.
-        args: the options, from `benchmarks.options`.
-        name: of the result files.
-        until: by `time.perf_counter`, when what is left is skipped.
+        benchmark: The benchmark.
+        args: The options, from `benchmarks.options`.
+        name: Name of the result files.
+        until: Time, by `time.perf_counter`, from which on cases are skipped.
     """
     started = time.perf_counter()
-    root, pictures = pictures_of(args)
+    root, pictures = make_pictures(args)
     whole: dict[str, Any] = {
         "benchmark": benchmark.name,
         "command": args.command,
@@ -51,20 +51,20 @@ def run(benchmark: Benchmark, args: Namespace, name: str, until: float) -> dict[
         whole["runs"].append(entry)
         benchmark.finish(whole["runs"])
         print(benchmark.line(entry), flush=True)
-        whole |= {"machine": report.machine(whole["runs"], args.commit)}
+        whole |= {"machine": report.describe_machine(whole["runs"], args.commit)}
         whole["total_seconds"] = round(time.perf_counter() - started, 1)
         report.write(benchmark, whole, args.out, name)
     return whole
 
 
-def pictures_of(args: Namespace) -> tuple[Path, dict[str, Any]]:
-    """Where the pictures are, made if they were not there, and what is known of them.
+def make_pictures(args: Namespace) -> tuple[Path, dict[str, Any]]:
+    """Make the pictures if they are missing, and return their folder and their report.
 
     Raises:
-        SystemExit: the page cache is to be cold, and they are in memory.
+        SystemExit: The page cache must be cold, but the folder is in memory.
     """
     root = (args.root or data.default_root(args.images, args.data, in_memory=args.cache == "warm")).resolve()
-    if args.cache == "cold" and page_cache.in_memory(root):
+    if args.cache == "cold" and page_cache.is_in_memory(root):
         where = f"{root} is in memory ({page_cache.file_system(root)})"
         raise SystemExit(f"--cache cold: {where}: there is no page cache to drop; name a folder on a disk with --root")
     pictures = data.make(root, args.images, kind=args.data)

@@ -1,4 +1,4 @@
-"""What all results share: the machine, the heading, tables, and the files that they are written to."""
+"""Parts that all results share: the machine, the heading, the tables, and the files."""
 
 import json
 import os
@@ -19,17 +19,19 @@ from torchdali.tools.bench import metrics
 _REPOSITORY = Path(__file__).resolve().parents[2]
 
 
-def machine(runs: list[Run], commit: str | None = None) -> dict[str, Any]:
-    """The machine and the software: what this process can see, and what the measured ones said.
+def describe_machine(runs: list[Run], commit: str | None = None) -> dict[str, Any]:
+    """Describe the machine and the software, as seen by this process and by the measured ones.
 
-    `commit` is torchdali's where git cannot tell it.
+    Args:
+        runs: The results.
+        commit: torchdali's commit, if git cannot tell it.
     """
-    seen = [run for run in runs if "versions" in run]
+    known = [run for run in runs if "versions" in run]
     versions = {"python": platform.python_version()}
-    for run in seen:
+    for run in known:
         versions |= run["versions"]
     return {
-        "gpu": next((run["gpu"] for run in seen), None),
+        "gpu": next((run["gpu"] for run in known), None),
         "driver": _nvidia_smi("driver_version"),
         "cpu": metrics.cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
@@ -40,14 +42,14 @@ def machine(runs: list[Run], commit: str | None = None) -> dict[str, Any]:
     }
 
 
-def shown(command: Sequence[str], args: Namespace) -> list[str]:
-    """A command's words as results show them: without the folders of the machine that it ran on."""
-    places = {str(place): name.upper() for name in ("out", "root") if (place := vars(args).get(name))}
-    return [places.get(word, word) if Path(word).is_absolute() else word for word in command]
+def hide_paths(command: Sequence[str], args: Namespace) -> list[str]:
+    """Replace the folders in a command by the names of their options."""
+    names = {str(path): name.upper() for name in ("out", "root") if (path := vars(args).get(name))}
+    return [names.get(word, word) if Path(word).is_absolute() else word for word in command]
 
 
 def default_name(benchmark: str) -> str:
-    """A name for the result files that says which benchmark and which GPU this is."""
+    """Return a name for the result files, from the benchmark and the GPU."""
     return f"{benchmark}-" + re.sub(r"[^a-z0-9]+", "-", (_nvidia_smi("name") or "cpu").lower())
 
 
@@ -56,7 +58,7 @@ def _nvidia_smi(field: str) -> str | None:
 
 
 def _commit() -> str | None:
-    """The checkout's commit, with '+' where files differ from it; None where it is no git checkout."""
+    """Return the commit of the git checkout, with '+' if files differ from it, or None."""
     head = _output("git", "rev-parse", "--short=12", "HEAD")
     if head and _output("git", "status", "--porcelain", "--untracked-files=no"):
         head += "+"
@@ -64,48 +66,54 @@ def _commit() -> str | None:
 
 
 def write(benchmark: Benchmark, whole: dict[str, Any], out: Path, name: str) -> None:
-    """Writes ``<name>.json``, ``<name>.md`` and, where matplotlib is installed, ``<name>.svg`` into `out`."""
+    """Write ``<name>.json``, ``<name>.md`` and, with matplotlib, ``<name>.svg`` to `out`."""
     out.mkdir(parents=True, exist_ok=True)
     (out / f"{name}.json").write_text(json.dumps(whole, indent=1) + "\n")
     runs = whole["runs"]
     title = f"{benchmark.title}: {whole['machine']['gpu'] or 'CPU'}"
     bars = benchmark.bars(runs)
     drawn = bars is not None and picture.draw(bars, title, out / f"{name}.svg")
-    shown = [f"![{benchmark.title}]({name}.svg)"] if drawn else []
+    picture_lines = [f"![{benchmark.title}]({name}.svg)"] if drawn else []
     short, *others = benchmark.tables(runs)
-    sections = ["\n".join(heading(title, whole, benchmark.said(whole))), short, *shown, *others, benchmark.legend]
+    sections = [
+        "\n".join(heading(title, whole, benchmark.heading(whole))),
+        short,
+        *picture_lines,
+        *others,
+        benchmark.legend,
+    ]
     (out / f"{name}.md").write_text("\n\n".join(sections) + "\n")
 
 
-def heading(title: str, whole: dict[str, Any], said: list[str]) -> list[str]:
-    """What was measured, on what, with which command; `said` are the benchmark's own lines."""
+def heading(title: str, whole: dict[str, Any], lines: list[str]) -> list[str]:
+    """Return the heading: title, machine, data, the benchmark's own `lines`, command and date."""
     data = whole["data"]
     kilobytes = data["mean_bytes"] / 1000
     return [
         f"# {title}",
         "",
-        *machine_lines(whole["machine"]),
-        f"- data: {data['images']} unique {KINDS[data['kind']].title}, {kilobytes:.1f} kB each, {_cache(whole)}",
-        *said,
+        *format_machine(whole["machine"]),
+        f"- data: {data['images']} unique {KINDS[data['kind']].title}, {kilobytes:.1f} kB, {_describe_cache(whole)}",
+        *lines,
         f"- command: `{whole['command']}`, {whole['total_seconds']:.0f} s for this table",
         f"- date: {whole['date']}",
     ]
 
 
-def _cache(whole: dict[str, Any]) -> str:
+def _describe_cache(whole: dict[str, Any]) -> str:
     where = f"on {whole['file_system']}"
     if whole["cache"] == "warm":
         return f"{where}, in the page cache"
     shares = [run["cached_share"] for run in whole["runs"] if run.get("cached_share") is not None]
     if not shares:
-        left = "whether they were is not known here"
+        rest = "whether they were is not known here"
     else:
-        left = f"{max(shares):.0%} of it was still there at most"
-    return f"{where}, dropped from the page cache before each epoch ({left})"
+        rest = f"{max(shares):.0%} of it was still there at most"
+    return f"{where}, dropped from the page cache before each epoch ({rest})"
 
 
-def machine_lines(host: dict[str, Any]) -> list[str]:
-    """What :func:`machine` found, in words."""
+def format_machine(host: dict[str, Any]) -> list[str]:
+    """Return lines on the machine, from :func:`describe_machine`."""
     versions = ", ".join(f"{name} {version}" for name, version in host["versions"].items())
     where = f"{host['gpu']} (driver {host['driver']})" if host["gpu"] else "no GPU"
     return [
@@ -115,7 +123,7 @@ def machine_lines(host: dict[str, Any]) -> list[str]:
 
 
 def rate(run: Run | None) -> str:
-    """Images per second, or what became of a run that has none."""
+    """Return images per second, or the status of a run without figures."""
     if run is None:
         return "-"
     if run["status"] != "ok":
@@ -124,44 +132,44 @@ def rate(run: Run | None) -> str:
 
 
 def cores(count: int) -> str:
-    """'1 core', '4 cores'."""
+    """Return '1 core', '4 cores'."""
     return f"{count} core{'s' * (count > 1)}"
 
 
 def number(run: Run, key: str, digits: int) -> str:
-    """The figure `key`, or a dash."""
+    """Return the figure `key`, or a dash."""
     value = run.get(key)
     return "-" if value is None else f"{value:,.{digits}f}"
 
 
 def gaps(run: Run, key: str = "gap_ms") -> str:
-    """Milliseconds between batches: median, 99th percentile and longest."""
+    """Return milliseconds between batches: median, 99th percentile and maximum."""
     summary = run[key]
     return " / ".join(f"{summary[name]:.1f}" for name in ("median", "p99", "max")) if summary else "-"
 
 
 def host_memory(run: Run) -> str:
-    """MiB of all processes: the sum of their peaks, and what they share counted once."""
+    """Return MiB of all processes: the sum of their peaks, and the sum with shared pages counted once."""
     return f"{number(run, 'rss_peak_mib', 0)} ({number(run, 'pss_mib', 0)})"
 
 
-def plain(title: str) -> str:
-    """A title without Markdown."""
+def strip_markdown(title: str) -> str:
+    """Return a title without Markdown."""
     return title.replace("*", "")
 
 
 def table(columns: dict[str, Callable[[Run], str]], runs: list[Run], always: int) -> str:
-    """A line a run; of one that was not measured the first `always` columns alone."""
+    """Return a table with a row for each run. Runs without figures have the first `always` columns only."""
     rows = [list(columns)]
     for run in runs:
-        shown = columns.values() if run["status"] == "ok" else list(columns.values())[:always]
-        cells = [cell(run) for cell in shown]
+        used = columns.values() if run["status"] == "ok" else list(columns.values())[:always]
+        cells = [cell(run) for cell in used]
         rows.append(cells + [""] * (len(columns) - len(cells)))
     return markdown(rows)
 
 
 def markdown(rows: list[list[str]]) -> str:
-    """A table whose columns also line up as plain text: the first to the left, the others to the right."""
+    """Return a Markdown table with aligned columns: the first to the left, the others to the right."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
     lines = [
@@ -174,31 +182,31 @@ def markdown(rows: list[list[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def failures(runs: list[Run], named: Callable[[Run], str]) -> str:
-    """What those said that were not measured, a line each; empty where all were."""
+def failures(runs: list[Run], name: Callable[[Run], str]) -> str:
+    """Return a list of the runs without figures, with the reasons, or an empty string."""
     lines: list[str] = []
     for run in runs:
         if run["status"] in ("failed", "timeout"):
             last = (run.get("stderr") or "nothing").strip().splitlines()[-1][:300]
-            lines.append(f"- {named(run)}, {cores(run['cores'])}: {run['status']}: `{last}`")
+            lines.append(f"- {name(run)}, {cores(run['cores'])}: {run['status']}: `{last}`")
         elif "reason" in run:
-            lines.append(f"- {named(run)}, {cores(run['cores'])}: {run['reason']}")
+            lines.append(f"- {name(run)}, {cores(run['cores'])}: {run['reason']}")
     return "\n".join(["What was not measured:", "", *lines]) if lines else ""
 
 
 def _output(*command: str) -> str | None:
-    """The first line that a program prints; None where it is missing or fails."""
+    """Return the first line that a program prints, or None if it is missing or fails."""
     if not shutil.which(command[0]):
         return None
     done = subprocess.run(command, cwd=_REPOSITORY, capture_output=True, text=True, timeout=30, check=False)
     return done.stdout.partition("\n")[0].strip() or None if done.returncode == 0 else None
 
 
-def ending(run: Run) -> str:
-    """How a case ended, for the line that is printed of it then."""
+def describe_ending(run: Run) -> str:
+    """Describe how a case ended, for the line that is printed."""
     line = f", {run['busy_cores']:.1f} cores busy, {run['process_s']:.0f} s in all"
     if run["exit"] != "0":
-        line += f" [did not end cleanly: {run['exit']}]"
+        line += f" [exit code: {run['exit']}]"
     if run["allowed_cores"] > run["cores"]:
-        line += f" [broke out: its threads may use {run['allowed_cores']} cores]"
+        line += f" [not limited: its threads may use {run['allowed_cores']} cores]"
     return line

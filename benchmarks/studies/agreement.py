@@ -3,11 +3,11 @@
     python -m benchmarks.studies.agreement
     python -m benchmarks.studies.agreement --seeds 1 --epochs 1 --images 64 --name trial
 
-`recipes/imagefolder_classification.py` is run as its users run it, once for each loader and seed, on crops of real
-photographs: which photograph is this piece from? Pieces for training and for validation come from disjoint tiles.
-The accuracies after the last epoch are compared: their means, Welch's t, and how often a random assignment of the
-same accuracies to the two loaders sets the means as far apart (all assignments are counted: an exact permutation
-test). The results are written as JSON and Markdown in `benchmarks/results`.
+It runs `recipes/imagefolder_classification.py` once for each loader and seed, on crops of real photographs: which
+photograph is this piece from? Pieces for training and for validation come from disjoint tiles. It compares the
+accuracies after the last epoch: their means, Welch's t, and an exact permutation test. The test counts how many of all
+assignments of the accuracies to the two loaders set the means as far apart. The results are JSON and Markdown in
+`benchmarks/results`.
 """
 
 import argparse
@@ -46,9 +46,9 @@ PHOTOGRAPHS = {
 }
 TILE = 64
 SMALLEST = 40
-"""Pixels of a tile's side, and of the least side of a piece in it."""
+"""Side of a tile, and least side of a piece in it, in pixels."""
 VAL_SHARE = 3
-"""One tile of so many is for validation."""
+"""One of this number of tiles is for validation."""
 
 _EPOCH = re.compile(r"^epoch +(\d+)/\d+  loss ([\d.]+)  acc +([\d.]+)%  +([\d,]+) images/s$", re.MULTILINE)
 
@@ -57,14 +57,13 @@ _EPOCH = re.compile(r"^epoch +(\d+)/\d+  loss ([\d.]+)  acc +([\d.]+)%  +([\d,]+
 
 
 def write_pieces(root: Path, classes: int, train: int, val: int) -> dict[str, Any]:
-    """Writes ``train/`` and ``val/`` with that many JPEGs of each photograph; what was written.
+    """Write ``train/`` and ``val/`` with JPEGs of each photograph, and return a summary.
 
     Args:
-        root: The folder; what an earlier call wrote there is replaced.
-        classes: How many photographs; fewer where fewer are installed.
-        train: Pieces of each for training.
-        val: Pieces of each for validation.
-
+        root: The folder. Files of an earlier call are replaced.
+        classes: Number of photographs; fewer if fewer are installed.
+        train: Number of pieces of each for training.
+        val: Number of pieces of each for validation.
 
     Raises:
         SystemExit: `root` exists and was not made by this benchmark, or no photographs are installed.
@@ -75,11 +74,11 @@ def write_pieces(root: Path, classes: int, train: int, val: int) -> dict[str, An
     shutil.rmtree(root, ignore_errors=True)
     rng = np.random.default_rng(0)
     sizes: list[int] = []
-    found = {name: path for name, inside in PHOTOGRAPHS.items() if (path := _path(inside))}
-    found = dict(list(found.items())[:classes])
-    if not found:
+    paths = {name: path for name, inside in PHOTOGRAPHS.items() if (path := _find_file(inside))}
+    paths = dict(list(paths.items())[:classes])
+    if not paths:
         raise SystemExit("no photographs found: pip install scikit-image scikit-learn")
-    for name, path in found.items():
+    for name, path in paths.items():
         with Image.open(path) as image:
             photograph = image.convert("RGB")
         tiles = [(x, y) for x in range(photograph.width // TILE) for y in range(photograph.height // TILE)]
@@ -90,25 +89,25 @@ def write_pieces(root: Path, classes: int, train: int, val: int) -> dict[str, An
             folder.mkdir(parents=True)
             for number in range(count):
                 file = folder / f"{number:04}.jpg"
-                piece = photograph.crop(_box(part[number % len(part)], rng))
+                piece = photograph.crop(_draw_box(part[number % len(part)], rng))
                 piece.save(file, quality=int(rng.integers(75, 96)))
                 sizes.append(file.stat().st_size)
-    counts = {"classes": len(found), "train": len(found) * train, "val": len(found) * val}
-    told = {**counts, "mean_bytes": round(np.mean(sizes))}
-    mark.write_text(json.dumps(told))
-    return told
+    counts = {"classes": len(paths), "train": len(paths) * train, "val": len(paths) * val}
+    summary = {**counts, "mean_bytes": round(np.mean(sizes))}
+    mark.write_text(json.dumps(summary))
+    return summary
 
 
-def _path(inside: str) -> Path | None:
-    """Where the installed wheel holds a photograph, or None; the packages themselves are not imported."""
+def _find_file(inside: str) -> Path | None:
+    """Return a photograph's path in the installed wheel, or None. Do not import the package."""
     package, _, name = inside.partition("/")
     spec = importlib.util.find_spec(package)
     path = Path(spec.submodule_search_locations[0], name) if spec and spec.submodule_search_locations else None
     return path if path and path.exists() else None
 
 
-def _box(tile: tuple[int, int], rng: np.random.Generator) -> tuple[int, int, int, int]:
-    """A random piece of a tile: left, top, right, bottom."""
+def _draw_box(tile: tuple[int, int], rng: np.random.Generator) -> tuple[int, int, int, int]:
+    """Draw a piece of a tile: left, top, right, bottom."""
     sides = rng.integers(SMALLEST, TILE, 2, endpoint=True)
     left, top = (np.array(tile) * TILE + rng.integers(0, TILE - sides, endpoint=True)).tolist()
     return left, top, left + int(sides[0]), top + int(sides[1])
@@ -118,8 +117,17 @@ def _box(tile: tuple[int, int], rng: np.random.Generator) -> tuple[int, int, int
 
 
 def train(args: argparse.Namespace, loader: str, seed: int) -> dict[str, Any]:
-    """Runs the recipe once: its lines, as figures."""
-    command = [sys.executable, str(_RECIPE), str(args.root), "--loader", loader, "--seed", str(seed), *recipe(args)]
+    """Run the recipe once, and return the figures that it prints."""
+    command = [
+        sys.executable,
+        str(_RECIPE),
+        str(args.root),
+        "--loader",
+        loader,
+        "--seed",
+        str(seed),
+        *make_recipe_options(args),
+    ]
     path = os.pathsep.join(filter(None, (str(_REPOSITORY), os.environ.get("PYTHONPATH"))))
     start = time.perf_counter()
     run: dict[str, Any] = {"loader": loader, "seed": seed}
@@ -144,8 +152,8 @@ def train(args: argparse.Namespace, loader: str, seed: int) -> dict[str, Any]:
     return {**run, "status": "ok", "accuracy": accuracies[-1], "accuracies": accuracies, "losses": losses}
 
 
-def recipe(args: argparse.Namespace) -> list[str]:
-    """The recipe's options, the same for all runs but loader and seed."""
+def make_recipe_options(args: argparse.Namespace) -> list[str]:
+    """Return the recipe's options that are the same for all runs."""
     options = {
         "model": args.model,
         "epochs": args.epochs,
@@ -163,22 +171,22 @@ def recipe(args: argparse.Namespace) -> list[str]:
 
 
 def compare(ours: list[float], theirs: list[float]) -> dict[str, float | None]:
-    """The difference of the means, its standard error, Welch's t with its degrees of freedom, and the exact p."""
+    """Return the difference of the means, its standard error, Welch's t with degrees of freedom, and the exact p."""
     difference = statistics.fmean(ours) - statistics.fmean(theirs)
-    found: dict[str, float | None] = {"difference": round(difference, 5), "error": None, "t": None, "df": None}
+    result: dict[str, float | None] = {"difference": round(difference, 5), "error": None, "t": None, "df": None}
     if min(len(ours), len(theirs)) < 2:
-        return {**found, "p": None}
+        return {**result, "p": None}
     parts = [statistics.variance(values) / len(values) for values in (ours, theirs)]
     if error := math.sqrt(sum(parts)):
         freedom = sum(parts) ** 2 / sum(
             part**2 / (len(values) - 1) for part, values in zip(parts, (ours, theirs), strict=True)
         )
-        found |= {"error": round(error, 5), "t": round(difference / error, 3), "df": round(freedom, 1)}
-    return {**found, "p": round(permutation_p(ours, theirs), 4)}
+        result |= {"error": round(error, 5), "t": round(difference / error, 3), "df": round(freedom, 1)}
+    return {**result, "p": round(compute_permutation_p(ours, theirs), 4)}
 
 
-def permutation_p(ours: list[float], theirs: list[float]) -> float:
-    """The share of all assignments that set the means at least as far apart as they are."""
+def compute_permutation_p(ours: list[float], theirs: list[float]) -> float:
+    """Return the share of all assignments that set the means at least as far apart."""
     both = np.array([*ours, *theirs])
     chosen = np.array(list(itertools.combinations(range(len(both)), len(ours))))
     sums = both[chosen].sum(1)
@@ -190,8 +198,8 @@ def permutation_p(ours: list[float], theirs: list[float]) -> float:
 
 
 def markdown(whole: dict[str, Any]) -> str:
-    """The report as text."""
-    host, pieces, found = whole["machine"], whole["data"], whole["comparison"]
+    """Return the report as Markdown."""
+    host, pieces = whole["machine"], whole["data"]
     versions = ", ".join(f"{name} {number}" for name, number in host["versions"].items())
     where = f"{host['gpu']} (driver {host['driver']})" if host["gpu"] else "no GPU"
     lines = [
@@ -217,21 +225,21 @@ def markdown(whole: dict[str, Any]) -> str:
         cells += [_percent(statistics.fmean(known) if known else None)]
         cells += [_percent(statistics.stdev(known) if len(known) > 1 else None)]
         lines.append(f"| {TITLES[loader]} | {' | '.join(cells)} |")
-    return "\n".join([*lines, "", verdict(found)]) + "\n"
+    return "\n".join([*lines, "", verdict(whole["comparison"])]) + "\n"
 
 
-def verdict(found: dict[str, float | None] | None) -> str:
-    """The comparison in a sentence or two."""
-    if found is None:
-        return "There are no accuracies to compare: a training failed."
-    text = f"torchdali minus DataLoader: {100 * found['difference']:+.2f} points"
-    if found["p"] is None:
+def verdict(comparison: dict[str, float | None] | None) -> str:
+    """Return the comparison in a sentence or two."""
+    if comparison is None:
+        return "A training failed, so there are no accuracies to compare."
+    text = f"torchdali minus DataLoader: {100 * comparison['difference']:+.2f} points"
+    if comparison["p"] is None:
         return f"{text}. One seed says nothing about noise."
-    if found["error"] is not None:
-        text += f", standard error {100 * found['error']:.2f}; Welch's t = {found['t']:.2f} with {found['df']:.1f} "
-        text += "degrees of freedom"
-    said = "within the noise of the seeds" if found["p"] > 0.05 else "**more than the noise of the seeds**"
-    return f"{text}; exact permutation test p = {found['p']:.3f}: {said}."
+    if comparison["error"] is not None:
+        text += f", standard error {100 * comparison['error']:.2f}; Welch's t = {comparison['t']:.2f} with "
+        text += f"{comparison['df']:.1f} degrees of freedom"
+    result = "within the noise of the seeds" if comparison["p"] > 0.05 else "**more than the noise of the seeds**"
+    return f"{text}; exact permutation test p = {comparison['p']:.3f}: {result}."
 
 
 def _percent(value: float | None) -> str:
@@ -239,32 +247,32 @@ def _percent(value: float | None) -> str:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Trains all and writes the results; the whole report."""
+    """Run all trainings, write the results, and return the whole report."""
     start = time.perf_counter()
     seeds = list(range(args.seeds))
     whole: dict[str, Any] = {
         "command": shlex.join(["python", "-m", "benchmarks.studies.agreement", *args.command]),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "data": write_pieces(args.root, args.classes, args.images, args.val_images),
-        "recipe": recipe(args),
+        "recipe": make_recipe_options(args),
         "seeds": seeds,
     }
     print(f"data: {whole['data']} in {args.root}", flush=True)
     modules = {name: importlib.import_module(name) for name in ("torch", "torchvision", "nvidia.dali", "torchdali")}
-    seen = {
+    environment = {
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "versions": {name: module.__version__ for name, module in modules.items()},
     }
-    whole["machine"] = report.machine([seen], args.commit)
+    whole["machine"] = report.describe_machine([environment], args.commit)
 
-    def one(job: tuple[int, str]) -> dict[str, Any]:
+    def train_one(job: tuple[int, str]) -> dict[str, Any]:
         done = train(args, job[1], job[0])
-        shown = _percent(done.get("accuracy")) if done["status"] == "ok" else done["stderr"]
-        print(f"seed {done['seed']}  {done['loader']:<10}{shown}  {done['seconds']:.0f} s", flush=True)
+        outcome = _percent(done.get("accuracy")) if done["status"] == "ok" else done["stderr"]
+        print(f"seed {done['seed']}  {done['loader']:<10}{outcome}  {done['seconds']:.0f} s", flush=True)
         return done
 
     with ThreadPoolExecutor(args.jobs) as pool:
-        whole["runs"] = list(pool.map(one, itertools.product(seeds, LOADERS)))
+        whole["runs"] = list(pool.map(train_one, itertools.product(seeds, LOADERS)))
     by_loader = [
         [run["accuracy"] for run in whole["runs"] if run["loader"] == loader and run["status"] == "ok"]
         for loader in ("torchdali", "torch")
@@ -278,17 +286,17 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def parse(command: list[str]) -> argparse.Namespace:
-    """The options."""
+    """Parse the options."""
     cores = len(os.sched_getaffinity(0))
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.studies.agreement",
-        description="Trains with both loaders and compares the accuracies.",
+        description="Train with both loaders and compare the accuracies.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument("--seeds", type=int, default=5, help="trainings with each loader")
-    parser.add_argument("--classes", type=int, default=len(PHOTOGRAPHS), help="photographs")
-    parser.add_argument("--images", type=int, default=100, help="training images of each class")
-    parser.add_argument("--val-images", type=int, default=100, help="validation images of each class")
+    parser.add_argument("--seeds", type=int, default=5, help="number of trainings with each loader")
+    parser.add_argument("--classes", type=int, default=len(PHOTOGRAPHS), help="number of photographs")
+    parser.add_argument("--images", type=int, default=100, help="number of training images of each class")
+    parser.add_argument("--val-images", type=int, default=100, help="number of validation images of each class")
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--model", default="resnet18")
     parser.add_argument("--size", type=int, default=64, help="height and width that the network sees")
@@ -296,15 +304,15 @@ def parse(command: list[str]) -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=0.02)
     parser.add_argument("--auto-augment", default="ta_wide", choices=["ra", "ta_wide", "augmix", "imagenet"])
     parser.add_argument("--random-erase", type=float, default=0.1)
-    parser.add_argument("--jobs", type=int, default=min(4, max(1, cores // 4)), help="trainings at a time")
-    parser.add_argument("--workers", type=int, help="num_workers of each loader [the cores, shared among the jobs]")
-    parser.add_argument("--timeout", type=float, default=600.0, help="limit of one training, seconds")
-    parser.add_argument("--root", type=Path, help="where the images are written [in /dev/shm]")
+    parser.add_argument("--jobs", type=int, default=min(4, max(1, cores // 4)), help="number of trainings at a time")
+    parser.add_argument("--workers", type=int, help="num_workers of each loader [the cores, divided by the jobs]")
+    parser.add_argument("--timeout", type=float, default=600.0, help="limit of one training in seconds")
+    parser.add_argument("--root", type=Path, help="folder for the images [in /dev/shm]")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
-    parser.add_argument("--commit", help="torchdali's commit, where git cannot tell it")
+    parser.add_argument("--commit", help="torchdali's commit, if git cannot tell it")
     parser.add_argument("--name", help="name of the result files [agreement-<GPU>]")
     args = parser.parse_args(command)
-    args.command = report.shown(command, args)
+    args.command = report.hide_paths(command, args)
     args.workers = args.workers or max(1, cores // args.jobs)
     args.root = args.root or data.default_root(args.images).with_name("torchdali-agreement")
     args.name = args.name or report.default_name("agreement")
@@ -312,7 +320,7 @@ def parse(command: list[str]) -> argparse.Namespace:
 
 
 def main() -> None:
-    """Runs the check and prints the report."""
+    """Run the study and print the report."""
     args = parse(sys.argv[1:])
     whole = run(args)
     print(f"\n{markdown(whole)}")

@@ -1,12 +1,11 @@
-"""What the caches of DALILoader bring: how fast it hands out batches that nobody uses, in the first epoch and later.
+"""Measure DALILoader alone with its caches and without, in the first epoch and in later ones.
 
     python -m benchmarks.studies.cache
     python -m benchmarks.studies.cache --cases uncached,resized_device --seconds 10 --name trial
 
-Every case runs in a fresh process on the given cores, under a time limit. The dataset is the pictures of
-`common.data`, several times, so that an epoch takes a while although there is a cache; each of these samples is
-kept by itself, as if it were a file of its own. The results are written as JSON and as Markdown in
-`benchmarks/results`.
+Each case runs in a new process on the given cores, under a time limit. The dataset has the pictures of `common.data`
+several times, so that an epoch with a cache is long enough. The cache keeps each of these samples separately. The
+results are JSON and Markdown in `benchmarks/results`.
 """
 
 import argparse
@@ -27,7 +26,7 @@ from typing import Any
 from PIL import Image
 
 from benchmarks.common import data, report
-from benchmarks.common.script import Results, parsed, parser_of
+from benchmarks.common.script import Results, make_parser, parse_args
 from torchdali.tools.bench import metrics, subprocesses
 
 _SHORT_SIDE = 256
@@ -36,19 +35,19 @@ _PRELOADED = ("torch", "torchvision.transforms.v2", "torchvision.datasets", "tor
 
 @dataclass(frozen=True)
 class Kind:
-    """A case, as the table calls it.
+    """A kind of case.
 
     Attributes:
-        title: in words.
-        options: of DALILoader.
-        resized: whether the files were resized beforehand, to 256 on the shorter side.
-        head: whether the transforms begin with Resize(256), and crop at random then.
+        title: Title in the table.
+        options: Options of DALILoader.
+        resized: Whether the files were resized to 256 pixels on the shorter side.
+        resize: Whether the transforms begin with Resize(256), followed by a random crop.
     """
 
     title: str
     options: dict[str, Any]
     resized: bool = False
-    head: bool = False
+    resize: bool = False
 
 
 KINDS = {
@@ -56,8 +55,8 @@ KINDS = {
     "host": Kind('`cache="host"`', {"cache": "host"}),
     "device": Kind('`cache="device"`', {"cache": "device"}),
     "device_half": Kind('`cache="device"`, half of it fits', {"cache": "device", "cache_bytes": "half"}),
-    "resize_uncached": Kind("no cache, `Resize(256)`, `RandomCrop(224)`", {}, head=True),
-    "resize_device": Kind('`cache="device"`, `Resize(256)`, `RandomCrop(224)`', {"cache": "device"}, head=True),
+    "resize_uncached": Kind("no cache, `Resize(256)`, `RandomCrop(224)`", {}, resize=True),
+    "resize_device": Kind('`cache="device"`, `Resize(256)`, `RandomCrop(224)`', {"cache": "device"}, resize=True),
     "resized_uncached": Kind("no cache, files of 256 pixels", {}, resized=True),
     "resized_device": Kind('`cache="device"`, files of 256 pixels', {"cache": "device"}, resized=True),
 }
@@ -65,16 +64,16 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Case:
-    """What a process measures.
+    """One case.
 
     Attributes:
-        name: of the kind.
-        cores: how many it may use.
-        root: the folder of class folders.
-        repeat: how often each picture is in the dataset.
-        batch_size: images in a batch.
-        seconds: how long later epochs are measured.
-        profile: whether to say then where the thread that iterates spends its time.
+        name: Name in :data:`KINDS`.
+        cores: Number of cores that the process may use.
+        root: Folder of class folders.
+        repeat: How often each picture is in the dataset.
+        batch_size: Number of images in a batch.
+        seconds: How long later epochs are measured.
+        profile: Whether to profile the iterating thread at the end.
     """
 
     name: str
@@ -87,7 +86,7 @@ class Case:
 
 
 def measure(case: Case, result: Path) -> None:
-    """Measures one case and writes its figures."""
+    """Measure one case, and write its figures to `result`."""
     import torch
     from torchvision.datasets import ImageFolder
 
@@ -106,17 +105,17 @@ def measure(case: Case, result: Path) -> None:
     loader = DALILoader(dataset, case.batch_size, shuffle=True, drop_last=True, **options)
 
     def epoch() -> tuple[int, Any]:
-        taken, batch = 0, None
+        count, batch = 0, None
         for images_and_labels in loader:
-            taken, batch = taken + 1, images_and_labels
+            count, batch = count + 1, images_and_labels
         gpu.wait()
-        return taken * case.batch_size, batch
+        return count * case.batch_size, batch
 
     start = time.perf_counter()
     images, batch = epoch()
     first = images / (time.perf_counter() - start)
     gpu.sample_memory()
-    epoch()  # the first one that is served by the cache may build what the later ones need
+    epoch()  # the first epoch with a full cache may build pipelines
     images, epochs = 0, 0
     cpu, start = metrics.cpu_seconds(), time.perf_counter()
     while time.perf_counter() - start < case.seconds:
@@ -124,7 +123,7 @@ def measure(case: Case, result: Path) -> None:
         epochs += 1
     elapsed, cpu = time.perf_counter() - start, metrics.cpu_seconds() - cpu
     gpu.sample_memory()
-    cache = loader._session.native_plan.cache if loader._session.native_plan else None  # noqa: SLF001 - what explain() says of it
+    cache = loader._session.native_plan.cache if loader._session.native_plan else None  # noqa: SLF001
     figures: dict[str, Any] = {
         "first_epoch_images_per_s": round(first, 1),
         "images_per_s": round(images / elapsed, 1),
@@ -138,7 +137,7 @@ def measure(case: Case, result: Path) -> None:
         **metrics.host_memory(),
     }
     if case.profile:
-        figures["profile"] = _profiled(epoch)
+        figures["profile"] = _profile(epoch)
     loader.close()
     if gpu.present:
         figures["gpu_after_close_mib"] = round((gpu._free_before - torch.cuda.mem_get_info()[0]) / 2**20)  # noqa: SLF001
@@ -146,7 +145,7 @@ def measure(case: Case, result: Path) -> None:
     subprocesses.exit_now(0)
 
 
-def _profiled(epoch: Any) -> str:
+def _profile(epoch: Any) -> str:
     profile = cProfile.Profile()
     profile.runcall(lambda: [epoch() for _ in range(5)])
     text = io.StringIO()
@@ -157,16 +156,16 @@ def _profiled(epoch: Any) -> str:
 def _transforms(kind: Kind) -> Any:
     from torchvision.transforms import v2
 
-    from benchmarks.systems.systems import SIZE, transforms
+    from benchmarks.systems.systems import SIZE, make_transforms
 
-    chain = transforms()
-    if kind.head:
+    chain = make_transforms()
+    if kind.resize:
         chain.transforms[1:2] = [v2.Resize(_SHORT_SIDE, antialias=True), v2.RandomCrop(SIZE)]
     return chain
 
 
 def make_resized(root: Path) -> Path:
-    """The same pictures with 256 pixels on the shorter side, beside the given folder."""
+    """Write the pictures with 256 pixels on the shorter side, beside the given folder, and return their folder."""
     target = root.with_name(f"{root.name}-{_SHORT_SIDE}")
     if target.exists():
         return target
@@ -189,7 +188,7 @@ def _resize(target: Path, path: Path) -> None:
 
 
 def table(runs: list[dict[str, Any]]) -> str:
-    """The results, one line a case."""
+    """Return the results, with a row for each case."""
     rows = [["case", "images/s, first epoch", "later", "busy cores", "CPU s/1,000", "GPU MiB", "host peak MiB"]]
     for run in runs:
         title = KINDS[run["case"]].title
@@ -212,7 +211,7 @@ def table(runs: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    """Runs the cases, prints each as it ends, and writes the results."""
+    """Run the cases, print each as it ends, and write the results."""
     args = _parse(sys.argv[1:])
     started = time.perf_counter()
     root = args.root or data.default_root(args.images)
@@ -220,15 +219,15 @@ def main() -> None:
     resized = make_resized(root) if any(KINDS[name].resized for name in args.cases) else root
     print(f"data: {pictures['images']} pictures, {time.perf_counter() - started:.1f} s", flush=True)
     context = subprocesses.start_context(_PRELOADED if not args.spawn else ())
-    about = {"batch_size": args.batch_size, "cores": args.cores, "repeat": args.repeat}
-    results = Results("cache", args, _write, data=pictures, **about)
+    details = {"batch_size": args.batch_size, "cores": args.cores, "repeat": args.repeat}
+    results = Results("cache", args, _write, data=pictures, **details)
     for name in args.cases:
         folder = resized if KINDS[name].resized else root
         case = Case(name, args.cores, folder, args.repeat, args.batch_size, args.seconds, args.profile)
         run = {"case": name, **subprocesses.measure_in_process(context, measure, case, args.timeout)}
-        shown = [f"{key} {run[key]:,}" for key in ("first_epoch_images_per_s", "images_per_s") if key in run]
+        figures = [f"{key} {run[key]:,}" for key in ("first_epoch_images_per_s", "images_per_s") if key in run]
         more = [run[key] for key in ("stderr", "cache", "profile") if run.get(key)]
-        results.add(run, "\n".join([f"{name:<18}{run['status']} {', '.join(shown)}", *more]))
+        results.add(run, "\n".join([f"{name:<18}{run['status']} {', '.join(figures)}", *more]))
     print(f"\n{table(results.runs)}\n{time.perf_counter() - started:.0f} s in all")
 
 
@@ -238,7 +237,7 @@ def _write(whole: dict[str, Any], out: Path, name: str) -> None:
     heading = [
         "# Caches",
         "",
-        *report.machine_lines(whole["machine"]),
+        *report.format_machine(whole["machine"]),
         f"- data: {whole['data']['images']:,} pictures, each {whole['repeat']} times in the dataset",
         f"- work: batches of {whole['batch_size']} on {whole['cores']} cores, random crop to 224, flip, normalize",
         f"- command: `{whole['command']}`",
@@ -250,18 +249,18 @@ def _write(whole: dict[str, Any], out: Path, name: str) -> None:
 
 
 def _parse(command: list[str]) -> argparse.Namespace:
-    parser = parser_of("cache", "Measures DALILoader with its caches and without.")
+    parser = make_parser("cache", "Measure DALILoader with its caches and without.")
     parser.add_argument("--images", type=int, default=8192, help="number of pictures to make")
-    parser.add_argument("--root", type=Path, help="where they are or will be [in /dev/shm]")
+    parser.add_argument("--root", type=Path, help="folder of the pictures [in /dev/shm]")
     parser.add_argument("--repeat", type=int, default=4, help="how often each picture is in the dataset")
     parser.add_argument("--cores", type=int, default=16)
-    parser.add_argument("--cases", default=",".join(KINDS), help="some of them, separated by commas")
+    parser.add_argument("--cases", default=",".join(KINDS), help="some of the cases, separated by commas")
     parser.add_argument("--seconds", type=float, default=3.0, help="time of the later epochs of one case")
-    parser.add_argument("--timeout", type=float, default=60.0, help="limit of one process, seconds")
+    parser.add_argument("--timeout", type=float, default=60.0, help="limit of one process in seconds")
     parser.add_argument("--batch-size", type=int, default=256)
-    parser.add_argument("--profile", action="store_true", help="say where the time goes")
-    parser.add_argument("--spawn", action="store_true", help="start each process from nothing")
-    args = parsed(parser, command)
+    parser.add_argument("--profile", action="store_true", help="profile the iterating thread")
+    parser.add_argument("--spawn", action="store_true", help="start each process as a new interpreter")
+    args = parse_args(parser, command)
     args.cases = args.cases.split(",")
     args.cores = min(args.cores, len(os.sched_getaffinity(0)))
     if unknown := set(args.cases) - set(KINDS):

@@ -1,6 +1,6 @@
-"""CPU time an image with ``fidelity="exact"`` and ``"fast"`` on DALI's CPU backend, in turn in one process.
+"""Measure the CPU time of an image with ``fidelity="exact"`` and ``"fast"`` on DALI's CPU backend, in one process.
 
-Run it with ``python -m benchmarks.fidelity``; it writes ``benchmarks/results/fidelity-cpu.md``.
+``python -m benchmarks.studies.fidelity`` writes ``benchmarks/results/fidelity-cpu.md``.
 """
 
 import os
@@ -26,23 +26,23 @@ CHAINS = {
 }
 
 
-def milliseconds(folder: Path, chain: list[v2.Transform]) -> dict[str, float]:
-    """CPU milliseconds an image, the median of the rounds, by fidelity."""
+def measure_milliseconds(folder: Path, chain: list[v2.Transform]) -> dict[str, float]:
+    """Return CPU milliseconds for an image, by fidelity: the median of the rounds."""
     dataset = ImageFolder(folder, v2.Compose([v2.ToImage(), *chain]))
-    loaders = {one: DALILoader(dataset, 64, device="cpu", seed=0, fidelity=one) for one in ("exact", "fast")}
-    seen: dict[str, list[float]] = {one: [] for one in loaders}
+    loaders = {name: DALILoader(dataset, 64, device="cpu", seed=0, fidelity=name) for name in ("exact", "fast")}
+    times: dict[str, list[float]] = {name: [] for name in loaders}
     for turn in range(ROUNDS + 1):
-        for one, loader in loaders.items():
+        for name, loader in loaders.items():
             start = time.process_time()
             for _ in loader:
                 pass
             if turn:  # the first epoch builds pipelines and reads headers
-                seen[one].append((time.process_time() - start) / len(dataset) * 1000)
-    return {one: statistics.median(values) for one, values in seen.items()}
+                times[name].append((time.process_time() - start) / len(dataset) * 1000)
+    return {name: statistics.median(values) for name, values in times.items()}
 
 
 def main() -> None:
-    """Measures and writes."""
+    """Run the study and write the table."""
     folder = data.default_root(IMAGES)
     data.make(folder, IMAGES)
     lines = [
@@ -60,8 +60,8 @@ def main() -> None:
         "| --- | ---: | ---: |",
     ]
     for name, chain in CHAINS.items():
-        found = milliseconds(folder, chain)
-        lines.append(f"| {name} | {found['exact']:.2f} | {found['fast']:.2f} |")
+        result = measure_milliseconds(folder, chain)
+        lines.append(f"| {name} | {result['exact']:.2f} | {result['fast']:.2f} |")
     text = "\n".join(lines) + "\n"
     (Path(__file__).parents[1] / "results" / "fidelity-cpu.md").write_text(text)
     print(text)

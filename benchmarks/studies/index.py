@@ -1,16 +1,16 @@
-"""What ten million paths cost: memory of all processes of a host together, and the time until the first batch.
+"""Measure what ten million paths cost: memory of all processes of a host, and the time until the first batch.
 
     python -m benchmarks.studies.index
     python -m benchmarks.studies.index --files 1000000 --processes 1,2 --name trial
 
-The paths are synthetic but for a few pictures, over which the sampler goes. Each case starts so many processes at
-once, each with a loader of its own, as on a host with so many GPUs. After its first batch each goes through the whole
-index as all epochs together do, in random order: it gathers all paths and labels, counts all samples, and takes in a
-header of every file that is not known. So the memory is that at the end of a long training. What the same processes
-hold with an index of the few pictures alone is subtracted.
+The paths are synthetic, except for a few pictures, over which the sampler goes. Each case starts several processes at
+once, each with its own loader, as on a host with several GPUs. After its first batch each process goes through the
+whole index in random order, as epochs do. It reads all paths and labels, counts all samples, and stores a header of
+every unknown file. So the memory is that at the end of a long training. The memory of the same processes with an index
+of only the few pictures is subtracted.
 
-*list* is an `ImageFolder` with a list of tuples, and its list is counted, too. *index* is an `ImageIndex`,
-*index with headers* one that was written with `headers=True`.
+*list* is an `ImageFolder` with a list of tuples, which is counted too. *index* is an `ImageIndex`, and *index with
+headers* was written with `headers=True`.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import data, memory_use, report
-from benchmarks.common.script import Results, parsed, parser_of
+from benchmarks.common.script import Results, make_parser, parse_args
 
 KINDS = {"list": "list (ImageFolder)", "index": "index", "headers": "index with headers"}
 PICTURES = 64
@@ -34,26 +34,26 @@ BATCH = 32
 _BARRIER_S = 120
 _CHUNK = 4096
 _LEGEND = """\
-*Shared* is the index's file in memory, once for all processes. *Own* is what all processes together have of their own,
-less what as many have with an index of {pictures} files. *Memory* is both. *Open* is
-`ImageIndex(...)`, for the list nothing; *loader* is `DALILoader(...)`; *first batch* is from `iter(loader)` to {batch}
-decoded pictures. All are of the slowest process, with modules imported and all processes at work at once. *Start* is
-their sum: all of it but the imports."""
+*Shared* is the index's file in memory, once for all processes. *Own* is the private memory of all processes together,
+less that of as many processes with an index of {pictures} files. *Memory* is both. *Open* is the time of
+`ImageIndex(...)`, and for the list nothing. *Loader* is the time of `DALILoader(...)`. *First batch* is the time from
+`iter(loader)` to {batch} decoded pictures. All times are of the slowest process, after imports, with all processes
+running at once. *Start* is their sum."""
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Measures all cases and writes the results; the whole report."""
+    """Measure all cases, write the results, and return the whole report."""
     with tempfile.TemporaryDirectory(dir=args.root, prefix="torchdali-index-") as folder:
         root = Path(folder)
-        about = prepare(root, args.files)
-        results = Results("index", args, write, files=args.files, **about)
-        print(f"an index of {args.files:,} paths, {about['mean_path_bytes']:.1f} bytes each", flush=True)
+        details = prepare(root, args.files)
+        results = Results("index", args, write, files=args.files, **details)
+        print(f"an index of {args.files:,} paths, {details['mean_path_bytes']:.1f} bytes each", flush=True)
         controls: dict[int, dict[str, Any]] = {}
         for kind in args.kinds:
             for count in args.processes if kind != "list" else args.processes[:1]:
                 if count not in controls:
-                    controls[count] = measured(root, "control", count, args.timeout)
-                entry = {"kind": kind, "processes": count, **measured(root, kind, count, args.timeout)}
+                    controls[count] = measure_processes(root, "control", count, args.timeout)
+                entry = {"kind": kind, "processes": count, **measure_processes(root, kind, count, args.timeout)}
                 if entry["status"] == "ok" and controls[count]["status"] == "ok":
                     entry["own_mib"] = round(entry["anonymous_mib"] - controls[count]["anonymous_mib"], 1)
                     entry["memory_mib"] = round(entry["own_mib"] + entry["shared_mib"], 1)
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def prepare(root: Path, files: int) -> dict[str, Any]:
-    """Writes the pictures and the indexes; what they are."""
+    """Write the pictures and the indexes, and return a summary."""
     import numpy as np
 
     from torchdali import ImageIndex
@@ -70,12 +70,12 @@ def prepare(root: Path, files: int) -> dict[str, Any]:
     data.make(root / "pictures", PICTURES, 1)
     pictures = sorted(map(str, (root / "pictures").rglob("*.jpg")))
     rows = np.linspace(0, files - 1, PICTURES).astype(int).tolist()
-    at = dict(zip(rows, pictures, strict=True))
+    path_of = dict(zip(rows, pictures, strict=True))
 
     def samples() -> Any:
         for row in range(files):
             label = row * 1000 // files
-            yield at.get(row) or f"/mnt/datasets/imagenet/train/n{label:08d}/n{label:08d}_{row}.JPEG", label
+            yield path_of.get(row) or f"/mnt/datasets/imagenet/train/n{label:08d}/n{label:08d}_{row}.JPEG", label
 
     start = time.perf_counter()
     ImageIndex.write(root / "index.npz", samples(), [f"n{label:08d}" for label in range(1000)])
@@ -84,7 +84,7 @@ def prepare(root: Path, files: int) -> dict[str, Any]:
     with np.load(root / "control.npz") as known, np.load(root / "index.npz") as index:
         arrays = dict(index)
         lengths = np.char.str_len(arrays["paths"][:: max(1, files // 1000)])
-        # Of files that do not exist: any header will do.
+        # The files do not exist, so any header is good.
         arrays["sizes"] = np.full((files, 2), (375, 500), np.uint16)
         arrays["lengths"] = np.full(files, 98_000, np.uint32)
         arrays["flags"] = np.full(files, 11, np.uint8)
@@ -96,8 +96,8 @@ def prepare(root: Path, files: int) -> dict[str, Any]:
     return {"mean_path_bytes": float(lengths.mean()), "written_s": written_s, "data": {"images": PICTURES}}
 
 
-def measured(root: Path, kind: str, count: int, timeout: float) -> dict[str, Any]:
-    """Runs a case in `count` processes at once: sums of their memory, and the times of the slowest."""
+def measure_processes(root: Path, kind: str, count: int, timeout: float) -> dict[str, Any]:
+    """Run a case in `count` processes at once. Return the sums of their memory, and the times of the slowest."""
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(count, timeout=min(_BARRIER_S, timeout))
     results = [root / f"{kind}-{rank}.json" for rank in range(count)]
@@ -113,23 +113,23 @@ def measured(root: Path, kind: str, count: int, timeout: float) -> dict[str, Any
     for child in children:
         child.kill()
         child.join()
-    found = [json.loads(result.read_text()) for result in results if result.exists()]
-    if failed := [one["error"] for one in found if "error" in one]:
+    reports = [json.loads(result.read_text()) for result in results if result.exists()]
+    if failed := [part["error"] for part in reports if "error" in part]:
         return {"status": "failed", "stderr": failed[0][-3000:]}
-    if late or len(found) < count:
+    if late or len(reports) < count:
         return {
             "status": "timeout" if late else "failed",
-            "stderr": f"{len(found)} of {count} processes came to an end",
+            "stderr": f"{len(reports)} of {count} processes wrote a result",
         }
-    sums = {name: round(sum(one[name] for one in found), 1) for name in ("anonymous_mib", "shared_mib")}
-    slowest = {name: max(one[name] for one in found) for name in ("open_s", "loader_s", "first_batch_s", "start_s")}
-    return {"status": "ok", **sums, **slowest, **{name: found[0][name] for name in ("versions", "gpu", "epoch_s")}}
+    sums = {name: round(sum(part[name] for part in reports), 1) for name in ("anonymous_mib", "shared_mib")}
+    slowest = {name: max(part[name] for part in reports) for name in ("open_s", "loader_s", "first_batch_s", "start_s")}
+    return {"status": "ok", **sums, **slowest, **{name: reports[0][name] for name in ("versions", "gpu", "epoch_s")}}
 
 
 def _rank(root: Path, kind: str, barrier: Any, result: Path) -> None:
     try:
         figures = _measure(root, kind, barrier)
-    except Exception:  # noqa: BLE001 - whatever it is, it is what is reported
+    except Exception:  # noqa: BLE001 - any error is reported
         barrier.abort()
         figures = {"error": traceback.format_exc()}
     unfinished = result.with_suffix(".unfinished")
@@ -139,7 +139,7 @@ def _rank(root: Path, kind: str, barrier: Any, result: Path) -> None:
 
 def _measure(root: Path, kind: str, barrier: Any) -> dict[str, Any]:
     from benchmarks.systems.batches import surroundings
-    from benchmarks.systems.systems import transforms
+    from benchmarks.systems.systems import make_transforms
     from torchdali import DALILoader, ImageIndex
     from torchdali.pipeline import graph
 
@@ -147,22 +147,22 @@ def _measure(root: Path, kind: str, barrier: Any) -> dict[str, Any]:
     rows: list[int] = json.loads((root / "rows.json").read_text())
     if kind == "control":
         rows = list(range(PICTURES))
-    folder = _list_of(ImageIndex(root / "index.npz"), transforms()) if kind == "list" else None
+    folder = _make_list_dataset(ImageIndex(root / "index.npz"), make_transforms()) if kind == "list" else None
     barrier.wait()
 
     start = time.perf_counter()
-    dataset = folder or ImageIndex(root / f"{kind}.npz", transforms())
+    dataset = folder or ImageIndex(root / f"{kind}.npz", make_transforms())
     opened = time.perf_counter()
     loader: Any = DALILoader(dataset, batch_size=BATCH, sampler=rows)
     made = time.perf_counter()
     epoch: Any = iter(loader)
     images, labels = next(epoch)
-    labels.tolist()  # which waits, on a GPU
+    labels.tolist()  # waits for a GPU
     first = time.perf_counter()
     assert len(images) == BATCH
 
-    _go_through(loader._session.reader, epoch._occurrences)  # noqa: SLF001 - which no user can
-    gone = time.perf_counter()
+    _touch_all(loader._session.reader, epoch._occurrences)  # noqa: SLF001 - there is no public way
+    end = time.perf_counter()
     barrier.wait()
     memory, shared = memory_use.measure_host(), memory_use.measure_mapped_file(root / f"{kind}.npz")
     barrier.wait()
@@ -173,13 +173,13 @@ def _measure(root: Path, kind: str, barrier: Any) -> dict[str, Any]:
         "loader_s": round(made - opened, 3),
         "first_batch_s": round(first - made, 3),
         "start_s": round(first - start, 3),
-        "epoch_s": round(gone - first, 1),
+        "epoch_s": round(end - first, 1),
         **surroundings(),
     }
 
 
-def _list_of(index: Any, transform: Any) -> Any:
-    """An `ImageFolder` with the same files, without a look at them."""
+def _make_list_dataset(index: Any, transform: Any) -> Any:
+    """Return an `ImageFolder` with the files of an index, without reading the folder."""
     from torchvision.datasets import ImageFolder
     from torchvision.datasets.folder import default_loader
 
@@ -190,12 +190,12 @@ def _list_of(index: Any, transform: Any) -> Any:
     return folder
 
 
-def _go_through(reader: Any, occurrences: Any) -> None:
-    """Touches all that epochs touch."""
+def _touch_all(reader: Any, occurrences: Any) -> None:
+    """Touch all memory that epochs touch."""
     import numpy as np
 
     order = np.random.default_rng(os.getpid()).permutation(len(reader.source)).astype(np.uint32)
-    table = reader.table  # learning ten million headers one by one takes minutes
+    table = reader.table  # adding ten million headers one by one takes minutes
     for start in range(0, len(reader.source), _CHUNK):
         rows = order[start : start + _CHUNK].astype(np.int64)
         reader.read_inputs(rows, rows[:0], contextlib.ExitStack())
@@ -209,15 +209,15 @@ def _go_through(reader: Any, occurrences: Any) -> None:
 
 
 def write(whole: dict[str, Any], out: Path, name: str) -> None:
-    """Writes ``<name>.json`` and ``<name>.md`` into `out`."""
+    """Write ``<name>.json`` and ``<name>.md`` to `out`."""
     out.mkdir(parents=True, exist_ok=True)
     (out / f"{name}.json").write_text(json.dumps(whole, indent=1) + "\n")
     heading = "\n".join(
         [
             f"# An index of {whole['files']:,} paths",
             "",
-            *report.machine_lines(whole["machine"]),
-            f"- paths: {whole['mean_path_bytes']:.0f} bytes in the mean; writing the index took {whole['written_s']} s",
+            *report.format_machine(whole["machine"]),
+            f"- paths: {whole['mean_path_bytes']:.0f} bytes on average; writing the index took {whole['written_s']} s",
             f"- command: `{whole['command']}`",
             f"- date: {whole['date']}",
         ]
@@ -227,7 +227,7 @@ def write(whole: dict[str, Any], out: Path, name: str) -> None:
 
 
 def table(whole: dict[str, Any]) -> str:
-    """A line a case."""
+    """Return a row for each case."""
     head = [
         "",
         "processes",
@@ -266,16 +266,18 @@ def _line(entry: dict[str, Any]) -> str:
 
 
 def parse(command: list[str]) -> argparse.Namespace:
-    """The options."""
-    parser = parser_of("index", "Measures what an index of many paths costs.")
+    """Parse the options."""
+    parser = make_parser("index", "Measure what an index of many paths costs.")
     parser.add_argument("--files", type=int, default=10_000_000)
     parser.add_argument("--processes", default="1,2,8", help="numbers of processes, separated by commas")
     parser.add_argument(
-        "--kinds", default=",".join(KINDS), help=f"some of {', '.join(KINDS)}; a list in the first only"
+        "--kinds",
+        default=",".join(KINDS),
+        help=f"some of {', '.join(KINDS)}; the list only with the first number of processes",
     )
-    parser.add_argument("--root", type=Path, help="where the indexes lie while it runs [the temporary folder]")
-    parser.add_argument("--timeout", type=float, default=300.0, help="limit of one case, seconds")
-    args = parsed(parser, command)
+    parser.add_argument("--root", type=Path, help="folder for the indexes [the temporary folder]")
+    parser.add_argument("--timeout", type=float, default=300.0, help="limit of one case in seconds")
+    args = parse_args(parser, command)
     args.kinds = args.kinds.split(",")
     if unknown := set(args.kinds) - set(KINDS):
         parser.error(f"no such kind: {', '.join(sorted(unknown))}; there are {', '.join(KINDS)}")
@@ -286,7 +288,7 @@ def parse(command: list[str]) -> argparse.Namespace:
 
 
 def main() -> None:
-    """Runs the benchmark and prints its table."""
+    """Run the study and print its table."""
     whole = run(parse(sys.argv[1:]))
     print(f"\n{table(whole)}")
 

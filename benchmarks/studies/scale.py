@@ -1,16 +1,16 @@
-"""Several GPUs of one host, a process each: images/s of each GPU, and what each process holds, epoch by epoch.
+"""Measure several GPUs of one host, with a process for each: images/s, and the memory of each process by epoch.
 
     python -m benchmarks.studies.scale
     python -m benchmarks.studies.scale --gpus 1,2 --systems torchdali --seconds 3 --name trial
 
-Each number of GPUs is run by itself: so many processes with the variables that `torchrun` sets, each with its own GPU
-and its own cores, a `DistributedSampler` and a `DALILoader` with no option set. Every GPU gets as many pictures as one
-GPU alone does. First each process counts images for the same few seconds, after an epoch that warms up; then another
-loader goes through short epochs, and after each of them memory, threads and open files are looked at. While all loaders
-are there, the memory that is in use on each GPU tells whether a process has also put something on another's. DALI by
-hand, tuned, is counted beside it in as many processes, each with all pictures: what it loses is lost to the host.
+Each number of GPUs is one run: that many processes with the variables of `torchrun`, each with its own GPU and cores, a
+`DistributedSampler` and a `DALILoader` without options. Every GPU gets as many pictures as one GPU alone. First each
+process counts images for the same few seconds, after an epoch to warm up. Then another loader runs short epochs, and
+memory, threads and open files are measured after each. While all loaders exist, the memory in use on each GPU shows
+whether a process also uses another's. DALI by hand, tuned, runs in as many processes, each with all pictures, to show
+what the host costs.
 
-Without a GPU the processes run on the CPU, which is good for trying the harness only.
+Without a GPU the processes run on the CPU, to try the study only.
 """
 
 import argparse
@@ -25,37 +25,37 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import data, memory_use, report
-from benchmarks.common.script import Results, parsed, parser_of
+from benchmarks.common.script import Results, make_parser, parse_args
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
 SYSTEMS = ("torchdali", "dali_tuned")
 _FIGURES = ("pss_mib", "anonymous_mib", "gpu_mib", "threads", "files")
 _LEGEND = """\
-Each process has {cores} cores (where there are so many) and one GPU, batches of {batch_size}. *Images/s* are of each
-process over the same {seconds} s, in the mean, the slowest and the fastest; *of one* is the mean as a share of that
-with one process. Tuned DALI has half as many threads as cores. Memory is of one process of torchdali, after the first
-of {epochs} epochs of {batches} batches and after the last; on the GPU it includes CUDA's context. *Slope* is the
-largest of any process, per epoch, by the median of all pairs, the first epoch left out; *range* is the largest less the
-smallest. *Used on each GPU* is while all loaders are there: equal numbers mean that each process is on its own GPU
-only."""
+Each process has {cores} cores (if there are as many) and one GPU, and batches of {batch_size}. *Images/s* are of each
+process over the same {seconds} s: the mean, the slowest and the fastest. *Of one* is the mean as a share of that with
+one process. Tuned DALI has half as many threads as cores. Memory is of one process of torchdali, after the first and
+after the last of {epochs} epochs of {batches} batches. On the GPU it includes CUDA's context. *Slope* is per epoch, the
+median of all pairs without the first epoch, and the largest of all processes. *Range* is the largest less the smallest
+value. *Used on each GPU* is measured while all loaders exist. Equal numbers mean that each process uses only its own
+GPU."""
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Measures all numbers of processes and writes the results; the whole report."""
+    """Measure all numbers of processes, write the results, and return the whole report."""
     root = args.root or data.default_root(args.images)
     pictures = data.make(root, args.images)
     print(f"data: {pictures['images']} pictures of {pictures['mean_bytes'] / 1000:.1f} kB in {root}", flush=True)
-    about = {name: getattr(args, name) for name in ("batch_size", "seconds", "epochs", "batches", "cores")}
-    results = Results("scale", args, write, data=pictures, **about)
+    details = {name: getattr(args, name) for name in ("batch_size", "seconds", "epochs", "batches", "cores")}
+    results = Results("scale", args, write, data=pictures, **details)
     for count in args.gpus:
         for system in args.systems:
-            entry = {"processes": count, "system": system, **measured(args, root, count, system)}
+            entry = {"processes": count, "system": system, **run_processes(args, root, count, system)}
             results.add(entry, _line(entry))
     return results.whole
 
 
-def measured(args: argparse.Namespace, root: Path, count: int, system: str = "torchdali") -> dict[str, Any]:
-    """So many processes at once: each one's figures and status 'ok', or what the first that failed wrote last."""
+def run_processes(args: argparse.Namespace, root: Path, count: int, system: str = "torchdali") -> dict[str, Any]:
+    """Run `count` processes at once. Return their figures and status 'ok', or the output of the one that failed."""
     cpus = sorted(os.sched_getaffinity(0))
     share = max(1, min(args.cores, len(cpus) // count))
     with tempfile.TemporaryDirectory() as folder:
@@ -64,7 +64,7 @@ def measured(args: argparse.Namespace, root: Path, count: int, system: str = "to
         port = _free_port()
         children: list[subprocess.Popen[bytes]] = []
         for rank, (result, log) in enumerate(zip(results, logs, strict=True)):
-            mine = [cpus[i % len(cpus)] for i in range(rank * share, (rank + 1) * share)]
+            own_cpus = [cpus[i % len(cpus)] for i in range(rank * share, (rank + 1) * share)]
             options = {
                 "root": root.resolve(),
                 "system": system,
@@ -77,31 +77,37 @@ def measured(args: argparse.Namespace, root: Path, count: int, system: str = "to
             variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}
             variables |= {"OMP_NUM_THREADS": 1} if count > 1 and "OMP_NUM_THREADS" not in os.environ else {}
             environment = {**os.environ, **{name: str(value) for name, value in variables.items()}}
-            # Before it starts: a library that has seen all cores would start as many threads on the few.
-            os.sched_setaffinity(0, mine)
-            with log.open("w") as said:
-                child = subprocess.Popen(command, cwd=_REPOSITORY, stdout=said, stderr=said, env=environment)
+            # Before it starts, because a library that sees all cores would start as many threads.
+            os.sched_setaffinity(0, own_cpus)
+            with log.open("w") as output:
+                child = subprocess.Popen(command, cwd=_REPOSITORY, stdout=output, stderr=output, env=environment)
             os.sched_setaffinity(0, cpus)
             children.append(child)
         ended = _wait(children, args.timeout)
         if ended == "ok" and all(result.exists() for result in results):
             ranks = [json.loads(result.read_text()) for result in results]
-            return {"status": "ok", "cores_each": share, **summary(ranks), "ranks": ranks, **_about(ranks[0])}
-        said = [log.read_text(errors="replace").replace(f"{_REPOSITORY}{os.sep}", "") for log in logs]
-        # Those that wait for the one that failed fail after it, and say less.
+            return {
+                "status": "ok",
+                "cores_each": share,
+                **summarize(ranks),
+                "ranks": ranks,
+                **_pop_environment(ranks[0]),
+            }
+        outputs = [log.read_text(errors="replace").replace(f"{_REPOSITORY}{os.sep}", "") for log in logs]
+        # Processes that wait for the one that failed fail later, with a message that tells less.
         codes = [child.returncode for child in children]
-        first = next((text for text in said if "Traceback" in text and "Connection" not in text), said[0])
+        first = next((text for text in outputs if "Traceback" in text and "Connection" not in text), outputs[0])
         return {"status": "timeout" if ended == "timeout" else "failed", "exits": codes, "stderr": first[-3000:]}
 
 
 def _wait(children: list[subprocess.Popen[bytes]], timeout: float) -> str:
-    """Waits until all have ended, one has failed, or the time is over; then ends those that are left."""
+    """Wait until all have ended, one has failed, or the time is over. Then kill the others."""
     deadline = time.perf_counter() + timeout
     ended = "timeout"
     while time.perf_counter() < deadline:
         codes = [child.poll() for child in children]
         if any(codes):
-            time.sleep(2)  # for what the others have to say
+            time.sleep(2)  # so that the others can write their errors
             ended = "failed"
             break
         if all(code == 0 for code in codes):
@@ -116,43 +122,43 @@ def _wait(children: list[subprocess.Popen[bytes]], timeout: float) -> str:
 
 
 def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
 
 
-def _about(figures: dict[str, Any]) -> dict[str, Any]:
+def _pop_environment(figures: dict[str, Any]) -> dict[str, Any]:
     return {name: figures.pop(name) for name in ("versions", "gpu", "environment")}
 
 
-def summary(ranks: list[dict[str, Any]]) -> dict[str, Any]:
-    """What all processes did together."""
+def summarize(ranks: list[dict[str, Any]]) -> dict[str, Any]:
+    """Summarize the figures of all processes."""
     rates = [rank["images_per_s"] for rank in ranks]
-    whole = {
+    summary = {
         "images_per_s": round(sum(rates) / len(rates), 1),
         "slowest": min(rates),
         "fastest": max(rates),
         "first_batch_s": max(rank["first_batch_s"] for rank in ranks),
         "cpu_s_per_1000_images": max(rank["cpu_s_per_1000_images"] for rank in ranks),
     }
-    if "held" not in ranks[0]:
-        return whole
-    moved = [memory_use.fit_drifts(rank["held"]) for rank in ranks]
-    figures = [name for name in _FIGURES if name in moved[0]]
-    return whole | {
+    if "used" not in ranks[0]:
+        return summary
+    drifts = [memory_use.fit_drifts(rank["used"]) for rank in ranks]
+    figures = [name for name in _FIGURES if name in drifts[0]]
+    return summary | {
         "drift": {
-            name: {what: max((one[name][what] for one in moved), key=abs) for what in ("slope", "range")}
+            name: {what: max((drift[name][what] for drift in drifts), key=abs) for what in ("slope", "range")}
             for name in figures
         },
-        "first": {name: ranks[0]["held"][0][name] for name in figures},
-        "last": {name: ranks[0]["held"][-1][name] for name in figures},
+        "first": {name: ranks[0]["used"][0][name] for name in figures},
+        "last": {name: ranks[0]["used"][-1][name] for name in figures},
         "used_on_each_gpu_mib": ranks[0]["used_on_each_gpu_mib"],
         "torch_on_other_gpus_mib": max(rank["torch_on_other_gpus_mib"] for rank in ranks),
     }
 
 
 def write(whole: dict[str, Any], out: Path, name: str) -> None:
-    """Writes ``<name>.json`` and ``<name>.md`` into `out`."""
+    """Write ``<name>.json`` and ``<name>.md`` to `out`."""
     out.mkdir(parents=True, exist_ok=True)
     (out / f"{name}.json").write_text(json.dumps(whole, indent=1) + "\n")
     host, pictures = whole["machine"], whole["data"]
@@ -160,7 +166,7 @@ def write(whole: dict[str, Any], out: Path, name: str) -> None:
         [
             f"# Several GPUs: {host['gpu'] or 'CPU'}",
             "",
-            *report.machine_lines(host),
+            *report.format_machine(host),
             f"- data: {pictures['images']} unique JPEGs of {pictures['mean_bytes'] / 1000:.1f} kB, about 500x375",
             "- work: random resized crop to 224, flip, normalize, fp32; loader only",
             f"- command: `{whole['command']}`",
@@ -174,7 +180,7 @@ def write(whole: dict[str, Any], out: Path, name: str) -> None:
 
 
 def table(runs: list[dict[str, Any]]) -> str:
-    """Throughput: a line a system and number of processes."""
+    """Return the speed, with a row for each system and number of processes."""
     titles = ["GPUs", "cores each", "images/s each", "slowest to fastest", "of one", "together"]
     rows = [["", *titles, "CPU-s per 1,000", "first batch, s"]]
     alone = {run["system"]: run["images_per_s"] for run in runs if run["status"] == "ok" and run["processes"] == 1}
@@ -201,7 +207,7 @@ def table(runs: list[dict[str, Any]]) -> str:
 
 
 def memory_table(runs: list[dict[str, Any]]) -> str:
-    """What a process holds: a line a number of processes and figure."""
+    """Return the memory of a process, with a row for each number of processes and figure."""
     titles = {
         "pss_mib": "host, MiB (PSS)",
         "anonymous_mib": "host, MiB, its own",
@@ -211,9 +217,9 @@ def memory_table(runs: list[dict[str, Any]]) -> str:
     }
     rows = [["", "GPUs", "first", "last", "slope", "range", "used on each GPU, MiB"]]
     for run in runs:
-        for name, moved in run.get("drift", {}).items():
+        for name, drift in run.get("drift", {}).items():
             cells = [f"{run[when][name]:,.0f}" for when in ("first", "last")]
-            cells += [f"{moved['slope']:.3f}", f"{moved['range']:.1f}"]
+            cells += [f"{drift['slope']:.3f}", f"{drift['range']:.1f}"]
             used = run["used_on_each_gpu_mib"] if name == "gpu_mib" else []
             rows.append([titles[name], str(run["processes"]), *cells, ", ".join(f"{value:,.0f}" for value in used)])
     return report.markdown(rows)
@@ -227,24 +233,24 @@ def _line(entry: dict[str, Any]) -> str:
 
 
 def parse(command: list[str]) -> argparse.Namespace:
-    """The options, with numbers of GPUs that this machine does not have left out."""
+    """Parse the options. Leave out numbers of GPUs that this machine does not have."""
     import torch
 
-    parser = parser_of("scale", "Measures several GPUs of one host.")
+    parser = make_parser("scale", "Measure several GPUs of one host.")
     parser.add_argument("--images", type=int, default=8192, help="number of pictures to make")
-    parser.add_argument("--root", type=Path, help="where they are or will be [in /dev/shm]")
+    parser.add_argument("--root", type=Path, help="folder of the pictures [in /dev/shm]")
     parser.add_argument("--gpus", default="1,2,4", help="numbers of GPUs, separated by commas")
-    parser.add_argument("--systems", default=",".join(SYSTEMS), help="what is measured, separated by commas")
-    parser.add_argument("--cores", type=int, default=16, help="cores of a process, where there are so many")
+    parser.add_argument("--systems", default=",".join(SYSTEMS), help="systems, separated by commas")
+    parser.add_argument("--cores", type=int, default=16, help="number of cores of a process, if there are as many")
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--seconds", type=float, default=6.0, help="time of one measurement")
-    parser.add_argument("--epochs", type=int, default=20, help="short epochs, after which memory is looked at")
-    parser.add_argument("--batches", type=int, default=20, help="batches of a short epoch")
-    parser.add_argument("--timeout", type=float, default=150.0, help="limit of one number of processes, seconds")
-    args = parsed(parser, command)
+    parser.add_argument("--epochs", type=int, default=20, help="number of short epochs, after which memory is measured")
+    parser.add_argument("--batches", type=int, default=20, help="number of batches in a short epoch")
+    parser.add_argument("--timeout", type=float, default=150.0, help="limit of one number of processes in seconds")
+    args = parse_args(parser, command)
     args.systems = args.systems.split(",")
     if wrong := set(args.systems) - set(SYSTEMS):
-        parser.error(f"--systems: {', '.join(sorted(wrong))}: it is of {', '.join(SYSTEMS)}")
+        parser.error(f"--systems: {', '.join(sorted(wrong))}: there are {', '.join(SYSTEMS)}")
     wanted = [int(count) for count in args.gpus.split(",")]
     here = torch.cuda.device_count() or max(wanted)
     args.gpus = [count for count in wanted if count <= here]
@@ -254,7 +260,7 @@ def parse(command: list[str]) -> argparse.Namespace:
 
 
 def main() -> None:
-    """Runs the benchmark and prints its tables."""
+    """Run the study and print its tables."""
     whole = run(parse(sys.argv[1:]))
     print(f"\n{table(whole['runs'])}\n\n{memory_table(whole['runs'])}")
 

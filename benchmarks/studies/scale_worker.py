@@ -1,4 +1,4 @@
-"""One process of `benchmarks.studies.scale`, with the variables in its environment that `torchrun` sets."""
+"""Run one process of `benchmarks.studies.scale`, with the environment variables of `torchrun`."""
 
 import argparse
 import json
@@ -17,7 +17,7 @@ from torchdali.tools.bench import metrics
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """What this process does, and holds where the system is torchdali."""
+    """Measure this process's speed and, for torchdali, its memory."""
     import torch
     from torch import distributed
 
@@ -25,7 +25,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    # For waiting alone, which takes no GPU: what is measured is the loader, not NCCL.
+    # Only for barriers. gloo needs no GPU, so NCCL does not affect the loader.
     distributed.init_process_group("gloo", timeout=timedelta(seconds=args.timeout))
     figures = (_torchdali if args.system == "torchdali" else _dali_tuned)(args)
     distributed.barrier()
@@ -34,12 +34,12 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _dali_tuned(args: argparse.Namespace) -> dict[str, Any]:
-    """All pictures in each process: what is looked at is the host, not how they are shared out."""
+    """Measure tuned DALI with all pictures in each process."""
     from benchmarks.systems import systems
 
     job = systems.Job(args.root, args.batch_size, max(1, len(os.sched_getaffinity(0)) // 2))
     build = cache(systems.dali_tuned)
-    return _warm_and_rate(lambda _: build(job)(), args.seconds)
+    return _measure_rate(lambda _: build(job)(), args.seconds)
 
 
 def _torchdali(args: argparse.Namespace) -> dict[str, Any]:
@@ -47,33 +47,32 @@ def _torchdali(args: argparse.Namespace) -> dict[str, Any]:
     from torch import distributed
     from torchvision.datasets import ImageFolder
 
-    from benchmarks.systems.systems import transforms
+    from benchmarks.systems.systems import make_transforms
     from torchdali import DALILoader
 
     rank, world = int(os.environ["LOCAL_RANK"]), int(os.environ["WORLD_SIZE"])
-    folder = ImageFolder(args.root, transforms())
-    once = folder.samples
+    folder = ImageFolder(args.root, make_transforms())
+    samples = folder.samples
 
-    # As many pictures for each process as there are, however many processes there are.
-    folder.samples = once * world
+    # Every process gets as many pictures as one process alone.
+    folder.samples = samples * world
     loader: Any = _loader(DALILoader, folder, args.batch_size)
-    figures = _warm_and_rate(lambda number: _epoch(loader, number), args.seconds)
+    figures = _measure_rate(lambda number: _epoch(loader, number), args.seconds)
     distributed.barrier()
-    figures["used_on_each_gpu_mib"] = _used_on_each_gpu() if rank == 0 else []
+    figures["used_on_each_gpu_mib"] = _query_used_memory() if rank == 0 else []
     distributed.barrier()
     loader.close()
 
-    folder.samples = (once * (1 + world * args.batches * args.batch_size // len(once)))[
-        : world * args.batches * args.batch_size
-    ]
+    length = world * args.batches * args.batch_size
+    folder.samples = (samples * (1 + length // len(samples)))[:length]
     loader = _loader(DALILoader, folder, args.batch_size)
     rows: list[dict[str, float]] = []
     for number in range(args.epochs):
-        taken = sum(1 for _ in _epoch(loader, number))
-        assert taken == args.batches, taken
+        count = sum(1 for _ in _epoch(loader, number))
+        assert count == args.batches, count
         distributed.barrier()
         rows.append(memory_use.measure_all())
-    figures["held"] = rows
+    figures["used"] = rows
     others = [i for i in range(torch.cuda.device_count()) if i != rank]
     figures["torch_on_other_gpus_mib"] = max((torch.cuda.memory_reserved(i) / 2**20 for i in others), default=0)
     loader.close()
@@ -91,8 +90,8 @@ def _epoch(loader: Any, number: int) -> Iterator[Any]:
     return iter(loader)
 
 
-def _warm_and_rate(epoch: Callable[[int], Iterator[Any]], seconds: float) -> dict[str, Any]:
-    """An epoch that warms up, and images/s once all processes are through with theirs."""
+def _measure_rate(epoch: Callable[[int], Iterator[Any]], seconds: float) -> dict[str, Any]:
+    """Run an epoch to warm up, wait for all processes, and return images/s."""
     from torch import distributed
 
     start = time.perf_counter()
@@ -103,11 +102,11 @@ def _warm_and_rate(epoch: Callable[[int], Iterator[Any]], seconds: float) -> dic
     for _ in batches:
         pass
     distributed.barrier()
-    return {"first_batch_s": first_batch_s, **_rate(epoch, seconds)}
+    return {"first_batch_s": first_batch_s, **_count_images(epoch, seconds)}
 
 
-def _rate(epoch: Callable[[int], Iterator[Any]], seconds: float) -> dict[str, float]:
-    """Images/s over epochs, the last of them cut."""
+def _count_images(epoch: Callable[[int], Iterator[Any]], seconds: float) -> dict[str, float]:
+    """Return images/s over epochs. The last epoch is cut."""
     images, number = 0, 0
     cpu_before = metrics.cpu_seconds()
     start = now = time.perf_counter()
@@ -136,8 +135,8 @@ def _wait() -> None:
         torch.cuda.current_stream().synchronize()
 
 
-def _used_on_each_gpu() -> list[int]:
-    """MiB in use on each GPU of the machine, whoever has them."""
+def _query_used_memory() -> list[int]:
+    """Return the MiB in use on each GPU of the machine, by all processes."""
     if not shutil.which("nvidia-smi"):
         return []
     command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
@@ -146,7 +145,7 @@ def _used_on_each_gpu() -> list[int]:
 
 
 def main() -> None:
-    """Measures as the command line says and writes the figures as JSON."""
+    """Measure with the options of the command line, and write the figures as JSON."""
     parser = argparse.ArgumentParser(description="One process of benchmarks.studies.scale, which starts it.")
     parser.add_argument("--root", type=Path, required=True)
     parser.add_argument("--system", required=True, help="torchdali or dali_tuned")

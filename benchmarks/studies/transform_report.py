@@ -1,4 +1,4 @@
-"""Writes the transforms' images per second as JSON and as Markdown, and names where torchdali is slower."""
+"""Write the transforms' images per second as JSON and as Markdown, and list where torchdali is slower."""
 
 import json
 from pathlib import Path
@@ -11,40 +11,41 @@ from benchmarks.systems.transform_systems import WINDOW
 _SHORT = {"torchvision-cuda": "torchvision on CUDA", "torchvision-cpu": "torchvision on the CPU", "kornia": "Kornia"}
 _REASON = 60
 _LEGEND = f"""\
-All start from the same decoded photographs, (N, 3, H, W) uint8 unless it says *float* (float32 in [0, 1]). A
-transform with a probability has p=1.
+All start from the same decoded photographs, (N, 3, H, W) uint8, or *float* (float32 in [0, 1]). A transform with a
+probability has p=1.
 
-- *torchdali*: the loader's engine on a batch in GPU memory, {WINDOW} batches in flight. It includes drawing the
-  random parameters on the host, the copy that puts channels last, and the one that puts them first again: the row
-  of `Identity()` is these two copies and nothing else. *one at a time* waits for each batch before the next.
-  *torch*: it has no rule for this and leaves it to torchvision; the reason is below the table.
-- *torchvision, CUDA, per sample*: a loop over the images of the batch on the GPU, which is how each gets parameters
-  of its own; it waits at the end only.
-- *torchvision, CPU*: a `DataLoader` with one worker a core over images in memory, up to the batch in host memory:
-  the way to the GPU is not counted, which favours it. Batches of slow transforms are smaller than the others'.
-- *Kornia*: `kornia.augmentation` on a float32 batch on the GPU, parameters for each sample unless it says otherwise
-  at the end; the conversion to float is not counted, which favours it. "-": nothing like it, or not installed."""
+- *torchdali*: the loader's pipeline on a batch in GPU memory, with {WINDOW} batches in flight. It includes drawing the
+  random parameters on the host, and two copies, to channels last and back. The row of `Identity()` is only these two
+  copies. *one at a time* waits for each batch before the next. *torch*: there is no rule for this, and torchvision runs
+  it; the reason is below the table.
+- *torchvision, CUDA, per sample*: a loop over the images of the batch on the GPU, so that each has its own parameters.
+  It waits at the end only.
+- *torchvision, CPU*: a `DataLoader` with one worker for each core over images in memory, up to the batch in host
+memory.
+  The copy to the GPU is not counted, which favours it. Batches of slow transforms are smaller.
+- *Kornia*: `kornia.augmentation` on a float32 batch on the GPU, with parameters for each sample; exceptions are at the
+  end. The conversion to float is not counted, which favours it. "-": no similar transform, or not installed."""
 
 
 def write(whole: dict[str, Any], out: Path, name: str) -> None:
-    """Writes ``<name>.json`` and ``<name>.md`` into `out`."""
+    """Write ``<name>.json`` and ``<name>.md`` to `out`."""
     out.mkdir(parents=True, exist_ok=True)
     (out / f"{name}.json").write_text(json.dumps(whole, indent=1) + "\n")
     host = whole["machine"]
     heading = [
         f"# Each transform alone: {host['gpu'] or 'CPU'}",
         "",
-        *report.machine_lines(host),
-        f"- work: batches of {whole['batch_size']}, already decoded; about {whole['seconds']:g} s a cell",
+        *report.format_machine(host),
+        f"- work: batches of {whole['batch_size']}, already decoded; about {whole['seconds']:g} s for each cell",
         f"- command: `{whole['command']}`",
         f"- date: {whole['date']}; {whole['total_seconds']:.0f} s in all",
     ]
-    sections = ["\n".join(heading), *tables(whole["runs"]), _LEGEND, _relatives(whole["runs"])]
+    sections = ["\n".join(heading), *tables(whole["runs"]), _LEGEND, _kornia_table(whole["runs"])]
     (out / f"{name}.md").write_text("\n\n".join(filter(None, sections)) + "\n")
 
 
 def tables(runs: list[dict[str, Any]]) -> list[str]:
-    """For each size a heading, a table, how often torchdali is slower, and what it leaves to torch."""
+    """Return for each size a heading, a table, and a summary of where torchdali is slower or uses torch."""
     columns = _columns(runs)
     sections: list[str] = []
     for size in dict.fromkeys(run["size"] for run in runs):
@@ -53,16 +54,16 @@ def tables(runs: list[dict[str, Any]]) -> list[str]:
             if run["size"] == size:
                 by_call.setdefault(run["transform"], {})[run["system"]] = run
         rows = [["images/s", *(title for title, _, _ in columns), "torchdali is slower than"]]
-        for call, of_row in by_call.items():
+        for call, by_system in by_call.items():
             name = f"`{BY_CALL[call].name}`" + (", float" if BY_CALL[call].floats else "")
-            cells = [_cell(of_row.get(system), figure) for _, system, figure in columns]
-            rows.append([name, *cells, _slower_than(of_row)])
+            cells = [_cell(by_system.get(system), figure) for _, system, figure in columns]
+            rows.append([name, *cells, _list_faster(by_system)])
         sections += [f"## {size}", report.markdown(rows), _summary(by_call)]
     return sections
 
 
 def _columns(runs: list[dict[str, Any]]) -> list[tuple[str, str, str]]:
-    """Title, system and figure of each column."""
+    """Return title, system and figure of each column."""
     workers = next((f", {run['workers']} workers" for run in runs if "workers" in run), "")
     columns = [
         ("torchdali", "torchdali", "images_per_s"),
@@ -76,7 +77,7 @@ def _columns(runs: list[dict[str, Any]]) -> list[tuple[str, str, str]]:
 
 
 def _cell(run: dict[str, Any] | None, figure: str) -> str:
-    """The number, or what stands where there is none."""
+    """Return the number, or the reason why there is none."""
     if run is None or run["status"] == "none":
         return "-"
     if run["status"] == "ok":
@@ -87,9 +88,9 @@ def _cell(run: dict[str, Any] | None, figure: str) -> str:
     return f"failed: {reason if len(reason) <= _REASON else reason[: _REASON - 3] + '...'}"
 
 
-def _slower_than(of_row: dict[str, Any]) -> str:
-    """The systems that are faster than torchdali, and by how much."""
-    rates = {system: run["images_per_s"] for system, run in of_row.items() if run["status"] == "ok"}
+def _list_faster(by_system: dict[str, Any]) -> str:
+    """Return the systems that are faster than torchdali, and by how much."""
+    rates = {system: run["images_per_s"] for system, run in by_system.items() if run["status"] == "ok"}
     if "torchdali" not in rates:
         return ""
     faster = {system: rates.get(system, 0) / rates["torchdali"] for system in _SHORT}
@@ -97,25 +98,25 @@ def _slower_than(of_row: dict[str, Any]) -> str:
 
 
 def _summary(by_call: dict[str, dict[str, Any]]) -> str:
-    """Where torchdali is slower, and what it leaves to torch, in words."""
-    own = {call: of_row["torchdali"] for call, of_row in by_call.items() if "torchdali" in of_row}
-    slower = [f"`{BY_CALL[call].name}`" for call in own if _slower_than(by_call[call])]
+    """Return in words where torchdali is slower, and what torch runs."""
+    own = {call: by_system["torchdali"] for call, by_system in by_call.items() if "torchdali" in by_system}
+    slower = [f"`{BY_CALL[call].name}`" for call in own if _list_faster(by_call[call])]
     measured = sum(run["status"] == "ok" for run in own.values())
     lines = [f"torchdali is slower than another system in {len(slower)} of {measured} rows"]
     lines[0] += f": {'; '.join(slower)}." if slower else "."
-    left = [
-        f"- left to torch: `{BY_CALL[call].name}`: {run['reason']}"
+    in_torch = [
+        f"- run by torch: `{BY_CALL[call].name}`: {run['reason']}"
         for call, run in own.items()
         if run["status"] == "torch"
     ]
-    return "\n".join([*lines, *([""] if left else []), *left])
+    return "\n".join([*lines, *([""] if in_torch else []), *in_torch])
 
 
-def _relatives(runs: list[dict[str, Any]]) -> str:
-    """Which of Kornia's transforms was run for which of torchvision's."""
+def _kornia_table(runs: list[dict[str, Any]]) -> str:
+    """Return a table of the transforms that Kornia ran for torchvision's."""
     ran = dict.fromkeys(run["transform"] for run in runs if run["system"] == "kornia" and run["status"] == "ok")
     if not ran:
         return ""
-    rows = [["torchvision", "Kornia", "how it differs, beside floats"]]
+    rows = [["torchvision", "Kornia", "other difference than floats"]]
     rows += [[f"`{BY_CALL[call].name}`", f"`{BY_CALL[call].kornia}`", BY_CALL[call].differs] for call in ran]
     return f"## What Kornia ran\n\n{report.markdown(rows)}"

@@ -1,4 +1,4 @@
-"""A process that measures transforms, and the handle on it: one that dies or hangs is replaced."""
+"""Process that measures transforms, and its handle. A process that dies or hangs is replaced."""
 
 import contextlib
 import multiprocessing
@@ -17,13 +17,13 @@ _START_S = 120.0
 
 
 class Worker:
-    """A process that measures, started when it is first asked and again after it was lost.
+    """Handle of a process that measures. It is started at the first use, and again if it was lost.
 
     Args:
         sizes: Heights and widths of the images.
-        batch_size: Images in a batch.
+        batch_size: Number of images in a batch.
         device: "cuda" or "cpu".
-        timeout: Limit of one cell, seconds.
+        timeout: Limit of one cell in seconds.
     """
 
     def __init__(self, sizes: list[tuple[int, int]], batch_size: int, device: str, timeout: float) -> None:
@@ -33,20 +33,20 @@ class Worker:
         self._connection: Any = None
 
     def measure(self, system: str, row: Row, size: tuple[int, int], seconds: float) -> dict[str, Any]:
-        """One cell: figures and status 'ok', or status 'torch', 'none' or 'failed' and the reason."""
+        """Measure one cell. Return figures and status 'ok', or status 'torch', 'none' or 'failed' and the reason."""
         self._start()
-        return self._ask((system, row, size, seconds), self._timeout)
+        return self._request((system, row, size, seconds), self._timeout)
 
     def surroundings(self) -> dict[str, Any]:
-        """What the process sees of its machine, which starts CUDA where there is a GPU."""
+        """Return the environment of the process. This starts CUDA if there is a GPU."""
         self._start()
-        return self._ask(None, self._timeout)
+        return self._request(None, self._timeout)
 
     def close(self) -> None:
-        """Ends the process and its children."""
+        """Kill the process and its children."""
         if self._process is None:
             return
-        with contextlib.suppress(ProcessLookupError):  # it has ended, or has no session of its own yet
+        with contextlib.suppress(ProcessLookupError):  # it has ended, or has no session yet
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.kill()
         self._process.join()
@@ -68,7 +68,7 @@ class Worker:
         if not started:
             self.close()
 
-    def _ask(self, request: Any, timeout: float) -> dict[str, Any]:
+    def _request(self, request: Any, timeout: float) -> dict[str, Any]:
         if self._process is None:
             return {"status": "failed", "reason": "the process did not start"}
         try:
@@ -87,14 +87,14 @@ class Worker:
 
 
 def _serve(connection: "Connection", sizes: list[tuple[int, int]], count: int, device: str) -> None:
-    """Says that it is there, then answers requests `(system, row, size, seconds)`, and None with what it sees.
+    """Send "ready", then answer requests `(system, row, size, seconds)`. Answer None with the environment.
 
-    Where the GPU is of no use any more, the last answer says that the process has ended.
+    If the GPU has failed, the last answer has "ended", and the process ends.
     """
-    os.setsid()  # so that whoever started it can end it with its workers
+    os.setsid()  # so that it can be killed with its workers
     import torch
 
-    import torchdali  # noqa: F401 - before CUDA is started, because it asks the driver for more queues
+    import torchdali  # noqa: F401 - before CUDA starts, because it sets the number of queues
     from benchmarks.systems.batches import surroundings
 
     gpu = device == "cuda"
@@ -112,7 +112,7 @@ def _serve(connection: "Connection", sizes: list[tuple[int, int]], count: int, d
         system, row, size, seconds = request
         try:
             figures = SYSTEMS[system](row, inputs[size], seconds)
-        except Exception as error:  # noqa: BLE001 - it is reported, and the next cell may do better
+        except Exception as error:  # noqa: BLE001 - it is reported, and the next cell may succeed
             figures = {"status": "failed", "reason": f"{type(error).__name__}: {error}"}
         try:
             wait(gpu)

@@ -1,7 +1,7 @@
-"""Loading alone: how fast each system hands out batches that nobody uses, and how fast it decodes.
+"""Measure loading alone: how fast each system returns batches, and how fast it decodes.
 
-DALI tuned by hand gets the best of a few thread counts, tried shortly beforehand, each with a pipeline of its own in
-one process; torchdali is told nothing.
+DALI tuned by hand gets the best of a few thread counts. They are tried shortly before, each with its own pipeline, in
+one process. torchdali gets no options.
 """
 
 import os
@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import page_cache
-from benchmarks.common.benchmark import Benchmark, Run, none
+from benchmarks.common.benchmark import Benchmark, Run, make_unavailable_run
 from benchmarks.suite import loader_report
-from benchmarks.systems.batches import describe, imported, set_queues, surroundings
+from benchmarks.systems.batches import describe, import_modules, set_queues, surroundings
 from benchmarks.systems.loader_systems import DECODE, LOADER, SYSTEMS
 from benchmarks.systems.systems import PASSES, Job, System
 from torchdali.tools.bench import loading, subprocesses
@@ -31,13 +31,13 @@ class Case:
 
     Attributes:
         benchmark: 'loader' or 'decode'.
-        system: a name among the benchmark's.
-        cores: how many cores the process may use.
-        job: what is to be done.
-        seconds: how long to measure.
-        warmup: where to cut a slow first epoch, seconds.
-        cold: whether the files are forgotten before each epoch.
-        tried: numbers of threads to try; empty where the job's number is taken.
+        system: Name of one of the benchmark's systems.
+        cores: Number of cores that the process may use.
+        job: The job.
+        seconds: How long to measure.
+        warmup: Seconds after which a slow first epoch is cut.
+        cold: Whether the files are dropped from the page cache before each epoch.
+        tried: Numbers of threads to try, or empty to use the job's.
     """
 
     benchmark: str
@@ -51,8 +51,8 @@ class Case:
 
 
 def _cases(benchmark: str, args: Namespace, root: Path) -> list[Case]:
-    """All of them, those first that are measured for every number of cores."""
-    found: list[Case] = []
+    """Return all cases. Systems that are measured for every number of cores come first."""
+    cases: list[Case] = []
     most, some = max(args.cores), {max(args.cores), 4, 1}
     for cores in args.cores:
         for name in args.systems:
@@ -63,13 +63,13 @@ def _cases(benchmark: str, args: Namespace, root: Path) -> list[Case]:
             tried = _candidates(cores) if system.threads == "tried" and args.tune else ()
             passes = 1 if args.quick or args.cache == "cold" else PASSES
             job = Job(root, args.batch_size, threads, args.data, passes)
-            found.append(Case(benchmark, name, cores, job, args.seconds, args.warmup, args.cache == "cold", tried))
+            cases.append(Case(benchmark, name, cores, job, args.seconds, args.warmup, args.cache == "cold", tried))
     ranks = ("all", "some", "most")
-    return sorted(found, key=lambda case: ranks.index(SYSTEMS[benchmark][case.system].cores))
+    return sorted(cases, key=lambda case: ranks.index(SYSTEMS[benchmark][case.system].cores))
 
 
 def _candidates(cores: int) -> tuple[int, ...]:
-    """Numbers of threads to try on so many cores."""
+    """Return the numbers of threads to try."""
     return tuple(sorted({max(1, cores // 4), max(1, cores // 2), cores} | ({2 * cores} if cores < 4 else set())))
 
 
@@ -78,23 +78,23 @@ def _label(case: Case) -> Run:
 
 
 def _measure(context: BaseContext, case: Case, args: Namespace) -> Run:
-    """The figures of one case, after finding out the number of threads where that is asked for."""
+    """Measure one case, after choosing the number of threads if several are tried."""
     system = SYSTEMS[case.benchmark][case.system]
-    if reason := system.cannot(case.job.data):
-        return none(reason)
-    threads, told = case.job.threads, {}
+    if reason := system.why_not(case.job.data):
+        return make_unavailable_run(reason)
+    threads, extra = case.job.threads, {}
     if case.tried:
         tried = subprocesses.measure_in_process(context, try_threads, case, args.timeout).get("images_per_s", {})
         if tried:
             threads = int(max(tried, key=tried.get))
-        told = {"threads_tried": {count: tried.get(str(count)) for count in case.tried}}
+        extra = {"threads_tried": {count: tried.get(str(count)) for count in case.tried}}
     case = replace(case, job=replace(case.job, threads=threads), tried=())
     figures = subprocesses.measure_in_process(context, measure_case, case, args.timeout)
-    return {**figures, "threads": None if system.threads == "its own" else threads, **told}
+    return {**figures, "threads": None if system.threads == "its own" else threads, **extra}
 
 
 def measure_case(case: Case, result: Path) -> None:
-    """Measures one case in this process, which is one of its own, and writes the figures to `result` as JSON."""
+    """Measure one case in this process, and write the figures to `result` as JSON."""
     system = SYSTEMS[case.benchmark][case.system]
     gpu, import_s = _prepare(system, case)
     files = _files(case)
@@ -110,11 +110,11 @@ def measure_case(case: Case, result: Path) -> None:
     described = {"batch": describe(batch, case.job.batch_size, case.job.size, system.output)}
     subprocesses.write_figures({"import_s": import_s, **figures, **described, **still_cached, **surroundings()}, result)
     if not system.exits:
-        subprocesses.exit_now(0)  # the thread of DALI's server would not let the process end
+        subprocesses.exit_now(0)  # the thread of DALI's server would keep the process alive
 
 
 def try_threads(case: Case, result: Path) -> None:
-    """Images/s for each number of threads, one after another in this process, written to `result` as JSON."""
+    """Measure images/s for each number of threads in this process, and write them to `result` as JSON."""
     system = SYSTEMS[case.benchmark][case.system]
     gpu, _ = _prepare(system, case)
     rates: dict[int, float] = {}
@@ -126,7 +126,7 @@ def try_threads(case: Case, result: Path) -> None:
 
 
 def _rate(epoch: loading.Epoch, gpu: Gpu, batch_size: int, seconds: float) -> float:
-    """Images/s, from the third batch on."""
+    """Return images/s, from the third batch on."""
     taken, start = 0, 0.0
     while not start or time.perf_counter() - start < seconds:
         for number, _ in enumerate(epoch()):
@@ -136,7 +136,7 @@ def _rate(epoch: loading.Epoch, gpu: Gpu, batch_size: int, seconds: float) -> fl
                 taken, start = 0, time.perf_counter()
             if start and time.perf_counter() - start > seconds:
                 break
-        if not start:  # a set of one batch
+        if not start:  # an epoch of one batch
             taken, start = 0, time.perf_counter()
     gpu.wait()
     return round(taken * batch_size / (time.perf_counter() - start), 1)
@@ -146,8 +146,8 @@ def _prepare(system: System, case: Case) -> tuple[Gpu, dict[str, float]]:
     import torch
 
     set_queues(system.imports)
-    torch.set_num_threads(case.cores)  # it was imported before the process had given up the other cores
-    import_s = imported(system)
+    torch.set_num_threads(case.cores)  # torch was imported when the process still had all cores
+    import_s = import_modules(system)
     return Gpu(), import_s
 
 
@@ -161,7 +161,7 @@ _QUICK = {"images": 64, "batch_size": 16, "cores": "1", "seconds": 0.2, "warmup"
 
 
 def _make_benchmark(name: str, title: str, share: float) -> Benchmark:
-    known = {**DECODE, **LOADER, **SYSTEMS[name]}  # older results have both kinds in one table
+    known = {**DECODE, **LOADER, **SYSTEMS[name]}  # older results have both in one table
     return Benchmark(
         name=name,
         title=title,
@@ -173,7 +173,7 @@ def _make_benchmark(name: str, title: str, share: float) -> Benchmark:
         measure=_measure,
         label=_label,
         line=loader_report.line,
-        said=partial(loader_report.said, name),
+        heading=partial(loader_report.heading, name),
         tables=partial(loader_report.tables, known),
         legend=loader_report.LEGEND,
         bars=partial(loader_report.bars, known, title),

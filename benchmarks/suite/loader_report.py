@@ -1,4 +1,4 @@
-"""The tables of loading alone and of decoding alone."""
+"""Tables of loading alone and of decoding alone."""
 
 from typing import Any
 
@@ -7,32 +7,32 @@ from benchmarks.common.benchmark import Bars, Run
 from benchmarks.systems.systems import PASSES, System
 
 LEGEND = f"""\
-Each line is a process of its own that may use only those cores, forked from one that has imported torch and
-torchvision. *First batch* is construction and the first batch, with CUDA initialised and modules imported. Images/s
-and gaps are from the second epoch on, or where the first takes long from some seconds on; *cut* means that it was
-stopped before an epoch's end. Systems with workers go {PASSES} times through the pictures in an epoch, because workers
-begin each with nothing in hand (not with cold files). CPU time and memory include child processes. Host memory is the
-sum of every process's peak, which counts shared pages several times (PSS, at the end, counts them once). GPU memory
-leaves out the CUDA context. Threads are what the system was told; where there is no number, it chose by itself. What
-is marked as tried was the best of a few numbers beforehand."""
+Each line is a process on those cores only, forked from one that has imported torch and torchvision. *First batch* is
+construction and the first batch, after imports and with CUDA initialised. Images/s and gaps are from the second epoch
+on. If the first epoch takes long, they are from some seconds on; *cut* means that measuring stopped within an epoch. An
+epoch of a system with workers goes {PASSES} times through the pictures, because workers start each epoch without
+prepared batches (not with cold files). CPU time and memory include child processes. Host memory is the sum of the peaks
+of all processes, which counts shared pages several times. PSS, at the end, counts them once. GPU memory is without the
+CUDA context. Threads are the number given to the system; without a number it chose itself. *Tried* is the best of a few
+numbers."""
 
 
 def tables(systems: dict[str, System], runs: list[Run]) -> list[str]:
-    """Images per second, every figure, and why some could not be measured."""
+    """Return a short table, a table with all figures, and the runs that failed."""
     return list(
         filter(
             None,
             [
                 short_table(systems, runs),
                 full_table(systems, runs),
-                report.failures(runs, lambda run: report.plain(systems[run["system"]].title)),
+                report.failures(runs, lambda run: report.strip_markdown(systems[run["system"]].title)),
             ],
         )
     )
 
 
 def short_table(systems: dict[str, System], runs: list[Run]) -> str:
-    """Images per second: a line a system, a column a number of cores."""
+    """Return images per second, with a row for each system and a column for each number of cores."""
     cores = sorted({run["cores"] for run in runs}, reverse=True)
     rows = [["images/s", *map(report.cores, cores)]]
     for system in dict.fromkeys(run["system"] for run in runs):
@@ -42,7 +42,7 @@ def short_table(systems: dict[str, System], runs: list[Run]) -> str:
 
 
 def full_table(systems: dict[str, System], runs: list[Run]) -> str:
-    """Every figure: a line a run."""
+    """Return all figures, with a row for each run."""
     columns = {
         "system": lambda run: systems[run["system"]].title,
         "cores": lambda run: str(run["cores"]),
@@ -63,8 +63,8 @@ def _threads(run: Run) -> str:
     return (str(run["threads"]) + " (tried)" * ("threads_tried" in run)) if run["threads"] else ""
 
 
-def said(benchmark: str, whole: dict[str, Any]) -> list[str]:
-    """Lines of the heading."""
+def heading(benchmark: str, whole: dict[str, Any]) -> list[str]:
+    """Return lines of the heading."""
     work = (
         "decoding and a crop to one size, nothing else"
         if benchmark == "decode"
@@ -76,21 +76,21 @@ def said(benchmark: str, whole: dict[str, Any]) -> list[str]:
 
 
 def line(run: Run) -> str:
-    """One run in one line, as it ends."""
+    """Return the line that is printed for a run."""
     text = f"{run['cores']:>3} cores  {run['system']:<18}"
     if run["status"] != "ok":
         return f"{text}{run.get('reason', run['status'])}\n{run.get('stderr', '')}".rstrip()
     text += f"{run['images_per_s']:>10,.0f} images/s, first batch {run['first_batch_s']:.2f} s"
     if run.get("threads_tried"):
         text += f", threads tried: {run['threads_tried']}"
-    return text + report.ending(run)
+    return text + report.describe_ending(run)
 
 
 def bars(systems: dict[str, System], title: str, runs: list[Run]) -> Bars | None:
-    """Images per second."""
+    """Return the picture of images per second."""
     cores = sorted({run["cores"] for run in runs}, reverse=True)
     groups: list[tuple[str, list[float | None]]] = []
     for system in dict.fromkeys(run["system"] for run in runs if run["status"] == "ok"):
         by_cores = {run["cores"]: run.get("images_per_s") for run in runs if run["system"] == system}
-        groups.append((report.plain(systems[system].title), [by_cores.get(count) for count in cores]))
+        groups.append((report.strip_markdown(systems[system].title), [by_cores.get(count) for count in cores]))
     return Bars(title, "images/s", [report.cores(count) for count in cores], groups) if groups else None

@@ -1,4 +1,4 @@
-"""The tables of `benchmarks.suite.proxy`."""
+"""Tables of `benchmarks.suite.proxy`."""
 
 from typing import Any
 
@@ -12,36 +12,36 @@ _SOURCES = {
     "pil": "PIL images",
     "arrays": "uint8 arrays",
     "paths": "paths",
-    "folder": "image folder, lifted",
+    "folder": "image folder, native",
 }
 LEGEND = """\
-Each line is a process of its own that may use only those cores, and workers that stay between epochs. *First
-batch* is construction and the first batch, with CUDA initialised and modules imported. Images/s and gaps are from
-the second epoch on, starts of epochs included; *cut* means that it was stopped before an epoch's end. *Second
-epoch's* is the time from `iter()` to its first batch; *with new workers* the same with `persistent_workers=False`,
-after an epoch of one batch for each worker. CPU time includes the workers. DALI's proxy is tried with two numbers
-of workers, and the short table has the better. GPU memory leaves out the CUDA context."""
+Each line is a process on those cores only, with workers that stay between epochs. *First batch* is construction and
+the first batch, after imports and with CUDA initialised. Images/s and gaps are from the second epoch on, and include
+the starts of epochs. *Cut* means that measuring stopped within an epoch. *Second epoch's* is the time from `iter()`
+to its first batch. *With new workers* is the same with `persistent_workers=False`, after an epoch of one batch for
+each worker. CPU time includes the workers. DALI's proxy is tried with two numbers of workers, and the short table
+has the better result. GPU memory is without the CUDA context."""
 
 
 def tables(runs: list[Run]) -> list[str]:
-    """Images per second with ratios, every figure, and why some could not be measured."""
+    """Return a short table with ratios, a table with all figures, and the runs that failed."""
     return list(filter(None, [short_table(runs), full_table(runs), failures(runs)]))
 
 
 def short_table(runs: list[dict[str, Any]]) -> str:
-    """Images per second: a line a number of cores and kind of image, a column a system, and the ratios."""
+    """Return images per second and ratios, with a row for each kind of image and number of cores."""
     names = [name for name in ("torchdali", "nvidia", "torch_v2") if any(run["system"] == name for run in runs)]
     others = [name for name in names if name != "torchdali"]
     heads = [f"torchdali / {SYSTEMS[name].title}" for name in others]
     rows = [["images/s", *(SYSTEMS[name].title for name in names), *heads]]
     for cores in sorted({run["cores"] for run in runs}, reverse=True):
         for source, title in _SOURCES.items():
-            of_line = [run for run in runs if (run["cores"], run["source"]) == (cores, source)]
-            if not of_line:
+            row_runs = [run for run in runs if (run["cores"], run["source"]) == (cores, source)]
+            if not row_runs:
                 continue
-            best = {name: _best(of_line, name) for name in names}
+            best = {name: _best(row_runs, name) for name in names}
             if source == "folder":
-                best["torchdali"] = _best(of_line, "lifted")
+                best["torchdali"] = _best(row_runs, "native")
             cells = [_rate(best[name]) for name in names]
             ratios = [_ratio(best.get("torchdali"), best[name]) for name in others]
             rows.append([f"{title}, {report.cores(cores)}", *cells, *ratios])
@@ -49,7 +49,7 @@ def short_table(runs: list[dict[str, Any]]) -> str:
 
 
 def full_table(runs: list[dict[str, Any]]) -> str:
-    """Every figure: a line a case."""
+    """Return all figures, with a row for each run."""
     columns = {
         "system": lambda run: SYSTEMS[run["system"]].title,
         "image": lambda run: _SOURCES[run["source"]],
@@ -74,9 +74,9 @@ def full_table(runs: list[dict[str, Any]]) -> str:
 
 
 def _best(runs: list[dict[str, Any]], system: str) -> dict[str, Any] | None:
-    """The fastest run of a system; one that has no rate where none has."""
-    of_system = [run for run in runs if run["system"] == system]
-    return max(of_system, key=lambda run: run.get("images_per_s", -1), default=None)
+    """Return the fastest run of a system."""
+    own = [run for run in runs if run["system"] == system]
+    return max(own, key=lambda run: run.get("images_per_s", -1), default=None)
 
 
 def _rate(run: dict[str, Any] | None) -> str:
@@ -89,36 +89,36 @@ def _ratio(ours: dict[str, Any] | None, theirs: dict[str, Any] | None) -> str:
     return f"{rates[0] / rates[1]:.2f}x" if all(rates) else "-"
 
 
-def said(whole: dict[str, Any]) -> list[str]:
-    """Lines of the heading."""
+def heading(whole: dict[str, Any]) -> list[str]:
+    """Return lines of the heading."""
     lengths = {run["cores"]: run["length"] for run in whole["runs"]}
     arrays = min(ARRAYS, whole["data"]["images"])
     return [
-        f"- arrays: {arrays} of them, decoded to 500x375 in one memory-mapped file, over and over",
+        f"- arrays: {arrays} of them, decoded to 500x375 in one memory-mapped file, repeated",
         "- epochs: " + ", ".join(f"{length} samples on {cores} cores" for cores, length in lengths.items()),
         f"- work: batches of {whole['batch_size']}, random resized crop to 224, flip, normalize, fp32",
     ]
 
 
 def failures(runs: list[Run]) -> str:
-    """What those said that failed, a line each; also where new workers failed alone."""
+    """Return a list of the runs without figures, also of those that failed with new workers only."""
     lines = report.failures(runs, lambda run: f"{run['system']}, {_SOURCES[run['source']]}, {run['workers']} workers")
     for run in runs:
-        if said := run.get("new_workers_error"):
-            what = f"{run['system']}, {_SOURCES[run['source']]}, {run['workers']} workers, {report.cores(run['cores'])}"
-            last = said.strip().splitlines()[-1][:300]
-            lines = f"{lines or 'What was not measured:'}\n- {what}: new workers: `{last}`"
+        if error := run.get("new_workers_error"):
+            name = f"{run['system']}, {_SOURCES[run['source']]}, {run['workers']} workers, {report.cores(run['cores'])}"
+            last = error.strip().splitlines()[-1][:300]
+            lines = f"{lines or 'What was not measured:'}\n- {name}: new workers: `{last}`"
     return lines
 
 
 def bars(runs: list[Run]) -> Bars | None:
-    """Images per second of the better number of workers, on the most cores."""
+    """Return the picture of images per second on the most cores, with the better number of workers."""
     most = max((run["cores"] for run in runs), default=0)
     runs = [run for run in runs if run["cores"] == most and run["status"] == "ok"]
     sources = [source for source in _SOURCES if any(run["source"] == source for run in runs)]
     groups: list[tuple[str, list[float | None]]] = []
     for name in dict.fromkeys(run["system"] for run in runs):
         best = [_best([run for run in runs if run["source"] == source], name) for source in sources]
-        groups.append((report.plain(SYSTEMS[name].title), [run and run["images_per_s"] for run in best]))
+        groups.append((report.strip_markdown(SYSTEMS[name].title), [run and run["images_per_s"] for run in best]))
     names = [_SOURCES[source] for source in sources]
     return Bars("Datasets in worker processes", f"images/s, {most} cores", names, groups) if groups else None

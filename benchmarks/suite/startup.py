@@ -1,6 +1,6 @@
-"""Start-up: what a script waits for before the first batch, at the start of each epoch, and after leaving one early.
+"""Measure start-up: the time to the first batch of a script, of later epochs, and of one after an early break.
 
-Each system starts in a fresh interpreter, which has imported nothing of what it needs.
+Each system starts in a new interpreter, which has imported none of its modules.
 """
 
 import functools
@@ -16,7 +16,7 @@ from multiprocessing.context import BaseContext
 from pathlib import Path
 
 from benchmarks.common import page_cache, report
-from benchmarks.common.benchmark import Bars, Benchmark, Run, none
+from benchmarks.common.benchmark import Bars, Benchmark, Run, make_unavailable_run
 from benchmarks.systems.batches import VARIABLE
 from benchmarks.systems.loader_systems import LOADER
 from benchmarks.systems.systems import Job
@@ -25,13 +25,13 @@ from torchdali.tools.bench.subprocesses import kill_group, read_outcome
 _REPOSITORY = Path(__file__).resolve().parents[2]
 _DEFAULT = ("torchdali", "dali_tuned", "dali_documented", "dali_proxy", "dataloader_v2", "dataloader_pil")
 _LEGEND = """\
-Each line is a fresh interpreter that may use only those cores. *Imports* are those of the modules that the system
-needs, *CUDA* is until a first kernel has run, *construct* is making the loader and whatever it builds then. *First
-batch* counts from there, and *in all* from the start of the imports. *Second epoch's* is the time from `iter()` to the
-first batch of the epoch after a whole first one; *after a break* the same after an epoch that was left after three
-batches. DALI's own iterators cannot leave an epoch: they go on with the old one. Threads are half the cores for DALI
-tuned by hand and for DALI's proxy, else one a core, where the system does not choose by itself. CPU time and memory
-include child processes, and gaps are those of the first epoch."""
+Each line is a new interpreter on those cores only. *Imports* is the time to import the modules that the system
+needs, *CUDA* the time until a first kernel has run, and *construct* the time to make the loader. *First batch*
+counts from there, and *in all* from the start of the imports. *Second epoch's* is the time from `iter()` to the
+first batch, after a whole first epoch. *After a break* is the same after an epoch that was left after three batches.
+DALI's own iterators cannot leave an epoch, and continue the old one. DALI tuned by hand and DALI's proxy have half
+as many threads as cores. Other systems have one for each core, or choose themselves. CPU time and memory include
+child processes. Gaps are those of the first epoch."""
 
 
 @dataclass(frozen=True)
@@ -44,24 +44,24 @@ class Case:
 
 
 def _cases(args: Namespace, root: Path) -> list[Case]:
-    found: list[Case] = []
+    cases: list[Case] = []
     for cores in args.cores:
         for name in args.systems:
             half = LOADER[name].threads in ("half", "tried")
             threads = max(1, cores // 2) if half else cores
-            found.append(Case(name, cores, Job(root, args.batch_size, threads, args.data)))
-    return found
+            cases.append(Case(name, cores, Job(root, args.batch_size, threads, args.data)))
+    return cases
 
 
 def _label(case: Case) -> Run:
     return {"system": case.system, "cores": case.cores, "threads": case.job.threads}
 
 
-def _measure(context: BaseContext, case: Case, args: Namespace) -> Run:  # noqa: ARG001 - fresh ones only
-    if reason := LOADER[case.system].cannot(case.job.data):
-        return none(reason)
-    told = {**asdict(case.job), "root": str(case.job.root), "system": case.system, "cores": case.cores}
-    told |= {"warmup": args.warmup, "variable": VARIABLE}
+def _measure(context: BaseContext, case: Case, args: Namespace) -> Run:  # noqa: ARG001 - each is a new interpreter
+    if reason := LOADER[case.system].why_not(case.job.data):
+        return make_unavailable_run(reason)
+    options = {**asdict(case.job), "root": str(case.job.root), "system": case.system, "cores": case.cores}
+    options |= {"warmup": args.warmup, "variable": VARIABLE}
     still_cached: Run = {}
     if args.cache == "cold":
         files = sorted(case.job.root.glob("*/*"))
@@ -69,7 +69,7 @@ def _measure(context: BaseContext, case: Case, args: Namespace) -> Run:  # noqa:
         page_cache.forget(files)
         still_cached = {"cached_share": page_cache.cached_share(files)}
     environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
-    command = [sys.executable, "-m", "benchmarks.suite.startup_worker", json.dumps(told)]
+    command = [sys.executable, "-m", "benchmarks.suite.startup_worker", json.dumps(options)]
     if not args.quick:
         _read_libraries()
     return {**still_cached, **measure_command(command, environment, args.timeout)}
@@ -105,9 +105,9 @@ def measure_command(command: list[str], environment: dict[str, str], timeout: fl
 
 @functools.cache
 def _read_libraries() -> None:
-    """Imports everything once, because else the first system would read the libraries from the disk for all."""
-    wanted = {name for system in LOADER.values() if not system.package for name in system.imports}
-    code = f"import importlib\nfor name in {sorted(wanted)}: importlib.import_module(name)"
+    """Import everything once, so that all systems find the libraries in the page cache."""
+    names = {name for system in LOADER.values() if not system.package for name in system.imports}
+    code = f"import importlib\nfor name in {sorted(names)}: importlib.import_module(name)"
     subprocess.run([sys.executable, "-c", code], cwd=_REPOSITORY, capture_output=True, timeout=120, check=False)
 
 
@@ -136,7 +136,7 @@ def _tables(runs: list[Run]) -> list[str]:
     outcome = {"status": lambda run: run["status"]}
     short = report.table({**first, **outcome, **seconds}, runs, 3)
     full = report.table({"system": _title, "cores": first["cores"], **others}, runs, 3)
-    return list(filter(None, [short, full, report.failures(runs, lambda run: report.plain(_title(run)))]))
+    return list(filter(None, [short, full, report.failures(runs, lambda run: report.strip_markdown(_title(run)))]))
 
 
 def _line(run: Run) -> str:
@@ -145,10 +145,10 @@ def _line(run: Run) -> str:
         return f"{text}{run.get('reason', run['status'])}\n{run.get('stderr', '')}".rstrip()
     second = report.number(run, "second_epoch_first_batch_s", 3)
     text += f"first batch {run['in_all_s']:.1f} s after start, second epoch's {second} s"
-    return text + report.ending(run)
+    return text + report.describe_ending(run)
 
 
-def _said(whole: dict) -> list[str]:
+def _heading(whole: dict) -> list[str]:
     return [f"- work: batches of {whole['batch_size']}, as in the loader benchmark"]
 
 
@@ -160,7 +160,7 @@ def _bars(runs: list[Run]) -> Bars | None:
         "second epoch's": "second_epoch_first_batch_s",
         "after a break": "after_break_first_batch_s",
     }
-    groups = [(report.plain(_title(run)), [run.get(key) for key in keys.values()]) for run in measured]
+    groups = [(report.strip_markdown(_title(run)), [run.get(key) for key in keys.values()]) for run in measured]
     return Bars(BENCHMARK.title, f"seconds, {most} cores", list(keys), groups) if groups else None
 
 
@@ -175,7 +175,7 @@ BENCHMARK = Benchmark(
     measure=_measure,
     label=_label,
     line=_line,
-    said=_said,
+    heading=_heading,
     tables=_tables,
     legend=_LEGEND,
     bars=_bars,

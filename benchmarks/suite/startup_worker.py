@@ -1,6 +1,6 @@
-"""Starts one system in this interpreter and says how long each part took; `benchmarks.suite.startup` runs it.
+"""Start one system in this interpreter, and measure how long each part takes. `benchmarks.suite.startup` runs it.
 
-Nothing is imported before its time is taken, so not `torchdali.tools.bench` either, which imports torch.
+No module may be imported before its import is timed. So `torchdali.tools.bench`, which imports torch, comes later.
 """
 
 import importlib
@@ -11,47 +11,51 @@ import time
 from pathlib import Path
 from typing import Any
 
-_LEFT_AFTER = 3
-"""Batches."""
+_BREAK_AFTER = 3
+"""Number of batches after which an epoch is left."""
 
 
 def main() -> None:
-    """Measures what the first argument says, and writes the figures to the second as JSON."""
-    told = json.loads(sys.argv[1])
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: told["cores"]])
+    """Measure with the options in the first argument, and write the figures to the file in the second, as JSON."""
+    options = json.loads(sys.argv[1])
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options["cores"]])
     from benchmarks.systems.loader_systems import LOADER
 
     if "torch" in sys.modules:
         raise RuntimeError("torch was imported before its time was taken")
-    system = LOADER[told["system"]]
-    begun = time.perf_counter()
-    import_s = {name: _timed(importlib.import_module, name) for name in system.imports}
-    figures: dict[str, Any] = {"import_s": import_s, "imports_s": _since(begun), "batch_size": told["batch_size"]}
+    system = LOADER[options["system"]]
+    begin = time.perf_counter()
+    import_s = {name: _time_call(importlib.import_module, name) for name in system.imports}
+    figures: dict[str, Any] = {
+        "import_s": import_s,
+        "imports_s": _seconds_since(begin),
+        "batch_size": options["batch_size"],
+    }
 
     from benchmarks.systems.systems import Job
 
     figures["cuda_init_s"], free = _start_cuda()
-    job = Job(Path(told["root"]), told["batch_size"], told["threads"], told["data"])
+    job = Job(Path(options["root"]), options["batch_size"], options["threads"], options["data"])
     start = time.perf_counter()
     epoch = system.build(job)
-    figures["construct_s"] = _since(start)
+    figures["construct_s"] = _seconds_since(start)
     start = time.perf_counter()
     batches = epoch()
     next(batches)
     _wait()
-    figures["next_s"] = _since(start)
+    figures["next_s"] = _seconds_since(start)
     figures["first_batch_s"] = round(figures["construct_s"] + figures["next_s"], 4)
-    figures["in_all_s"] = _since(begun)
-    environment = dict(os.environ)  # what is imported now would change it
-    _rest(figures, batches, free, told["warmup"])
-    os.environ.pop(told["variable"], None)
+    figures["in_all_s"] = _seconds_since(begin)
+    environment = dict(os.environ)  # imports below change it
+    _measure_rest(figures, batches, free, options["warmup"])
+    os.environ.pop(options["variable"], None)
     os.environ.update(environment)
     _write(figures)
     del batches
     if not figures["ended_mid_epoch"]:
-        figures["second_epoch_first_batch_s"] = _first(epoch, _LEFT_AFTER)
+        figures["second_epoch_first_batch_s"] = _time_first_batch(epoch, _BREAK_AFTER)
         _write(figures)
-        figures["after_break_first_batch_s"] = _first(epoch, 1)
+        figures["after_break_first_batch_s"] = _time_first_batch(epoch, 1)
         _write(figures)
     if not system.exits:
         os._exit(0)
@@ -64,9 +68,9 @@ def _write(figures: dict[str, Any]) -> None:
     subprocesses.write_figures(figures | surroundings(), Path(sys.argv[2]))
 
 
-def _rest(figures: dict[str, Any], batches: Any, free: int, warmup: float) -> None:
-    """The rest of the first epoch."""
-    # only now: they import torchdali, which other systems do not
+def _measure_rest(figures: dict[str, Any], batches: Any, free: int, warmup: float) -> None:
+    """Measure the rest of the first epoch."""
+    # Imported here, because they import torchdali, which other systems do not.
     from torchdali.tools.bench import metrics
     from torchdali.tools.bench.metrics import Gpu, Marks, summarize
 
@@ -93,20 +97,20 @@ def _rest(figures: dict[str, Any], batches: Any, free: int, warmup: float) -> No
     }
 
 
-def _first(epoch: Any, count: int) -> float:
-    """Seconds until the first batch of an epoch, of which `count` batches are taken."""
+def _time_first_batch(epoch: Any, count: int) -> float:
+    """Return the seconds to the first batch of an epoch. Take `count` batches of it."""
     start = time.perf_counter()
     batches = epoch()
     next(batches)
     _wait()
-    seconds = _since(start)
+    seconds = _seconds_since(start)
     for _ in range(count - 1):
         next(batches, None)
     return seconds
 
 
 def _start_cuda() -> tuple[float | None, int]:
-    """Seconds until a kernel has run, and the free memory in bytes; None and 0 without a GPU."""
+    """Return the seconds until a kernel has run and the free memory in bytes, or None and 0 without a GPU."""
     import torch
 
     start = time.perf_counter()
@@ -114,7 +118,7 @@ def _start_cuda() -> tuple[float | None, int]:
         return None, 0
     torch.zeros(1, device="cuda")
     torch.cuda.synchronize()
-    return _since(start), _free()
+    return _seconds_since(start), _free()
 
 
 def _free() -> int:
@@ -130,13 +134,13 @@ def _wait() -> None:
         torch.cuda.current_stream().synchronize()
 
 
-def _timed(work: Any, argument: Any) -> float:
+def _time_call(work: Any, argument: Any) -> float:
     start = time.perf_counter()
     work(argument)
-    return _since(start)
+    return _seconds_since(start)
 
 
-def _since(start: float) -> float:
+def _seconds_since(start: float) -> float:
     return round(time.perf_counter() - start, 4)
 
 

@@ -1,10 +1,10 @@
-"""Beside a training step: how much of the speed that the step has with no loading is left with each loader.
+"""Measure training with each loader, as a share of the speed of the training step alone.
 
-The ceiling is the same step on one batch that lies on the GPU. It is measured with the driver's 8 hardware queues and
-with the 32 that torchdali asks for, and shares are of the faster one. The step is a ResNet's of torchvision: bfloat16
-autocast, channels last, cross entropy, SGD with momentum (`tools.bench.training` has the loop and says what the
-figures mean). `--levers` adds torchdali with one thing changed at a time, on the first model and the most cores.
-Compiled models are measured on the most cores only.
+The ceiling is the same step on one batch that stays on the GPU. It is measured with the driver's 8 hardware queues and
+with torchdali's 32. Shares are of the faster one. The step is that of a torchvision ResNet: bfloat16 autocast, channels
+last, cross entropy, SGD with momentum. `torchdali.tools.bench.training` has the loop and explains the figures.
+`--levers` adds torchdali with one change at a time, on the first model and the most cores. Compiled models are measured
+on the most cores only.
 """
 
 import itertools
@@ -14,7 +14,7 @@ from multiprocessing.context import BaseContext
 from pathlib import Path
 
 from benchmarks.common import report
-from benchmarks.common.benchmark import Benchmark, Run, none
+from benchmarks.common.benchmark import Benchmark, Run, make_unavailable_run
 from benchmarks.suite import training_report
 from benchmarks.suite.training_worker import measure_case
 from benchmarks.systems.systems import PASSES
@@ -22,13 +22,13 @@ from benchmarks.systems.training_systems import DEFAULT, LEVERS, MODELS, QUEUES,
 from torchdali.tools.bench import subprocesses
 
 _STEPS, _QUICK_STEPS = 10, 2
-"""Steps to warm up, from the last slow one on."""
+"""Number of steps in the warm-up, after the last slow one."""
 _COMPILING = 90.0
-"""Seconds that a case with a compiled model may take longer than others."""
+"""Additional seconds for a case with a compiled model."""
 
 
 def cases(args: Namespace, root: Path) -> list[Case]:
-    """All of them, ceilings before what is compared with them."""
+    """Return all cases, ceilings first."""
     most = max(args.cores)
     plain = Case(
         model=args.models[0],
@@ -47,7 +47,7 @@ def cases(args: Namespace, root: Path) -> list[Case]:
         data=args.data,
         passes=1 if args.quick else PASSES,
     )
-    found: list[Case] = []
+    cases: list[Case] = []
     for cores, model, name in itertools.product(args.cores, args.models, args.systems):
         system, compiled = SYSTEMS[name], MODELS[model].compiled
         if (compiled and not system.for_compiled) or (cores != most and (compiled or not system.every_core_count)):
@@ -59,34 +59,34 @@ def cases(args: Namespace, root: Path) -> list[Case]:
             case = replace(case, patience=case.patience + _COMPILING)
         if system.workers:
             case = replace(case, length=case.length * case.passes)
-        found.append(case)
+        cases.append(case)
         if name == "synthetic":
-            found.append(replace(case, queues=QUEUES))
+            cases.append(replace(case, queues=QUEUES))
     for name in args.levers:
         lever = LEVERS[name]
-        found.append(replace(plain, system=lever.system, lever=name, queues=lever.queues))
-    return found
+        cases.append(replace(plain, system=lever.system, lever=name, queues=lever.queues))
+    return cases
 
 
 def _measure(context: BaseContext, case: Case, args: Namespace) -> Run:
-    if reason := SYSTEMS[case.system].cannot(case.data):
-        return none(reason)
+    if reason := SYSTEMS[case.system].why_not(case.data):
+        return make_unavailable_run(reason)
     timeout = args.timeout + (_COMPILING if MODELS[case.model].compiled else 0)
     return subprocesses.measure_in_process(context, measure_case, case, timeout)
 
 
 def _rate(entry: Run) -> str:
-    # whether it is the ceiling is known later
+    # The ceiling, of which this is a share, is known later.
     return f"{(report.rate if entry['system'] == 'synthetic' else training_report.rate)(entry)} images/s"
 
 
 def _line(entry: Run) -> str:
-    """One case in one line, as it ends."""
+    """Return the line that is printed for a case."""
     line = f"{entry['cores']:>3} cores  {entry['model']:<18}{training_report.plain_title(entry):<45}"
     if entry["status"] != "ok":
         return f"{line}{entry.get('reason', entry['status'])}\n{entry.get('stderr', '')}".rstrip()
     line += f"{_rate(entry):>25}, waiting {entry['waiting_share']:.1%}"
-    return line + report.ending(entry)
+    return line + report.describe_ending(entry)
 
 
 BENCHMARK = Benchmark(
@@ -117,7 +117,7 @@ BENCHMARK = Benchmark(
     label=Case.label,
     line=_line,
     finish=training_report.add_shares,
-    said=training_report.said,
+    heading=training_report.heading,
     tables=training_report.tables,
     legend=training_report.LEGEND,
     bars=training_report.bars,

@@ -1,4 +1,4 @@
-"""The tables of `benchmarks.suite.training`, and the shares of the ceiling."""
+"""Tables of `benchmarks.suite.training`, and the shares of the ceiling."""
 
 from typing import Any
 
@@ -8,32 +8,32 @@ from benchmarks.systems.systems import PASSES
 from benchmarks.systems.training_systems import LEVERS, MODELS, SYSTEMS
 
 LEGEND = f"""\
-Each line is a process of its own that may use only those cores. *Share* is of the ceiling: the same step on one batch
-that lies on the GPU, channels last already, with 8 or 32 hardware queues, whichever was faster. For all others the
-conversion to channels last is part of the step; *to channels last* is what it takes alone. Images/s are by the host's
-clock with the GPU waited for at both ends, over whole epochs, starts of epochs included, once the training has gone on
-for some seconds (half as many with one batch on the GPU), in which headers are read and memory pools grow; *cut* means
-that it was stopped before an epoch's end. An epoch of a system with workers goes {PASSES} times through the pictures,
-because workers begin each with nothing in hand. *Step to step* is the GPU's time between the ends of two steps, and of
-this *waiting* is where the training's stream had no batch to read. *Epoch start* is that wait for an epoch's first
-batch. *In loader* is the host's time in the loader for each batch. GPU memory leaves out the CUDA context; *torch's* is
-what tensors took at most. CPU time includes child processes. DALI tuned by hand has half as many threads as cores,
-which was best in the loader benchmark; DALI as documented has as many as cores, and so many workers has DataLoader."""
+Each line is a process on those cores only. *Share* is of the ceiling: the same step on one batch that stays on the GPU,
+already channels last, with 8 or 32 hardware queues, whichever was faster. For all others the step includes the
+conversion to channels last; *to channels last* is its time alone. Images/s are by the host's clock, over whole epochs
+with their starts, and with the GPU synchronized at both ends. Measuring begins after some seconds of training (half as
+many with one batch on the GPU), in which headers are read and memory pools grow. *Cut* means that it stopped within an
+epoch. An epoch of a system with workers goes {PASSES} times through the pictures, because workers start each epoch
+without prepared batches. *Step to step* is the GPU's time between the ends of two steps. *Waiting* is the part of it in
+which the training's stream had no batch. *Epoch start* is the wait for an epoch's first batch. *In loader* is the
+host's time in the loader for each batch. GPU memory is without the CUDA context. *torch's* is the peak of its tensors.
+CPU time includes child processes. DALI tuned by hand has half as many threads as cores, which was best in the loader
+benchmark. DALI as documented has a thread for each core, and DataLoader a worker for each core."""
 
 
 def tables(runs: list[Run]) -> list[str]:
-    """Rates and shares, levers, every figure, and why some could not be measured."""
+    """Return a short table, a table of levers, a table with all figures, and the runs that failed."""
     failures = report.failures(runs, lambda run: f"{plain_title(run)}, {MODELS[run['model']].title}")
     return list(filter(None, [short_table(runs), lever_table(runs), full_table(runs), failures]))
 
 
 def add_shares(runs: list[dict[str, Any]]) -> None:
-    """Gives each run its share of the ceiling, where both are known."""
+    """Add its share of the ceiling to each run, if both are known."""
     ceilings: dict[tuple[str, int], float] = {}
     for run in runs:
         if run["system"] == "synthetic" and run["status"] == "ok":
-            place = run["model"], run["cores"]
-            ceilings[place] = max(run["images_per_s"], ceilings.get(place, 0))
+            key = run["model"], run["cores"]
+            ceilings[key] = max(run["images_per_s"], ceilings.get(key, 0))
     for run in runs:
         ceiling = ceilings.get((run["model"], run["cores"]))
         if ceiling and run["status"] == "ok":
@@ -41,7 +41,7 @@ def add_shares(runs: list[dict[str, Any]]) -> None:
 
 
 def title(run: dict[str, Any]) -> str:
-    """The system, the lever and the number of queues, as far as they are not the usual ones."""
+    """Return the title of a run, with its lever and number of queues if they are not the usual ones."""
     name = SYSTEMS[run["system"]].title
     if run["lever"]:
         return LEVERS[run["lever"]].title
@@ -51,34 +51,34 @@ def title(run: dict[str, Any]) -> str:
 
 
 def plain_title(run: dict[str, Any]) -> str:
-    """The same without Markdown."""
-    return report.plain(title(run))
+    """Return the title without Markdown."""
+    return report.strip_markdown(title(run))
 
 
 def rate(run: dict[str, Any] | None) -> str:
-    """Images per second and the share, or what became of a run that has none."""
+    """Return images per second and the share, or the status of a run without figures."""
     return report.rate(run) + (f", {run['share']:.1%}" if run and "share" in run else "")
 
 
 def short_table(runs: list[dict[str, Any]]) -> str:
-    """Images per second and shares: a line a system, a column a model and a number of cores."""
+    """Return images per second and shares: a row for each system, a column for each model and number of cores."""
     runs = [run for run in runs if not run["lever"]]
     columns = list(dict.fromkeys((run["model"], run["cores"]) for run in runs))
     rows = [["images/s, share", *(f"{MODELS[model].title}, {report.cores(cores)}" for model, cores in columns)]]
     for name in dict.fromkeys(title(run) for run in runs):
-        of_line = {(run["model"], run["cores"]): run for run in runs if title(run) == name}
-        rows.append([name, *(rate(of_line.get(column)) for column in columns)])
+        by_column = {(run["model"], run["cores"]): run for run in runs if title(run) == name}
+        rows.append([name, *(rate(by_column.get(column)) for column in columns)])
     return report.markdown(rows)
 
 
 def lever_table(runs: list[dict[str, Any]]) -> str:
-    """Levers, each compared with the mean of all runs with defaults beside the same model; empty without levers."""
+    """Return levers, compared with the mean of all runs with defaults, or an empty string without levers."""
     levers = [run for run in runs if run["lever"]]
     if not levers:
         return ""
     model, cores = levers[0]["model"], levers[0]["cores"]
-    of_model = [run for run in runs if (run["model"], run["cores"]) == (model, cores)]
-    plain = [run for run in of_model if run["system"] == "torchdali" and run["lever"] in ("", "again", "once_more")]
+    same = [run for run in runs if (run["model"], run["cores"]) == (model, cores)]
+    plain = [run for run in same if run["system"] == "torchdali" and run["lever"] in ("", "again", "once_more")]
     rates = [run["images_per_s"] for run in plain if run["status"] == "ok"]
     columns = {
         f"**torchdali**, {MODELS[model].title}, {report.cores(cores)}": title,
@@ -91,7 +91,7 @@ def lever_table(runs: list[dict[str, Any]]) -> str:
 
 
 def full_table(runs: list[dict[str, Any]]) -> str:
-    """Every figure: a line a case; levers have a table of their own."""
+    """Return all figures, with a row for each run without a lever."""
     columns = {
         "system": title,
         "model": lambda run: MODELS[run["model"]].title,
@@ -126,8 +126,8 @@ _TIMES = {
 }
 
 
-def said(whole: dict[str, Any]) -> list[str]:
-    """Lines of the heading."""
+def heading(whole: dict[str, Any]) -> list[str]:
+    """Return lines of the heading."""
     data, options = whole["data"], whole["options"]
     kernels = "the fastest of cuDNN's kernels" if options["cudnn_benchmark"] else "cuDNN's own choice of kernels"
     crop = "random crop to 32 with a padding of 4" if data["kind"] == "small" else "random resized crop to 224"
@@ -140,13 +140,13 @@ def said(whole: dict[str, Any]) -> list[str]:
 
 
 def bars(runs: list[Run]) -> Bars | None:
-    """Shares of the ceiling."""
+    """Return the picture of the shares of the ceiling."""
     runs = [run for run in runs if "share" in run and not run["lever"] and run["system"] != "synthetic"]
     columns = list(dict.fromkeys((run["model"], run["cores"]) for run in runs))
     groups: list[tuple[str, list[float | None]]] = []
     for name in dict.fromkeys(title(run) for run in runs):
-        of_line = {(run["model"], run["cores"]): 100 * run["share"] for run in runs if title(run) == name}
-        groups.append((report.plain(name), [of_line.get(column) for column in columns]))
+        by_column = {(run["model"], run["cores"]): 100 * run["share"] for run in runs if title(run) == name}
+        groups.append((report.strip_markdown(name), [by_column.get(column) for column in columns]))
     names = [f"{MODELS[model].title}, {report.cores(cores)}" for model, cores in columns]
     unit = "% of the images/s that the step makes with one batch on the GPU"
     return Bars("Beside a training step", unit, names, groups, 100.0) if groups else None

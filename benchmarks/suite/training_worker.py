@@ -1,4 +1,4 @@
-"""Measures one case of the training benchmark; what the figures mean is said in `torchdali.tools.bench.training`."""
+"""Measure one case of the training benchmark. `torchdali.tools.bench.training` explains the figures."""
 
 import time
 from contextlib import AbstractContextManager, nullcontext
@@ -6,28 +6,28 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.systems.batches import describe, set_queues, surroundings, time_import
-from benchmarks.systems.training_systems import MODELS, SYSTEMS, Case, epochs_of, lever_of
+from benchmarks.systems.training_systems import MODELS, SYSTEMS, Case, get_lever, make_epochs
 from torchdali.tools.bench import subprocesses, training
 from torchdali.tools.bench.metrics import Gpu
 
 
 def measure_case(case: Case, result: Path) -> None:
-    """Measures one case in this process and writes the figures to `result` as JSON."""
+    """Measure one case in this process, and write the figures to `result` as JSON."""
     system = SYSTEMS[case.system]
     set_queues(system.imports, case.queues)
     import_s = {name: time_import(name) for name in system.imports}
 
     import torch
 
-    torch.set_num_threads(case.cores)  # it was imported before the process had given up the other cores
+    torch.set_num_threads(case.cores)  # torch was imported when the process still had all cores
     torch.backends.cudnn.benchmark = case.cudnn_benchmark
     gpu = Gpu()
-    if before := lever_of(case).before:
+    if before := get_lever(case).before:
         before()
     with _stream(case, gpu):
         start = time.perf_counter()
         net = MODELS[case.model].make()
-        epoch = epochs_of(case)
+        epoch = make_epochs(case)
         build_s = round(time.perf_counter() - start, 3)
         figures, batch = training.measure(
             net,
@@ -42,10 +42,10 @@ def measure_case(case: Case, result: Path) -> None:
             compiled=MODELS[case.model].compiled,
         )
     figures["to_channels_last_ms"] = time_conversion(batch[0], gpu)
-    dtype = torch.float16 if lever_of(case).half else None
-    said: dict[str, Any] = {"import_s": import_s, "cuda_init_s": gpu.initialised_s, "build_s": build_s}
+    dtype = torch.float16 if get_lever(case).half else None
+    times: dict[str, Any] = {"import_s": import_s, "cuda_init_s": gpu.initialised_s, "build_s": build_s}
     described = describe(batch, case.batch_size, case.job(0).size, dtype=dtype)
-    subprocesses.write_figures({**said, **figures, "batch": described, **surroundings()}, result)
+    subprocesses.write_figures({**times, **figures, "batch": described, **surroundings()}, result)
     if not system.exits:
         subprocesses.exit_now(0)
 
@@ -67,6 +67,6 @@ def time_conversion(images: Any, gpu: Gpu) -> float:
 def _stream(case: Case, gpu: Gpu) -> AbstractContextManager[Any]:
     import torch
 
-    if not (gpu.present and lever_of(case).high_priority):
+    if not (gpu.present and get_lever(case).high_priority):
         return nullcontext()
     return torch.cuda.stream(torch.cuda.Stream(priority=-1))

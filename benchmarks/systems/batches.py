@@ -1,4 +1,4 @@
-"""What a measured process says beside its figures: what a batch looks like, and in which surroundings it was made."""
+"""Describe a batch and the environment of a measured process."""
 
 import importlib
 import os
@@ -13,14 +13,13 @@ if TYPE_CHECKING:
     import torch
 
 VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
-VERSIONED = ("torch", "torchvision", "nvidia.dali", "torchdali", "numpy", "kornia", "spdl", "ffcv")
+PACKAGES = ("torch", "torchvision", "nvidia.dali", "torchdali", "numpy", "kornia", "spdl", "ffcv")
 
 
 def set_queues(imports: tuple[str, ...], queues: int | None = None) -> None:
-    """Hardware queues as the system alone would have them, before CUDA starts.
+    """Set the number of hardware queues that the system alone would have, before CUDA starts.
 
-    The harness itself has imported torchdali, which asks the driver for 32. Another system gets the driver's own
-    number, or `queues` where it is given.
+    The harness has imported torchdali, which sets 32. Other systems get the driver's own number, or `queues`.
     """
     os.environ.pop(VARIABLE, None)
     if queues is not None:
@@ -30,21 +29,21 @@ def set_queues(imports: tuple[str, ...], queues: int | None = None) -> None:
 
 
 def surroundings() -> dict[str, Any]:
-    """Versions, the GPU's name and settings of the environment."""
-    return metrics.describe_environment(VERSIONED)
+    """Return versions, the GPU's name and environment variables."""
+    return metrics.describe_environment(PACKAGES)
 
 
 def describe(
     batch: Any, batch_size: int, size: int, output: str = "floats", dtype: "torch.dtype | None" = None
 ) -> dict[str, Any]:
-    """What a batch looks like, after checking that this system did the work that all are compared by.
+    """Describe a batch, after checking that the system did the same work as the others.
 
     Args:
-        batch: images and labels.
-        batch_size: how many of each.
-        size: the side of an image.
-        output: as `System.output`.
-        dtype: of the images; by default what follows from `output`.
+        batch: Images and labels.
+        batch_size: Number of images.
+        size: Side of an image, in pixels.
+        output: As `System.output`.
+        dtype: Element type of the images. By default it follows from `output`.
     """
     import torch
 
@@ -52,9 +51,9 @@ def describe(
     dtype = dtype or (torch.float32 if output == "floats" else torch.uint8)
     expected = (batch_size, size, size, 3) if output == "uint8 last" else (batch_size, 3, size, size)
     if tuple(images.shape) != expected or tuple(labels.shape) != (batch_size,):
-        raise RuntimeError(f"images of {tuple(images.shape)} and labels of {tuple(labels.shape)}")
+        raise RuntimeError(f"images must be {expected}, got {tuple(images.shape)} and labels {tuple(labels.shape)}")
     if images.dtype != dtype:
-        raise RuntimeError(f"images of {images.dtype}")
+        raise RuntimeError(f"images must be {dtype}, got {images.dtype}")
     if torch.cuda.is_available() and not (images.is_cuda and labels.is_cuda):
         raise RuntimeError(f"images on {images.device}, labels on {labels.device}")
     values = images.float()
@@ -76,6 +75,6 @@ def time_import(name: str) -> float:
     return round(time.perf_counter() - start, 4)
 
 
-def imported(system: System) -> dict[str, float]:
-    """Imports what a system needs: the seconds for each module."""
+def import_modules(system: System) -> dict[str, float]:
+    """Import the modules of a system, and return the seconds for each."""
     return {name: time_import(name) for name in system.imports}

@@ -1,4 +1,4 @@
-"""The systems that are measured alone: what loads, and what decodes only."""
+"""Systems that are measured alone: loaders, and decoders."""
 
 from benchmarks.systems import other_systems, systems
 from benchmarks.systems.systems import DALI, TORCH, TORCHDALI, System

@@ -1,7 +1,7 @@
-"""The systems that are neither torchdali nor DALI by hand nor DataLoader alone, each as its documentation uses it.
+"""Systems other than torchdali, DALI by hand and DataLoader, each as its documentation uses it.
 
-Their work and their batches are those of `systems`. SPDL and FFCV are measured where they are installed;
-FFCV reads files of its own, which are written while the system is built.
+Their work and their batches are those of `systems`. SPDL and FFCV are measured if they are installed. FFCV reads its
+own file format, which is written when the system is built.
 """
 
 import os
@@ -15,12 +15,12 @@ from benchmarks.systems.systems import (
     STD,
     Epoch,
     Job,
+    add_normalize,
+    add_random_crop,
     decode,
-    decoded_crop,
     has_gpu,
-    mirrored_normalized,
-    shuffled,
-    transforms,
+    make_sampler,
+    make_transforms,
 )
 
 if TYPE_CHECKING:
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 
 def dali_proxy(job: Job) -> Epoch:
-    """DALI's own proxy as its documentation shows it for an image folder, with the JPEG engine set as in DALI tuned.
+    """DALI's own proxy as in its documentation for an image folder, with the JPEG engine set as in DALI tuned.
 
-    It gets half as many workers as cores, which was the better number on 16 cores in `benchmarks.suite.proxy`.
+    It gets half as many workers as cores, which was better on 16 cores in `benchmarks.suite.proxy`.
     """
     import torch
     from nvidia.dali import fn, pipeline_def
@@ -46,16 +46,16 @@ def dali_proxy(job: Job) -> Epoch:
     @pipeline_def(**options, prefetch_queue_depth=2 * job.threads, seed=12)
     def pipeline() -> Any:
         encoded = fn.io.file.read(fn.external_source(name="images", no_copy=True))
-        images = decoded_crop(encoded, {"hw_decoder_load": 1.0} if gpu else {})
-        return mirrored_normalized(fn.resize(images, resize_x=SIZE, resize_y=SIZE))
+        images = add_random_crop(encoded, {"hw_decoder_load": 1.0} if gpu else {})
+        return add_normalize(fn.resize(images, resize_x=SIZE, resize_y=SIZE))
 
     server = proxy.DALIServer(pipeline())
-    dataset = ImageFolder(job.root, transform=server.proxy, loader=path_bytes)
+    dataset = ImageFolder(job.root, transform=server.proxy, loader=encode_path)
     loader = proxy.DataLoader(
         server,
         dataset,
         batch_size=job.batch_size,
-        sampler=shuffled(dataset, job.passes),
+        sampler=make_sampler(dataset, job.passes),
         drop_last=True,
         num_workers=job.threads,
         persistent_workers=True,
@@ -71,33 +71,33 @@ def dali_proxy(job: Job) -> Epoch:
     return epoch
 
 
-def path_bytes(path: str) -> Any:
-    """A path as DALI's operators take it."""
+def encode_path(path: str) -> Any:
+    """Encode a path for DALI's operators."""
     import numpy as np
 
     return np.frombuffer(path.encode(), dtype=np.int8)
 
 
-# Images that differ in size, from workers to the GPU
+# Images of different sizes, from workers to the GPU
 
 
-def packed(samples: list[Any]) -> tuple["torch.Tensor", list[Any], "torch.Tensor"]:
-    """A batch of tensors that differ in shape as one piece of memory, their shapes, and the labels."""
+def pack(samples: list[Any]) -> tuple["torch.Tensor", list[Any], "torch.Tensor"]:
+    """Pack tensors of different shapes into one flat tensor. Return it with the shapes and the labels."""
     import torch
 
     flat = torch.cat([image.reshape(-1) for image, _ in samples])
     return flat, [image.shape for image, _ in samples], torch.tensor([label for _, label in samples])
 
 
-def unpacked(flat: "torch.Tensor", shapes: list[Any]) -> list["torch.Tensor"]:
-    """The tensors again, without a copy."""
+def unpack(flat: "torch.Tensor", shapes: list[Any]) -> list["torch.Tensor"]:
+    """Return the tensors of a packed batch, without a copy."""
     ends = list(accumulate(shape.numel() for shape in shapes))
     starts = [0, *ends[:-1]]
     return [flat[start:end].view(shape) for start, end, shape in zip(starts, ends, shapes, strict=True)]
 
 
-def _of_unequal_sizes(job: Job, load: Any) -> Any:
-    """DataLoader that gives what `load` makes of a path, in worker processes."""
+def _load_unequal(job: Job, load: Any) -> Any:
+    """Return a DataLoader of images that `load` makes from paths, in worker processes."""
     from torch.utils.data import DataLoader
     from torchvision.datasets import ImageFolder
 
@@ -105,44 +105,44 @@ def _of_unequal_sizes(job: Job, load: Any) -> Any:
     return DataLoader(
         dataset,
         batch_size=job.batch_size,
-        sampler=shuffled(dataset, job.passes),
+        sampler=make_sampler(dataset, job.passes),
         drop_last=True,
         num_workers=job.threads,
-        collate_fn=packed,
+        collate_fn=pack,
         pin_memory=has_gpu(),
         persistent_workers=True,
     )
 
 
 def torchvision_cuda(job: Job) -> Epoch:
-    """Files read by workers, `decode_jpeg` of torchvision for the whole batch on CUDA, v2 on CUDA image by image."""
+    """Workers read files; torchvision decodes the whole batch on CUDA, and transforms it image by image on CUDA."""
     import torch
     from torchvision.io import ImageReadMode, decode_jpeg
     from torchvision.transforms import v2
 
-    whole = transforms(job.data).transforms
-    of_image, of_batch = v2.Compose(whole[1:3]), v2.Compose(whole[3:])
-    loader = _of_unequal_sizes(job, read)
+    steps = make_transforms(job.data).transforms
+    by_image, by_batch = v2.Compose(steps[1:3]), v2.Compose(steps[3:])
+    loader = _load_unequal(job, read)
 
     def epoch() -> Iterator[Any]:
         for flat, shapes, labels in loader:
-            images = decode_jpeg(unpacked(flat, shapes), mode=ImageReadMode.RGB, device="cuda")
-            yield [of_batch(torch.stack([of_image(image) for image in images])), labels.to("cuda", non_blocking=True)]
+            images = decode_jpeg(unpack(flat, shapes), mode=ImageReadMode.RGB, device="cuda")
+            yield [by_batch(torch.stack([by_image(image) for image in images])), labels.to("cuda", non_blocking=True)]
 
     return epoch
 
 
 def torchvision_cuda_decode(job: Job) -> Epoch:
-    """The same with no more transforms than a batch needs."""
+    """The same, with a centre crop as the only transform."""
     import torch
     from torchvision.io import ImageReadMode, decode_jpeg
     from torchvision.transforms.v2 import functional
 
-    loader = _of_unequal_sizes(job, read)
+    loader = _load_unequal(job, read)
 
     def epoch() -> Iterator[Any]:
         for flat, shapes, labels in loader:
-            images = decode_jpeg(unpacked(flat, shapes), mode=ImageReadMode.RGB, device="cuda")
+            images = decode_jpeg(unpack(flat, shapes), mode=ImageReadMode.RGB, device="cuda")
             cropped = [functional.center_crop(image, [job.size, job.size]) for image in images]
             yield [torch.stack(cropped), labels.to("cuda", non_blocking=True)]
 
@@ -150,7 +150,7 @@ def torchvision_cuda_decode(job: Job) -> Epoch:
 
 
 def read(path: str) -> "torch.Tensor":
-    """The encoded file."""
+    """Return the encoded file."""
     from torchvision.io import read_file
 
     return read_file(path)
@@ -159,8 +159,8 @@ def read(path: str) -> "torch.Tensor":
 def dali_torchvision(job: Job) -> Epoch:
     """DALI's classes with torchvision's names, on images that workers of a DataLoader have decoded.
 
-    A `Compose` takes one image, or several of one size; before the crop they differ in size. It cannot be called in
-    the workers, which were forked, where there is a GPU.
+    A `Compose` takes one image, or several of one size. Before the crop, sizes differ. With a GPU it cannot be called
+    in the workers, because they were forked.
     """
     import nvidia.dali.experimental.torchvision as dtv
     import torch
@@ -171,11 +171,11 @@ def dali_torchvision(job: Job) -> Epoch:
         dtv.Normalize([255 * value for value in MEAN], [255 * value for value in STD], device="gpu"),
     ]
     transform = dtv.Compose(steps, batch_size=1)
-    loader = _of_unequal_sizes(job, decode)
+    loader = _load_unequal(job, decode)
 
     def epoch() -> Iterator[Any]:
         for flat, shapes, labels in loader:
-            images = unpacked(flat.to("cuda", non_blocking=True), shapes)
+            images = unpack(flat.to("cuda", non_blocking=True), shapes)
             yield [torch.stack([transform(image) for image in images]), labels.to("cuda", non_blocking=True)]
 
     return epoch
@@ -185,13 +185,13 @@ def dali_torchvision(job: Job) -> Epoch:
 
 
 def spdl(job: Job) -> Epoch:
-    """SPDL's pipeline of threads, with torchvision's decoder and v2 transforms on tensors in them."""
+    """SPDL's pipeline of threads, which run torchvision's decoder and v2 transforms on tensors."""
     import torch
     from spdl.pipeline import PipelineBuilder
     from torchvision.datasets import ImageFolder
 
-    torch.set_num_threads(1)  # beside SPDL's own, as in DataLoader's workers
-    dataset = ImageFolder(job.root, transforms(job.data), loader=decode)
+    torch.set_num_threads(1)  # SPDL has its own threads; as in DataLoader's workers
+    dataset = ImageFolder(job.root, make_transforms(job.data), loader=decode)
     device = torch.device("cuda" if has_gpu() else "cpu")
 
     def batch(samples: list[Any]) -> list["torch.Tensor"]:
@@ -201,7 +201,7 @@ def spdl(job: Job) -> Epoch:
     def epoch() -> Iterator[Any]:
         pipeline = (
             PipelineBuilder()
-            .add_source(shuffled(dataset, job.passes))
+            .add_source(make_sampler(dataset, job.passes))
             .pipe(dataset.__getitem__, concurrency=job.threads)
             .aggregate(job.batch_size, drop_last=True)
             .pipe(batch)
@@ -215,7 +215,7 @@ def spdl(job: Job) -> Epoch:
 
 
 def ffcv(job: Job) -> Epoch:
-    """FFCV as in its ImageNet example, from a file of JPEGs that are as large as the folder's."""
+    """FFCV as in its ImageNet example, from a file of JPEGs as large as the folder's."""
     import numpy as np
     import torch
     from ffcv.fields import IntField, RGBImageField

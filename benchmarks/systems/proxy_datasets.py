@@ -1,9 +1,9 @@
-"""Datasets that are no image folder: map-style, `(image, label)`, one for each thing that an image may be.
+"""Map-style datasets of `(image, label)`, with several kinds of images.
 
 * ``bytes``: the encoded file, read in `__getitem__`;
 * ``pil``: a PIL image, decoded in `__getitem__`;
-* ``arrays``: a uint8 array (H, W, C) that is in memory already: one memory-mapped file of decoded pictures;
-* ``paths``: a `pathlib.Path`, and nothing is read.
+* ``arrays``: a uint8 array (H, W, C) from one memory-mapped file of decoded pictures;
+* ``paths``: a `pathlib.Path`; nothing is read.
 """
 
 from collections.abc import Callable
@@ -19,26 +19,26 @@ _SIZE = (500, 375)
 _SEED = 0
 
 
-def files(root: Path) -> list[Path]:
-    """The pictures under `root`, classes mixed, in the same order every time."""
-    found = sorted(root.glob("*/*.*"))
-    order = np.random.default_rng(_SEED).permutation(len(found))
-    return [found[place] for place in order]
+def list_files(root: Path) -> list[Path]:
+    """Return the pictures under `root` in a fixed random order."""
+    paths = sorted(root.glob("*/*.*"))
+    order = np.random.default_rng(_SEED).permutation(len(paths))
+    return [paths[i] for i in order]
 
 
 def arrays_path(root: Path) -> Path:
-    """Where the decoded pictures of `root` are: beside it, so that the folder stays one of classes."""
+    """Return the path of the decoded pictures. It is outside of `root`, which has only class folders."""
     return root.with_name(f"{root.name}-decoded.npy")
 
 
 def make_arrays(root: Path, count: int = ARRAYS) -> int:
-    """Decodes the first `count` pictures into one file, all of one size, unless it is there; how many it holds."""
+    """Decode the first `count` pictures to one file, unless it exists. Return the number of pictures in it."""
     from PIL import Image
 
     path = arrays_path(root)
     if not path.exists():
         decoded: list[Any] = []
-        for file in files(root)[:count]:
+        for file in list_files(root)[:count]:
             with Image.open(file) as image:
                 decoded.append(np.asarray(image.convert("RGB").resize(_SIZE)))
         unfinished = path.with_suffix(".unfinished.npy")
@@ -48,17 +48,17 @@ def make_arrays(root: Path, count: int = ARRAYS) -> int:
 
 
 class Pictures(Dataset[Any]):
-    """`length` samples of what `source` names; where there are fewer pictures they come again.
+    """Dataset of `length` samples, in which the pictures repeat.
 
     Args:
-        root: the folder of class folders.
-        source: one of `SOURCES`.
-        length: the number of samples.
-        transform: called with the image, as torchvision's datasets do.
+        root: Folder of class folders.
+        source: Kind of image, one of `SOURCES`.
+        length: Number of samples.
+        transform: Transform of an image.
     """
 
     def __init__(self, root: Path, source: str, length: int, transform: Callable[[Any], Any] | None = None) -> None:
-        self.files = files(root)
+        self.files = list_files(root)
         classes = sorted({file.parent.name for file in self.files})
         self.labels = [classes.index(file.parent.name) for file in self.files]
         self.length = length
@@ -87,8 +87,8 @@ class Pictures(Dataset[Any]):
         return Image.open(self.files[index]).convert("RGB")
 
     def _memory(self) -> Any:
-        """The decoded pictures; mapped by whoever first needs them, so that a dataset pickles as a few names."""
+        """Return the decoded pictures. They are mapped at first use, so that the dataset pickles small."""
         if self._pixels is None:
-            # copy on write, because torch warns of arrays that cannot be written
+            # Copy on write, because torch warns of read-only arrays.
             self._pixels = np.load(self._arrays_path, mmap_mode="c")
         return self._pixels

@@ -1,8 +1,8 @@
-"""The systems of the proxy benchmark: datasets in worker processes, what follows on the GPU (or, torch's, not).
+"""Systems of the proxy benchmark, with datasets in worker processes.
 
-All get the same samples of `proxy_datasets` and give the batches that `systems` describes.
-A system is built with `(root, batch_size, workers, source, length, persistent)`: the kind of image, the number of
-samples in an epoch, and whether the workers stay between epochs.
+All get the samples of `proxy_datasets`, and return the batches that `systems` describes. A system is built with `(root,
+batch_size, workers, source, length, persistent)`. `source` is the kind of image, `length` the number of samples in an
+epoch, and `persistent` tells whether the workers stay between epochs.
 """
 
 from collections.abc import Callable, Iterator
@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.systems.proxy_datasets import Pictures, files
+from benchmarks.systems.proxy_datasets import Pictures, list_files
 from benchmarks.systems.systems import (
     RANGES,
     SIZE,
@@ -20,11 +20,11 @@ from benchmarks.systems.systems import (
     Epoch,
     Job,
     System,
-    dataloader,
-    decoded_crop,
+    add_normalize,
+    add_random_crop,
     has_gpu,
-    mirrored_normalized,
-    transforms,
+    make_dataloader,
+    make_transforms,
 )
 
 Build = Callable[[Path, int, int, str, int, bool], Epoch]
@@ -32,15 +32,15 @@ Build = Callable[[Path, int, int, str, int, bool], Epoch]
 
 @dataclass(frozen=True)
 class Proxy:
-    """How one system is called, what it imports and how it is built.
+    """A system of the proxy benchmark.
 
     Attributes:
-        title: what the tables call it.
-        imports: the modules to import before the clock starts.
-        build: `(root, batch_size, workers, source, length, persistent)` to a function that starts one epoch.
-        sources: what it is measured with.
-        workers: how many worker processes to try on so many cores, the likely best first.
-        exits: whether its process ends by itself when the work is done.
+        title: Title in the tables.
+        imports: Modules to import before the time is measured.
+        build: Function of `(root, batch_size, workers, source, length, persistent)` that returns an `Epoch`.
+        sources: Kinds of images that it is measured with.
+        workers: Function from the number of cores to the numbers of workers to try, the likely best first.
+        exits: Whether its process ends by itself when the work is done.
     """
 
     title: str
@@ -50,8 +50,8 @@ class Proxy:
     workers: Callable[[int], tuple[int, ...]]
     exits: bool = True
 
-    def system(self, source: str, length: int, persistent: bool = True) -> System:
-        """It with one kind of image, as the loader benchmark's are."""
+    def make_system(self, source: str, length: int, persistent: bool = True) -> System:
+        """Return a system as in the loader benchmark, with one kind of image."""
 
         def build(job: Job) -> Epoch:
             return self.build(job.root, job.batch_size, job.threads, source, length, persistent)
@@ -60,7 +60,7 @@ class Proxy:
 
 
 def torchdali(root: Path, batch_size: int, workers: int, source: str, length: int, persistent: bool) -> Epoch:
-    """DALILoader with a transform, and DataLoader's own arguments."""
+    """DALILoader with a transform, and DataLoader's arguments."""
     from torchdali import DALILoader as DataLoader
 
     loader = DataLoader(
@@ -70,29 +70,29 @@ def torchdali(root: Path, batch_size: int, workers: int, source: str, length: in
         drop_last=True,
         num_workers=workers,
         persistent_workers=persistent,
-        transform=transforms(),
+        transform=make_transforms(),
     )
     return lambda: iter(loader)
 
 
-def lifted(root: Path, batch_size: int, workers: int, source: str, length: int, persistent: bool) -> Epoch:  # noqa: ARG001
-    """The yardstick: an image folder, for which DALILoader needs no workers; no option of torchdali's own."""
+def native(root: Path, batch_size: int, workers: int, source: str, length: int, persistent: bool) -> Epoch:  # noqa: ARG001
+    """DALILoader on an image folder, which it reads natively, without workers."""
     from torch.utils.data import Subset
     from torchvision.datasets import ImageFolder
 
     from torchdali import DALILoader as DataLoader
 
-    dataset: Any = ImageFolder(root, transform=transforms())
+    dataset: Any = ImageFolder(root, transform=make_transforms())
     if length != len(dataset):
-        places = {path: place for place, (path, _) in enumerate(dataset.samples)}
-        order = [places[str(path)] for path in files(root)]
-        dataset = Subset(dataset, [order[place % len(order)] for place in range(length)])
+        rows = {path: i for i, (path, _) in enumerate(dataset.samples)}
+        order = [rows[str(path)] for path in list_files(root)]
+        dataset = Subset(dataset, [order[i % len(order)] for i in range(length)])
     loader = DataLoader(dataset, batch_size=batch_size, shuffle=True, drop_last=True)
     return lambda: iter(loader)
 
 
 def nvidia(root: Path, batch_size: int, workers: int, source: str, length: int, persistent: bool) -> Epoch:
-    """DALI's own proxy as its documentation shows it, with the JPEG engine set as in 'DALI tuned by hand'."""
+    """DALI's own proxy as in its documentation, with the JPEG engine set as in 'DALI tuned by hand'."""
     import os
 
     import torch
@@ -100,23 +100,23 @@ def nvidia(root: Path, batch_size: int, workers: int, source: str, length: int, 
     from nvidia.dali.plugin.pytorch.experimental import proxy
 
     gpu = has_gpu()
-    threads = max(1, len(os.sched_getaffinity(0)) // 2)  # the best for 'DALI tuned by hand' on 4 and on 16 cores
+    threads = max(1, len(os.sched_getaffinity(0)) // 2)  # best for 'DALI tuned by hand' on 4 and on 16 cores
     options = {"batch_size": batch_size, "num_threads": threads, "device_id": 0 if gpu else None}
 
     @pipeline_def(**options, prefetch_queue_depth=2 * workers, seed=12)
     def pipeline() -> Any:
         decoded = source in ("pil", "arrays")
-        given = fn.external_source(name="images", no_copy=True, **({"layout": "HWC"} if decoded else {}))
+        images = fn.external_source(name="images", no_copy=True, **({"layout": "HWC"} if decoded else {}))
         if decoded:
-            return mirrored_normalized(fn.random_resized_crop(given.gpu() if gpu else given, size=SIZE, **RANGES))
-        encoded = fn.io.file.read(given) if source == "paths" else given
-        images = decoded_crop(encoded, {"hw_decoder_load": 1.0} if gpu else {})
-        return mirrored_normalized(fn.resize(images, resize_x=SIZE, resize_y=SIZE))
+            return add_normalize(fn.random_resized_crop(images.gpu() if gpu else images, size=SIZE, **RANGES))
+        encoded = fn.io.file.read(images) if source == "paths" else images
+        images = add_random_crop(encoded, {"hw_decoder_load": 1.0} if gpu else {})
+        return add_normalize(fn.resize(images, resize_x=SIZE, resize_y=SIZE))
 
     server = proxy.DALIServer(pipeline())
     loader = proxy.DataLoader(
         server,
-        Pictures(root, source, length, partial(_handed_over, server.proxy)),
+        Pictures(root, source, length, partial(_call_proxy, server.proxy)),
         batch_size=batch_size,
         shuffle=True,
         drop_last=True,
@@ -134,8 +134,8 @@ def nvidia(root: Path, batch_size: int, workers: int, source: str, length: int, 
     return epoch
 
 
-def _handed_over(proxy: Callable[[Any], Any], image: Any) -> Any:
-    """What the proxy makes of an image: it takes arrays only."""
+def _call_proxy(proxy: Callable[[Any], Any], image: Any) -> Any:
+    """Call the proxy with an image as an array, the only type that it accepts."""
     import numpy as np
 
     if isinstance(image, Path):
@@ -149,17 +149,17 @@ def torch_v2(root: Path, batch_size: int, workers: int, source: str, length: int
     """DataLoader with all work in the workers: torchvision's decoder and v2 transforms on tensors."""
     from torchvision.transforms import v2
 
-    transform = transforms()
+    transform = make_transforms()
     if source == "bytes":
         transform = v2.Compose([_decode, *transform.transforms])
-    return dataloader(Pictures(root, source, length, transform), batch_size, workers, persistent)
+    return make_dataloader(Pictures(root, source, length, transform), batch_size, workers, persistent)
 
 
 def _decode(encoded: bytes) -> Any:
     import torch
     from torchvision.io import ImageReadMode, decode_jpeg
 
-    # a copy, because torch warns of bytes that cannot be written
+    # A copy, because torch warns of read-only memory.
     return decode_jpeg(torch.frombuffer(bytearray(encoded), dtype=torch.uint8), mode=ImageReadMode.RGB)
 
 
@@ -173,10 +173,10 @@ SYSTEMS = {
         ("bytes", "pil", "arrays", "paths"),
         lambda cores: (cores,),
     ),
-    "lifted": Proxy(
-        "**torchdali**, lifted",
+    "native": Proxy(
+        "**torchdali**, native",
         TORCHDALI,
-        lifted,
+        native,
         ("folder",),
         lambda _: (0,),
     ),

@@ -1,14 +1,12 @@
-"""The systems under measurement: one function each, the same work from the same folder of pictures.
+"""Systems that are measured. Each is one function, and all do the same work from the same folder of pictures.
 
-A system is built for a `Job` and gives back a function that starts one epoch. An epoch is an iterator of
-`[images, labels]` on the GPU: images float32 (N, 3, 224, 224), after a random resized crop, a flip and ImageNet's
-normalization; labels (N,). Of the set ``small`` they are (N, 3, 32, 32), after a random crop with a padding of 4.
-All shuffle and drop the last incomplete batch. Where decoding alone is measured, images are uint8, cropped at the
-centre. Without a GPU the same systems run on the CPU, so that the harness can be tried anywhere; such numbers mean
-nothing.
+A system is built for a `Job`, and returns a function that starts an epoch. An epoch is an iterator of `[images,
+labels]` on the GPU. Images are float32 (N, 3, 224, 224), after a random resized crop, a flip and ImageNet's
+normalization. Labels are (N,). Images of the set ``small`` are (N, 3, 32, 32), after a random crop with a padding of 4.
+All systems shuffle, and drop the last incomplete batch. If only decoding is measured, images are uint8, cropped at the
+centre. Without a GPU the systems run on the CPU, to try the harness; such numbers mean nothing.
 
-Modules are imported where they are used, so that a measured process loads only what its system needs. The tables of
-systems are in `benchmarks.suite.all`.
+Modules are imported where they are used, so that a process loads only what its system needs.
 """
 
 import importlib.util
@@ -35,15 +33,15 @@ Epoch = Callable[[], Iterator[Any]]
 
 @dataclass(frozen=True)
 class Job:
-    """What a system is to do.
+    """The work of a system.
 
     Attributes:
-        root: the folder of class folders.
-        batch_size: images in a batch.
-        threads: what it is told about threads or workers.
-        data: which set the pictures are of, a name in `benchmarks.common.data.KINDS`.
-        passes: how often an epoch of a system with workers goes through the pictures. Workers begin each epoch with
-            nothing in hand, which counts for little where epochs are long, as those of real data sets are.
+        root: Folder of class folders.
+        batch_size: Number of images in a batch.
+        threads: Number of threads or workers for the system.
+        data: Set of pictures, a name in `benchmarks.common.data.KINDS`.
+        passes: How often an epoch of a system with workers goes through the pictures. Workers start each epoch without
+            prepared batches, which matters little in the long epochs of real datasets.
     """
 
     root: Path
@@ -54,7 +52,7 @@ class Job:
 
     @property
     def size(self) -> int:
-        """The side of the squares that a batch is made of."""
+        """Side of the images in a batch, in pixels."""
         return KINDS[self.data].size
 
 
@@ -63,20 +61,20 @@ Build = Callable[[Job], Epoch]
 
 @dataclass(frozen=True)
 class System:
-    """How one system is called, what it imports and how it is built.
+    """A system.
 
     Attributes:
-        title: what the tables call it.
-        imports: the modules to import before the clock starts, each timed by itself, in this order.
-        build: a job to a function that starts one epoch.
-        output: normalized floats, or what a decoder gives, channels last or first.
-        threads: one for each core, half as many, the best of a few that are tried, or whatever it chooses by itself.
-        cores: whether it is measured for every number of cores, for the largest, 4 and 1, or for the largest only.
-        package: what must be installed beside torchdali's own dependencies; empty where nothing is.
-        needs_cuda: whether it is measured on a GPU only.
-        data: the sets that it can read.
-        exits: whether its process ends by itself when the work is done.
-        workers: whether it makes `Job.passes` of the job.
+        title: Title in the tables.
+        imports: Modules to import before the time is measured, in this order. Each is timed alone.
+        build: Function from a job to an `Epoch`.
+        output: Normalized floats, or uint8, channels last or first.
+        threads: One for each core, half as many, the best of a few that are tried, or the system's own choice.
+        cores: Whether it is measured for every number of cores, for the largest, 4 and 1, or for the largest only.
+        package: Package that must be installed beside torchdali's dependencies, or empty.
+        needs_cuda: Whether it is measured on a GPU only.
+        data: Sets of pictures that it can read.
+        exits: Whether its process ends by itself when the work is done.
+        workers: Whether its epochs go through the pictures `Job.passes` times.
     """
 
     title: str
@@ -91,8 +89,8 @@ class System:
     exits: bool = True
     workers: bool = False
 
-    def cannot(self, data: str) -> str:
-        """Why it cannot be measured here with these pictures; empty where it can."""
+    def why_not(self, data: str) -> str:
+        """Return why it cannot be measured here with these pictures, or an empty string."""
         if data not in self.data:
             return f"it does not read {KINDS[data].title}"
         if self.package and importlib.util.find_spec(self.package.partition(".")[0]) is None:
@@ -101,13 +99,13 @@ class System:
 
 
 def torchdali(job: Job) -> Epoch:
-    """A training script after the one changed import: no option of torchdali's own."""
-    return _torchdali(job, transforms(job.data))
+    """DALILoader in a training script after the one changed import, without options of torchdali."""
+    return _torchdali(job, make_transforms(job.data))
 
 
 def torchdali_decode(job: Job) -> Epoch:
-    """The same with no more transforms than a batch needs."""
-    return _torchdali(job, decoded(job.data))
+    """The same, with a centre crop as the only transform."""
+    return _torchdali(job, make_crop(job.data))
 
 
 def _torchdali(job: Job, transform: Any) -> Epoch:
@@ -121,51 +119,53 @@ def _torchdali(job: Job, transform: Any) -> Epoch:
 
 
 def dataloader_v2(job: Job) -> Epoch:
-    """DataLoader as the fastest plain PyTorch: torchvision's decoder and v2 transforms on tensors."""
+    """DataLoader in the fastest plain PyTorch: torchvision's decoder and v2 transforms on tensors."""
     from torchvision.datasets import ImageFolder
 
-    return dataloader(
-        ImageFolder(job.root, transforms(job.data), loader=decode), job.batch_size, job.threads, passes=job.passes
+    return make_dataloader(
+        ImageFolder(job.root, make_transforms(job.data), loader=decode), job.batch_size, job.threads, passes=job.passes
     )
 
 
 def dataloader_decode(job: Job) -> Epoch:
-    """The same with no more transforms than a batch needs."""
+    """The same, with a centre crop as the only transform."""
     from torchvision.datasets import ImageFolder
 
-    return dataloader(
-        ImageFolder(job.root, decoded(job.data), loader=decode), job.batch_size, job.threads, passes=job.passes
+    return make_dataloader(
+        ImageFolder(job.root, make_crop(job.data), loader=decode), job.batch_size, job.threads, passes=job.passes
     )
 
 
 def dataloader_pil(job: Job) -> Epoch:
-    """DataLoader as most scripts write it: ImageFolder's own PIL loader, one worker a core."""
+    """DataLoader as in most scripts: ImageFolder's own PIL loader, one worker for each core."""
     from torchvision.datasets import ImageFolder
 
-    return dataloader(ImageFolder(job.root, transforms(job.data)), job.batch_size, job.threads, passes=job.passes)
+    return make_dataloader(
+        ImageFolder(job.root, make_transforms(job.data)), job.batch_size, job.threads, passes=job.passes
+    )
 
 
 def dali_documented(job: Job) -> Epoch:
-    """DALI by hand, as its ImageNet example for PyTorch writes it: same operators, hints and defaults.
+    """DALI by hand, as in its ImageNet example for PyTorch: same operators, hints and defaults.
 
-    Only the crop's ranges differ from the example (0.1 to 1 and 0.8 to 1.25): they are RandomResizedCrop's.
+    Only the crop's ranges are RandomResizedCrop's, not the example's (0.1 to 1 and 0.8 to 1.25).
     """
-    biggest_of_imagenet = {"preallocate_width_hint": 5980, "preallocate_height_hint": 6430}
-    return _dali(job, 2, biggest_of_imagenet if has_gpu() and job.data != "small" else {})
+    imagenet_maximum = {"preallocate_width_hint": 5980, "preallocate_height_hint": 6430}
+    return _dali(job, 2, imagenet_maximum if has_gpu() and job.data != "small" else {})
 
 
 def dali_tuned(job: Job) -> Epoch:
-    """DALI by hand, tuned: all JPEGs to the card's engine, eight batches in flight, the best thread count."""
+    """DALI by hand, tuned: all JPEGs on the GPU's JPEG engine, eight batches in flight, the best thread count."""
     return _dali(job, 8, {"hw_decoder_load": 1.0} if has_gpu() else {})
 
 
 def dali_tuned_read(job: Job) -> Epoch:
-    """The same, and files are read into memory instead of mapped into it."""
+    """The same, with files read into memory instead of mapped."""
     return _dali(job, 8, {"hw_decoder_load": 1.0} if has_gpu() else {}, {"dont_use_mmap": True})
 
 
 def dali_decode_only(job: Job) -> Epoch:
-    """Decode and crop, nothing else, tuned: what the JPEG engine can give at most."""
+    """DALI by hand, tuned, with decoding and a crop only: the most that the JPEG engine can do."""
     from nvidia.dali import fn, pipeline_def
 
     gpu = has_gpu()
@@ -173,7 +173,7 @@ def dali_decode_only(job: Job) -> Epoch:
     @pipeline_def(**_pipeline_options(job, 8))
     def pipeline() -> Any:
         files, labels = fn.readers.file(file_root=str(job.root), random_shuffle=True, name="Reader")
-        images = fn.crop(decoded_whole(files, {"hw_decoder_load": 1.0} if gpu else {}), crop=(job.size, job.size))
+        images = fn.crop(add_decoder(files, {"hw_decoder_load": 1.0} if gpu else {}), crop=(job.size, job.size))
         return images, labels.gpu() if gpu else labels
 
     return _dali_epochs(pipeline())
@@ -190,36 +190,36 @@ def _dali(job: Job, depth: int, decoder: dict[str, Any], reader: dict[str, Any] 
             file_root=str(job.root), random_shuffle=True, pad_last_batch=True, name="Reader", **(reader or {})
         )
         if job.data == "small":
-            images = padded_crop(decoded_whole(files, decoder))
+            images = add_padded_crop(add_decoder(files, decoder))
         else:
-            images = fn.resize(decoded_crop(files, decoder), resize_x=job.size, resize_y=job.size)
-        images = mirrored_normalized(images, job.size)
+            images = fn.resize(add_random_crop(files, decoder), resize_x=job.size, resize_y=job.size)
+        images = add_normalize(images, job.size)
         return images, labels.gpu() if gpu else labels
 
     return _dali_epochs(pipeline())
 
 
-def decoded_whole(files: Any, decoder: dict[str, Any]) -> Any:
-    """DALI's operator for encoded files."""
+def add_decoder(files: Any, decoder: dict[str, Any]) -> Any:
+    """Add DALI's operator that decodes whole images."""
     from nvidia.dali import fn, types
 
     device = "mixed" if has_gpu() else "cpu"
     return fn.decoders.image(files, device=device, output_type=types.DALIImageType.RGB, **decoder)
 
 
-def padded_crop(images: Any) -> Any:
-    """RandomCrop(32, padding=4) in DALI's operators: a window that may leave the image, where it is black."""
+def add_padded_crop(images: Any) -> Any:
+    """Add RandomCrop(32, padding=4) in DALI's operators: a window that may leave the image, and is black there."""
     from nvidia.dali import fn, types
 
-    places = [float(place) for place in range(-PADDING, PADDING + 1)]
-    start = fn.cast(fn.random.uniform(values=places, shape=[2]), dtype=types.DALIDataType.INT32)
+    offsets = [float(offset) for offset in range(-PADDING, PADDING + 1)]
+    start = fn.cast(fn.random.uniform(values=offsets, shape=[2]), dtype=types.DALIDataType.INT32)
     return fn.slice(
         images, start=start, shape=[SMALL, SMALL], axis_names="HW", out_of_bounds_policy="pad", fill_values=[0, 0, 0]
     )
 
 
-def decoded_crop(files: Any, decoder: dict[str, Any]) -> Any:
-    """DALI's operator for encoded files, with the ranges of RandomResizedCrop."""
+def add_random_crop(files: Any, decoder: dict[str, Any]) -> Any:
+    """Add DALI's operator that decodes a random crop, with the ranges of RandomResizedCrop."""
     from nvidia.dali import fn, types
 
     return fn.decoders.image_random_crop(
@@ -231,8 +231,8 @@ def decoded_crop(files: Any, decoder: dict[str, Any]) -> Any:
     )
 
 
-def mirrored_normalized(images: Any, size: int = SIZE) -> Any:
-    """DALI's operator for what follows the resized crop."""
+def add_normalize(images: Any, size: int = SIZE) -> Any:
+    """Add DALI's operator for the flip and the normalization."""
     from nvidia.dali import fn, types
 
     return fn.crop_mirror_normalize(
@@ -273,22 +273,22 @@ def _dali_epochs(pipeline: Any) -> Epoch:
     return epoch
 
 
-def shuffled(dataset: Any, passes: int) -> Any:
-    """A sampler of so many permutations, one after another."""
+def make_sampler(dataset: Any, passes: int) -> Any:
+    """Return a sampler that goes through the dataset `passes` times, in random order each time."""
     from torch.utils.data import RandomSampler
 
     return RandomSampler(dataset, num_samples=passes * len(dataset))
 
 
-def dataloader(dataset: Any, batch_size: int, threads: int, persistent: bool = True, passes: int = 1) -> Epoch:
-    """DataLoader with `threads` workers, its batches moved to the GPU."""
+def make_dataloader(dataset: Any, batch_size: int, threads: int, persistent: bool = True, passes: int = 1) -> Epoch:
+    """Return the epochs of a DataLoader with `threads` workers. Its batches are moved to the GPU."""
     import torch
 
     device = torch.device("cuda" if has_gpu() else "cpu")
     loader: torch.utils.data.DataLoader[Any] = torch.utils.data.DataLoader(
         dataset,
         batch_size=batch_size,
-        sampler=shuffled(dataset, passes),
+        sampler=make_sampler(dataset, passes),
         drop_last=True,
         num_workers=threads,
         pin_memory=device.type == "cuda",
@@ -302,8 +302,8 @@ def dataloader(dataset: Any, batch_size: int, threads: int, persistent: bool = T
     return epoch
 
 
-def transforms(data: str = "imagenet") -> Any:
-    """What all do, in torchvision's words."""
+def make_transforms(data: str = "imagenet") -> Any:
+    """Return the transforms of all systems, as torchvision's."""
     import torch
     from torchvision.transforms import v2
 
@@ -319,22 +319,22 @@ def transforms(data: str = "imagenet") -> Any:
     )
 
 
-def decoded(data: str = "imagenet") -> Any:
-    """No more than a batch needs: images of one size."""
+def make_crop(data: str = "imagenet") -> Any:
+    """Return a centre crop, so that all images have one size."""
     from torchvision.transforms import v2
 
     return v2.Compose([v2.ToImage(), v2.CenterCrop(KINDS[data].size)])
 
 
 def decode(path: str) -> "torch.Tensor":
-    """A loader for ImageFolder that gives a uint8 tensor; a function, so that workers can pickle it."""
+    """Decode a file to a uint8 tensor, for ImageFolder. A function at module level can be pickled for workers."""
     from torchvision.io import ImageReadMode, decode_image, read_file
 
     return decode_image(read_file(path), mode=ImageReadMode.RGB)
 
 
 def has_gpu() -> bool:
-    """Whether torch sees one."""
+    """Return True if torch sees a GPU."""
     import torch
 
     return torch.cuda.is_available()

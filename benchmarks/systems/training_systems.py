@@ -1,9 +1,7 @@
-"""What trains, from what, and with which lever: the models, systems and levers of the training benchmark.
+"""Models, systems and levers of the training benchmark.
 
-The systems are those of `systems`, told about threads as the loader benchmark found best; *synthetic* is
-one batch that lies on the GPU, handed out again and again.
-
-Modules are imported where they are used, as in `systems`.
+The systems are those of `systems`, with the numbers of threads that were best in the loader benchmark. *synthetic*
+repeats one batch on the GPU. Modules are imported where they are used, as in `systems`.
 """
 
 import gc
@@ -16,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.systems import systems
 from benchmarks.systems.loader_systems import LOADER
 from benchmarks.systems.systems import TORCHDALI, Epoch, Job
-from benchmarks.systems.training_stages import STAGES, stage
+from benchmarks.systems.training_stages import STAGES, make_stage
 from torchdali.tools.bench.training import repeat_batch
 
 if TYPE_CHECKING:
@@ -24,7 +22,7 @@ if TYPE_CHECKING:
 
 CLASSES = 1000
 QUEUES = 32
-"""Hardware queues that torchdali asks the driver for; where nobody asks there are 8."""
+"""Number of hardware queues that torchdali sets. The driver's default is 8."""
 
 
 @dataclass(frozen=True)
@@ -32,21 +30,21 @@ class Case:
     """One line of the full table, and how to measure it.
 
     Attributes:
-        model: what trains, a name in :data:`MODELS`.
-        system: where batches come from, a name in :data:`SYSTEMS`.
-        lever: what is changed, a name in :data:`LEVERS`; empty where nothing is.
-        cores: how many cores the process may use.
-        queues: what ``CUDA_DEVICE_MAX_CONNECTIONS`` is set to before the process starts; None where it is not set.
-        root: the folder of class folders.
-        batch_size: images in a batch.
-        length: batches in an epoch.
-        seconds: how long to measure, rounded to whole epochs.
-        warmup: steps before that.
-        patience: seconds after which the warm-up ends, however slow the last steps were.
-        cudnn_benchmark: whether cuDNN tries its kernels and takes the fastest.
-        data: which set the pictures are of.
-        passes: as `systems.Job.passes`.
-        settle: seconds of training before it is measured.
+        model: Name in :data:`MODELS`.
+        system: Name in :data:`SYSTEMS`.
+        lever: Name in :data:`LEVERS`, or empty.
+        cores: Number of cores that the process may use.
+        queues: Value of ``CUDA_DEVICE_MAX_CONNECTIONS``, or None to leave it unset.
+        root: Folder of class folders.
+        batch_size: Number of images in a batch.
+        length: Number of batches in an epoch.
+        seconds: How long to measure, rounded to whole epochs.
+        warmup: Number of steps before that.
+        patience: Seconds after which the warm-up ends even if the last steps were slow.
+        cudnn_benchmark: Whether cuDNN tries its kernels and uses the fastest.
+        data: Set of pictures.
+        passes: As `systems.Job.passes`.
+        settle: Seconds of training before it is measured.
     """
 
     model: str
@@ -66,11 +64,11 @@ class Case:
     settle: float = 0.0
 
     def job(self, threads: int) -> Job:
-        """What a system is to do, told about so many threads or workers."""
+        """Return the job of a system, with a number of threads or workers."""
         return Job(self.root, self.batch_size, threads, self.data, self.passes)
 
     def label(self) -> dict[str, Any]:
-        """What it is, for the report."""
+        """Return its label in the results."""
         return {name: getattr(self, name) for name in ("model", "system", "lever", "cores", "queues")}
 
 
@@ -79,12 +77,12 @@ class Case:
 
 @dataclass(frozen=True)
 class Model:
-    """What trains.
+    """A model.
 
     Attributes:
-        title: what the tables call it.
-        make: makes it, on the CPU.
-        compiled: whether it goes through ``torch.compile``.
+        title: Title in the tables.
+        make: Function that makes it, on the CPU.
+        compiled: Whether ``torch.compile`` compiles it.
     """
 
     title: str
@@ -99,7 +97,7 @@ def _resnet(name: str) -> "torch.nn.Module":
 
 
 def _tiny() -> "torch.nn.Module":
-    """For trials of the harness where there is no GPU."""
+    """Return a tiny model, to try the harness without a GPU."""
     from torch import nn
 
     pooled = nn.Sequential(nn.Conv2d(3, 8, 16, 16), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
@@ -120,17 +118,17 @@ MODELS = {
 
 @dataclass(frozen=True)
 class Lever:
-    """One thing that is done otherwise than by default.
+    """One change from the defaults.
 
     Attributes:
-        title: what the tables call it.
-        options: arguments of the loader.
-        queues: what ``CUDA_DEVICE_MAX_CONNECTIONS`` is set to before; None where it is not set.
-        half: whether the images come as float16.
-        high_priority: whether the training runs on a stream of high priority.
-        ahead: whether each batch is asked for before the step on the one before it is launched.
-        before: what is done once in the process, before the loader is made.
-        system: what it is tried with.
+        title: Title in the tables.
+        options: Arguments of the loader.
+        queues: Value of ``CUDA_DEVICE_MAX_CONNECTIONS``, or None to leave it unset.
+        half: Whether images are float16.
+        high_priority: Whether the training runs on a stream of high priority.
+        ahead: Whether the next batch is requested before the current step is launched.
+        before: Function called once in the process, before the loader is made, or None.
+        system: System that it is tried with.
     """
 
     title: str
@@ -144,7 +142,7 @@ class Lever:
 
 
 def _reserve(device: int, pinned: int) -> None:
-    """Has DALI's pools take more memory than a loader needs, so that they never grow beside the training."""
+    """Make DALI's pools larger than a loader needs, so that they do not grow during the training."""
     import torch
     from nvidia.dali import backend
 
@@ -162,7 +160,7 @@ LEVERS = {
     **{f"queues_{n}": Lever(f"{n} queues", queues=n) for n in (8, 16, 32, 64)},
     "high_priority": Lever("training on a stream of high priority", high_priority=True),
     "half": Lever("float16 images", half=True),
-    "ahead": Lever("each batch asked for one step ahead", ahead=True),
+    "ahead": Lever("each batch requested one step ahead", ahead=True),
     "reserved": Lever("DALI's pools filled beforehand", before=partial(_reserve, 4 * 2**30, 2**30)),
     "reserved_device": Lever("DALI's pool of GPU memory filled beforehand", before=partial(_reserve, 4 * 2**30, 0)),
     "reserved_pinned": Lever("DALI's pool of pinned memory filled beforehand", before=partial(_reserve, 0, 2**30)),
@@ -176,8 +174,8 @@ LEVERS = {
 _NONE = Lever("none")
 
 
-def lever_of(case: Case) -> Lever:
-    """What is changed, or a lever that changes nothing."""
+def get_lever(case: Case) -> Lever:
+    """Return the case's lever, or one that changes nothing."""
     return LEVERS[case.lever] if case.lever else _NONE
 
 
@@ -186,18 +184,18 @@ def lever_of(case: Case) -> Lever:
 
 @dataclass(frozen=True)
 class Loader:
-    """Where batches come from.
+    """A system of the training benchmark.
 
     Attributes:
-        title: what the tables call it.
-        imports: the modules to import before CUDA is initialised.
-        build: a case to a function that starts one epoch.
-        for_compiled: whether it is measured beside a compiled model.
-        every_core_count: whether it is measured for every number of cores, or for the largest only.
-        short: whether half the time will do, to warm up as well.
-        cannot: why it cannot be measured here with a set of pictures; empty where it can.
-        exits: whether its process ends by itself when the work is done.
-        workers: as `systems.System.workers`.
+        title: Title in the tables.
+        imports: Modules to import before CUDA is initialised.
+        build: Function from a case to an `Epoch`.
+        for_compiled: Whether it is measured beside a compiled model.
+        every_core_count: Whether it is measured for every number of cores, or for the largest only.
+        short: Whether half the time is enough, also to warm up.
+        why_not: Function from a set of pictures to the reason why it cannot be measured here, or an empty string.
+        exits: Whether its process ends by itself when the work is done.
+        workers: As `systems.System.workers`.
     """
 
     title: str
@@ -206,17 +204,17 @@ class Loader:
     for_compiled: bool = False
     every_core_count: bool = True
     short: bool = False
-    cannot: Callable[[str], str] = lambda _: ""
+    why_not: Callable[[str], str] = lambda _: ""
     exits: bool = True
     workers: bool = False
 
 
 def synthetic(case: Case) -> Epoch:
-    """The same batch again and again, already as the model wants it: what the step can reach at most."""
-    return repeat_batch(*_any_batch(case), case.length)
+    """Repeat one batch, already in the model's format: the fastest that the step can be."""
+    return repeat_batch(*_make_batch(case), case.length)
 
 
-def _any_batch(case: Case) -> tuple["torch.Tensor", "torch.Tensor"]:
+def _make_batch(case: Case) -> tuple["torch.Tensor", "torch.Tensor"]:
     import torch
 
     device, size = torch.device("cuda" if systems.has_gpu() else "cpu"), case.job(0).size
@@ -226,22 +224,22 @@ def _any_batch(case: Case) -> tuple["torch.Tensor", "torch.Tensor"]:
 
 def _stage(name: str, title: str) -> Loader:
     def build(case: Case) -> Epoch:
-        (step,) = repeat_batch(*_any_batch(case), 1)()
-        return stage(name, case.root, case.batch_size, step)
+        (step,) = repeat_batch(*_make_batch(case), 1)()
+        return make_stage(name, case.root, case.batch_size, step)
 
     return Loader(title, TORCHDALI, build, every_core_count=False)
 
 
 def torchdali(case: Case) -> Epoch:
-    """A training script after the one changed import, and what the lever changes."""
+    """DALILoader in a training script after the one changed import, with the case's lever."""
     from torchvision.datasets import ImageFolder
 
     from torchdali import DALILoader as DataLoader
 
-    lever = lever_of(case)
+    lever = get_lever(case)
     if not (lever.options or lever.half):
         return systems.torchdali(case.job(case.cores))
-    dataset = ImageFolder(case.root, transform=_half(case.data) if lever.half else systems.transforms(case.data))
+    dataset = ImageFolder(case.root, transform=_half(case.data) if lever.half else systems.make_transforms(case.data))
     loader = DataLoader(dataset, batch_size=case.batch_size, shuffle=True, drop_last=True, **lever.options)
     return lambda: iter(loader)
 
@@ -250,11 +248,11 @@ def _half(data: str) -> Any:
     import torch
     from torchvision.transforms import v2
 
-    return v2.Compose([*systems.transforms(data).transforms, v2.ToDtype(torch.float16, scale=True)])
+    return v2.Compose([*systems.make_transforms(data).transforms, v2.ToDtype(torch.float16, scale=True)])
 
 
-def one_ahead(batches: Iterable[Any]) -> Iterator[Any]:
-    """The same batches, each handed out when the next one was asked for."""
+def prefetch_one(batches: Iterable[Any]) -> Iterator[Any]:
+    """Yield the batches. Request the next one before each is yielded."""
     rest = iter(batches)
     try:
         present = next(rest)
@@ -266,16 +264,16 @@ def one_ahead(batches: Iterable[Any]) -> Iterator[Any]:
     yield present
 
 
-def epochs_of(case: Case) -> Epoch:
-    """What starts one epoch, with the lever."""
+def make_epochs(case: Case) -> Epoch:
+    """Return the epochs of a case, with its lever."""
     epoch = SYSTEMS[case.system].build(case)
-    return (lambda: one_ahead(epoch())) if lever_of(case).ahead else epoch
+    return (lambda: prefetch_one(epoch())) if get_lever(case).ahead else epoch
 
 
-def _of_loader(name: str, every_core_count: bool = True, for_compiled: bool = False) -> Loader:
-    """A system of the loader benchmark.
+def _from_loader(name: str, every_core_count: bool = True, for_compiled: bool = False) -> Loader:
+    """Return a system of the loader benchmark.
 
-    Where threads were tried there, half the cores were the best number on 16 and on 4 of them.
+    If threads are tried there, half the number of cores was best on 16 and on 4 cores.
     """
     system = LOADER[name]
     half = system.threads in ("half", "tried")
@@ -289,7 +287,7 @@ def _of_loader(name: str, every_core_count: bool = True, for_compiled: bool = Fa
         build,
         for_compiled,
         every_core_count,
-        cannot=system.cannot,
+        why_not=system.why_not,
         exits=system.exits,
         workers=system.workers,
     )
@@ -298,10 +296,10 @@ def _of_loader(name: str, every_core_count: bool = True, for_compiled: bool = Fa
 SYSTEMS = {
     "synthetic": Loader("one batch on the GPU", ("torch",), synthetic, for_compiled=True, short=True),
     "torchdali": Loader(LOADER["torchdali"].title, TORCHDALI, torchdali, for_compiled=True),
-    "dali_tuned": _of_loader("dali_tuned", for_compiled=True),
-    "dali_documented": _of_loader("dali_documented"),
+    "dali_tuned": _from_loader("dali_tuned", for_compiled=True),
+    "dali_documented": _from_loader("dali_documented"),
     **{
-        name: _of_loader(name, every_core_count=False)
+        name: _from_loader(name, every_core_count=False)
         for name in LOADER
         if name not in ("torchdali", "dali_tuned", "dali_documented")
     },

@@ -1,4 +1,4 @@
-"""The photographs that every system is given, decoded, in the form that it wants."""
+"""Decoded photographs, in the format of each system."""
 
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 @dataclass
 class Inputs:
-    """The photographs of one size, in each form that a system wants, made when it is first wanted.
+    """Photographs of one size, in each format. A format is made when it is first used.
 
     Attributes:
-        size: Height and width.
-        count: Images in a batch.
+        size: Height and width, in pixels.
+        count: Number of images in a batch.
         device: "cuda" or "cpu".
     """
 
@@ -27,14 +27,14 @@ class Inputs:
 
     @cached_property
     def images(self) -> "torch.Tensor":
-        """(N, 3, H, W) uint8 on the host: crops of photographs, each its own."""
+        """Different crops of photographs, ``(N, 3, H, W)``, uint8, on the host."""
         import numpy as np
         import torch
 
         from benchmarks.common import data
 
         height, width = self.size
-        photographs = [one for one in data.photographs() if one.width >= width and one.height >= height]
+        photographs = [x for x in data.load_photographs() if x.width >= width and x.height >= height]
         if not photographs:
             raise SystemExit("no photographs found: pip install scikit-image scikit-learn")
         rng = np.random.default_rng(0)
@@ -48,16 +48,16 @@ class Inputs:
 
     @cached_property
     def resident(self) -> "torch.Tensor":
-        """The same on the device."""
+        """The images on the device."""
         return self.images.to(self.device)
 
-    def of(self, row: Row, device: str) -> "torch.Tensor":
-        """What the transform of a row is given."""
+    def select(self, row: Row, device: str) -> "torch.Tensor":
+        """Return the input of a row's transform."""
         images = self.resident if device == self.device else self.images
         return self.floats(device) if row.floats else images
 
     def floats(self, device: str) -> "torch.Tensor":
-        """The same as float32 in [0, 1]."""
+        """Return the images as float32 in [0, 1]."""
         if device not in self._floats:
             images = self.resident if device == self.device else self.images
             self._floats[device] = images.float().div_(255)

@@ -1,7 +1,7 @@
-"""The transforms under measurement, each a line: torchvision's call, and Kornia's where it has one like it.
+"""Transforms that are measured: torchvision's call, and Kornia's if it has a similar one.
 
-They are written as text, so that the tables show what was run and every process builds its own. A transform with
-a probability has p=1, which gives the cost of the transform itself.
+They are text, so that the tables show what was run, and every process builds its own. A transform with a probability
+has p=1, to measure the cost of the transform itself.
 """
 
 from dataclasses import dataclass
@@ -13,11 +13,11 @@ class Row:
     """One transform.
 
     Attributes:
-        call: It in the names of ``torchvision.transforms.v2``.
-        kornia: Its nearest relative in the names of ``kornia.augmentation``; empty where there is none.
-        differs: How that one differs beyond working on float32 in [0, 1].
-        floats: Whether it takes float32 and not uint8.
-        short: A shorter name for the tables.
+        call: Call in the names of ``torchvision.transforms.v2``.
+        kornia: Most similar call in the names of ``kornia.augmentation``, or empty.
+        differs: How Kornia's differs, beside that it runs on float32 in [0, 1].
+        floats: Whether the input is float32 instead of uint8.
+        short: Shorter name for the tables, or empty.
     """
 
     call: str
@@ -28,18 +28,18 @@ class Row:
 
     @property
     def name(self) -> str:
-        """What the tables call it."""
+        """Name in the tables."""
         return self.short or self.call
 
-    def torchvision(self) -> Any:
-        """The transform; AttributeError or NameError where this torchvision has none of that name."""
+    def build_torchvision(self) -> Any:
+        """Build torchvision's transform. Raise AttributeError or NameError if this torchvision does not have it."""
         import torch
         from torchvision.transforms import v2
 
         return _build(self.call, {"torch": torch, **vars(v2)})
 
-    def kornias(self) -> Any:
-        """Kornia's; ImportError where Kornia is not installed."""
+    def build_kornia(self) -> Any:
+        """Build Kornia's transform. Raise ImportError if Kornia is not installed."""
         from kornia import augmentation
         from kornia.augmentation import auto
 
@@ -108,7 +108,7 @@ ROWS = (
     Row(
         f"Compose([{_TO_FLOAT}])",
         "Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])",
-        "is given floats, so it has less to do",
+        "its input is float already, so it does less",
         short="ToDtype(float32), Normalize",
     ),
     Row(

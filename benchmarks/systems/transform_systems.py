@@ -1,10 +1,9 @@
-"""One transform in one system: images per second. `benchmarks.studies.transform_worker` calls this in its processes.
+"""Measure images per second of one transform in one system. `benchmarks.studies.transform_worker` calls this.
 
-All systems are given the same photographs, decoded. What is counted is the host's clock from an idle GPU until
-the GPU has made the last image. Each cell is warmed up first, so that nothing is compiled or allocated meanwhile.
+All systems get the same decoded photographs. The time is by the host's clock, from an idle GPU until the GPU has made
+the last image. Each measurement is warmed up, so that nothing is compiled or allocated during it.
 
-Modules are imported where they are used: the process of the DataLoader must not start CUDA or DALI, and the one
-that starts the others needs neither.
+Modules are imported where they are used. The process of the DataLoader must not start CUDA or DALI.
 """
 
 import time
@@ -17,18 +16,19 @@ from benchmarks.systems.transform_inputs import Inputs
 from benchmarks.systems.transform_rows import Row
 
 WINDOW = 4
-# A worker's batch takes about this long; 256 images of a slow transform would keep 16 workers for minutes.
+"""Number of batches in flight."""
 _WORKER_BATCH_S = 0.1
+"""Intended time of a worker's batch. With 256 images of a slow transform, 16 workers would take minutes."""
 _SMALLEST_WORKER_BATCH = 8
 
 Figures = dict[str, Any]
 
 
 def torchdali(row: Row, inputs: Inputs, seconds: float) -> Figures:
-    """The loader's engine on pixels that are on the device, several batches in flight.
+    """Run the loader's pipeline on pixels on the device, with several batches in flight.
 
-    Counted are the drawing of the parameters, the change to the layout that DALI works on, and back. `alone` has
-    one batch in flight and waits for it, as a call of ``torchdali.compile(...)`` followed by work on the result.
+    The time includes drawing the parameters, and changing the layout to channels last and back. `alone` has one batch
+    in flight and waits for it, as a call of ``torchdali.compile(...)`` whose result is used at once.
     """
     import numpy as np
 
@@ -40,20 +40,20 @@ def torchdali(row: Row, inputs: Inputs, seconds: float) -> Figures:
     from torchdali.transforms.spec import InputKind, Spec
 
     gpu = inputs.device == "cuda"
-    images = inputs.of(row, inputs.device)
+    images = inputs.select(row, inputs.device)
     count = len(images)
     plan = compile_plan(
-        row.torchvision(), graph.resolve(inputs.device), "exact", Spec("tensor", images.dtype), InputKind.PIXELS
+        row.build_torchvision(), graph.resolve(inputs.device), "exact", Spec("tensor", images.dtype), InputKind.PIXELS
     )
-    if left := [step.note for step in plan.steps if step.where == "torch"]:
-        return {"status": "torch", "reason": left[0]}
+    if reasons := [step.note for step in plan.steps if step.where == "torch"]:
+        return {"status": "torch", "reason": reasons[0]}
     if plan.tail:
         return {"status": "torch", "reason": "on whole batches"}
     plan = fuse(plan)
     index, size = np.arange(count), np.tile(np.array(inputs.size, np.int64), (count, 1))
     key = epoch_key(0, 0)
     pixels = images.permute(0, 2, 3, 1)
-    flying: deque[Any] = deque()
+    in_flight: deque[Any] = deque()
     turns = iter(range(1 << 30))
 
     def draw() -> Any:
@@ -61,19 +61,19 @@ def torchdali(row: Row, inputs: Inputs, seconds: float) -> Figures:
 
     def submit() -> None:
         feed: Any = pixels.contiguous()
-        # the pipeline reads it where it is, so it is kept until the run has been taken
-        flying.append(feed if gpu else feed.numpy())
-        engine.submit(flying[-1], draw())
+        # The pipeline reads this memory, so it is kept until the run is finished.
+        in_flight.append(feed if gpu else feed.numpy())
+        engine.submit(in_flight[-1], draw())
 
     def take() -> None:
         engine.take()
-        flying.popleft()
+        in_flight.popleft()
 
-    def land() -> None:
-        while flying:
+    def drain() -> None:
+        while in_flight:
             take()
 
-    def alone() -> None:
+    def run_alone() -> None:
         submit()
         take()
         wait(gpu)
@@ -81,29 +81,29 @@ def torchdali(row: Row, inputs: Inputs, seconds: float) -> Figures:
     start = time.perf_counter()
     engine = PipelineRunner(plan, count, machine.available_cores(), gpu)
     try:
-        alone()
+        run_alone()
         figures: Figures = {"first_s": round(time.perf_counter() - start, 3)}
-        turn = _windowed(submit, take, flying, gpu)
-        _rate(turn, gpu, seconds / 4, last=land)
-        figures |= _rate(turn, gpu, seconds, count, last=land)
-        figures["alone_images_per_s"] = _rate(alone, gpu, seconds / 2, count)["images_per_s"]
+        turn = _make_turn(submit, take, in_flight, gpu)
+        _rate(turn, gpu, seconds / 4, last=drain)
+        figures |= _rate(turn, gpu, seconds, count, last=drain)
+        figures["alone_images_per_s"] = _rate(run_alone, gpu, seconds / 2, count)["images_per_s"]
         figures["draw_ms"] = round(1000 * count / _rate(draw, False, seconds / 10, count)["images_per_s"], 3)
     finally:
         engine.close()
     return figures
 
 
-def _windowed(
-    submit: Callable[[], None], take: Callable[[], None], flying: "deque[Any]", gpu: bool
+def _make_turn(
+    submit: Callable[[], None], take: Callable[[], None], in_flight: "deque[Any]", gpu: bool
 ) -> Callable[[], None]:
-    """One batch in, and one out where the window is full; the host is never more than a window ahead of the GPU."""
+    """Return a function that submits a batch, and takes one if enough are in flight. The host waits for the GPU."""
     import torch
 
     events: deque[torch.cuda.Event] = deque()
 
     def turn() -> None:
         submit()
-        if len(flying) < WINDOW:
+        if len(in_flight) < WINDOW:
             return
         take()
         if gpu:
@@ -117,44 +117,44 @@ def _windowed(
 
 
 def torchvision_cuda(row: Row, inputs: Inputs, seconds: float) -> Figures:
-    """torchvision on the GPU, called on one image after another, so that each has parameters of its own."""
-    transform = row.torchvision()
-    images = inputs.of(row, "cuda").unbind()
+    """Run torchvision on the GPU, image by image, so that each has its own parameters."""
+    transform = row.build_torchvision()
+    images = inputs.select(row, "cuda").unbind()
     turns = iter(range(1 << 30))
 
-    def one() -> None:
+    def call() -> None:
         transform(images[next(turns) % len(images)])
 
-    _rate(one, True, seconds / 4)
-    return _rate(one, True, seconds, 1, every=16)
+    _rate(call, True, seconds / 4)
+    return _rate(call, True, seconds, 1, every=16)
 
 
 def kornia(row: Row, inputs: Inputs, seconds: float) -> Figures:
-    """Kornia on a float32 batch on the GPU; making it floats is not counted."""
+    """Run Kornia on a float32 batch on the GPU. The conversion to float is not counted."""
     import torch
 
     if not row.kornia:
-        return {"status": "none", "reason": "nothing like it"}
+        return {"status": "none", "reason": "no similar transform"}
     try:
-        transform = row.kornias()
+        transform = row.build_kornia()
     except ImportError as error:
         return {"status": "none", "reason": str(error)}
     transform = transform.to("cuda")
     images = inputs.floats("cuda")
 
-    def one() -> None:
+    def call() -> None:
         transform(images)
 
     with torch.no_grad():
-        _rate(one, True, seconds / 4)
-        return _rate(one, True, seconds, len(images))
+        _rate(call, True, seconds / 4)
+        return _rate(call, True, seconds, len(images))
 
 
 def torchvision_cpu(row: Row, inputs: Inputs, seconds: float) -> Figures:
-    """torchvision in a DataLoader's workers, one a core, until the batch is in this process's memory, not the GPU's.
+    """Run torchvision in a DataLoader with a worker for each core. Batches stay in host memory.
 
-    A batch of a slow transform has fewer images. Where shapes differ the values come in one flat tensor, which is
-    less to hand over than a list.
+    A batch of a slow transform has fewer images. If shapes differ, a batch is one flat tensor, which costs less to send
+    than a list.
     """
     import torch
     from torch.utils.data import DataLoader
@@ -162,8 +162,8 @@ def torchvision_cpu(row: Row, inputs: Inputs, seconds: float) -> Figures:
     from torchdali.runtime import machine
 
     torch.set_num_threads(1)
-    transform = row.torchvision()
-    images = inputs.of(row, "cpu").unbind()
+    transform = row.build_torchvision()
+    images = inputs.select(row, "cpu").unbind()
     turns = iter(range(1 << 30))
     alone = _rate(lambda: transform(images[next(turns) % len(images)]), False, seconds / 10)["images_per_s"]
     wanted = int(alone * _WORKER_BATCH_S)
@@ -171,24 +171,24 @@ def torchvision_cpu(row: Row, inputs: Inputs, seconds: float) -> Figures:
     workers = machine.available_cores()
     loader: Any = DataLoader(
         _Dataset(images, transform),  # pyright: ignore[reportArgumentType]
-        batch_sampler=_Endless(len(images), count),
+        batch_sampler=_EndlessBatches(len(images), count),
         num_workers=workers,
         collate_fn=_collate,
-        multiprocessing_context="fork",  # this process was spawned, and its children would be by default
+        multiprocessing_context="fork",  # the default is how this process was started: spawned
     )
     batches = iter(loader)
     try:
-        for _ in range(2 * workers):  # what is fetched ahead when the clock starts was not made for nothing
+        for _ in range(2 * workers):  # batches that workers prepared during the warm-up are not counted
             next(batches)
-        # the workers' batches come in rounds, so whole rounds are counted
+        # The workers' batches come in rounds, so whole rounds are counted.
         figures = _rate(lambda: next(batches), False, seconds, count, every=workers)
     finally:
-        batches._shutdown_workers()  # noqa: SLF001 - now, and not when garbage is collected
+        batches._shutdown_workers()  # noqa: SLF001 - not later, at garbage collection
     return {**figures, "workers": workers, "worker_batch": count}
 
 
 class _Dataset:
-    """Images in memory and the transform that makes a sample of one."""
+    """Dataset of images in memory, with a transform."""
 
     def __init__(self, images: Any, transform: Any) -> None:
         self.images, self.transform = images, transform
@@ -201,8 +201,8 @@ class _Dataset:
 
 
 @dataclass
-class _Endless:
-    """Batches of `count` indices below `images`, for ever."""
+class _EndlessBatches:
+    """Endless batches of `count` indices below `images`."""
 
     images: int
     count: int
@@ -218,13 +218,13 @@ def _collate(samples: list[Any]) -> Any:
     import torch
     from torch.utils.data import default_collate
 
-    if isinstance(samples[0], torch.Tensor) and len({one.shape for one in samples}) > 1:
-        return torch.cat([one.flatten() for one in samples])
+    if isinstance(samples[0], torch.Tensor) and len({sample.shape for sample in samples}) > 1:
+        return torch.cat([sample.flatten() for sample in samples])
     return default_collate(samples)
 
 
 def wait(gpu: bool) -> None:
-    """Waits until the GPU has nothing to do."""
+    """Wait until the GPU is idle."""
     import torch
 
     if gpu:
@@ -239,7 +239,7 @@ def _rate(
     every: int = 1,
     last: Callable[[], None] = lambda: None,
 ) -> Figures:
-    """Calls `work`, which makes `images`, until the time is up, then `last`; the clock is read after `every` calls."""
+    """Call `work`, which makes `images`, until `seconds` are over, then `last`. Read the clock after `every` calls."""
     wait(gpu)
     calls, start = 0, time.perf_counter()
     while not calls or time.perf_counter() - start < seconds:

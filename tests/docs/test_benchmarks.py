@@ -136,8 +136,8 @@ def test_what_there_is_no_time_for_is_skipped(tmp_path):
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        (("loader", "--levers"), "--levers means nothing to loader"),
-        (("training", "--cache", "cold"), "--cache cold means nothing to training"),
+        (("loader", "--levers"), "--levers is no option of loader"),
+        (("training", "--cache", "cold"), "--cache cold is no option of training"),
         (("sleep",), "no such benchmark: sleep"),
         (("decode", "--systems", "dali_proxy"), "no such system: dali_proxy"),
         (("--data", "huge"), "no such data: huge"),
@@ -184,7 +184,7 @@ def test_each_benchmark_has_its_own_defaults(monkeypatch):
     assert [of["loader", kind].batch_size for kind in args.data] == [256, 128]
     assert "dali_proxy" in of["training", "imagenet"].systems
     assert "ffcv" not in of["training", "imagenet"].systems
-    assert options.name_of(BENCHMARKS["loader"], of["loader", "large"], "gpu") == "loader-h200-large"
+    assert options.make_name(BENCHMARKS["loader"], of["loader", "large"], "gpu") == "loader-h200-large"
     cores = {(case.system, case.cores) for case in BENCHMARKS["loader"].cases(of["loader", "imagenet"], Path("root"))}
     assert {count for name, count in cores if name == "torchdali"} == {16, 8, 4, 2, 1}
     assert {count for name, count in cores if name == "dataloader_v2"} == {16, 4, 1}
@@ -198,7 +198,7 @@ def test_cold_means_not_in_the_page_cache(tmp_path):
     root = tmp_path / "pictures"
     data.make(root, 4)
     files = sorted(root.glob("*/*"))
-    if page_cache.in_memory(root):
+    if page_cache.is_in_memory(root):
         assert "there is no page cache to drop" in refused("loader", "--cache", "cold", "--root", str(root))
         return
     os.sync()
@@ -251,11 +251,11 @@ def test_every_set_gives_the_batches_that_are_compared(tmp_path, kind, system):
 def test_images_of_unequal_sizes_cross_in_one_piece():
     images = [torch.arange(6).view(1, 2, 3), torch.arange(4).view(1, 4, 1), torch.arange(2)]
 
-    flat, shapes, labels = other_systems.packed([(image, number) for number, image in enumerate(images)])
+    flat, shapes, labels = other_systems.pack([(image, number) for number, image in enumerate(images)])
 
     assert flat.shape == (12,)
     assert labels.tolist() == [0, 1, 2]
-    assert all(torch.equal(one, other) for one, other in zip(other_systems.unpacked(flat, shapes), images, strict=True))
+    assert all(torch.equal(one, other) for one, other in zip(other_systems.unpack(flat, shapes), images, strict=True))
 
 
 def test_pictures_are_made_once_and_foreign_folders_are_left_alone(tmp_path):
@@ -350,4 +350,4 @@ def test_the_table_names_where_torchdali_is_slower():
     assert lines[3][-1] == ""
     assert lines[4][1:3] == ["torch", "torch"]
     assert summary.startswith("torchdali is slower than another system in 1 of 2 rows: `Pad(16)`.")
-    assert "- left to torch: `AugMix()`: no rule" in summary
+    assert "- run by torch: `AugMix()`: no rule" in summary

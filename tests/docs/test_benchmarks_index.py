@@ -25,7 +25,7 @@ def test_index_in_two_processes(tmp_path: Path) -> None:
 
 
 def test_a_case_that_fails_is_reported(tmp_path: Path) -> None:
-    run = index.measured(tmp_path, "index", 1, 60)
+    run = index.measure_processes(tmp_path, "index", 1, 60)
     assert run["status"] == "failed"
     assert "FileNotFoundError" in run["stderr"]
 

@@ -12,7 +12,7 @@ from PIL import Image
 
 from benchmarks.common import data
 from benchmarks.suite import proxy, proxy_report
-from benchmarks.systems.proxy_datasets import Pictures, files, make_arrays
+from benchmarks.systems.proxy_datasets import Pictures, list_files, make_arrays
 from benchmarks.systems.proxy_systems import SYSTEMS
 from torchdali.tools.bench import subprocesses
 
@@ -81,7 +81,7 @@ def test_all_kinds_are_the_same_pictures_with_the_same_labels(pictures):
         expected = np.asarray(Image.open(io.BytesIO(encoded)).convert("RGB"))
         assert np.array_equal(np.asarray(pil), expected)
         assert path.read_bytes() == encoded
-        assert path == files(pictures)[index % 24]
+        assert path == list_files(pictures)[index % 24]
         assert sorted(folder.name for folder in pictures.iterdir() if folder.is_dir())[label] == path.parent.name
         array, label = by_source["arrays"][index]
         again, same = by_source["pil"][index % 8]

@@ -27,10 +27,10 @@ def test_two_processes(options: list[str], tmp_path: Path) -> None:
     assert [one["status"] for one in (run, tuned)] == ["ok", "ok"], whole["runs"]
     assert (run["system"], tuned["system"]) == ("torchdali", "dali_tuned")
     assert tuned["images_per_s"] > 0
-    assert "held" not in tuned["ranks"][0]
+    assert "used" not in tuned["ranks"][0]
     assert len(run["ranks"]) == 2
     assert run["slowest"] <= run["images_per_s"] <= run["fastest"]
-    assert all(len(rank["held"]) == 4 for rank in run["ranks"])
+    assert all(len(rank["used"]) == 4 for rank in run["ranks"])
     assert run["drift"]["files"] == {"slope": 0, "range": 0}
     assert json.loads((tmp_path / "small.json").read_text())["runs"] == [run, tuned]
     assert "host, MiB" in (tmp_path / "small.md").read_text()
@@ -39,33 +39,33 @@ def test_two_processes(options: list[str], tmp_path: Path) -> None:
 def test_a_process_that_fails_ends_the_others(options: list[str], tmp_path: Path) -> None:
     for path in (tmp_path / "pictures").glob("*/*.jpg"):
         path.write_text("no picture")
-    run = scale.measured(scale.parse([*options, "--gpus", "2"]), tmp_path / "pictures", 2)
+    run = scale.run_processes(scale.parse([*options, "--gpus", "2"]), tmp_path / "pictures", 2)
     assert run["status"] == "failed"
     assert "SampleError" in run["stderr"]
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
-@pytest.mark.parametrize("kind", ["read", "asked"])
+@pytest.mark.parametrize("kind", ["native", "worker-fed"])
 def test_what_is_measured_of_memory(options: list[str], tmp_path: Path, kind: str) -> None:
     case = memory.Case("", kind, tmp_path / "pictures", 2, 0, 4, 0.1, epochs=4, batches=3, small_batch=2)
-    closed = memory.close(case)["held"]
+    closed = memory.measure_close(case)["used"]
     assert closed["third left"]["threads"] <= closed["second left"]["threads"] < closed["third"]["threads"]
     assert closed["third left"]["workers"] == closed["before"]["workers"]
-    constant = memory.constant(case)
-    assert [row["epoch"] for row in constant["held"]] == [1, 2, 3, 4]
+    constant = memory.measure_constant(case)
+    assert [row["epoch"] for row in constant["used"]] == [1, 2, 3, 4]
 
 
 def test_memory_is_reported(options: list[str], tmp_path: Path) -> None:
     whole = memory.run(memory.parse([*options, "--seconds", "0.1", "--cases", "peak", "--cores", "1"]))
-    assert [(run["of"], run["status"], run["gpu_peak_mib"] >= 0) for run in whole["runs"]] == [
+    assert [(run["subject"], run["status"], run["gpu_peak_mib"] >= 0) for run in whole["runs"]] == [
         ("torchdali", "ok", True),
         ("dali_tuned", "ok", True),
     ], whole["runs"]
-    measured = memory.Case("", "read", tmp_path / "pictures", 2, 0, 4, 0.1, epochs=4, batches=3, small_batch=2)
-    entry = {"of": "read", "status": "ok"}
-    whole["runs"] = [{**entry, "case": "close", **memory.close(measured)}]
+    measured = memory.Case("", "native", tmp_path / "pictures", 2, 0, 4, 0.1, epochs=4, batches=3, small_batch=2)
+    entry = {"subject": "native", "status": "ok"}
+    whole["runs"] = [{**entry, "case": "close", **memory.measure_close(measured)}]
     whole["runs"] += [
-        {**entry, "case": "constant", **memory.constant(measured)},
+        {**entry, "case": "constant", **memory.measure_constant(measured)},
         {**entry, "case": "close", "status": "timeout"},
     ]
     memory.write(whole, tmp_path, "small")

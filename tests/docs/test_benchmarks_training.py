@@ -20,7 +20,7 @@ from benchmarks import options
 from benchmarks.common import data
 from benchmarks.suite import training, training_report, training_worker
 from benchmarks.suite.training_worker import measure_case
-from benchmarks.systems.training_systems import DEFAULT, LEVERS, MODELS, Case, epochs_of, one_ahead
+from benchmarks.systems.training_systems import DEFAULT, LEVERS, MODELS, Case, make_epochs, prefetch_one
 from torchdali.tools.bench import subprocesses
 from torchdali.tools.bench import training as timing
 from torchdali.tools.bench.metrics import Gpu
@@ -46,7 +46,7 @@ def many_cores(monkeypatch):
 
 
 @pytest.fixture
-def parsed(many_cores):
+def parse_args(many_cores):
     return lambda *command: options.settings(training.BENCHMARK, options.parse(["training", *command]), "imagenet")
 
 
@@ -122,12 +122,12 @@ def test_a_case_that_fails_or_hangs_is_reported():
     assert "float16 images, tiny, 1 core: timeout: `" in training_report.tables(runs)[-1]
 
 
-def test_what_is_measured_by_default(parsed):
+def test_what_is_measured_by_default(parse_args):
     both = ["torchdali", "dali_tuned", "dali_documented"]
     ceilings = [("synthetic", None), ("synthetic", 32)]
 
     by_place = {}
-    for cores, model, system, queues in planned(parsed()):
+    for cores, model, system, queues in planned(parse_args()):
         by_place.setdefault((cores, model), []).append((system, queues))
 
     assert by_place == {
@@ -137,11 +137,13 @@ def test_what_is_measured_by_default(parsed):
         (4, "resnet18"): ceilings + [(name, None) for name in both],
         (4, "resnet50"): ceilings + [(name, None) for name in both],
     }
-    assert training.cases(parsed(), Path("root"))[0].length == 32
+    assert training.cases(parse_args(), Path("root"))[0].length == 32
 
 
-def test_levers_are_tried_on_the_first_model_and_most_cores(parsed):
-    args = parsed("--systems", "dataloader_v2", "--models", "resnet18_compiled,resnet50", "--cores", "4,16", "--levers")
+def test_levers_are_tried_on_the_first_model_and_most_cores(parse_args):
+    args = parse_args(
+        "--systems", "dataloader_v2", "--models", "resnet18_compiled,resnet50", "--cores", "4,16", "--levers"
+    )
     levers = [case for case in training.cases(args, Path("root")) if case.lever]
 
     assert [case.lever for case in levers] == list(LEVERS)
@@ -154,12 +156,12 @@ def test_levers_are_tried_on_the_first_model_and_most_cores(parsed):
         "tuned_queues": 32,
         "tuned_read_queues": 32,
     }
-    assert [case.lever for case in training.cases(parsed("--levers", "ahead,half"), Path("root"))][-2:] == [
+    assert [case.lever for case in training.cases(parse_args("--levers", "ahead,half"), Path("root"))][-2:] == [
         "ahead",
         "half",
     ]
     with pytest.raises(SystemExit):
-        parsed("--levers", "no_such")
+        parse_args("--levers", "no_such")
 
 
 @pytest.mark.parametrize("lever", [name for name, lever in LEVERS.items() if lever.system == "torchdali"])
@@ -175,7 +177,7 @@ def test_a_lever_changes_the_loader_as_it_says(pictures, lever, monkeypatch):
     iterate = torchdali.DALILoader.__iter__
     monkeypatch.setattr(torchdali.DALILoader, "__iter__", spy)
 
-    batches = list(epochs_of(replace(CASE, root=pictures, lever=lever))())
+    batches = list(make_epochs(replace(CASE, root=pictures, lever=lever))())
 
     (loader,) = made
     kind, _, number = lever.partition("_")
@@ -189,7 +191,7 @@ def test_a_lever_changes_the_loader_as_it_says(pictures, lever, monkeypatch):
 def test_what_is_done_before_is_done_once_before_the_loader_is_made(tmp_path, monkeypatch):
     done = []
     monkeypatch.setitem(LEVERS, "no_gc", replace(LEVERS["no_gc"], before=lambda: done.append("before")))
-    monkeypatch.setattr(training_worker, "epochs_of", lambda _: done.append("loader"))
+    monkeypatch.setattr(training_worker, "make_epochs", lambda _: done.append("loader"))
     monkeypatch.setattr(
         training_worker.training, "measure", lambda *_, **__: ({}, (torch.zeros(8, 3, 8, 8), torch.zeros(8)))
     )
@@ -211,12 +213,12 @@ def test_one_ahead_asks_for_the_next_batch_first():
     def step(number):
         said.append(f"step {number}")
 
-    for number in one_ahead(batches(3)):
+    for number in prefetch_one(batches(3)):
         step(number)
 
     assert said == ["asked 0", "asked 1", "step 0", "asked 2", "step 1", "step 2"]
-    assert list(one_ahead(batches(0))) == []
-    assert list(one_ahead(batches(1))) == [0]
+    assert list(prefetch_one(batches(0))) == []
+    assert list(prefetch_one(batches(1))) == [0]
 
 
 def test_measuring_ends_at_the_nearest_epoch():
