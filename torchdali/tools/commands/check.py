@@ -18,15 +18,7 @@ import numpy as np
 import PIL.Image
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    Task,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
@@ -89,7 +81,7 @@ def check(
     with progress.status(f"Looking for files in {escape(str(folder))}"):
         files = find_files(folder)
     result = CheckResult(folder, len(files.images), [*files.problems], device=str(target))
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Speed(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with (
         Progress(*columns, console=progress) as bar,
         ThreadPoolExecutor(available_cores(), thread_name_prefix="torchdali-check") as threads,
@@ -115,15 +107,6 @@ def check(
     result.seconds = time.perf_counter() - start
     _print_result(result, console)
     return result
-
-
-class _Speed(ProgressColumn):
-    """Column with the files per second."""
-
-    def render(self, task: Task) -> Text:
-        """Return the column's text."""
-        speed = task.finished_speed or task.speed
-        return Text("" if speed is None else f"{speed:,.0f} files/s")
 
 
 class _HeaderScan:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from torchdali.transforms.rng import Draws
-from torchdali.transforms.rule import Composite, SampleTransformError, Unsupported, first_faulty_row
+from torchdali.transforms.rule import Composite, Unsupported
 from torchdali.transforms.rules.conversion import PILToTensor, ToDtype, ToTensor
 from torchdali.transforms.rules.crop import CenterCrop, Window, resolve_fill
 from torchdali.transforms.rules.erasing import RandomErasing
@@ -155,10 +155,7 @@ class TrimBorder(Window):
         return replace(spec, size=(height, width))
 
     def window(self, draws: Draws, size: IntArray) -> tuple[IntArray, IntArray]:
-        shape = size - 2 * self.border
-        if (row := first_faulty_row(shape < 1)) is not None:
-            raise SampleTransformError(row, f"nothing is left of an image of {tuple(size[row].tolist())}")
-        return np.full_like(size, self.border), shape
+        return np.full_like(size, self.border), size - 2 * self.border
 
 
 class MaybeToTensor(ToTensor):
