@@ -13,6 +13,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Subset
 from torchvision.transforms import v2
 
 from torchdali import DALILoader, SampleError
+from torchdali.pipeline.readers import EncodedReader
 from torchdali.tools.parity.photographs import write_photographs
 
 PAGE = (Path(__file__).parents[2] / "docs" / "adding_a_source.md").read_text()
@@ -88,14 +89,17 @@ def test_an_epoch_is_resumed(page: Any) -> None:
     assert_same(epoch(resumed), whole[2:])
 
 
-def test_a_truncated_file_is_named_or_left_out(page: Any) -> None:
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_truncated_file_is_named_or_left_out(page: Any, device: str) -> None:
     dataset = page["ZipDataset"](page["folder"] / "bad.zip", CROPPED)
     (row,) = (i for i, name in enumerate(dataset.names) if "/03." in name)
+    with pytest.raises(SampleError, match="truncated"):  # before a decoder sees it: the JPEG engine does not report it
+        EncodedReader(dataset.torchdali_source()).load([row])
     with pytest.raises(SampleError, match=rf"sample {row} \(.*bad.zip/class\d/03.jpg\).*truncated") as raised:
-        epoch(DALILoader(dataset, 4, device="cpu"))
+        epoch(DALILoader(dataset, 4, device=device))
     assert raised.value.index == row
     for mode in ("skip", "replace"):
-        loader = DALILoader(dataset, 4, device="cpu", on_error=mode)
+        loader = DALILoader(dataset, 4, device=device, on_error=mode)
         assert sum(len(images) for images, _ in loader) == len(dataset)
         assert [error.index for error in loader.errors] == [row]
 
