@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import zipfile
 from pathlib import Path
@@ -9,26 +10,30 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from torch.utils.data import ConcatDataset, DataLoader, Subset
+from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from torchdali import DALILoader, SampleError
 from torchdali.pipeline.readers import EncodedReader
-from torchdali.tools.parity.photographs import write_photographs
 
 PAGE = (Path(__file__).parents[2] / "docs" / "adding_a_source.md").read_text()
 CROPPED = v2.Compose([v2.CenterCrop((32, 40)), v2.ToImage()])
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """What the page's code defines, and zip files of photographs; a file of the second is truncated."""
+def page(tmp_path_factory: pytest.TempPathFactory, pictures: Path) -> Any:
+    """What the page's code defines, and zip files of JPEGs and a PNG; one file of the second is truncated."""
     folder = tmp_path_factory.mktemp("zip")
     with zipfile.ZipFile(folder / "train.zip", "w") as good, zipfile.ZipFile(folder / "bad.zip", "w") as bad:
-        for i, (path, label) in enumerate(write_photographs(folder / "photographs").samples):
+        for i, (path, label) in enumerate(ImageFolder(pictures).samples):
             data = Path(path).read_bytes()
-            good.writestr(f"class{label}/{i:02}{Path(path).suffix}", data)
-            bad.writestr(f"class{label}/{i:02}.jpg", data[: len(data) // 2] if i == 3 else data)
+            bad.writestr(f"class{label}/{'cut' if i == 3 else i}.jpg", data[: len(data) // 2] if i == 3 else data)
+            if i == 5:
+                Image.open(path).save(stream := io.BytesIO(), "PNG")
+                data = stream.getvalue()
+            good.writestr(f"class{label}/{i:02}.jpg", data)
     code = "\n".join(re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL))
     namespace: dict[str, Any] = {"__name__": "adding_a_source"}
     code = code.replace('"train.zip"', repr(str(folder / "train.zip"))).replace("shuffle=True", 'device="cpu"')
@@ -92,10 +97,10 @@ def test_an_epoch_is_resumed(page: Any) -> None:
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_a_truncated_file_is_named_or_left_out(page: Any, device: str) -> None:
     dataset = page["ZipDataset"](page["folder"] / "bad.zip", CROPPED)
-    (row,) = (i for i, name in enumerate(dataset.names) if "/03." in name)
+    (row,) = (i for i, name in enumerate(dataset.names) if "cut" in name)
     with pytest.raises(SampleError, match="truncated"):  # before a decoder sees it: the JPEG engine does not report it
         EncodedReader(dataset.torchdali_source()).load([row])
-    with pytest.raises(SampleError, match=rf"sample {row} \(.*bad.zip/class\d/03.jpg\).*truncated") as raised:
+    with pytest.raises(SampleError, match=rf"sample {row} \(.*bad.zip/class\d/cut.jpg\).*truncated") as raised:
         epoch(DALILoader(dataset, 4, device=device))
     assert raised.value.index == row
     for mode in ("skip", "replace"):
