@@ -20,7 +20,6 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from torchdali import DALILoader
-from torchdali.workers.proxy import ParallelProxyIterator
 
 pytestmark = [
     pytest.mark.timeout(60),
@@ -82,17 +81,6 @@ def test_closing_ends_threads_and_files(dataset: ImageFolder, asked: bool, optio
     assert all(now <= then for now, then in zip(after, before, strict=True)), (before, after)
 
 
-def test_closing_ends_what_reads_many_headers(dataset: ImageFolder) -> None:
-    dataset.samples *= 2
-    kept = []
-    for _ in range(3):
-        with DALILoader(dataset, len(dataset), device="cpu") as loader:
-            next(iter(loader))
-        gc.collect()
-        kept.append((open_ones(), loader))
-    assert all(now <= then for now, then in zip(kept[-1][0], kept[0][0], strict=True)), kept
-
-
 @pytest.mark.parametrize("options", [options for _, options in (kind.values for kind in KINDS[1:])])
 def test_closing_ends_epochs_of_dataloaders_own_kind(options: dict[str, Any]) -> None:
     """There are no images, and nothing to do for DALI."""
@@ -108,28 +96,6 @@ def test_closing_ends_epochs_of_dataloaders_own_kind(options: dict[str, Any]) ->
     assert torch.equal(torch.stack(list(over)), whole)
     loader.close()
     assert next(over, None) is None
-
-
-@pytest.mark.parametrize(("asked", "options"), KINDS[2:])
-def test_after_an_interrupt_while_workers_are_ended_a_loader_can_be_used_again(
-    dataset: ImageFolder, asked: bool, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loader = make(dataset, asked, options, "cpu")
-    next(iter(loader))
-    end = ParallelProxyIterator._shutdown_workers
-
-    def interrupted(epoch: Any) -> None:
-        end(epoch)
-        raise KeyboardInterrupt
-
-    iterator = iter(loader)
-    monkeypatch.setattr(ParallelProxyIterator, "_shutdown_workers", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        loader.close()
-    monkeypatch.undo()
-    assert_pairs(loader, dataset, in_order())
-    with pytest.raises(RuntimeError, match="the loader was closed"):
-        next(iterator)
 
 
 @pytest.mark.gpu

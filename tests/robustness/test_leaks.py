@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import io
 import itertools
 import sys
 import threading
@@ -16,7 +15,6 @@ from typing import Any
 import pytest
 import torch
 from conftest import PER_BATCH
-from helpers.crops import EXACT, Crops
 from helpers.damages import DAMAGES
 from helpers.proxied import PathSamples
 from torch.multiprocessing import reductions
@@ -32,15 +30,6 @@ pytestmark = [
 ]
 
 WARM, MORE = 3, 12
-
-
-@pytest.mark.parametrize("options", [{}, {"num_workers": 1}, {"transform": EXACT}], ids=["serial", "parallel", "asked"])
-def test_states_of_a_generator_are_kept_no_longer_than_they_are_of_use(options: dict[str, Any]) -> None:
-    """Each has five kilobytes, and an epoch may have many batches."""
-    loader = DALILoader(Crops(), 1, shuffle=True, generator=torch.Generator(), device="cpu", **options)
-    iterator = iter(loader)
-    assert len(list(itertools.islice(iterator, 20))) == 20
-    assert len(iterator._lookahead._before) <= 3
 
 
 @pytest.fixture(autouse=True)
@@ -62,11 +51,6 @@ def broken_off(loader: Any) -> None:
         pass
 
 
-def two_at_once(loader: Any) -> None:
-    for _ in zip(loader, itertools.islice(loader, 3), strict=False):
-        pass
-
-
 def failing(loader: Any) -> None:
     iterator = iter(loader)
     while True:
@@ -76,10 +60,6 @@ def failing(loader: Any) -> None:
             pass
         except StopIteration:
             return
-
-
-def explained(loader: Any) -> None:
-    loader.explain(io.StringIO())
 
 
 def renewed(loader: Any) -> None:
@@ -109,19 +89,12 @@ STAY = {"num_workers": 1, "persistent_workers": True}
 CASES = {
     "read": (read, {}, whole),
     "read, broken off": (read, {}, broken_off),
-    "read, two at once": (read, {}, two_at_once),
     "read, failing": (read, {}, failing),
-    "read, own collate": (read, {"collate_fn": lambda samples: samples}, whole),
-    "read, explained": (read, {}, explained),
     "read, renewed": (read, {}, renewed),
     "read, closed": (read, {}, closed),
     "index": (indexed, {}, whole),
-    "index, closed": (indexed, {}, closed),
-    "asked": (asked, {}, whole),
     "asked, broken off": (asked, {}, broken_off),
     "asked, failing": (asked, {}, failing),
-    "asked by a worker": (asked, {"num_workers": 1}, broken_off),
-    "asked by a worker that stays": (asked, STAY, whole),
     "asked by a worker that stays, broken off": (asked, STAY, broken_off),
     "asked by a worker that stays, failing": (asked, STAY, failing),
 }

@@ -10,7 +10,6 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,13 +17,10 @@ import nvidia.dali
 import PIL.Image
 import pytest
 from conftest import PER_BATCH, Numbered, Script, assert_pairs, in_order
-from helpers.crops import EXACT, Crops, Truth
 from helpers.proxied import PathSamples
-from torch.utils.data import DistributedSampler
 from torchvision.datasets import ImageFolder
 
 from torchdali import DALILoader, SampleError
-from torchdali.pipeline.feed import Prefetcher
 
 pytestmark = pytest.mark.timeout(50)
 
@@ -83,29 +79,21 @@ def test_finished_iterator_stays_finished(dataset: ImageFolder) -> None:
 # Interruptions
 
 
-def interrupt(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, call: int, after: bool) -> None:
-    """Raises KeyboardInterrupt once, before or after a call of a method."""
-    method, calls = getattr(owner, name), iter(range(10**6))
-
-    def interrupted(*args: Any, **kwargs: Any) -> Any:
-        now = next(calls) == call
-        if now and not after:
-            raise KeyboardInterrupt
-        result = method(*args, **kwargs)
-        if now:
-            raise KeyboardInterrupt
-        return result
-
-    monkeypatch.setattr(owner, name, interrupted)
-
-
-@pytest.mark.parametrize("name", ["feed_input", "schedule_run", "share_outputs", "release_outputs"])
+@pytest.mark.parametrize("name", ["schedule_run", "share_outputs"])
 def test_an_interrupt_ends_the_epoch_and_the_next_one_is_whole(
     monkeypatch: pytest.MonkeyPatch, dataset: ImageFolder, name: str, device: str
 ) -> None:
+    method, calls = getattr(nvidia.dali.Pipeline, name), iter(range(10**6))
+
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        result = method(*args, **kwargs)
+        if next(calls) == 4:
+            raise KeyboardInterrupt
+        return result
+
     loader = DALILoader(dataset, PER_BATCH, device=device)
     iterator, taken = iter(loader), []
-    interrupt(monkeypatch, nvidia.dali.Pipeline, name, 4, after=True)
+    monkeypatch.setattr(nvidia.dali.Pipeline, name, interrupted)
     with pytest.raises(KeyboardInterrupt):
         taken.extend(iterator)
     for _ in range(2):
@@ -123,19 +111,15 @@ def handler(*_: Any) -> None:
     raise TooLongError
 
 
-PLACES = [(nvidia.dali.Pipeline, "feed_input"), (nvidia.dali.Pipeline, "share_outputs"), (Prefetcher, "_advance")]
-
-
 @pytest.mark.parametrize("kind", ["native", "worker-fed", "cached"])
-@pytest.mark.parametrize("place", PLACES, ids=lambda place: place[1])
 def test_what_a_signal_handler_raises_pairs_no_picture_with_another_label(
-    monkeypatch: pytest.MonkeyPatch, dataset: ImageFolder, place: tuple[Any, str], kind: str
+    monkeypatch: pytest.MonkeyPatch, dataset: ImageFolder, kind: str
 ) -> None:
     """It may be raised some batches later, as the error of a batch."""
-    method, calls = getattr(*place), iter(range(10**6))
+    share, calls = nvidia.dali.Pipeline.share_outputs, iter(range(10**6))
 
     def signalled(*args: Any, **kwargs: Any) -> Any:
-        result = method(*args, **kwargs)
+        result = share(*args, **kwargs)
         if next(calls) == 3:
             signal.raise_signal(signal.SIGUSR1)
         return result
@@ -144,7 +128,7 @@ def test_what_a_signal_handler_raises_pairs_no_picture_with_another_label(
     options: dict[str, Any] = {"worker-fed": {"transform": dataset.transform}, "cached": {"cache": "device"}}
     loader = DALILoader(cast("Any", given), PER_BATCH, device="cpu", **options.get(kind, {}))
     iterator, taken, raised = iter(loader), [], []
-    monkeypatch.setattr(*place, signalled)
+    monkeypatch.setattr(nvidia.dali.Pipeline, "share_outputs", signalled)
     before = signal.signal(signal.SIGUSR1, handler)
     try:
         while not raised or raised[-1] is TooLongError:
@@ -178,21 +162,6 @@ def test_timeout_is_dataloaders_and_the_next_epoch_does_not_hang(
     assert_pairs(loader, dataset, in_order())
 
 
-def test_a_wait_that_gets_no_thread_pairs_no_picture_with_another_label(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The run that nobody waited for would be taken for the next one."""
-    loader = DALILoader(Crops(), PER_BATCH, transform=EXACT, timeout=20, device="cpu", num_workers=1)
-    start, refused = threading.Thread.start, iter([False, True])
-
-    def maybe(thread: threading.Thread) -> None:
-        if thread.name == "torchdali-wait" and next(refused, False):
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", maybe)
-    assert_pairs(loader, Truth(), in_order())
-    assert next(refused, None) is None
-
-
 def test_timeout_of_slow_storage(monkeypatch: pytest.MonkeyPatch, dataset: ImageFolder) -> None:
     go_on = threading.Event()
     loader = DALILoader(dataset, PER_BATCH, num_workers=1, timeout=0.3, device="cpu")
@@ -204,88 +173,8 @@ def test_timeout_of_slow_storage(monkeypatch: pytest.MonkeyPatch, dataset: Image
     assert_pairs(loader, dataset, in_order())
 
 
-def alarmed(*_: Any) -> None:
-    raise TimeoutError("of the user's own")
-
-
-@pytest.mark.parametrize("cache", [None, "host", "device"])
-def test_an_alarm_while_storage_is_waited_for_is_not_taken_for_the_timeout(
-    monkeypatch: pytest.MonkeyPatch, dataset: ImageFolder, cache: Any
-) -> None:
-    loader = DALILoader(dataset, PER_BATCH, num_workers=1, timeout=30, cache=cache, device="cpu")
-    wait = Future.result
-
-    def hit(future: Any, timeout: float | None = None) -> Any:
-        signal.raise_signal(signal.SIGALRM)
-        return wait(future, timeout)
-
-    before = signal.signal(signal.SIGALRM, alarmed)
-    try:
-        with monkeypatch.context() as slow:
-            slow.setattr(Future, "result", hit)
-            with pytest.raises(TimeoutError, match="of the user's own"):
-                next(iter(loader))
-    finally:
-        signal.signal(signal.SIGALRM, before)
-    assert_pairs(loader, dataset, in_order())
-
-
-class Interrupted:
-    """A sampler that is interrupted when it is asked for its eleventh index, once."""
-
-    def __init__(self) -> None:
-        self.interrupts = True
-
-    def __iter__(self) -> Iterator[int]:
-        for index in range(24):
-            if index == 10 and self.interrupts:
-                self.interrupts = False
-                raise KeyboardInterrupt
-            yield index
-
-
-def test_an_interrupt_on_the_way_to_a_saved_place_leaves_it_to_the_next_epoch(dataset: ImageFolder) -> None:
-    sampler = Interrupted()
-    loader = DALILoader(dataset, PER_BATCH, sampler=sampler, device="cpu")
-    sampler.interrupts = False
-    next(iter(loader))
-    loader.load_state_dict(loader.state_dict())
-    sampler.interrupts = True
-    with pytest.raises(KeyboardInterrupt):
-        iter(loader)
-    assert_pairs(loader, dataset, in_order()[1:])
-
-
-@pytest.mark.parametrize("sampled", [False, True])
-def test_an_epoch_that_was_set_after_a_state_was_loaded_holds_where_it_could_not_begin(
-    dataset: ImageFolder, sampled: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail() -> None:
-        raise TooLongError
-
-    sampler: Any = DistributedSampler(dataset, 1, 0) if sampled else None
-    loader = DALILoader(dataset, PER_BATCH, sampler=sampler, seed=0, device="cpu")
-    loader.set_epoch(2)
-    loader.load_state_dict(loader.state_dict())
-    loader.set_epoch(7)
-    with monkeypatch.context() as patch:
-        patch.setattr(loader, "_begin_epoch", fail)
-        with pytest.raises(TooLongError):
-            iter(loader)
-    assert loader.state_dict()["epoch"] == 7
-    assert sampler is None or sampler.epoch == 7
-
-
 def closed(loader: Any, _: Any) -> None:
     loader.close()
-
-
-def timed_out(_: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def share(*_: Any) -> Any:
-        time.sleep(2)
-        raise AssertionError("nobody waits so long")
-
-    monkeypatch.setattr(nvidia.dali.Pipeline, "share_outputs", share)
 
 
 def interrupted(_: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,30 +184,24 @@ def interrupted(_: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvidia.dali.Pipeline, "share_outputs", share)
 
 
-@pytest.mark.parametrize("happens", [closed, timed_out, interrupted, None])
-@pytest.mark.parametrize(("delivered", "on_error"), [(7, "raise"), (1, "skip")])
+@pytest.mark.parametrize(("happens", "delivered", "on_error"), [(closed, 7, "raise"), (interrupted, 1, "skip")])
 def test_an_epoch_that_cannot_go_on_is_not_over(
     dataset: ImageFolder, happens: Any, delivered: int, on_error: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its iterator says so as often as it is asked, and its state leads to what is left of it."""
-    sampler = None if happens else Interrupted()
-    timeout = 0.5 if happens is timed_out else 0
-    loader = DALILoader(dataset, PER_BATCH, sampler=sampler, timeout=timeout, on_error=on_error, device="cpu")
+    loader = DALILoader(dataset, PER_BATCH, on_error=on_error, device="cpu")
     iterator = iter(loader)
-    if happens:
-        assert_pairs((next(iterator) for _ in range(delivered)), dataset, in_order()[:delivered])
+    assert_pairs((next(iterator) for _ in range(delivered)), dataset, in_order()[:delivered])
     with monkeypatch.context() as patch:
-        if happens:
-            happens(loader, patch)
+        happens(loader, patch)
         for _ in range(3):
             with pytest.raises((RuntimeError, KeyboardInterrupt)):
                 next(iterator)
     state = loader.state_dict()
-    count = delivered if happens else 0
-    assert (state["begun"], state["epoch"], state["batches"]) == (True, 0, count)
-    again = DALILoader(dataset, PER_BATCH, sampler=sampler, device="cpu")
+    assert (state["begun"], state["epoch"], state["batches"]) == (True, 0, delivered)
+    again = DALILoader(dataset, PER_BATCH, device="cpu")
     again.load_state_dict(state)
-    assert_pairs(again, dataset, in_order()[count:])
+    assert_pairs(again, dataset, in_order()[delivered:])
 
 
 SILENT = """
@@ -342,9 +225,9 @@ print("done", flush=True)
 """
 
 
-@pytest.mark.parametrize("close", [[], ["close"]], ids=["left", "closed"])
 @pytest.mark.parametrize(
-    ("timeout", "raised"), [(0.3, "RuntimeError DataLoader timed out after 0.3 seconds"), (0, "KeyboardInterrupt")]
+    ("timeout", "raised", "close"),
+    [(0.3, "RuntimeError DataLoader timed out after 0.3 seconds", []), (0, "KeyboardInterrupt", ["close"])],
 )
 def test_a_process_ends_beside_storage_that_does_not_answer(
     run_script: Script, pictures: Path, timeout: float, raised: str, close: list[str]
@@ -508,26 +391,6 @@ for _ in range(3):
     fork(collects)
     gc.disable()
 """,
-    "child of an interrupted epoch": """
-share = Pipeline.share_outputs
-
-def interrupted(*args, **kwargs):
-    Pipeline.share_outputs = share
-    raise KeyboardInterrupt
-
-def drops_what_it_inherited():
-    global iterator, loader
-    del iterator, loader
-    gc.collect()
-
-Pipeline.share_outputs = interrupted
-try:
-    next(iterator)
-except KeyboardInterrupt:
-    pass  # the exception would keep what the child is to drop
-fork(drops_what_it_inherited)
-assert len(list(loader)) == 8
-""",
     "exit beside a daemon thread in the midst of an epoch": """
 def take_for_ever():
     while True:
@@ -536,23 +399,6 @@ def take_for_ever():
 
 threading.Thread(target=take_for_ever, daemon=True).start()
 time.sleep(0.5)
-""",
-    "exit beside a daemon thread in the midst of a transform": """
-import torch
-begun = threading.Event()
-
-def slow(*parts):
-    begun.set()
-    for _ in range(60):
-        torch.ones(1000, 1000).sin_()
-    return parts
-
-def take_for_ever():
-    while True:
-        list(DALILoader(dataset, 3, batch_transform=slow, device=device))
-
-threading.Thread(target=take_for_ever, daemon=True).start()
-begun.wait()
 """,
     "exit in the midst of an epoch": """
 try:
@@ -569,43 +415,3 @@ def test_processes_end_well(pictures: Path, run_script: Script, code: str, devic
     done = run_script(PRELUDE + code + 'print("done")', pictures, device, PYTHONWARNINGS="ignore::DeprecationWarning")
     assert done.returncode == 0, done.stderr
     assert (done.stderr, done.stdout) == ("", "done\n")
-
-
-BEGUN_LAST = """
-import atexit, random, sys, threading, time
-begun = threading.Event()
-
-def spins(seconds):
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end:
-        pass
-
-def last():
-    begun.set()
-    spins(0.005)
-
-atexit.register(last)  # as the first one
-"""
-
-ASKED_LATE = """
-def take(iterator):
-    begun.wait()
-    spins(0.01 * random.random())
-    next(iterator)
-
-for _ in range(30 if device == "cpu" else 6):  # each has a pipeline, which a GPU makes in half a second
-    iterator = iter(loader)
-    next(iterator)
-    threading.Thread(target=take, args=(iterator,), daemon=True).start()
-sys.setswitchinterval(1e-6)
-print("done")
-"""
-
-
-@pytest.mark.timeout(150)
-def test_daemon_threads_that_ask_as_the_process_ends(pictures: Path, run_script: Script, device: str) -> None:
-    """Each at another moment, of which one is within what torch does before it asks for the batch."""
-    code = BEGUN_LAST + PRELUDE + ASKED_LATE
-    for _ in range(3):
-        done = run_script(code, pictures, device, PYTHONWARNINGS="ignore::DeprecationWarning")
-        assert (done.returncode, done.stderr, done.stdout) == (0, "", "done\n")
