@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import multiprocessing
 import threading
 import time
 from collections.abc import Iterator
@@ -75,6 +77,21 @@ def test_an_exception_that_cannot_be_sent_is_told_in_words(workers: Any, does: A
     found = list(until_end(loader))
     assert "OwnError: mine" in found.pop(2)
     assert_pairs(found, Truth(does.get("transform")), in_order()[:2] + in_order()[3:])
+
+
+@every_use
+@with_workers
+def test_an_exception_of_a_worker_keeps_no_worker(workers: Any, does: Any) -> None:
+    """In a cycle with its traceback, it would hold the iterator until the garbage collector comes."""
+    loader = DALILoader(Crops(refuse_in_words_of_its_own), PER_BATCH, device="cpu", **workers, **does)
+    gc.collect()
+    gc.disable()
+    try:
+        assert len(list(until_end(loader))) == len(in_order())
+        del loader
+        assert not multiprocessing.active_children()
+    finally:
+        gc.enable()
 
 
 class Stream(IterableDataset[Any]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from types import TracebackType
 from typing import Any, cast
 
 from torchdali.errors import TorchDALIError
@@ -17,6 +18,7 @@ __all__ = [
     "defer",
     "is_raised_by_dali",
     "note",
+    "skip_own_frames",
 ]
 
 NEW_EPOCH = "this epoch cannot go on, a new one can be started"
@@ -67,15 +69,20 @@ def note(error: Exception, text: str) -> None:
         cast("Any", error).add_note(text)
 
 
+def skip_own_frames(trace: TracebackType | None) -> TracebackType | None:
+    """Return the part of a traceback that begins in a user's frame; None if there is none."""
+    while trace and trace.tb_frame.f_globals.get("__name__", "").startswith(_OURS):
+        trace = trace.tb_next
+    return trace
+
+
 def defer(error: Exception) -> Exception:
     """Strip the traceback so that the exception can be raised in a later batch; keep the user's frames as a note.
 
     The frames of a traceback hold the iterator. An iterator that holds the exception would be part of a cycle, and its
     workers would live on. Python 3.10 has no notes, so there an exception with frames of the user keeps its traceback.
     """
-    trace = error.__traceback__
-    while trace and trace.tb_frame.f_globals.get("__name__", "").startswith(_OURS):
-        trace = trace.tb_next
+    trace = skip_own_frames(error.__traceback__)
     if trace and not isinstance(error, TorchDALIError):
         if not hasattr(error, "add_note"):
             return error

@@ -13,7 +13,15 @@ from typing import Any, cast
 from torch.utils.data.dataloader import _BaseDataLoaderIter  # pyright: ignore[reportPrivateUsage]
 
 from torchdali.runtime import lifecycle
-from torchdali.runtime.exceptions import CLOSED, FORKED, INTERRUPTED, DeferredError, EpochEndedError, defer
+from torchdali.runtime.exceptions import (
+    CLOSED,
+    FORKED,
+    INTERRUPTED,
+    DeferredError,
+    EpochEndedError,
+    defer,
+    skip_own_frames,
+)
 from torchdali.runtime.lifecycle import disable_compile
 from torchdali.state.checkpoint import is_stateful
 from torchdali.state.context import EpochContext, LoaderView
@@ -101,7 +109,9 @@ class ResumableIterator(_BaseDataLoaderIter):
             return data
         self._ended = ""
         try:
-            raise error
+            # torch's ExceptionWrapper.reraise() holds what it raises, in a cycle with its frame and this iterator. The
+            # garbage collector would end the queues of such an iterator before its workers, which then wait.
+            raise error.with_traceback(skip_own_frames(error.__traceback__))
         finally:
             del error  # its traceback would hold this iterator in a cycle
 
