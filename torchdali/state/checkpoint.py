@@ -163,7 +163,7 @@ def build_state(loader: Any, progress: EpochProgress | None, epochs: int, used: 
         ),
         "generators": now,
         "generators_at_begin": made,
-        "draws": [[asked, _text(found)] for asked, found in progress.draws],
+        "draws": [[0, _text(progress.rng_at_first_request)]] if progress.rng_at_first_request else [],
         "worker": progress.worker,
         "workers": [[worker, *astuple(stream)] for worker, stream in progress.streams.items()],
     }
@@ -200,7 +200,7 @@ def check_state(state: Mapping[str, Any], loader: Any) -> Checkpoint:
             copy.deepcopy(dict(state)),
             _decode(state["generators"]),
             _decode(state["generators_at_begin"]),
-            [(int(number), _decode(states)) for number, states in state["draws"]],
+            _decode_draws(state["draws"]),
             {worker: StreamProgress(*copy.deepcopy(about)) for worker, *about in state["workers"]},
         )
         for name in _NEEDED:
@@ -316,3 +316,10 @@ def _select_rank(state: Mapping[str, Any], loader: Any) -> Mapping[str, Any]:
 
 def _decode(states: Mapping[str, str]) -> States:
     return {name: from_text(text) for name, text in states.items()}
+
+
+def _decode_draws(draws: list[tuple[int, Mapping[str, str]]]) -> States:
+    """Return the generators' states at the first request."""
+    if any(request for request, _ in draws):  # early versions saved such states
+        raise ValueError("its sampler must not share a generator with other code, but it did; start the epoch again")
+    return _decode(draws[0][1]) if draws else {}

@@ -12,64 +12,55 @@ from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, Se
 from torchdali.state.remainder import RemainingShard
 from torchdali.state.sharding import Shard
 
-__all__ = ["FastForward", "restart_if_empty"]
+__all__ = ["fast_forward", "restart_if_empty"]
 
 _CHUNK = 2**20
 
 
-class FastForward:
-    """Skips batches at the speed of C.
+def fast_forward(
+    sampler: Any,
+    iterator: Iterator[Any],
+    batches: int,
+    *,
+    is_batched: bool,
+    count_skipped: Callable[[Iterable[Any]], None] | None = None,
+    is_loaded: bool = False,
+) -> Iterator[Any]:
+    """Return the iterator of a sampler after some batches, or after all if there are fewer.
 
     From torch's own ``BatchSampler`` the indices are taken one by one from the inner sampler, so no batch is built.
 
     Args:
         sampler: The sampler of indices, or of batches of them.
         iterator: Its iterator, which was not asked yet.
-        batched: Whether it gives batches.
+        batches: The number of batches to skip.
+        is_batched: Whether the sampler gives batches.
         count_skipped: Consumes an iterator over lists of the skipped indices. It is not called if the sampler cannot
             give an index twice.
-        loaded: Whether the sampler has loaded a state of the start of the epoch.
+        is_loaded: Whether the sampler has loaded a state of the start of the epoch.
     """
+    if batches <= 0:
+        return iterator
+    unwraps = type(sampler) is BatchSampler
+    consume = None if _gives_once(sampler.sampler if unwraps else sampler) else count_skipped
+    if unwraps:
+        inner = cast("Iterator[Any]", iter(sampler.sampler))  # made as late as BatchSampler makes it
+        if is_loaded:
+            inner = chain(*restart_if_empty(inner, sampler.sampler))
+        _skip(islice(inner, batches * sampler.batch_size), consume)
+        return iter(BatchSampler(cast("Any", inner), sampler.batch_size, sampler.drop_last))
+    skipped = islice(iterator, batches)
+    if is_batched and consume:
+        skipped = chain.from_iterable(cast("Iterable[Any]", batch) for batch in skipped if isinstance(batch, Iterable))
+    _skip(skipped, consume)
+    return iterator
 
-    def __init__(
-        self,
-        sampler: Any,
-        iterator: Iterator[Any],
-        batched: bool,
-        count_skipped: Callable[[Iterable[Any]], None] | None,
-        loaded: bool,
-    ) -> None:
-        self._sampler, self._iterator, self._batched = sampler, iterator, batched
-        self._inner: Iterator[Any] | None = None
-        self._unwraps, self._loaded = type(sampler) is BatchSampler, loaded
-        once = _gives_once(sampler.sampler if self._unwraps else sampler)
-        self._consume = _drop if once or count_skipped is None else count_skipped
 
-    def fast_forward(self, batches: int) -> None:
-        """Skip some batches, or all if there are fewer."""
-        if batches <= 0:
-            return
-        if self._unwraps:
-            if self._inner is None:  # made as late as BatchSampler makes it
-                self._inner = cast("Iterator[Any]", iter(self._sampler.sampler))
-                if self._loaded:
-                    self._inner = chain(*restart_if_empty(self._inner, self._sampler.sampler))
-            self._skip(islice(self._inner, batches * self._sampler.batch_size))
-        elif self._batched and self._consume is not _drop:
-            skipped = islice(self._iterator, batches)
-            lists = (cast("Iterable[Any]", batch) for batch in skipped if isinstance(batch, Iterable))
-            self._skip(chain.from_iterable(lists))
-        else:
-            self._skip(islice(self._iterator, batches))
-
-    def _skip(self, indices: Iterator[Any]) -> None:
-        self._consume(indices if self._consume is _drop else iter(lambda: list(islice(indices, _CHUNK)), []))
-
-    def remaining(self) -> Iterator[Any]:
-        """Return an iterator over what was not skipped."""
-        if self._inner is None:
-            return self._iterator
-        return iter(BatchSampler(cast("Any", self._inner), self._sampler.batch_size, self._sampler.drop_last))
+def _skip(indices: Iterator[Any], consume: Callable[[Iterable[Any]], None] | None) -> None:
+    if consume:
+        consume(iter(lambda: list(islice(indices, _CHUNK)), []))
+    else:
+        deque(indices, maxlen=0)
 
 
 def restart_if_empty(iterator: Iterator[Any], sampler: Iterable[Any]) -> tuple[list[Any], Iterator[Any]]:
@@ -80,10 +71,6 @@ def restart_if_empty(iterator: Iterator[Any], sampler: Iterable[Any]) -> tuple[l
     """
     first = list(islice(iterator, 1))
     return (first, iterator) if first else ([], iter(sampler))
-
-
-def _drop(indices: Iterable[Any]) -> None:
-    deque(indices, maxlen=0)
 
 
 def _gives_once(sampler: Any) -> bool:

@@ -25,7 +25,7 @@ from torchdali.runtime.exceptions import (
 from torchdali.runtime.lifecycle import disable_compile
 from torchdali.state.checkpoint import is_stateful
 from torchdali.state.context import EpochContext, LoaderView
-from torchdali.state.fast_forward import FastForward, restart_if_empty
+from torchdali.state.fast_forward import fast_forward, restart_if_empty
 from torchdali.state.lookahead import SamplerLookahead
 from torchdali.state.progress import Checkpoint, EpochProgress, StreamProgress
 from torchdali.state.remainder import remaining
@@ -203,24 +203,21 @@ class ResumableIterator(_BaseDataLoaderIter):
         progress.checkpoint = None
         given = saved.state
         progress.num_iterators, progress.drew_base_seed = given["iterators"], given["base_seed_drawn"]
-        draws, batches = dict(saved.draws), saved.num_yielded
+        batches = saved.num_yielded
         if self._stream:
             self._resume_stream(saved)
             return
         if self._stateful and batches:
             if self._index_counter():
-                self._skip_yielded(self._remake_iterator(saved, "state_at_begin"), saved, loaded=True)
-            iterator = self._remake_iterator(saved, "state")
-            progress.generators.set(draws.get(0, {}))
+                self._skip_yielded(self._remake_iterator(saved, "state_at_begin"), saved, is_loaded=True)
+            self._sampler_iter = self._remake_iterator(saved, "state")
         else:
-            iterator = self._skip_yielded(self._remake_iterator(saved, "state"), saved)
-        self._sampler_iter = iterator
+            self._sampler_iter = self._skip_yielded(self._remake_iterator(saved, "state"), saved)
         progress.num_requested = progress.num_yielded = self._num_resumed = self._num_requested = batches
-        progress.draws = [(asked, found) for asked, found in saved.draws if asked < batches]
+        progress.rng_at_first_request = saved.rng_at_first_request
         first, kept = ({path: saved.sampler_state(path).get(at) for path in self._stateful} for at in _STATES)
         self._lookahead.restart(first, kept)
         while progress.num_requested < given["asked"]:
-            progress.generators.set(draws.get(progress.num_requested, {}))
             try:
                 self._backlog.append(self._lookahead.request(super()._next_index))
             except Exception as error:  # noqa: BLE001
@@ -237,20 +234,22 @@ class ResumableIterator(_BaseDataLoaderIter):
         if saved.in_progress:
             progress.generators.set(saved.rng_now)
 
-    def _skip_yielded(self, iterator: Any, saved: Checkpoint, loaded: bool = False) -> Any:
+    def _skip_yielded(self, iterator: Any, saved: Checkpoint, is_loaded: bool = False) -> Any:
         """Return a sampler's iterator after the batches that were yielded."""
-        sampler, at, batches = remaining(self._index_sampler, self.progress.start), 0, saved.num_yielded
-        skip = FastForward(sampler, iterator, self._auto_collation, self._index_counter(), loaded)
-        for asked, found in saved.draws:
-            if asked < batches:
-                skip.fast_forward(asked - at)
-                self.progress.generators.set(found)
-                at = asked
-        skip.fast_forward(batches - at)
-        return skip.remaining()
+        return fast_forward(
+            remaining(self._index_sampler, self.progress.start),
+            iterator,
+            saved.num_yielded,
+            is_batched=self._auto_collation,
+            count_skipped=self._index_counter(),
+            is_loaded=is_loaded,
+        )
 
     def _remake_iterator(self, saved: Checkpoint, at: str) -> Any:
-        """Return the sampler's iterator, made and seeded in the order in which ``DataLoader`` does both."""
+        """Return the sampler's iterator, made and seeded in the order in which ``DataLoader`` does both.
+
+        The generators are then as they were at its first request.
+        """
         seeded, sampler = saved.state["base_seed_drawn"], remaining(self._index_sampler, self.progress.start)
         self.progress.generators.set(saved.rng_at_start)
         if saved.state["iterators"] > 1:
@@ -266,5 +265,6 @@ class ResumableIterator(_BaseDataLoaderIter):
         self._note_iterator()
         if _ITERATOR in self._stateful and at in (kept := saved.sampler_state(_ITERATOR)):
             iterator.load_state_dict(copy.deepcopy(kept[at]))
+        self.progress.generators.set(saved.rng_at_first_request)
         begins = at == "state_at_begin" or not saved.num_yielded
         return self._restart_if_over(iterator, sampler) if begins else iterator

@@ -65,8 +65,10 @@ class SamplerLookahead:
         """Record the states that the sampler drew from, if other code has changed them since its last draw."""
         drawn = self._record_draws(before, after)
         changed = {name: before[name] for name in drawn if before[name] != self._last[name]}
-        if changed and not self._progress.disturbed:
-            self._progress.draws.append((self._progress.num_requested - 1, changed))
+        if changed and self._progress.num_requested == 1:
+            self._progress.rng_at_first_request = changed
+        elif changed:
+            self._progress.is_disturbed = True
         self._last, self._after = after, self._select_own(after)
 
     def _record_draws(self, before: States, after: States) -> list[str]:
@@ -93,7 +95,7 @@ class SamplerLookahead:
         self._drop_requests_of_dataloader()
         if self._before and self._select_own(self._generators.states()) == self._after:
             self._generators.set(self._before[0])
-            self._progress.undo_requests(len(self._before))
+            self._progress.num_requested -= len(self._before)
         self._before.clear()
 
     def _drop_requests_of_dataloader(self) -> None:

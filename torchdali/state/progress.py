@@ -10,9 +10,6 @@ from torchdali.state.generators import Generators, States
 
 __all__ = ["Checkpoint", "EpochProgress", "StreamProgress"]
 
-_MAX_FOREIGN_DRAWS = 8
-"""How often other code may change a generator between two draws of the sampler."""
-
 
 @dataclass
 class StreamProgress:
@@ -47,14 +44,14 @@ class Checkpoint:
         state: The dictionary. Its keys are those of the first release, so that old states can be loaded.
         rng_now: The generators' states when it was taken.
         rng_at_start: The generators' states just before the epoch's iterator was made.
-        draws: As in :class:`EpochProgress`.
+        rng_at_first_request: As in :class:`EpochProgress`.
         streams: As in :class:`EpochProgress`.
     """
 
     state: dict[str, Any]
     rng_now: States
     rng_at_start: States
-    draws: list[tuple[int, States]]
+    rng_at_first_request: States
     streams: dict[int, StreamProgress]
 
     @property
@@ -92,7 +89,9 @@ class EpochProgress:
         start: Number of samples, in the order that all ranks share, that were consumed by another number of ranks.
         num_requested: How often the sampler was asked for indices.
         num_yielded: Number of batches that were yielded.
-        draws: Generator states to restore before request i, where other code advanced a generator of the sampler.
+        rng_at_first_request: The states that the sampler drew from at its first request, if other code had changed them
+            since the epoch began.
+        is_disturbed: Whether other code changed a generator between two later draws of the sampler.
         drawn_from: Names of the generators that were drawn from.
         first_states: The states of stateful samplers at the start of the epoch.
         kept_states: The same after each number of requests that ``state_dict()`` may still need.
@@ -112,7 +111,8 @@ class EpochProgress:
     start: int = 0
     num_requested: int = 0
     num_yielded: int = 0
-    draws: list[tuple[int, States]] = field(default_factory=list[tuple[int, States]])
+    rng_at_first_request: States = field(default_factory=States)
+    is_disturbed: bool = False
     drawn_from: set[str] = field(default_factory=set[str])
     first_states: dict[str, Any] = field(default_factory=dict[str, Any])
     kept_states: deque[tuple[int, dict[str, Any]]] = field(default_factory=deque[tuple[int, dict[str, Any]]])
@@ -120,11 +120,6 @@ class EpochProgress:
     worker: int = 0
     finished: bool = False
     checkpoint: Checkpoint | None = None
-
-    @property
-    def disturbed(self) -> bool:
-        """Whether other code drew from the sampler's generator too often to be recorded."""
-        return len(self.draws) > _MAX_FOREIGN_DRAWS
 
     def advance_stream(self, worker: int, num_workers: int, samples: int, state: dict[str, Any]) -> None:
         """Count a worker's batch, or the exception that it raised instead."""
@@ -142,8 +137,3 @@ class EpochProgress:
     def sampler_states(self) -> dict[str, Any]:
         """Return the samplers' states just after the batches that were yielded had been requested."""
         return dict(next((states for requested, states in self.kept_states if requested == self.num_yielded), ()))
-
-    def undo_requests(self, count: int) -> None:
-        """Undo the latest requests."""
-        self.num_requested -= count
-        self.draws = [(requested, states) for requested, states in self.draws if requested < self.num_requested]

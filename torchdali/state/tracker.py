@@ -79,7 +79,7 @@ class ProgressTracker:
                     state["samplers"].setdefault(path, {}).update(epochs)
             return state
         if self.progress:
-            if self.progress.disturbed:
+            if self.progress.is_disturbed:
                 raise RuntimeError(
                     "where the sampler is cannot be saved: it draws from a generator from which other code draws "
                     "between batches, too. Give it a generator of its own, or state_dict() and load_state_dict()"

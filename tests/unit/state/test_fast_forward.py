@@ -15,8 +15,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from torchdali.state import fast_forward
-from torchdali.state.fast_forward import FastForward, restart_if_empty
+from torchdali.state.fast_forward import fast_forward, restart_if_empty
 from torchdali.state.remainder import RemainingShard
 from torchdali.state.sharding import Shard
 
@@ -55,9 +54,15 @@ KINDS = ONCE | AGAIN
 def passed(sampler, batched, count, loaded=False):
     """What remains, and the indices that were passed over."""
     seen = []
-    skip = FastForward(sampler, iter(sampler), batched, lambda parts: seen.extend(chain.from_iterable(parts)), loaded)
-    skip.fast_forward(count)
-    return list(skip.remaining()), seen
+    rest = fast_forward(
+        sampler,
+        iter(sampler),
+        count,
+        is_batched=batched,
+        count_skipped=lambda parts: seen.extend(chain.from_iterable(parts)),
+        is_loaded=loaded,
+    )
+    return list(rest), seen
 
 
 @pytest.mark.parametrize("count", range(7))
@@ -88,24 +93,16 @@ def test_the_generator_is_where_torch_leaves_it(kind):
     assert torch.equal(sampler.generator.get_state(), of_torch.generator.get_state())
 
 
-def test_in_two_pieces():
-    sampler = BatchSampler(AGAIN["replacement"](), 2, drop_last=False)
-    skip = FastForward(sampler, iter(sampler), True, None, False)
-    skip.fast_forward(1)
-    skip.fast_forward(2)
-    assert list(skip.remaining()) == list(BatchSampler(AGAIN["replacement"](), 2, drop_last=False))[3:]
-
-
 def test_batches_of_a_users_own_sampler_are_opened_for_their_indices():
     assert passed(Pairs(), True, 3) == ([[i, i] for i in DATA][3:], [0, 0, 1, 1, 2, 2])
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 100])
 def test_indices_come_in_chunks(monkeypatch, chunk):
-    monkeypatch.setattr(fast_forward, "_CHUNK", chunk)
+    monkeypatch.setattr("torchdali.state.fast_forward._CHUNK", chunk)
     parts = []
-    skip = FastForward([3, 1, 4, 1, 5], iter([3, 1, 4, 1, 5]), False, parts.extend, False)
-    skip.fast_forward(4)
+    rest = fast_forward([3, 1, 4, 1, 5], iter([3, 1, 4, 1, 5]), 4, is_batched=False, count_skipped=parts.extend)
+    assert list(rest) == [5]
     assert list(chain.from_iterable(parts)) == [3, 1, 4, 1]
     assert max(map(len, parts)) == min(chunk, 4)
 

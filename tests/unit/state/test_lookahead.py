@@ -91,16 +91,25 @@ def test_generators_that_were_drawn_from_are_named():
     assert progress.drawn_from == {"torch"}
 
 
-def test_what_others_changed_between_requests_is_kept():
+def test_the_states_at_the_first_request_are_kept_if_others_changed_them():
     _, progress, ask = lookahead(Lazy())
-    ask()
-    ask()
-    assert progress.draws == []
     torch.manual_seed(7)
     found = torch.get_rng_state().numpy().tobytes()
     ask()
     ask()
-    assert progress.draws == [(2, {"torch": found})]
+    assert progress.rng_at_first_request == {"torch": found}
+    assert not progress.is_disturbed
+
+
+@pytest.mark.parametrize(("kind", "disturbed"), [(Lazy, True), (lambda: RandomSampler(range(SAMPLES)), False)])
+def test_only_a_sampler_that_draws_again_is_disturbed_by_others(kind, disturbed):
+    _, progress, ask = lookahead(kind())
+    ask()
+    torch.rand(1)
+    assert not progress.is_disturbed
+    ask()
+    assert progress.rng_at_first_request == {}
+    assert progress.is_disturbed is disturbed
 
 
 class Counting:

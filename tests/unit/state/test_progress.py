@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-from torch.utils.data import DataLoader, RandomSampler
+from torch.utils.data import DataLoader
 
 from torchdali.state.generators import Generators
 from torchdali.state.progress import Checkpoint, EpochProgress, StreamProgress
@@ -59,26 +59,9 @@ def test_no_states_where_no_sampler_has_one():
     assert progress.first_states == {}
 
 
-def test_requests_are_undone_with_what_they_drew():
-    progress = progress_of(sampler=RandomSampler(range(8)))
-    progress.num_requested = 5
-    progress.draws = [(0, {"torch": b"a"}), (3, {"torch": b"b"}), (4, {"torch": b"c"})]
-    progress.undo_requests(2)
-    assert progress.num_requested == 3
-    assert progress.draws == [(0, {"torch": b"a"})]
-
-
-def test_others_may_draw_in_between_eight_times():
-    progress = progress_of()
-    for count in range(9):
-        assert not progress.disturbed
-        progress.draws.append((count, {}))
-    assert progress.disturbed
-
-
 def test_a_checkpoint_reads_the_state_that_it_was_given():
     given = {"begun": 1, "batches": 3, "base_seed": None, "samplers": {"sampler": {"epoch": 2}}}
-    saved = Checkpoint(given, {}, {}, [], {})
+    saved = Checkpoint(given, {}, {}, {}, {})
     assert SimpleNamespace(begun=saved.in_progress, batches=saved.num_yielded, seed=saved.base_seed) == SimpleNamespace(
         begun=True, batches=3, seed=None
     )
