@@ -82,14 +82,14 @@ def main() -> None:
     # In this epoch: a fingerprint of each image; the sum of the losses, and the number of images.
     prints, sums = make_counters(len(data), device)
     if resumed := args.checkpoint.exists():
-        saved = torch.load(args.checkpoint, map_location=device, weights_only=True)
-        net.load_state_dict(saved["model"])
-        optimizer.load_state_dict(saved["optimizer"])
-        loader.load_state_dict(saved["loader"])
-        first, checksums, prints = saved["epoch"], saved["checksums"], saved["prints"]
-        sums = saved["sums"] if rank == 0 else sums
+        checkpoint = torch.load(args.checkpoint, map_location=device, weights_only=True)
+        net.load_state_dict(checkpoint["model"])
+        optimizer.load_state_dict(checkpoint["optimizer"])
+        loader.load_state_dict(checkpoint["loader"])
+        first, checksums, prints = checkpoint["epoch"], checkpoint["checksums"], checkpoint["prints"]
+        sums = checkpoint["sums"] if rank == 0 else sums
         if rank == 0:
-            print(f"resumes after {saved['sums'][1]:.0f} images of epoch {first + 1}", flush=True)
+            print(f"resumes after {checkpoint['sums'][1]:.0f} images of epoch {first + 1}", flush=True)
 
     def save(epoch: int) -> None:
         """Save a checkpoint. All processes must call this after the same number of batches."""
@@ -98,11 +98,11 @@ def main() -> None:
         all_prints, all_sums = reduce_counters(prints, sums)
         if rank:
             return
-        saved = {"epoch": epoch, "checksums": checksums, "prints": all_prints, "sums": all_sums}
-        saved |= {"model": net.state_dict(), "optimizer": optimizer.state_dict(), "loader": merge(states)}
+        checkpoint = {"epoch": epoch, "checksums": checksums, "prints": all_prints, "sums": all_sums}
+        checkpoint |= {"model": net.state_dict(), "optimizer": optimizer.state_dict(), "loader": merge(states)}
         new = args.checkpoint.with_suffix(".new")
         with new.open("wb") as file:
-            torch.save(saved, file)
+            torch.save(checkpoint, file)
             file.flush()
             os.fsync(file.fileno())
         new.replace(args.checkpoint)  # atomic: if this process is killed, there is the old file or the new one

@@ -1,4 +1,4 @@
-"""``torchdali bench``: what it measures, what it makes of that, and how it ends."""
+"""``torchdali bench``: measurements, verdict and exit codes."""
 
 from __future__ import annotations
 
@@ -54,19 +54,19 @@ given = sys.argv
 
 @pytest.fixture
 def mine(tmp_path: Path) -> Path:
-    """A file of the user's, with a transform."""
+    """Return a user's file with transforms."""
     file = tmp_path / f"mine_{tmp_path.name}.py"
     file.write_text(MINE)
     return file
 
 
 def run(*options: object) -> subprocess.CompletedProcess[str]:
-    """The command in a process of its own, as processes are started from it."""
+    """Run the command in a new process, because it starts processes itself."""
     return run_python("-m", "torchdali.tools.cli", "bench", *options, timeout=170, COLUMNS="160")
 
 
-def invoked(*options: object) -> Result:
-    """The command in this process, where it is to end before it measures."""
+def invoke(*options: object) -> Result:
+    """Run the command in this process. It must end before it measures."""
     return CliRunner().invoke(commands(), ["bench", *map(str, options)])
 
 
@@ -138,7 +138,7 @@ def test_a_wrong_option_is_told_before_anything_is_measured(
 ) -> None:
     monkeypatch.setattr(command, "start_context", lambda _: pytest.fail("it measures"))
 
-    result = invoked(pictures, *(option.replace("MINE", str(mine)) for option in options))
+    result = invoke(pictures, *(option.replace("MINE", str(mine)) for option in options))
 
     assert result.exit_code == 2, result.output
     assert said in " ".join(result.output.replace("\u2502", " ").split()), result.output
@@ -146,10 +146,10 @@ def test_a_wrong_option_is_told_before_anything_is_measured(
 
 def test_a_folder_without_images(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("")
-    result = invoked(tmp_path)
+    result = invoke(tmp_path)
     assert result.exit_code == 2
     assert "has no images" in result.output
-    assert invoked(tmp_path / "missing").exit_code == 2
+    assert invoke(tmp_path / "missing").exit_code == 2
 
 
 @pytest.mark.parametrize("width", [40, 80])
@@ -196,20 +196,20 @@ def test_batches_fit_the_folder() -> None:
 
 
 class SlowLoader:
-    """Worker processes on a clock of their own: half a second until an epoch's first batch, then 20 ms for each."""
+    """Loader with its own clock: half a second until an epoch's first batch, then 20 ms for each."""
 
     def __init__(self, batches: int) -> None:
-        self.batches, self.begun, self.now = batches, 0, 0.0
+        self.batches, self.epochs, self.now = batches, 0, 0.0
 
     def __call__(self) -> Iterator[Any]:
-        self.begun += 1
+        self.epochs += 1
         self.now += 0.5
         for _ in range(self.batches):
             self.now += 0.02
             yield [torch.zeros(2, 1), torch.zeros(2)]
 
 
-def measured(loader: SlowLoader, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def measure_slow(loader: SlowLoader, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     with monkeypatch.context() as patch:
         patch.setattr(torch.cuda, "is_available", lambda: False)
         patch.setattr(time, "perf_counter", lambda: loader.now)
@@ -218,8 +218,8 @@ def measured(loader: SlowLoader, monkeypatch: pytest.MonkeyPatch) -> dict[str, A
 
 def test_a_slow_loader_is_measured_without_the_start_of_another_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     loader = SlowLoader(1000)
-    figures = measured(loader, monkeypatch)
-    assert loader.begun == 1
+    figures = measure_slow(loader, monkeypatch)
+    assert loader.epochs == 1
     assert figures["images_per_s"] == pytest.approx(2 / 0.02)
     assert figures["seconds"] == pytest.approx(1, abs=0.03)
     assert figures["ended_mid_epoch"]
@@ -228,8 +228,8 @@ def test_a_slow_loader_is_measured_without_the_start_of_another_epoch(monkeypatc
 
 def test_an_epoch_that_ends_after_the_warm_up_is_followed_by_others(monkeypatch: pytest.MonkeyPatch) -> None:
     loader = SlowLoader(12)
-    figures = measured(loader, monkeypatch)
-    assert loader.begun == 3
+    figures = measure_slow(loader, monkeypatch)
+    assert loader.epochs == 3
     assert figures["epochs"] == 3
     batches = figures["images"] / 2
     assert figures["images_per_s"] == pytest.approx(2 * batches / (0.02 * batches + 2 * 0.5), rel=1e-3), (
@@ -238,7 +238,7 @@ def test_an_epoch_that_ends_after_the_warm_up_is_followed_by_others(monkeypatch:
 
 
 def test_the_second_epochs_start_is_measured_if_the_first_ended_in_the_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert measured(SlowLoader(4), monkeypatch)["second_epoch_first_batch_s"] == pytest.approx(0.52)
+    assert measure_slow(SlowLoader(4), monkeypatch)["second_epoch_first_batch_s"] == pytest.approx(0.52)
 
 
 @pytest.mark.slow
@@ -258,16 +258,16 @@ def test_a_case_that_hangs_or_fails_is_reported(pictures: Path) -> None:
 
 
 def parts(read: float = 1, decode: float = 1, transforms: float = 1, together: float = 10, **own: float) -> Any:
-    """A probe's milliseconds a batch."""
+    """Return a probe, from milliseconds for each batch."""
     seconds = {"read": read, "decode": decode, "transforms": transforms, "together": together}
     in_thread = {part: milliseconds / 1000 for part, milliseconds in own.items()}
     return {"images": 256, "parts": in_thread, "overlapping": True, **{k: v / 1000 for k, v in seconds.items()}}
 
 
-def decided(
+def make_verdict(
     ours: float, theirs: float, alone: Any = None, busy: float = 1.0, waiting: float = 0.3, **trained: float
 ) -> Verdict:
-    """The verdict on images/s, on 4 cores; ``trained`` are those beside a training step."""
+    """Return the verdict for images/s on 4 cores. ``trained`` are those beside a training step."""
     runs: dict[str, Any] = {
         "torchdali": {"images_per_s": ours, "busy_cores": busy, "alone": alone or parts(decode=9)},
         "pil": {"images_per_s": theirs},
@@ -341,11 +341,11 @@ def decided(
     ],
 )
 def test_the_bottleneck_of_loading_alone(given: Any, bottleneck: str, helps: bool, sentence: str) -> None:
-    assert decided(*given) == Verdict(bottleneck, helps, sentence)
+    assert make_verdict(*given) == Verdict(bottleneck, helps, sentence)
 
 
 def test_the_model_is_the_bottleneck_with_dataloader_too() -> None:
-    said = decided(27000, 3000, synthetic=1000, torchdali=999, pil=985)
+    said = make_verdict(27000, 3000, synthetic=1000, torchdali=999, pil=985)
 
     assert (said.bottleneck, said.helps) == ("model", False)
     assert said.sentence == (
@@ -355,7 +355,7 @@ def test_the_model_is_the_bottleneck_with_dataloader_too() -> None:
 
 
 def test_the_model_is_the_bottleneck_with_torchdali_alone() -> None:
-    said = decided(27000, 3000, synthetic=4400, torchdali=4354, pil=2500)
+    said = make_verdict(27000, 3000, synthetic=4400, torchdali=4354, pil=2500)
 
     assert (said.bottleneck, said.helps) == ("model", True)
     assert said.sentence.startswith("with torchdali your model is the bottleneck: 4,354 of 27,000 images/s used")
@@ -363,7 +363,7 @@ def test_the_model_is_the_bottleneck_with_torchdali_alone() -> None:
 
 
 def test_the_loader_is_the_bottleneck_beside_a_model() -> None:
-    said = decided(10000, 3000, synthetic=13000, torchdali=9100, pil=2600)
+    said = make_verdict(10000, 3000, synthetic=13000, torchdali=9100, pil=2600)
 
     assert (said.bottleneck, said.helps) == ("decoding", True)
     assert said.sentence == (
@@ -373,7 +373,7 @@ def test_the_loader_is_the_bottleneck_beside_a_model() -> None:
 
 
 def test_the_model_is_the_bottleneck_where_it_does_not_wait() -> None:
-    said = decided(24851, 3000, waiting=0.002, synthetic=13021, torchdali=12167, pil=3850)
+    said = make_verdict(24851, 3000, waiting=0.002, synthetic=13021, torchdali=12167, pil=3850)
 
     assert (said.bottleneck, said.helps) == ("model", True)
     assert said.sentence == (
@@ -391,7 +391,7 @@ def test_the_model_is_the_bottleneck_where_it_does_not_wait() -> None:
     ],
 )
 def test_beside_a_model_little_is_no_help(waiting: float, rates: dict[str, float], gain: str) -> None:
-    said = decided(27000, 3000, waiting=waiting, **rates)
+    said = make_verdict(27000, 3000, waiting=waiting, **rates)
 
     assert not said.helps
     assert said.sentence.endswith(f"; torchdali would not help: {gain} times DataLoader's images/s")
@@ -405,7 +405,7 @@ def test_a_bottleneck_that_could_not_be_measured() -> None:
 
 @pytest.mark.parametrize("rates", [{"torchdali": 105, "pil": 40}, {"torchdali": 90, "pil": 110}])
 def test_figures_that_contradict_each_other_are_no_ground_for_a_verdict(rates: dict[str, float]) -> None:
-    said = decided(300, 200, synthetic=14, **rates)
+    said = make_verdict(300, 200, synthetic=14, **rates)
 
     assert (said.bottleneck, said.helps) == ("not measured", False)
     assert said.sentence == (

@@ -1,4 +1,4 @@
-"""``torchdali check``: one file of each kind of problem, and what the command says of it."""
+"""``torchdali check``: a file with each kind of problem, and the command's output."""
 
 from __future__ import annotations
 
@@ -38,36 +38,36 @@ def check(folder: Path, *options: object) -> Result:
     return CliRunner().invoke(commands(), ["check", str(folder), *map(str, options)])
 
 
-def said(result: Result) -> str:
-    """What was printed, on one line."""
+def flatten_output(result: Result) -> str:
+    """Return the output in one line."""
     return " ".join(result.output.replace("\u2502", " ").split())
 
 
-def checked(folder: Path, tmp_path: Path, device: str = "cpu") -> dict[str, Any]:
-    """The JSON of a run that found something."""
+def run_check(folder: Path, tmp_path: Path, device: str = "cpu") -> dict[str, Any]:
+    """Run the command on a folder with problems, and return its JSON."""
     out = tmp_path / "out.json"
     result = check(folder, "--device", device, "--output", out)
     assert result.exit_code == 1, result.output
     return json.loads(out.read_text())
 
 
-def found(folder: Path, tmp_path: Path, device: str = "cpu") -> set[tuple[str, str]]:
-    problems = checked(folder, tmp_path, device)["problems"]
+def find_problems(folder: Path, tmp_path: Path, device: str = "cpu") -> set[tuple[str, str]]:
+    problems = run_check(folder, tmp_path, device)["problems"]
     return {(os.path.relpath(one["path"], folder), one["problem"]) for one in problems}
 
 
-def photograph() -> Image.Image:
+def load_photograph() -> Image.Image:
     with (files("skimage") / "data" / "chelsea.png").open("rb") as stream:
         return Image.open(stream).convert("RGB")
 
 
-def damaged(data: bytes, at: int, count: int = 40) -> bytes:
+def damage(data: bytes, at: int, count: int = 40) -> bytes:
     return data[:at] + bytes(byte ^ 0x5A for byte in data[at : at + count]) + data[at + count :]
 
 
 def write_one_of_each(root: Path) -> set[tuple[str, str]]:
-    """Writes a folder with each kind of problem among sound files; gives what should be found."""
-    picture = photograph()
+    """Write a folder with each kind of problem among sound files, and return the expected problems."""
+    picture = load_photograph()
     jpeg, png, webp = (encoded(picture, kind) for kind in ("JPEG", "PNG", "WEBP"))
     contents = {
         "half.jpg": (jpeg[: len(jpeg) // 2], "truncated"),
@@ -77,7 +77,7 @@ def write_one_of_each(root: Path) -> set[tuple[str, str]]:
         "half.webp": (webp[: len(webp) // 2], "truncated"),
         "head.jpg": (jpeg[:10], "truncated"),
         "half.tiff": (encoded(picture, "TIFF")[:5000], "truncated"),
-        "damaged.png": (damaged(png, len(png) // 2), "corrupt"),
+        "damaged.png": (damage(png, len(png) // 2), "corrupt"),
         "png.jpg": (png, "mislabelled"),
         "jpeg.png": (jpeg, "mislabelled"),
         "gif.jpg": (encoded(picture, "GIF"), "mislabelled"),
@@ -128,7 +128,7 @@ def test_names_tell_the_terminal_nothing(tmp_path: Path) -> None:
 def test_one_of_each_kind(tmp_path: Path, device: str) -> None:
     expected = write_one_of_each(tmp_path / "pictures")
 
-    report = checked(tmp_path / "pictures", tmp_path, device)
+    report = run_check(tmp_path / "pictures", tmp_path, device)
 
     problems = {(os.path.relpath(one["path"], tmp_path / "pictures"), one["problem"]) for one in report["problems"]}
     assert problems == expected
@@ -149,7 +149,7 @@ def test_sound_files_and_the_end_of_the_output(pictures: Path, tmp_path: Path, d
     out = tmp_path / "out.csv"
     result = check(pictures, "--device", device, "--output", out)
     assert result.exit_code == 0, result.output
-    assert f"{SOUND} images under {pictures}, no problems" in said(result)
+    assert f"{SOUND} images under {pictures}, no problems" in flatten_output(result)
     assert out.read_text().split() == ["path,problem,reason"]
 
 
@@ -164,7 +164,7 @@ def test_each_problem_is_a_line_of_the_output_and_of_the_csv(fresh_pictures: Pat
     assert result.exit_code == 1
     lines = [line.split(maxsplit=2) for line in result.stdout.splitlines() if str(fresh_pictures) in line]
     assert [line[:2] for line in lines[:2]] == [["truncated", str(bad)], ["empty", str(worse)]]
-    assert f"{SOUND} images under {fresh_pictures}, 2 with problems: 1 truncated, 1 empty" in said(result)
+    assert f"{SOUND} images under {fresh_pictures}, 2 with problems: 1 truncated, 1 empty" in flatten_output(result)
     with out.open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [(row["path"], row["problem"]) for row in rows] == [(str(bad), "truncated"), (str(worse), "empty")]
@@ -173,14 +173,14 @@ def test_each_problem_is_a_line_of_the_output_and_of_the_csv(fresh_pictures: Pat
 def test_many_files_in_many_batches(
     pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str
 ) -> None:
-    """Every batch fails, some twice, and chunks end in the middle of batches; no file is lost or blamed twice."""
+    """Every batch fails, some twice, and chunks end within batches. No file is lost or listed twice."""
     monkeypatch.setattr(decode, "_BATCH", 8)
     monkeypatch.setattr(command, "_CHUNK", 21)
     originals = [path.read_bytes() for path in sorted(pictures.rglob("*.jpg"))]
     folder = tmp_path / "many"
     folder.mkdir()
     expected: set[tuple[str, str]] = set()
-    png = encoded(photograph().resize((50, 50)), "PNG")
+    png = encoded(load_photograph().resize((50, 50)), "PNG")
     for number in range(120):
         path = folder / f"{number:03}.jpg"
         path.write_bytes(originals[number % len(originals)])
@@ -188,13 +188,13 @@ def test_many_files_in_many_batches(
             path.write_bytes(path.read_bytes()[:-60])
             expected.add((path.name, "truncated"))
         if number % 7 == 0:
-            path.with_suffix(".png").write_bytes(damaged(png, len(png) // 2))
+            path.with_suffix(".png").write_bytes(damage(png, len(png) // 2))
             expected.add((path.with_suffix(".png").name, "corrupt"))
         if number % 11 == 0:
             path.with_suffix(".webp").write_bytes(png[:-12])  # which DALI alone refuses
             expected |= {(path.with_suffix(".webp").name, problem) for problem in ("truncated", "mislabelled")}
 
-    report = checked(folder, tmp_path, device)
+    report = run_check(folder, tmp_path, device)
 
     problems = Counter((Path(one["path"]).name, one["problem"]) for one in report["problems"])
     assert problems == Counter(expected)
@@ -202,12 +202,12 @@ def test_many_files_in_many_batches(
 
 
 def test_what_the_loader_would_raise_is_listed(fresh_pictures: Path, tmp_path: Path, device: str) -> None:
-    """A loader stops at the first bad file; the list is of all that it would stop at."""
+    """A loader stops at the first bad file. The list has all bad files."""
     names = sorted(fresh_pictures.rglob("*.jpg"))
     for path in names[::6]:
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
-    listed = found(fresh_pictures, tmp_path, device)
+    listed = find_problems(fresh_pictures, tmp_path, device)
     assert {name for name, _ in listed} == {str(path.relative_to(fresh_pictures)) for path in names[::6]}
 
     for name, _ in listed:
@@ -227,13 +227,13 @@ def test_a_file_that_only_dali_refuses(fresh_pictures: Path, tmp_path: Path, mon
         submit(self, images, *rest)
 
     monkeypatch.setattr(PipelineRunner, "submit", refusing)
-    assert found(fresh_pictures, tmp_path) == {(str(refused.relative_to(fresh_pictures)), "refused")}
+    assert find_problems(fresh_pictures, tmp_path) == {(str(refused.relative_to(fresh_pictures)), "refused")}
 
 
 def test_a_decoder_that_fills_with_grey_and_says_nothing(
     fresh_pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As JPEG engines do; what is left are a file's last bytes and its length."""
+    """JPEG engines do so. Only a file's last bytes and its length show the problem."""
     names = sorted(fresh_pictures.rglob("*.jpg"))
     names[3].write_bytes(names[3].read_bytes()[:-10])
     names[4].write_bytes(names[4].read_bytes() + b"legal")
@@ -249,7 +249,7 @@ def test_a_decoder_that_fills_with_grey_and_says_nothing(
 
     monkeypatch.setattr(PipelineRunner, "submit", submit)
     monkeypatch.setattr(PipelineRunner, "take", take)
-    assert found(fresh_pictures, tmp_path) == {(str(names[3].relative_to(fresh_pictures)), "truncated")}
+    assert find_problems(fresh_pictures, tmp_path) == {(str(names[3].relative_to(fresh_pictures)), "truncated")}
 
 
 def test_the_bar_comes_to_its_end(tmp_path: Path) -> None:
@@ -261,9 +261,9 @@ def test_the_bar_comes_to_its_end(tmp_path: Path) -> None:
 
 def test_what_pil_calls_a_bomb(fresh_pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     large = fresh_pictures / "large.png"
-    photograph().resize((200, 200)).save(large)
+    load_photograph().resize((200, 200)).save(large)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10_000)
-    assert found(fresh_pictures, tmp_path) == {("large.png", "too large")}
+    assert find_problems(fresh_pictures, tmp_path) == {("large.png", "too large")}
 
 
 @pytest.mark.timeout(100)
@@ -274,7 +274,7 @@ def test_files_and_folders_without_permission(fresh_pictures: Path, tmp_path: Pa
     closed[1].chmod(0)
 
     def without_override() -> None:
-        """Takes from root what lets it read everything: PR_CAPBSET_DROP of CAP_DAC_OVERRIDE and _READ_SEARCH."""
+        """Drop the capabilities with which root reads everything: CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH."""
         for capability in (1, 2):
             ctypes.CDLL(None).prctl(24, capability, 0, 0, 0)
 
@@ -302,25 +302,25 @@ def test_options_that_are_wrong(pictures: Path, tmp_path: Path) -> None:
     shutil.copy(next(pictures.rglob("*.jpg")), tmp_path / "one.jpe")
     nothing = check(tmp_path)
     assert nothing.exit_code == 2
-    assert "has no file that is named as an image (.jpg, " in said(nothing)
-    assert "2 files of other names, of which 1 are images (1 .jpe)" in said(nothing)
+    assert "has no file that is named as an image (.jpg, " in flatten_output(nothing)
+    assert "2 files of other names, of which 1 are images (1 .jpe)" in flatten_output(nothing)
 
     assert check(tmp_path / "missing").exit_code == 2
     wrong = check(pictures, "--output", tmp_path / "out.txt")
     assert wrong.exit_code == 2
-    assert "must end in .csv or .json, got 'out.txt'" in said(wrong)
+    assert "must end in .csv or .json, got 'out.txt'" in flatten_output(wrong)
     nowhere = check(pictures, "--output", tmp_path / "missing" / "out.csv")
     assert nowhere.exit_code == 2
-    assert "cannot be written" in said(nowhere)
-    assert "images under" not in said(nowhere)  # not after the work
+    assert "cannot be written" in flatten_output(nowhere)
+    assert "images under" not in flatten_output(nowhere)  # not after the work
 
 
 def test_help_has_the_exit_codes() -> None:
-    assert "Exits with 0 if no file has a problem" in said(check(Path("--help")))
+    assert "Exits with 0 if no file has a problem" in flatten_output(check(Path("--help")))
 
 
 def test_formats_by_content_and_name(tmp_path: Path) -> None:
-    picture = photograph().resize((20, 20))
+    picture = load_photograph().resize((20, 20))
     for kind, ending in {
         "JPEG": "jpg",
         "PNG": "PNG",

@@ -1,4 +1,4 @@
-"""``torchdali explain``: of folders, of what files have under a name, and of scripts, which it ends early."""
+"""``torchdali explain``: folders, objects in files, and scripts, which it ends early."""
 
 from __future__ import annotations
 
@@ -82,13 +82,13 @@ def run(*options: object) -> Result:
     return CliRunner().invoke(commands(), ["explain", *map(str, options)])
 
 
-def said(result: Result) -> str:
+def flatten_output(result: Result) -> str:
     return " ".join(result.output.replace("\u2502", " ").split())
 
 
 @pytest.fixture
 def mine(pictures: Path, tmp_path: Path) -> Path:
-    """A file with loaders, datasets and transforms."""
+    """Return a file with loaders, datasets and transforms."""
     file = tmp_path / f"explained_{tmp_path.name}.py"
     file.write_text(MINE.replace("PICTURES", repr(str(pictures))))
     return file
@@ -96,7 +96,7 @@ def mine(pictures: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def script(pictures: Path, tmp_path: Path) -> Any:
-    """Writes a script, with the folder's path in it."""
+    """Return a function that writes a script with the folder's path."""
 
     def write(code: str) -> Path:
         file = tmp_path / "train.py"
@@ -152,7 +152,7 @@ def test_what_a_file_has_under_a_name(mine: Path, name: str, expected: list[str]
     result = run(f"{mine}:{name}", "--device", "cpu")
     assert result.exit_code == 0, result.output
     for text in expected:
-        assert text in said(result)
+        assert text in flatten_output(result)
 
 
 def test_what_is_none_of_these(mine: Path, pictures: Path) -> None:
@@ -165,11 +165,11 @@ def test_what_is_none_of_these(mine: Path, pictures: Path) -> None:
     }.items():
         result = run(target)
         assert result.exit_code == 2, result.output
-        assert text in said(result)
+        assert text in flatten_output(result)
     picture = next(pictures.glob("*/*.jpg"))
-    assert "is no Python script: SCRIPT, DIR or FILE:NAME is expected" in said(run(picture))
-    assert "--transform goes with DIR" in said(run(mine, "--transform", f"{mine}:chain"))
-    assert "ARGUMENTS go with SCRIPT" in said(run(pictures, "--", "--epochs", 3))
+    assert "is no Python script: SCRIPT, DIR or FILE:NAME is expected" in flatten_output(run(picture))
+    assert "--transform goes with DIR" in flatten_output(run(mine, "--transform", f"{mine}:chain"))
+    assert "ARGUMENTS go with SCRIPT" in flatten_output(run(pictures, "--", "--epochs", 3))
     for wrong in (run(mine, "--transform", f"{mine}:chain"), run(pictures, "--", "x"), run(f"{mine}:chain", "--", "x")):
         assert wrong.exit_code == 2
 

@@ -1,4 +1,4 @@
-"""``torchdali preview``: both sides of the grid, the difference, and what is said of it."""
+"""``torchdali preview``: both sides of the grid, the difference, and the summary."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def run(folder: Path, *options: object) -> Result:
     return CliRunner().invoke(commands(), ["preview", str(folder), *map(str, options)])
 
 
-def said(result: Result) -> str:
+def flatten_output(result: Result) -> str:
     return " ".join(result.output.replace("\u2502", " ").split())
 
 
@@ -64,7 +64,7 @@ def pixels(file: Any) -> np.ndarray:
 
 
 def tiles(grid: np.ndarray, side: int) -> list[list[np.ndarray]]:
-    """The pictures of a grid, row by row."""
+    """Return the pictures of a grid, row by row."""
     rows = [grid[grid.shape[0] - (3 - row) * (side + GAP) :][:side, LEFT:] for row in range(3)]
     starts = range(0, grid.shape[1] - LEFT - side + 1, side + GAP)
     return [[row[:, start : start + side] for start in starts] for row in rows]
@@ -77,8 +77,8 @@ def test_a_grid_of_three_rows(pictures: Path, mine: Path, tmp_path: Path) -> Non
     result = run(pictures, *options)
 
     assert result.exit_code == 0, result.output
-    assert "20 images by torchdali with DALI on the CPU" in said(result)
-    assert "difference x 10: at most 0 of 255 grey levels, 0 on average." in said(result)
+    assert "20 images by torchdali with DALI on the CPU" in flatten_output(result)
+    assert "difference x 10: at most 0 of 255 grey levels, 0 on average." in flatten_output(result)
     ours, theirs, difference = tiles(pixels(out), CROP)
     assert len(ours) == len(theirs) == len(difference) == 20
     assert np.array_equal(ours, theirs)
@@ -109,12 +109,14 @@ def test_a_difference_is_magnified_and_told(
     ours, theirs, difference = (np.array(row, np.int64) for row in tiles(pixels(out), CROP))
     between = np.abs(ours - theirs)
     assert np.array_equal(difference[:3], np.minimum(10 * between[:3], 255))
-    assert f"at most {between[:3].max():.3g} of 255 grey levels, {between[:3].mean():.3g} on average" in said(result)
+    assert f"at most {between[:3].max():.3g} of 255 grey levels, {between[:3].mean():.3g} on average" in flatten_output(
+        result
+    )
     assert between[:3].max() > 20
 
 
 def still(self: Any, draws: Any, size: np.ndarray) -> dict[str, Any]:
-    """Draws no flip."""
+    """Draw no flip."""
     return {"flip": np.zeros(len(size), np.int32)}
 
 
@@ -194,7 +196,7 @@ def test_the_standard_transform_of_a_folder_without_classes(pictures: Path, tmp_
     out = tmp_path / "grid.png"
     result = run(pictures / "coffee", "--output", out, "--samples", 100)
     assert result.exit_code == 0, result.output
-    assert "8 images by torchdali" in said(result)
+    assert "8 images by torchdali" in flatten_output(result)
     ours, theirs, _ = tiles(pixels(out), 224)
     assert len(ours) == 8
     assert np.abs(np.array(ours, np.int64) - theirs).mean() < 3
@@ -202,7 +204,7 @@ def test_the_standard_transform_of_a_folder_without_classes(pictures: Path, tmp_
 
 
 def test_names_that_are_no_text(fresh_pictures: Path, mine: Path, tmp_path: Path) -> None:
-    """Files are bytes' names on Linux, and a page is UTF-8."""
+    """File names are bytes on Linux, and a page is UTF-8."""
     folder = fresh_pictures / "coffee"
     (folder / "0.jpg").rename(os.fsdecode(os.fsencode(folder) + b"/\xff.jpg"))
     out = tmp_path / "grid.html"
@@ -220,9 +222,9 @@ def test_what_is_wrong(fresh_pictures: Path, mine: Path, tmp_path: Path) -> None
     ):
         result = run(fresh_pictures, *options)
         assert result.exit_code == 2, result.output
-        assert text in said(result)
+        assert text in flatten_output(result)
     (tmp_path / "empty").mkdir()
-    assert "has no images" in said(run(tmp_path / "empty"))
+    assert "has no images" in flatten_output(run(tmp_path / "empty"))
     for path in fresh_pictures.rglob("*.jpg"):
         path.write_bytes(path.read_bytes()[:-40])
     damaged = run(fresh_pictures, "--output", tmp_path / "grid.png")

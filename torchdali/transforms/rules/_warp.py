@@ -120,17 +120,17 @@ def perspective_matrices(corners: npt.ArrayLike, size: IntArray) -> Floats:
     Returns:
         ``(N, 3, 3)``, from output to input, for :func:`warp`, with 1 at the bottom right.
     """
-    one, two, three, four = np.moveaxis(np.asarray(corners, np.float64), 1, 0)
-    right, below, rest = two - three, four - three, one - two + three - four
+    p0, p1, p2, p3 = np.moveaxis(np.asarray(corners, np.float64), 1, 0)
+    right, below, rest = p1 - p2, p3 - p2, p0 - p1 + p2 - p3
 
     def cross(p: Floats, q: Floats) -> Floats:
         return p[:, 0] * q[:, 1] - p[:, 1] * q[:, 0]
 
     with np.errstate(divide="ignore", invalid="ignore"):
         g, h = cross(rest, below) / cross(right, below), cross(right, rest) / cross(right, below)
-        first, second = two - one + g[:, None] * two, four - one + h[:, None] * four
+        first, second = p1 - p0 + g[:, None] * p1, p3 - p0 + h[:, None] * p3
         # Rows of the adjugate are cross products of the columns of the map.
-        columns = [np.column_stack((first, g)), np.column_stack((second, h)), np.column_stack((one, np.ones(len(one))))]
+        columns = [np.column_stack((first, g)), np.column_stack((second, h)), np.column_stack((p0, np.ones(len(p0))))]
         matrix = np.stack([np.cross(columns[i - 2], columns[i - 1]) for i in range(3)], axis=1)
         matrix[:, :2] *= (size[:, ::-1] - 1)[:, :, None]
         matrix /= matrix[:, 2:, 2:]
