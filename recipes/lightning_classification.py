@@ -1,10 +1,10 @@
 """Train a torchvision network on an image folder with Lightning, stop within an epoch, and resume.
 
 What it shows: ``DALIDataModule`` makes the loaders for the Trainer, on the device of each process, with a transform
-for each stage, and with MixUp on the device as an option of the training loader. A run that resumes within an epoch
-gets the batches that it would have had. The network and the Trainer are as with any other data module. With
-``--plain``, plain ``DALILoader``s are passed to ``trainer.fit``, with the same batches. But Lightning restores no
-loader in a program that uses ``estimated_stepping_batches``, as this one does.
+for each stage. MixUp on the device is an option of the training loader. A run that resumes within an epoch gets the
+batches that it would have had. The network and the Trainer are as with any other data module. With ``--plain``, plain
+``DALILoader``s are passed to ``trainer.fit``, with the same batches. But Lightning restores no loader in a program
+that uses ``estimated_stepping_batches``, as this one does.
 
 DATA holds ``train/`` and ``val/``, each with one folder of images per class. The commands train on all GPUs of the
 machine, or on the CPU, stop a run, and resume it from its last checkpoint::

@@ -15,8 +15,8 @@ If you have no dataset, ``torchdali demo`` writes a small one to ``torchdali-dem
 ``--size 64 --local-size 32 --batch-size 64 --epochs 5``. A CPU is enough.
 
 What to expect: one line for each epoch, with the loss, the accuracy of the nearest neighbour on ``val/``, and the
-training images per second, each of them two large crops and six small ones. Eight crops of an image cost the CPU
-several times as much as one, so with DataLoader a GPU waits for them.
+training images per second. Each of these images is two large crops and six small ones. Eight crops of an image cost
+the CPU several times as much as one, so with DataLoader a GPU waits for them.
 """
 
 from __future__ import annotations

@@ -227,9 +227,9 @@ def commands() -> click.Group:
 
         DIR: explain a loader of the images in this folder.
 
-        FILE:NAME: explain the object of this name in this file: a DALILoader, a DataLoader (as a DALILoader with the
-        same arguments), a dataset, a transform, or a function or class without arguments that makes one of them. The
-        file is imported, not run as a script.
+        FILE:NAME: explain the object of this name in this file. It may be a DALILoader, a dataset or a transform, or a
+        DataLoader, of which a DALILoader with the same arguments is explained. It may also be a function or class
+        without arguments that makes one of them. The file is imported, not run as a script.
 
         SCRIPT: explain the first loader of either kind that this script iterates over. The script runs up to there in
         this process, with ARGUMENTS, and is then ended. What it does before, such as making folders, is done.

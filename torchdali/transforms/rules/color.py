@@ -218,9 +218,10 @@ def shift_hue(ops: Ops, image: Node, turn: Node, spec: Spec) -> Node:
     """Shift the hue of an RGB image.
 
     The hue is computed as in torchvision. Of several equal largest channels torchvision takes the first. Here it is
-    any, because they have the same hue. The way back has a closed form, ``v - c * max(0, min(k, 4 - k, 1))``. There v
-    is the largest value, c its distance from the least, and ``k = (n + 6 * h) mod 6`` with n = 5, 3, 1 for R, G, B
-    (https://en.wikipedia.org/wiki/HSL_and_HSV). ``min(k, 4 - k)`` is 2 minus the distance of k from 2 on a circle of 6.
+    any, because they have the same hue. The way back has a closed form, ``v - c * max(0, min(k, 4 - k, 1))``
+    (https://en.wikipedia.org/wiki/HSL_and_HSV). There v is the largest value, and c its distance from the least. k is
+    ``(n + 6 * h) mod 6``, with n = 5, 3, 1 for R, G, B. And ``min(k, 4 - k)`` is 2 minus the distance of k from 2 on a
+    circle of 6.
 
     Args:
         ops: DALI's operators.
