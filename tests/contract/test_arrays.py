@@ -18,7 +18,7 @@ from torchvision.transforms import v2
 
 from torchdali import DALILoader, SampleError
 from torchdali.pipeline.compile import compile_plan, fuse
-from torchdali.pipeline.engine import PipelinePool
+from torchdali.pipeline.pool import PipelinePool
 from torchdali.pipeline.readers import open_reader
 from torchdali.pipeline.tuning import Threads
 from torchdali.sources import from_dataset

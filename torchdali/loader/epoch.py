@@ -20,7 +20,7 @@ from torchdali.pipeline.fallback import as_samples, call_on_batch, call_seeded, 
 from torchdali.pipeline.feed import Batch, Prefetcher
 from torchdali.pipeline.retry import RetryingPrefetcher
 from torchdali.runtime import devices
-from torchdali.runtime.exceptions import DeferredError, EpochEndedError, defer, deferred_errors, note
+from torchdali.runtime.exceptions import DeferredError, EpochEndedError, add_note, defer, deferred_errors
 from torchdali.samples.transfer import pin_memory
 from torchdali.samples.tree import is_default_collate
 from torchdali.state.context import EpochContext
@@ -230,7 +230,7 @@ class NativeIterator(ResumableIterator):
                 try:
                     targets.append(reader.source.target(index))
                 except Exception as error:
-                    note(error, f"while the target was made of {reader.name(index)}")
+                    add_note(error, f"while the target was made of {reader.name(index)}")
                     raise
         return images, targets
 

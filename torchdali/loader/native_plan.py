@@ -9,9 +9,9 @@ import torch
 
 from torchdali.pipeline.cache import Cache
 from torchdali.pipeline.clock import Clock
-from torchdali.pipeline.engine import PipelinePool
 from torchdali.pipeline.feed import Prefetcher
 from torchdali.pipeline.plan import Plan
+from torchdali.pipeline.pool import PipelinePool
 from torchdali.pipeline.readers import Reader
 from torchdali.pipeline.retry import RetryingPrefetcher
 from torchdali.pipeline.tuning import Threads

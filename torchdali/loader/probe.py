@@ -27,9 +27,10 @@ from torchdali.loader.options import LoaderOptions
 from torchdali.loader.session import Session, declared_batch_size
 from torchdali.loader.stats import Probe
 from torchdali.pipeline.clock import Clock
-from torchdali.pipeline.engine import PipelinePool, PipelineRunner
+from torchdali.pipeline.engine import PipelineRunner
 from torchdali.pipeline.fallback import seeded
 from torchdali.pipeline.plan import Plan, View
+from torchdali.pipeline.pool import PipelinePool
 from torchdali.runtime import devices
 from torchdali.samples.on_error import ErrorPolicy
 from torchdali.state.context import EpochContext, LoaderView

@@ -18,9 +18,8 @@ from torchdali.loader.stats import Probe
 from torchdali.pipeline import graph
 from torchdali.pipeline.cache import Cache, cached, check_has_files
 from torchdali.pipeline.compile import compile_plan, fuse
-from torchdali.pipeline.engine import PipelinePool
+from torchdali.pipeline.pool import PipelineCache, PipelinePool
 from torchdali.pipeline.readers import FileReader, Reader, open_reader
-from torchdali.pipeline.routes import PipelineCache
 from torchdali.pipeline.tuning import Threads, check_numbers, fitting_window
 from torchdali.runtime import devices, machine
 from torchdali.samples.on_error import ErrorPolicy

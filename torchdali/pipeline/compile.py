@@ -11,13 +11,13 @@ from torchvision.transforms import v2
 
 from torchdali.pipeline.plan import Plan, Step, View
 from torchdali.pipeline.torch_transform import TorchTransform
-from torchdali.runtime.exceptions import note
+from torchdali.runtime.exceptions import add_note
 from torchdali.transforms import Rule, Unsupported, Views, find_rule, flatten, infer
 from torchdali.transforms.rules.conversion import Identity, PILToTensor, ToImage, ToTensor
 from torchdali.transforms.rules.crop import Window
 from torchdali.transforms.spec import Fidelity, First, InputKind, Kind, Spec
 
-__all__ = ["compile_plan", "first_of", "fuse"]
+__all__ = ["compile_plan", "find_first", "fuse"]
 
 _CONVERSIONS = (ToImage, PILToTensor, ToTensor)
 _WITH_ALPHA = (2, 4)
@@ -127,7 +127,7 @@ def _takes_several(transform: Any) -> bool:
     return isinstance(transform, v2.Transform) and all(map(_takes_several, getattr(transform, "transforms", ())))
 
 
-def first_of(chain: Iterable[Any]) -> First:
+def find_first(chain: Iterable[Any]) -> First:
     """What a chain begins with, but for what does nothing."""
     for leaf in chain:
         rule = find_rule(leaf)
@@ -156,7 +156,7 @@ def compile_plan(
     """
     spec = replace(spec or Spec(), device="gpu" if device.type == "cuda" else "cpu")
     chain = list(flatten(transform))
-    given, first = spec.kind, first_of(chain)
+    given, first = spec.kind, find_first(chain)
     if given == "array" and first != "torch":
         spec = replace(spec, kind="pil")
     compiler = _Compiler(spec, device, until)
@@ -164,7 +164,7 @@ def compile_plan(
         try:
             compiler.add(position, leaf)
         except Exception as error:
-            note(error, f"while the arguments of transform {position}, {type(leaf).__name__}, were looked at")
+            add_note(error, f"while the arguments of transform {position}, {type(leaf).__name__}, were looked at")
             raise
     views = compiler.branches
     shared = compiler.rules

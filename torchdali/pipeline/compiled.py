@@ -15,12 +15,12 @@ from torchvision import tv_tensors
 
 from torchdali.errors import SampleError
 from torchdali.pipeline import graph
-from torchdali.pipeline.engine import PipelinePool, Views
+from torchdali.pipeline.engine import Views
 from torchdali.pipeline.fallback import as_samples, run_on_batch
 from torchdali.pipeline.feed import Batch, Prefetcher
 from torchdali.pipeline.plan import Plan
+from torchdali.pipeline.pool import InputKey, PipelineCache, PipelinePool
 from torchdali.pipeline.readers import FileReader
-from torchdali.pipeline.routes import InputKey, PipelineCache
 from torchdali.pipeline.tuning import check_numbers
 from torchdali.runtime.lifecycle import disable_compile
 from torchdali.samples.image import PIXEL_DTYPES

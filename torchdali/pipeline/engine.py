@@ -1,4 +1,4 @@
-"""A running pipeline: its inputs, its runs in flight, its fate at a fork; and pools of such pipelines."""
+"""A running pipeline: its inputs, its runs in flight, its fate at a fork."""
 
 from __future__ import annotations
 
@@ -16,13 +16,11 @@ import numpy.typing as npt
 
 from torchdali.pipeline import dlpack, graph
 from torchdali.pipeline.plan import Plan
-from torchdali.pipeline.tuning import Threads
 from torchdali.runtime import devices, lifecycle
 from torchdali.runtime.events import Event
 from torchdali.runtime.exceptions import INTERRUPTED, EpochEndedError, is_raised_by_dali
-from torchdali.transforms.spec import NOTHING_SEEN, InputStats
 
-__all__ = ["PipelinePool", "PipelineRunner", "RunOutputs", "RunTimeoutError", "Views"]
+__all__ = ["PipelineRunner", "RunOutputs", "RunTimeoutError", "Views"]
 
 Views = list[dlpack.Images]
 
@@ -209,79 +207,6 @@ class PipelineRunner:
     def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if hasattr(self, "_pipeline") and not finalizing():  # at exit DALI has already shut its pipelines down
             self.close()
-
-
-class PipelinePool:
-    """Idle runners for the next epoch, so that only the first epoch builds a pipeline.
-
-    Args:
-        plan: The plan that they run.
-        batch_size: The batch size that the loader declares.
-        threads: Chooses the number of CPU threads of a runner.
-        resident: Whether pixels are fed from the device's own memory.
-    """
-
-    def __init__(self, plan: Plan, batch_size: int, threads: Threads, resident: bool = False) -> None:
-        self.plan = plan
-        self._resident = resident
-        self._batch_size = batch_size
-        self._threads = threads
-        self._idle: list[PipelineRunner] = []
-        # The pool holds a runner while an epoch uses it. Otherwise the garbage collector could find the epoch and its
-        # runner together, and finalise the pipeline before the epoch releases it.
-        self._in_use: set[PipelineRunner] = set()
-
-    def acquire(self, batch_size: int, seen: InputStats = NOTHING_SEEN, pinned: int = 0) -> PipelineRunner:
-        """Return a runner with nothing in flight: an idle one, or else a new one.
-
-        Args:
-            batch_size: Maximum number of samples in a run.
-            seen: Statistics of the files that were read so far.
-            pinned: Bytes of pinned memory that its runs are expected to take on their way to a GPU.
-        """
-        threads = self._threads.number(seen)
-        runner = self._reuse(batch_size, threads)
-        if runner is None:
-            graph.reserve_pinned(pinned, self.plan.device)
-            runner = self.make(max(batch_size, self._batch_size), threads)
-        self._in_use.add(runner)
-        return runner
-
-    def make(self, batch_size: int, threads: int) -> PipelineRunner:
-        """Build a runner that is not part of the pool."""
-        return PipelineRunner(self.plan, batch_size, threads, self._resident)
-
-    def _reuse(self, batch_size: int, threads: int) -> PipelineRunner | None:
-        while self._idle:
-            runner = self._idle.pop()
-            if runner.batch_size >= batch_size and runner.threads >= threads:
-                runner.drain()
-                if not runner.broken:
-                    return runner
-            runner.close()
-        return None
-
-    def close(self) -> None:
-        """Free the threads and memory of all runners. Those in use are broken from then on."""
-        for runner in (*self._idle, *self._in_use):
-            runner.close()
-        self._idle.clear()
-        self._in_use.clear()
-
-    def close_idle(self) -> bool:
-        """Free the threads and memory of idle runners. Return whether there were any."""
-        closed = bool(self._idle)
-        while self._idle:
-            self._idle.pop().close()
-        return closed
-
-    def release(self, runner: PipelineRunner) -> None:
-        """Return a runner to the pool. Its runs in flight are dropped when it is next acquired."""
-        self._in_use.discard(runner)
-        if runner.broken or self._idle:
-            runner.close()
-        else:
-            self._idle.append(runner)
 
 
 def _keep_until_done(images: Any) -> None:

@@ -19,7 +19,7 @@ from torchdali.errors import BatchShapeError
 from torchdali.pipeline.dlpack import Images
 from torchdali.pipeline.plan import Plan
 from torchdali.pipeline.torch_transform import TorchTransform, cpu_semantics, resizes
-from torchdali.runtime.exceptions import note
+from torchdali.runtime.exceptions import add_note
 from torchdali.transforms.rng import Draws
 from torchdali.transforms.spec import IntArray, Kind
 
@@ -108,7 +108,7 @@ def run_on_batch(tail: Sequence[tuple[Kind, TorchTransform]], images: Images) ->
             try:
                 done = [transform(as_kind(each, kind)) for each in done]
             except Exception as error:
-                note(error, f"while {_name_of(transform)} ran in torch on a batch of {len(images)}")
+                add_note(error, f"while {_name_of(transform)} ran in torch on a batch of {len(images)}")
                 raise
     plain = [each.as_subclass(torch.Tensor) for each in done]
     return plain[0] if together else plain
@@ -149,7 +149,7 @@ def run_in_torch(plan: Plan, images: Sequence[Any], seeds: IntArray, name: Calla
                 try:
                     image = transform(image)
                 except Exception as error:
-                    note(error, f"while {_name_of(transform)} ran in torch on {name(row)}")
+                    add_note(error, f"while {_name_of(transform)} ran in torch on {name(row)}")
                     raise
             done.append(image)
     return done
@@ -173,7 +173,7 @@ def call_on_batch(transform: Callable[..., Any], data: Any, draws: Draws, device
         return call_seeded(transform, *parts, draws=draws, device=device)
     except Exception as error:
         given = ", ".join(type(part).__name__ for part in parts)
-        note(error, f"while batch_transform was called with the parts of a batch: {given}")
+        add_note(error, f"while batch_transform was called with the parts of a batch: {given}")
         raise
 
 

@@ -19,7 +19,8 @@ import torch
 from torchdali.errors import PipelineError, SampleError
 from torchdali.pipeline.clock import Clock
 from torchdali.pipeline.dlpack import Images
-from torchdali.pipeline.engine import PipelinePool, PipelineRunner, RunOutputs, RunTimeoutError, Views
+from torchdali.pipeline.engine import PipelineRunner, RunOutputs, RunTimeoutError, Views
+from torchdali.pipeline.pool import PipelinePool
 from torchdali.pipeline.readers import Reader, Scan, ScanTimeoutError
 from torchdali.pipeline.tuning import pinned_bytes
 from torchdali.runtime import devices

@@ -15,9 +15,9 @@ __all__ = [
     "NEW_EPOCH",
     "DeferredError",
     "EpochEndedError",
+    "add_note",
     "defer",
     "is_raised_by_dali",
-    "note",
     "skip_own_frames",
 ]
 
@@ -63,7 +63,7 @@ deferred_errors = _DeferredErrors()
 """A context for user code, samples and runs of DALI: what they raise is the error of one batch."""
 
 
-def note(error: Exception, text: str) -> None:
+def add_note(error: Exception, text: str) -> None:
     """Add a note to an exception. Python 3.10 has no notes, so nothing is added there."""
     if hasattr(error, "add_note"):
         cast("Any", error).add_note(text)
@@ -86,7 +86,7 @@ def defer(error: Exception) -> Exception:
     if trace and not isinstance(error, TorchDALIError):
         if not hasattr(error, "add_note"):
             return error
-        note(error, "".join(["raised ahead of its turn:\n", *traceback.format_tb(trace)]).rstrip())
+        add_note(error, "".join(["raised ahead of its turn:\n", *traceback.format_tb(trace)]).rstrip())
     chain: list[BaseException | None] = [error]
     while chain:
         link = chain.pop()

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from torch._utils import ExceptionWrapper
 
-from torchdali.runtime.exceptions import note
+from torchdali.runtime.exceptions import add_note
 from torchdali.samples.transfer import pin_memory
 from torchdali.state.context import LoaderView
 from torchdali.state.progress import EpochProgress
@@ -37,7 +37,7 @@ class AnnotatedDataset:
         except Exception as error:
             if self._lenient and not isinstance(error, StopIteration):
                 return SampleFailure(type(self.dataset).__name__, f"the dataset raised {error!r}")
-            note(error, f"while the dataset was asked for sample {index!r}")
+            add_note(error, f"while the dataset was asked for sample {index!r}")
             raise
 
     @property
@@ -51,7 +51,7 @@ class AnnotatedDataset:
         except Exception as error:
             if self._lenient and callable(getattr(self.dataset, "__getitem__", None)):
                 return [self[index] for index in indices]
-            note(error, f"while the dataset was asked for samples {indices!r}")
+            add_note(error, f"while the dataset was asked for samples {indices!r}")
             raise
 
     def __repr__(self) -> str:

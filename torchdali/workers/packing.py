@@ -20,7 +20,7 @@ from torch.utils.data import get_worker_info
 from torchvision import tv_tensors
 
 from torchdali.errors import TransformError
-from torchdali.runtime.exceptions import note
+from torchdali.runtime.exceptions import add_note
 from torchdali.samples.image import ImageInput, RefusedError, UnreadableError, black, to_image_input
 from torchdali.samples.on_error import SIZE, OnError
 from torchdali.samples.tree import Tree, collate, images_of, leaves, replaced, tree, with_placeholders
@@ -200,7 +200,7 @@ class Packer:
                 packed.rest = self._collate(data)
             except Exception as error:
                 if packed.outline:
-                    note(error, f"no image for transform= was found in a sample, which is {packed.outline}")
+                    add_note(error, f"no image for transform= was found in a sample, which is {packed.outline}")
                 raise
             packed.rest = pickle_batch(packed.rest) if in_worker else packed.rest
             return {}
@@ -227,7 +227,7 @@ class Packer:
                 packed.rest = collate(slotted) if self._batched else self._collate(slotted[0])
             except Exception as error:
                 taken = listed([place for place, _ in found[0]])
-                note(error, f"transform= took as image {taken} of a sample, which is {outline(trees[0])}")
+                add_note(error, f"transform= took as image {taken} of a sample, which is {outline(trees[0])}")
                 raise
         if in_worker:  # samples hold many tensors, more than there are file descriptors
             packed.rest = pickle_batch(packed.rest, tensors_by_value=not self._stacks)

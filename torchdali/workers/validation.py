@@ -11,9 +11,8 @@ import numpy as np
 import torch
 
 from torchdali.errors import SampleError, TransformError
-from torchdali.pipeline.engine import PipelinePool
 from torchdali.pipeline.feed import Batch
-from torchdali.pipeline.routes import PipelineCache
+from torchdali.pipeline.pool import PipelineCache, PipelinePool
 from torchdali.pipeline.tuning import fitting_window
 from torchdali.samples.tree import convert, is_default_collate
 from torchdali.transforms.rng import Draws

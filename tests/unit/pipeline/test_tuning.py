@@ -19,7 +19,7 @@ from torchvision.transforms import v2
 
 from torchdali import DALILoader
 from torchdali.pipeline import jpeg_engine
-from torchdali.pipeline.engine import PipelinePool
+from torchdali.pipeline.pool import PipelinePool
 from torchdali.pipeline.readers import HeaderReader, header_reader
 from torchdali.pipeline.tuning import Threads, fitting_window
 from torchdali.runtime import devices, machine

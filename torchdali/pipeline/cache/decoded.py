@@ -20,9 +20,9 @@ from torchdali.pipeline.cache.split import ALIGNMENT
 from torchdali.pipeline.cache.store import WORD, Store
 from torchdali.pipeline.clock import Clock
 from torchdali.pipeline.dlpack import Images
-from torchdali.pipeline.engine import PipelinePool
 from torchdali.pipeline.feed import Batch, Prefetcher
 from torchdali.pipeline.plan import Plan
+from torchdali.pipeline.pool import PipelinePool
 from torchdali.pipeline.readers import FileReader, Reader, Scan
 from torchdali.pipeline.tuning import Threads
 from torchdali.runtime.exceptions import defer

@@ -14,7 +14,8 @@ from torchvision.transforms import v2
 
 from torchdali.errors import SampleError
 from torchdali.pipeline.compile import compile_plan
-from torchdali.pipeline.engine import PipelinePool, PipelineRunner, RunOutputs
+from torchdali.pipeline.engine import PipelineRunner, RunOutputs
+from torchdali.pipeline.pool import PipelinePool
 from torchdali.pipeline.readers import FileReader
 from torchdali.pipeline.tuning import Threads
 from torchdali.tools.commands.files import Problem, is_cut_off

@@ -11,9 +11,9 @@ import torch
 from torchvision.transforms.v2 import functional as F
 
 from torchdali.pipeline.compile import compile_plan, fuse
-from torchdali.pipeline.engine import PipelinePool
 from torchdali.pipeline.feed import Batch, Prefetcher
 from torchdali.pipeline.plan import Plan
+from torchdali.pipeline.pool import PipelinePool
 from torchdali.pipeline.readers import open_reader
 from torchdali.pipeline.tuning import Threads
 from torchdali.sources import from_dataset

@@ -1,0 +1,174 @@
+"""Pipelines that are kept from epoch to epoch: a pool for each plan, and a pool for each kind of image."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from torchdali.pipeline import graph
+from torchdali.pipeline.compile import compile_plan, find_first, fuse
+from torchdali.pipeline.engine import PipelineRunner
+from torchdali.pipeline.plan import Plan
+from torchdali.pipeline.tuning import Threads
+from torchdali.transforms import flatten
+from torchdali.transforms.spec import NOTHING_SEEN, Fidelity, First, InputKind, InputStats, Spec
+
+__all__ = ["InputKey", "PipelineCache", "PipelinePool"]
+
+InputKey = tuple[Spec, InputKind, bool]
+"""The type of images, how they are fed, and whether they are on the device already."""
+
+
+class PipelinePool:
+    """Idle runners for the next epoch, so that only the first epoch builds a pipeline.
+
+    Args:
+        plan: The plan that they run.
+        batch_size: The batch size that the loader declares.
+        threads: Chooses the number of CPU threads of a runner.
+        resident: Whether pixels are fed from the device's own memory.
+    """
+
+    def __init__(self, plan: Plan, batch_size: int, threads: Threads, resident: bool = False) -> None:
+        self.plan = plan
+        self._resident = resident
+        self._batch_size = batch_size
+        self._threads = threads
+        self._idle: list[PipelineRunner] = []
+        # The pool holds a runner while an epoch uses it. Otherwise the garbage collector could find the epoch and its
+        # runner together, and finalise the pipeline before the epoch releases it.
+        self._in_use: set[PipelineRunner] = set()
+
+    def acquire(self, batch_size: int, seen: InputStats = NOTHING_SEEN, pinned: int = 0) -> PipelineRunner:
+        """Return a runner with nothing in flight: an idle one, or else a new one.
+
+        Args:
+            batch_size: Maximum number of samples in a run.
+            seen: Statistics of the files that were read so far.
+            pinned: Bytes of pinned memory that its runs are expected to take on their way to a GPU.
+        """
+        threads = self._threads.number(seen)
+        runner = self._reuse(batch_size, threads)
+        if runner is None:
+            graph.reserve_pinned(pinned, self.plan.device)
+            runner = self.make(max(batch_size, self._batch_size), threads)
+        self._in_use.add(runner)
+        return runner
+
+    def make(self, batch_size: int, threads: int) -> PipelineRunner:
+        """Build a runner that is not part of the pool."""
+        return PipelineRunner(self.plan, batch_size, threads, self._resident)
+
+    def _reuse(self, batch_size: int, threads: int) -> PipelineRunner | None:
+        while self._idle:
+            runner = self._idle.pop()
+            if runner.batch_size >= batch_size and runner.threads >= threads:
+                runner.drain()
+                if not runner.broken:
+                    return runner
+            runner.close()
+        return None
+
+    def close(self) -> None:
+        """Free the threads and memory of all runners. Those in use are broken from then on."""
+        for runner in (*self._idle, *self._in_use):
+            runner.close()
+        self._idle.clear()
+        self._in_use.clear()
+
+    def close_idle(self) -> bool:
+        """Free the threads and memory of idle runners. Return whether there were any."""
+        closed = bool(self._idle)
+        while self._idle:
+            self._idle.pop().close()
+        return closed
+
+    def release(self, runner: PipelineRunner) -> None:
+        """Return a runner to the pool. Its runs in flight are dropped when it is next acquired."""
+        self._in_use.discard(runner)
+        if runner.broken or self._idle:
+            runner.close()
+        else:
+            self._idle.append(runner)
+
+
+class PipelineCache:
+    """A transform, compiled for each kind of image when that kind first comes.
+
+    Args:
+        transform: A torchvision transform or a chain of them.
+        device: Where DALI runs.
+        fidelity: "exact" or "fast".
+        batch_size: The batch size to build for. A larger batch builds a new pipeline.
+        threads: Number of DALI's CPU threads. With 0 it is chosen.
+
+    Attributes:
+        chain: The transforms, in order.
+    """
+
+    def __init__(self, transform: Any, device: torch.device, fidelity: Fidelity, batch_size: int, threads: int) -> None:
+        self.transform, self.device, self._threads = transform, device, threads
+        self.chain: tuple[Any, ...] = tuple(flatten(transform))
+        self._fidelity: Fidelity = fidelity
+        self._batch_size = batch_size
+        self._pools: dict[tuple[InputKey, int | None], PipelinePool] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy, pickled or not, has built nothing yet."""
+        return {**self.__dict__, "_pools": {}}
+
+    def __iter__(self) -> Iterator[InputKey]:
+        return iter(dict.fromkeys(key for key, _ in self._pools))
+
+    @property
+    def first(self) -> First:
+        """The kind of the first transform, as :func:`find_first` returns it."""
+        return find_first(self.chain)
+
+    def close(self) -> None:
+        """Free the pipelines."""
+        for pool in self._pools.values():
+            pool.close()
+        self._pools.clear()
+
+    def plan(self, spec: Spec, input_kind: InputKind, until: int | None = None) -> Plan:
+        """Return the plan for one kind of image; ``until`` as for :func:`compile_plan`."""
+        return fuse(compile_plan(self.transform, self.device, self._fidelity, spec, input_kind, until))
+
+    def threads(self, input_kind: InputKind) -> Threads:
+        """Return DALI's CPU threads for images that are fed in this way."""
+        return Threads(self._threads, self.device, input_kind)
+
+    def pool(self, key: InputKey, until: int | None = None) -> PipelinePool:
+        """Return the pipelines for one kind of image; ``until`` as for :func:`compile_plan`."""
+        pool = self._pools.get((key, until))
+        if pool is None:
+            spec, input_kind, resident = key
+            plan = self.plan(spec, input_kind, until)
+            pool = self._pools[key, until] = PipelinePool(plan, self._batch_size, self.threads(input_kind), resident)
+        return pool
+
+    def pools(self, keys: Sequence[InputKey], together: bool) -> list[PipelinePool]:
+        """Return the pipelines for several kinds of image.
+
+        Args:
+            keys: The kinds.
+            together: Whether some samples have images of several kinds. torchvision draws once for all images of a
+                sample.
+        """
+        pools = [self.pool(key) for key in keys]
+        until = _find_common_end([pool.plan for pool in pools]) if together else None
+        return [self.pool(key, until) for key in keys] if until else pools
+
+
+def _find_common_end(plans: Sequence[Plan]) -> int | None:
+    """Return where torch must take over in all plans so that all draw alike; None if they do already.
+
+    DALI and torch draw in different ways, so two crops of one sample's images would differ. The position is counted
+    from 1.
+    """
+    begins = [step.position for plan in plans for step in plan.steps if step.where == "torch"]
+    drawn = [step.position for plan in plans for step in plan.steps if step.where == "DALI" and step.randomness]
+    return min(begins) if begins and drawn and max(drawn) >= min(begins) else None
