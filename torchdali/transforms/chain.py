@@ -10,8 +10,6 @@ from torch import nn
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
-__all__ = ["check_callable", "flatten", "is_container", "is_unmodified"]
-
 
 def _compose_children(transform: Any) -> Sequence[Any]:
     children = transform.transforms

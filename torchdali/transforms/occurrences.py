@@ -11,8 +11,6 @@ import numpy as np
 
 from torchdali.transforms.spec import IntArray
 
-__all__ = ["DenseOccurrences", "Occurrences"]
-
 
 class Occurrences:
     """Counter of indices of any kind, which must be hashable."""

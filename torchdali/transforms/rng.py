@@ -19,8 +19,6 @@ import torch
 
 from torchdali.transforms.spec import IntArray
 
-__all__ = ["Draws", "draw_seed", "epoch_key", "philox"]
-
 Words = npt.NDArray[np.uint32]
 
 _MULTIPLIER = np.array([[0xD2511F53], [0xCD9E8D57]], np.uint64)

@@ -24,25 +24,6 @@ from torchdali.transforms.chain import is_unmodified
 from torchdali.transforms.rng import Draws
 from torchdali.transforms.spec import Fidelity, IntArray, Params, Sample, Spec
 
-__all__ = [
-    "Chain",
-    "Composite",
-    "Input",
-    "Node",
-    "Nodes",
-    "Ops",
-    "Rule",
-    "SampleTransformError",
-    "Unsupported",
-    "Views",
-    "check_ranges",
-    "check_whole_pixels",
-    "find_rule",
-    "first_faulty_row",
-    "has_rule",
-    "infer",
-]
-
 Node = Any
 """A DALI ``DataNode``: an edge of the graph, with one value for each sample of the batch."""
 

@@ -10,8 +10,6 @@ from torch import nn
 from torchdali.transforms.chain import is_container
 from torchdali.transforms.rule import has_rule
 
-__all__ = ["snapshot"]
-
 
 class _Identity:
     """Reference to an object. Equal to another one if it is the same object and, if a tensor, was not written to."""

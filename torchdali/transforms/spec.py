@@ -11,21 +11,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = [
-    "NOTHING_SEEN",
-    "Fidelity",
-    "First",
-    "InputKind",
-    "InputStats",
-    "Inputs",
-    "IntArray",
-    "Kind",
-    "Params",
-    "Sample",
-    "Spec",
-    "check_fidelity",
-]
-
 Kind = Literal["pil", "image", "tensor", "array"]
 """What torchvision would hold: a PIL image, a ``tv_tensors.Image``, a plain tensor or an HWC array.
 
