@@ -104,6 +104,7 @@ print("done")
 """
 
 
+@pytest.mark.slow
 def test_many_tensors_take_no_file_descriptors(run_script: Any) -> None:
     done = run_script(FEW_FILES, PYTHONWARNINGS="ignore::DeprecationWarning")
     assert done.returncode == 0, done.stderr

@@ -147,6 +147,7 @@ os._exit(count != 10)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cache", ["host", "device"])
 def test_a_process_that_is_forked_while_a_thread_fills_the_cache(run_script, cache, tmp_path):
     folder(tmp_path, 10)

@@ -50,6 +50,7 @@ for seed in range(6):
 """
 
 
+@pytest.mark.slow
 def test_a_large_batch_with_files_that_became_smaller(run_script, tmp_path):
     """A window that is not within its image is found by DALI where it reads headers, in several threads."""
     done = run_script(SHRINKING, tmp_path / "root")

@@ -128,7 +128,7 @@ def test_generators_after_a_break_are_dataloaders(both: Any, workers: dict[str, 
     assert not difference(run(ours), run(theirs))
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver", "fork"])
+@pytest.mark.parametrize("method", [pytest.param("spawn", marks=pytest.mark.slow), "fork"])
 def test_start_methods_and_worker_init_fn(files: list[Path], method: str) -> None:
     """Against DataLoader with forked workers, which start sooner and do the same."""
 

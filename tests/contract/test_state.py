@@ -11,6 +11,7 @@ import pytest
 import torch
 from conftest import Numbered
 from helpers.arguments import ARGUMENTS, COMBINED, WORKERS
+from helpers.cover import cover_pairs
 from helpers.proxied import difference
 from helpers.resumed import AUGMENT, KINDS, read, set_epoch, through_files
 
@@ -76,13 +77,19 @@ def test_goes_on_with_every_sampler(
     pictures: Path, numbered: Numbered, arguments: Any, workers: dict[str, Any], own_generator: bool
 ) -> None:
     kind = read(pictures, numbered)
-    for epochs, batches in ((0, 1), (1, 2)):
-        assert_goes_on(lambda seed: loader_of(kind, arguments, seed, own_generator, **workers), epochs, batches)
+    assert_goes_on(lambda seed: loader_of(kind, arguments, seed, own_generator, **workers), int(own_generator), 2)
 
 
-@pytest.mark.parametrize("workers", WORKERS)
-@pytest.mark.parametrize("order", SHORT)
-@pytest.mark.parametrize("which", ["asked", "plain"])
+# Every order without workers, which are forked for each case, and some with them.
+FED = [
+    pytest.param(which, order, *workers.values, id=f"{which}-{order}-{workers.id}")
+    for number, which in enumerate(["asked", "plain"])
+    for place, workers in enumerate(WORKERS)
+    for order in (SHORT[number::2] if place == 0 else SHORT[number + place :: 5])
+]
+
+
+@pytest.mark.parametrize(("which", "order", "workers"), FED)
 def test_goes_on_where_the_dataset_is_asked(
     pictures: Path, numbered: Numbered, which: str, order: str, workers: dict[str, Any]
 ) -> None:
@@ -114,9 +121,7 @@ def test_a_probe_between_leaves_the_place_alone(pictures: Path, numbered: Number
     assert not difference([list(again), list(again)], true)
 
 
-@pytest.mark.parametrize("mode", ["skip", "replace"])
-@pytest.mark.parametrize("workers", WORKERS[:2])
-@pytest.mark.parametrize("which", ["read", "asked"])
+@pytest.mark.parametrize(("mode", "workers", "which"), cover_pairs(["skip", "replace"], WORKERS[:2], ["read", "asked"]))
 def test_goes_on_where_samples_are_put_up_with(
     fresh_pictures: Path, numbered: Numbered, which: str, workers: dict[str, Any], mode: str
 ) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import encoded
+from helpers.cover import cover_pairs
 from helpers.proxied import difference
 from helpers.resumed import through_files
 from PIL import Image
@@ -168,32 +169,28 @@ def assert_goes_on(make: Callable[[], DALILoader[Any]], error: type[Exception]) 
 STREAMS = [RaisingStream, Ending, EndingWithAState, RaisingWithAState]
 
 
-DOES = pytest.mark.parametrize("does", [{}, {"transform": AUGMENT, "seed": 1}], ids=["plain", "transform"])
+TRANSFORM = {"transform": AUGMENT, "seed": 1}
 
 
-@DOES
-@pytest.mark.parametrize("workers", WORKERS)
-@pytest.mark.parametrize("kind", STREAMS)
+@pytest.mark.parametrize(("kind", "workers", "does"), cover_pairs(STREAMS, WORKERS, [{}, TRANSFORM]))
 def test_after_an_error_of_a_stream(kind: type[Stream], workers: Any, does: Any) -> None:
     options = {"device": "cpu", "batch_size": 3, **does, **workers}
     assert_goes_on(lambda: DALILoader(kind(picture), generator=torch.Generator(), **options), OwnError)
 
 
-@DOES
-@pytest.mark.parametrize("kind", STREAMS)
+@pytest.mark.parametrize(("kind", "does"), [*zip(STREAMS, [{}, TRANSFORM] * 2, strict=True)])
 def test_after_an_error_of_a_stream_that_is_not_batched(kind: type[Stream], does: Any) -> None:
     options = {"device": "cpu", "batch_size": None, **does}
     assert_goes_on(lambda: DALILoader(kind(picture), generator=torch.Generator(), **options), OwnError)
 
 
-@DOES
-@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize(("workers", "does"), [(WORKERS[0], {}), (WORKERS[1], TRANSFORM)])
 def test_after_an_error_of_what_collates(workers: Any, does: Any) -> None:
     options = {"device": "cpu", "batch_size": 4, "collate_fn": refusing, **does, **workers}
     assert_goes_on(lambda: DALILoader(Stream(picture), generator=torch.Generator(), **options), OwnError)
 
 
-@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("workers", WORKERS[:2])
 def test_after_a_damaged_sample_of_a_stream(workers: Any) -> None:
     options = {"device": "cpu", "batch_size": 4, "transform": RESIZED, "seed": 1, **workers}
     assert_goes_on(lambda: DALILoader(Stream(jpeg), **options), SampleError)
@@ -213,8 +210,7 @@ class Refusing(Dataset[Any]):
         return picture(index), index
 
 
-@pytest.mark.parametrize("workers", WORKERS)
-@pytest.mark.parametrize("batch_size", [2, None])
+@pytest.mark.parametrize(("workers", "batch_size"), [(WORKERS[0], None), (WORKERS[1], 2), (WORKERS[2], None)])
 def test_samples_of_a_batch_that_failed_count_as_drawn(batch_size: int | None, workers: Any) -> None:
     def make() -> DALILoader[Any]:
         sampler = RandomSampler(range(4), replacement=True, num_samples=16, generator=torch.Generator())

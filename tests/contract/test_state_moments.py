@@ -83,7 +83,7 @@ def epochs(loader: DALILoader[Any], count: int = 3) -> list[Any]:
 # Moments
 
 
-@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("workers", WORKERS[:2])
 def test_before_the_first_epoch(make: Any, workers: Any) -> None:
     loader = make(**workers)
     state = loader.state_dict()
@@ -117,7 +117,7 @@ def test_before_the_first_batch_and_after_the_last(make: Any, workers: Any) -> N
     assert not difference(epochs(loaded(make, ended, **workers)), [[], *true])
 
 
-@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("workers", WORKERS[::2])
 def test_each_batch_of_an_epoch(make: Any, workers: Any) -> None:
     loader = make(**workers)
     states, batches = [], []
@@ -153,7 +153,7 @@ def test_after_a_break(make: Any, workers: Any, own_generator: bool) -> None:
     assert not difference(epochs(again), [true[0][2:], *true[1:]])
 
 
-@pytest.mark.parametrize("workers", WORKERS[:2])
+@pytest.mark.parametrize("workers", WORKERS[1:2])
 def test_where_the_consumer_draws_before_the_sampler_does(make: Any, workers: Any) -> None:
     loader = make(**workers)
     iterator = iter(loader)
@@ -371,7 +371,10 @@ class Elsewhere:
 KINDS_OF_GENERATORS = ["python", "numpy", "python's own", "numpy's", "numpy's Mersenne twister", "numpy's of old"]
 
 
-@pytest.mark.parametrize("kind", [*KINDS_OF_GENERATORS, "torch's"])
+WHERE = [*zip([*KINDS] * 3, [*KINDS_OF_GENERATORS, "torch's"], strict=False)]
+
+
+@pytest.mark.parametrize(("make", "kind"), WHERE, indirect=["make"])
 def test_generators_are_found_wherever_a_sampler_has_them(make: Any, kind: str) -> None:
     def build(number: int = 7, **options: Any) -> DALILoader[Any]:
         torch.manual_seed(number)

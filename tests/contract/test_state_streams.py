@@ -149,9 +149,9 @@ class Counting(Stateful):
 KINDS = [Bare, Stateful, StatefulIterator, ItsOwnIterator]
 TWO, PERSISTENT = {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}
 PAIRS: list[tuple[dict[str, Any], dict[str, Any]]] = [
-    *(({"batch_size": 2}, workers) for workers in ({}, TWO, PERSISTENT, {"num_workers": 3})),
-    *(({"batch_size": 3, "drop_last": True}, workers) for workers in ({}, TWO)),
-    *(({"batch_size": None}, workers) for workers in ({}, PERSISTENT)),
+    *(({"batch_size": 2}, workers) for workers in ({}, TWO, PERSISTENT)),
+    ({"batch_size": 3, "drop_last": True}, {"num_workers": 3}),
+    ({"batch_size": None}, {}),
 ]
 
 
@@ -194,23 +194,20 @@ def test_goes_on_from_every_batch(make: Any, kind: type[Bare], size: Any, worker
         batches.append(batch)
         states.append(loader.state_dict())
     true = [known(batches), known(loader), known(loader)]
-    for taken in (0, 1, len(batches) - 1):
+    for taken in (1, len(batches) - 1):
         again = make(kind, 8, **size, **workers)
         again.load_state_dict(through_files(states[taken]))
         assert not difference([known(again), known(again), known(again)], [true[0][taken:], *true[1:]])
 
 
-@pytest.mark.parametrize(
-    ("make", "size", "kind", "workers"),
-    cover_pairs(PLAIN_OR_FED, [{"batch_size": 2}, {"batch_size": 3, "drop_last": True}], KINDS, WORKERS),
-    indirect=["make"],
-)
-def test_before_and_after_an_epoch(make: Any, size: Any, kind: type[Bare], workers: Any) -> None:
+@pytest.mark.parametrize(("make", "kind", "workers"), cover_pairs(PLAIN_OR_FED, KINDS, WORKERS[:2]), indirect=["make"])
+def test_before_and_after_an_epoch(make: Any, kind: type[Bare], workers: Any) -> None:
+    size = {"batch_size": 3, "drop_last": kind is Bare}
     loader = make(kind, **size, **workers)
     states = [loader.state_dict()]
     true = [known(loader)]
     states.append(loader.state_dict())
-    true += [known(loader), known(loader)]
+    true.append(known(loader))
     for number, state in enumerate(states):
         again = make(kind, 8, **size, **workers)
         again.load_state_dict(through_files(state))

@@ -113,18 +113,21 @@ def lines_with_errors(folder: Path, source: str) -> set[int]:
     return {one["range"]["start"]["line"] for one in found if one["severity"] == "error"}
 
 
+@pytest.mark.slow
 def test_what_is_right_for_a_dataloader_is_right(tmp_path: Path) -> None:
     theirs, ours = (lines_with_errors(tmp_path, USED.format(imported=line)) for line in IMPORTS)
     assert len(theirs) <= 3  # where torch itself leaves types out
     assert ours <= theirs
 
 
+@pytest.mark.slow
 def test_what_is_wrong_for_a_dataloader_is_wrong(tmp_path: Path) -> None:
     theirs, ours = (lines_with_errors(tmp_path, MISTAKEN.format(imported=line)) for line in IMPORTS)
     assert len(theirs) == 7
     assert ours == theirs
 
 
+@pytest.mark.slow
 def test_own_arguments_and_a_folders_path_are_known(tmp_path: Path) -> None:
     source = """
 from pathlib import Path

@@ -78,6 +78,7 @@ def test_newer_versions_are_taken(monkeypatch: pytest.MonkeyPatch, dataset: Imag
     assert len(DALILoader(dataset, device="cpu")) == len(dataset)
 
 
+@pytest.mark.slow
 def test_torchdali_is_imported_without_dali(run_script: Script, pictures: Path) -> None:
     done = run_script(
         """

@@ -41,6 +41,7 @@ def pick(word, *limits):
     return low + int(int(word) * 2.0**-32 * (high - low))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "transform",
     [

@@ -200,6 +200,7 @@ def test_reader_is_made_anew_for_larger_batches_and_after_closing(tmp_path: Path
     reader.close()
 
 
+@pytest.mark.slow
 def test_a_file_that_never_answers_ends_one_epoch_only(tmp_path: Path) -> None:
     """Neither the epochs after it nor what reads the batches after it wait behind it."""
     (tmp_path / "all" / "class").mkdir(parents=True)
@@ -237,6 +238,7 @@ except (RuntimeError, KeyboardInterrupt) as error:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("timeout", "raised"), [(1, "RuntimeError"), (0, "KeyboardInterrupt")])
 def test_a_process_ends_while_a_file_is_waited_for(
     run_script: Script, tmp_path: Path, timeout: int, raised: str

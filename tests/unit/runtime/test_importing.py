@@ -34,6 +34,7 @@ def import_it(run_script: Script, before: str = "", after: str = "", **variables
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_import_loads_no_more_than_it_needs_and_asks_for_32_connections(run_script: Script) -> None:
     value, said, loaded = import_it(run_script, **{VARIABLE: None})
     assert value == "32"
@@ -52,6 +53,7 @@ def test_import_loads_no_more_than_it_needs_and_asks_for_32_connections(run_scri
     assert not heavy & set(loaded)
 
 
+@pytest.mark.slow
 def test_import_after_cuda_sets_nothing_and_the_first_compilation_warns_once(run_script: Script) -> None:
     value, said, _ = import_it(
         run_script,

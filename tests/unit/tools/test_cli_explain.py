@@ -275,6 +275,7 @@ def test_a_script_ends_where_it_first_iterates(script: Any, tmp_path: Path, kind
     assert (sys.argv, list(sys.path), DataLoader.__iter__, DALILoader.__iter__) == before
 
 
+@pytest.mark.slow
 def test_as_a_command(script: Any, tmp_path: Path) -> None:
     (tmp_path / "neighbour.py").write_text("")
 
