@@ -99,6 +99,7 @@ AS_GIVEN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The image decoding and encoding:DeprecationWarning")
 @pytest.mark.parametrize("name", AS_GIVEN)
 def test_tensors_that_are_not_like_a_picture(name, images, device):

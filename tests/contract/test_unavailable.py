@@ -175,9 +175,9 @@ def test_a_seed_that_is_no_number(dataset: ImageFolder, wanted: Any) -> None:
 
 
 def test_a_fidelity_that_does_not_exist(dataset: ImageFolder) -> None:
-    with pytest.raises(ValueError, match="'exact' or 'fast', not 'perfect'"):
+    with pytest.raises(ValueError, match="must be 'exact' or 'fast', got 'perfect'"):
         DALILoader(dataset, fidelity="perfect", device="cpu")  # pyright: ignore
-    with pytest.raises(ValueError, match="'exact' or 'fast', not 'perfect'"):
+    with pytest.raises(ValueError, match="must be 'exact' or 'fast', got 'perfect'"):
         torchdali.compile([], fidelity="perfect", device="cpu")  # pyright: ignore
 
 

@@ -363,12 +363,14 @@ DISTRIBUTED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DISTRIBUTED)
 def test_distributions_are_torchvisions(name, tmp_path):
     chain, dataset = DISTRIBUTED[name](), photograph(tmp_path)
     assert p_of(ours_of(dataset, chain), theirs_of(dataset, plain(*chain))) > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [

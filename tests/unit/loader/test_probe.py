@@ -100,6 +100,7 @@ def test_arrays_are_neither_read_nor_decoded(tmp_path: Path, monkeypatch: pytest
     assert case.transforms > 0
 
 
+@pytest.mark.slow
 def test_the_probe_finds_what_is_slow_in_torch(dataset: ImageFolder) -> None:
     loader = DALILoader(with_transform(dataset, v2.Lambda(nap)), PER_BATCH, device="cpu")
     stats = loader.stats(probe=True)
@@ -109,6 +110,7 @@ def test_the_probe_finds_what_is_slow_in_torch(dataset: ImageFolder) -> None:
     assert stats.possible < PER_BATCH / NAP
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("bottleneck", "slow"),
     [
@@ -169,8 +171,7 @@ def global_states() -> list[Any]:
     return [random.getstate(), name, [np.asarray(x).tolist() for x in numbers], torch.get_rng_state()]
 
 
-@pytest.mark.parametrize("seed", [None, 3])
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("seed", "workers"), [(None, 0), (3, 2)])
 def test_a_probe_changes_nothing(
     pictures: Path, numbered: Numbered, seed: int | None, workers: int, device: str
 ) -> None:

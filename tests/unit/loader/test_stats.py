@@ -160,8 +160,7 @@ def test_the_start(dataset: ImageFolder) -> None:
 # Datasets that are asked for samples
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, True)])
 def test_a_datasets_own_work(photographs: list[Path], exact: Any, workers: int, persistent: bool, device: str) -> None:
     options: dict[str, Any] = {"persistent_workers": persistent} if workers else {}
     loader = DALILoader(
@@ -335,6 +334,7 @@ def test_decoding_into_a_cache_is_dalis_work(dataset: ImageFolder, monkeypatch: 
     assert "probe" not in loader.stats().verdict, "such a loader is not probed"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["host", "device"])
 def test_files_that_come_slowly_into_a_cache(dataset: ImageFolder, monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
     loader = DALILoader(dataset, 1, device="cpu", cache=kind, **FEW_AHEAD)
@@ -364,6 +364,7 @@ def test_what_dali_may_need_between_batches_is_not_known(dataset: ImageFolder) -
     assert (stats.bottleneck, stats.possible) == ("collate", None)
 
 
+@pytest.mark.slow
 def test_pauses_are_left_out(dataset: ImageFolder) -> None:
     pause = 100 * NAP
     loader = DALILoader(dataset, PER_BATCH, device="cpu")

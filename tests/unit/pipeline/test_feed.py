@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import skimage.data
 import torch
+from helpers.cover import cover_pairs
 from PIL import Image
 from torch.utils.data import DataLoader, RandomSampler
 from torchvision.datasets import ImageFolder
@@ -134,9 +135,7 @@ def test_a_sampler_is_asked_as_far_ahead_as_by_dataloader(pictures):
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("replacement", [False, True])
-@pytest.mark.parametrize("workers", [0, 1, 2])
-@pytest.mark.parametrize("taken", [0, 1, 3])
+@pytest.mark.parametrize(("taken", "workers", "replacement"), cover_pairs([0, 1, 3], [0, 1, 2], [False, True]))
 def test_an_epoch_left_early_leaves_the_generator_as_dataloader_would(pictures, taken, workers, replacement):
     dataset = ImageFolder(pictures, CROPPED)
     dataset.samples = [(path, i) for i, (path, _) in enumerate(dataset.samples)]

@@ -266,6 +266,7 @@ def test_what_pil_calls_a_bomb(fresh_pictures: Path, tmp_path: Path, monkeypatch
     assert find_problems(fresh_pictures, tmp_path) == {("large.png", "too large")}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(100)
 def test_files_and_folders_without_permission(fresh_pictures: Path, tmp_path: Path) -> None:
     closed = sorted(path for path in fresh_pictures.iterdir() if path.is_dir())

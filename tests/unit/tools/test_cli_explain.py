@@ -291,6 +291,7 @@ def test_as_a_command(script: Any, tmp_path: Path) -> None:
     assert "invalid int value: 'large'" in wrong.stderr
 
 
+@pytest.mark.slow
 def test_a_script_that_iterates_in_a_thread(script: Any) -> None:
     code = """
     import threading
@@ -336,6 +337,7 @@ def test_a_script_without_a_loader(script: Any, code: str, exit_code: int, text:
     assert text in result.output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "code", ["def load():\n    raise ZeroDivisionError('mine')\nload()", "if True print()"], ids=["raises", "no Python"]
 )

@@ -395,6 +395,7 @@ def use(number: int, loader: Any) -> None:
             continue
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}])
 @pytest.mark.parametrize("kind", [Photographs, Failing])
 def test_loaders_leave_nothing_behind(kind: type[Photographs], workers: dict[str, Any]) -> None:
