@@ -170,7 +170,7 @@ def test_a_device_that_does_not_exist(dataset: ImageFolder, wanted: Any, error: 
 
 @pytest.mark.parametrize("wanted", ["one", 1.5])
 def test_a_seed_that_is_no_number(dataset: ImageFolder, wanted: Any) -> None:
-    with pytest.raises(TypeError, match=f"^seed is a whole number, not {wanted!r}$"):
+    with pytest.raises(TypeError, match=f"^seed must be an int, got {wanted!r}$"):
         DALILoader(dataset, seed=wanted, device="cpu")
 
 
@@ -183,8 +183,8 @@ def test_a_fidelity_that_does_not_exist(dataset: ImageFolder) -> None:
 
 @pytest.mark.parametrize(
     ("wanted", "error", "said"),
-    [("two", TypeError, "a whole number, not 'two'"), (-1, ValueError, "0 or more, not -1")],
+    [("two", TypeError, "an int, got 'two'"), (-1, ValueError, "0 or more, got -1")],
 )
 def test_threads_that_there_cannot_be(wanted: Any, error: type[Exception], said: str) -> None:
-    with pytest.raises(error, match=f"^num_threads is {said}$"):
+    with pytest.raises(error, match=f"^num_threads must be {said}$"):
         torchdali.compile([], num_threads=wanted, device="cpu")

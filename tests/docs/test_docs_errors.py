@@ -110,7 +110,7 @@ def _said(node: ast.AST) -> Iterator[ast.expr]:
         yield from call.args[-1:] if name in LAST_IS_THE_REASON else call.args[:1]
     elif name in ("warn", "exit", "RefusedError", "end"):
         yield from call.args[:1]
-    elif name in ("Problem", "note"):
+    elif name in ("Problem", "add_note"):
         yield from call.args[-1:]
 
 

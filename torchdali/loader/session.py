@@ -20,7 +20,7 @@ from torchdali.pipeline.cache import Cache, cached, check_has_files
 from torchdali.pipeline.compile import compile_plan, fuse
 from torchdali.pipeline.pool import PipelineCache, PipelinePool
 from torchdali.pipeline.readers import FileReader, Reader, open_reader
-from torchdali.pipeline.tuning import Threads, check_numbers, fitting_window
+from torchdali.pipeline.tuning import Threads, check_numbers, choose_prefetch_depth
 from torchdali.runtime import devices, machine
 from torchdali.samples.on_error import ErrorPolicy
 from torchdali.samples.tree import is_default_collate
@@ -169,7 +169,9 @@ class Session:
             plan = replace(fuse(plan), headers_validated=reader.validate_headers())
             self._close_cache()
         threads = Threads(loader.num_workers, device, plan.input_kind)
-        depth = options.prefetch_depth or fitting_window(size * plan.sample_bytes, machine.memory_for_batches(device))
+        depth = options.prefetch_depth or choose_prefetch_depth(
+            size * plan.sample_bytes, machine.memory_for_batches(device)
+        )
         pool = PipelinePool(plan, size, threads, resident)
         return NativePlan(key, reader, pool, chain, threads, depth, self.cache)
 

@@ -1,4 +1,4 @@
-"""What ``loader.stats()`` gives: the times of an epoch and of a probe; ``verdict.py`` says what they mean."""
+"""The result of ``loader.stats()``: the times of an epoch and of a probe. ``verdict.py`` interprets them."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ Bottleneck = Literal[
     "sampler",
     "dataset",
 ]
-"""What a verdict names. "pipeline": storage, decoding or transforms, and only a probe can tell which; "transforms":
-those in DALI; "torch": those in torch; "host": drawing parameters and feeding DALI; "sampler": asking it; "dataset":
-its ``__getitem__``."""
+"""The bottleneck that a verdict names. "pipeline": storage, decoding or transforms, and only a probe can tell which.
+"transforms": those in DALI. "torch": transforms in torch. "host": drawing parameters and feeding DALI. "sampler":
+requesting indices. "dataset": its ``__getitem__``."""
 
 HOST: dict[Part, Bottleneck] = {
     "dataset": "dataset",
@@ -41,29 +41,29 @@ HOST: dict[Part, Bottleneck] = {
     "collate": "collate",
     "batch_transform": "batch_transform",
 }
-"""What is the bottleneck where most of the waiting is for this part."""
+"""The bottleneck if most of the wait is for this part."""
 
 
 def milliseconds(seconds: float) -> str:
-    """Three digits of them, and no more than two after the point."""
+    """Return a time in milliseconds, with three digits and at most two after the point."""
     number = seconds * 1e3
     return f"{number:,.{0 if number >= 100 else 1 if number >= 10 else 2}f}"
 
 
 @dataclass(frozen=True)
 class Probe:
-    """What the loader can do alone, measured beside the epochs with the same plan, threads and window.
+    """The speed of the loader alone, with the plan, threads and prefetch depth of an epoch.
 
-    Times are seconds for each batch at the rate that is reached with several batches in flight.
+    Times are seconds for each batch, with several batches in flight.
 
     Attributes:
-        images: Of a batch.
-        read: Reading the files alone; None where there are none.
-        decode: Decoding files in memory alone; None where nothing is decoded.
+        images: Number of images in a batch.
+        read: Reading the files alone; None if there are none.
+        decode: Decoding files in memory alone; None if nothing is decoded.
         transforms: The transforms in DALI alone.
-        together: All of it as in an epoch, with what is done in the iterating thread.
-        parts: Of that, what the iterating thread does and waits for.
-        overlapping: Whether the three run side by side, on engines of their own; else they share the cores.
+        together: Everything as in an epoch, also the work of the iterating thread.
+        parts: The part of this that the iterating thread spends on each kind of work.
+        overlapping: Whether reading, decoding and transforms run at once, on separate engines. Else they share cores.
     """
 
     images: int
@@ -81,7 +81,7 @@ class Probe:
 
     @property
     def bottleneck(self) -> Bottleneck:
-        """What keeps it from delivering more."""
+        """The part that keeps it from delivering more."""
         host: dict[Part, float] = {part: x for part, x in self.parts.items() if part not in ("DALI", "headers")}
         alone = (self.read or 0.0, self.decode or 0.0, self.transforms)
         if sum(host.values()) > (max(alone) if self.overlapping else sum(alone)):
@@ -101,33 +101,32 @@ class Probe:
 
 @dataclass(frozen=True, repr=False)
 class Stats:
-    """The times of one epoch, so far or in all. ``str`` gives a table, whose last line is the verdict.
+    """The times of one epoch, so far or in all. ``str`` returns a table, whose last line is the verdict.
 
-    What concerns waiting leaves out the first batch, whose time is ``start``. On a GPU waiting is the time that
-    torch's current stream stood still for a batch, on the CPU the time that ``next()`` took.
+    Waits do not include the first batch, whose time is ``start``. On a GPU a wait is the time for which torch's current
+    stream was idle before a batch. On the CPU it is the time that ``next()`` took.
 
     Attributes:
-        batches: Handed out.
-        images: Handed out.
+        batches: Number of batches that were yielded.
+        images: Number of their images.
         over: Whether the epoch was iterated to its end.
         elapsed: Seconds from ``iter()`` to the latest batch.
         start: Seconds from ``iter()`` to the first batch; None before it.
         taken: Images/s that the training loop took, after the first batch; None before the second.
-        possible: Images/s that the loader could deliver; None where that is not known without a probe.
-        timed: Number of batches that what follows is about.
-        waited: Seconds that the training loop waited.
-        waited_p50: Of the waits for each batch, in seconds, the median; of the latest 10,000 batches.
-        waited_p99: Likewise what 99 of 100 stay below.
-        waited_max: The longest.
+        possible: Images/s that the loader could deliver; None if only a probe could tell.
+        timed: Number of batches that the attributes below are about.
+        waited: Seconds for which the training loop waited.
+        waited_p50: Median wait for a batch, in seconds, of the latest 10,000 batches.
+        waited_p99: The wait, in seconds, that 99 of 100 of these batches stay below.
+        waited_max: The longest wait, in seconds.
         waited_share: ``waited`` as a share of the time.
-        waited_batches: The share of batches for which the loop waited more than a tenth of the time that the batch
-            took in all.
+        waited_batches: The share of batches for which the loop waited more than a tenth of the batch's whole time.
         consumer: Seconds that the training loop spent between its batches.
-        parts: Seconds that the iterating thread spent in ``next()``, by what it did; on a GPU it may wait while the
-            training loop does not.
-        probe: What was measured beside the epoch, if anything was.
-        bottleneck: What the verdict names.
-        verdict: One sentence.
+        parts: Seconds that the iterating thread spent in ``next()``, by part. On a GPU it may wait while the training
+            loop does not.
+        probe: The result of the probe, if there was one.
+        bottleneck: The bottleneck that the verdict names.
+        verdict: The verdict, one sentence.
     """
 
     batches: int = 0

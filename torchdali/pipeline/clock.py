@@ -1,9 +1,9 @@
-"""What an epoch's time is spent on, from clock readings that cost next to nothing.
+"""Measure the time of an epoch and its parts, at almost no cost.
 
-On the CPU the training loop waits as long as ``next()`` takes. On a GPU it does not: the host may wait while the GPU
-still has work, and the host may go on while the GPU stands still. There an event is recorded on torch's current
-stream when a batch is asked for and another when it is handed out. The time between the two, on the GPU's own clock,
-is what the stream stood still for the batch; it is read some batches later, and nothing is ever waited for.
+On the CPU the training loop waits as long as ``next()`` takes. On a GPU that is not so: the host may wait while the GPU
+still has work, and the GPU may be idle while the host does not wait. There the clock records an event on torch's
+current stream when a batch is requested, and another when it is yielded. The time between the two, on the GPU's clock,
+is the time for which the stream was idle. It is read some batches later, so that the host never waits for it.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from torchdali.transforms.spec import InputKind
 __all__ = ["WAIT_THRESHOLD", "Clock", "Part", "Timed"]
 
 Part = Literal["dataset", "sampler", "headers", "feed", "DALI", "torch", "collate", "batch_transform"]
-"""What the host does in ``next()``. "dataset": waits for samples, or asks for them where there are no workers.
-"sampler": asks it for indices. "headers": waits for headers of files, or for files that are to be kept. "feed": draws
-parameters, feeds DALI. "DALI": waits for it. "torch": transforms without a rule. "collate": targets, ``collate_fn``,
-copies of what is not an image."""
+"""A part of the host's work in ``next()``. "dataset": wait for samples, or request them if there are no workers.
+"sampler": request indices. "headers": wait for headers of files, or for files that a cache keeps. "feed": draw
+parameters and feed DALI. "DALI": wait for it. "torch": transforms without a rule. "collate": targets, ``collate_fn``,
+and copies of everything but images."""
 
 WAIT_THRESHOLD = 0.1
-"""The share of the time that the training loop may wait before the loader, and not the model, is the bottleneck."""
+"""If the training loop waits for a larger share of the time, the loader is the bottleneck, and not the model."""
 
-_KEPT = 10_000
+_MAX_WAITS = 10_000
 
 
 @dataclass
 class Timed:
-    """The batches after an epoch's first, timed where the training loop is: on the host, or on the GPU's stream.
+    """The batches after an epoch's first, timed on the host or on the GPU's stream, where the training loop runs.
 
     Attributes:
-        batches: How many.
-        images: Their images.
-        waited: Seconds that the loop waited for them.
-        consumer: Seconds between the batches before them and the moments when they were asked for.
-        noticed: The batches for which the loop waited more than a tenth of the time since the batch before.
+        batches: Their number.
+        images: The number of their images.
+        waited: Seconds for which the loop waited for them.
+        consumer: Seconds from each batch to the request for the next.
+        noticed: Number of batches for which the loop waited more than a tenth of the time since the batch before.
         longest: The longest wait, in seconds.
-        waits: Of the latest 10,000 each wait, in seconds.
+        waits: The latest 10,000 waits, in seconds.
     """
 
     batches: int = 0
@@ -53,10 +53,10 @@ class Timed:
     consumer: float = 0.0
     noticed: int = 0
     longest: float = 0.0
-    waits: deque[float] = field(default_factory=lambda: deque[float](maxlen=_KEPT))
+    waits: deque[float] = field(default_factory=lambda: deque[float](maxlen=_MAX_WAITS))
 
     def add(self, consumer: float, waited: float, images: int) -> None:
-        """One batch more."""
+        """Add a batch."""
         self.batches += 1
         self.images += images
         self.waited += waited
@@ -67,21 +67,21 @@ class Timed:
 
 
 class Clock:
-    """The times of one epoch, whose thread alone may use it.
+    """The times of one epoch. Only the thread that iterates may use it.
 
     Args:
         device: Where batches are made.
 
     Attributes:
-        batches: Handed out.
-        images: Handed out.
+        batches: Number of batches that were yielded.
+        images: Number of their images.
         start: Seconds until the first batch; None before it.
-        elapsed: Seconds until the latest one.
+        elapsed: Seconds until the latest batch.
         over: Whether the epoch was iterated to its end.
         timed: The batches after the first.
-        parts: Seconds that the host spent in ``next()`` for these, by what it did.
+        parts: Seconds that the host spent in ``next()`` for the batches after the first, by part.
         steps: The chain of transforms, as compiled.
-        input_kind: What DALI is fed; None before anything was.
+        input_kind: How samples are fed to DALI; None before the first.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -89,7 +89,7 @@ class Clock:
         self._began = self._lapped = self._entered = perf_counter()
         self._left: float | None = None
         self._inside = self._starved = False
-        # Of the latest handing out, and of the asking since.
+        # When the latest batch was yielded, and when the next was requested.
         self._events: tuple[Event | None, Event | None] = (None, None)
         self._unread: deque[tuple[Event, Event, Event, int, dict[Part, float]]] = deque()
         self._spare: list[Event] = []
@@ -104,13 +104,13 @@ class Clock:
         self.input_kind: InputKind | None = None
 
     def enter(self, starved: bool = False) -> None:
-        """A batch is asked for.
+        """Start the time of a batch that was requested.
 
         Args:
-            starved: Whether DALI has nothing to do because the dataset gave nothing: what is waited for DALI is then
-                waited for the dataset.
+            starved: Whether DALI is idle because the dataset gave no samples. Then the wait for DALI counts as a wait
+                for the dataset.
         """
-        if self._inside:  # the one before raised
+        if self._inside:  # the batch before raised an exception
             self.skip(perf_counter() - self._lapped)
         self._inside, self._starved = True, starved
         self._laps = {}
@@ -119,7 +119,7 @@ class Clock:
             self._events = (self._events[0], self._record(self._gpu))
 
     def lap(self, part: Part) -> None:
-        """What the host did since the latest lap was this."""
+        """Count the time since the latest lap for a part."""
         now = perf_counter()
         if part == "DALI" and self._starved:
             part = "dataset"
@@ -127,7 +127,7 @@ class Clock:
         self._lapped = now
 
     def leave(self, images: int) -> None:
-        """A batch is handed out."""
+        """End the time of a batch, because it is yielded."""
         self.lap("collate")
         now = self._lapped
         self._inside = False
@@ -137,33 +137,33 @@ class Clock:
         if self.start is None:
             self.start = self.elapsed
         if self._gpu:
-            before, asked = self._events
-            handed_out = self._record(self._gpu)
-            if before and asked:
-                self._unread.append((before, asked, handed_out, images, self._laps))
-            self._events = (handed_out, None)
+            before, requested = self._events
+            yielded = self._record(self._gpu)
+            if before and requested:
+                self._unread.append((before, requested, yielded, images, self._laps))
+            self._events = (yielded, None)
             self.read()
         elif self._left is not None:
             self._add(self._entered - self._left, now - self._entered, images, self._laps)
         self._left = now
 
     def end(self) -> None:
-        """There is no batch any more."""
+        """End the epoch's time."""
         self.over, self._inside = True, False
 
     def skip(self, seconds: float = 0.0) -> None:
-        """The time since the latest batch is nobody's, nor are as many seconds of the epoch's."""
+        """Do not count the time since the latest batch, nor some seconds of the epoch."""
         self._left, self._events = None, (None, None)
         self._began += seconds
         self._lapped += seconds
 
     @property
     def behind(self) -> bool:
-        """Whether a batch was handed out whose time the GPU has not reached yet."""
+        """Whether a batch was yielded whose events the GPU has not reached yet."""
         return bool(self._unread)
 
     def read(self) -> None:
-        """Takes the times that the GPU has reached by now."""
+        """Read the events that the GPU has reached by now."""
         if not self._unread or self._gpu is None:
             return
         with devices.on(self._gpu):
@@ -171,9 +171,9 @@ class Clock:
 
     def _read(self) -> None:
         while self._unread and self._unread[0][2].query():
-            before, asked, handed_out, images, laps = self._unread.popleft()
-            self._add(before.elapsed_time(asked) / 1e3, asked.elapsed_time(handed_out) / 1e3, images, laps)
-            self._spare += before, asked
+            before, requested, yielded, images, laps = self._unread.popleft()
+            self._add(before.elapsed_time(requested) / 1e3, requested.elapsed_time(yielded) / 1e3, images, laps)
+            self._spare += before, requested
 
     def _add(self, consumer: float, waited: float, images: int, laps: dict[Part, float]) -> None:
         self.timed.add(consumer, waited, images)

@@ -1,4 +1,4 @@
-"""Transforms, compiled into a plan: what runs in DALI, what in torch for whole batches, what for each sample."""
+"""Compile transforms into a plan: what runs in DALI, in torch on whole batches, and in torch on each sample."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _RESAMPLING = ("resize", "warp", "remap")
 
 
 class _Compiler:
-    """Walks a chain: through DALI as far as rules go, then through torch batch by batch, then sample by sample."""
+    """Walks a chain. Its beginning runs in DALI, as far as there are rules; then torch runs batches, then samples."""
 
     def __init__(self, spec: Spec, device: torch.device, until: int | None) -> None:
         self.device, self.until = device, until
@@ -38,64 +38,66 @@ class _Compiler:
         self.number = 0
 
     def add(self, position: int, leaf: Any) -> None:
-        """Takes the next transform of the chain."""
+        """Add the next transform of the chain."""
         if self.suffix:
-            self._in_torch(position, leaf, "for each sample, after the one before it")
+            self._add_to_suffix(position, leaf, "for each sample, after the one before it")
             return
         if position == self.until:
-            self._in_torch(position, leaf, "for each sample after DALI: for another image of the sample it must be so")
+            self._add_to_suffix(
+                position, leaf, "for each sample after DALI: for another image of the sample it must be so"
+            )
             return
         try:
-            self._with_rule(position, leaf)
+            self._add(position, leaf)
         except TypeError as error:
-            # What its class makes of an argument, and a script may set in its place later: torchvision may put up with
-            # it, or says what is wrong.
-            self._in_torch(position, leaf, f"for each sample after DALI: it has an argument of another type ({error})")
-
-    def _with_rule(self, position: int, leaf: Any) -> None:
-        if find_rule(leaf) is None:
-            self._in_torch(
-                position, leaf, f"for each sample after DALI: torchdali has no rule for {type(leaf).__name__}"
+            # A script may have set an attribute to another type than its class does. torchvision may accept it, or says
+            # what is wrong.
+            self._add_to_suffix(
+                position, leaf, f"for each sample after DALI: it has an argument of another type ({error})"
             )
+
+    def _add(self, position: int, leaf: Any) -> None:
+        if find_rule(leaf) is None:
+            why = f"for each sample after DALI: torchdali has no rule for {type(leaf).__name__}"
+            self._add_to_suffix(position, leaf, why)
             return
         reason = "it comes after one that torch runs"
         if not self.tail:
             try:
-                self._in_dali(position, leaf)
+                self._add_to_dali(position, leaf)
             except Unsupported as unsupported:
                 reason = str(unsupported)
             else:
                 return
-        if self._on_batches(leaf):
+        if self._add_to_tail(leaf):
             self.steps.append(Step(position, leaf, "torch", f"for whole batches after DALI: {reason}"))
         else:
-            self._in_torch(position, leaf, f"for each sample after DALI: {reason}")
+            self._add_to_suffix(position, leaf, f"for each sample after DALI: {reason}")
 
-    def _in_dali(self, position: int, leaf: Any) -> None:
-        # Every view has a rule of its own, because it may have a size of its own; the number is the same, and so what
-        # they draw: torchvision's transforms draw once for all images of a sample.
+    def _add_to_dali(self, position: int, leaf: Any) -> None:
+        # Every view has its own rule, because its size may differ. The rules have the same position and so draw the
+        # same numbers: torchvision's transforms draw once for all images of a sample.
         if self.container is not None and not _takes_several(leaf):
             raise Unsupported("it takes one image, and the sample is several")
-        found = [rule for _ in self.branches if (rule := find_rule(leaf))]
-        if isinstance(found[0], Views):
+        copies = [rule for _ in self.branches if (rule := find_rule(leaf))]
+        first = copies[0]
+        if isinstance(first, Views):
             if self.container is not None:
                 raise Unsupported("the sample is several images already")
-            rule = found[0]
-            parts = rule.split(self.branches[0][1])
-            self._refuse_alpha(one for part, _ in parts for one in part.parts)
-            self.rules, self.container = self.branches[0][0], rule.container
+            parts = first.split(self.branches[0][1])
+            self._refuse_alpha(rule for part, _ in parts for rule in part.parts)
+            self.rules, self.container = self.branches[0][0], first.container
             self.branches = [(list(part.parts), spec) for part, spec in parts]
         else:
-            specs = [infer(rule, spec) for rule, (_, spec) in zip(found, self.branches, strict=True)]
-            self._refuse_alpha(found)
-            if self.container is not None and found[0].randomness and len({spec.size for _, spec in self.branches}) > 1:
+            specs = [infer(rule, spec) for rule, (_, spec) in zip(copies, self.branches, strict=True)]
+            self._refuse_alpha(copies)
+            if self.container is not None and first.randomness and len({spec.size for _, spec in self.branches}) > 1:
                 raise Unsupported("the images of a sample differ in size")
             self.branches = [
-                ([*rules, rule], spec) for rule, (rules, _), spec in zip(found, self.branches, specs, strict=True)
+                ([*rules, rule], spec) for rule, (rules, _), spec in zip(copies, self.branches, specs, strict=True)
             ]
-        ends = [rule.assign_positions(self.number) for rule in found]
+        ends = [rule.assign_positions(self.number) for rule in copies]
         self.number = ends[0]
-        first = found[0]
         where = "DALI" if first.operators else "nothing"
         self.steps.append(Step(position, leaf, where, first.operators, first.randomness))
 
@@ -105,7 +107,8 @@ class _Compiler:
         ):
             raise Unsupported("PIL multiplies the colours of an image with its alpha channel while it resamples them")
 
-    def _on_batches(self, leaf: Any) -> bool:
+    def _add_to_tail(self, leaf: Any) -> bool:
+        """Let torch run a transform on whole batches. Return False if the result would be another one."""
         specs: list[Spec] = []
         for _, spec in self.branches:
             rule = find_rule(leaf)
@@ -117,18 +120,18 @@ class _Compiler:
         self.branches = [(rules, spec) for (rules, _), spec in zip(self.branches, specs, strict=True)]
         return True
 
-    def _in_torch(self, position: int, leaf: Any, why: str) -> None:
+    def _add_to_suffix(self, position: int, leaf: Any, why: str) -> None:
         self.suffix.append(TorchTransform(leaf, self.device))
         self.steps.append(Step(position, leaf, "torch", why))
 
 
 def _takes_several(transform: Any) -> bool:
-    """Whether torchvision applies it to each of several images, and not only to one."""
+    """Return whether torchvision applies a transform to each of several images, and not only to one."""
     return isinstance(transform, v2.Transform) and all(map(_takes_several, getattr(transform, "transforms", ())))
 
 
 def find_first(chain: Iterable[Any]) -> First:
-    """What a chain begins with, but for what does nothing."""
+    """Return the kind of the first transform of a chain that does something."""
     for leaf in chain:
         rule = find_rule(leaf)
         if not isinstance(rule, Identity):
@@ -144,15 +147,15 @@ def compile_plan(
     input_kind: InputKind = InputKind.FILES,
     until: int | None = None,
 ) -> Plan:
-    """Finds the rules of a chain; what has none, and all that follows it, is left to torch.
+    """Compile a chain. torch runs the first transform without a rule, and all that follow it.
 
     Args:
-        transform: What the dataset would call on an image: a transform, a chain of them, or None.
+        transform: The transform that the dataset would call on an image, a chain of them, or None.
         device: Where DALI will run.
         fidelity: "exact" or "fast".
-        spec: The images that come in; by default PIL images.
-        input_kind: What is fed for a sample.
-        until: The position, from 1, of the first transform that torch is to run even if there is a rule for it.
+        spec: The type of the images; by default PIL images.
+        input_kind: How samples are fed.
+        until: The position, from 1, of the first transform that torch must run even if it has a rule.
     """
     spec = replace(spec or Spec(), device="gpu" if device.type == "cuda" else "cpu")
     chain = list(flatten(transform))
@@ -169,7 +172,7 @@ def compile_plan(
     views = compiler.branches
     shared = compiler.rules
     out = views[0][1]
-    if first == "conversion" and out.kind == "pil":  # torch runs it, and it may treat an array as no PIL image
+    if first == "conversion" and out.kind == "pil":  # torch runs it, and may not treat an array as a PIL image
         out = replace(out, kind=given)
     if compiler.container is None:
         shared, views = views[0][0], [(list[Rule](), views[0][1])]
@@ -189,35 +192,37 @@ def compile_plan(
 
 
 def fuse(plan: Plan) -> Plan:
-    """The same plan in fewer operators.
+    """Return the same plan in fewer operators.
 
-    Rules with nothing to run are left out, neighbours that can be one operator become one, a first window is
-    decoded alone, and the change to CHW is given to a last rule that has it for nothing.
+    It has no rules without an operator. Neighbours that one operator can run become one. The decoder decodes a first
+    window alone. A last rule puts out CHW itself if that costs nothing.
     """
-    rules, views = _fused(plan.rules), plan.views
+    rules, views = _fuse_neighbours(plan.rules), plan.views
     if plan.container is None:
-        rules, done = _channels_first(rules)
-        views = (replace(views[0], channels_first=done),)
+        rules, is_chw = _put_channels_first(rules)
+        views = (replace(views[0], channels_first=is_chw),)
     else:
-        branches = [_channels_first(_fused(view.rules)) for view in views]
+        branches = [_put_channels_first(_fuse_neighbours(view.rules)) for view in views]
         views = tuple(
-            replace(view, rules=own, channels_first=done) for view, (own, done) in zip(views, branches, strict=True)
+            replace(view, rules=own, channels_first=is_chw) for view, (own, is_chw) in zip(views, branches, strict=True)
         )
     window = plan.decodes and bool(rules) and isinstance(rules[0], Window) and rules[0].stays_inside
     return replace(plan, rules=rules, views=views, decode_window=window)
 
 
-def _fused(rules: Sequence[Rule]) -> tuple[Rule, ...]:
+def _fuse_neighbours(rules: Sequence[Rule]) -> tuple[Rule, ...]:
     done: list[Rule] = []
     for rule in rules:
         if rule.operators:
             done.append(rule)
-            while len(done) > 1 and (one := done[-1].fuse_with_previous(done[-2]) or done[-2].fuse_with_next(done[-1])):
-                done[-2:] = [one]
+            while len(done) > 1 and (
+                both := done[-1].fuse_with_previous(done[-2]) or done[-2].fuse_with_next(done[-1])
+            ):
+                done[-2:] = [both]
     return tuple(done)
 
 
-def _channels_first(rules: tuple[Rule, ...]) -> tuple[tuple[Rule, ...], bool]:
-    """The rules with CHW coming out, and True, where the last one has that for nothing."""
+def _put_channels_first(rules: tuple[Rule, ...]) -> tuple[tuple[Rule, ...], bool]:
+    """Return the rules, and whether the last one puts out CHW. It does if that costs nothing."""
     last = rules[-1].channels_first() if rules else None
     return ((*rules[:-1], last), True) if last else (rules, False)

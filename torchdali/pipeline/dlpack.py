@@ -43,9 +43,7 @@ def to_torch(outputs: Any, stream: Any) -> Images:
     """
     if outputs.is_dense_tensor() or len({tuple(shape) for shape in outputs.shape()}) == 1:
         return _adopt(outputs.as_tensor(), stream)
-    if (
-        outputs.ndim() == 1
-    ):  # of a cache, which can use slices of one tensor: DALI is slow at making one tensor per sample
+    if outputs.ndim() == 1:  # for a cache, to which slices of one tensor will do: DALI makes one per sample slowly
         lengths: list[int] = [length for (length,) in outputs.shape()]
         whole = _adopt(outputs.as_reshaped_tensor([sum(lengths)]), stream)
         return list(torch.split(whole, lengths))

@@ -1,7 +1,7 @@
-"""What is done with the samples of a source, as something that can be read before it is run.
+"""The plan of what runs on the samples of a source.
 
-A :class:`Plan` is frozen. ``compiler.py`` makes one, and turns one into another that does the same in fewer operators;
-``graph.py`` builds it; its ``str`` is what ``loader.explain()`` prints.
+A :class:`Plan` is frozen. ``compile.py`` makes it and fuses its operators, ``graph.py`` builds a pipeline of it, and
+``loader.explain()`` prints its ``str``.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class Step:
     """One transform of the chain, as the user wrote it.
 
     Attributes:
-        position: Its place, counted from 1.
+        position: Its position in the chain, counted from 1.
         transform: The transform.
-        where: What runs it; "nothing" where there is nothing to run.
-        note: The DALI operators, or why it runs in torch.
-        randomness: The random numbers drawn for each sample.
+        where: What runs it; "nothing" if there is nothing to run.
+        note: The DALI operators, or why torch runs it.
+        randomness: The random numbers that are drawn for each sample.
     """
 
     position: int
@@ -48,12 +48,12 @@ class Step:
 
 @dataclass(frozen=True)
 class View:
-    """One of the images that a sample becomes; most samples become one.
+    """One of the images that a sample becomes. Most samples become one image.
 
     Attributes:
-        rules: What DALI runs for it, in order, after the plan's rules.
-        spec: What comes out of them.
-        channels_first: Whether its last rule puts out CHW itself.
+        rules: The rules that DALI runs for it, in order, after the plan's rules.
+        spec: The type of the image after these rules.
+        channels_first: Whether the last rule puts out CHW itself.
     """
 
     rules: tuple[Rule, ...]
@@ -63,22 +63,22 @@ class View:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is done with the samples of a source.
+    """Everything that runs on the samples of a source.
 
     Attributes:
         steps: The chain as the user wrote it.
-        rules: What DALI runs, in order, before samples become several views; after ``compiler.fuse``, fewer than steps.
-        views: What the samples become: one view without rules of its own, or several.
-        container: What holds the views of a sample; None where there is one and it stands alone.
-        tail: The transforms that torch runs on whole batches, after DALI, each with what it expects to be given.
-        spec: The images after ``tail``; of the first view where there are several.
-        suffix: The transforms that torch runs, per sample, after ``tail``.
+        rules: The rules that DALI runs, in order, before samples become several views.
+        views: One view without its own rules, or several.
+        container: The type that holds the views of a sample; None if a sample is a single image.
+        tail: The transforms that torch runs on whole batches after DALI, each with the type of image that it expects.
+        spec: The type of the images after ``tail``; with several views, of the first.
+        suffix: The transforms that torch runs on each sample after ``tail``.
         suffix_position: The position that keys the random numbers of the suffix.
         device: Where DALI runs.
         fidelity: "exact" or "fast".
-        input_kind: What is fed.
+        input_kind: How samples are fed.
         decode_window: Whether the decoder decodes only the window of the first rule.
-        vetted: Whether DALI has read the header of each file before, so that its decoder need not fear them.
+        headers_validated: Whether DALI has already read the header of each file, so that the decoder is safe.
     """
 
     steps: tuple[Step, ...]
@@ -94,7 +94,7 @@ class Plan:
     input_kind: InputKind = InputKind.FILES
     decode_window: bool = False
     headers_validated: bool = False
-    # What `Draws.precompute` puts down for the next batch: a hint, which changes no number.
+    # A hint of `Draws.precompute` for the next batch. It changes no number.
     _blocks: dict[int, int] = field(default_factory=dict[int, int], init=False, compare=False, repr=False)
 
     @property
@@ -104,12 +104,12 @@ class Plan:
 
     @property
     def inputs(self) -> dict[str, Input]:
-        """What must be fed for every sample, by the name of the graph's input."""
-        return {_fed(i, name): x for i, rule in enumerate(self.all_rules) for name, x in rule.inputs.items()}
+        """The inputs to feed for every sample, by their names in the graph."""
+        return {_input_name(i, name): x for i, rule in enumerate(self.all_rules) for name, x in rule.inputs.items()}
 
     @property
     def decodes(self) -> bool:
-        """Whether what is fed are files or their contents."""
+        """Whether files or their contents are fed."""
         return self.input_kind.is_encoded
 
     @property
@@ -124,34 +124,34 @@ class Plan:
 
     @property
     def sample_bytes(self) -> int:
-        """The memory of what a sample becomes; where its size is not known, of a large one."""
+        """Bytes of a sample's images. If their size is not known, 512 x 512 is assumed."""
         sizes = [view.spec.size or (512, 512) for view in self.views]
         each = zip(self.views, sizes, strict=True)
         return sum(view.spec.channels * height * width * view.spec.dtype.itemsize for view, (height, width) in each)
 
     def params_of(self, number: int, inputs: dict[str, Any]) -> dict[str, Any]:
-        """The inputs of rule ``number`` of :attr:`all_rules`, under the rule's own names."""
-        return {name: inputs[_fed(number, name)] for name in self.all_rules[number].inputs}
+        """Return the inputs of rule ``number`` of :attr:`all_rules`, under the rule's own names."""
+        return {name: inputs[_input_name(number, name)] for name in self.all_rules[number].inputs}
 
     def numbered(self) -> tuple[list[tuple[int, Rule]], list[list[tuple[int, Rule]]]]:
-        """The rules before the views, and each view's, with their numbers in :attr:`all_rules`."""
+        """Return the rules before the views, and those of each view, with their numbers in :attr:`all_rules`."""
         numbers = iter(range(len(self.all_rules)))
         trunk = [(next(numbers), rule) for rule in self.rules]
         return trunk, [[(next(numbers), rule) for rule in view.rules] for view in self.views]
 
     def draw(self, draws: Draws, size: IntArray) -> tuple[Inputs, list[Params]]:
-        """Draws a batch's parameters.
+        """Draw a batch's parameters.
 
         Args:
             draws: The random numbers of the batch's samples.
             size: ``(N, 2)`` heights and widths of the files.
 
         Returns:
-            What to feed, contiguous and of the declared types; and the same by rule, with whatever ``reference`` needs
-            besides.
+            The inputs to feed, contiguous and of the declared types; and the parameters of each rule, also those that
+            only ``reference`` needs.
 
         Raises:
-            SampleTransformError: A sample cannot be transformed; the text names the transform.
+            SampleTransformError: A sample cannot be transformed. The message names the transform.
         """
         inputs: Inputs = {}
         by_rule: list[Params] = []
@@ -164,7 +164,7 @@ class Plan:
                 except SampleTransformError as error:
                     raise SampleTransformError(error.row, f"{self._origin(rule)}: {error}") from error
                 for name, declared in rule.inputs.items():
-                    inputs[_fed(i, name)] = np.ascontiguousarray(drawn[name], declared.dtype)
+                    inputs[_input_name(i, name)] = np.ascontiguousarray(drawn[name], declared.dtype)
                 size = rule.output_size(size, drawn)
                 by_rule.append(drawn)
             return size
@@ -176,7 +176,7 @@ class Plan:
         return inputs, by_rule
 
     def _origin(self, rule: Rule) -> str:
-        """The transform that a rule comes from, as messages name it."""
+        """Return the transform that a rule comes from, as messages name it."""
         for step in self.steps:
             if step.transform is rule.transform:
                 return f"transform {step.position}, {step.name}"
@@ -222,5 +222,5 @@ class Plan:
                 yield text
 
 
-def _fed(rule: int, name: str) -> str:
+def _input_name(rule: int, name: str) -> str:
     return f"rule{rule}_{name}"

@@ -1,7 +1,7 @@
-"""What a loader chooses by itself: DALI's threads and the batches in flight. Neither changes what is in a batch.
+"""Choose the number of DALI's threads and of batches in flight. Neither changes the contents of a batch.
 
-What would change it is not tuned. Which images the card's JPEG engine decodes follows from the card and the file alone,
-because the engine's pixels are not quite those of the CUDA decoder: all baseline JPEGs where there is an engine.
+Nothing that changes them is tuned. For example, the pixels of the card's JPEG engine differ a little from those of the
+CUDA decoder. So only the card and the file determine where an image is decoded: an engine gets all baseline JPEGs.
 """
 
 from __future__ import annotations
@@ -15,37 +15,39 @@ from torchdali.pipeline import jpeg_engine
 from torchdali.runtime import machine
 from torchdali.transforms.spec import NOTHING_SEEN, InputKind, InputStats
 
-__all__ = ["WAITING", "DefaultInt", "Threads", "check_numbers", "fitting_window", "pinned_bytes"]
+__all__ = ["WAITING", "DefaultInt", "Threads", "check_numbers", "choose_prefetch_depth", "pinned_bytes"]
 
 _FEW = 4
-"""Threads that keep a JPEG engine busy.
+"""Number of threads that keep a JPEG engine busy.
 
-On one H200 with 16 cores 4 threads made 27,300 images/s and 16 made 27,700; a ResNet-18 beside them reached 92.4 and
-91.0 % of what it does alone, because every thread takes the driver's lock from the one that launches its kernels.
+On one H200 with 16 cores, 4 threads made 27,300 images/s and 16 made 27,700. Beside them a ResNet-18 reached 92.4 and
+91.0 % of its own speed, because all threads compete with the training for the driver's lock.
 """
 
 _MORE = 56
-"""Threads that decode as fast as the JPEG engine what is not for it: 2.1 ms an image on a core, 37 us in the engine."""
+"""Threads that decode other images as fast as the JPEG engine its own: 2.1 ms an image on a core, 37 us in the engine.
+"""
 
 WAITING = 16
-"""Threads that read headers, and files where storage is slow: each waits for one, and none works meanwhile."""
+"""Number of threads that read headers, or files from slow storage. Each waits for one file and uses no core."""
 
 _SLOW = 3e-3
-"""Seconds for which a file keeps a thread waiting where storage is slow: ``benchmarks/results/levers-h200.md``."""
+"""Storage is slow if a thread waits for a file for more seconds than this: ``benchmarks/results/levers-h200.md``."""
 
-_WINDOW = 6
+_PREFETCH_DEPTH = 6
 
 _PINNED_BATCHES = 4
 _PINNED_BESIDE = 2**25
-"""Batches beyond the window, and bytes, with which DALI's pool did not grow: ``benchmarks/results/levers-h200.md``."""
+"""With these batches and bytes beyond the batches in flight DALI's pool did not grow:
+``benchmarks/results/levers-h200.md``."""
 _PINNED_MOST = 2**30
 
 
 class DefaultInt(int):
-    """The ``prefetch_factor`` that DataLoader puts where none was given, for who makes a loader of another's."""
+    """The ``prefetch_factor`` that DataLoader sets if the user gave none. Frameworks that copy a loader pass it on."""
 
     def __reduce__(self) -> Any:
-        """Saved, it is a number, which ``torch.load(weights_only=True)`` takes."""
+        """Return the plain number, which ``torch.load(weights_only=True)`` accepts."""
         return int, (int(self),)
 
 
@@ -53,13 +55,13 @@ class Threads:
     """The number of DALI's CPU threads.
 
     Args:
-        asked: The user's; 0 lets it be chosen.
+        requested: The user's number. With 0 it is chosen.
         device: Where DALI runs.
-        input_kind: What the graph is fed.
+        input_kind: How samples are fed.
     """
 
-    def __init__(self, asked: int, device: torch.device, input_kind: InputKind) -> None:
-        self._asked = asked
+    def __init__(self, requested: int, device: torch.device, input_kind: InputKind) -> None:
+        self._requested = requested
         self._cores = machine.available_cores()
         self._decodes = input_kind.is_encoded
         self._reads = input_kind is InputKind.FILES
@@ -67,31 +69,31 @@ class Threads:
         self._engine = self._gpu and self._decodes and jpeg_engine.has_jpeg_engine(device)
 
     def number(self, seen: InputStats = NOTHING_SEEN) -> int:
-        """How many threads to build a pipeline with.
+        """Return the number of threads for a new pipeline.
 
         Args:
-            seen: What is known of the files by now.
+            seen: Statistics of the files that were read so far.
         """
-        if self._asked:
-            return self._asked
-        return max(self._working(seen.beside), WAITING if self._awaits(seen) else 0)
+        if self._requested:
+            return self._requested
+        return max(self._count_working(seen.beside), WAITING if self._waits_for_storage(seen) else 0)
 
-    def _working(self, beside: float) -> int:
-        """Threads that decode or launch kernels as fast as they can be decoded."""
+    def _count_working(self, beside: float) -> int:
+        """Return the number of threads that decode, or keep the GPU busy."""
         if not self._gpu or (self._decodes and not self._engine):
             return self._cores
         return min(self._cores, max(_FEW, math.ceil(_MORE * beside)))
 
-    def _awaits(self, seen: InputStats) -> bool:
+    def _waits_for_storage(self, seen: InputStats) -> bool:
         return self._reads and seen.wait > _SLOW
 
     def why(self, seen: InputStats = NOTHING_SEEN) -> str:
-        """Where the number comes from, for ``explain()``."""
+        """Return the reason for the number, for ``explain()``."""
         beside = seen.beside
-        if self._asked:
+        if self._requested:
             return "num_workers"
         cores = f"{self._cores} cores that this process may use"
-        if self._awaits(seen) and self._working(beside) < WAITING:
+        if self._waits_for_storage(seen) and self._count_working(beside) < WAITING:
             return f"chosen: storage keeps a thread waiting {seen.wait * 1000:.1f} ms for a file; of {cores}"
         if not self._gpu:
             return f"chosen: the {cores}"
@@ -105,27 +107,27 @@ class Threads:
 
 
 def check_numbers(**numbers: Any) -> None:
-    """Raises TypeError of what is no whole number, and what DataLoader raises of a ``prefetch_factor`` of 0."""
+    """Raise TypeError if a number is no int, and DataLoader's error for a ``prefetch_factor`` of 0."""
     for name, number in numbers.items():
         if number and not hasattr(number, "__index__"):
-            raise TypeError(f"{name} is a whole number, not {number!r}")
+            raise TypeError(f"{name} must be an int, got {number!r}")
     if numbers.get("prefetch_factor") == 0:
         raise AssertionError("prefetch_factor must be greater than 0")
 
 
-def fitting_window(batch_bytes: int, memory: int, most: int = 2**30) -> int:
-    """How many batches are in flight: as many as fit ``memory`` bytes and ``most``, at least 2 and at most 6."""
-    return max(2, min(_WINDOW, min(memory, most) // max(batch_bytes, 1)))
+def choose_prefetch_depth(batch_bytes: int, memory: int, most: int = 2**30) -> int:
+    """Return the number of batches in flight: as many as fit ``memory`` and ``most`` bytes, from 2 to 6."""
+    return max(2, min(_PREFETCH_DEPTH, min(memory, most) // max(batch_bytes, 1)))
 
 
-def pinned_bytes(batch: int, window: int) -> int:
-    """Pinned memory that DALI takes for the files that it reads, to have it before they come.
+def pinned_bytes(batch: int, prefetch_depth: int) -> int:
+    """Return how much pinned memory to reserve for the files that DALI reads.
 
-    DALI's pool takes twice as much each time that it grows. The driver holds up all of the process for the last time,
-    100 to 200 ms on an H200, which then is in the midst of a training; and the pool has become larger than it need be.
+    DALI's pool doubles each time that it grows. Then the driver stops the whole process, on an H200 for 100 to 200 ms
+    during the training, and the pool becomes larger than necessary.
 
     Args:
-        batch: Bytes of a batch's files; 0 where it reads none.
-        window: Batches in flight.
+        batch: Bytes of a batch's files; 0 if it reads none.
+        prefetch_depth: Batches in flight.
     """
-    return min((window + _PINNED_BATCHES) * batch + _PINNED_BESIDE, _PINNED_MOST) if batch else 0
+    return min((prefetch_depth + _PINNED_BATCHES) * batch + _PINNED_BESIDE, _PINNED_MOST) if batch else 0

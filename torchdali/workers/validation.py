@@ -13,7 +13,7 @@ import torch
 from torchdali.errors import SampleError, TransformError
 from torchdali.pipeline.feed import Batch
 from torchdali.pipeline.pool import PipelineCache, PipelinePool
-from torchdali.pipeline.tuning import fitting_window
+from torchdali.pipeline.tuning import choose_prefetch_depth
 from torchdali.samples.tree import convert, is_default_collate
 from torchdali.transforms.rng import Draws
 from torchdali.workers.packing import Packed, listed
@@ -58,7 +58,7 @@ class ProxyPlan:
         pools = self.routes.pools([(group.spec, group.input_kind, False) for group in packed.groups], together)
         each = zip(packed.groups, pools, strict=True)
         size = sum(int(group.length.sum()) + len(group.sample) * pool.plan.sample_bytes for group, pool in each)
-        self.window = min(self.window, fitting_window(size, self.memory, self.memory))
+        self.window = min(self.window, choose_prefetch_depth(size, self.memory, self.memory))
         return pools
 
     def check_places(self, packed: Packed, fault: Fault) -> None:

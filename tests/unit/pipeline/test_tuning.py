@@ -21,7 +21,7 @@ from torchdali import DALILoader
 from torchdali.pipeline import jpeg_engine
 from torchdali.pipeline.pool import PipelinePool
 from torchdali.pipeline.readers import HeaderReader, header_reader
-from torchdali.pipeline.tuning import Threads, fitting_window
+from torchdali.pipeline.tuning import Threads, choose_prefetch_depth
 from torchdali.runtime import devices, machine
 from torchdali.sources.paths import Paths, table_of
 from torchdali.transforms.spec import InputKind, InputStats
@@ -167,7 +167,7 @@ def test_nvjpeg_says_of_this_card_what_its_kind_does() -> None:
     [(602_112, 2**40, 6), (3 * 2**20, 2**40, 2), (602_112, 2**29, 3), (602_112, 2**10, 2), (100, 2**40, 6)],
 )
 def test_the_window_fits_the_memory(sample: int, memory: int, most: int) -> None:
-    assert fitting_window(256 * sample, memory) == most
+    assert choose_prefetch_depth(256 * sample, memory) == most
 
 
 @pytest.mark.timeout(60)
