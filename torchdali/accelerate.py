@@ -215,14 +215,28 @@ def prepare_data_loader(accelerator: Any, loader: Any, *args: Any, **kwargs: Any
 
 def skip_first_batches(loader: Any, num_batches: int = 0) -> Any:
     """Return a loader without the first batches, as ``accelerate.skip_first_batches`` does. Loads no skipped sample."""
-    made = _theirs.skip_first_batches(loader, num_batches)
     if type(loader) not in (_Shard, _Dispatcher):
-        return made
+        if isinstance(loader, DALILoader):
+            return _skip_in_unprepared(cast("DALILoader[Any]", loader), num_batches)
+        return _theirs.skip_first_batches(loader, num_batches)
+    made = _theirs.skip_first_batches(loader, num_batches)
     device = loader.state.device if type(loader) is _Dispatcher else loader.device
     rest = _with_dali(made, loader.template, device)
     if isinstance(rest.base_dataloader, _Base):
         rest.base_dataloader.count_with(loader.base_dataloader)
     return rest
+
+
+def _skip_in_unprepared(loader: DALILoader[Any], num_batches: int) -> DALILoader[Any]:
+    """Return a ``DALILoader`` without the first batches of one that no Accelerator has prepared."""
+    if loader.batch_sampler is None or isinstance(loader.dataset, IterableDataset):
+        raise TypeError(
+            "skip_first_batches must be given a loader of batches of a map-style dataset, or one that an Accelerator "
+            f"has prepared, got a DALILoader with batch_size={loader.batch_size} of a {type(loader.dataset).__name__}"
+        )
+    options: dict[str, Any] = {name: getattr(loader, name) for name in _KEPT}
+    batches = _theirs.SkipBatchSampler(loader.batch_sampler, skip_batches=num_batches)
+    return DALILoader(loader.dataset, batch_sampler=batches, **options)
 
 
 def _with_dali(made: Any, loader: DALILoader[Any], device: Any) -> Any:

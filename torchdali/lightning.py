@@ -11,7 +11,6 @@ import importlib
 import inspect
 import os
 import sys
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -21,6 +20,7 @@ from torch.utils.data import IterableDataset
 from torchvision.datasets import ImageFolder
 
 from torchdali.loader import DALILoader
+from torchdali.runtime.warning import warn_user
 from torchdali.state import merge
 
 __all__ = ["DALIDataModule", "TrainLoader"]
@@ -110,7 +110,7 @@ class TrainLoader(DALILoader[Any]):
         try:
             super().load_state_dict(_adapt_to_ranks(saved["state"], self))
         except ValueError as error:
-            warnings.warn(f"Epoch {epoch} begins anew, and not as it would have been: {error}", stacklevel=6)
+            warn_user(f"Epoch {epoch} begins anew, and not as it would have been: {error}")
             return False
         if not current:
             super().__iter__()

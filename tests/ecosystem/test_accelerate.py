@@ -119,6 +119,14 @@ def _states() -> Any:
     forget()
 
 
+def test_batches_of_a_loader_that_nobody_prepared_are_skipped(pictures: Path) -> None:
+    whole, rest = list(made(pictures, seed=1)), skip_first_batches(made(pictures, seed=1), 2)
+    assert type(rest) is DALILoader
+    for (images, labels), (true_images, true_labels) in zip(rest, whole[2:], strict=True):
+        assert torch.equal(labels, true_labels)
+        assert images.dtype == true_images.dtype
+
+
 def test_where_dali_would_be_lost(pictures: Path) -> None:
     with pytest.raises(TypeError, match=r"nothing would run in DALI: use the Accelerator of torchdali\.accelerate"):
         accelerate.Accelerator(cpu=True).prepare(made(pictures))

@@ -141,7 +141,7 @@ class DALILoader(DataLoader[_T]):
         distributed: Literal["auto"] | None = None,
     ) -> None:
         if isinstance(dataset, (str, os.PathLike)):
-            dataset = cast("Dataset[_T]", ImageFolder(Path(dataset)))
+            dataset = cast("Dataset[_T]", ImageFolder(Path(dataset).expanduser()))
         if taken := sorted({*_IMMUTABLE, *_MUTABLE}.intersection(vars(self))):
             raise ValueError(_name_collision(self, taken[0]))
         # Another loader's default, which Lightning and Accelerate copy, is not the user's choice.

@@ -154,12 +154,13 @@ class PipelineRunner:
         except RunTimeoutError:
             self._abandon()
             raise
-        except (RuntimeError, MemoryError) as error:
+        except (RuntimeError, MemoryError, UnicodeDecodeError) as error:
             if not is_raised_by_dali(error):
                 raise
             self._num_taken += 1
             self._resources.popleft().close()
-            return error
+            # DALI's message names the file, and its binding makes no str of a name that is not UTF-8.
+            return RuntimeError(str(error)) if isinstance(error, UnicodeDecodeError) else error
         views: Views = [dlpack.to_torch(outputs[i], stream) for i in range(self._views)]
         about = [dlpack.to_array(outputs[i]) for i in range(self._views, len(outputs))]
         self._pipeline.release_outputs()

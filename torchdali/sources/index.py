@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 import zipfile
@@ -62,7 +63,7 @@ class ImageIndex(Dataset[tuple[Any, Any]]):
         transform: Callable[[Any], Any] | None = None,
         target_transform: Callable[[Any], Any] | None = None,
     ) -> None:
-        self.file: Path = Path(file)
+        self.file: Path = Path(file).expanduser()
         self.transform = transform
         self.target_transform = target_transform
         self._open()
@@ -81,9 +82,7 @@ class ImageIndex(Dataset[tuple[Any, Any]]):
         except (TypeError, SystemError) as error:  # not one axis, or no Unicode
             raise ValueError(f"{self.file} is no index: its array 'classes' is no list of names") from error
         self.class_to_idx: dict[str, int] = {name: label for label, name in enumerate(self.classes)}
-        self.has_headers: bool = all(
-            name in arrays and len(arrays[name]) == len(self.paths) for name in HeaderColumns._fields
-        )
+        self.has_headers: bool = _has_headers(arrays, self.file, len(self.paths))
 
     def headers(self) -> HeaderColumns:
         """What is known of the files. It may be written to: what is, is copied, page by page, and the file stays."""
@@ -144,7 +143,7 @@ class ImageIndex(Dataset[tuple[Any, Any]]):
         if isinstance(samples, (str, os.PathLike)):
             if classes is not None:
                 raise ValueError("the classes of a folder are the folders in it: give classes= with pairs only")
-            classes, samples = _folder(os.fspath(samples))
+            classes, samples = _folder(str(Path(samples).expanduser()))
         paths, labels = read_samples(samples)
         if not isinstance(labels, np.ndarray):
             # A column of a table gives numpy's integers.
@@ -165,7 +164,8 @@ class ImageIndex(Dataset[tuple[Any, Any]]):
         arrays: dict[str, npt.NDArray[Any]] = {"paths": paths, "labels": labels, "classes": names}
         if headers:
             arrays |= _read_headers(paths)._asdict()
-        unfinished = Path(f"{os.fspath(file)}.unfinished")
+        file = Path(file).expanduser()
+        unfinished = Path(f"{file}.unfinished")
         with unfinished.open("wb") as stream:
             np.savez(stream, **cast("Any", arrays))
         unfinished.replace(file)
@@ -192,6 +192,21 @@ def _read_headers(paths: Table) -> HeaderColumns:
     return table.columns
 
 
+def _has_headers(arrays: dict[str, npt.NDArray[Any]], file: Path, count: int) -> bool:
+    """Return whether an index has headers; raise ValueError if their arrays have another type or shape."""
+    wanted = HeaderColumns.unknown(0)
+    if any(name not in arrays or len(arrays[name]) != count for name in wanted._fields):
+        return False
+    for name, column in wanted._asdict().items():
+        if (arrays[name].dtype, arrays[name].shape[1:]) != (column.dtype, column.shape[1:]):
+            shape = (count, *column.shape[1:])
+            raise ValueError(
+                f"{file} is no index: its array '{name}' must be {column.dtype} of the shape {shape}, "
+                f"got {arrays[name].dtype} of {arrays[name].shape}"
+            )
+    return True
+
+
 def _mapped(file: Path, mode: Literal["r", "c"]) -> tuple[dict[str, npt.NDArray[Any]], object]:
     """The arrays of an uncompressed ``.npz``, mapped into memory, and what tells the file from another of its name.
 
@@ -208,8 +223,10 @@ def _mapped(file: Path, mode: Literal["r", "c"]) -> tuple[dict[str, npt.NDArray[
                 name, extra = struct.unpack("<26xHH", stream.read(30))
                 stream.seek(name + extra, os.SEEK_CUR)
                 arrays[entry.filename.removesuffix(".npy")] = _map_array(stream, mode)
-    except OSError:
-        raise
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # which a seek to a negative place raises, in a damaged file
+            raise
+        raise ValueError(f"{file} is no index, which is a file that ImageIndex.write or numpy.savez made") from error
     except Exception as error:  # of damaged bytes zipfile, struct and numpy raise nearly anything
         raise ValueError(f"{file} is no index, which is a file that ImageIndex.write or numpy.savez made") from error
     if compressed:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import binascii
 import copy
+import inspect
 from collections.abc import Iterable, Mapping, Sized
 from dataclasses import astuple
 from typing import Any, cast
@@ -103,8 +104,20 @@ def find_stateful(loader: Any) -> dict[str, Any]:
 
 
 def is_stateful(value: Any) -> bool:
-    """Return whether an object has the two methods of torchdata's ``Stateful``."""
-    return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
+    """Return whether an object has the two methods of torchdata's ``Stateful``.
+
+    The ``state_dict`` of Mosaic's and of LitData's ``StreamingDataset`` needs arguments that their own loaders give.
+    """
+    save, load = getattr(value, "state_dict", None), getattr(value, "load_state_dict", None)
+    if not callable(save) or not callable(load):
+        return False
+    try:
+        inspect.signature(save).bind()
+    except TypeError:
+        return False
+    except ValueError:  # a function of C tells no signature
+        pass
+    return True
 
 
 def read_epochs(loader: Any, upcoming: bool = False) -> dict[str, dict[str, Any]]:

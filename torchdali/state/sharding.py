@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-import warnings
 from typing import Any, Literal
 
 from torch import distributed
 from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset
+
+from torchdali.runtime.warning import warn_user
 
 __all__ = ["Shard", "Sharding", "epoch_aware_samplers", "rank_and_world_size"]
 
@@ -105,7 +106,7 @@ class Sharding:
             loader.sampler.begin_epoch()
         elif not self._has_warned and (message := self._warning()):
             self._has_warned = True
-            warnings.warn(message, stacklevel=5)  # beyond the two decorators of the loader's __iter__
+            warn_user(message)
 
     def _warning(self) -> str | None:
         """Return the warning for a loader that gives all samples to each of several processes; else None."""

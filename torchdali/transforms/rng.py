@@ -171,8 +171,12 @@ class Draws:
         return low + (high - low) * self.uniform(1)[:, 0]
 
     def bernoulli(self, p: float) -> npt.NDArray[np.bool_]:
-        """Return ``(N,)`` booleans, True with probability p, as torchvision's ``torch.rand(1) < p``."""
-        return self.uniform(1)[:, 0] < p
+        """Return ``(N,)`` booleans, True with probability p, as torchvision's ``torch.rand(1) < p``.
+
+        Args:
+            p: A number, or a tensor or array of one number.
+        """
+        return self.uniform(1)[:, 0] < float(p)
 
     def choice(self, weights: npt.NDArray[np.float64]) -> IntArray:
         """Return ``(N,)`` numbers below ``len(weights)``. The weights are their probabilities and sum to 1."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +13,7 @@ from torchdali.errors import SampleError, TransformError
 from torchdali.pipeline.feed import Batch
 from torchdali.pipeline.pool import PipelineCache, PipelinePool
 from torchdali.pipeline.tuning import choose_prefetch_depth
+from torchdali.runtime.warning import warn_user
 from torchdali.samples.tree import convert, is_default_collate
 from torchdali.transforms.rng import Draws
 from torchdali.workers.packing import Packed, listed
@@ -70,11 +70,10 @@ class ProxyPlan:
             self.places = self.places or packed.places
         elif not self.found and not self.warned:
             self.warned = True
-            warnings.warn(
+            warn_user(
                 f"transform= has nothing to do: no image was found in a sample, which is {packed.outline}. Taken for "
                 "images are PIL images, tv_tensors.Image, and else the first array (H, W, C), tensor (C, H, W), "
-                "encoded file or pathlib.Path",
-                stacklevel=2,
+                "encoded file or pathlib.Path"
             )
         if self.places and not packed.places:
             reason = f"no image was found in it, in the batches before they were at {listed(self.places)}"

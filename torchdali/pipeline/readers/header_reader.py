@@ -157,7 +157,7 @@ def _read(reading: _Reading, paths: npt.NDArray[np.uint8]) -> Any:
         heads, lengths = (dlpack.to_array(output) for output in pipeline.share_outputs()[:2])
         if pipeline is reading.pipeline:  # it may have been abandoned meanwhile
             pipeline.release_outputs()
-    except RuntimeError as error:
+    except (RuntimeError, UnicodeDecodeError) as error:  # the latter if a file's name is not UTF-8
         if not is_raised_by_dali(error):
             raise
         reading.broken = False

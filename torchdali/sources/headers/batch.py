@@ -62,9 +62,13 @@ def _pngs(heads: Bytes, found: Headers) -> None:
     signed = (heads[:, :8] == np.frombuffer(PNG_SIGNATURE, np.uint8)).all(1)
     named = signed & (heads[:, 12:16] == np.frombuffer(b"IHDR", np.uint8)).all(1)
     rows = np.flatnonzero(named & (heads[:, 24] == 8) & np.isin(heads[:, 25], (0, 2, 3)))
-    rows = rows[[b"acTL" not in head.tobytes() for head in heads[rows]]] if len(rows) else rows
+    rows = rows[[_is_plain_png(head.tobytes()) for head in heads[rows]]] if len(rows) else rows
     width, height = (_number(heads, rows, np.full(len(rows), at), 4) for at in (16, 20))
     _keep(found, rows, height, width)
+
+
+def _is_plain_png(head: bytes) -> bool:
+    return b"acTL" not in head and head.count(b"IHDR") == 1
 
 
 def _jpegs(heads: Bytes, found: Headers) -> None:

@@ -136,6 +136,7 @@ def _png(start: bytes, length: int) -> Header | None:
     width, height = int.from_bytes(start[16:20], "big"), int.from_bytes(start[20:24], "big")
     native = start[24:25] == b"\x08" and start[25:26] in (b"\0", b"\2", b"\3")
     native = native and b"acTL" not in start  # of an animated one DALI may show the second image
+    native = native and start.count(b"IHDR") == 1  # of two PIL takes the last, and DALI refuses the file
     return Header(height, width, length, False, True) if native and 0 < height * width <= most_pixels() else None
 
 

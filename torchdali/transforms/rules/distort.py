@@ -90,7 +90,7 @@ class RandomPhotometricDistort(Rule):
         return fed | ({"hue": Input(np.float32, 1), "matrix": Input(np.float32, 2)} if self._coloured else {})
 
     def draw(self, draws: Draws, size: IntArray) -> Params:
-        coins = draws.uniform(6) < [self.transform.p] * 5 + [0.5]
+        coins = draws.uniform(6) < [float(self.transform.p)] * 5 + [0.5]
         factors = {name: draws.uniform_range(*getattr(self.transform, name)).astype(np.float32) for name in self.names}
         identity = np.broadcast_to(np.arange(self.spec.channels), (len(draws), self.spec.channels))
         order = np.where(coins[:, 4:5], draws.permutation(self.spec.channels), identity)

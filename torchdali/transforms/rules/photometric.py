@@ -142,7 +142,7 @@ class RandomlyApplied(Rule):
         check_image(spec)
         self.spec = spec
         self.value = self.infer_value(spec)
-        p: float = self.transform.p
+        p = float(self.transform.p)
         self.randomness = f"apply with probability {p:g}"
         self.operators = f"split, {self.apply_operators}, merge" if self._splits else self.apply_operators
         if p <= 0 or not self.apply_operators:

@@ -1,0 +1,183 @@
+"""What scripts do with DataLoader, and do with DALILoader: the same batches, or an error that says why."""
+
+from __future__ import annotations
+
+import os
+import struct
+import warnings
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import Numbered, encoded, in_order
+from helpers.proxied import difference
+from PIL import Image
+from torch.utils.data import DataLoader, IterableDataset
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import v2
+
+from torchdali import DALILoader, ImageIndex, SampleError
+
+CROPPED = v2.Compose([v2.ToImage(), v2.CenterCrop(8)])
+PICTURE = Image.fromarray(np.arange(30 * 40 * 3, dtype=np.uint8).reshape(30, 40, 3))
+
+# Arguments
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda p: v2.RandomHorizontalFlip(p),
+        lambda p: v2.RandomGrayscale(p),
+        lambda p: v2.RandomPhotometricDistort(p=p),
+        lambda p: v2.RandomApply([v2.RandomInvert(1.0)], p=p),
+        lambda p: v2.RandomErasing(p=p),
+        lambda p: v2.RandomZoomOut(p=p, side_range=(1.0, 1.0)),
+        lambda p: v2.RandomPerspective(p=p),
+    ],
+)
+@pytest.mark.parametrize("kind", [torch.tensor, np.float64])
+def test_a_probability_is_a_number_of_any_kind(pictures: Path, numbered: Numbered, transform: Any, kind: Any) -> None:
+    batches = [
+        list(DALILoader(numbered(pictures, v2.Compose([v2.ToImage(), transform(p), v2.CenterCrop(8)])), 3, **OWN))
+        for p in (0.5, kind(0.5))
+    ]
+    assert not difference(*batches)
+
+
+OWN: dict[str, Any] = {"device": "cpu", "seed": 1}
+
+
+def test_a_path_may_begin_in_the_home_directory(
+    pictures: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(pictures.parent))
+    short = f"~/{pictures.name}"
+    assert len(DALILoader(short, 3, transform=CROPPED, device="cpu")) == len(in_order())
+    monkeypatch.setenv("HOME", str(tmp_path))
+    ImageIndex.write("~/index.npz", pictures)
+    assert len(ImageIndex("~/index.npz")) == len(ImageFolder(pictures))
+    monkeypatch.setenv("HOME", str(pictures.parent))
+    ImageIndex.write(tmp_path / "other.npz", short)
+    assert (tmp_path / "other.npz").exists()
+
+
+# Datasets
+
+
+class Streaming(IterableDataset[Any]):
+    """Its ``state_dict`` needs what its own loader gives, as that of Mosaic's and LitData's ``StreamingDataset``."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        yield from (torch.tensor(i) for i in range(8))
+
+    def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stream_whose_state_needs_arguments_is_read_and_passed_over(workers: int) -> None:
+    theirs = list(DataLoader(Streaming(), 2, num_workers=workers))
+    loader, again = (DALILoader(Streaming(), 2, num_workers=workers, device="cpu") for _ in range(2))
+    iterator = iter(loader)
+    assert not difference([next(iterator)], theirs[:1])
+    again.load_state_dict(loader.state_dict())
+    assert not difference(list(again), theirs[1:])
+
+
+class Words(torch.utils.data.Dataset[Any]):
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> str:
+        return "a word"
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_warning_points_at_the_line_of_the_script(workers: int) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in DALILoader(Words(), 2, transform=v2.ToImage(), num_workers=workers, device="cpu"):
+            pass
+    (warning,) = (one for one in caught if "no image was found" in str(one.message))
+    assert warning.filename == __file__
+
+
+# Files
+
+
+def png_with_headers(*sizes: tuple[int, int]) -> bytes:
+    """A PNG with several IHDR chunks; PIL takes the last."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    width, height = sizes[-1]
+    heads = b"".join(chunk(b"IHDR", struct.pack(">IIBBBBB", *size, 8, 2, 0, 0, 0)) for size in sizes)
+    pixels = zlib.compress(bytes((3 * width + 1) * height))
+    return b"\x89PNG\r\n\x1a\n" + heads + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize("count", [3, 40])
+def test_a_png_with_two_headers_is_what_pil_takes_it_for(tmp_path: Path, count: int, device: str) -> None:
+    (tmp_path / "a").mkdir()
+    for i in range(count):
+        sizes = [(40, 30), (80, 70)] if i == 1 else [(40, 30)]
+        (tmp_path / "a" / f"{i:02}.png").write_bytes(png_with_headers(*sizes))
+    dataset = ImageFolder(tmp_path, CROPPED)
+    theirs = torch.cat([images for images, _ in DataLoader(dataset, count)])
+    ours = torch.cat([images.cpu() for images, _ in DALILoader(dataset, count, device=device)])
+    assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+@pytest.mark.parametrize("count", [8, 40])
+@pytest.mark.parametrize("known", [False, True])
+def test_a_missing_file_whose_name_is_no_utf8_is_named(
+    tmp_path: Path, known: bool, count: int, on_error: Any, device: str
+) -> None:
+    """DALI's binding makes no str of its message then, and raises UnicodeDecodeError."""
+    (tmp_path / "a").mkdir()
+    paths = [os.fsencode(tmp_path / "a") + b"/%02dcaf\xe9.png" % i for i in range(40)]
+    for path in paths:
+        Path(os.fsdecode(path)).write_bytes(encoded(PICTURE, "PNG"))
+    loader = DALILoader(ImageFolder(tmp_path, CROPPED), count, on_error=on_error, device=device)
+    if known:
+        list(loader)
+    Path(os.fsdecode(paths[5])).unlink()
+    if on_error == "skip":
+        assert sum(len(images) for images, _ in loader) == 40
+        assert [error.index for error in loader.errors] == [5]
+    else:
+        with pytest.raises(SampleError, match="there is no such file") as raised:
+            list(loader)
+        assert (raised.value.index, os.fsencode(raised.value.path)) == (5, paths[5])
+
+
+@pytest.mark.parametrize(
+    ("name", "column"),
+    [("sizes", np.zeros(24, np.uint16)), ("flags", np.zeros(24)), ("lengths", np.zeros(24, np.uint8))],
+)
+def test_an_index_whose_headers_are_of_another_type_is_named(
+    tmp_path: Path, pictures: Path, name: str, column: Any
+) -> None:
+    ImageIndex.write(tmp_path / "whole.npz", pictures, headers=True)
+    np.savez(tmp_path / "damaged.npz", **{**np.load(tmp_path / "whole.npz"), name: column})
+    with pytest.raises(ValueError, match=rf"damaged\.npz is no index: its array '{name}' must be"):
+        ImageIndex(tmp_path / "damaged.npz")
+
+
+def test_an_index_of_which_bytes_are_missing_is_named(tmp_path: Path, pictures: Path) -> None:
+    ImageIndex.write(tmp_path / "whole.npz", pictures, headers=True)
+    whole = (tmp_path / "whole.npz").read_bytes()
+    for start in range(100, 500, 50):
+        (tmp_path / "damaged.npz").write_bytes(whole[:start] + whole[start + 200 :])
+        with pytest.raises(ValueError, match=r"damaged\.npz is no index"):
+            ImageIndex(tmp_path / "damaged.npz")
