@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
+import re
 import struct
 import warnings
 import zlib
@@ -17,10 +19,11 @@ from conftest import Numbered, encoded, in_order
 from helpers.proxied import difference
 from PIL import Image
 from torch.utils.data import DataLoader, IterableDataset
+from torchvision import tv_tensors
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
-from torchdali import DALILoader, ImageIndex, SampleError
+from torchdali import DALILoader, ImageIndex, SampleError, TransformError
 
 CROPPED = v2.Compose([v2.ToImage(), v2.CenterCrop(8)])
 PICTURE = Image.fromarray(np.arange(30 * 40 * 3, dtype=np.uint8).reshape(30, 40, 3))
@@ -100,6 +103,56 @@ class Words(torch.utils.data.Dataset[Any]):
         return "a word"
 
 
+class Boxes(torch.utils.data.Dataset[Any]):
+    """Images with boxes, which transforms would have to move, too."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Any:
+        boxes = tv_tensors.BoundingBoxes([[1, 2, 30, 40]], format="XYXY", canvas_size=(64, 64))  # pyright: ignore
+        return tv_tensors.Image(torch.zeros(3, 64, 64, dtype=torch.uint8)), {"boxes": boxes}
+
+
+def explained(loader: DALILoader[Any]) -> str:
+    loader.explain(text := io.StringIO())
+    return text.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("dataset", "transform", "text"),
+    [
+        (Boxes(), v2.RandomHorizontalFlip(1.0), "a sample has a BoundingBoxes at [1]['boxes']"),
+        ([(PICTURE, 1)] * 4, v2.CenterCrop(8), "the transforms end in PIL images or arrays"),
+    ],
+    ids=["boxes", "PIL images"],
+)
+def test_explain_says_that_the_first_batch_will_fail(dataset: Any, transform: Any, text: str) -> None:
+    loader = DALILoader(dataset, 2, transform=transform, device="cpu")
+    told = " ".join(explained(loader).split())
+    assert f"the first batch will fail: {text}" in told
+    assert "DALI CPU" not in told, "there is no plan"
+    with pytest.raises(TransformError, match=re.escape(text)):
+        next(iter(loader))
+
+
+class Compose:
+    """Stands for a transform of albumentations, which is called by name."""
+
+    def __call__(self, *, image: Any) -> Any:
+        return {"image": image}
+
+
+Compose.__module__ = "albumentations.core.composition"
+
+
+def test_a_transform_of_albumentations_is_named() -> None:
+    loader = DALILoader([(np.zeros((8, 8, 3), np.uint8), 1)] * 4, 2, transform=Compose(), device="cpu")  # pyright: ignore
+    for use in (lambda: next(iter(loader)), lambda: explained(loader)):
+        with pytest.raises(TransformError, match=r"transform 1, Compose, is of albumentations.*call it in the dataset"):
+            use()
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_warning_points_at_the_line_of_the_script(workers: int) -> None:
     with warnings.catch_warnings(record=True) as caught:
@@ -159,6 +212,19 @@ def test_a_missing_file_whose_name_is_no_utf8_is_named(
         with pytest.raises(SampleError, match="there is no such file") as raised:
             list(loader)
         assert (raised.value.index, os.fsencode(raised.value.path)) == (5, paths[5])
+
+
+@pytest.mark.parametrize("count", [8, 40])
+def test_a_path_that_is_written_as_a_uri_is_a_path(tmp_path: Path, count: int, device: str) -> None:
+    """DALI would open the file that the URI names, also from a network."""
+    (tmp_path / "a").mkdir()
+    for i in range(count):
+        (tmp_path / "a" / f"{i:02}.png").write_bytes(encoded(PICTURE, "PNG"))
+    dataset = ImageFolder(tmp_path, CROPPED)
+    dataset.samples[3] = (f"file://{dataset.samples[3][0]}", 0)
+    with pytest.raises(SampleError, match="there is no such file") as raised:
+        list(DALILoader(dataset, count, device=device))
+    assert (raised.value.index, raised.value.path) == (3, dataset.samples[3][0])
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from torchdali.errors import TransformError
 from torchdali.loader.native_plan import NativePlan
 from torchdali.loader.options import LoaderOptions
 from torchdali.loader.session import Session
@@ -24,7 +25,8 @@ from torchdali.samples.on_error import ErrorPolicy
 from torchdali.samples.tree import images_of, tree
 from torchdali.state.sharding import Sharding
 from torchdali.transforms.spec import NOTHING_SEEN, InputStats
-from torchdali.workers.packing import listed, outline
+from torchdali.workers.packing import listed, outline, refuse_annotations
+from torchdali.workers.unpacking import check_stackable
 from torchdali.workers.validation import ProxyPlan, stacks
 
 __all__ = ["collect_stats", "describe_loader"]
@@ -157,6 +159,10 @@ def _images(loader: DataLoader[Any], proxy: ProxyPlan) -> tuple[str, Sequence[Pl
     except Exception as error:  # noqa: BLE001 - the dataset's own, of any kind; to explain is not to fail
         return f"not known before the first batch (dataset[0] raises {error!r}): {_RULE}", []
     parts = tree(sample)
+    try:
+        refuse_annotations(parts)
+    except TransformError as error:
+        return f"the first batch will fail: {error}", []
     found = images_of(parts)
     if not found:
         return f"none in dataset[0], which is {outline(parts)}: {_RULE}", []
@@ -166,7 +172,13 @@ def _images(loader: DataLoader[Any], proxy: ProxyPlan) -> tuple[str, Sequence[Pl
         return f"at {listed([place for place, _ in found])}, of which one cannot be taken: {error}", []
     kinds = [f"{spec} ({input_kind})" for spec, input_kind in routes]
     at = listed([place for place, _ in found])
-    return f"at {at} of dataset[0]: {', '.join(kinds)}", [proxy.routes.plan(*route) for route in routes]
+    plans = [proxy.routes.plan(*route) for route in routes]
+    try:
+        for plan in plans if stacks(loader) and loader.batch_sampler is not None else ():
+            check_stackable(plan)
+    except TransformError as error:
+        return f"at {at}; the first batch will fail: {error}", []
+    return f"at {at} of dataset[0]: {', '.join(kinds)}", plans
 
 
 def _output(plan: Plan) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torchvision.transforms import v2
 
+from torchdali.errors import TransformError
 from torchdali.pipeline.plan import Plan, Step, View
 from torchdali.pipeline.torch_transform import TorchTransform
 from torchdali.runtime.exceptions import add_note
@@ -57,6 +58,11 @@ class _Compiler:
             )
 
     def _add(self, position: int, leaf: Any) -> None:
+        if type(leaf).__module__.partition(".")[0] == "albumentations":
+            raise TransformError(
+                f"transform {position}, {type(leaf).__name__}, is of albumentations, which is called by name with "
+                "arrays: call it in the dataset's __getitem__, and give transform= what comes after it"
+            )
         if find_rule(leaf) is None:
             why = f"for each sample after DALI: torchdali has no rule for {type(leaf).__name__}"
             self._add_to_suffix(position, leaf, why)

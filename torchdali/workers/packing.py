@@ -29,7 +29,7 @@ from torchdali.transforms.spec import First, InputKind, IntArray, Spec
 from torchdali.workers.pickling import pickle_batch
 from torchdali.workers.shared_memory import SharedBuffer, SharedBufferHandle, SharedBufferPool, aligned
 
-__all__ = ["Packed", "PackedImages", "Packer", "SampleFailure", "listed", "outline", "stand_ins"]
+__all__ = ["Packed", "PackedImages", "Packer", "SampleFailure", "listed", "outline", "refuse_annotations", "stand_ins"]
 
 _NONE_LEFT = "and no other sample of its batch can take its place"
 
@@ -193,7 +193,7 @@ class Packer:
         trees = [tree(sample) for sample in samples] if self._images else []
         found = [images_of(one) for one in trees]
         for one in trees:
-            _refuse_annotations(one)
+            refuse_annotations(one)
         if not any(found):
             packed.outline = outline(trees[0]) if trees else packed.outline
             try:
@@ -360,7 +360,8 @@ def _can_be_told_apart(data: Any) -> bool:
     return isinstance(data, Iterable) and not isinstance(data, (Mapping, str, bytes))
 
 
-def _refuse_annotations(sample: Tree) -> None:
+def refuse_annotations(sample: Tree) -> None:
+    """Raise TransformError if a sample has what torchvision's transforms change along with the image."""
     for path, leaf in leaves(sample):
         if isinstance(leaf, tv_tensors.TVTensor) and not isinstance(leaf, tv_tensors.Image):
             raise TransformError(

@@ -11,10 +11,11 @@ import torch
 from torchdali.errors import TransformError
 from torchdali.pipeline.fallback import as_samples, check_shapes, run_on_batch
 from torchdali.pipeline.feed import Batch
+from torchdali.pipeline.plan import Plan
 from torchdali.samples.tree import Placeholder, collate, convert, reordered, replaced
 from torchdali.workers.packing import Packed, PackedImages
 
-__all__ = ["merge_images", "stand_in"]
+__all__ = ["check_stackable", "merge_images", "stand_in"]
 
 Filled = dict[tuple[int, int], Any]
 
@@ -64,12 +65,8 @@ def _images(packed: Packed, runs: Sequence[Batch]) -> Filled:
 def _columns(packed: Packed, runs: Sequence[Batch], batched: bool, chain: Sequence[Any]) -> dict[int, Any]:
     """For each slot the images of all samples, stacked."""
     for run in runs:
-        plan = run.pool.plan
-        if batched and not plan.suffix and plan.spec.kind == "pil":
-            raise TransformError(
-                "the transforms end in PIL images or arrays, which cannot be stacked; add v2.ToImage() or "
-                "v2.PILToTensor() to transform="
-            )
+        if batched:
+            check_stackable(run.pool.plan)
     slots = range(len(packed.places))
     if batched and len(runs) == 1 and not runs[0].pool.plan.suffix:
         # Images come slot by slot, so those of one slot are a view of what DALI put out.
@@ -93,6 +90,15 @@ def _columns(packed: Packed, runs: Sequence[Batch], batched: bool, chain: Sequen
     for slot in slots:
         check_shapes([images[i, slot] for i in range(packed.count)], chain, lambda i, slot=slot: names[i, slot])
     return {slot: collate(tuple(images[i, slot] for i in range(packed.count))) for slot in slots}
+
+
+def check_stackable(plan: Plan) -> None:
+    """Raise TransformError if the images after the transforms are no tensors."""
+    if not plan.suffix and plan.spec.kind == "pil":
+        raise TransformError(
+            "the transforms end in PIL images or arrays, which cannot be stacked; add v2.ToImage() or "
+            "v2.PILToTensor() to transform="
+        )
 
 
 def _after_tail(run: Batch) -> list[Any]:

@@ -58,13 +58,15 @@ class FileReader(Reader):
     def paths(self, rows: IntArray) -> npt.NDArray[np.uint8]:
         """Return ``(N, L)`` the paths of samples, padded with NUL."""
         paths: Any = self.read_rows(rows)
-        if hasattr(paths, "dtype"):
-            return paths
-        return Paths([table_of(paths)]).gather(np.arange(len(paths)))
+        if not hasattr(paths, "dtype"):
+            paths = _pad(paths)
+        if (paths == ord(":")).any() and b"://" in paths.tobytes():  # DALI would open a URI, of a network even
+            paths = _pad([os.path.abspath(path) for path in map(_unpad, paths)])  # noqa: PTH100 - resolve() follows links
+        return paths
 
     def path(self, row: int) -> str:
         """Return the path of a sample's file."""
-        return os.fsdecode(self.paths(np.array([row]))[0].tobytes().rstrip(b"\0"))
+        return _unpad(self.paths(np.array([row]))[0])
 
     def share_headers(self, other: FileReader) -> bool:
         """Use the header table of another reader, if it has the same files. Return whether it has."""
@@ -264,3 +266,12 @@ class FileReader(Reader):
     def close(self) -> None:
         if self._header_reader:
             self._header_reader.close()
+
+
+def _pad(paths: Sequence[str]) -> npt.NDArray[np.uint8]:
+    """Return ``(N, L)`` paths, each padded with at least one NUL."""
+    return Paths([table_of(paths)]).gather(np.arange(len(paths)))
+
+
+def _unpad(path: npt.NDArray[np.uint8]) -> str:
+    return os.fsdecode(path.tobytes().rstrip(b"\0"))
