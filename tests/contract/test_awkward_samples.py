@@ -20,7 +20,7 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 from torchdali import DALILoader, SampleError
-from torchdali.samples.tree import Placeholder, collate, images_of, is_encoded, reordered, tree
+from torchdali.samples.tree import Placeholder, build_tree, collate, find_images, is_encoded, reorder_samples
 from torchdali.workers.pickling import Pickled
 
 pytestmark = [
@@ -351,13 +351,13 @@ NO_IMAGES: dict[str, Any] = {
 
 @pytest.mark.parametrize("leaf", NO_IMAGES.values(), ids=NO_IMAGES.keys())
 def test_what_is_no_image_is_passed_over(leaf: Any) -> None:
-    (found,) = images_of(tree((leaf, image(1))))
+    (found,) = find_images(build_tree((leaf, image(1))))
     assert found[0] == "[1]"
 
 
 def test_a_stored_file_has_nothing_beside_it() -> None:
     """The rest would go with it."""
-    assert images_of(tree([{"bytes": b"\xff\xd8\xff", "path": None, "label": 1}])) == [
+    assert find_images(build_tree([{"bytes": b"\xff\xd8\xff", "path": None, "label": 1}])) == [
         ("[0]['bytes']", b"\xff\xd8\xff")
     ]
 
@@ -366,7 +366,7 @@ def test_what_cannot_be_put_together_is_refused() -> None:
     with pytest.raises(TypeError, match="in different places"):
         collate([{"image": Placeholder(0)}, {"image": Placeholder(1)}])
     with pytest.raises(TypeError, match="a NoneType is no batch of 2 samples"):
-        reordered([torch.zeros(2), None], [1, 1])
+        reorder_samples([torch.zeros(2), None], [1, 1])
 
 
 FORMS = ("JPEG", "PNG", "GIF", "BMP", "TIFF", "PPM", "WEBP", "JPEG2000")

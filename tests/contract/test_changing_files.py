@@ -65,7 +65,7 @@ def test_windows_of_images_that_are_to_be_turned(tmp_path, monkeypatch):
     (tmp_path / "c").mkdir()
     for i in range(40):
         PHOTOGRAPH.crop((i, 0, i + 100, 30)).save(tmp_path / "c" / f"{i:02}.jpg", exif=exif)
-    monkeypatch.setattr("torchdali.pipeline.feed.Prefetcher._again", lambda self, batch: pytest.fail("run twice"))
+    monkeypatch.setattr("torchdali.pipeline.feed.Prefetcher._run_again", lambda self, batch: pytest.fail("run twice"))
     loader = loader_of(tmp_path, v2.Compose([v2.ToImage(), v2.RandomCrop((28, 90))]), 40, device="cpu")
     ((images, _),) = loader
     assert images.shape == (40, 3, 28, 90)

@@ -182,7 +182,7 @@ def test_odd_file_is_read_as_pil_reads_it(
         else:
             if epoch:
                 monkeypatch.setattr(
-                    "torchdali.pipeline.feed.Prefetcher._again", lambda self, batch: pytest.fail("run twice")
+                    "torchdali.pipeline.feed.Prefetcher._run_again", lambda self, batch: pytest.fail("run twice")
                 )
             assert_pairs(loader, fresh, in_order())
 

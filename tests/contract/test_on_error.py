@@ -235,7 +235,7 @@ def test_arguments_and_words(dataset: ImageFolder) -> None:
         with pytest.raises(ValueError, match=words):
             DALILoader(dataset, **options)
     loader = DALILoader(dataset, on_error="skip", max_errors=cast("Any", np.int64(3)), device="cpu")
-    assert "for up to 3 samples; 0 found so far" in loader._error_policy.explained()
+    assert "for up to 3 samples; 0 found so far" in loader._error_policy.describe()
 
 
 @pytest.mark.parametrize("mode", ["skip", "replace"])

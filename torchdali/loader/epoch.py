@@ -95,7 +95,7 @@ class NativeIterator(ResumableIterator):
                 self.clock.lap("feed")
                 index: Any = self._next_index()
                 self.clock.lap("sampler")
-                feed.push(self._batch(index if self._auto_collation else [index]))
+                feed.put(self._batch(index if self._auto_collation else [index]))
             except StopIteration:
                 self._end = StopIteration()  # without a traceback, which would hold this iterator in a cycle
             except EpochEndedError:
@@ -155,7 +155,7 @@ class NativeIterator(ResumableIterator):
         self.progress.num_yielded = self._num_resumed + self._num_returned
 
     def _pop(self, feed: Prefetcher | RetryingPrefetcher) -> Any:
-        batch = feed.pop()
+        batch = feed.get()
         self.clock.lap("feed")
         data = self._finish(batch)
         data = pin_memory(data) if self._pin_memory and self._native.device.type == "cpu" else data

@@ -22,12 +22,12 @@ from torchdali.pipeline.tuning import Threads
 from torchdali.runtime import machine
 from torchdali.samples.image import RefusedError, to_image_input
 from torchdali.samples.on_error import ErrorPolicy
-from torchdali.samples.tree import images_of, tree
+from torchdali.samples.tree import build_tree, find_images
 from torchdali.state.sharding import Sharding
 from torchdali.transforms.spec import NOTHING_SEEN, InputStats
-from torchdali.workers.packing import listed, outline, refuse_annotations
+from torchdali.workers.packing import describe_sample, format_key_paths, refuse_annotations
 from torchdali.workers.unpacking import check_stackable
-from torchdali.workers.validation import ProxyPlan, stacks
+from torchdali.workers.validation import ProxyPlan, uses_default_collate
 
 __all__ = ["collect_stats", "describe_loader"]
 
@@ -46,7 +46,7 @@ def describe_loader(
     device = graph.resolve(options.device)
     rows = {"device": f"{_device(options, device)}, fidelity {options.fidelity}", **shards.describe(loader)}
     timeout = f"{loader.timeout} s a batch" if loader.timeout else "none"
-    on_error = {"on error": errors.explained(), "timeout": timeout}
+    on_error = {"on error": errors.describe(), "timeout": timeout}
     if session.source is not None:
         rows |= _native(loader, options, session.build_native_plan(options, loader), on_error)
     else:
@@ -117,7 +117,7 @@ def _worker_fed(loader: DataLoader[Any], options: LoaderOptions, proxy: ProxyPla
         return {**rows, "output": f"as DataLoader's{moved}", **_batch_transform(options)}
     rows["images"], plans = _images(loader, proxy)
     rows |= {("" if i == 0 else " " * i): str(plan) for i, plan in enumerate(plans)}
-    if stacks(loader):
+    if uses_default_collate(loader):
         rows["collate"] = f"{_name(loader.collate_fn)}, where the samples are made, of all but the images"
     else:
         crossing = "; so all else in a sample crosses from the workers piece by piece, and one core collates it"
@@ -128,7 +128,11 @@ def _worker_fed(loader: DataLoader[Any], options: LoaderOptions, proxy: ProxyPla
     counter = "index, occurrence, transform"
     if isinstance(loader.dataset, IterableDataset):
         counter = "worker, place in its stream, transform"
-    ahead = f"{proxy.window} batches in DALI, beside those of the workers" if loader.num_workers else "no batch ahead"
+    ahead = (
+        f"{proxy.prefetch_depth} batches in DALI, beside those of the workers"
+        if loader.num_workers
+        else "no batch ahead"
+    )
     return {
         **rows,
         "output": "; ".join(dict.fromkeys(map(_output, plans))) or "images as the transforms leave them",
@@ -149,7 +153,7 @@ def _images(loader: DataLoader[Any], proxy: ProxyPlan) -> tuple[str, Sequence[Pl
     assert proxy.routes is not None
     if routes := list(proxy.routes):
         kinds = [f"{spec} ({input_kind})" for spec, input_kind, _ in routes]
-        at = listed(proxy.places) if proxy.places else "where a sample has them"
+        at = format_key_paths(proxy.key_paths) if proxy.key_paths else "where a sample has them"
         return f"at {at}: {', '.join(kinds)}", [proxy.routes.pool(route).plan for route in routes]
     if isinstance(loader.dataset, IterableDataset):
         return f"not known before the first batch: {_RULE}", []
@@ -158,23 +162,23 @@ def _images(loader: DataLoader[Any], proxy: ProxyPlan) -> tuple[str, Sequence[Pl
             sample = loader.dataset[0]
     except Exception as error:  # noqa: BLE001 - the dataset's own, of any kind; to explain is not to fail
         return f"not known before the first batch (dataset[0] raises {error!r}): {_RULE}", []
-    parts = tree(sample)
+    parts = build_tree(sample)
     try:
         refuse_annotations(parts)
     except TransformError as error:
         return f"the first batch will fail: {error}", []
-    found = images_of(parts)
+    found = find_images(parts)
     if not found:
-        return f"none in dataset[0], which is {outline(parts)}: {_RULE}", []
+        return f"none in dataset[0], which is {describe_sample(parts)}: {_RULE}", []
     try:
         routes = list(dict.fromkeys(to_image_input(leaf, proxy.routes.first).route for _, leaf in found))
     except RefusedError as error:
-        return f"at {listed([place for place, _ in found])}, of which one cannot be taken: {error}", []
+        return f"at {format_key_paths([place for place, _ in found])}, of which one cannot be taken: {error}", []
     kinds = [f"{spec} ({input_kind})" for spec, input_kind in routes]
-    at = listed([place for place, _ in found])
+    at = format_key_paths([place for place, _ in found])
     plans = [proxy.routes.plan(*route) for route in routes]
     try:
-        for plan in plans if stacks(loader) and loader.batch_sampler is not None else ():
+        for plan in plans if uses_default_collate(loader) and loader.batch_sampler is not None else ():
             check_stackable(plan)
     except TransformError as error:
         return f"at {at}; the first batch will fail: {error}", []

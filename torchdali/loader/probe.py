@@ -159,7 +159,7 @@ def _probe(
                 return _Probing(loader, options, native, size, rows).run()
             except SampleError as error:
                 failures += 1
-                if failures > _MAX_FAILURES or not errors.takes(error):
+                if failures > _MAX_FAILURES or not errors.handles(error):
                     raise
                 bad.add(error.index)
     return None

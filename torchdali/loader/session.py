@@ -16,7 +16,7 @@ from torchdali.loader.native_plan import NativePlan
 from torchdali.loader.options import LoaderOptions
 from torchdali.loader.stats import Probe
 from torchdali.pipeline import graph
-from torchdali.pipeline.cache import Cache, cached, check_has_files
+from torchdali.pipeline.cache import Cache, build_cache, check_has_files
 from torchdali.pipeline.compile import compile_plan, fuse
 from torchdali.pipeline.pool import PipelineCache, PipelinePool
 from torchdali.pipeline.readers import FileReader, Reader, open_reader
@@ -34,7 +34,7 @@ from torchdali.transforms import flatten, snapshot
 from torchdali.transforms.spec import InputKind
 from torchdali.workers.plain import ParallelPlainIterator, SerialPlainIterator
 from torchdali.workers.proxy import ParallelProxyIterator, SerialProxyIterator
-from torchdali.workers.validation import ProxyPlan, stacks
+from torchdali.workers.validation import ProxyPlan, uses_default_collate
 
 __all__ = ["Session", "declared_batch_size", "make_context"]
 
@@ -163,7 +163,7 @@ class Session:
         size, resident = declared_batch_size(loader), source.resident
         if options.cache:
             wanted = options.cache, options.cache_bytes, self.cache
-            self.cache, plan = cached(*wanted, cast("FileReader", reader), plan, chain, size, loader.num_workers)
+            self.cache, plan = build_cache(*wanted, cast("FileReader", reader), plan, chain, size, loader.num_workers)
             resident = plan.input_kind is InputKind.PACKED and device.type == "cuda"
         else:
             plan = replace(fuse(plan), headers_validated=reader.validate_headers())
@@ -181,7 +181,7 @@ class Session:
         transforms = options.transform is not None or options.batch_transform is not None
         if not transforms and device.type == "cpu" and options.on_error == "raise":
             return None
-        key = (device, snapshot(options.transform), options.fidelity, stacks(loader))
+        key = (device, snapshot(options.transform), options.fidelity, uses_default_collate(loader))
         if self.proxy_plan is None or self.proxy_plan.state != key:
             routes = None
             if options.transform is not None:

@@ -173,10 +173,10 @@ class CompiledTransform:
             for i in rows.tolist():
                 paths[i] = _path_of(images[i], files)
             reader = FileReader(_GivenFiles(paths))
-            feed = Prefetcher(window=1, timeout=0)
+            feed = Prefetcher(prefetch_depth=1, timeout=0)
             try:
-                feed.push(Batch(reader, pool, rows, draws))
-                return feed.pop().views
+                feed.put(Batch(reader, pool, rows, draws))
+                return feed.get().views
             finally:
                 feed.close()
 

@@ -47,7 +47,7 @@ class Batch:
         views: What DALI put out: for each view one tensor, or one a sample where shapes differ.
         params: What was drawn, for each rule of the plan.
         scan: What must be known of it before, being read.
-        engine: Where it runs; None where it is empty or failed before.
+        runner: Where it runs; None where it is empty or failed before.
         run: The run's number there.
         error: What it will raise in its turn.
         size: ``(N, 2)`` heights and widths that its parameters were drawn for.
@@ -61,7 +61,7 @@ class Batch:
     views: Views = field(default_factory=Views)
     params: list[Params] = field(default_factory=list[Params])
     scan: Scan | None = None
-    engine: PipelineRunner | None = None
+    runner: PipelineRunner | None = None
     run: int = 0
     error: Exception | None = None
     size: IntArray = field(default_factory=lambda: np.empty((0, 2), np.int64))
@@ -84,28 +84,30 @@ class Prefetcher:
     """The batches of one epoch.
 
     Args:
-        window: Batches in flight.
+        prefetch_depth: Batches in flight.
         timeout: Seconds that a batch may take; 0 for ever.
         clock: The epoch's, if it has one.
-        at_once: Batches that an engine will have in flight, where somebody else sees to that.
+        runs_in_flight: Batches that an engine will have in flight, where somebody else sees to that.
     """
 
-    def __init__(self, window: int, timeout: float, clock: Clock | None = None, at_once: int | None = None) -> None:
-        self._window, self._timeout = window, timeout
-        self._at_once = at_once or window
+    def __init__(
+        self, prefetch_depth: int, timeout: float, clock: Clock | None = None, runs_in_flight: int | None = None
+    ) -> None:
+        self._prefetch_depth, self._timeout = prefetch_depth, timeout
+        self._runs_in_flight = runs_in_flight or prefetch_depth
         self._clock = clock or Clock(torch.device("cpu"))
         self._waiting: deque[Batch] = deque()
-        self._flying: deque[Batch] = deque()
-        self._engines: list[tuple[PipelinePool, PipelineRunner]] = []
+        self._in_flight: deque[Batch] = deque()
+        self._runners: list[tuple[PipelinePool, PipelineRunner]] = []
         self._threads: DaemonThreadPoolExecutor | None = None
         self._process = os.getpid()
-        self._over = ""
+        self._ended = ""
         self._timed_out = f"DataLoader timed out after {timeout} seconds; {NEW_EPOCH}"
 
     def __len__(self) -> int:
-        return len(self._waiting) + len(self._flying)
+        return len(self._waiting) + len(self._in_flight)
 
-    def push(self, batch: Batch) -> None:
+    def put(self, batch: Batch) -> None:
         """Takes a batch and starts to work on it as soon as its turn comes."""
         self._check()
         with devices.on(batch.pool.plan.device):
@@ -117,9 +119,9 @@ class Prefetcher:
                 batch.error = defer(error)
             self._clock.lap("headers")
             self._waiting.append(batch)
-            self._advance()
+            self._schedule_ready()
 
-    def pop(self) -> Batch:
+    def get(self) -> Batch:
         """The next batch.
 
         Raises:
@@ -128,19 +130,19 @@ class Prefetcher:
             EpochEndedError: It took longer than the timeout, or an earlier call was interrupted.
         """
         self._check()
-        with devices.on((self._flying or self._waiting)[0].pool.plan.device):
-            if not self._flying:
-                self._launch()
-            batch = self._flying[0]
+        with devices.on((self._in_flight or self._waiting)[0].pool.plan.device):
+            if not self._in_flight:
+                self._schedule()
+            batch = self._in_flight[0]
             failure: Exception | None = None
             try:
-                self._land(batch)
+                self._finish(batch)
             except EpochEndedError:
                 raise
             except Exception as error:  # noqa: BLE001 - raised when the next runs are scheduled
                 failure = error
-            self._flying.popleft()
-            self._advance()  # not while an error is handled, which would become the context of those to come
+            self._in_flight.popleft()
+            self._schedule_ready()  # not while an error is handled, which would become the context of those to come
             try:
                 if failure:
                     raise failure
@@ -151,52 +153,52 @@ class Prefetcher:
     def _check(self) -> None:
         if self._process != os.getpid():
             raise EpochEndedError(FORKED)
-        if self._over:
-            raise EpochEndedError(self._over)
+        if self._ended:
+            raise EpochEndedError(self._ended)
 
     def end(self) -> None:
         """Closes, and says so to whoever asks for a batch all the same."""
         self.close()
-        self._over = CLOSED
+        self._ended = CLOSED
 
     def close(self) -> None:
         """Drops what is under way and returns the engines."""
         self._waiting.clear()
-        self._flying.clear()
+        self._in_flight.clear()
         if self._threads:
             self._threads.shutdown(wait=False, cancel_futures=True)
             self._threads = None
         if self._process == os.getpid():
-            while self._engines:
-                pool, engine = self._engines.pop()
-                pool.release(engine)
+            while self._runners:
+                pool, runner = self._runners.pop()
+                pool.release(runner)
 
     def _scan_threads(self) -> DaemonThreadPoolExecutor:
         if self._threads is None:
             self._threads = DaemonThreadPoolExecutor(_SCAN_THREADS, "torchdali-scan")
         return self._threads
 
-    def _advance(self) -> None:
+    def _schedule_ready(self) -> None:
         """Launches what may be launched without waiting."""
-        while self._waiting and len(self._flying) < self._window:
+        while self._waiting and len(self._in_flight) < self._prefetch_depth:
             scan = self._waiting[0].scan
             if scan and not scan.done():
                 return
-            self._launch()
+            self._schedule()
 
-    def _launch(self) -> None:
+    def _schedule(self) -> None:
         """Draws the next batch's parameters and schedules it. What is wrong with it is kept for its turn."""
         batch = self._waiting[0]
-        self._flying.append(batch)
+        self._in_flight.append(batch)
         self._waiting.popleft()
         if batch.error:
             return
         try:
             self._prepare(batch)
             if len(batch.rows):
-                engine = self._engine_for(batch)
-                batch.run = self._submit(engine, batch, batch.reader.find_pil_only(batch.rows))
-                batch.engine = engine
+                runner = self._get_runner(batch)
+                batch.run = self._submit(runner, batch, batch.reader.find_pil_only(batch.rows))
+                batch.runner = runner
         except EpochEndedError:
             raise
         except Exception as error:  # noqa: BLE001 - raised in the batch's turn
@@ -217,48 +219,48 @@ class Prefetcher:
         except SampleTransformError as error:
             raise batch.reader.error(int(batch.rows[error.row]), str(error)) from error
 
-    def _submit(self, engine: PipelineRunner, batch: Batch, by_pil: IntArray) -> int:
+    def _submit(self, runner: PipelineRunner, batch: Batch, by_pil: IntArray) -> int:
         """Schedules a batch; files at the places ``by_pil`` are read by PIL, and DALI gets their pixels in memory."""
         with ExitStack() as held:
-            return engine.submit(batch.reader.read_inputs(batch.rows, by_pil, held), batch.inputs, held)
+            return runner.submit(batch.reader.read_inputs(batch.rows, by_pil, held), batch.inputs, held)
 
-    def _engine_for(self, batch: Batch) -> PipelineRunner:
-        for pool, engine in reversed(self._engines):
-            if pool is batch.pool and engine.batch_size >= len(batch.rows) and not engine.broken:
-                return engine
+    def _get_runner(self, batch: Batch) -> PipelineRunner:
+        for pool, runner in reversed(self._runners):
+            if pool is batch.pool and runner.batch_size >= len(batch.rows) and not runner.broken:
+                return runner
         reader = batch.reader
         read_by_dali = reader.file_bytes(batch.rows) if batch.pool.plan.input_kind is InputKind.FILES else 0
-        pinned = pinned_bytes(read_by_dali, self._at_once)
-        engine = batch.pool.acquire(len(batch.rows), reader.input_stats(), pinned)
-        self._engines.append((batch.pool, engine))
-        return engine
+        pinned = pinned_bytes(read_by_dali, self._runs_in_flight)
+        runner = batch.pool.acquire(len(batch.rows), reader.input_stats(), pinned)
+        self._runners.append((batch.pool, runner))
+        return runner
 
-    def _land(self, batch: Batch) -> None:
-        if batch.engine is None and batch.error is None:
+    def _finish(self, batch: Batch) -> None:
+        if batch.runner is None and batch.error is None:
             return
         try:
-            taken = self._taken(batch)
+            outputs = self._take_outputs(batch)
         except RunTimeoutError as error:
             raise EpochEndedError(self._timed_out) from error
-        batch.views = taken.views
-        batch.reader.check_endings(batch.rows, taken.endings)
+        batch.views = outputs.views
+        batch.reader.check_endings(batch.rows, outputs.endings)
 
-    def _taken(self, batch: Batch) -> RunOutputs:
+    def _take_outputs(self, batch: Batch) -> RunOutputs:
         """What a batch's run put out; where it failed, or files are not what they were, what the next one does."""
         try:
             if batch.error:
                 raise batch.claim_error()
-            assert batch.engine is not None
+            assert batch.runner is not None
             self._clock.lap("feed")
-            taken = batch.engine.take(self._timeout, batch.run)
+            outputs = batch.runner.take(self._timeout, batch.run)
             self._clock.lap("DALI")
         except (SampleError, EpochEndedError):
             raise
         except RuntimeError:
-            return self._again(batch)
-        return self._again(batch) if batch.reader.has_changed(batch.rows, taken.lengths, batch.size) else taken
+            return self._run_again(batch)
+        return self._run_again(batch) if batch.reader.has_changed(batch.rows, outputs.lengths, batch.size) else outputs
 
-    def _again(self, batch: Batch) -> RunOutputs:
+    def _run_again(self, batch: Batch) -> RunOutputs:
         """Runs a batch whose files are not what they were, or that failed, and finds the sample that is to blame.
 
         A sample that PIL reads and only DALI does not is read by PIL, now and from now on.
@@ -269,33 +271,35 @@ class Prefetcher:
         reader.forget(rows)
         batch.scan = reader.scan(rows, self._scan_threads)
         self._prepare(batch)
-        engine = batch.pool.make(len(rows), threads=1)
+        runner = batch.pool.make(len(rows), threads=1)
         pil_only = reader.find_pil_only(rows)
-        taken = self._tried(engine, batch, pil_only)
-        if isinstance(taken, RunOutputs):
-            return taken
+        outputs = self._try_run(runner, batch, pil_only)
+        if isinstance(outputs, RunOutputs):
+            return outputs
         native = np.setdiff1d(np.arange(len(rows)), pil_only)
-        refused = [place for place in native.tolist() if not self._passes_alone(engine, batch, place)]
-        taken = self._tried(engine, batch, np.union1d(pil_only, np.array(refused, np.int64)))
-        if not isinstance(taken, RunOutputs):
+        refused = [place for place in native.tolist() if not self._passes_alone(runner, batch, place)]
+        outputs = self._try_run(runner, batch, np.union1d(pil_only, np.array(refused, np.int64)))
+        if not isinstance(outputs, RunOutputs):
             blamed = refused or list(range(len(rows)))
             named = "; ".join(reader.name(int(rows[place])) for place in blamed[:3])
-            raise PipelineError(f"DALI failed on {len(blamed)} of {len(rows)} samples ({named}): {taken}") from taken
+            raise PipelineError(
+                f"DALI failed on {len(blamed)} of {len(rows)} samples ({named}): {outputs}"
+            ) from outputs
         for place in refused:
             reader.mark_pil_only(int(rows[place]))
-        return taken
+        return outputs
 
-    def _passes_alone(self, engine: PipelineRunner, batch: Batch, place: int) -> bool:
-        one = slice(place, place + 1)
-        alone = Batch(batch.reader, batch.pool, batch.rows[one], batch.draws)
-        alone.inputs = {name: x[one] for name, x in batch.inputs.items()}
-        return isinstance(self._tried(engine, alone, np.empty(0, np.int64)), RunOutputs)
+    def _passes_alone(self, runner: PipelineRunner, batch: Batch, place: int) -> bool:
+        only = slice(place, place + 1)
+        alone = Batch(batch.reader, batch.pool, batch.rows[only], batch.draws)
+        alone.inputs = {name: x[only] for name, x in batch.inputs.items()}
+        return isinstance(self._try_run(runner, alone, np.empty(0, np.int64)), RunOutputs)
 
-    def _tried(self, engine: PipelineRunner, batch: Batch, by_pil: IntArray) -> RunOutputs | RuntimeError:
+    def _try_run(self, runner: PipelineRunner, batch: Batch, by_pil: IntArray) -> RunOutputs | RuntimeError:
         """What comes of a batch that nothing else is in flight beside, or what DALI raised."""
         try:
-            self._submit(engine, batch, by_pil)
-            return engine.take()
+            self._submit(runner, batch, by_pil)
+            return runner.take()
         except EpochEndedError:
             raise
         except RuntimeError as error:

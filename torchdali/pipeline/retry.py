@@ -10,7 +10,7 @@ import numpy as np
 
 from torchdali.errors import SampleError
 from torchdali.pipeline.feed import Batch, Prefetcher
-from torchdali.samples.on_error import SIZE, ErrorPolicy, drawable
+from torchdali.samples.on_error import SIZE, ErrorPolicy, limit_size
 from torchdali.transforms.spec import IntArray
 
 __all__ = ["RetryingPrefetcher"]
@@ -23,65 +23,67 @@ class RetryingPrefetcher:
     """Runs a batch again, beside those that are on their way, without the samples of it that are at fault.
 
     Args:
-        feed: The batches of the epoch.
-        another: Makes a feed for those that are run again.
-        tolerance: What is done about them.
+        prefetcher: The batches of the epoch.
+        make_prefetcher: Makes a feed for those that are run again.
+        error_policy: What is done about them.
     """
 
-    def __init__(self, feed: Prefetcher, another: Callable[[], Prefetcher], tolerance: ErrorPolicy) -> None:
-        self._feed, self._another, self._tolerance = feed, another, tolerance
-        self._beside: Prefetcher | None = None
-        self._asked: deque[Batch] = deque()
+    def __init__(
+        self, prefetcher: Prefetcher, make_prefetcher: Callable[[], Prefetcher], error_policy: ErrorPolicy
+    ) -> None:
+        self._prefetcher, self._make_prefetcher, self._error_policy = prefetcher, make_prefetcher, error_policy
+        self._retries: Prefetcher | None = None
+        self._batches: deque[Batch] = deque()
 
     def __len__(self) -> int:
-        return len(self._feed)
+        return len(self._prefetcher)
 
-    def push(self, batch: Batch) -> None:
+    def put(self, batch: Batch) -> None:
         """As of :class:`torchdali.pipeline.feed.Prefetcher`."""
-        self._asked.append(batch)
-        self._feed.push(self._without(batch) or replace(batch))
+        self._batches.append(batch)
+        self._prefetcher.put(self._substitute(batch) or replace(batch))
 
-    def pop(self) -> Batch:
+    def get(self) -> Batch:
         """The next batch; where a sample had to be left out, its rows say by which it was replaced.
 
         Raises:
             SampleError: There are more than there may be, or no sample of the batch is left.
         """
-        asked, faults, tried = self._asked.popleft(), _Faults(), set[int]()
+        original, faults, excluded = self._batches.popleft(), _Faults(), set[int]()
         try:
-            return self._feed.pop()
+            return self._prefetcher.get()
         except SampleError as error:
-            if not self._tolerance.takes(error):
+            if not self._error_policy.handles(error):
                 raise
             faults.append(error)
-        return self._again(asked, faults, tried)
+        return self._retry(original, faults, excluded)
 
-    def _again(self, asked: Batch, faults: _Faults, tried: set[int]) -> Batch:
-        if self._beside is None:  # an empty one is false
-            self._beside = self._another()
+    def _retry(self, original: Batch, faults: _Faults, excluded: set[int]) -> Batch:
+        if self._retries is None:  # an empty one is false
+            self._retries = self._make_prefetcher()
         while True:
-            self._beside.push(self._given_up(asked, faults, tried))
+            self._retries.put(self._exclude(original, faults, excluded))
             try:
-                return self._beside.pop()
+                return self._retries.get()
             except SampleError as error:
-                if not self._tolerance.takes(error):
+                if not self._error_policy.handles(error):
                     raise
                 faults.append(error)
 
-    def _given_up(self, asked: Batch, faults: _Faults, tried: set[int]) -> Batch:
+    def _exclude(self, original: Batch, faults: _Faults, excluded: set[int]) -> Batch:
         """The batch without the sample that an error names; ``tried`` are those that were given up before."""
-        reader, rows, error = asked.reader, asked.rows, faults.pop()
+        reader, rows, error = original.reader, original.rows, faults.pop()
         try:
-            blamed = [row for row in dict.fromkeys(rows.tolist()) if _names(reader.error(row, ""), error)]
-            if tried.issuperset(blamed):
+            blamed = [row for row in dict.fromkeys(rows.tolist()) if _is_same_sample(reader.error(row, ""), error)]
+            if excluded.issuperset(blamed):
                 raise error
-            tried.update(blamed)
-            self._tolerance.note(error)
-            if self._tolerance.mode == "replace":
+            excluded.update(blamed)
+            self._error_policy.note(error)
+            if self._error_policy.mode == "replace":
                 for row in blamed:
-                    reader.substitute_black(row, drawable(reader.read_size(row)) or _size_beside(asked, row))
+                    reader.substitute_black(row, limit_size(reader.read_size(row)) or _guess_size(original, row))
             reader.bad_rows = reader.bad_rows.union(blamed)
-            batch = self._without(asked)
+            batch = self._substitute(original)
             if batch is None:
                 raise SampleError(
                     error.index,
@@ -93,10 +95,10 @@ class RetryingPrefetcher:
         finally:
             del error
 
-    def _without(self, batch: Batch) -> Batch | None:
+    def _substitute(self, batch: Batch) -> Batch | None:
         """The batch with others in the places of rows that are known to be bad; None where there are none."""
         reader = batch.reader
-        if self._tolerance.mode == "replace" or not reader.bad_rows:
+        if self._error_policy.mode == "replace" or not reader.bad_rows:
             return replace(batch)
         places = reader.find_substitutes(np.isin(batch.rows, list(reader.bad_rows)))
         return None if places is None else replace(batch, rows=batch.rows[places])
@@ -104,22 +106,22 @@ class RetryingPrefetcher:
     def end(self) -> None:
         """As of :class:`torchdali.pipeline.feed.Prefetcher`."""
         self.close()
-        self._feed.end()
+        self._prefetcher.end()
 
     def close(self) -> None:
         """As of :class:`torchdali.pipeline.feed.Prefetcher`."""
-        self._feed.close()
-        if self._beside is not None:
-            self._beside.close()
-            self._beside = None
+        self._prefetcher.close()
+        if self._retries is not None:
+            self._retries.close()
+            self._retries = None
 
 
-def _names(one: SampleError, other: SampleError) -> bool:
+def _is_same_sample(one: SampleError, other: SampleError) -> bool:
     return (one.index, one.path) == (other.index, other.path)
 
 
-def _size_beside(batch: Batch, row: int) -> tuple[int, int]:
+def _guess_size(batch: Batch, row: int) -> tuple[int, int]:
     """Height and width of the next image of a batch that can be read, because images are often of one size."""
     order: IntArray = np.roll(batch.rows, -int(np.flatnonzero(batch.rows == row)[0]))
-    sizes = (drawable(batch.reader.read_size(other)) for other in order.tolist() if other != row)
+    sizes = (limit_size(batch.reader.read_size(other)) for other in order.tolist() if other != row)
     return next(filter(None, sizes), SIZE)

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torchvision import transforms as v1
 from torchvision.transforms import InterpolationMode, v2
 
-from torchdali.samples.tree import replaced
+from torchdali.samples.tree import tree_map
 
 _FEW_KERNELS = {torch.uint16, torch.uint32, torch.uint64}
 """Types that torch handles on the CPU and not on CUDA."""
@@ -62,11 +62,11 @@ class TorchTransform:
 
     def __call__(self, image: Any) -> Any:
         """Return the transformed image."""
-        host = image if self._device.type == "cpu" else replaced(image, self._on_host)
+        host = image if self._device.type == "cpu" else tree_map(image, self._on_host)
         done = self.transform(host)
         if host is image:
             return done
-        return replaced(done, lambda x: x.to(self._device) if isinstance(x, torch.Tensor) else x)
+        return tree_map(done, lambda x: x.to(self._device) if isinstance(x, torch.Tensor) else x)
 
     def _on_host(self, leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
@@ -151,8 +151,8 @@ class _CPUSemanticsMode(TorchFunctionMode):
             device = next((each.device for each in args if isinstance(each, torch.Tensor)), None)
             if device is None or name.startswith("__") or not any(text in str(error) for text in _ONLY_ON_THE_CPU):
                 raise
-        there = replaced((args, kwargs), lambda x: x.cpu() if isinstance(x, torch.Tensor) else x)
+        there = tree_map((args, kwargs), lambda x: x.cpu() if isinstance(x, torch.Tensor) else x)
         done = func(*there[0], **there[1])
         if name.endswith("_"):
             return args[0].copy_(done)
-        return replaced(done, lambda x: x.to(device) if isinstance(x, torch.Tensor) else x)
+        return tree_map(done, lambda x: x.to(device) if isinstance(x, torch.Tensor) else x)

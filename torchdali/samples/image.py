@@ -14,7 +14,7 @@ import PIL.Image
 import torch
 from torchvision import tv_tensors
 
-from torchdali.samples.on_error import drawable
+from torchdali.samples.on_error import limit_size
 from torchdali.sources import UNREADABLE, Header, error_text, header_of, read_header
 from torchdali.transforms.spec import First, InputKind, Spec
 
@@ -66,7 +66,7 @@ class UnreadableError(RefusedError):
 
     def __init__(self, reason: str, size: tuple[int, int] | None = None) -> None:
         super().__init__(reason)
-        self.size = drawable(size)
+        self.size = limit_size(size)
 
 
 def to_image_input(leaf: Any, first: First = "conversion") -> ImageInput:

@@ -10,7 +10,7 @@ import PIL.Image
 from torchdali.errors import SampleError
 from torchdali.transforms import SampleTransformError
 
-__all__ = ["SIZE", "ErrorPolicy", "OnError", "drawable"]
+__all__ = ["SIZE", "ErrorPolicy", "OnError", "limit_size"]
 
 OnError = Literal["raise", "skip", "replace"]
 
@@ -23,7 +23,7 @@ _LONGEST = 2**20
 _log = logging.getLogger("torchdali")
 
 
-def drawable(size: tuple[int, int] | None) -> tuple[int, int] | None:
+def limit_size(size: tuple[int, int] | None) -> tuple[int, int] | None:
     """The size for a black image; None where it is none, or one in which PIL would not decode an image."""
     most = PIL.Image.MAX_IMAGE_PIXELS
     if not size or not 0 < min(size) <= max(size) <= _LONGEST:
@@ -51,7 +51,7 @@ class ErrorPolicy:
     def __bool__(self) -> bool:
         return self.mode != "raise"
 
-    def takes(self, error: Exception) -> bool:
+    def handles(self, error: Exception) -> bool:
         """Whether it is about a sample that cannot be read or decoded; one that cannot be transformed is not."""
         return (
             self.mode != "raise"
@@ -76,7 +76,7 @@ class ErrorPolicy:
         done = "another sample of its batch takes its place" if self.mode == "skip" else "a black image takes its place"
         _log.warning("%s; %s", kept, done)
 
-    def explained(self) -> str:
+    def describe(self) -> str:
         """What is done, in words."""
         if self.mode == "raise":
             return "a sample that cannot be read or decoded is raised, in its turn"

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import _utils as data_utils  # pyright: ignore[reportPrivateUsage]
 
 from torchdali.runtime import devices
-from torchdali.samples.tree import replaced
+from torchdali.samples.tree import tree_map
 
 __all__ = ["Transfer", "pin_memory"]
 
@@ -37,38 +37,38 @@ class Transfer:
         if self._device.type != "cuda":
             return data
         with devices.on(self._device):
-            return self._moved(data)
+            return self._move(data)
 
-    def _moved(self, data: Any) -> Any:
-        beside = _stream_beside(self._device)
+    def _move(self, data: Any) -> Any:
+        side_stream = _get_side_stream(self._device)
         current = torch.cuda.current_stream(self._device)
         moved: list[torch.Tensor] = []
 
         def move(leaf: Any) -> Any:
             if not isinstance(leaf, torch.Tensor):
-                return leaf.to(self._device) if _movable(leaf) else leaf
+                return leaf.to(self._device) if _can_move(leaf) else leaf
             if leaf.device.type != "cpu":
                 return leaf
             if leaf.layout != torch.strided:
                 return leaf.to(self._device)
             if not leaf.is_pinned():
                 leaf = leaf.pin_memory()
-            with torch.cuda.stream(beside):
+            with torch.cuda.stream(side_stream):
                 moved.append(leaf.to(self._device, non_blocking=True))
             return moved[-1]
 
-        data = replaced(data, move, whole=_movable)
-        current.wait_stream(beside)
+        data = tree_map(data, move, is_leaf=_can_move)
+        current.wait_stream(side_stream)
         for tensor in moved:
             tensor.record_stream(current)
         return data
 
 
 @functools.cache
-def _stream_beside(device: torch.device) -> torch.cuda.Stream:
+def _get_side_stream(device: torch.device) -> torch.cuda.Stream:
     """One for the process, because torch keeps memory for each stream that ever was copied to."""
     return torch.cuda.Stream(device)
 
 
-def _movable(node: Any) -> bool:
+def _can_move(node: Any) -> bool:
     return callable(getattr(cast("object", node), "to", None)) and not isinstance(node, type)

@@ -22,14 +22,14 @@ from torchvision.datasets.folder import IMG_EXTENSIONS
 __all__ = [
     "Placeholder",
     "Tree",
+    "build_tree",
     "collate",
     "convert",
-    "images_of",
+    "find_images",
     "is_default_collate",
     "is_encoded",
-    "leaves",
-    "replaced",
-    "tree",
+    "tree_leaves",
+    "tree_map",
     "with_placeholders",
 ]
 
@@ -122,7 +122,7 @@ def _is_dataclass(node: Any) -> bool:
     return dataclasses.is_dataclass(node) and not isinstance(node, (type, Mapping, Sequence))
 
 
-def _gives_its_fields(node: Any) -> bool:
+def _is_sequence_of_its_fields(node: Any) -> bool:
     """Whether it is a sequence of its own fields, which can be set where its parts cannot."""
     if not dataclasses.is_dataclass(node) or isinstance(node, (type, tuple, MutableSequence, Mapping)):
         return False
@@ -130,24 +130,24 @@ def _gives_its_fields(node: Any) -> bool:
     return len(own) == len(parts) and all(getattr(node, x.name) is part for x, part in zip(own, parts, strict=True))
 
 
-def replaced(node: Any, change: Callable[[Any], Any], whole: Callable[[Any], bool] | None = None) -> Any:
+def tree_map(node: Any, change: Callable[[Any], Any], is_leaf: Callable[[Any], bool] | None = None) -> Any:
     """A structure with other leaves; it is not touched itself, and where no leaf changes it comes back as it is.
 
     Args:
         node: The structure.
         change: Gives the new leaf for an old one.
-        whole: Whether something with parts is a leaf all the same.
+        is_leaf: Whether something with parts is a leaf all the same.
     """
-    parts: Sequence[tuple[str, Any]] = () if whole and whole(node) else _children(node)
+    parts: Sequence[tuple[str, Any]] = () if is_leaf and is_leaf(node) else _children(node)
     if not parts:
         return change(node)
-    done = [replaced(child, change, whole) for _, child in parts]
+    done = [tree_map(child, change, is_leaf) for _, child in parts]
     if all(new is old for new, (_, old) in zip(done, parts, strict=True)):
         return node
-    return _rebuilt(node, done)
+    return _rebuild(node, done)
 
 
-def reordered(node: Any, order: Sequence[int]) -> Any:
+def reorder_samples(node: Any, order: Sequence[int]) -> Any:
     """A collated batch as if its samples had come in another order, some of them several times.
 
     Args:
@@ -162,20 +162,20 @@ def reordered(node: Any, order: Sequence[int]) -> Any:
     if isinstance(node, Placeholder):
         return node
     if _is_sequence(node) and len(node) == len(order) and all(isinstance(one, (str, bytes)) for one in node):
-        return _rebuilt(node, [node[i] for i in order])
+        return _rebuild(node, [node[i] for i in order])
     parts = _children(node)
     may_be_empty = isinstance(node, Mapping) or _is_sequence(node) or _is_dataclass(node)
     if not parts and not may_be_empty:
         raise TypeError(f"a {type(cast('object', node)).__name__} is no batch of {len(order)} samples")
-    return _rebuilt(node, [reordered(part, order) for _, part in parts])
+    return _rebuild(node, [reorder_samples(part, order) for _, part in parts])
 
 
-def _rebuilt(node: Any, parts: Sequence[Any]) -> Any:
+def _rebuild(node: Any, parts: Sequence[Any]) -> Any:
     """A structure of the same type, as ``default_collate`` would make it, of other parts."""
     kind: Any = type(cast("object", node))
     if isinstance(node, Mapping):
-        return _mapping(cast("Mapping[Any, Any]", node), dict(zip(cast("Any", node), parts, strict=True)))
-    if _is_dataclass(node) or _gives_its_fields(node):
+        return _rebuild_mapping(cast("Mapping[Any, Any]", node), dict(zip(cast("Any", node), parts, strict=True)))
+    if _is_dataclass(node) or _is_sequence_of_its_fields(node):
         twin = copy.copy(node)
         for field, part in zip(dataclasses.fields(node), parts, strict=True):
             object.__setattr__(twin, field.name, part)  # a frozen one too
@@ -198,7 +198,7 @@ def _rebuilt(node: Any, parts: Sequence[Any]) -> Any:
         return list(parts)
 
 
-def _mapping(node: Mapping[Any, Any], entries: dict[Any, Any]) -> Mapping[Any, Any]:
+def _rebuild_mapping(node: Mapping[Any, Any], entries: dict[Any, Any]) -> Mapping[Any, Any]:
     """Entries as a mapping of the same type, where it can be made of them and gives them back; else as a dict."""
     kind: Any = type(node)
     try:
@@ -218,30 +218,30 @@ class Tree(NamedTuple):
 
     Attributes:
         node: The sample, or the part.
-        path: Where it is in the sample, as it would be written in Python.
+        key_path: Where it is in the sample, as it would be written in Python.
         parts: What it is made of.
     """
 
     node: Any
-    path: str
+    key_path: str
     parts: Sequence[Tree]
 
 
-def tree(node: Any, path: str = "") -> Tree:
+def build_tree(node: Any, key_path: str = "") -> Tree:
     """The parts of a sample.
 
     A stored file is whole; a sample that is like one is not, because its path may be asked for.
     """
-    children = () if path and is_stored(node) else _children(node)
-    return Tree(node, path, [tree(child, path + step) for step, child in children])
+    children = () if key_path and is_stored(node) else _children(node)
+    return Tree(node, key_path, [build_tree(child, key_path + key) for key, child in children])
 
 
-def leaves(sample: Tree) -> Iterator[tuple[str, Any]]:
+def tree_leaves(sample: Tree) -> Iterator[tuple[str, Any]]:
     """All leaves of a sample with their places."""
     if not sample.parts:
-        yield sample.path, sample.node
+        yield sample.key_path, sample.node
     for part in sample.parts:
-        yield from leaves(part)
+        yield from tree_leaves(part)
 
 
 def is_stored(node: Any) -> bool:
@@ -255,7 +255,7 @@ def is_stored(node: Any) -> bool:
     return is_encoded(data) or (data is None and isinstance(path, str) and path.lower().endswith(_SUFFIXES))
 
 
-def _opened(leaf: Any) -> Any:
+def _unwrap_stored(leaf: Any) -> Any:
     """Of such a file its bytes, else its path; any other leaf as it is."""
     if not is_stored(leaf):
         return leaf
@@ -276,11 +276,11 @@ def is_encoded(leaf: Any) -> bool:
     return _MAGIC.match(start) is not None
 
 
-def _surely(leaf: Any) -> bool:
+def _is_surely_image(leaf: Any) -> bool:
     return isinstance(leaf, (PIL.Image.Image, tv_tensors.Image)) or is_stored(leaf)
 
 
-def _likely(leaf: Any) -> bool:
+def _is_likely_image(leaf: Any) -> bool:
     if isinstance(leaf, PurePath) or is_encoded(leaf):
         return True
     if isinstance(leaf, np.ndarray):
@@ -291,7 +291,7 @@ def _likely(leaf: Any) -> bool:
     return False
 
 
-def images_of(sample: Tree) -> list[tuple[str, Any]]:
+def find_images(sample: Tree) -> list[tuple[str, Any]]:
     """The images of a sample, with their places.
 
     As in torchvision's v2 transforms these are all PIL images and ``tv_tensors.Image``; where there is none, the first
@@ -299,9 +299,9 @@ def images_of(sample: Tree) -> list[tuple[str, Any]]:
     (H, W, C), an encoded file (bytes, or one axis of uint8) and a ``pathlib`` path. Files as ``datasets`` stores them
     in its columns count as PIL images, which it would make of them.
     """
-    everything = list(leaves(sample))
-    sure = [(path, _opened(leaf)) for path, leaf in everything if _surely(leaf)]
-    return sure or [(path, leaf) for path, leaf in everything if _likely(leaf)][:1]
+    everything = list(tree_leaves(sample))
+    sure = [(path, _unwrap_stored(leaf)) for path, leaf in everything if _is_surely_image(leaf)]
+    return sure or [(path, leaf) for path, leaf in everything if _is_likely_image(leaf)][:1]
 
 
 def with_placeholders(sample: Tree, images: Sequence[tuple[str, Any]]) -> Any:
@@ -309,19 +309,19 @@ def with_placeholders(sample: Tree, images: Sequence[tuple[str, Any]]) -> Any:
     places = {path: Placeholder(number) for number, (path, _) in enumerate(images)}
 
     def walk(part: Tree) -> Any:
-        if part.path in places:
-            return places[part.path]
+        if part.key_path in places:
+            return places[part.key_path]
         done = [walk(child) for child in part.parts]
         kept = all(new is old.node for new, old in zip(done, part.parts, strict=True))
         # What may make other parts when it is asked again is not to be asked again.
         node = cast("object", part.node)
         made = bool(done) and type(node) is not dict and isinstance(node, Mapping)
-        return part.node if kept and not made else _rebuilt(part.node, done)
+        return part.node if kept and not made else _rebuild(part.node, done)
 
     return walk(sample)
 
 
-def _collate_slots(batch: Sequence[Any], *, collate_fn_map: Any) -> Placeholder:  # noqa: ARG001 - torch passes it
+def _collate_placeholders(batch: Sequence[Any], *, collate_fn_map: Any) -> Placeholder:  # noqa: ARG001 - torch passes it
     first = batch[0]
     if not all(isinstance(one, Placeholder) and one.number == first.number for one in batch):
         raise TypeError("the samples of a batch have their images in different places")
@@ -330,7 +330,7 @@ def _collate_slots(batch: Sequence[Any], *, collate_fn_map: Any) -> Placeholder:
 
 def _collate_dataclasses(batch: Sequence[Any], *, collate_fn_map: Any) -> Any:
     columns = zip(*([part for _, part in _children(one)] for one in batch), strict=True)
-    return _rebuilt(batch[0], [_collate(list(column), collate_fn_map=collate_fn_map) for column in columns])
+    return _rebuild(batch[0], [_collate(list(column), collate_fn_map=collate_fn_map) for column in columns])
 
 
 class _AnyDataclass(type):
@@ -345,7 +345,7 @@ class _Dataclass(metaclass=_AnyDataclass):
 def collate(samples: Sequence[Any]) -> Any:
     """``default_collate``, which here takes dataclasses too, and makes one :class:`Placeholder` of a batch of them."""
     how: dict[Any, Any] = {
-        Placeholder: _collate_slots,
+        Placeholder: _collate_placeholders,
         **data_utils.collate.default_collate_fn_map,
         _Dataclass: _collate_dataclasses,
     }

@@ -44,7 +44,7 @@ class PackedReader(Reader):
         return f"sample {self.error(row, '').index}"
 
     def error(self, row: int, reason: str) -> SampleError:
-        place = self._packed.places[int(self._group.slot[row])] if self._packed.places else ""
+        place = self._packed.key_paths[int(self._group.slot[row])] if self._packed.key_paths else ""
         return self._fault(int(self._group.sample[row]), place or "its image", reason)
 
     def sizes(self, rows: IntArray) -> IntArray:

@@ -23,13 +23,22 @@ from torchdali.errors import TransformError
 from torchdali.runtime.exceptions import add_note
 from torchdali.samples.image import ImageInput, RefusedError, UnreadableError, black, to_image_input
 from torchdali.samples.on_error import SIZE, OnError
-from torchdali.samples.tree import Tree, collate, images_of, leaves, replaced, tree, with_placeholders
+from torchdali.samples.tree import Tree, build_tree, collate, find_images, tree_leaves, tree_map, with_placeholders
 from torchdali.sources import Header
 from torchdali.transforms.spec import First, InputKind, IntArray, Spec
 from torchdali.workers.pickling import pickle_batch
 from torchdali.workers.shared_memory import SharedBuffer, SharedBufferHandle, SharedBufferPool, aligned
 
-__all__ = ["Packed", "PackedImages", "Packer", "SampleFailure", "listed", "outline", "refuse_annotations", "stand_ins"]
+__all__ = [
+    "Packed",
+    "PackedImages",
+    "Packer",
+    "SampleFailure",
+    "describe_sample",
+    "find_substitutes",
+    "format_key_paths",
+    "refuse_annotations",
+]
 
 _NONE_LEFT = "and no other sample of its batch can take its place"
 
@@ -80,12 +89,12 @@ class Packed:
     Attributes:
         rest: The collated samples, or the list of them, with slots where images were.
         count: Number of samples.
-        places: Where the images of the samples are, where all have them in the same places.
+        key_paths: Where the images of the samples are, where all have them in the same places.
         groups: The images, by kind.
         block: The memory that they are in; None where there was no worker.
         worker: Whose batch it is.
         reasons: What is wrong with an image, by sample; with the file's name.
-        given_up: The same of samples in whose places there is something else.
+        failed: The same of samples in whose places there is something else.
         outline: What the first sample is made of, where no image was found.
         task: Number that the batch was asked for under.
         state: What a stream said of itself after the batch.
@@ -93,19 +102,19 @@ class Packed:
 
     rest: Any
     count: int
-    places: tuple[str, ...] = ()
+    key_paths: tuple[str, ...] = ()
     groups: list[PackedImages] = field(default_factory=list[PackedImages])
     block: SharedBufferHandle | SharedBuffer | None = None
     worker: int = 0
     reasons: dict[int, tuple[str, str]] = field(default_factory=dict[int, tuple[str, str]])
-    given_up: dict[int, tuple[str, str]] = field(default_factory=dict[int, tuple[str, str]])
+    failed: dict[int, tuple[str, str]] = field(default_factory=dict[int, tuple[str, str]])
     outline: str = ""
     task: int = 0
     state: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def pin_memory(self) -> Packed:
         """Called by DataLoader, in a thread of its own where there are workers."""
-        self.rest = replaced(self.rest, _pinned, whole=_can_be_pinned)
+        self.rest = tree_map(self.rest, _pin, is_leaf=_can_be_pinned)
         return self
 
 
@@ -113,7 +122,7 @@ def _can_be_pinned(node: Any) -> bool:
     return callable(getattr(cast("object", node), "pin_memory", None))
 
 
-def _pinned(leaf: Any) -> Any:
+def _pin(leaf: Any) -> Any:
     """What DataLoader does to a leaf; but a tensor that is on a device stays there, as the user may not have asked."""
     if isinstance(leaf, torch.Tensor) and (leaf.device.type != "cpu" or leaf.layout != torch.strided):
         return leaf
@@ -126,7 +135,7 @@ class Packer:
     Args:
         collate_fn: The loader's.
         batched: Whether samples come in lists.
-        stacks: Whether ``collate_fn`` is one of DataLoader's own, which need no image to do their work.
+        uses_default_collate: Whether ``collate_fn`` is one of DataLoader's own, which need no image to do their work.
         images: Whether images are taken out; else ``collate_fn`` does all there is to do.
         first: What the transforms begin with.
         on_error: What is done about samples that cannot be read or decoded.
@@ -136,16 +145,17 @@ class Packer:
         self,
         collate_fn: Callable[[Any], Any],
         batched: bool,
-        stacks: bool,
+        uses_default_collate: bool,
         images: bool,
         first: First = "conversion",
         on_error: OnError = "raise",
     ) -> None:
-        self._collate, self._batched, self._stacks, self._images = collate_fn, batched, stacks, images
+        self._collate, self._batched, self._images = collate_fn, batched, images
+        self._uses_default_collate = uses_default_collate
         self._first: First = first
         self._on_error = on_error
         self._process = os.getpid()
-        self._ring: SharedBufferPool | None = None
+        self._pool: SharedBufferPool | None = None
 
     @property
     def worker(self) -> Any:
@@ -160,29 +170,29 @@ class Packer:
         whole = False
         if self._batched and isinstance(data, Sequence):
             samples = list(cast("Sequence[Any]", data))
-        elif self._batched and self._images and _can_be_told_apart(data):  # a dataset's __getitems__ may give anything
+        elif self._batched and self._images and _is_iterable_batch(data):  # a dataset's __getitems__ may give anything
             data = samples = list(cast("Iterable[Any]", data))
         elif self._batched:
             samples, whole = [], True
         packed = Packed(None, 1 if whole else len(samples), worker=info.id if info else 0)
-        packed.outline = outline(tree(data)) if whole and self._images else ""
+        packed.outline = describe_sample(build_tree(data)) if whole and self._images else ""
         failed = {i: (one.named, one.reason) for i, one in enumerate(samples) if isinstance(one, SampleFailure)}
         while True:
-            if failed and not self._stand_in(packed, samples, failed):
+            if failed and not self._substitute(packed, samples, failed):
                 return packed
             failed = self._fill(packed, samples if failed else data, samples, info is not None)
             if not failed:
                 return packed
 
-    def _stand_in(self, packed: Packed, samples: list[Any], failed: dict[int, tuple[str, str]]) -> bool:
+    def _substitute(self, packed: Packed, samples: list[Any], failed: dict[int, tuple[str, str]]) -> bool:
         """Puts the next good sample in the place of each one that failed; False where there is none."""
         # One that was given up before has another in its place, which is at fault now.
-        packed.given_up |= {i: why for i, why in failed.items() if i not in packed.given_up}
-        others = stand_ins(packed.given_up, len(samples))
+        packed.failed |= {i: why for i, why in failed.items() if i not in packed.failed}
+        others = find_substitutes(packed.failed, len(samples))
         if others is None:
             first = min(failed)
             named, reason = failed[first]
-            packed.given_up, packed.reasons = {}, {first: (named, f"{reason}, {_NONE_LEFT}")}
+            packed.failed, packed.reasons = {}, {first: (named, f"{reason}, {_NONE_LEFT}")}
             return False
         for i, other in others.items():
             samples[i] = samples[other]
@@ -190,12 +200,12 @@ class Packer:
 
     def _fill(self, packed: Packed, data: Any, samples: list[Any], in_worker: bool) -> dict[int, tuple[str, str]]:
         """Packs what there is; returns which samples others have to take the place of."""
-        trees = [tree(sample) for sample in samples] if self._images else []
-        found = [images_of(one) for one in trees]
+        trees = [build_tree(sample) for sample in samples] if self._images else []
+        image_lists = [find_images(one) for one in trees]
         for one in trees:
             refuse_annotations(one)
-        if not any(found):
-            packed.outline = outline(trees[0]) if trees else packed.outline
+        if not any(image_lists):
+            packed.outline = describe_sample(trees[0]) if trees else packed.outline
             try:
                 packed.rest = self._collate(data)
             except Exception as error:
@@ -204,52 +214,52 @@ class Packer:
                 raise
             packed.rest = pickle_batch(packed.rest) if in_worker else packed.rest
             return {}
-        if self._stacks or self._on_error != "raise":
-            places, wrong, without = _common_places(trees, found)
+        if self._uses_default_collate or self._on_error != "raise":
+            key_paths, wrong, without = _find_common_key_paths(trees, image_lists)
             if self._on_error == "skip" and without:
                 return without
             if self._on_error == "replace" and without:
                 wrong = {}
                 for i in without:
-                    found[i] = [(place, None) for place in places]
-            if self._stacks:
-                packed.places, packed.reasons = places, wrong
+                    image_lists[i] = [(key_path, None) for key_path in key_paths]
+            if self._uses_default_collate:
+                packed.key_paths, packed.reasons = key_paths, wrong
         if packed.reasons:
             return {}
-        images, unreadable = self._prepared(packed, found)
+        images, unreadable = self._convert(packed, image_lists)
         if unreadable or packed.reasons:
             return unreadable
-        slotted = [with_placeholders(one, of_one) for one, of_one in zip(trees, found, strict=True)]
-        if not self._stacks:
+        slotted = [with_placeholders(one, images) for one, images in zip(trees, image_lists, strict=True)]
+        if not self._uses_default_collate:
             packed.rest = slotted
         else:
             try:
                 packed.rest = collate(slotted) if self._batched else self._collate(slotted[0])
             except Exception as error:
-                taken = listed([place for place, _ in found[0]])
-                add_note(error, f"transform= took as image {taken} of a sample, which is {outline(trees[0])}")
+                taken = format_key_paths([key_path for key_path, _ in image_lists[0]])
+                add_note(error, f"transform= took as image {taken} of a sample, which is {describe_sample(trees[0])}")
                 raise
         if in_worker:  # samples hold many tensors, more than there are file descriptors
-            packed.rest = pickle_batch(packed.rest, tensors_by_value=not self._stacks)
+            packed.rest = pickle_batch(packed.rest, tensors_by_value=not self._uses_default_collate)
         self._pack(packed, images, in_worker)  # last: a block of a batch that fails afterwards would never be free
         return {}
 
-    def _prepared(
-        self, packed: Packed, found: Sequence[Sequence[tuple[str, Any]]]
+    def _convert(
+        self, packed: Packed, image_lists: Sequence[Sequence[tuple[str, Any]]]
     ) -> tuple[list[tuple[int, int, ImageInput]], dict[int, tuple[str, str]]]:
         """Each image with its sample and slot, slot by slot; and which samples others have to take the place of."""
         images: list[tuple[int, int, ImageInput]] = []
         unreadable: dict[tuple[int, int], tuple[str, str]] = {}
         of_unknown_size: set[tuple[int, int]] = set()
-        for slot in range(max(map(len, found))):
-            for sample, of_sample in enumerate(found):
-                if slot >= len(of_sample):
+        for slot in range(max(map(len, image_lists))):
+            for sample, sample_images in enumerate(image_lists):
+                if slot >= len(sample_images):
                     continue
-                place, leaf = of_sample[slot]
+                key_path, leaf = sample_images[slot]
                 try:
                     images.append((sample, slot, to_image_input(leaf, self._first)))
                 except RefusedError as error:
-                    named = str(leaf) if isinstance(leaf, PurePath) else place or "the sample itself"
+                    named = str(leaf) if isinstance(leaf, PurePath) else key_path or "the sample itself"
                     if self._on_error != "raise" and isinstance(error, UnreadableError):
                         unreadable[sample, slot] = named, str(error)
                         images.append((sample, slot, black(error.size or SIZE)))
@@ -260,9 +270,9 @@ class Packer:
         whole = {sample: why for (sample, _), why in reversed(unreadable.items())}
         if self._on_error == "skip":
             return images, whole
-        packed.given_up |= whole
+        packed.failed |= whole
         read = [(sample, slot, image) for sample, slot, image in images if (sample, slot) not in unreadable]
-        return [_as_large(read, one) if one[:2] in of_unknown_size else one for one in images], {}
+        return [_match_size(read, one) if one[:2] in of_unknown_size else one for one in images], {}
 
     def _pack(self, packed: Packed, images: Sequence[tuple[int, int, ImageInput]], in_worker: bool) -> None:
         groups: dict[tuple[Spec, InputKind], list[tuple[int, int, ImageInput]]] = {}
@@ -270,29 +280,29 @@ class Packer:
             groups.setdefault(image.route, []).append((sample, slot, image))
         at = 0
         for (spec, input_kind), members in groups.items():
-            group, at = _laid_out(spec, input_kind, members, at)
+            group, at = _lay_out(spec, input_kind, members, at)
             packed.groups.append(group)
         every = [[image.data for _, _, image in members] for members in groups.values()]
         if not in_worker:
             for group, arrays in zip(packed.groups, every, strict=True):
                 group.arrays = [np.ascontiguousarray(array) for array in arrays]
             return
-        self._ring = self._ring or SharedBufferPool()
-        memory, packed.block = self._ring.take(at)
+        self._pool = self._pool or SharedBufferPool()
+        memory, packed.block = self._pool.take(at)
         for group, arrays in zip(packed.groups, every, strict=True):
             for start, length, array in zip(group.start.tolist(), group.length.tolist(), arrays, strict=True):
                 np.copyto(memory[start : start + length].view(array.dtype).reshape(array.shape), array)
 
 
-def stand_ins(given_up: Container[int], count: int) -> dict[int, int] | None:
+def find_substitutes(failed: Container[int], count: int) -> dict[int, int] | None:
     """Of each sample that was given up the next one of its batch that was not; None where all were."""
-    good = [i for i in range(count) if i not in given_up]
+    good = [i for i in range(count) if i not in failed]
     if not good:
         return None
-    return {i: next((other for other in good if other > i), good[0]) for i in range(count) if i in given_up}
+    return {i: next((other for other in good if other > i), good[0]) for i in range(count) if i in failed}
 
 
-def _as_large(
+def _match_size(
     images: Sequence[tuple[int, int, ImageInput]], image: tuple[int, int, ImageInput]
 ) -> tuple[int, int, ImageInput]:
     """A black image as large as the next one of its slot among ``images``."""
@@ -302,7 +312,7 @@ def _as_large(
     return sample, slot, black(sizes[after[0]] if after else SIZE)
 
 
-def _laid_out(
+def _lay_out(
     spec: Spec, input_kind: InputKind, members: Sequence[tuple[int, int, ImageInput]], at: int
 ) -> tuple[PackedImages, int]:
     """Where images go: side by side, so that they are one array where all are equal in shape."""
@@ -321,33 +331,34 @@ def _laid_out(
     return group, aligned(at + int(length.sum()))
 
 
-def _common_places(
-    samples: Sequence[Tree], found: Sequence[Sequence[tuple[str, Any]]]
+def _find_common_key_paths(
+    samples: Sequence[Tree], image_lists: Sequence[Sequence[tuple[str, Any]]]
 ) -> tuple[tuple[str, ...], dict[int, tuple[str, str]], dict[int, tuple[str, str]]]:
     """Where most samples have their images, what is wrong with the first that has not, and which ones have none."""
-    each = [tuple(path for path, _ in images) for images in found]
+    each = [tuple(path for path, _ in images) for images in image_lists]
     ((most, _),) = Counter(filter(None, each)).most_common(1)
     wrong: dict[int, tuple[str, str]] = {}
-    for number, places in enumerate(each):
-        if places != most:
-            has = f"its images are at {listed(places)}" if places else "no image was found in it"
+    for number, key_paths in enumerate(each):
+        if key_paths != most:
+            has = f"its images are at {format_key_paths(key_paths)}" if key_paths else "no image was found in it"
+            usual = format_key_paths(most)
             reason = (
-                f"{has}, in other samples of the batch they are at {listed(most)}; it is {outline(samples[number])}"
+                f"{has}, in other samples of the batch they are at {usual}; it is {describe_sample(samples[number])}"
             )
-            wrong[number] = (listed(most), reason)
+            wrong[number] = (usual, reason)
     elsewhere = any(each[number] for number in wrong)
     return most, dict(list(wrong.items())[:1]), {} if elsewhere else wrong
 
 
-def listed(places: Sequence[str]) -> str:
+def format_key_paths(key_paths: Sequence[str]) -> str:
     """Places in a sample, in words."""
-    return ", ".join(place or "the sample itself" for place in places) or "none"
+    return ", ".join(key_path or "the sample itself" for key_path in key_paths) or "none"
 
 
-def outline(sample: Tree) -> str:
+def describe_sample(sample: Tree) -> str:
     """What a sample is made of."""
     parts: list[str] = []
-    for path, leaf in leaves(sample):
+    for path, leaf in tree_leaves(sample):
         shape = getattr(leaf, "shape", None)
         start = repr(bytes(leaf[:8])) if isinstance(leaf, (bytes, bytearray)) else None
         about = start or (f"{tuple(shape)} {getattr(leaf, 'dtype', '')}" if shape is not None else "")
@@ -356,13 +367,13 @@ def outline(sample: Tree) -> str:
     return text if len(text) <= 300 else f"{text[:297]}..."
 
 
-def _can_be_told_apart(data: Any) -> bool:
+def _is_iterable_batch(data: Any) -> bool:
     return isinstance(data, Iterable) and not isinstance(data, (Mapping, str, bytes))
 
 
 def refuse_annotations(sample: Tree) -> None:
     """Raise TransformError if a sample has what torchvision's transforms change along with the image."""
-    for path, leaf in leaves(sample):
+    for path, leaf in tree_leaves(sample):
         if isinstance(leaf, tv_tensors.TVTensor) and not isinstance(leaf, tv_tensors.Image):
             raise TransformError(
                 f"a sample has a {type(leaf).__name__} at {path or 'its top'}, which torchvision's transforms change "

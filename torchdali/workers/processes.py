@@ -70,13 +70,13 @@ class Parallel(ResumableIterator):
 
     def __init__(self, view: LoaderView) -> None:
         self._starting = WorkerStartup()
-        self._roll: StartupCheck | None = None
-        ours = isinstance(view.worker_init_fn, WorkerInit)
+        self._startup_check: StartupCheck | None = None
+        is_ours = isinstance(view.worker_init_fn, WorkerInit)
         view = replace(view, multiprocessing_context=_make_context(view))
         if view.multiprocessing_context.get_start_method() == "fork":
-            self._roll = StartupCheck(view.worker_init_fn, view.num_workers)
-            view = replace(view, worker_init_fn=self._roll)
-        with self._starting if ours else nullcontext():
+            self._startup_check = StartupCheck(view.worker_init_fn, view.num_workers)
+            view = replace(view, worker_init_fn=self._startup_check)
+        with self._starting if is_ours else nullcontext():
             super().__init__(view)
 
     @property
@@ -98,7 +98,7 @@ class Parallel(ResumableIterator):
             for _ in range(saved.state["worker"]):
                 next(self._worker_queue_idx_cycle)
         try:
-            self._asked = super()._next_index()
+            self._indices = super()._next_index()
         except StopIteration:
             return
         with DeferInterrupt():
@@ -119,16 +119,16 @@ class Parallel(ResumableIterator):
 
     def _next_index(self) -> Any:
         """What the sampler gave to ``_try_put_index``."""
-        return self._asked
+        return self._indices
 
     def __next__(self) -> Any:
         """Return the next batch; where the epoch ends because a worker died, say which, in torch's words."""
-        at_work = self._at_work  # torch may strike a dead one out
+        live_workers = self._live_workers  # torch may strike a dead one out
         try:
             return super().__next__()
         except Exception as error:
             named = str(error).startswith("DataLoader ") and "exited unexpectedly" not in str(error)
-            if self._ended and not named and (dead := _find_dead(at_work, error)):
+            if self._ended and not named and (dead := _find_dead(live_workers, error)):
                 self._ended = dead
                 raise RuntimeError(dead) from error
             raise
@@ -141,25 +141,25 @@ class Parallel(ResumableIterator):
     def _try_get_data(self, timeout: float = _INTERVAL) -> Any:
         if not self._pin_memory:
             timeout = self._wait(timeout)
-        found = cast("Any", super())._try_get_data(timeout)  # noqa: SLF001 - its own
-        if not found[0]:
-            self._call_the_roll()
-        return found
+        result = cast("Any", super())._try_get_data(timeout)  # noqa: SLF001 - its own
+        if not result[0]:
+            self._kill_missing()
+        return result
 
     def _wait(self, timeout: float) -> float:
         """Waits until a batch comes or a worker dies; returns how long torch may still wait for a batch."""
         batches = self._data_queue._reader  # noqa: SLF001
-        ready = connection.wait([batches, *(worker.sentinel for worker in self._at_work)], timeout)
+        ready = connection.wait([batches, *(worker.sentinel for worker in self._live_workers)], timeout)
         if batches in ready:
             return timeout
-        for worker in self._at_work:
+        for worker in self._live_workers:
             if worker.sentinel in ready:
                 worker.join()  # it is ending
-                raise EpochEndedError(_death(worker))
+                raise EpochEndedError(_describe_death(worker))
         return 0.0
 
     @property
-    def _at_work(self) -> list[Any]:
+    def _live_workers(self) -> list[Any]:
         """The workers that are to live."""
         return list(itertools.compress(self._workers, self._workers_status))
 
@@ -186,9 +186,9 @@ class Parallel(ResumableIterator):
         if not ending():  # torch has ended its workers by then
             self._end_workers()
 
-    def _call_the_roll(self) -> None:
+    def _kill_missing(self) -> None:
         """Kills workers that never began, and raises which."""
-        missing = self._roll.missing() if self._roll else []
+        missing = self._startup_check.missing() if self._startup_check else []
         if not missing or time.monotonic() - self._forked < _BEGIN_WITHIN:
             return
         pids = ", ".join(str(self._workers[worker].pid) for worker in missing)
@@ -231,8 +231,9 @@ class _Queue(_MultiprocessingQueue):
         super()._start_thread()
         if self._jointhread and self._opid != os.getpid():  # in a worker
             self._jointhread.cancel()
-            about = [weakref.ref(self._thread), os.getppid()]
-            self._jointhread = Finalize(self._thread, _wait_until_sent, about, exitpriority=-5)  # as the one cancelled
+            arguments = [weakref.ref(self._thread), os.getppid()]
+            # The priority is that of the finalizer just cancelled.
+            self._jointhread = Finalize(self._thread, _wait_until_sent, arguments, exitpriority=-5)
 
 
 def _wait_until_sent(sender: Callable[[], threading.Thread | None], parent: int) -> None:
@@ -272,10 +273,10 @@ def _find_dead(workers: list[Any], error: Exception) -> str:
         for worker in workers:
             if worker.sentinel in ending:
                 worker.join()
-    return next((_death(worker) for worker in workers if worker.exitcode is not None), "")
+    return next((_describe_death(worker) for worker in workers if worker.exitcode is not None), "")
 
 
-def _death(worker: Any) -> str:
+def _describe_death(worker: Any) -> str:
     """How a worker ended that should not have, in torch's words."""
     code = worker.exitcode
     how = f"is killed by signal: {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"

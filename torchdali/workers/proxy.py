@@ -42,13 +42,13 @@ from torchdali.transforms.rng import Draws
 from torchdali.transforms.spec import First
 from torchdali.workers.dataset import AnnotatedDataset, StreamPacker, put_stream
 from torchdali.workers.packed_reader import open_packed
-from torchdali.workers.packing import Packed, Packer, stand_ins
+from torchdali.workers.packing import Packed, Packer, find_substitutes
 from torchdali.workers.processes import Parallel
 from torchdali.workers.sample_keys import SampleKeys
-from torchdali.workers.shared_memory import Mapping, SharedBuffer
+from torchdali.workers.shared_memory import MappedFile, SharedBuffer
 from torchdali.workers.startup import WorkerInit
-from torchdali.workers.unpacking import merge_images, stand_in
-from torchdali.workers.validation import PendingBatch, ProxyPlan, check_sizes, stacks
+from torchdali.workers.unpacking import merge_images, substitute_samples
+from torchdali.workers.validation import PendingBatch, ProxyPlan, check_sizes, uses_default_collate
 
 __all__ = ["ParallelProxyIterator", "SerialProxyIterator"]
 
@@ -70,7 +70,7 @@ class _ProxyEpoch(ResumableIterator):
         clock: Where the time goes.
     """
 
-    _feed: Prefetcher | RetryingPrefetcher | None = None
+    _prefetcher: Prefetcher | RetryingPrefetcher | None = None
     _received: deque[tuple[Any, Any]]
 
     def __init__(self, context: EpochContext, proxy: ProxyPlan) -> None:
@@ -78,25 +78,25 @@ class _ProxyEpoch(ResumableIterator):
         self.clock = Clock(proxy.device)
         self.proxy = proxy
         self._user_collate = view.collate_fn
-        self._stacks = stacks(view)
+        self._uses_default_collate = uses_default_collate(view)
         self._transform_batch = context.batch_transform
         self._pins: bool = view.pin_memory and proxy.device.type == "cpu" and torch.cuda.is_available()
         self._transfer = Transfer(proxy.device)
-        self._tolerance: ErrorPolicy = context.errors
+        self._error_policy: ErrorPolicy = context.errors
         self._pending: deque[tuple[PendingBatch | Exception, int, _Share | None]] = deque()
-        self._mappings: dict[tuple[int, int], Mapping] = {}
+        self._mapped_files: dict[tuple[int, int], MappedFile] = {}
         with devices.on(proxy.device):  # torch's thread that pins memory takes the device
-            super().__init__(self._show(view))
+            super().__init__(self._make_view(view))
         if not self._num_workers:
-            self._begin()
+            self._begin_epoch()
 
-    def _show(self, view: LoaderView) -> LoaderView:
+    def _make_view(self, view: LoaderView) -> LoaderView:
         """Return the loader as torch's iterator is to see it."""
         routes = self.proxy.routes
         images: bool = routes is not None
         first: First = routes.first if routes else "conversion"
         batches: bool = cast("Any", view)._auto_collation  # noqa: SLF001 - torch's
-        packs = batches, self._stacks, images, first, self._tolerance.mode
+        packs = batches, self._uses_default_collate, images, first, self._error_policy.mode
         packer = Packer(view.collate_fn, *packs)
         # Without images the batch itself crosses to the device, and torch has a thread that pins it.
         pins = self.proxy.device.type == "cuda" and not images
@@ -110,56 +110,56 @@ class _ProxyEpoch(ResumableIterator):
             return view
         if view.num_workers:
             view = replace(view, worker_init_fn=WorkerInit(view.worker_init_fn))
-        return replace(view, dataset=AnnotatedDataset(dataset, self._tolerance.mode == "skip"))
+        return replace(view, dataset=AnnotatedDataset(dataset, self._error_policy.mode == "skip"))
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         if not first_iter:
             self.clock = Clock(self.proxy.device)
-        self._begin()
+        self._begin_epoch()
         super()._reset(loader, first_iter)
 
-    def _begin(self) -> None:
+    def _begin_epoch(self) -> None:
         """Begins an epoch."""
-        self._leave()
+        self._close_prefetcher()
         self._key = self._context.next_key(int(self._base_seed))
         # The window is of batches, and kept by _fill.
-        feed = Prefetcher(sys.maxsize, self._timeout, self.clock, self._window)
-        self._feed = (
-            RetryingPrefetcher(feed, partial(Prefetcher, 1, self._timeout), self._tolerance)
-            if self._tolerance
-            else feed
+        prefetcher = Prefetcher(sys.maxsize, self._timeout, self.clock, self._prefetch_depth)
+        self._prefetcher = (
+            RetryingPrefetcher(prefetcher, partial(Prefetcher, 1, self._timeout), self._error_policy)
+            if self._error_policy
+            else prefetcher
         )
-        self._identities = SampleKeys(self._auto_collation, self._by_stream, self._num_workers > 0)
+        self._sample_keys = SampleKeys(self._auto_collation, self._by_stream, self._num_workers > 0)
         self._received = deque()
-        self._exhausted, self._delivered = False, 0
+        self._exhausted, self._num_finished = False, 0
         self._share: _Share | None = None
 
     @property
     def _by_stream(self) -> bool:
         return self._dataset_kind == _DatasetKind.Iterable
 
-    def _leave(self) -> None:
+    def _close_prefetcher(self) -> None:
         self._pending.clear()
-        if self._feed is not None:
+        if self._prefetcher is not None:
             self.rewind()
-            self._feed.close()
-            self._feed = None
+            self._prefetcher.close()
+            self._prefetcher = None
 
     def _next_index(self) -> Any:
-        return self._identities.sent(self._task(), super()._next_index())
+        return self._sample_keys.remember(self._task_number(), super()._next_index())
 
-    def _task(self) -> int:
+    def _task_number(self) -> int:
         """The number of the batch that the sampler is being asked for."""
         return 0
 
     def _index_counter(self) -> Callable[[Iterable[Any]], None]:
-        return self._identities.fast_forward
+        return self._sample_keys.fast_forward
 
     def _resume_stream(self, saved: Checkpoint) -> None:
         super()._resume_stream(saved)
-        self._identities.go_on({worker: stream.samples for worker, stream in saved.streams.items()})
+        self._sample_keys.resume_streams({worker: stream.samples for worker, stream in saved.streams.items()})
 
-    def _turn(self) -> int:
+    def _count_fetched(self) -> int:
         """Batches of the epoch whose samples came, or failed to."""
         return self._num_requested
 
@@ -173,7 +173,7 @@ class _ProxyEpoch(ResumableIterator):
         return data
 
     def _account(self) -> None:
-        self.progress.num_yielded = self._delivered
+        self.progress.num_yielded = self._num_finished
         if self._share and self._by_stream:
             worker, count, state = self._share
             self.progress.advance_stream(worker, self._num_workers, count, state)
@@ -181,35 +181,35 @@ class _ProxyEpoch(ResumableIterator):
 
     def _deliver(self) -> Any:
         self.clock.enter(starved=bool(self._num_workers) and not self._pending)
-        self._fill()
+        self._fetch_ready()
         self._lookahead.count_yielded()
         if not self._pending:
             self.clock.end()
-            self._leave()
+            self._close_prefetcher()
             self.progress.finished = True
             raise StopIteration
-        delivery, self._delivered, self._share = self._pending.popleft()
-        if isinstance(delivery, Exception):
-            raise DeferredError(delivery)
+        pending, self._num_finished, self._share = self._pending.popleft()
+        if isinstance(pending, Exception):
+            raise DeferredError(pending)
         with deferred_errors:
-            return self._finished(delivery)
+            return self._finish(pending)
 
     @property
-    def _window(self) -> int:
+    def _prefetch_depth(self) -> int:
         """Batches in flight."""
-        return self.proxy.window if self._num_workers and self.proxy.routes else 1
+        return self.proxy.prefetch_depth if self._num_workers and self.proxy.routes else 1
 
-    def _fill(self) -> None:
+    def _fetch_ready(self) -> None:
         """Takes what the dataset has ready, as far as the window reaches; waits only where nothing is on its way."""
-        while not self._exhausted and len(self._pending) < self._window:
-            if self._pending and not self._arrived():
+        while not self._exhausted and len(self._pending) < self._prefetch_depth:
+            if self._pending and not self._has_arrived():
                 break
             packed: Packed | None = None
             pending: PendingBatch | Exception
             try:
                 packed = self._fetch()
                 self.clock.lap("dataset")
-                pending = self._admitted(packed)
+                pending = self._submit_deferring(packed)
                 self.clock.lap("feed")
             except StopIteration as end:
                 end.__traceback__ = None  # a dataset's, from a worker, would hold itself in a cycle, and this iterator
@@ -218,68 +218,68 @@ class _ProxyEpoch(ResumableIterator):
             except DeferredError as deferred:
                 # Raised in its turn, after the batches before it.
                 pending = defer(deferred.error) if self._num_workers else deferred.error
-                packed = packed or self._missed()
+                packed = packed or self._count_missing()
             share = (packed.worker, packed.count, packed.state) if packed else None
-            self._pending.append((pending, self._turn(), share))
+            self._pending.append((pending, self._count_fetched(), share))
 
     def _fetch(self) -> Packed:
         """Return the next batch of samples."""
         return cast("Packed", super()._next_data())
 
-    def _missed(self) -> Packed | None:
+    def _count_missing(self) -> Packed | None:
         """Counts the samples of a batch that was asked for and did not come; returns what stands in its place."""
         return None
 
-    def _arrived(self) -> bool:
+    def _has_arrived(self) -> bool:
         """Whether the next batch can be taken without waiting."""
         return False
 
-    def _admitted(self, packed: Packed) -> PendingBatch:
+    def _submit_deferring(self, packed: Packed) -> PendingBatch:
         """Starts to work on a batch."""
         with deferred_errors:
-            return self._admit(packed)
+            return self._submit(packed)
 
-    def _admit(self, packed: Packed) -> PendingBatch:
-        known = self._identities.of(packed)
+    def _submit(self, packed: Packed) -> PendingBatch:
+        keys = self._sample_keys.make_batch_keys(packed)
         if isinstance(packed.rest, ExceptionWrapper):  # a stream's
             packed.rest.reraise()
-        delivery = PendingBatch(packed, Draws(self._key, known.index, known.occurrence))
-        skips = self._tolerance.mode == "skip"
+        pending = PendingBatch(packed, Draws(self._key, keys.index, keys.occurrence))
+        skips = self._error_policy.mode == "skip"
 
-        def fault(sample: int, named: str, reason: str) -> SampleError:  # batches keep it, so it keeps no iterator
+        def make_error(sample: int, named: str, reason: str) -> SampleError:  # batches keep it, so it keeps no iterator
             if skips:  # what is in the place of a sample that was given up is another's
-                sample = (stand_ins(packed.given_up, packed.count) or {}).get(sample, sample)
-            return known.fault(sample, named, reason)
+                sample = (find_substitutes(packed.failed, packed.count) or {}).get(sample, sample)
+            return keys.make_error(sample, named, reason)
 
         for sample, (named, reason) in packed.reasons.items():
-            raise fault(sample, named, reason)
-        delivery.given_up = [known.fault(sample, *why) for sample, why in packed.given_up.items()]
-        self.proxy.check_places(packed, fault)
+            raise make_error(sample, named, reason)
+        pending.failed = [keys.make_error(sample, *why) for sample, why in packed.failed.items()]
+        self.proxy.check_key_paths(packed, make_error)
         for group, pool in zip(packed.groups, self.proxy.pools(packed), strict=True):
-            reader = open_packed(packed, group, fault)
+            reader = open_packed(packed, group, make_error)
             self.clock.input_kind, self.clock.steps = group.input_kind, pool.plan.steps
             rows = np.arange(len(group.sample))
-            delivery.runs.append(Batch(reader, pool, rows, delivery.draws.select_rows(group.sample)))
-        if any(run.pool.plan.random for run in delivery.runs):
-            check_sizes(packed, fault)
-        for run in delivery.runs:  # not before all is known to be well: what is pushed is popped, run by run
-            assert self._feed is not None
-            self._feed.push(run)
-        return delivery
+            pending.runs.append(Batch(reader, pool, rows, pending.draws.select_rows(group.sample)))
+        if any(run.pool.plan.random for run in pending.runs):
+            check_sizes(packed, make_error)
+        for run in pending.runs:  # not before all is known to be well: what is pushed is popped, run by run
+            assert self._prefetcher is not None
+            self._prefetcher.put(run)
+        return pending
 
-    def _finished(self, delivery: PendingBatch) -> Any:
+    def _finish(self, pending: PendingBatch) -> Any:
         """The batch as the user gets it."""
-        packed, proxy, draws = delivery.packed, self.proxy, delivery.draws
+        packed, proxy, draws = pending.packed, self.proxy, pending.draws
         data = packed.rest
-        self._land(delivery)
+        self._finish_runs(pending)
         if packed.groups:
             assert proxy.routes is not None
             collate = None
-            if not self._stacks:
+            if not self._uses_default_collate:
                 own = draws.select_position(_COLLATE_STEP)
                 collate = partial(call_seeded, self._user_collate, draws=own, device=proxy.device)
-            data = merge_images(packed, delivery.runs, self._auto_collation, collate, proxy.routes.chain)
-            self.clock.lap("torch" if any(run.pool.plan.in_torch for run in delivery.runs) else "collate")
+            data = merge_images(packed, pending.runs, self._auto_collation, collate, proxy.routes.chain)
+            self.clock.lap("torch" if any(run.pool.plan.in_torch for run in pending.runs) else "collate")
         data = self._transfer(data)
         if self._transform_batch is not None and packed.count:
             self.clock.lap("collate")
@@ -289,22 +289,22 @@ class _ProxyEpoch(ResumableIterator):
         self.clock.leave(packed.count)
         return data
 
-    def _too_many(self, delivery: PendingBatch) -> Exception | None:
+    def _note_failed(self, pending: PendingBatch) -> Exception | None:
         """Counts the samples of a batch that were given up, in its turn; what to raise where they are too many."""
         try:
-            for error in delivery.given_up:
-                self._tolerance.note(error)
+            for error in pending.failed:
+                self._error_policy.note(error)
         except SampleError as error:
             return error
         return None
 
-    def _land(self, delivery: PendingBatch) -> None:
+    def _finish_runs(self, pending: PendingBatch) -> None:
         """Takes all runs of a batch, so that the next one's come next, and raises what the first failing one raised."""
-        assert self._feed is not None
-        failure = self._too_many(delivery)
-        for i in range(len(delivery.runs)):
+        assert self._prefetcher is not None
+        failure = self._note_failed(pending)
+        for i in range(len(pending.runs)):
             try:
-                delivery.runs[i] = self._feed.pop()
+                pending.runs[i] = self._prefetcher.get()
             except EpochEndedError:
                 raise
             except Exception as error:  # noqa: BLE001 - raised below
@@ -314,26 +314,26 @@ class _ProxyEpoch(ResumableIterator):
                 raise failure
             finally:
                 del failure
-        if self._tolerance.mode == "skip" and delivery.runs:
-            stand_in(delivery.packed, delivery.runs, self._stacks)
+        if self._error_policy.mode == "skip" and pending.runs:
+            substitute_samples(pending.packed, pending.runs, self._uses_default_collate)
 
     def _drop(self) -> None:
-        self._leave()
+        self._close_prefetcher()
 
     def close(self) -> None:
         """Ends the epoch before its end, and the workers."""
         try:
-            self._leave()
+            self._close_prefetcher()
         finally:  # an interrupt here would leave workers of which nobody knows
             super().close()
         self._received.clear()
-        self._mappings.clear()
+        self._mapped_files.clear()
 
     def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
         if ending():
             return  # torch has ended its workers by then
         try:
-            self._leave()
+            self._close_prefetcher()
         finally:
             self._end_workers()
 
@@ -345,24 +345,24 @@ class SerialProxyIterator(_ProxyEpoch, _SingleProcessDataLoaderIter, ResumableIt
         with deferred_errors:
             return super()._fetch()
 
-    def _missed(self) -> Packed | None:
+    def _count_missing(self) -> Packed | None:
         asked, state = self._stream.take_progress() if self._stream else (0, {})
         packed = Packed(None, asked, state=state)
-        self._identities.of(packed)
+        self._sample_keys.make_batch_keys(packed)
         return packed
 
 
 class ParallelProxyIterator(_ProxyEpoch, Parallel, _MultiProcessingDataLoaderIter, ResumableIterator):
     """Asks the dataset for samples in worker processes, ahead of time."""
 
-    def _task(self) -> int:
+    def _task_number(self) -> int:
         return self._send_idx
 
-    def _missed(self) -> Packed | None:
-        self._identities.of(Packed(None, 0, task=self._rcvd_idx - 1))
+    def _count_missing(self) -> Packed | None:
+        self._sample_keys.make_batch_keys(Packed(None, 0, task=self._rcvd_idx - 1))
         return None  # a stream's share comes with its exception
 
-    def _turn(self) -> int:
+    def _count_fetched(self) -> int:
         return self._num_resumed + self._rcvd_idx
 
     def _get_data(self) -> Any:
@@ -373,13 +373,13 @@ class ParallelProxyIterator(_ProxyEpoch, Parallel, _MultiProcessingDataLoaderIte
         if isinstance(data, Packed):
             data.task = task
             if isinstance(data.block, SharedBuffer):  # it comes back, and is not to be mapped again then
-                self._mappings[data.block.mapping.key] = data.block.mapping
+                self._mapped_files[data.block.mapped_file.key] = data.block.mapped_file
         return task, data
 
-    def _arrived(self) -> bool:
+    def _has_arrived(self) -> bool:
         while not self._data_queue.empty():
             self._received.append(self._receive())
         if not self._in_order:
             return bool(self._received)
-        known = self._task_info.get(self._rcvd_idx, ())
-        return len(known) == 2 or any(task == self._rcvd_idx for task, _ in self._received)
+        task_info = self._task_info.get(self._rcvd_idx, ())
+        return len(task_info) == 2 or any(task == self._rcvd_idx for task, _ in self._received)

@@ -28,18 +28,18 @@ class BatchKeys:
     Attributes:
         index: ``(N,)`` what their random numbers are keyed by.
         occurrence: ``(N,)`` how often each was drawn before in this epoch.
-        places: What they are called in errors: indices, or places in a stream.
-        whose: Whose places these are, if there are several streams.
+        names: What they are called in errors: indices, or places in a stream.
+        suffix: Whose places these are, if there are several streams.
     """
 
     index: IntArray
     occurrence: IntArray
-    places: Sequence[Any]
-    whose: str = ""
+    names: Sequence[Any]
+    suffix: str = ""
 
-    def fault(self, sample: int, named: str, reason: str) -> SampleError:
+    def make_error(self, sample: int, named: str, reason: str) -> SampleError:
         """The error that blames a sample: its number in the batch, what is at fault, and why."""
-        return SampleError(self.places[sample], named + self.whose, reason)
+        return SampleError(self.names[sample], named + self.suffix, reason)
 
 
 class SampleKeys:
@@ -57,7 +57,7 @@ class SampleKeys:
         self._streamed: dict[int, int] = {}
         self._sent: dict[int, Any] = {}
 
-    def sent(self, task: int, index: Any) -> Any:
+    def remember(self, task: int, index: Any) -> Any:
         """Keeps what the dataset is asked for; returns what can be asked for twice."""
         if isinstance(index, Iterator):  # the fetcher uses it up
             index = list(cast("Iterator[Any]", index))
@@ -66,23 +66,23 @@ class SampleKeys:
 
     def fast_forward(self, indices: Iterable[Any]) -> None:
         """Counts samples that came before the epoch was gone on with."""
-        self._occurrences.fast_forward(_keys_of(indices))
+        self._occurrences.fast_forward(_make_keys(indices))
 
-    def go_on(self, samples: Mapping[int, int]) -> None:
+    def resume_streams(self, samples: Mapping[int, int]) -> None:
         """Says how many samples came of each worker's stream before the epoch was gone on with."""
         self._streamed = dict(samples)
 
-    def of(self, packed: Packed) -> BatchKeys:
+    def make_batch_keys(self, packed: Packed) -> BatchKeys:
         """What is known of the samples of a batch; to be asked once for each, of one that failed as of an empty one."""
         indices = self._indices(packed)
         if not self._stream:
-            keys = np.array([_key_of(index) for index in indices], np.int64)
+            keys = np.array([_make_key(index) for index in indices], np.int64)
             return BatchKeys(keys, self._occurrences.count(keys.tolist()), indices)
         first = self._streamed.get(packed.worker, 0)
         self._streamed[packed.worker] = first + packed.count
-        places = np.arange(first, first + packed.count, dtype=np.int64)
-        whose = f", worker {packed.worker}" if self._workers else ""
-        return BatchKeys(packed.worker * _STREAM + places, np.zeros_like(places), places.tolist(), whose)
+        names = np.arange(first, first + packed.count, dtype=np.int64)
+        suffix = f", worker {packed.worker}" if self._workers else ""
+        return BatchKeys(packed.worker * _STREAM + names, np.zeros_like(names), names.tolist(), suffix)
 
     def _indices(self, packed: Packed) -> Sequence[Any]:
         """The sampler's indices, where there is one for each of the samples."""
@@ -95,7 +95,7 @@ class SampleKeys:
         return indices if packed.count in (len(indices), 0) else [(sent, i) for i in range(packed.count)]
 
 
-def _key_of(index: Any) -> int:
+def _make_key(index: Any) -> int:
     """What an index into a map-style dataset adds to the key of a sample's random numbers."""
     try:
         number = operator.index(index)
@@ -106,7 +106,7 @@ def _key_of(index: Any) -> int:
     return int.from_bytes(hashlib.blake2b(repr(index).encode(), digest_size=7).digest(), "little")
 
 
-def _keys_of(indices: Iterable[IntArray | list[Any]]) -> Iterator[IntArray]:
+def _make_keys(indices: Iterable[IntArray | list[Any]]) -> Iterator[IntArray]:
     """The same for many indices, some at a time."""
     for some in indices:
         if isinstance(some, np.ndarray):
@@ -114,4 +114,4 @@ def _keys_of(indices: Iterable[IntArray | list[Any]]) -> Iterator[IntArray]:
         elif set(map(type, some)) == {int} and min(some) >= -(2**63) and max(some) < 2**63:
             yield np.array(some, np.int64)
         else:
-            yield np.array(list(map(_key_of, some)), np.int64)
+            yield np.array(list(map(_make_key, some)), np.int64)

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Mapping", "SharedBuffer", "SharedBufferHandle", "SharedBufferPool", "aligned"]
+__all__ = ["MappedFile", "SharedBuffer", "SharedBufferHandle", "SharedBufferPool", "aligned"]
 
 _ALIGNMENT = 64
 _HEADER = _ALIGNMENT
@@ -98,7 +98,7 @@ class SharedBufferPool:
         return memory, SharedBufferHandle(block.file, block.key, block.capacity)
 
 
-class Mapping:
+class MappedFile:
     """A block as the main process has it, mapped for as long as somebody holds this.
 
     Args:
@@ -126,39 +126,39 @@ class Mapping:
             os.close(own)
 
 
-_mappings: weakref.WeakValueDictionary[tuple[int, int], Mapping] = weakref.WeakValueDictionary()
+_mapped_files: weakref.WeakValueDictionary[tuple[int, int], MappedFile] = weakref.WeakValueDictionary()
 
 
 class SharedBuffer:
     """One filling of a block. When it is dropped, the worker may fill the block again."""
 
-    def __init__(self, mapping: Mapping) -> None:
-        self.mapping = mapping
+    def __init__(self, mapped_file: MappedFile) -> None:
+        self.mapped_file = mapped_file
         self._process = os.getpid()
 
     @property
     def contents(self) -> npt.NDArray[np.uint8]:
         """All bytes after the header. They may be read while this object lives."""
-        return self.mapping.memory[_HEADER:]
+        return self.mapped_file.memory[_HEADER:]
 
     def __del__(self, own: Callable[[], int] = os.getpid, free: int = _FREE) -> None:
         if self._process == own():  # a forked child drops what its parent still reads
-            self.mapping.memory[0] = free
+            self.mapped_file.memory[0] = free
 
 
 def _receive(file: int, key: tuple[int, int], capacity: int) -> SharedBuffer:
     # Without a lock, which a fork could leave locked: one thread alone gets a worker's batches.
-    mapping = _mappings.get(key)
-    if mapping is None or mapping.capacity != capacity:
-        mapping = _mappings[key] = Mapping(file, key, capacity)
-    return SharedBuffer(mapping)
+    mapped_file = _mapped_files.get(key)
+    if mapped_file is None or mapped_file.capacity != capacity:
+        mapped_file = _mapped_files[key] = MappedFile(file, key, capacity)
+    return SharedBuffer(mapped_file)
 
 
 class SharedBufferHandle:
     """What a worker sends of a block, the arguments of :class:`Mapping`; unpickled, it is a :class:`SharedBuffer`."""
 
     def __init__(self, file: int, key: tuple[int, int], capacity: int) -> None:
-        self._about = file, key, capacity
+        self._arguments = file, key, capacity
 
     def __reduce__(self) -> tuple[Callable[..., SharedBuffer], tuple[Any, ...]]:
-        return _receive, self._about
+        return _receive, self._arguments

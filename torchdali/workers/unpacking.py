@@ -12,10 +12,10 @@ from torchdali.errors import TransformError
 from torchdali.pipeline.fallback import as_samples, check_shapes, run_on_batch
 from torchdali.pipeline.feed import Batch
 from torchdali.pipeline.plan import Plan
-from torchdali.samples.tree import Placeholder, collate, convert, reordered, replaced
+from torchdali.samples.tree import Placeholder, collate, convert, reorder_samples, tree_map
 from torchdali.workers.packing import Packed, PackedImages
 
-__all__ = ["check_stackable", "merge_images", "stand_in"]
+__all__ = ["check_stackable", "merge_images", "substitute_samples"]
 
 Filled = dict[tuple[int, int], Any]
 
@@ -33,59 +33,59 @@ def merge_images(
         chain: The transforms, for advice in messages.
     """
     if collate_fn is None:
-        columns = _columns(packed, runs, batched, chain)
-        return replaced(packed.rest, lambda leaf: columns[leaf.number] if isinstance(leaf, Placeholder) else leaf)
-    images = _images(packed, runs)
+        columns = _stack_columns(packed, runs, batched, chain)
+        return tree_map(packed.rest, lambda leaf: columns[leaf.number] if isinstance(leaf, Placeholder) else leaf)
+    images = _restore_images(packed, runs)
     samples = [
-        replaced(sample, lambda leaf, i=i: images[i, leaf.number] if isinstance(leaf, Placeholder) else leaf)
+        tree_map(sample, lambda leaf, i=i: images[i, leaf.number] if isinstance(leaf, Placeholder) else leaf)
         for i, sample in enumerate(packed.rest)
     ]
     return collate_fn(samples if batched else samples[0])
 
 
-def stand_in(packed: Packed, runs: Sequence[Batch], stacks: bool) -> None:
+def substitute_samples(packed: Packed, runs: Sequence[Batch], uses_default_collate: bool) -> None:
     """Gives samples in whose places DALI made other samples' images all else of the others, too."""
     order: list[int] = packed.groups[0].sample[runs[0].rows][: packed.count].tolist()
     if len(runs) == 1 and order != list(range(packed.count)):
-        packed.rest = reordered(packed.rest, order) if stacks else [packed.rest[i] for i in order]
+        packed.rest = reorder_samples(packed.rest, order) if uses_default_collate else [packed.rest[i] for i in order]
 
 
-def _images(packed: Packed, runs: Sequence[Batch]) -> Filled:
+def _restore_images(packed: Packed, runs: Sequence[Batch]) -> Filled:
     """Each image after all transforms, of the type that torchvision would give, by sample and slot."""
     images: Filled = {}
     for group, run in zip(packed.groups, runs, strict=True):
         plan = run.pool.plan
         seeds = run.draws.select_position(plan.suffix_position).seeds()
-        done = as_samples(plan, _after_tail(run), seeds, partial(_name, run))
-        for (sample, slot), image in zip(_places(group), done, strict=True):
+        done = as_samples(plan, _run_tail(run), seeds, partial(_name_sample, run))
+        for (sample, slot), image in zip(_list_positions(group), done, strict=True):
             images[sample, slot] = image
     return images
 
 
-def _columns(packed: Packed, runs: Sequence[Batch], batched: bool, chain: Sequence[Any]) -> dict[int, Any]:
+def _stack_columns(packed: Packed, runs: Sequence[Batch], batched: bool, chain: Sequence[Any]) -> dict[int, Any]:
     """For each slot the images of all samples, stacked."""
     for run in runs:
         if batched:
             check_stackable(run.pool.plan)
-    slots = range(len(packed.places))
+    slots = range(len(packed.key_paths))
     if batched and len(runs) == 1 and not runs[0].pool.plan.suffix:
         # Images come slot by slot, so those of one slot are a view of what DALI put out.
-        views, count = _after_tail(runs[0]), packed.count
+        views, count = _run_tail(runs[0]), packed.count
         columns: dict[int, Any] = {}
         for slot in slots:
             parts = [view[slot * count : (slot + 1) * count] for view in views]
             for part in parts:
                 if not isinstance(part, torch.Tensor):
-                    check_shapes(part, chain, lambda row, first=slot * count: _name(runs[0], first + row))
+                    check_shapes(part, chain, lambda row, first=slot * count: _name_sample(runs[0], first + row))
             columns[slot] = parts[0] if runs[0].pool.plan.container is None else parts
         return columns
-    images = _images(packed, runs)
+    images = _restore_images(packed, runs)
     if not batched:
         return {slot: convert(images[0, slot]) for slot in slots}
     names = {
-        place: _name(run, row)
+        place: _name_sample(run, row)
         for group, run in zip(packed.groups, runs, strict=True)
-        for row, place in enumerate(_places(group))
+        for row, place in enumerate(_list_positions(group))
     }
     for slot in slots:
         check_shapes([images[i, slot] for i in range(packed.count)], chain, lambda i, slot=slot: names[i, slot])
@@ -101,16 +101,16 @@ def check_stackable(plan: Plan) -> None:
         )
 
 
-def _after_tail(run: Batch) -> list[Any]:
+def _run_tail(run: Batch) -> list[Any]:
     tail = run.pool.plan.tail
     return [run_on_batch(tail, images) for images in run.views] if tail else list(run.views)
 
 
-def _name(run: Batch, row: int) -> str:
+def _name_sample(run: Batch, row: int) -> str:
     """The sample whose image is in a place of a batch, where another one's may be."""
     return run.reader.name(int(run.rows[row]))
 
 
-def _places(group: PackedImages) -> list[tuple[int, int]]:
+def _list_positions(group: PackedImages) -> list[tuple[int, int]]:
     """Sample and slot of each image."""
     return list(zip(group.sample.tolist(), group.slot.tolist(), strict=True))

@@ -16,9 +16,9 @@ from torchdali.pipeline.tuning import choose_prefetch_depth
 from torchdali.runtime.warning import warn_user
 from torchdali.samples.tree import convert, is_default_collate
 from torchdali.transforms.rng import Draws
-from torchdali.workers.packing import Packed, listed
+from torchdali.workers.packing import Packed, format_key_paths
 
-__all__ = ["Fault", "PendingBatch", "ProxyPlan", "check_sizes", "stacks"]
+__all__ = ["Fault", "PendingBatch", "ProxyPlan", "check_sizes", "uses_default_collate"]
 
 Fault = Callable[[int, str, str], SampleError]
 """Makes the error that blames a sample: its number in the batch, what is at fault, and why."""
@@ -33,9 +33,9 @@ class ProxyPlan:
         routes: The engines; None where there is no transform.
         device: Where batches are made.
         memory: Bytes that batches in flight may take.
-        window: Batches in flight, where there are workers: as many as fit, once a batch has shown how large they are.
-        places: Where the images are in the samples, once a batch has shown it and if they all have them there.
-        found: Whether there was an image.
+        prefetch_depth: Batches in flight if there are workers. Reduced to what fits when the size of a batch is known.
+        key_paths: Where the images are in the samples, once a batch has shown it and if they all have them there.
+        has_images: Whether there was an image.
         warned: Whether it was said that there is no image.
     """
 
@@ -43,9 +43,9 @@ class ProxyPlan:
     routes: PipelineCache | None
     device: torch.device
     memory: int
-    window: int = 6
-    places: tuple[str, ...] = ()
-    found: bool = False
+    prefetch_depth: int = 6
+    key_paths: tuple[str, ...] = ()
+    has_images: bool = False
     warned: bool = False
 
     def pools(self, packed: Packed) -> list[PipelinePool]:
@@ -58,30 +58,30 @@ class ProxyPlan:
         pools = self.routes.pools([(group.spec, group.input_kind, False) for group in packed.groups], together)
         each = zip(packed.groups, pools, strict=True)
         size = sum(int(group.length.sum()) + len(group.sample) * pool.plan.sample_bytes for group, pool in each)
-        self.window = min(self.window, choose_prefetch_depth(size, self.memory, self.memory))
+        self.prefetch_depth = min(self.prefetch_depth, choose_prefetch_depth(size, self.memory, self.memory))
         return pools
 
-    def check_places(self, packed: Packed, fault: Fault) -> None:
+    def check_key_paths(self, packed: Packed, fault: Fault) -> None:
         """Raises where a batch has its images in other places than the ones before it, which hides a damaged sample."""
         if self.routes is None or not packed.count:
             return
         if packed.groups:
-            self.found = True
-            self.places = self.places or packed.places
-        elif not self.found and not self.warned:
+            self.has_images = True
+            self.key_paths = self.key_paths or packed.key_paths
+        elif not self.has_images and not self.warned:
             self.warned = True
             warn_user(
                 f"transform= has nothing to do: no image was found in a sample, which is {packed.outline}. Taken for "
                 "images are PIL images, tv_tensors.Image, and else the first array (H, W, C), tensor (C, H, W), "
                 "encoded file or pathlib.Path"
             )
-        if self.places and not packed.places:
-            reason = f"no image was found in it, in the batches before they were at {listed(self.places)}"
-            raise fault(0, listed(self.places), f"{reason}; it is {packed.outline}")
-        if self.places != packed.places:
+        if self.key_paths and not packed.key_paths:
+            reason = f"no image was found in it, in the batches before they were at {format_key_paths(self.key_paths)}"
+            raise fault(0, format_key_paths(self.key_paths), f"{reason}; it is {packed.outline}")
+        if self.key_paths != packed.key_paths:
             raise TransformError(
-                f"the samples of a batch have their images at {listed(packed.places)}, those of the batches before it "
-                f"at {listed(self.places)}"
+                f"the samples of a batch have their images at {format_key_paths(packed.key_paths)}, those of the "
+                f"batches before it at {format_key_paths(self.key_paths)}"
             )
 
 
@@ -93,16 +93,16 @@ class PendingBatch:
         packed: What came.
         draws: The random numbers of its samples.
         runs: Its images in DALI, a run for each kind.
-        given_up: The samples that others stand in for, or black images.
+        failed: The samples that others stand in for, or black images.
     """
 
     packed: Packed
     draws: Draws
     runs: list[Batch] = field(default_factory=list[Batch])
-    given_up: list[SampleError] = field(default_factory=list[SampleError])
+    failed: list[SampleError] = field(default_factory=list[SampleError])
 
 
-def stacks(loader: Any) -> bool:
+def uses_default_collate(loader: Any) -> bool:
     """Whether the ``collate_fn`` is the one that DataLoader would choose, which needs no image to do its work."""
     alone = not loader._auto_collation  # noqa: SLF001
     return is_default_collate(loader.collate_fn) or (alone and loader.collate_fn is convert)
@@ -121,7 +121,7 @@ def check_sizes(packed: Packed, fault: Fault) -> None:
         one, other = first[sample[row]].tolist(), size[row].tolist()
         raise fault(
             int(sample[row]),
-            packed.places[int(slot[row])] if packed.places else "its images",
+            packed.key_paths[int(slot[row])] if packed.key_paths else "its images",
             f"its images differ in size, {one[0]}x{one[1]} and {other[0]}x{other[1]}, and a random transform draws "
             "once for all images of a sample; bring them to one size in the dataset",
         )

@@ -12,9 +12,9 @@ import torch
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
-from torchdali.pipeline.cache.base import share_of_free
+from torchdali.pipeline.cache.base import half_of_free
 from torchdali.pipeline.cache.decoded import _length as length_of
-from torchdali.pipeline.cache.split import cut
+from torchdali.pipeline.cache.split import split_plan
 from torchdali.pipeline.cache.store import WORD, Store
 from torchdali.pipeline.compile import compile_plan
 from torchdali.runtime import machine
@@ -192,7 +192,7 @@ HEADS: list[tuple[list[Any], int]] = [
 def test_a_plan_is_cut_before_the_first_draw(chain: list[Any], length: int) -> None:
     leaves = flatten(v2.Compose(chain)) if chain else []
     plan = compile_plan(leaves, torch.device("cpu"), "exact")
-    head, rest, transforms = cut(plan, leaves, Spec())
+    head, rest, transforms = split_plan(plan, leaves, Spec())
     assert list(transforms) == leaves[:length]
     assert (head.input_kind, rest.input_kind, head.spec.dtype) == (InputKind.FILES, InputKind.PACKED, torch.uint8)
     assert not head.random
@@ -202,7 +202,7 @@ def test_a_plan_is_cut_before_the_first_draw(chain: list[Any], length: int) -> N
 def test_the_rest_draws_what_the_whole_draws() -> None:
     leaves = [v2.ToImage(), v2.Resize((40, 40)), v2.RandomCrop(32), v2.RandomHorizontalFlip(), v2.ColorJitter(0.5)]
     plan = compile_plan(leaves, torch.device("cpu"), "exact")
-    _, rest, _ = cut(plan, leaves, Spec())
+    _, rest, _ = split_plan(plan, leaves, Spec())
     rows = np.arange(9)
     draws = Draws(epoch_key(1, 2), rows, np.zeros_like(rows))
     ours = rest.draw(draws, np.full((9, 2), 40))[1][1:]
@@ -266,7 +266,7 @@ def test_cores_of_a_control_group(tmp_path: Path, files: dict[str, str], cores: 
 
 def test_half_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "available_memory", lambda: 1001)
-    assert share_of_free(torch.device("cpu")) == 500
+    assert half_of_free(torch.device("cpu")) == 500
 
 
 @pytest.mark.parametrize(("sampler", "length"), [(range(9), 9), (range(600), 24), (iter(range(9)), 24), (None, 24)])

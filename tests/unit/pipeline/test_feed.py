@@ -77,19 +77,19 @@ def test_only_the_file_that_dali_refuses_is_left_to_pil(pictures, monkeypatch):
     loader = DALILoader(dataset, batch_size=8, seed=1, device="cpu")
     assert [len(images) for images, _ in loader] == [8, 8, 8]
     assert loader._session.reader.find_pil_only(np.arange(24)).tolist() == [5]
-    monkeypatch.setattr(Prefetcher, "_again", lambda self, batch: pytest.fail("run twice"))
+    monkeypatch.setattr(Prefetcher, "_run_again", lambda self, batch: pytest.fail("run twice"))
     assert [len(images) for images, _ in loader] == [8, 8, 8]
 
 
 def test_keys_that_were_passed_over_are_counted_whatever_they_are():
     some = [1, np.int64(1), True, torch.tensor(1), 2**70, "a", (1, 2), -(2**70)]
     asked, passed = (SampleKeys(batched=True, stream=False, workers=False) for _ in range(2))
-    asked.sent(0, some)
-    asked.of(Packed(None, len(some), task=0))
+    asked.remember(0, some)
+    asked.make_batch_keys(Packed(None, len(some), task=0))
     passed.fast_forward([some])
     for one in (asked, passed):
-        one.sent(1, some)
-    again, found = (one.of(Packed(None, len(some), task=1)) for one in (asked, passed))
+        one.remember(1, some)
+    again, found = (one.make_batch_keys(Packed(None, len(some), task=1)) for one in (asked, passed))
     assert again.occurrence.tolist() == found.occurrence.tolist() == [4, 5, 6, 7, 1, 1, 1, 1]
 
 

@@ -280,7 +280,7 @@ def test_a_file_whose_header_dali_refuses_is_left_to_pil(
     (tmp_path / "a" / "x.png").write_bytes(whole[:-12])  # PIL needs no last chunk
     dataset = ImageFolder(tmp_path, CHAIN)
     dataset.samples = [sample for sample in dataset.samples if "cut" not in sample[0] and "16.png" not in sample[0]]
-    monkeypatch.setattr(Prefetcher, "_again", lambda self, batch: pytest.fail("run twice"))
+    monkeypatch.setattr(Prefetcher, "_run_again", lambda self, batch: pytest.fail("run twice"))
     loader = DALILoader(dataset, len(dataset), device=device)
     ((images, _),) = loader
     at = [Path(path).name for path, _ in dataset.samples].index("x.png")

@@ -43,10 +43,10 @@ class Queue:
     def __len__(self):
         return len(self.batches)
 
-    def push(self, batch):
+    def put(self, batch):
         self.batches.append(batch)
 
-    def pop(self):
+    def get(self):
         batch = self.batches.popleft()
         for row in batch.rows.tolist():
             if row in batch.reader.unreadable:
@@ -77,8 +77,8 @@ def batch(source, *rows):
 
 def rows_of(feed, *batches):
     for one in batches:
-        feed.push(one)
-    return [feed.pop().rows.tolist() for _ in batches]
+        feed.put(one)
+    return [feed.get().rows.tolist() for _ in batches]
 
 
 def test_good_batches_pass_in_order():
@@ -108,7 +108,7 @@ def test_later_batches_are_put_without_samples_that_are_known_to_be_bad():
     source = Numbers(1)
     feed, main, beside = retrying()
     rows_of(feed, batch(source, 0, 1))
-    feed.push(batch(source, 1, 2))
+    feed.put(batch(source, 1, 2))
     assert main.batches[0].rows.tolist() == [2, 2]
     assert len(beside) == 1, "one is made, and used again"
 
@@ -121,9 +121,9 @@ def test_batches_in_flight_keep_their_places():
 
 def test_a_batch_without_a_good_sample_is_an_error():
     feed, _, _ = retrying()
-    feed.push(batch(Numbers(0, 1), 0, 1))
+    feed.put(batch(Numbers(0, 1), 0, 1))
     with pytest.raises(SampleError, match="no other sample of its batch"):
-        feed.pop()
+        feed.get()
 
 
 def test_with_replace_rows_stay_and_images_are_made_in_a_size_of_the_batch():
@@ -139,11 +139,11 @@ def test_with_replace_rows_stay_and_images_are_made_in_a_size_of_the_batch():
 def test_one_more_than_max_errors_is_raised():
     source = Numbers(1, 3)
     feed, _, _ = retrying(limit=1)
-    feed.push(batch(source, 0, 1))
-    feed.push(batch(source, 2, 3))
-    assert feed.pop().rows.tolist() == [0, 0]
+    feed.put(batch(source, 0, 1))
+    feed.put(batch(source, 2, 3))
+    assert feed.get().rows.tolist() == [0, 0]
     with pytest.raises(SampleError, match="max_errors=1"):
-        feed.pop()
+        feed.get()
 
 
 def test_other_errors_are_raised_as_they_are():
@@ -156,10 +156,10 @@ def test_other_errors_are_raised_as_they_are():
         def fail(error=error):
             raise error
 
-        main.pop = fail
-        feed.push(batch(Numbers(), 0))
+        main.get = fail
+        feed.put(batch(Numbers(), 0))
         with pytest.raises(type(error)) as raised:
-            feed.pop()
+            feed.get()
         assert raised.value is error
     assert not beside
 
@@ -169,9 +169,9 @@ def test_the_same_sample_is_given_up_once():
     source, tries = Numbers(1), iter(range(3))
     source.substitute_black = lambda row, size: next(tries)
     feed, _, _ = retrying("replace")
-    feed.push(batch(source, 0, 1))
+    feed.put(batch(source, 0, 1))
     with pytest.raises(SampleError, match="damaged"):
-        feed.pop()
+        feed.get()
 
 
 def test_what_is_no_error_of_a_sample_passes_through_a_second_run():
@@ -183,11 +183,11 @@ def test_what_is_no_error_of_a_sample_passes_through_a_second_run():
     def interrupted():
         raise KeyboardInterrupt
 
-    beside[0].pop = interrupted
+    beside[0].get = interrupted
     source.unreadable.add(3)
-    feed.push(batch(source, 3, 4))
+    feed.put(batch(source, 3, 4))
     with pytest.raises(KeyboardInterrupt):
-        feed.pop()
+        feed.get()
 
 
 def test_closing_closes_both():

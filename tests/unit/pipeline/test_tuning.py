@@ -180,7 +180,7 @@ def test_the_window_of_a_dataset_that_is_asked_fits_what_its_batches_take(monkey
     loader = DALILoader(cast("Any", samples), 4, transform=transform, num_workers=1, device="cpu")
     assert len(list(loader)) == 10
     assert loader._session.proxy_plan is not None
-    assert loader._session.proxy_plan.window == 3
+    assert loader._session.proxy_plan.prefetch_depth == 3
 
 
 def test_batches_do_not_depend_on_threads_or_window(pictures: Any, device: str) -> None:

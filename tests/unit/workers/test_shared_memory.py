@@ -110,7 +110,7 @@ def test_growing_batches_grow_one_block() -> None:
     before, ring = open_blocks(), SharedBufferPool()
     for number, length in enumerate([10, 4090, 5000, 100, 10**5, 3 * 10**6, 7]):
         received = filled(ring, number, length)
-        kept = received.mapping
+        kept = received.mapped_file
         assert holds(received, number, length)
         del received
     assert (open_blocks() - before, len(kept.memory)) == (1, kept.capacity)
@@ -130,7 +130,7 @@ def test_a_block_is_no_other_that_had_its_number() -> None:
     """Nor that of a process which had the same number."""
     first = filled(SharedBufferPool(), 1)
     second = filled(SharedBufferPool(), 2)
-    assert first.mapping.key[0] == second.mapping.key[0] == os.getpid()
+    assert first.mapped_file.key[0] == second.mapped_file.key[0] == os.getpid()
     assert (holds(first, 1), holds(second, 2)) == (True, True)
 
 
@@ -266,9 +266,9 @@ def test_images_hold_their_block_until_their_run_is_done(packer: Packer) -> None
         beside = packed(3)
         assert np.array_equal(whole, images)
         assert np.array_equal(alone, images[1])
-    assert packed(6).block.mapping is not beside.block.mapping  # pyright: ignore
-    assert packer._ring is not None
-    assert len(packer._ring._blocks) == 2
+    assert packed(6).block.mapped_file is not beside.block.mapped_file  # pyright: ignore
+    assert packer._pool is not None
+    assert len(packer._pool._blocks) == 2
 
 
 def test_numbers_lie_where_their_type_wants_them(packer: Packer) -> None:

@@ -1,6 +1,6 @@
 """What a loader keeps of its files from one epoch to the next: ``cache="host"`` and ``cache="device"``."""
 
 from torchdali.pipeline.cache.base import Cache, check_has_files
-from torchdali.pipeline.cache.choice import cached
+from torchdali.pipeline.cache.choice import build_cache
 
-__all__ = ["Cache", "cached", "check_has_files"]
+__all__ = ["Cache", "build_cache", "check_has_files"]

@@ -14,7 +14,7 @@ from torchdali.pipeline.readers import FileReader
 from torchdali.runtime import lifecycle, machine
 from torchdali.sources import InputKind, Source
 
-__all__ = ["Cache", "Kind", "check_has_files", "patience", "share_of_free"]
+__all__ = ["Cache", "Kind", "check_has_files", "half_of_free", "patience"]
 
 Kind = Literal["host", "device"]
 
@@ -33,7 +33,7 @@ class Cache(lifecycle.Resource, ABC):
 
     def __init__(self, files: FileReader, state: object, budget: int | None) -> None:
         files.table.keep_modified()
-        self.files, self.state, self._given = files, state, budget
+        self.files, self.state, self._budget_option = files, state, budget
         self._lock = Lock()
         super().__init__()
 
@@ -45,7 +45,7 @@ class Cache(lifecycle.Resource, ABC):
         return True
 
     @abstractmethod
-    def feed(self, window: int, timeout: float, sampler: Any, clock: Clock) -> Prefetcher:
+    def feed(self, prefetch_depth: int, timeout: float, sampler: Any, clock: Clock) -> Prefetcher:
         """The batches of one epoch, whose samples come from ``sampler``."""
 
     @abstractmethod
@@ -60,9 +60,13 @@ class Cache(lifecycle.Resource, ABC):
         """As of :class:`torchdali.runtime.lifecycle.Resource`."""
         self._lock = Lock()
 
-    def _described(self, kept: int, used: int, held: int, budget: int | None) -> str:
+    def _describe_size(self, kept: int, used: int, held: int, budget: int | None) -> str:
         """How much is kept: samples, bytes of them, bytes taken for them, and the most that may be."""
-        how = "cache_bytes" if self._given is not None else "chosen: half of what was free when the first epoch began"
+        how = (
+            "cache_bytes"
+            if self._budget_option is not None
+            else "chosen: half of what was free when the first epoch began"
+        )
         text = f"{kept:,} of {len(self.files.source):,} samples, {mib(used)}"
         if held > used:
             text += f" in {mib(held)}"
@@ -95,7 +99,7 @@ def patience(timeout: float) -> float:
     return 0.0 if timeout else _PATIENCE
 
 
-def share_of_free(device: torch.device) -> int:
+def half_of_free(device: torch.device) -> int:
     """Bytes that a cache may take by default: half of what is free now."""
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else machine.available_memory()
     return free // _SHARE

@@ -9,17 +9,17 @@ from typing import Any
 from torchdali.pipeline.cache.base import Cache, Kind
 from torchdali.pipeline.cache.decoded import DecodedCache
 from torchdali.pipeline.cache.encoded import EncodedCache
-from torchdali.pipeline.cache.split import cut
+from torchdali.pipeline.cache.split import split_plan
 from torchdali.pipeline.compile import fuse
 from torchdali.pipeline.plan import Plan
 from torchdali.pipeline.readers import FileReader
 from torchdali.transforms import snapshot
 from torchdali.transforms.spec import InputKind
 
-__all__ = ["cached"]
+__all__ = ["build_cache"]
 
 
-def cached(
+def build_cache(
     kind: Kind,
     budget: int | None,
     previous: Cache | None,
@@ -45,7 +45,7 @@ def cached(
         state: object = (kind, budget)
         rest, head, transforms = fuse(replace(plan, input_kind=InputKind.ENCODED)), None, ()
     else:
-        head, rest, transforms = cut(plan, chain, files.source.spec)
+        head, rest, transforms = split_plan(plan, chain, files.source.spec)
         state = (kind, budget, plan.device, plan.fidelity, snapshot(transforms))
     if previous:
         if previous.serves(files, state):

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from torchdali.pipeline import graph
-from torchdali.pipeline.cache.base import Cache, patience, share_of_free
+from torchdali.pipeline.cache.base import Cache, half_of_free, patience
 from torchdali.pipeline.cache.split import ALIGNMENT
 from torchdali.pipeline.cache.store import WORD, Store
 from torchdali.pipeline.clock import Clock
@@ -67,15 +67,15 @@ class DecodedCache(Cache):
         self._size = np.zeros((count, 2), np.int32)
         self._stamp = np.zeros((count, 2), np.int64)
 
-    def feed(self, window: int, timeout: float, sampler: Any, clock: Clock) -> Prefetcher:
+    def feed(self, prefetch_depth: int, timeout: float, sampler: Any, clock: Clock) -> Prefetcher:
         with self._lock:
             if self._store is None:
                 device = self.pool.plan.device
-                budget = share_of_free(device) if self._given is None else self._given
+                budget = half_of_free(device) if self._budget_option is None else self._budget_option
                 self._store = Store(device, budget, _length(sampler, len(self.files.source)))
-        return DecodedPrefetcher(self, self._store, window, timeout, clock)
+        return DecodedPrefetcher(self, self._store, prefetch_depth, timeout, clock)
 
-    def found(self, rows: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+    def find(self, rows: IntArray) -> tuple[IntArray, IntArray, IntArray]:
         """Where images are kept, below 0 where they are not; their sizes, and the stamps of their files then."""
         with self._lock:
             return self._place[rows], self._size[rows].astype(np.int64), self._stamp[rows]
@@ -125,9 +125,9 @@ class DecodedCache(Cache):
         store = self._store
         kept = int((self._place != UNKNOWN).sum())
         what = f"decoded images, after {self._after}" if self._after else "whole decoded images"
-        used, held, budget = (store.used, store.held, store.budget) if store else (0, 0, self._given)
+        used, held, budget = (store.used, store.held, store.budget) if store else (0, 0, self._budget_option)
         where = self.pool.plan.device
-        return f"{what}, on {where} ({self.pool.plan.trunk}): {self._described(kept, used, held, budget)}"
+        return f"{what}, on {where} ({self.pool.plan.trunk}): {self._describe_size(kept, used, held, budget)}"
 
 
 def _length(sampler: Any, default: int) -> int:
@@ -149,29 +149,29 @@ class DecodedPrefetcher(Prefetcher):
     Args:
         cache: What is kept.
         store: Where.
-        window: Batches in flight.
+        prefetch_depth: Batches in flight.
         timeout: Seconds that a batch may take; 0 for ever.
         clock: The epoch's.
     """
 
-    def __init__(self, cache: DecodedCache, store: Store, window: int, timeout: float, clock: Clock) -> None:
-        super().__init__(window, timeout, clock)
+    def __init__(self, cache: DecodedCache, store: Store, prefetch_depth: int, timeout: float, clock: Clock) -> None:
+        super().__init__(prefetch_depth, timeout, clock)
         self.cache, self.store = cache, store
-        self._decoding = DecodingPrefetcher(window, timeout)
+        self._decoding = DecodingPrefetcher(prefetch_depth, timeout)
         self.patience = patience(timeout)
         self._asked: deque[DecodedBatch] = deque()
         self._awaited: deque[DecodedBatch] = deque()
         self._looked_up = self._decoded = False
 
-    def push(self, batch: Batch) -> None:
+    def put(self, batch: Batch) -> None:
         batch.reader = DecodedBatch(self, cast("FileReader", batch.reader), batch.rows)
-        super().push(batch)
+        super().put(batch)
 
-    def pop(self) -> Batch:
+    def get(self) -> Batch:
         # With that many runs behind it, the oldest is likely to be done.
-        while len(self._awaited) > self._window:
+        while len(self._awaited) > self._prefetch_depth:
             self._take()
-        return super().pop()
+        return super().get()
 
     def close(self) -> None:
         super().close()
@@ -192,10 +192,10 @@ class DecodedPrefetcher(Prefetcher):
         while not images.there:
             self._take()
 
-    def _advance(self) -> None:
+    def _schedule_ready(self) -> None:
         while self._asked and self._asked[0].checked.done():
             self._decode()
-        super()._advance()
+        super()._schedule_ready()
 
     def _decode(self) -> None:
         """Sends what the next batch misses to be decoded."""
@@ -210,14 +210,14 @@ class DecodedPrefetcher(Prefetcher):
         nothing_is_drawn = Draws(np.zeros(2, np.uint32), missing, np.zeros_like(missing))
         self._decoded = True
         self._awaited.append(images)
-        self._decoding.push(DecodingBatch(images.files, self.cache.pool, missing, nothing_is_drawn))
+        self._decoding.put(DecodingBatch(images.files, self.cache.pool, missing, nothing_is_drawn))
 
     def _take(self) -> None:
         """Stores the oldest batch that was sent to be decoded. What is wrong with it is kept for its turn."""
         images = self._awaited.popleft()
         self._clock.lap("feed")
         try:
-            decoded = self._decoding.pop()
+            decoded = self._decoding.get()
             self._clock.lap("DALI")
             images.take(cast("DecodingBatch", decoded))
         except Exception as error:  # noqa: BLE001 - raised in the batch's turn
@@ -272,13 +272,13 @@ class DecodedBatch(Reader):
     def scan(self, rows: IntArray, pool: Callable[[], Executor]) -> Scan:
         """Looks the batch up; if it is called again, anew."""
         self.there, self._others = False, []
-        self._place, self._size, stamps = self._cache.found(self._rows)
+        self._place, self._size, stamps = self._cache.find(self._rows)
         kept = np.flatnonzero(self._place >= 0)
         self._lost: list[int] = []
         look = partial(_look, self._file_names(kept), stamps[kept].tolist(), kept, self._lost)
         self.checked = Scan(range(len(kept)), look, pool, _LOOKS, self._feed.patience)
         self._feed.ask(self)
-        return _Coming(self)
+        return _PendingImages(self)
 
     def _file_names(self, places: IntArray) -> list[bytes]:
         paths = self.files.paths(self._rows[places])
@@ -357,7 +357,7 @@ def _look(
             lost.append(int(places[number]))
 
 
-class _Coming(Scan):
+class _PendingImages(Scan):
     """A batch whose images are looked up, and decoded where they are missing."""
 
     def __init__(self, images: DecodedBatch) -> None:

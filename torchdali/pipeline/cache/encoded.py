@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from torchdali.pipeline.cache.base import Cache, patience, share_of_free
+from torchdali.pipeline.cache.base import Cache, half_of_free, patience
 from torchdali.pipeline.clock import Clock
 from torchdali.pipeline.feed import Batch, Prefetcher
 from torchdali.pipeline.readers import EncodedBatch, EncodedFile, FileReader
@@ -46,10 +46,10 @@ class EncodedCache(Cache):
         self._filled = 0  # of the last block
         self._used = 0
 
-    def feed(self, window: int, timeout: float, sampler: Any, clock: Clock) -> Prefetcher:
+    def feed(self, prefetch_depth: int, timeout: float, sampler: Any, clock: Clock) -> Prefetcher:
         if self._budget is None:
-            self._budget = share_of_free(torch.device("cpu")) if self._given is None else self._given
-        return EncodedPrefetcher(self, window, timeout, clock)
+            self._budget = half_of_free(torch.device("cpu")) if self._budget_option is None else self._budget_option
+        return EncodedPrefetcher(self, prefetch_depth, timeout, clock)
 
     def read(self, row: int, files: FileReader) -> EncodedFile:
         """Return the bytes of a file and its header, from memory if the file has not changed since.
@@ -145,8 +145,8 @@ class EncodedCache(Cache):
 
     def describe(self) -> str:
         kept = int((self._place != _UNKNOWN).sum())
-        budget = self._given if self._budget is None else self._budget
-        return f"encoded files, in host memory: {self._described(kept, self._used, self._held, budget)}"
+        budget = self._budget_option if self._budget is None else self._budget
+        return f"encoded files, in host memory: {self._describe_size(kept, self._used, self._held, budget)}"
 
 
 class EncodedPrefetcher(Prefetcher):
@@ -154,21 +154,21 @@ class EncodedPrefetcher(Prefetcher):
 
     Args:
         cache: Reads them.
-        window: Batches in flight.
+        prefetch_depth: Batches in flight.
         timeout: Seconds that a batch may take; 0 for ever.
         clock: The epoch's.
     """
 
-    def __init__(self, cache: EncodedCache, window: int, timeout: float, clock: Clock) -> None:
-        super().__init__(window, timeout, clock)
+    def __init__(self, cache: EncodedCache, prefetch_depth: int, timeout: float, clock: Clock) -> None:
+        super().__init__(prefetch_depth, timeout, clock)
         self._cache = cache
 
-    def push(self, batch: Batch) -> None:
-        batch.reader = KeptFiles(self._cache, cast("FileReader", batch.reader), patience(self._timeout))
-        super().push(batch)
+    def put(self, batch: Batch) -> None:
+        batch.reader = CachedFiles(self._cache, cast("FileReader", batch.reader), patience(self._timeout))
+        super().put(batch)
 
 
-class KeptFiles(EncodedBatch):
+class CachedFiles(EncodedBatch):
     """The files of one batch, from the cache."""
 
     def __init__(self, cache: EncodedCache, files: FileReader, patience: float) -> None:

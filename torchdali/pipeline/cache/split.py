@@ -22,7 +22,7 @@ from torchdali.transforms.rules.crop import CenterCrop
 from torchdali.transforms.rules.resize import Resize
 from torchdali.transforms.spec import InputKind, IntArray, Params, Spec
 
-__all__ = ["ALIGNMENT", "cut"]
+__all__ = ["ALIGNMENT", "split_plan"]
 
 ALIGNMENT = 16
 """An image's bytes are a multiple of this many."""
@@ -71,7 +71,7 @@ class Unpack(Rule):
         return ops.fn.reshape(image, shape=params["shape"], layout="HWC")
 
 
-def cut(plan: Plan, chain: Sequence[Any], source: Spec) -> tuple[Plan, Plan, tuple[Any, ...]]:
+def split_plan(plan: Plan, chain: Sequence[Any], source: Spec) -> tuple[Plan, Plan, tuple[Any, ...]]:
     """Cuts a plan behind the last ``Resize`` or ``CenterCrop`` before anything is drawn; else behind the decoder.
 
     Random numbers are keyed by the place in the whole chain, which the rest keeps, so it draws what the plan draws.

@@ -80,13 +80,13 @@ def run(dataset: Any, plan: Plan, batches: Sequence[Sequence[int]], seed: int = 
     """Run batches of a dataset through the loader's own prefetcher."""
     reader, key = open_reader(from_dataset(dataset)), epoch_key(seed, 0)
     pool = PipelinePool(plan, max(map(len, batches)), Threads(2, plan.device, plan.input_kind))
-    feed, occurrences = Prefetcher(window=3, timeout=0), DenseOccurrences(len(reader.source))
+    feed, occurrences = Prefetcher(prefetch_depth=3, timeout=0), DenseOccurrences(len(reader.source))
     try:
         for indices in batches:
             index = np.asarray(indices, np.int64)
-            feed.push(Batch(reader, pool, index, Draws(key, index, occurrences.count(index))))
+            feed.put(Batch(reader, pool, index, Draws(key, index, occurrences.count(index))))
         for _ in batches:
-            yield feed.pop()
+            yield feed.get()
     finally:
         feed.close()
 
