@@ -1,4 +1,4 @@
-"""Samples that cannot be read or decoded: what is done about them, and how many there may be."""
+"""Policy for samples that cannot be read or decoded, and the count of them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _log = logging.getLogger("torchdali")
 
 
 def limit_size(size: tuple[int, int] | None) -> tuple[int, int] | None:
-    """The size for a black image; None where it is none, or one in which PIL would not decode an image."""
+    """Return the size if a black image may have it. Return None if PIL would not decode an image of that size."""
     most = PIL.Image.MAX_IMAGE_PIXELS
     if not size or not 0 < min(size) <= max(size) <= _LONGEST:
         return None
@@ -32,14 +32,14 @@ def limit_size(size: tuple[int, int] | None) -> tuple[int, int] | None:
 
 
 class ErrorPolicy:
-    """The arguments ``on_error`` and ``max_errors`` of :class:`torchdali.DALILoader`, and the samples that they met.
+    """The arguments ``on_error`` and ``max_errors`` of :class:`torchdali.DALILoader`, and the bad samples so far.
 
     Args:
         mode: ``on_error``.
-        limit: ``max_errors``; None is any number.
+        limit: ``max_errors``. None means no limit.
 
     Attributes:
-        errors: One for each sample, in the order in which they were found.
+        errors: One for each bad sample, in the order of discovery.
     """
 
     def __init__(self, mode: OnError, limit: int | None) -> None:
@@ -52,7 +52,7 @@ class ErrorPolicy:
         return self.mode != "raise"
 
     def handles(self, error: Exception) -> bool:
-        """Whether it is about a sample that cannot be read or decoded; one that cannot be transformed is not."""
+        """Return True if the error is about a sample that cannot be read or decoded, and the mode is not ``raise``."""
         return (
             self.mode != "raise"
             and isinstance(error, SampleError)
@@ -60,10 +60,10 @@ class ErrorPolicy:
         )
 
     def note(self, error: SampleError) -> None:
-        """Counts a sample, once, and names it in the log.
+        """Count a bad sample once, and log it.
 
         Raises:
-            SampleError: It is one more than there may be.
+            SampleError: There are more than ``max_errors``.
         """
         key = error.index, error.path
         if key in self._known:
@@ -77,7 +77,7 @@ class ErrorPolicy:
         _log.warning("%s; %s", kept, done)
 
     def describe(self) -> str:
-        """What is done, in words."""
+        """Return the policy in words, for ``explain()``."""
         if self.mode == "raise":
             return "a sample that cannot be read or decoded is raised, in its turn"
         what = "the next sample of its batch" if self.mode == "skip" else "a black image"

@@ -1,4 +1,4 @@
-"""Batches into pinned memory, and from there to the device, beside the work that is queued on it."""
+"""Copy batches to pinned memory, and from there to the device, on a stream of their own."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class Transfer:
     memory, and is copied on the current one.
 
     Args:
-        device: Where to; nothing is done for the CPU.
+        device: The target. For the CPU nothing is copied.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
     def __call__(self, data: Any) -> Any:
-        """The structure with its tensors, and whatever else has a method ``to``, on the device."""
+        """Move the tensors of a structure, and whatever else has a method ``to``, to the device."""
         if self._device.type != "cuda":
             return data
         with devices.on(self._device):
@@ -66,7 +66,7 @@ class Transfer:
 
 @functools.cache
 def _get_side_stream(device: torch.device) -> torch.cuda.Stream:
-    """One for the process, because torch keeps memory for each stream that ever was copied to."""
+    """Return the stream for copies: one for the process, because torch keeps memory for every stream."""
     return torch.cuda.Stream(device)
 
 

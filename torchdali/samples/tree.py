@@ -1,4 +1,4 @@
-"""Samples of any structure: the images in them, and everything else around the places where they were.
+"""Samples of any structure: find the images in them, and put placeholders there.
 
 A structure is what ``default_collate`` walks through: mappings, sequences and named tuples, nested; dataclasses too.
 """
@@ -64,7 +64,7 @@ _WITH_PARTS = (Mapping, Sequence)
 
 
 def is_default_collate(collate_fn: Any, read: bool = False) -> bool:
-    """Whether it is ``default_collate``, and nobody taught it another way with images, or with what they are within.
+    """Return True if it is ``default_collate``, and no other function is registered for images or their containers.
 
     Args:
         collate_fn: A loader's.
@@ -82,7 +82,7 @@ def is_default_collate(collate_fn: Any, read: bool = False) -> bool:
 
 
 class Placeholder:
-    """Stands where an image was.
+    """Marks the position of an image in a sample.
 
     Attributes:
         number: Which of the sample's images.
@@ -98,7 +98,7 @@ class Placeholder:
 
 
 def _children(node: Any) -> Sequence[tuple[str, Any]]:
-    """The parts of a structure, with what is written behind it to get them."""
+    """Return the parts of a structure, each with the key to write behind it in Python."""
     if isinstance(node, _NEVER_PARTS):
         return ()
     if isinstance(node, Mapping):
@@ -123,7 +123,7 @@ def _is_dataclass(node: Any) -> bool:
 
 
 def _is_sequence_of_its_fields(node: Any) -> bool:
-    """Whether it is a sequence of its own fields, which can be set where its parts cannot."""
+    """Return True for a sequence of its own fields: fields can be set where items cannot."""
     if not dataclasses.is_dataclass(node) or isinstance(node, (type, tuple, MutableSequence, Mapping)):
         return False
     own, parts = dataclasses.fields(node), [part for _, part in _children(node)]
@@ -131,12 +131,12 @@ def _is_sequence_of_its_fields(node: Any) -> bool:
 
 
 def tree_map(node: Any, change: Callable[[Any], Any], is_leaf: Callable[[Any], bool] | None = None) -> Any:
-    """A structure with other leaves; it is not touched itself, and where no leaf changes it comes back as it is.
+    """Return a copy of a structure with changed leaves. If no leaf changes, return the structure itself.
 
     Args:
         node: The structure.
-        change: Gives the new leaf for an old one.
-        is_leaf: Whether something with parts is a leaf all the same.
+        change: Returns the new leaf for an old one.
+        is_leaf: Returns True for something with parts that is to count as a leaf.
     """
     parts: Sequence[tuple[str, Any]] = () if is_leaf and is_leaf(node) else _children(node)
     if not parts:
@@ -148,11 +148,11 @@ def tree_map(node: Any, change: Callable[[Any], Any], is_leaf: Callable[[Any], b
 
 
 def reorder_samples(node: Any, order: Sequence[int]) -> Any:
-    """A collated batch as if its samples had come in another order, some of them several times.
+    """Reorder the samples of a collated batch. Samples may repeat.
 
     Args:
         node: The batch, collated by ``default_collate``.
-        order: For each sample the number of the one that is in its place.
+        order: For each position the number of the sample to put there.
 
     Raises:
         TypeError: Something in it is no batch of samples.
@@ -171,7 +171,7 @@ def reorder_samples(node: Any, order: Sequence[int]) -> Any:
 
 
 def _rebuild(node: Any, parts: Sequence[Any]) -> Any:
-    """A structure of the same type, as ``default_collate`` would make it, of other parts."""
+    """Build a structure of the same type from other parts, as ``default_collate`` does."""
     kind: Any = type(cast("object", node))
     if isinstance(node, Mapping):
         return _rebuild_mapping(cast("Mapping[Any, Any]", node), dict(zip(cast("Any", node), parts, strict=True)))
@@ -199,7 +199,7 @@ def _rebuild(node: Any, parts: Sequence[Any]) -> Any:
 
 
 def _rebuild_mapping(node: Mapping[Any, Any], entries: dict[Any, Any]) -> Mapping[Any, Any]:
-    """Entries as a mapping of the same type, where it can be made of them and gives them back; else as a dict."""
+    """Build a mapping of the same type. Return a dict if that type cannot hold these entries."""
     kind: Any = type(node)
     try:
         if isinstance(node, MutableMapping):
@@ -214,11 +214,11 @@ def _rebuild_mapping(node: Mapping[Any, Any], entries: dict[Any, Any]) -> Mappin
 
 
 class Tree(NamedTuple):
-    """A sample, of which every part was asked for once: some make their parts when they are asked.
+    """A sample whose parts were read once, because some samples make their parts on access.
 
     Attributes:
         node: The sample, or the part.
-        key_path: Where it is in the sample, as it would be written in Python.
+        key_path: Its position in the sample, as written in Python.
         parts: What it is made of.
     """
 
@@ -228,16 +228,16 @@ class Tree(NamedTuple):
 
 
 def build_tree(node: Any, key_path: str = "") -> Tree:
-    """The parts of a sample.
+    """Read the parts of a sample.
 
-    A stored file is whole; a sample that is like one is not, because its path may be asked for.
+    A stored file is a leaf. A whole sample that looks like one is not: its path may be the image.
     """
     children = () if key_path and is_stored(node) else _children(node)
     return Tree(node, key_path, [build_tree(child, key_path + key) for key, child in children])
 
 
 def tree_leaves(sample: Tree) -> Iterator[tuple[str, Any]]:
-    """All leaves of a sample with their places."""
+    """Yield all leaves of a sample with their key paths."""
     if not sample.parts:
         yield sample.key_path, sample.node
     for part in sample.parts:
@@ -245,9 +245,9 @@ def tree_leaves(sample: Tree) -> Iterator[tuple[str, Any]]:
 
 
 def is_stored(node: Any) -> bool:
-    """Whether it is an image file as Hugging Face's ``datasets.Image(decode=False)`` gives it, by bytes or by path.
+    """Return True for an image file as Hugging Face's ``datasets.Image(decode=False)`` returns it.
 
-    Sounds look the same there, so that the first bytes or the end of the name have to tell.
+    Audio files look the same there, so the first bytes or the suffix must tell them apart.
     """
     if type(node) is not dict or len(cast("dict[Any, Any]", node)) != 2 or "bytes" not in node or "path" not in node:
         return False
@@ -256,14 +256,14 @@ def is_stored(node: Any) -> bool:
 
 
 def _unwrap_stored(leaf: Any) -> Any:
-    """Of such a file its bytes, else its path; any other leaf as it is."""
+    """Return the bytes of a stored file, or its path if it has none. Return any other leaf as it is."""
     if not is_stored(leaf):
         return leaf
     return Path(leaf["path"]) if leaf["bytes"] is None else leaf["bytes"]
 
 
 def is_encoded(leaf: Any) -> bool:
-    """Whether bytes, or an array of bytes, begin as an image file does."""
+    """Return True if bytes, or an array of bytes, begin like an image file."""
     if isinstance(leaf, (bytes, bytearray, memoryview)):
         start = bytes(cast("bytes", leaf)[:_START])
     elif isinstance(leaf, (np.ndarray, torch.Tensor)):
@@ -292,12 +292,11 @@ def _is_likely_image(leaf: Any) -> bool:
 
 
 def find_images(sample: Tree) -> list[tuple[str, Any]]:
-    """The images of a sample, with their places.
+    """Return the images of a sample with their key paths.
 
-    As in torchvision's v2 transforms these are all PIL images and ``tv_tensors.Image``; where there is none, the first
-    plain tensor, which here must look like an image: three axes (C, H, W) with up to 4 channels. So are taken an array
-    (H, W, C), an encoded file (bytes, or one axis of uint8) and a ``pathlib`` path. Files as ``datasets`` stores them
-    in its columns count as PIL images, which it would make of them.
+    As in torchvision's v2 transforms, these are all PIL images and ``tv_tensors.Image``. If there is none, it is the
+    first leaf that looks like an image: a tensor (C, H, W) or an array (H, W, C) with up to 4 channels, an encoded
+    file (bytes, or one axis of uint8), or a ``pathlib`` path. Files that ``datasets`` stores count as PIL images.
     """
     everything = list(tree_leaves(sample))
     sure = [(path, _unwrap_stored(leaf)) for path, leaf in everything if _is_surely_image(leaf)]
@@ -305,7 +304,7 @@ def find_images(sample: Tree) -> list[tuple[str, Any]]:
 
 
 def with_placeholders(sample: Tree, images: Sequence[tuple[str, Any]]) -> Any:
-    """A sample with a :class:`Placeholder` in the place of each of its images; the sample itself is not touched."""
+    """Return a copy of a sample with a :class:`Placeholder` for each of its images."""
     places = {path: Placeholder(number) for number, (path, _) in enumerate(images)}
 
     def walk(part: Tree) -> Any:
@@ -339,11 +338,11 @@ class _AnyDataclass(type):
 
 
 class _Dataclass(metaclass=_AnyDataclass):
-    """What every dataclass is an instance of."""
+    """Type whose instances are all dataclass instances."""
 
 
 def collate(samples: Sequence[Any]) -> Any:
-    """``default_collate``, which here takes dataclasses too, and makes one :class:`Placeholder` of a batch of them."""
+    """Collate as ``default_collate`` does, dataclasses too. A batch of placeholders becomes one."""
     how: dict[Any, Any] = {
         Placeholder: _collate_placeholders,
         **data_utils.collate.default_collate_fn_map,

@@ -1,4 +1,4 @@
-"""What the samples of an epoch are known by: in their random numbers, and in errors."""
+"""Keys of samples: for their random numbers, and to name them in errors."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _STREAM = 2**40
 
 @dataclass(frozen=True)
 class BatchKeys:
-    """What the samples of a batch are known by.
+    """Keys of the samples of a batch.
 
     Attributes:
-        index: ``(N,)`` what their random numbers are keyed by.
-        occurrence: ``(N,)`` how often each was drawn before in this epoch.
-        names: What they are called in errors: indices, or places in a stream.
-        suffix: Whose places these are, if there are several streams.
+        index: ``(N,)`` keys of their random numbers.
+        occurrence: ``(N,)`` how often the sampler drew each before in this epoch.
+        names: Their names in errors: indices, or positions in a stream.
+        suffix: Names the worker if there are several streams.
     """
 
     index: IntArray
@@ -38,15 +38,15 @@ class BatchKeys:
     suffix: str = ""
 
     def make_error(self, sample: int, named: str, reason: str) -> SampleError:
-        """The error that blames a sample: its number in the batch, what is at fault, and why."""
+        """Build the error that blames a sample, by its number in the batch."""
         return SampleError(self.names[sample], named + self.suffix, reason)
 
 
 class SampleKeys:
-    """What the samples of one epoch are known by.
+    """Keys of the samples of one epoch.
 
     Args:
-        batched: Whether the sampler gives the indices of a batch at once.
+        batched: Whether the sampler yields the indices of a whole batch.
         stream: Whether the dataset has no indices.
         workers: Whether each of several processes has a stream of its own.
     """
@@ -58,22 +58,22 @@ class SampleKeys:
         self._sent: dict[int, Any] = {}
 
     def remember(self, task: int, index: Any) -> Any:
-        """Keeps what the dataset is asked for; returns what can be asked for twice."""
+        """Keep the indices of a batch. Return them as a list if they are an iterator, which only lasts once."""
         if isinstance(index, Iterator):  # the fetcher uses it up
             index = list(cast("Iterator[Any]", index))
         self._sent[task] = index
         return index
 
     def fast_forward(self, indices: Iterable[Any]) -> None:
-        """Counts samples that came before the epoch was gone on with."""
+        """Count the samples before the point of resumption."""
         self._occurrences.fast_forward(_make_keys(indices))
 
     def resume_streams(self, samples: Mapping[int, int]) -> None:
-        """Says how many samples came of each worker's stream before the epoch was gone on with."""
+        """Set the number of samples of each worker's stream before the point of resumption."""
         self._streamed = dict(samples)
 
     def make_batch_keys(self, packed: Packed) -> BatchKeys:
-        """What is known of the samples of a batch; to be asked once for each, of one that failed as of an empty one."""
+        """Make the keys of a batch. Call it once for each batch; a failed batch counts as empty."""
         indices = self._indices(packed)
         if not self._stream:
             keys = np.array([_make_key(index) for index in indices], np.int64)
@@ -85,7 +85,7 @@ class SampleKeys:
         return BatchKeys(packed.worker * _STREAM + names, np.zeros_like(names), names.tolist(), suffix)
 
     def _indices(self, packed: Packed) -> Sequence[Any]:
-        """The sampler's indices, where there is one for each of the samples."""
+        """Return the sampler's indices, or numbers if there is not one index for each sample."""
         if packed.task not in self._sent:  # one that failed before it was asked for
             return []
         sent = self._sent.pop(packed.task)
@@ -96,7 +96,7 @@ class SampleKeys:
 
 
 def _make_key(index: Any) -> int:
-    """What an index into a map-style dataset adds to the key of a sample's random numbers."""
+    """Return the key of a sample's random numbers for an index into a map-style dataset."""
     try:
         number = operator.index(index)
     except TypeError:
@@ -107,7 +107,7 @@ def _make_key(index: Any) -> int:
 
 
 def _make_keys(indices: Iterable[IntArray | list[Any]]) -> Iterator[IntArray]:
-    """The same for many indices, some at a time."""
+    """Yield the keys of many indices, in chunks."""
     for some in indices:
         if isinstance(some, np.ndarray):
             yield some

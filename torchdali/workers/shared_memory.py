@@ -1,7 +1,7 @@
-"""Memory that a worker process fills and the main process reads: one block a batch, used again and again.
+"""Memory that a worker process fills and the main process reads: one block a batch, reused.
 
 A block is an anonymous file in memory (``memfd_create``). The main process opens it through ``/proc``, maps it once
-and knows it again when it comes back. There is nothing in ``/dev/shm``, whose size containers limit, and nothing to
+and recognises it when it comes back. There is nothing in ``/dev/shm``, whose size containers limit, and nothing to
 clean up: the kernel frees a block when both processes have let go of it, however they end.
 
 The first byte of a block says whose it is. The worker sets it before it sends the block, the main process clears it
@@ -30,12 +30,12 @@ _GROWTH = 1.25
 
 
 def aligned(length: int) -> int:
-    """The next place at which an array may begin."""
+    """Return the next offset at which an array may begin."""
     return -(-length // _ALIGNMENT) * _ALIGNMENT
 
 
 class _Block:
-    """A block as the worker that made it has it."""
+    """A block, in the worker that made it."""
 
     def __init__(self) -> None:
         self.file = os.memfd_create("torchdali", os.MFD_CLOEXEC)
@@ -49,7 +49,7 @@ class _Block:
         return not self.capacity or self._memory[0] == _FREE
 
     def take(self, length: int) -> npt.NDArray[np.uint8]:
-        """The memory, at least ``length`` bytes, which is the main process's from now on."""
+        """Return the memory, at least ``length`` bytes, and mark it in use."""
         if self.capacity < _HEADER + length:
             self._grow(_HEADER + length)
         self._memory[0] = _IN_USE
@@ -78,13 +78,13 @@ class _Block:
 
 
 class SharedBufferPool:
-    """The blocks of one worker: as many as are on their way or being read, and no more."""
+    """The blocks of one worker: as many as are in flight or being read."""
 
     def __init__(self) -> None:
         self._blocks: list[_Block] = []
 
     def take(self, length: int) -> tuple[npt.NDArray[np.uint8], SharedBufferHandle]:
-        """Memory for ``length`` bytes, and what is to be sent of it.
+        """Return memory for ``length`` bytes, and the handle to send.
 
         Raises:
             MemoryError: There is not enough; the text says how much is needed, and what to do.
@@ -99,7 +99,7 @@ class SharedBufferPool:
 
 
 class MappedFile:
-    """A block as the main process has it, mapped for as long as somebody holds this.
+    """A block, mapped into the main process while this object lives.
 
     Args:
         file: The number of the worker's file descriptor.
