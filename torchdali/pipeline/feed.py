@@ -37,19 +37,19 @@ _SCAN_THREADS = 16
 
 @dataclass
 class Batch:
-    """One batch on its way.
+    """A batch in flight.
 
     Attributes:
         reader: Reads its images.
-        pool: The engines to run it in.
+        pool: The pipelines to run it in.
         rows: ``(N,)`` rows of the source.
         draws: The random numbers of its samples.
-        views: What DALI put out: for each view one tensor, or one a sample where shapes differ.
-        params: What was drawn, for each rule of the plan.
+        views: The outputs of DALI: for each view one tensor, or one for each sample if shapes differ.
+        params: The drawn parameters, for each rule of the plan.
         scan: What must be known of it before, being read.
-        runner: Where it runs; None where it is empty or failed before.
+        runner: The runner of its pipeline. None if the batch is empty or failed before.
         run: The run's number there.
-        error: What it will raise in its turn.
+        error: The error to raise in its turn.
         size: ``(N, 2)`` heights and widths that its parameters were drawn for.
         inputs: The parameters that are fed for it.
     """
@@ -69,12 +69,12 @@ class Batch:
 
     @property
     def images(self) -> Images:
-        """The images of the only view."""
+        """Return the images of the only view."""
         (images,) = self.views or [[]]
         return images
 
     def claim_error(self) -> Exception:
-        """The error, which is kept no longer: raised, its traceback would hold the batch in a cycle."""
+        """Return the error and forget it. Once raised, its traceback would hold the batch in a cycle."""
         error, self.error = self.error, None
         assert error is not None
         return error
@@ -85,7 +85,7 @@ class Prefetcher:
 
     Args:
         prefetch_depth: Batches in flight.
-        timeout: Seconds that a batch may take; 0 for ever.
+        timeout: Seconds that a batch may take; 0 means no limit.
         clock: The epoch's, if it has one.
         runs_in_flight: Batches that an engine will have in flight, where somebody else sees to that.
     """
@@ -108,7 +108,7 @@ class Prefetcher:
         return len(self._waiting) + len(self._in_flight)
 
     def put(self, batch: Batch) -> None:
-        """Takes a batch and starts to work on it as soon as its turn comes."""
+        """Add a batch. Its run is scheduled as soon as there is room."""
         self._check()
         with devices.on(batch.pool.plan.device):
             self._clock.lap("feed")
@@ -122,7 +122,7 @@ class Prefetcher:
             self._schedule_ready()
 
     def get(self) -> Batch:
-        """The next batch.
+        """Return the next batch.
 
         Raises:
             SampleError: A file of it is missing, damaged, truncated or cannot be transformed.
@@ -157,12 +157,12 @@ class Prefetcher:
             raise EpochEndedError(self._ended)
 
     def end(self) -> None:
-        """Closes, and says so to whoever asks for a batch all the same."""
+        """Close, and let later calls raise that the epoch was closed."""
         self.close()
         self._ended = CLOSED
 
     def close(self) -> None:
-        """Drops what is under way and returns the engines."""
+        """Drop the batches in flight and release the runners."""
         self._waiting.clear()
         self._in_flight.clear()
         if self._threads:
@@ -179,7 +179,7 @@ class Prefetcher:
         return self._threads
 
     def _schedule_ready(self) -> None:
-        """Launches what may be launched without waiting."""
+        """Schedule the batches that need no waiting."""
         while self._waiting and len(self._in_flight) < self._prefetch_depth:
             scan = self._waiting[0].scan
             if scan and not scan.done():
@@ -187,7 +187,7 @@ class Prefetcher:
             self._schedule()
 
     def _schedule(self) -> None:
-        """Draws the next batch's parameters and schedules it. What is wrong with it is kept for its turn."""
+        """Draw the next batch's parameters and schedule it. Keep an error until its turn."""
         batch = self._waiting[0]
         self._in_flight.append(batch)
         self._waiting.popleft()
@@ -220,7 +220,7 @@ class Prefetcher:
             raise batch.reader.error(int(batch.rows[error.row]), str(error)) from error
 
     def _submit(self, runner: PipelineRunner, batch: Batch, by_pil: IntArray) -> int:
-        """Schedules a batch; files at the places ``by_pil`` are read by PIL, and DALI gets their pixels in memory."""
+        """Schedule a batch. PIL reads the files at the positions ``by_pil``, and DALI gets their pixels."""
         with ExitStack() as held:
             return runner.submit(batch.reader.read_inputs(batch.rows, by_pil, held), batch.inputs, held)
 
@@ -246,7 +246,7 @@ class Prefetcher:
         batch.reader.check_endings(batch.rows, outputs.endings)
 
     def _take_outputs(self, batch: Batch) -> RunOutputs:
-        """What a batch's run put out; where it failed, or files are not what they were, what the next one does."""
+        """Return the outputs of a run. If it failed, or files have changed, run the batch again."""
         try:
             if batch.error:
                 raise batch.claim_error()
@@ -261,9 +261,9 @@ class Prefetcher:
         return self._run_again(batch) if batch.reader.has_changed(batch.rows, outputs.lengths, batch.size) else outputs
 
     def _run_again(self, batch: Batch) -> RunOutputs:
-        """Runs a batch whose files are not what they were, or that failed, and finds the sample that is to blame.
+        """Run a batch again after it failed or its files changed, and find the sample at fault.
 
-        A sample that PIL reads and only DALI does not is read by PIL, now and from now on.
+        A sample that PIL reads and DALI does not is read by PIL from now on.
         """
         reader, rows = batch.reader, batch.rows
         for row in rows.tolist():
@@ -296,7 +296,7 @@ class Prefetcher:
         return isinstance(self._try_run(runner, alone, np.empty(0, np.int64)), RunOutputs)
 
     def _try_run(self, runner: PipelineRunner, batch: Batch, by_pil: IntArray) -> RunOutputs | RuntimeError:
-        """What comes of a batch that nothing else is in flight beside, or what DALI raised."""
+        """Run a batch alone. Return its outputs, or the error that DALI raised."""
         try:
             self._submit(runner, batch, by_pil)
             return runner.take()

@@ -1,4 +1,4 @@
-"""A feed that puts up with samples that cannot be read or decoded."""
+"""A prefetcher that runs a batch again without the samples that cannot be read or decoded."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _Faults = list[SampleError]
 
 
 class RetryingPrefetcher:
-    """Runs a batch again, beside those that are on their way, without the samples of it that are at fault.
+    """Runs a batch again, beside the batches in flight, without its bad samples.
 
     Args:
         prefetcher: The batches of the epoch.
-        make_prefetcher: Makes a feed for those that are run again.
-        error_policy: What is done about them.
+        make_prefetcher: Makes the prefetcher of batches that run again.
+        error_policy: Decides what happens to bad samples.
     """
 
     def __init__(
@@ -44,10 +44,10 @@ class RetryingPrefetcher:
         self._prefetcher.put(self._substitute(batch) or replace(batch))
 
     def get(self) -> Batch:
-        """The next batch; where a sample had to be left out, its rows say by which it was replaced.
+        """Return the next batch. Its rows name the substitutes of samples that were left out.
 
         Raises:
-            SampleError: There are more than there may be, or no sample of the batch is left.
+            SampleError: There are more than ``max_errors``, or no sample of the batch is left.
         """
         original, faults, excluded = self._batches.popleft(), _Faults(), set[int]()
         try:
@@ -96,7 +96,7 @@ class RetryingPrefetcher:
             del error
 
     def _substitute(self, batch: Batch) -> Batch | None:
-        """The batch with others in the places of rows that are known to be bad; None where there are none."""
+        """Return the batch with substitutes for its bad rows, or None if no good row is left."""
         reader = batch.reader
         if self._error_policy.mode == "replace" or not reader.bad_rows:
             return replace(batch)
@@ -121,7 +121,7 @@ def _is_same_sample(one: SampleError, other: SampleError) -> bool:
 
 
 def _guess_size(batch: Batch, row: int) -> tuple[int, int]:
-    """Height and width of the next image of a batch that can be read, because images are often of one size."""
+    """Return the size of the next readable image of a batch, because images are often of one size."""
     order: IntArray = np.roll(batch.rows, -int(np.flatnonzero(batch.rows == row)[0]))
     sizes = (limit_size(batch.reader.read_size(other)) for other in order.tolist() if other != row)
     return next(filter(None, sizes), SIZE)

@@ -1,4 +1,4 @@
-"""Transformed images, back in the places that they were taken from."""
+"""Put transformed images back into their samples."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Filled = dict[tuple[int, int], Any]
 def merge_images(
     packed: Packed, runs: Sequence[Batch], batched: bool, collate_fn: Callable[[Any], Any] | None, chain: Sequence[Any]
 ) -> Any:
-    """A batch with its images.
+    """Merge the transformed images into a batch.
 
     Args:
         packed: The batch as it came.
@@ -44,14 +44,14 @@ def merge_images(
 
 
 def substitute_samples(packed: Packed, runs: Sequence[Batch], uses_default_collate: bool) -> None:
-    """Gives samples in whose places DALI made other samples' images all else of the others, too."""
+    """Where DALI substituted the images of another sample, substitute the rest of that sample too."""
     order: list[int] = packed.groups[0].sample[runs[0].rows][: packed.count].tolist()
     if len(runs) == 1 and order != list(range(packed.count)):
         packed.rest = reorder_samples(packed.rest, order) if uses_default_collate else [packed.rest[i] for i in order]
 
 
 def _restore_images(packed: Packed, runs: Sequence[Batch]) -> Filled:
-    """Each image after all transforms, of the type that torchvision would give, by sample and slot."""
+    """Return each image after all transforms, of the type that torchvision returns, by sample and slot."""
     images: Filled = {}
     for group, run in zip(packed.groups, runs, strict=True):
         plan = run.pool.plan
@@ -63,7 +63,7 @@ def _restore_images(packed: Packed, runs: Sequence[Batch]) -> Filled:
 
 
 def _stack_columns(packed: Packed, runs: Sequence[Batch], batched: bool, chain: Sequence[Any]) -> dict[int, Any]:
-    """For each slot the images of all samples, stacked."""
+    """Stack the images of all samples, for each slot."""
     for run in runs:
         if batched:
             check_stackable(run.pool.plan)
@@ -107,10 +107,10 @@ def _run_tail(run: Batch) -> list[Any]:
 
 
 def _name_sample(run: Batch, row: int) -> str:
-    """The sample whose image is in a place of a batch, where another one's may be."""
+    """Return the name of the sample whose image is in a row; it may be a substitute."""
     return run.reader.name(int(run.rows[row]))
 
 
 def _list_positions(group: PackedImages) -> list[tuple[int, int]]:
-    """Sample and slot of each image."""
+    """List sample and slot of each image."""
     return list(zip(group.sample.tolist(), group.slot.tolist(), strict=True))

@@ -1,4 +1,4 @@
-"""What is known of a batch that a dataset gave, and what may be wrong with it, before DALI sees it."""
+"""Checks of a batch from the dataset before DALI gets it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Fault = Callable[[int, str, str], SampleError]
 
 @dataclass
 class ProxyPlan:
-    """What a loader makes once and keeps until its transform or device change.
+    """The pipelines of a worker-fed loader, kept until its transform or device changes.
 
     Attributes:
         state: Differs when anything did change.
@@ -62,7 +62,7 @@ class ProxyPlan:
         return pools
 
     def check_key_paths(self, packed: Packed, fault: Fault) -> None:
-        """Raises where a batch has its images in other places than the ones before it, which hides a damaged sample."""
+        """Raise an error if the images of a batch have other key paths than those of earlier batches."""
         if self.routes is None or not packed.count:
             return
         if packed.groups:
@@ -87,7 +87,7 @@ class ProxyPlan:
 
 @dataclass
 class PendingBatch:
-    """A batch that came from the dataset.
+    """A batch from the dataset, while DALI runs it.
 
     Attributes:
         packed: What came.
@@ -103,13 +103,13 @@ class PendingBatch:
 
 
 def uses_default_collate(loader: Any) -> bool:
-    """Whether the ``collate_fn`` is the one that DataLoader would choose, which needs no image to do its work."""
+    """Return True if ``collate_fn`` is the one that DataLoader would choose. It needs no images to work."""
     alone = not loader._auto_collation  # noqa: SLF001
     return is_default_collate(loader.collate_fn) or (alone and loader.collate_fn is convert)
 
 
 def check_sizes(packed: Packed, fault: Fault) -> None:
-    """Raises where the images of one sample differ in size, which are to be given the same random parameters."""
+    """Raise an error if the images of one sample differ in size: they share random parameters."""
     sample, slot, size = (
         np.concatenate([getattr(group, name) for group in packed.groups]) for name in ("sample", "slot", "size")
     )
