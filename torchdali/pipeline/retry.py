@@ -71,7 +71,7 @@ class RetryingPrefetcher:
                 faults.append(error)
 
     def _exclude(self, original: Batch, faults: _Faults, excluded: set[int]) -> Batch:
-        """The batch without the sample that an error names; ``tried`` are those that were given up before."""
+        """Return the batch without the sample that an error names, and add that sample to ``excluded``."""
         reader, rows, error = original.reader, original.rows, faults.pop()
         try:
             blamed = [row for row in dict.fromkeys(rows.tolist()) if _is_same_sample(reader.error(row, ""), error)]
