@@ -292,7 +292,7 @@ def test_states_that_do_not_belong_together(of_rank: Ranks) -> None:
     alone = DALILoader(of_rank.dataset, 2, **of_rank.own).state_dict()
     own = DALILoader(of_rank.dataset, 2, sampler=Derived(of_rank.dataset, 1, 0), **of_rank.own)
     of_own = own.state_dict()
-    ahead = copy.deepcopy(states[1]) | {"batches": 3}
+    ahead = copy.deepcopy(states[1]) | {"batches": 3, "asked": 3}
     for given, text in (
         ([], "no states to be merged"),
         (states[:1], r"states of ranks \[0\], and there should be one of each from 0 to 1"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import random
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -18,6 +19,7 @@ from helpers.resumed import KINDS, Asked, Remembering, RememberingBatches, read,
 from torch.utils.data import Dataset, DistributedSampler, RandomSampler
 
 from torchdali import DALILoader
+from torchdali.state.generators import to_text
 
 pytestmark = [
     pytest.mark.timeout(60),
@@ -276,6 +278,47 @@ def test_states_of_other_datasets_and_versions_are_refused(pictures: Any, number
     assert refused(make, "damaged", {**state, "generators": {"torch": "?"}})
     given = make(generator=torch.Generator()).state_dict()
     assert refused(make, "generators that this loader has not: generator", given)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("asked", 10**12), ("asked", 0), ("worker", 10**12), ("batches", 10**6), ("batches", -1), ("batches", "x")),
+        *(("epoch", None), ("start", 3), ("samplers", []), ("samplers", {"sampler": {"epoch": "x"}}), ("loader", "x")),
+        *(("begun", 1), ("over", True), ("base_seed", 2**64), ("draws", [3]), ("workers", [[0, 1]]), ("of_ranks", [])),
+        *(("generators", []), ("generators", {"torch": "AAAA"}), ("generators_at_begin", {"torch": 3})),
+    ],
+)
+def test_a_damaged_state_is_refused_before_anything_changes(
+    pictures: Any, numbered: Any, name: str, value: Any
+) -> None:
+    """Some of these values would be a loop that takes hours."""
+    dataset, own = read(pictures, numbered)
+    loader = DALILoader(dataset, 3, shuffle=True, **own)
+    if name != "over":
+        next(iter(loader))
+    state = {**loader.state_dict(), name: value}
+    other = DALILoader(dataset, 3, shuffle=True, **own)
+    before = other.state_dict()
+    with pytest.raises(ValueError, match=r"no state of a DALILoader, or a damaged one|of another loader"):
+        other.load_state_dict(state)
+    assert not difference(other.state_dict(), before)
+
+
+def test_no_word_of_a_state_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Late(Remembering):
+        rng: Any = None
+
+    def text(bit_generator: str) -> str:
+        return to_text(json.dumps({"bit_generator": bit_generator}))
+
+    monkeypatch.setattr(np.random, "test", lambda: pytest.fail("called"))
+    sampler = Late(12)
+    sampler.rng = None
+    loader = DALILoader([*range(12)], 3, sampler=sampler, device="cpu")  # pyright: ignore[reportArgumentType]
+    state = {**loader.state_dict(), "generators_at_begin": {"sampler.rng": text("test")}}
+    with pytest.raises(ValueError, match=r"the state of the generator sampler\.rng"):
+        loader.load_state_dict(state)
 
 
 def test_order_of_workers_that_nobody_knows_is_refused(pictures: Any, numbered: Any) -> None:

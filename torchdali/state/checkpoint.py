@@ -14,6 +14,7 @@ from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, 
 from torchdali.state.generators import Generators, States, find_samplers, from_text, to_text
 from torchdali.state.progress import Checkpoint, EpochProgress, StreamProgress
 from torchdali.state.remainder import count_consumed, find_shared_sampler
+from torchdali.state.schema import check_values, refuse_damaged
 from torchdali.state.sharding import Shard
 
 __all__ = [
@@ -29,11 +30,6 @@ __all__ = [
 ]
 
 VERSION = 1
-
-_NEEDED = (
-    *("begun", "over", "epoch", "start", "batches", "asked", "iterators", "base_seed", "base_seed_drawn", "samplers"),
-    "worker",
-)
 
 _ABOUT: tuple[tuple[type, tuple[str, ...]], ...] = (
     (BatchSampler, ("batch_size", "drop_last")),
@@ -216,14 +212,14 @@ def check_state(state: Mapping[str, Any], loader: Any) -> Checkpoint:
             _decode_draws(state["draws"]),
             {worker: StreamProgress(*copy.deepcopy(about)) for worker, *about in state["workers"]},
         )
-        for name in _NEEDED:
-            saved.state[name]
-    except (KeyError, TypeError, ValueError, binascii.Error) as error:
-        raise ValueError(f"this is no state of a DALILoader, or a damaged one: {error!r}") from error
+    except (KeyError, TypeError, ValueError, IndexError, binascii.Error) as error:
+        refuse_damaged(repr(error), error)
     known = Generators(loader)
     missing = {*saved.rng_now, *saved.rng_at_start} - {*known.own, *known.late, *known.shared}
     if missing:
         raise ValueError(f"the state has generators that this loader has not: {', '.join(sorted(missing))}")
+    for states in (saved.rng_now, saved.rng_at_start, saved.rng_at_first_request):
+        known.check(states)
     return saved
 
 
@@ -238,13 +234,14 @@ def _advice(theirs: Mapping[str, Any], loader: Any) -> str:
 
 
 def check_version(state: object) -> None:
-    """Raise if a state is no dictionary, or has another version."""
+    """Raise if a state is no dictionary, has another version, or is damaged."""
     if not isinstance(state, Mapping):
         raise TypeError(f"a state is the dictionary that state_dict() returned, not {type(state).__name__}")
     version = cast("Mapping[str, Any]", state).get("version")
     if version != VERSION:
         foreign = "; no DALILoader made it" if version is None else ""
         raise ValueError(f"the state is of version {version!r}, this torchdali reads version {VERSION}{foreign}")
+    check_values(cast("Mapping[str, Any]", state))
 
 
 _OWN: dict[str, Any] = {"base_seed": None, "base_seed_drawn": True, "generators": {}, "generators_at_begin": {}}

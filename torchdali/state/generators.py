@@ -21,6 +21,7 @@ from torch.utils.data import (
 )
 from torch.utils.data.dataloader import _InfiniteConstantSampler  # pyright: ignore[reportPrivateUsage]
 
+from torchdali.state.schema import refuse_damaged
 from torchdali.state.sharding import Shard
 from torchdali.transforms.rng import draw_seed
 
@@ -39,6 +40,13 @@ _KNOWN = (
 )
 """Exactly these types are known to draw from torch's generators or from none."""
 _KINDS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+
+
+_BIT_GENERATORS: dict[str, Any] = {
+    kind.__name__: kind
+    for kind in (np.random.PCG64, np.random.PCG64DXSM, np.random.MT19937, np.random.Philox, np.random.SFC64)
+}
+"""A state names one of these. No other word of a state is looked up."""
 
 
 def find_samplers(loader: Any) -> dict[str, Any]:
@@ -125,6 +133,20 @@ class Generators:
             setattr(self.late.pop(name), name.rpartition(".")[2], made)
             self.own[name] = made
 
+    def check(self, states: Mapping[str, State]) -> None:
+        """Raise ValueError if a state cannot be restored. Try it on another generator, so that none changes."""
+        every = self.own | self.shared
+        for name, state in states.items():
+            try:
+                copy = _make(state)
+                _write(copy, state)
+            except Exception as error:  # noqa: BLE001 - the generators raise various classes
+                refuse_damaged(f"the state of the generator {name}: {error!r}", error)
+            if name in every and type(copy) is not type(_make(_read(every[name]))):
+                refuse_damaged(
+                    f"{name} is a {type(every[name]).__name__}, and its state that of a {type(copy).__name__}"
+                )
+
     def draw_seed(self) -> int:
         """Draw a base seed for workers as DataLoader does."""
         return draw_seed(self._seeds)
@@ -146,7 +168,7 @@ def _make(state: State) -> Any:
     if isinstance(state, bytes):
         return torch.Generator()
     if isinstance(state, str):
-        return np.random.Generator(getattr(np.random, json.loads(state)["bit_generator"])())
+        return np.random.Generator(_BIT_GENERATORS[json.loads(state)["bit_generator"]]())
     return np.random.RandomState() if isinstance(state[0], str) else random.Random()
 
 
