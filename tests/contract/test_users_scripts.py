@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import re
@@ -212,6 +213,56 @@ def test_a_missing_file_whose_name_is_no_utf8_is_named(
         with pytest.raises(SampleError, match="there is no such file") as raised:
             list(loader)
         assert (raised.value.index, os.fsencode(raised.value.path)) == (5, paths[5])
+
+
+@pytest.mark.parametrize("on_error", ["skip", "replace"])
+def test_files_that_were_missing_are_tried_again_in_the_next_epoch(tmp_path: Path, on_error: Any, device: str) -> None:
+    """A share may be away for a moment. What is damaged stays known."""
+    (tmp_path / "share" / "a").mkdir(parents=True)
+    for i in range(8):
+        data = encoded(PICTURE, "PNG")
+        (tmp_path / "share" / "a" / f"{i}.png").write_bytes(data[:60] if i == 1 else data)
+    dataset = ImageFolder(tmp_path / "share", CROPPED)
+    loader = DALILoader(dataset, 4, on_error=on_error, device=device)
+    file = Path(dataset.samples[6][0])
+    file.rename(tmp_path / "away")
+    list(loader)
+    assert [error.index for error in loader.errors] == [1, 6]
+    (tmp_path / "away").rename(file)
+    images = torch.cat([images for images, _ in loader]).cpu()
+    assert torch.equal(images[6], dataset[6][0])
+    assert [error.index for error in loader.errors] == [1, 6]
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EIO])
+@pytest.mark.parametrize("fed", [False, True])
+def test_a_fault_of_the_system_is_no_fault_of_a_file(
+    pictures: Path, numbered: Numbered, number: int, fed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset: Any = numbered(pictures, CROPPED)
+    paths = [(Path(path), label) for path, label in dataset.samples]
+    options: dict[str, Any] = {"transform": CROPPED} if fed else {}
+    loader = DALILoader(paths if fed else dataset, 3, on_error="skip", device="cpu", **options)  # pyright: ignore
+    opened, left = os.open, [1]
+
+    def fail_once(path: Any, *args: Any, **kwargs: Any) -> int:
+        if str(path).endswith(".jpg") and left:
+            left.pop()
+            raise OSError(number, os.strerror(number), path)
+        return opened(path, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", fail_once)
+        iterator, raised = iter(loader), list[OSError]()
+        while True:
+            try:
+                next(iterator)
+            except StopIteration:
+                break
+            except OSError as error:
+                raised.append(error)
+    assert [error.errno for error in raised] == [number]
+    assert not loader.errors
 
 
 @pytest.mark.parametrize("count", [8, 40])

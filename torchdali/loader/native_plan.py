@@ -60,6 +60,7 @@ class NativePlan:
 
     def open(self, timeout: float, sampler: Any, clock: Clock, errors: ErrorPolicy) -> Prefetcher | RetryingPrefetcher:
         """Return the prefetcher for one epoch, whose samples come from ``sampler``."""
+        self.reader.begin_epoch()
 
         def make(clock: Clock) -> Prefetcher:
             if self.cache:

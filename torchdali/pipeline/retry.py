@@ -82,7 +82,7 @@ class RetryingPrefetcher:
             if self._error_policy.mode == "replace":
                 for row in blamed:
                     reader.substitute_black(row, limit_size(reader.read_size(row)) or _guess_size(original, row))
-            reader.bad_rows = reader.bad_rows.union(blamed)
+            reader.mark_bad(blamed, error)
             batch = self._substitute(original)
             if batch is None:
                 raise SampleError(

@@ -15,7 +15,7 @@ import torch
 from torchvision import tv_tensors
 
 from torchdali.samples.on_error import limit_size
-from torchdali.sources import UNREADABLE, Header, error_text, header_of, read_header
+from torchdali.sources import UNREADABLE, Header, error_text, header_of, is_system_fault, read_header
 from torchdali.transforms.spec import First, InputKind, Spec
 
 __all__ = ["PIXEL_DTYPES", "ImageInput", "RefusedError", "UnreadableError", "black", "ppm", "ppm_of", "to_image_input"]
@@ -115,9 +115,9 @@ def _file(path: PurePath) -> ImageInput:
         header = read_header(name)
     except FileNotFoundError:
         raise UnreadableError("there is no such file") from None
-    except TimeoutError:  # of the storage, or of a handler that bounds a step: no fault of the file
-        raise
     except UNREADABLE as error:
+        if is_system_fault(error):
+            raise
         raise UnreadableError(f"it cannot be read as an image ({error_text(error)})") from error
     if not header.native:
         return _encoded(np.fromfile(name, np.uint8))
@@ -147,9 +147,9 @@ def _pil_array(image: PIL.Image.Image) -> npt.NDArray[Any]:
     """HWC, with the channels of the image's mode, as in torchvision's ``pil_to_tensor``."""
     try:
         array = np.asarray(image)
-    except TimeoutError:
-        raise
     except (*UNREADABLE, AttributeError, AssertionError) as error:  # the last two where its file was closed unread
+        if is_system_fault(error):
+            raise
         size = image.height, image.width
         raise UnreadableError(f"it cannot be decoded ({error_text(error) or 'its file is closed'})", size) from error
     if array.dtype == np.bool_:
@@ -184,9 +184,9 @@ def _encoded(data: _Bytes) -> ImageInput:
         if not (header.native and whole):
             pixels = ppm(data)  # of a JPEG without an end marker only to see whether PIL reads it
             data = data if header.native else pixels
-    except TimeoutError:  # of the storage, or of a handler that bounds a step: no fault of the file
-        raise
     except UNREADABLE as error:
+        if is_system_fault(error):
+            raise
         raise UnreadableError(f"it cannot be decoded ({error_text(error)})", size) from error
     return ImageInput((Spec(), InputKind.ENCODED), size, data)
 

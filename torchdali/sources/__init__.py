@@ -2,7 +2,16 @@
 
 from torchdali.sources.adopters import dataset_state, from_dataset
 from torchdali.sources.folder import FileSource
-from torchdali.sources.headers.header import HEAD, UNREADABLE, Header, error_text, header_of, open_file, read_header
+from torchdali.sources.headers.header import (
+    HEAD,
+    UNREADABLE,
+    Header,
+    error_text,
+    header_of,
+    is_system_fault,
+    open_file,
+    read_header,
+)
 from torchdali.sources.index import ImageIndex
 from torchdali.sources.source import Source
 from torchdali.transforms.spec import InputKind, Spec
@@ -20,6 +29,7 @@ __all__ = [
     "error_text",
     "from_dataset",
     "header_of",
+    "is_system_fault",
     "open_file",
     "read_header",
 ]

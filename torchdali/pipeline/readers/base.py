@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from contextlib import ExitStack
 from types import TracebackType
@@ -14,7 +14,7 @@ import torch
 
 from torchdali.errors import SampleError
 from torchdali.pipeline.readers.scan import Scan
-from torchdali.sources import UNREADABLE, Source, error_text
+from torchdali.sources import UNREADABLE, Source, error_text, is_system_fault
 from torchdali.transforms.spec import NOTHING_SEEN, InputStats, IntArray
 
 __all__ = ["Reader"]
@@ -33,9 +33,25 @@ class Reader:
     """
 
     bad_rows: frozenset[int] = frozenset()
+    _missing_rows: frozenset[int] = frozenset()
 
     def __init__(self, source: Source) -> None:
         self.source = source
+
+    def mark_bad(self, rows: Iterable[int], error: SampleError) -> None:
+        """Know samples as bad: for good if their content is, and for this epoch if the system gave no file."""
+        self.bad_rows = self.bad_rows.union(rows)
+        if isinstance(error.__cause__, OSError) and error.__cause__.errno:  # PIL's own errors have no number
+            self._missing_rows = self._missing_rows.union(rows)
+
+    def begin_epoch(self) -> None:
+        """Try samples again whose files were missing: their share may have been away."""
+        for row in self._missing_rows:
+            self.restore(row)
+        self.bad_rows, self._missing_rows = self.bad_rows - self._missing_rows, frozenset()
+
+    def restore(self, row: int) -> None:
+        """Give the sample itself again, in place of a black image."""
 
     def name(self, row: int) -> str:
         """Return a sample's index and name, for messages."""
@@ -61,9 +77,9 @@ class Reader:
             for row in rows.tolist():
                 try:
                     self.source.read(np.array([row], np.int64))
-                except TimeoutError:  # the storage's, or of a signal handler that bounds a step: no fault of the sample
-                    raise
                 except Exception as error:
+                    if is_system_fault(error):
+                        raise
                     raise self.error(row, f"it cannot be read ({type(error).__name__}: {error})") from error
             raise
 
@@ -173,6 +189,5 @@ class Blame:
     ) -> None:
         if isinstance(error, FileNotFoundError):
             raise self._reader.error(self._row, "there is no such file") from error
-        # A TimeoutError is the storage's, or of a signal handler that bounds a step: no fault of the file.
-        if isinstance(error, UNREADABLE) and not isinstance(error, TimeoutError):
+        if isinstance(error, UNREADABLE) and not is_system_fault(error):
             raise self._reader.error(self._row, f"it cannot be {self._what} ({error_text(error)})") from error

@@ -127,5 +127,8 @@ class EncodedReader(Reader):
             return super().read_size(row)
         return None
 
+    def restore(self, row: int) -> None:
+        self._black.pop(row, None)
+
     def substitute_black(self, row: int, size: tuple[int, int]) -> None:
         self._black[row] = black(size).data

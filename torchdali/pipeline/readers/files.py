@@ -256,6 +256,10 @@ class FileReader(Reader):
         self._black[row] = size
         self.read_header(row)
 
+    def restore(self, row: int) -> None:
+        if self._black.pop(row, None):
+            self.table.forget(np.array([row]))
+
     def black(self, row: int) -> PIL.Image.Image | None:
         """Return the black image that takes a sample's place, or None."""
         if row not in self._black:

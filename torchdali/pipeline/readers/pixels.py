@@ -45,5 +45,8 @@ class PixelReader(Reader):
             images[good] = self.read_rows(rows[good])
         return images
 
+    def restore(self, row: int) -> None:
+        self._black.discard(row)
+
     def substitute_black(self, row: int, size: tuple[int, int]) -> None:
         self._black.add(row)

@@ -6,6 +6,7 @@ every image before it is decoded. Files of any other kind are opened by PIL, whi
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import stat
@@ -27,6 +28,7 @@ __all__ = [
     "Header",
     "error_text",
     "header_of",
+    "is_system_fault",
     "most_pixels",
     "open_file",
     "read_header",
@@ -37,6 +39,24 @@ UNREADABLE = (
     *(RuntimeError, EOFError, IndexError, KeyError, TypeError, struct.error, zlib.error),
 )
 """What PIL raises on files that are no image or a damaged one."""
+
+_SYSTEM_FAULTS = {
+    getattr(errno, name)
+    for name in (
+        *("EMFILE", "ENFILE", "ENOMEM", "EIO", "ESTALE", "EREMOTEIO", "ENOTCONN", "ECONNRESET", "EHOSTDOWN"),
+        *("EHOSTUNREACH", "ENETDOWN", "ENETUNREACH"),
+    )
+    if hasattr(errno, name)
+}
+
+
+def is_system_fault(error: BaseException | None) -> bool:
+    """Return whether the system, the storage or a signal handler is at fault, and not a file.
+
+    A ``TimeoutError`` is the storage's, or of a handler that bounds a step.
+    """
+    return isinstance(error, TimeoutError) or (isinstance(error, OSError) and error.errno in _SYSTEM_FAULTS)
+
 
 _open: Callable[..., Any] = PIL.Image.open
 
