@@ -1,4 +1,4 @@
-"""Asking a sampler ahead, against the state in which its generator is when only DataLoader asks."""
+"""SamplerLookahead leaves a sampler's generator where DataLoader leaves it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BATCHES = 7
 
 
 class Lazy:
-    """Draws each index when it is asked."""
+    """Draws an index at each request."""
 
     def __init__(self, generator=None):
         self.generator = generator
@@ -30,7 +30,7 @@ def shuffling(generator):
 
 
 def lookahead(sampler, workers=0, prefetch=None, stateful=None):
-    """A lookahead over a loader of integers, its progress, and what asks once more."""
+    """Return a lookahead over a loader of integers, its progress, and a function that requests a batch."""
     batches = BatchSampler(sampler, BATCH, drop_last=False)
     loader = DataLoader(range(SAMPLES), batch_sampler=batches, num_workers=workers, prefetch_factor=prefetch)
     generators = Generators(loader)
@@ -40,28 +40,28 @@ def lookahead(sampler, workers=0, prefetch=None, stateful=None):
 
 
 @pytest.mark.parametrize("kind", [shuffling, Lazy])
-@pytest.mark.parametrize("ahead_of_dataloader", [0, 2])
-@pytest.mark.parametrize("taken", range(BATCHES))
-def test_generators_are_left_where_dataloader_leaves_them(kind, ahead_of_dataloader, taken):
+@pytest.mark.parametrize("workers", [0, 2])
+def test_generators_are_left_where_dataloader_leaves_them(kind, workers):
     """DataLoader asks once a batch, and with workers ``prefetch_factor`` times a worker ahead."""
-    generator, of_torch = torch.Generator().manual_seed(3), torch.Generator().manual_seed(3)
-    ahead, progress, ask = lookahead(kind(generator), ahead_of_dataloader, 2 if ahead_of_dataloader else None)
-    oracle = iter(BatchSampler(kind(of_torch), BATCH, drop_last=False))
-    asked = [ask() for _ in range(BATCHES)]
-    with pytest.raises(StopIteration):
-        ask()
-    for _ in range(taken):
-        ahead.count_yielded()
-    by_dataloader = min(taken + 2 * ahead_of_dataloader, BATCHES + 1)
-    assert asked[: min(by_dataloader, BATCHES)] == [next(oracle) for _ in range(min(by_dataloader, BATCHES))]
-    if by_dataloader > BATCHES:
-        assert next(oracle, None) is None
-    ahead.rewind()
-    assert torch.equal(generator.get_state(), of_torch.get_state())
-    assert progress.num_requested == by_dataloader
+    for yielded in range(BATCHES):
+        generator, of_torch = torch.Generator().manual_seed(3), torch.Generator().manual_seed(3)
+        ahead, progress, ask = lookahead(kind(generator), workers, 2 if workers else None)
+        oracle = iter(BatchSampler(kind(of_torch), BATCH, drop_last=False))
+        batches = [ask() for _ in range(BATCHES)]
+        with pytest.raises(StopIteration):
+            ask()
+        for _ in range(yielded):
+            ahead.count_yielded()
+        requests = min(yielded + 2 * workers, BATCHES + 1)
+        expected = [next(oracle, None) for _ in range(requests)]
+        assert [*batches, None][:requests] == expected
+        ahead.rewind()
+        assert torch.equal(generator.get_state(), of_torch.get_state())
+        assert progress.num_requested == requests
 
 
-def test_a_generator_that_others_drew_from_is_left_alone():
+def test_a_generator_that_others_drew_from_is_not_rewound():
+    """Others always draw from the global one, too."""
     generator = torch.Generator().manual_seed(3)
     ahead, progress, ask = lookahead(shuffling(generator))
     ask()
@@ -70,10 +70,6 @@ def test_a_generator_that_others_drew_from_is_left_alone():
     ahead.rewind()
     assert torch.equal(generator.get_state(), state)
     assert progress.num_requested == 1
-
-
-def test_the_global_generator_is_not_rewound():
-    """Others draw from it, too."""
     ahead, _, ask = lookahead(Lazy())
     ask()
     state = torch.get_rng_state()
@@ -94,10 +90,10 @@ def test_generators_that_were_drawn_from_are_named():
 def test_the_states_at_the_first_request_are_kept_if_others_changed_them():
     _, progress, ask = lookahead(Lazy())
     torch.manual_seed(7)
-    found = torch.get_rng_state().numpy().tobytes()
+    state = torch.get_rng_state().numpy().tobytes()
     ask()
     ask()
-    assert progress.rng_at_first_request == {"torch": found}
+    assert progress.rng_at_first_request == {"torch": state}
     assert not progress.is_disturbed
 
 
@@ -113,7 +109,7 @@ def test_only_a_sampler_that_draws_again_is_disturbed_by_others(kind, disturbed)
 
 
 class Counting:
-    """A sampler that says how often it was asked."""
+    """A sampler whose state is the number of its requests."""
 
     def __init__(self):
         self.count = 0
@@ -126,7 +122,7 @@ class Counting:
             yield self.count
 
 
-def test_states_of_samplers_are_kept_until_their_batch_was_handed_out():
+def test_states_of_samplers_are_kept_until_their_batch_is_yielded():
     sampler = Counting()
     ahead, progress, ask = lookahead(sampler, stateful={"sampler": sampler})
     for _ in range(4):
@@ -137,7 +133,7 @@ def test_states_of_samplers_are_kept_until_their_batch_was_handed_out():
     assert progress.first_states == {"sampler": {"count": 0}}
 
 
-def test_after_a_resume_it_counts_from_there():
+def test_a_resumed_epoch_counts_from_its_checkpoint():
     sampler = Counting()
     ahead, progress, ask = lookahead(sampler, stateful={"sampler": sampler})
     progress.num_requested = progress.num_yielded = 5
@@ -148,7 +144,7 @@ def test_after_a_resume_it_counts_from_there():
     assert progress.num_requested == 6
 
 
-def test_an_exception_of_the_sampler_counts_as_asked():
+def test_a_request_that_raises_counts():
     ahead, progress, _ = lookahead(Lazy())
     with pytest.raises(ZeroDivisionError):
         ahead.request(lambda: 1 // 0)

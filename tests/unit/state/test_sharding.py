@@ -1,4 +1,4 @@
-"""A rank's share and its epochs, against torch's DistributedSampler."""
+"""A rank's share of the samples, and its epochs, are those of torch's DistributedSampler."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def in_group(monkeypatch, rank=1, world=3):
     monkeypatch.setattr(sharding, "rank_and_world_size", lambda: (rank, world))
 
 
-def test_a_process_alone_has_no_group():
+def test_a_single_process_has_no_group():
     assert rank_and_world_size() is None
 
 
-def test_a_shard_is_a_distributed_sampler_whose_epochs_count_on():
+def test_a_shard_is_a_distributed_sampler_that_counts_its_epochs():
     shard, of_torch = Shard(DATA, 3, 1, seed=7), DistributedSampler(DATA, 3, 1, seed=7)
     for epoch in (0, 1, 2):
         assert shard.next_epoch == epoch
@@ -41,8 +41,7 @@ def test_a_shard_is_a_distributed_sampler_whose_epochs_count_on():
         assert shard.epoch == epoch
 
 
-@pytest.mark.parametrize("shuffle", [False, True])
-@pytest.mark.parametrize("batch_size", [None, 2])
+@pytest.mark.parametrize(("shuffle", "batch_size"), [(False, None), (True, 2)])
 def test_the_loader_gets_its_ranks_share(monkeypatch, shuffle, batch_size):
     ours = loader(batch_size=batch_size, shuffle=shuffle)
     in_group(monkeypatch)
@@ -53,7 +52,7 @@ def test_the_loader_gets_its_ranks_share(monkeypatch, shuffle, batch_size):
         assert list(ours.batch_sampler) == list(BatchSampler(of_torch, 2, drop_last=False))
 
 
-def test_a_share_is_made_once_there_is_a_group_and_anew_in_another_one(monkeypatch):
+def test_a_share_is_made_for_each_process_group(monkeypatch):
     ours = loader()
     made = Sharding("auto", ours, None, None)
     assert type(ours.sampler) is SequentialSampler
@@ -76,7 +75,7 @@ def test_without_auto_the_sampler_stays(monkeypatch):
     assert type(ours.sampler) is SequentialSampler
 
 
-def test_beginning_tells_the_share_and_warns_once_without_one(monkeypatch):
+def test_an_epoch_is_counted_in_the_share_or_warned_of_once_without_one(monkeypatch):
     in_group(monkeypatch)
     ours = loader()
     made = Sharding("auto", ours, None, None)
@@ -92,10 +91,13 @@ def test_beginning_tells_the_share_and_warns_once_without_one(monkeypatch):
         Sharding(None, loader(), None, "sampler").begin_epoch(loader())
 
 
-def test_a_missing_group_is_warned_of(monkeypatch):
+def test_a_missing_process_group_is_warned_of(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.warns(UserWarning, match="init_process_group"):
+    with pytest.warns(UserWarning, match="WORLD_SIZE is 2.*init_process_group"):
         Sharding("auto", loader(), None, None).begin_epoch(loader())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Sharding(None, loader(), None, None).begin_epoch(loader())
 
 
 class Stream(IterableDataset):
@@ -106,17 +108,17 @@ class Stream(IterableDataset):
 @pytest.mark.parametrize(
     ("dataset", "given", "text"),
     [
-        (DATA, "sampler", "sampler="),
-        (DATA, "batch_sampler", "batch_sampler="),
-        (Stream(), None, "IterableDataset"),
+        (DATA, "sampler", "leaves no room for sampler=: leave one out"),
+        (DATA, "batch_sampler", "leaves no room for batch_sampler=: leave one out"),
+        (Stream(), None, "an IterableDataset has none: let it skip"),
     ],
 )
-def test_arguments_that_do_not_go_together_are_refused(dataset, given, text):
+def test_arguments_that_exclude_each_other_are_refused(dataset, given, text):
     with pytest.raises(ValueError, match=text):
         Sharding("auto", loader(dataset), None, given)
 
 
-def test_each_sampler_that_wants_to_know_its_epoch_is_told_once(monkeypatch):
+def test_each_sampler_with_epochs_is_told_its_epoch(monkeypatch):
     shard = DistributedSampler(DATA, 2, 0)
     ours = loader(sampler=shard, batch_size=2)
     assert epoch_aware_samplers(ours) == [shard]
