@@ -1,21 +1,20 @@
-"""Several processes: each gets its share of a dataset, as with DistributedSampler, or a warning; and its own GPU."""
+"""Each of several ranks gets its share of a dataset, as from DistributedSampler, or a warning; and its own GPU."""
 
 from __future__ import annotations
 
 import io
 import warnings
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
 from conftest import same
 from helpers.processes import run_ranks
-from helpers.ranked import AUGMENTED, CASES, EPOCHS
+from helpers.ranked import AUGMENTED, CASES, EPOCHS, epochs, loader_of, numbered
+from helpers.resumed import in_group
 from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, SequentialSampler
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
@@ -26,108 +25,72 @@ from torchdali.runtime.devices import on
 from torchdali.state.sharding import Shard
 
 pytestmark = pytest.mark.timeout(240)
-WORLDS = (1, 3)
-
-Found = dict[int, list[dict[str, Any]]]
+RANKS = 2
+Seen = list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def found(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """By the number of processes, for each rank what it saw."""
-    results: Found = {}
-    for world in WORLDS:
-        folder = tmp_path_factory.mktemp(f"of_{world}")
-        ranks = [(folder / "store", rank, world, pictures, folder / str(rank)) for rank in range(world)]
-        run_ranks("ranked.py", *ranks, limit=150)
-        results[world] = [torch.load(folder / str(rank)) for rank in range(world)]
-    return results
+def seen(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Seen:
+    """What each rank saw."""
+    folder = tmp_path_factory.mktemp("ranks")
+    ranks = [(folder / "store", rank, RANKS, pictures, folder / str(rank)) for rank in range(RANKS)]
+    run_ranks("ranked.py", *ranks, limit=150)
+    return [torch.load(folder / str(rank)) for rank in range(RANKS)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("world", WORLDS)
-def test_order_is_distributed_samplers_on_every_rank(found: Found, world: int, name: str) -> None:
-    for rank in found[world]:
-        (length, sampler, epochs), (true_length, *true_epochs) = rank[name]
+def test_order_is_distributed_samplers_on_every_rank(seen: Seen, name: str) -> None:
+    for rank in seen:
+        (length, sampler, of_epochs), (true_length, *true_epochs) = rank[name]
         assert (length, sampler) == (true_length, "DistributedSampler")
-        assert [labels for labels, _ in epochs] == true_epochs
-
-
-@pytest.mark.slow
-def test_shuffled_epochs_differ_and_ranks_share_them(found: Found) -> None:
-    for world in WORLDS:
-        ranks = [rank["shuffled"][0][2] for rank in found[world]]
+        assert [labels for labels, _ in of_epochs] == true_epochs
+    if name == "even":
         for epoch in range(EPOCHS):
-            seen = Counter(label for rank in ranks for batch in rank[epoch][0] for label in batch)
-            assert seen == Counter(range(24))
-        assert all(rank[0][0] != rank[1][0] != rank[2][0] for rank in ranks)
+            labels = [label for rank in seen for batch in rank[name][0][2][epoch][0] for label in batch]
+            assert sorted(labels) == list(range(24))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("epoch", range(EPOCHS))
-def test_a_picture_looks_the_same_for_any_number_of_ranks(found: Found, epoch: int) -> None:
-    def looks(world: int, names: tuple[str, ...]) -> dict[Any, str]:
-        kept: dict[Any, str] = {}
-        for rank in found[world]:
-            for name in names:
-                of_rank = rank[name] if name == "torch.manual_seed" else rank[name][0]
-                for label, look in of_rank[2][epoch][1].items():
-                    kept.setdefault((name.startswith("asked"), label), look)
-                    assert kept[name.startswith("asked"), label] == look, (world, name, label)
-        return kept
-
-    of_all = [looks(world, AUGMENTED) for world in WORLDS]
-    assert of_all[0] == of_all[1]
-    assert len(of_all[0]) == 2 * 23
-    by_torch = [looks(world, ("torch.manual_seed",)) for world in WORLDS]
-    assert by_torch[0] == by_torch[1]
-    assert set(by_torch[0].values()).isdisjoint(of_all[0].values())
+def test_a_picture_looks_the_same_for_any_number_of_ranks(seen: Seen, pictures: Path) -> None:
+    """And different in each epoch."""
+    for name in AUGMENTED:
+        with in_group(0, 1):
+            alone = [looks for _, looks in epochs(CASES[name], loader_of(CASES[name], numbered(pictures)))[2]]
+        assert len({look for looks in alone for look in looks.values()}) == EPOCHS * 23
+        for epoch, looks in enumerate(alone):
+            shares = [rank[name][0][2][epoch][1] for rank in seen]
+            assert {label: look for share in shares for label, look in share.items()} == looks
 
 
 @pytest.mark.slow
-def test_augmentations_differ_between_epochs(found: Found) -> None:
-    first, second, third = (looks for _, looks in found[1][0]["read"][0][2])
-    assert first.keys() == second.keys() == third.keys()
-    assert len({look for looks in (first, second, third) for look in looks.values()}) == 3 * 23
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("world", WORLDS)
-def test_a_group_that_is_initialised_after_the_loader_is_made(found: Found, world: int) -> None:
-    for number, rank in enumerate(found[world]):
+def test_a_group_may_be_initialised_after_the_loader_is_made(seen: Seen) -> None:
+    for number, rank in enumerate(seen):
         before, (length, labels, sampler) = rank["late"]
         assert before == ["SequentialSampler", 6, 23], "all samples, as without distributed="
-        share = list(DistributedSampler(range(23), world, number, shuffle=False))  # pyright: ignore
+        share = list(DistributedSampler(range(23), RANKS, number, shuffle=False))  # pyright: ignore
         assert [label for batch in labels for label in batch] == share
         assert (length, sampler) == (len(labels), "DistributedSampler")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("world", WORLDS)
-def test_all_samples_for_each_of_several_ranks_is_said_once_by_each_loader(found: Found, world: int) -> None:
-    for rank in found[world]:
-        for said in rank["warnings"]:
-            if world == 1:
-                assert said == []
-                continue
-            (warning,) = said
-            assert warning.startswith(f"ranked.py: UserWarning: Each of the {world} processes gets all samples")
+def test_each_loader_that_gives_all_samples_to_every_rank_warns_once(seen: Seen) -> None:
+    for rank in seen:
+        for (warning,) in rank["warnings"]:
+            assert warning.startswith(f"ranked.py: UserWarning: Each of the {RANKS} processes gets all samples")
             assert "distributed='auto', or sampler=DistributedSampler(dataset)" in warning
 
 
 @pytest.mark.slow
-def test_explain_tells_the_share(found: Found) -> None:
-    said = [[line for line in rank["explain"].splitlines() if line.startswith("ranks")] for rank in found[3]]
-    row = "{} of 0 to 2; 8 of 23 samples to each, 1 repeated so that shares are even, shuffled by seed 0 + epoch"
-    assert said == [[f"ranks      {row.format(rank)}"] for rank in (0, 1, 2)]
-    assert "ranks      0 of 0 to 0; 23 of 23 samples to each, shuffled" in found[1][0]["explain"]
+def test_explain_tells_the_share(seen: Seen) -> None:
+    for number, rank in enumerate(seen):
+        row = (
+            f"ranks      {number} of 0 to 1; 12 of 23 samples to each, 1 repeated so that shares are even, shuffled by"
+        )
+        assert row in rank["explain"]
 
 
 # In this process
-
-
-def in_group(rank: int, world: int) -> Any:
-    return mock.patch("torchdali.state.sharding.rank_and_world_size", return_value=(rank, world))
 
 
 def sampled(loader: DALILoader[Any]) -> list[Any]:
@@ -140,24 +103,15 @@ def explained(loader: DALILoader[Any]) -> str:
     return next((line for line in text.getvalue().splitlines() if line.startswith("ranks")), "")
 
 
-Make = Callable[[ImageFolder], dict[str, Any]]
-TRUSTED: dict[str, Make] = {
-    "DistributedSampler": lambda d: {"sampler": DistributedSampler(d, 2, 1)},
-    "a sampler": lambda d: {"sampler": SequentialSampler(d)},
-    "a list": lambda d: {"sampler": [3, 1]},
-    "a batch sampler": lambda d: {"batch_sampler": BatchSampler(SequentialSampler(d), 3, drop_last=False)},
-}
-
-
-@pytest.mark.parametrize("make", TRUSTED.values(), ids=TRUSTED.keys())
-def test_what_the_user_gave_is_trusted(dataset: ImageFolder, make: Make) -> None:
-    loader = DALILoader(dataset, **make(dataset), device="cpu")
-    given = next(iter(make(dataset)))
+@pytest.mark.parametrize("name", ["sampler", "batch_sampler"])
+def test_a_users_own_sampler_is_not_warned_of(dataset: ImageFolder, name: str) -> None:
+    given = {"sampler": [3, 1], "batch_sampler": BatchSampler(SequentialSampler(dataset), 3, drop_last=False)}[name]
+    loader = DALILoader(dataset, **{name: given}, device="cpu")
     alone = sampled(loader)
     with in_group(1, 2), warnings.catch_warnings():
         warnings.simplefilter("error")
         assert sampled(loader) == alone
-        assert explained(loader) == f"ranks      1 of 0 to 1; what each gets is the {given}'s own matter"
+        assert explained(loader) == f"ranks      1 of 0 to 1; what each gets is the {name}'s own matter"
 
 
 class Stream(IterableDataset[int]):
@@ -179,11 +133,10 @@ def test_all_samples_for_each_rank_is_explained(dataset: ImageFolder) -> None:
         assert explained(loader) == "ranks      1 of 0 to 1; all samples to each"
 
 
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_without_a_group_auto_changes_nothing(dataset: ImageFolder, shuffle: bool) -> None:
+def test_without_a_group_auto_changes_nothing(dataset: ImageFolder) -> None:
     def run(**options: Any) -> list[Any]:
         torch.manual_seed(3)
-        loader = DALILoader(dataset, 5, shuffle=shuffle, seed=1, device="cpu", **options)
+        loader = DALILoader(dataset, 5, shuffle=True, seed=1, device="cpu", **options)
         batches = [*loader, *loader]
         return [len(loader), type(loader.sampler), batches, torch.rand(1).item()]
 
@@ -193,32 +146,7 @@ def test_without_a_group_auto_changes_nothing(dataset: ImageFolder, shuffle: boo
     )
 
 
-def test_auto_without_a_group_where_torchrun_started_several(
-    dataset: ImageFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    loader = DALILoader(dataset, device="cpu", distributed="auto")
-    with pytest.warns(UserWarning, match="WORLD_SIZE is 4.*init_process_group") as caught:
-        assert len(sampled(loader) + sampled(loader)) == 2 * len(dataset)
-    assert len(caught) == 1
-    assert len(sampled(DALILoader(dataset, device="cpu"))) == len(dataset), "and no warning where nothing was asked for"
-
-
-@pytest.mark.parametrize("number", [None, 4])
-def test_a_group_of_another_size_makes_other_shares(dataset: ImageFolder, number: int | None) -> None:
-    with in_group(1, 2):
-        loader = DALILoader(dataset, 5, shuffle=True, device="cpu", distributed="auto")
-        sampled(loader)
-        if number is not None:
-            loader.set_epoch(number)
-    with in_group(2, 3):
-        sampler = DistributedSampler(dataset, 3, 2)
-        sampler.set_epoch(1 if number is None else number)
-        assert len(loader) == 2
-        assert [label for batch in sampled(loader) for label in batch] == list(sampler)
-
-
-def test_persistent_workers_get_the_new_share() -> None:
+def test_persistent_workers_get_a_new_share_in_a_new_group() -> None:
     dataset = list(range(24))
     loader = DALILoader(dataset, 5, num_workers=1, persistent_workers=True, device="cpu", distributed="auto")
     assert torch.cat(list(loader)).tolist() == dataset
@@ -227,45 +155,19 @@ def test_persistent_workers_get_the_new_share() -> None:
     loader.close()
 
 
-def test_set_epoch_goes_to_samplers_and_to_the_random_key(dataset: ImageFolder) -> None:
-    class Batches(BatchSampler):
-        epoch = 0
-
-        def set_epoch(self, epoch: int) -> None:
-            self.epoch = epoch
-
-    ours, theirs = Batches(SequentialSampler(dataset), 3, drop_last=False), DistributedSampler(dataset, 2, 1)
-    DALILoader(dataset, batch_sampler=ours, device="cpu").set_epoch(5)
-    DALILoader(dataset, sampler=theirs, device="cpu").set_epoch(6)
-    assert (ours.epoch, theirs.epoch) == (5, 6)
-
-    def epochs(first: int) -> Any:
+def test_set_epoch_sets_the_random_key(dataset: ImageFolder) -> None:
+    def epochs_from(first: int) -> Any:
         loader = DALILoader(dataset, 24, transform=v2.RandomHorizontalFlip(), seed=1, device="cpu")
         if first:
             loader.set_epoch(first)
         return [list(loader) for _ in range(first, 3)]
 
-    assert same(epochs(0)[1:], epochs(1))
-    assert same(epochs(0)[2:], epochs(2))
-    assert not same(*epochs(1))
+    assert same(epochs_from(0)[1:], epochs_from(1))
+    assert same(epochs_from(0)[2:], epochs_from(2))
+    assert not same(*epochs_from(1))
 
 
-REFUSED: dict[str, tuple[Callable[[Any], dict[str, Any]], str]] = {
-    "another word": (lambda d: {"distributed": "ddp"}, "distributed must be None or 'auto', got 'ddp'"),
-    "sampler": (lambda d: {"sampler": SequentialSampler(d)}, "leaves no room for sampler=: leave one out"),
-    "batch_sampler": (lambda d: {"batch_sampler": [[1]]}, "leaves no room for batch_sampler=: leave one out"),
-}
-
-
-@pytest.mark.parametrize(("options", "text"), REFUSED.values(), ids=REFUSED.keys())
-def test_refused(dataset: ImageFolder, options: Any, text: str) -> None:
-    with pytest.raises(ValueError, match=text):
-        DALILoader(dataset, **{"distributed": "auto", "device": "cpu", **options(dataset)})
-    with pytest.raises(ValueError, match="an IterableDataset has none: let it skip"):
-        DALILoader(Stream(), device="cpu", distributed="auto")
-
-
-def test_is_seen_by_those_who_look_for_a_distributed_sampler(dataset: ImageFolder) -> None:
+def test_the_sampler_is_a_distributed_sampler(dataset: ImageFolder) -> None:
     with in_group(1, 2):
         loader = DALILoader(dataset, 5, shuffle=True, device="cpu", distributed="auto")
         assert isinstance(loader.sampler, DistributedSampler)
@@ -291,11 +193,9 @@ def devices(monkeypatch: pytest.MonkeyPatch, count: int, current: int, local_ran
     ("count", "current", "local_rank", "chosen"),
     [
         (4, 0, None, 0),
-        (4, 0, "0", 0),
         (4, 0, "3", 3),
         pytest.param(4, 2, "3", 2, id="torch.cuda.set_device"),
         pytest.param(1, 0, "3", 0, id="CUDA_VISIBLE_DEVICES"),
-        (4, 0, "", 0),
         (4, 0, "all", 0),
     ],
 )
@@ -304,12 +204,12 @@ def test_auto_is_the_ranks_own_device(
 ) -> None:
     devices(monkeypatch, count, current, local_rank)
     assert graph.resolve("auto") == torch.device("cuda", chosen)
-    assert graph.resolve("cuda") == torch.device("cuda", current), "which says torch's current one"
+    assert graph.resolve("cuda") == torch.device("cuda", current), "torch's current device"
     assert graph.resolve("cuda:1") == torch.device("cuda", 1)
 
 
-def test_work_on_a_device_is_done_with_it_as_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What cannot be seen without two GPUs: see test_own_gpu.py."""
+def test_work_on_a_device_makes_it_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With two GPUs, test_own_gpu.py shows the effect."""
     devices(monkeypatch, 4, 0, "3")
     entered: list[torch.device] = []
 

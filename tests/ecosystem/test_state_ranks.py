@@ -1,4 +1,4 @@
-"""Where each rank of several is: the states of loaders that shard themselves, or have a DistributedSampler."""
+"""A loader of one of several ranks resumes from its state."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 import torch
 from conftest import Numbered
 from helpers.arguments import WORKERS
+from helpers.cover import cover_pairs
 from helpers.proxied import difference
 from helpers.resumed import KINDS, Ranks, in_group, through_files
 
@@ -22,17 +23,18 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(params=list(KINDS))
+NATIVE_OR_FED = ["read", "asked"]
+
+
+@pytest.fixture
 def of_rank(request: pytest.FixtureRequest, pictures: Path, numbered: Numbered) -> Ranks:
-    return Ranks(KINDS[request.param](pictures, numbered))
+    return Ranks(KINDS[getattr(request, "param", "read")](pictures, numbered))
 
 
-# As many ranks
-
-
-@pytest.mark.parametrize("workers", WORKERS)
-@pytest.mark.parametrize("batches", [None, 0, 1, 3])
-def test_a_share_goes_on(of_rank: Ranks, workers: Any, batches: int | None) -> None:
+@pytest.mark.parametrize(
+    ("of_rank", "workers", "batches"), cover_pairs(NATIVE_OR_FED, WORKERS, [None, 0, 3]), indirect=["of_rank"]
+)
+def test_a_share_resumes(of_rank: Ranks, workers: Any, batches: int | None) -> None:
     """In its second epoch, or before the third."""
     with in_group(1, 2):
         loader = of_rank(2, 1, seed=5, **workers)
@@ -40,40 +42,40 @@ def test_a_share_goes_on(of_rank: Ranks, workers: Any, batches: int | None) -> N
         iterator = iter(loader)
         list(islice(iterator, batches))
         state = through_files(loader.state_dict())
-        true = [list(iterator), list(loader), list(loader)]
+        true = [list(iterator), list(loader), list(loader)][batches is None :]
         again = of_rank(2, 1, number=8, seed=5, **workers)
         again.load_state_dict(state)
-        ours = [list(again) for _ in true[batches is None :]]
-        assert not difference(ours, true[batches is None :])
+        assert not difference([list(again) for _ in true], true)
         assert loader.sampler.epoch == again.sampler.epoch == 3  # pyright: ignore
 
 
-def test_a_share_that_is_told_its_epoch(of_rank: Ranks) -> None:
+@pytest.mark.parametrize("of_rank", NATIVE_OR_FED, indirect=True)
+def test_a_share_resumes_after_set_epoch(of_rank: Ranks) -> None:
     with in_group(1, 2):
         loader = of_rank(2, 1, seed=5)
         loader.set_epoch(4)
         iterator = iter(loader)
         next(iterator)
-        states = [loader.state_dict()]
+        within = loader.state_dict()
         true = [list(iterator), list(loader)]
-        states.append(loader.state_dict())
+        between = loader.state_dict()
         true.append(list(loader))
-        assert [state["samplers"]["sampler"]["epoch"] for state in states] == [4, 6]
-        for epoch, state, first in zip((4, 6), states, (0, 2), strict=True):
+        for epoch, state, rest in ((4, within, true), (6, between, true[2:])):
+            assert state["samplers"]["sampler"]["epoch"] == epoch
             again = of_rank(2, 1, number=8, seed=5)
             again.load_state_dict(state)
             again.set_epoch(epoch)
-            assert not difference([list(again) for _ in true[first:]], true[first:])
-        again.load_state_dict(states[0])
+            assert not difference([list(again) for _ in rest], rest)
+        again.load_state_dict(within)
         again.set_epoch(5)
         with pytest.raises(ValueError, match=r"is of epoch 4, and sampler.set_epoch\(5\) was called since"):
             iter(again)
-        again.load_state_dict(states[1])
+        again.load_state_dict(between)
         again.set_epoch(5)
-        assert not difference(list(again), true[1]), "an epoch that was not begun may be another one"
+        assert not difference(list(again), true[1]), "an epoch that has not begun may be another"
 
 
-def test_the_loaders_own_number_is_followed(of_rank: Ranks) -> None:
+def test_a_loader_without_ranks_resumes_after_set_epoch(of_rank: Ranks) -> None:
     def make(number: int) -> DALILoader[Any]:
         torch.manual_seed(number)
         return DALILoader(of_rank.dataset, 2, seed=5, **of_rank.own)
@@ -98,21 +100,18 @@ def test_the_loaders_own_number_is_followed(of_rank: Ranks) -> None:
     assert not difference(list(again), true[1])
 
 
-def test_what_is_taken_back_leaves_no_epoch_behind(of_rank: Ranks) -> None:
+def test_an_empty_state_undoes_a_load(of_rank: Ranks) -> None:
     with in_group(1, 2):
         loader = of_rank(2, 1, seed=5)
-        states = [loader.state_dict()]
         for _ in range(3):
             next(iter(loader))
-            states.append(loader.state_dict())
         again, fresh = of_rank(2, 1, seed=5), of_rank(2, 1, seed=5)
-        again.load_state_dict(states[3])
-        again.load_state_dict(states[2])
+        again.load_state_dict(loader.state_dict())
         again.load_state_dict({})
         assert not difference(list(again), list(fresh))
 
 
-def test_a_group_that_is_initialised_after_the_loader_is_made(of_rank: Ranks) -> None:
+def test_a_state_from_before_the_group_was_initialised_resumes(of_rank: Ranks) -> None:
     torch.manual_seed(7)
     loader, again = (
         DALILoader(of_rank.dataset, 2, shuffle=True, distributed="auto", seed=5, **of_rank.own) for _ in "12"
@@ -124,37 +123,33 @@ def test_a_group_that_is_initialised_after_the_loader_is_made(of_rank: Ranks) ->
         assert not difference(list(again), true)
 
 
-def test_the_state_of_another_rank_is_the_place_in_its_own_share(of_rank: Ranks) -> None:
-    """As frameworks need it that save on rank 0 alone."""
-    ranks: list[DALILoader[Any]] = []
-    for rank in range(2):
-        with in_group(rank, 2):
-            ranks.append(of_rank(2, rank, seed=5))
+@pytest.mark.parametrize("of_rank", NATIVE_OR_FED, indirect=True)
+def test_a_rank_resumes_its_share_from_the_state_of_another(of_rank: Ranks) -> None:
+    """Some frameworks save on rank 0 alone."""
+    with in_group(0, 2):
+        first = of_rank(2, 0, seed=5)
+        next(iter(first))
+        state = through_files(first.state_dict())
     with in_group(1, 2):
-        iterators = [iter(loader) for loader in ranks]
-        for iterator in iterators:
-            next(iterator)
-        state = through_files(ranks[0].state_dict())
-        true = [list(iterators[1]), list(ranks[1])]
-        again = of_rank(2, 1, number=8, seed=5)
+        second, again = of_rank(2, 1, seed=5), of_rank(2, 1, number=8, seed=5)
+        iterator = iter(second)
+        next(iterator)
         again.load_state_dict(state)
-        assert not difference([list(again), list(again)], true)
+        assert not difference([list(again), list(again)], [list(iterator), list(second)])
 
 
-def test_states_of_other_shares_say_so(of_rank: Ranks) -> None:
+@pytest.mark.parametrize(
+    ("world", "options", "text"),
+    [
+        (3, {}, "ranks is 2 in the state and 3 here"),
+        (2, {"shuffle": False}, "shuffle=True.* and .*shuffle=False"),
+        (2, {"distributed": None}, "distributed='auto': Dist.* in the state and 'RandomSampler"),
+    ],
+)
+def test_a_state_of_another_share_is_refused(of_rank: Ranks, world: int, options: Any, text: str) -> None:
     with in_group(1, 2):
         state = of_rank(2, 1).state_dict()
-    for world, rank, options, text in (
-        (3, 1, {}, "ranks is 2 in the state and 3 here"),
-        (2, 1, {"shuffle": False}, "shuffle=True.* and .*shuffle=False"),
-        (
-            2,
-            1,
-            {"shuffle": False, "distributed": None},
-            "distributed='auto': Dist.* in the state and 'SequentialSampler",
-        ),
-    ):
-        with in_group(rank, world):
-            other = of_rank(world, rank, **options)
-            with pytest.raises(ValueError, match=text):
-                other.load_state_dict(state)
+    with in_group(1, world):
+        other = of_rank(world, 1, **options)
+        with pytest.raises(ValueError, match=text):
+            other.load_state_dict(state)

@@ -1,4 +1,4 @@
-"""The state's two methods mean what torchdata's StatefulDataLoader means by them."""
+"""A state means what it means in torchdata's StatefulDataLoader."""
 
 from __future__ import annotations
 
@@ -34,12 +34,11 @@ class Labels(Dataset[Any]):
         return torch.zeros(1), index
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("batches", [0, 3, COUNT // PER_BATCH, None])
+@pytest.mark.parametrize(("workers", "batches"), [*((0, at) for at in (0, 3, COUNT // PER_BATCH, None)), (2, 3)])
 def test_epochs_after_loading_are_torchdatas(
     pictures: Path, numbered: Numbered, workers: int, batches: int | None
 ) -> None:
-    """Begun or not, after the last batch, and after the end: how many samples come, epoch by epoch, and which."""
+    """From before the epoch, within it, after its last batch, and after its end."""
 
     def run(make: Any) -> list[list[int]]:
         torch.manual_seed(3)

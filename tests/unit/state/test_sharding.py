@@ -118,10 +118,18 @@ def test_arguments_that_exclude_each_other_are_refused(dataset, given, text):
         Sharding("auto", loader(dataset), None, given)
 
 
-def test_each_sampler_with_epochs_is_told_its_epoch(monkeypatch):
+class Batches(BatchSampler):
+    """A batch sampler with epochs of its own."""
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+
+def test_each_sampler_with_epochs_is_told_its_epoch():
     shard = DistributedSampler(DATA, 2, 0)
-    ours = loader(sampler=shard, batch_size=2)
-    assert epoch_aware_samplers(ours) == [shard]
+    batches = Batches(shard, 2, drop_last=False)
     assert epoch_aware_samplers(loader()) == []
-    Sharding(None, ours, None, "sampler").set_epoch(ours, 6)
-    assert shard.epoch == 6
+    assert epoch_aware_samplers(loader(sampler=shard, batch_size=2)) == [shard]
+    ours = loader(batch_sampler=batches)
+    Sharding(None, ours, None, "batch_sampler").set_epoch(ours, 6)
+    assert (shard.epoch, batches.epoch) == (6, 6)
