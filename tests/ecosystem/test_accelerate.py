@@ -1,4 +1,4 @@
-"""Accelerate's prepare() keeps DALI, and gives each process what it gives it of a DataLoader."""
+"""Accelerate's prepare() gives each process the share that it gives it of a DataLoader, from DALI."""
 
 from __future__ import annotations
 
@@ -17,15 +17,18 @@ accelerate = pytest.importorskip("accelerate", reason="needs accelerate")
 
 from helpers.accelerated import (  # noqa: E402
     BATCH,
+    CONFIGS,
+    OPTIONS,
+    SHARES,
     SKIPPED,
     Labels,
     Stream,
     accelerator,
+    both,
     datasets,
     forget,
     looks,
     made,
-    shares,
 )
 from helpers.processes import run_ranks  # noqa: E402
 from helpers.ranked import TRAIN  # noqa: E402
@@ -39,68 +42,71 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
 ]
-Found = list[dict[str, Any]]
+RANKS = 2
+Seen = list[dict[str, Any]]
 
 
-@pytest.fixture(scope="module", params=(1, 2))
-def found(request: Any, pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """For each rank of one or two processes what it saw."""
-    folder = tmp_path_factory.mktemp(f"of_{request.param}")
+@pytest.fixture(scope="module")
+def seen(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Seen:
+    """What each rank saw."""
+    folder = tmp_path_factory.mktemp("ranks")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    ranks = [(rank, request.param, port, pictures, folder) for rank in range(request.param)]
-    run_ranks("accelerated.py", *ranks, limit=170)
-    return [torch.load(folder / str(rank), weights_only=False) for rank in range(request.param)]
+    run_ranks("accelerated.py", *((rank, RANKS, port, pictures, folder) for rank in range(RANKS)), limit=170)
+    return [torch.load(folder / str(rank), weights_only=False) for rank in range(RANKS)]
+
+
+@pytest.fixture(autouse=True)
+def _states() -> Any:
+    yield
+    forget()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [", ".join(share) for share in shares()])
-def test_shares_are_dataloaders(found: Found, name: str) -> None:
-    """Their lengths, the epoch's end and what is gathered for a metric as well."""
-    for rank in found:
+@pytest.mark.parametrize("name", [", ".join(share) for share in SHARES])
+def test_shares_of_ranks_are_dataloaders(seen: Seen, name: str) -> None:
+    """And so are lengths, the mark of an epoch's end and what is gathered for a metric."""
+    for rank in seen:
         ours, theirs = rank[name]
         assert ours == theirs
         assert len(ours[0]) == 2
         assert ours[0][0][1], "an epoch has batches"
 
 
+@pytest.mark.parametrize(("kind", "config", "options"), SHARES)
+def test_epochs_of_one_process_are_dataloaders(pictures: Path, kind: str, config: str, options: str) -> None:
+    ours, theirs = both(datasets(pictures)[kind], CONFIGS[config], OPTIONS[options])
+    assert ours == theirs
+    assert ours[0][0][1], "an epoch has batches"
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["read", "asked"])
-def test_a_saved_run_goes_on(found: Found, kind: str) -> None:
-    for rank in found:
+@pytest.mark.parametrize("kind", SKIPPED)
+def test_ranks_resume_and_skip_first_batches(seen: Seen, kind: str) -> None:
+    for rank in seen:
         ours, true = rank[f"{kind}, resumed"]
-        assert len(true) == 11 // len(found)
+        assert len(true) == 5
         assert same(ours, true)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("config", SKIPPED)
-@pytest.mark.parametrize("kind", ["read", "asked"])
-def test_first_batches_are_skipped(found: Found, kind: str, config: str) -> None:
-    for rank in found:
-        ours, theirs = rank[f"{kind}, skipped, {config}"]
+        ours, theirs = rank[f"{kind}, skipped"]
         assert ours == theirs
         assert ours[0] == len(ours[1])
 
 
 @pytest.mark.slow
-def test_a_sampler_of_batches_is_shared(found: Found) -> None:
-    several = [rank for rank in found if "batched" in rank]
-    assert len(several) == (len(found) if len(found) > 1 else 0)
-    for rank in several:
+def test_a_sampler_of_batches_is_shared(seen: Seen) -> None:
+    for rank in seen:
         ours, theirs = rank["batched"]
         assert ours == theirs
-        assert [len(one) for one in ours] == [3, 1]
+        assert list(map(len, ours)) == [3, 1]
 
 
 @pytest.mark.slow
-def test_dali_makes_the_batches_of_every_rank(found: Found, pictures: Path) -> None:
+def test_dali_makes_the_batches_of_every_rank(seen: Seen, pictures: Path) -> None:
     alone: dict[int, torch.Tensor] = {}
     for images, labels in looks(pictures)[1:]:
         alone |= dict(zip(labels.tolist(), images, strict=True))
-    assert len(alone) == 23
-    for rank in found:
+    for rank in seen:
         (device, kind), *batches = rank["looks"]
         assert (torch.device(device).type, kind) == ("cpu", "_Shard")
         assert all(
@@ -113,13 +119,7 @@ def test_dali_makes_the_batches_of_every_rank(found: Found, pictures: Path) -> N
 # In this process
 
 
-@pytest.fixture(autouse=True)
-def _states() -> Any:
-    yield
-    forget()
-
-
-def test_batches_of_a_loader_that_nobody_prepared_are_skipped(pictures: Path) -> None:
+def test_first_batches_of_an_unprepared_loader_are_skipped(pictures: Path) -> None:
     whole, rest = list(made(pictures, seed=1)), skip_first_batches(made(pictures, seed=1), 2)
     assert type(rest) is DALILoader
     for (images, labels), (true_images, true_labels) in zip(rest, whole[2:], strict=True):
@@ -127,7 +127,7 @@ def test_batches_of_a_loader_that_nobody_prepared_are_skipped(pictures: Path) ->
         assert images.dtype == true_images.dtype
 
 
-def test_where_dali_would_be_lost(pictures: Path) -> None:
+def test_a_use_that_would_lose_dali_is_refused(pictures: Path) -> None:
     with pytest.raises(TypeError, match=r"nothing would run in DALI: use the Accelerator of torchdali\.accelerate"):
         accelerate.Accelerator(cpu=True).prepare(made(pictures))
     of = accelerator(True)
@@ -143,7 +143,7 @@ def test_where_dali_would_be_lost(pictures: Path) -> None:
         of.prepare(made(pictures))
 
 
-def test_other_objects_and_prepared_ones_pass(pictures: Path) -> None:
+def test_other_objects_and_prepared_loaders_pass(pictures: Path) -> None:
     of = accelerator(True)
     plain: Any = torch.utils.data.DataLoader([1, 2, 3])
     model = torch.nn.Linear(1, 1)
@@ -161,8 +161,9 @@ def test_other_objects_and_prepared_ones_pass(pictures: Path) -> None:
     assert of._dataloaders == [loader]
 
 
-@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
-@pytest.mark.parametrize("dispatch", [False, True])
+@pytest.mark.parametrize(
+    ("again", "dispatch"), [(copy.deepcopy, False), (lambda loader: pickle.loads(pickle.dumps(loader)), True)]
+)
 def test_copies_are_prepared_loaders(pictures: Path, again: Any, dispatch: bool) -> None:
     of = accelerator(True, dispatch_batches=dispatch)
     loader = again(of.prepare(made(pictures, seed=1)))
@@ -175,13 +176,11 @@ def test_copies_are_prepared_loaders(pictures: Path, again: Any, dispatch: bool)
         next(iter(accelerate.skip_first_batches(loader, 1)))
 
 
-@pytest.mark.parametrize("config", [{}, {"dispatch_batches": True}], ids=["shares", "dispatch"])
-@pytest.mark.parametrize("kind", ["read", "stream"])
-def test_what_is_left_out_is_what_dataloader_leaves_out(pictures: Path, config: dict[str, Any], kind: str) -> None:
-    config = {"dispatch_batches": False, **config}  # which is not the default for streams
-    found: list[Any] = []
+@pytest.mark.parametrize(("kind", "dispatch"), [("read", True), ("stream", False)])
+def test_first_batches_are_skipped_as_dataloaders(pictures: Path, kind: str, dispatch: bool) -> None:
+    results: list[Any] = []
     for ours in (True, False):
-        of = accelerator(ours, **config)
+        of = accelerator(ours, dispatch_batches=dispatch)
         given: dict[str, Any] = {"batch_size": BATCH, "drop_last": True}
         given |= {"shuffle": True, "generator": torch.Generator().manual_seed(2)} if kind == "read" else {}
         if ours:
@@ -189,12 +188,12 @@ def test_what_is_left_out_is_what_dataloader_leaves_out(pictures: Path, config: 
         else:
             plain = torch.utils.data.DataLoader(Labels() if kind == "read" else Stream(Labels()), **given)
         loader = of.prepare(plain)
-        found.append([[labels.tolist() for _, labels in one] for one in (loader, of.skip_first_batches(loader, 2))])
-    assert found[0] == found[1]
-    assert [len(batch) for batch in found[0][1]] == [4, 4, 4]
+        results.append([[labels.tolist() for _, labels in part] for part in (loader, of.skip_first_batches(loader, 2))])
+    assert results[0] == results[1]
+    assert [len(batch) for batch in results[0][1]] == [4, 4, 4]
 
 
-def test_arguments_of_prepare(pictures: Path) -> None:
+def test_arguments_of_prepare_are_accelerates(pictures: Path) -> None:
     def cut(data: Any, part: slice, **_: Any) -> Any:
         return [data[1][part], data[0][part]]
 
@@ -235,7 +234,7 @@ def test_batches_are_where_the_accelerator_is(pictures: Path, device: str) -> No
     assert {part.device.type for batch in loader for part in batch} == {device}
 
 
-def test_gradients_are_accumulated_to_the_end_of_an_epoch(pictures: Path) -> None:
+def test_gradients_accumulate_up_to_the_end_of_an_epoch(pictures: Path) -> None:
     of = Accelerator(cpu=True, gradient_accumulation_steps=4)
     model, loader = of.prepare(torch.nn.Linear(3 * 16 * 16, 1), made(pictures))
     steps: list[bool] = []
@@ -246,8 +245,8 @@ def test_gradients_are_accumulated_to_the_end_of_an_epoch(pictures: Path) -> Non
     assert steps == [False, False, False, True, False, True]
 
 
-def test_with_the_accelerator_of_another(pictures: Path) -> None:
-    """As in the Trainer of transformers."""
+def test_a_plain_accelerator_prepares_with_the_function(pictures: Path) -> None:
+    """As in the Trainer of transformers, whose Accelerator is Accelerate's own."""
     of = accelerate.Accelerator(cpu=True)
     loader = prepare_data_loader(of, made(pictures))
     assert sum(len(labels) for _, labels in loader) == 23
@@ -256,7 +255,7 @@ def test_with_the_accelerator_of_another(pictures: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_in_the_trainer_of_transformers(pictures: Path, tmp_path: Path) -> None:
+def test_the_trainer_of_transformers_trains(pictures: Path, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers", reason="needs transformers")
     seen: list[int] = []
 

@@ -1,4 +1,4 @@
-"""One rank of several with Accelerate: iterates loaders of ours and torch's, and keeps what came.
+"""One rank of several with Accelerate. It saves the batches of our loaders, and of torch's beside them.
 
 Run as ``python accelerated.py RANK WORLD PORT PICTURES RESULTS``; tests/ecosystem/test_accelerate.py starts it.
 """
@@ -29,23 +29,22 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "dispatch": {"dispatch_batches": True},
     "dispatch, split": {"dispatch_batches": True, "split_batches": True},
 }
-SKIPPED = ("seedable", "dispatch")
 OPTIONS: dict[str, dict[str, Any]] = {
     "in order": {},
     "shuffled": {"shuffle": True},
     "drop_last": {"shuffle": True, "drop_last": True},
     "workers": {"shuffle": True, "num_workers": 2},
 }
-
-
-def shares() -> list[tuple[str, str, str]]:
-    """Return kinds of dataset, configurations and options: each two of them that go together are in a triple."""
-    triples = [("stream", config, "in order") for config in CONFIGS if config != "seedable"]
-    for i, config in enumerate(CONFIGS):
-        for j, options in enumerate(OPTIONS):
-            one_worker_asks_all = config.startswith("dispatch") and options == "workers"
-            triples.append(("read" if one_worker_asks_all or (i + j) % 2 == 0 else "asked", config, options))
-    return triples
+SHARES = [
+    *(("read", "default", "in order"), ("asked", "default", "workers"), ("stream", "default", "in order")),
+    *(("asked", "not even", "drop_last"), ("stream", "not even", "in order")),
+    *(("read", "split", "shuffled"), ("asked", "seedable", "shuffled"), ("read", "seedable", "workers")),
+    *(("read", "stateful", "drop_last"), ("stream", "stateful", "in order")),
+    *(("read", "dispatch", "workers"), ("stream", "dispatch", "in order"), ("asked", "dispatch, split", "drop_last")),
+]
+"""Kinds of dataset, configurations and options of loaders."""
+SKIPPED = {"read": "seedable", "asked": "dispatch"}
+"""The configuration with which the first batches of each kind are skipped."""
 
 
 class Labels(Dataset[Any]):
@@ -59,14 +58,14 @@ class Labels(Dataset[Any]):
 
 
 class Batched(Labels):
-    """Is asked for whole batches."""
+    """A dataset of whole batches."""
 
     def __getitem__(self, indices: Any) -> Any:
         return torch.zeros(len(indices)), torch.tensor(indices)
 
 
 class Stream(IterableDataset[Any]):
-    """Pictures one after another, or labels alone."""
+    """A stream of pictures, or of labels alone."""
 
     def __init__(self, data: Any) -> None:
         self.data = data
@@ -82,12 +81,12 @@ def datasets(pictures: Path) -> dict[str, Any]:
 
 
 def made(pictures: Path, **options: Any) -> DALILoader[Any]:
-    """A loader of pictures that are read."""
+    """Return a loader of native pictures."""
     return DALILoader(datasets(pictures)["read"], BATCH, transform=TRAIN, **options)
 
 
 def forget() -> None:
-    """Takes away the state that Accelerate keeps in classes."""
+    """Reset the state that Accelerate keeps in classes."""
     import accelerate
 
     accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
@@ -104,7 +103,7 @@ def accelerator(ours: bool, **config: Any) -> Any:
 
 
 def looked_at(loader: Any, of: Any) -> list[Any]:
-    """Of each epoch: length, labels, where Accelerate says that it ends, and the labels gathered for a metric."""
+    """Return each epoch's length, and its batches: labels, whether it is the last, labels gathered for a metric."""
     found: list[Any] = []
     for _ in range(EPOCHS):
         batches = []
@@ -117,7 +116,7 @@ def looked_at(loader: Any, of: Any) -> list[Any]:
 
 
 def both(dataset: Any, config: dict[str, Any], options: dict[str, Any], **own: Any) -> tuple[list[Any], list[Any]]:
-    """What comes of our loader, and what of torch's."""
+    """Return what our loader gives, and what torch's gives."""
     found: list[list[Any]] = []
     stream = isinstance(dataset, IterableDataset)
     for ours in (True, False):
@@ -134,14 +133,14 @@ def both(dataset: Any, config: dict[str, Any], options: dict[str, Any], **own: A
 
 
 def looks(pictures: Path) -> list[Any]:
-    """What the network sees."""
+    """Return the loader's device and type, and its batches."""
     of = accelerator(True)
     loader = of.prepare(DALILoader(datasets(pictures)["read"], BATCH, transform=TRAIN, seed=1))
     return [[loader.base_dataloader.device, type(loader).__name__], *([*batch] for batch in loader)]
 
 
 def resumed(dataset: Any, folder: Path, **options: Any) -> tuple[list[Any], list[Any]]:
-    """The rest of an epoch and the next one: from a saved state, and as they were."""
+    """Return the rest of an epoch and the next one, from a saved state and without interruption."""
 
     def prepared() -> tuple[Any, Any]:
         of = accelerator(True, use_stateful_dataloader=True)
@@ -163,7 +162,7 @@ def resumed(dataset: Any, folder: Path, **options: Any) -> tuple[list[Any], list
 
 
 def skipped(dataset: Any, config: dict[str, Any]) -> tuple[list[Any], list[Any]]:
-    """An epoch without its first two batches: ours, and DataLoader's."""
+    """Return an epoch without its first two batches: ours, and DataLoader's."""
     found = []
     for ours in (True, False):
         torch.manual_seed(3)
@@ -177,7 +176,7 @@ def skipped(dataset: Any, config: dict[str, Any]) -> tuple[list[Any], list[Any]]
 
 
 def batched() -> tuple[list[Any], list[Any]]:
-    """Where a sampler gives batches, as a dataset that is asked for whole ones has it: an epoch, and the end of one."""
+    """Return an epoch, and one without its first two batches, of a dataset of whole batches."""
     found = []
     for ours in (True, False):
         of = accelerator(ours)
@@ -192,31 +191,27 @@ def batched() -> tuple[list[Any], list[Any]]:
 def run_all(pictures: Path, results: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     of_kind = datasets(pictures)
-    for kind, config, options in shares():
+    for kind, config, options in SHARES:
         found[f"{kind}, {config}, {options}"] = both(of_kind[kind], CONFIGS[config], OPTIONS[options])
     found["looks"] = looks(pictures)
-    if "WORLD_SIZE" in os.environ:  # in one process Accelerate cannot prepare such a loader
-        found["batched"] = batched()
+    found["batched"] = batched()
     for name, options in {"read": {}, "asked": {"num_workers": 2}}.items():
-        found[f"{name}, resumed"] = resumed(datasets(pictures)[name], results / name, **options)
-        for config_name in SKIPPED:
-            found[f"{name}, skipped, {config_name}"] = skipped(datasets(pictures)[name], CONFIGS[config_name])
+        found[f"{name}, resumed"] = resumed(of_kind[name], results / name, **options)
+        found[f"{name}, skipped"] = skipped(of_kind[name], CONFIGS[SKIPPED[name]])
     return found
 
 
 def main() -> None:
     rank, world, port, pictures, results = *sys.argv[1:4], *map(Path, sys.argv[4:])
-    of_rank = {"LOCAL_RANK": rank, "RANK": rank, "WORLD_SIZE": world}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, **(of_rank if world != "1" else {})}
-    # Of several processes accelerate would import it, and Arrow with it: seconds, and an allocator that has a thread of
-    # its own beside all that are forked here.
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ |= {"LOCAL_RANK": rank, "RANK": rank, "WORLD_SIZE": world}
+    # Accelerate would import it, which takes seconds and starts a thread of Arrow's beside the forks here.
     sys.modules["datasets"] = None  # type: ignore[assignment]
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     torch.save(run_all(pictures, results), results / rank)
-    if torch.distributed.is_initialized():
-        torch.distributed.barrier()
-        torch.distributed.destroy_process_group()
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
