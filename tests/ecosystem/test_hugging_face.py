@@ -1,4 +1,4 @@
-"""Hugging Face's datasets: files of an image column go to DALI as they are stored."""
+"""DALI gets the stored files of an image column of Hugging Face's datasets."""
 
 from __future__ import annotations
 
@@ -26,20 +26,19 @@ pytestmark = [
 EXACT = v2.Compose([v2.ToImage(), v2.CenterCrop(CROP)])
 
 
-def table(pictures: Path, by_path: bool, column: str = "image", decode: bool = False) -> Any:
-    """The pictures with their numbers; files are in the table, or their paths are."""
+def table(pictures: Path, by_path: bool, decode: bool = False) -> Any:
+    """Return a table of the pictures, or of their paths, with their numbers."""
     files = sorted(pictures.rglob("*.jpg"))
     images = [{"bytes": None if by_path else file.read_bytes(), "path": str(file)} for file in files]
-    made = datasets.Dataset.from_dict({column: images, "number": list(range(len(files)))})
-    return made.cast_column(column, datasets.Image(decode=decode))
+    made = datasets.Dataset.from_dict({"image": images, "number": list(range(len(files)))})
+    return made.cast_column("image", datasets.Image(decode=decode))
 
 
-def pairs(loader: Any, column: str = "image") -> list[Any]:
-    return [(batch[column], batch["number"]) for batch in loader]
+def pairs(loader: Any) -> list[Any]:
+    return [(batch["image"], batch["number"]) for batch in loader]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("by_path", [False, True], ids=["bytes", "paths"])
+@pytest.mark.parametrize(("by_path", "workers"), [(False, 2), (True, 0)], ids=["bytes", "paths"])
 def test_files_are_not_decoded_in_python(
     pictures: Path, numbered: Numbered, by_path: bool, workers: int, device: str
 ) -> None:
@@ -71,12 +70,12 @@ def test_order_is_dataloaders(pictures: Path) -> None:
     assert len(orders[0]) == 16
 
 
-def test_a_stream(pictures: Path, numbered: Numbered) -> None:
+def test_a_stream_keeps_its_order(pictures: Path, numbered: Numbered) -> None:
     loader = DALILoader(table(pictures, False).to_iterable_dataset(), PER_BATCH, transform=EXACT, device="cpu")
     assert_pairs(pairs(loader), numbered(pictures), in_order())
 
 
-def test_a_folder_of_images(pictures: Path, tmp_path: Path, numbered: Numbered) -> None:
+def test_a_folder_of_images_keeps_its_pairs(pictures: Path, tmp_path: Path, numbered: Numbered) -> None:
     data = datasets.load_dataset("imagefolder", data_dir=str(pictures), cache_dir=str(tmp_path), split="train")
     data = data.cast_column("image", datasets.Image(decode=False)).remove_columns("label")
     by_path = sorted(range(len(data)), key=lambda i: data[i]["image"]["path"])
@@ -95,7 +94,7 @@ def test_a_damaged_file_is_named(pictures: Path) -> None:
     assert next(iterator)["number"].tolist() == [6, 7, 8]
 
 
-def test_sounds_and_other_dictionaries_are_left_alone(pictures: Path, tmp_path: Path) -> None:
+def test_sounds_and_other_dictionaries_are_not_images(pictures: Path, tmp_path: Path) -> None:
     with wave.open(str(tmp_path / "a.wav"), "wb") as file:
         file.setparams((1, 2, 8000, 0, "NONE", ""))
         file.writeframes(bytes(160))

@@ -1,4 +1,4 @@
-"""DALIDataModule where its loaders are not one of a dataset that begins with the epoch."""
+"""DALIDataModule with several loaders, with checkpoints of other runs, with streams, and without a Trainer."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ STEPS = -(-COUNT // BATCH)
 
 
 @pytest.mark.parametrize("told", [False, True])
-def test_a_loader_that_comes_round_again_looks_different(pictures: Path, tmp_path: Path, told: bool) -> None:
-    """Where another one is longer; also where samplers are told the epoch, as in several processes."""
+def test_a_loader_that_is_repeated_within_an_epoch_looks_different(pictures: Path, tmp_path: Path, told: bool) -> None:
+    """If another loader is longer; also with samplers that are told the epoch, as with several processes."""
     given = {"long": dataset("read", pictures), "short": numbered(pictures, 2 * BATCH)}
     options: dict[str, Any] = {"batch_size": BATCH, "seed": 5}
     made = DALIDataModule(given, train_transform=TRAIN, train_options={"shuffle": False}, **options)
     if told:
         options |= {"transform": TRAIN, "device": "cpu"}
-        samplers = {name: DistributedSampler(some, 1, 0, shuffle=False) for name, some in given.items()}
+        samplers = {name: DistributedSampler(data, 1, 0, shuffle=False) for name, data in given.items()}
         made = DALIDataModule({name: DALILoader(given[name], sampler=samplers[name], **options) for name in given})
     trainer(tmp_path, every_step(tmp_path), max_epochs=2).fit(true := Net(), datamodule=made)
     looks = [images for _, _, _, (labels, images) in true.seen if labels[0] == 0]
     assert len(looks) == STEPS
-    assert not any(torch.equal(one, other) for i, one in enumerate(looks) for other in looks[:i])
+    assert not any(torch.equal(look, earlier) for i, look in enumerate(looks) for earlier in looks[:i])
     trainer(tmp_path, max_epochs=2).fit(again := Net(), datamodule=made, ckpt_path=after(tmp_path, 3))
     assert same(again.seen, true.seen[3:])
 
 
-class SavesAtOnce(Callback):
+class SaveAtStart(Callback):
     """Writes a checkpoint before the first batch."""
 
     def __init__(self, path: Path) -> None:
@@ -55,8 +55,8 @@ class SavesAtOnce(Callback):
         trainer.save_checkpoint(self.path)
 
 
-def test_a_run_goes_on_from_what_another_one_left(pictures: Path, tmp_path: Path) -> None:
-    """One without a module, one with it that came to no batch, and none."""
+def test_a_run_resumes_from_the_checkpoint_of_another(pictures: Path, tmp_path: Path) -> None:
+    """Of one without a data module, and of two that ended before their first batch."""
 
     def fit(seed: int, path: Path | None, *callbacks: Any, **data: Any) -> list[Any]:
         torch.manual_seed(seed)
@@ -69,10 +69,10 @@ def test_a_run_goes_on_from_what_another_one_left(pictures: Path, tmp_path: Path
     true = fit(3, None, every_step(tmp_path), train_dataloaders=given)
     assert same(fit(4, after(tmp_path, 2), every_step(own), datamodule=made), true[2:])
     assert type(given) is DALILoader, "it was copied"
-    fit(5, after(own, 3), SavesAtOnce(tmp_path / "again"), datamodule=made)
+    fit(5, after(own, 3), SaveAtStart(tmp_path / "again"), datamodule=made)
     assert same(fit(6, tmp_path / "again", datamodule=made), true[3:])
     assert fit(7, after(own, len(true)), datamodule=made) == []
-    assert same(fit(3, None, SavesAtOnce(tmp_path / "before"), datamodule=made), true)
+    assert same(fit(3, None, SaveAtStart(tmp_path / "before"), datamodule=made), true)
     assert same(fit(3, tmp_path / "before", datamodule=made), true)
 
 
@@ -89,9 +89,9 @@ def test_a_stream_is_not_shuffled(pictures: Path, tmp_path: Path) -> None:
     assert [label for _, _, labels in net.labels() for label in labels] == [*range(COUNT)] * 2
 
 
-def test_batches_can_be_looked_at_without_a_trainer(pictures: Path, tmp_path: Path) -> None:
+def test_a_module_gives_batches_without_a_trainer(pictures: Path, tmp_path: Path) -> None:
     class Found:
-        """No subclass of torch's ``Dataset``."""
+        """A dataset that does not inherit from torch's."""
 
         asked = dataset("asked", pictures)
 

@@ -1,4 +1,4 @@
-"""Lightning's Trainer with two processes: each rank's share is the one that DataLoader would give it."""
+"""Lightning's Trainer gives each of two ranks the share that it gives it of a DataLoader."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import pytest
 import torch
 from conftest import same
 from helpers.processes import run_ranks
+from torch.utils.data import DistributedSampler
 
 pytest.importorskip("lightning.pytorch", reason="needs lightning")
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.slow]
-SHARE = 12
+COUNT, SHARE = 23, 12
 
 
 def run(strategy: str, pictures: Path, results: Path, device: str = "cpu") -> None:
@@ -22,8 +23,8 @@ def run(strategy: str, pictures: Path, results: Path, device: str = "cpu") -> No
 
 
 @pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def found(request: Any, pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each rank kept."""
+def seen(request: Any, pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each rank saw."""
     if request.param == "cuda" and torch.cuda.device_count() < 2:
         pytest.skip("needs two CUDA devices")
     results = tmp_path_factory.mktemp("ddp")
@@ -31,51 +32,51 @@ def found(request: Any, pictures: Path, tmp_path_factory: pytest.TempPathFactory
     return [torch.load(results / str(rank)) for rank in range(2)]
 
 
-@pytest.mark.parametrize("kind", ["read", "read, workers", "asked", "asked, workers"])
-def test_shares_are_dataloaders(found: list[dict[str, Any]], kind: str) -> None:
-    for rank in found:
-        assert rank[kind] == rank["true"]
-    assert len({label for rank in found for _, _, labels in rank[kind]["seen"] for label in labels}) == 23
-    assert [len(rank["true"]["seen"]) for rank in found] == [6, 6]
-    predicted = [label for rank in found for labels in rank[kind]["predicted"] for label in labels]
-    assert sorted(predicted) == list(range(23)), "which Lightning repeats nothing of"
+@pytest.mark.parametrize("kind", ["read, workers", "asked"])
+def test_shares_are_dataloaders(seen: list[dict[str, Any]], kind: str) -> None:
+    assert all(rank[kind] == rank["true"] for rank in seen)
+    assert {label for rank in seen for *_, labels in rank[kind]["seen"] for label in labels} == set(range(COUNT))
+    predicted = [label for rank in seen for labels in rank[kind]["predicted"] for label in labels]
+    assert sorted(predicted) == list(range(COUNT)), "Lightning repeats nothing in predictions"
 
 
-@pytest.mark.parametrize("kind", ["read", "asked"])
-def test_nothing_is_shared_twice(found: list[dict[str, Any]], kind: str) -> None:
-    for rank in found:
-        assert rank[f"{kind}, auto"]["seen"] == rank["true"]["seen"]
-        assert rank[f"{kind}, auto"]["validated"] == rank["true"]["validated"]
-        assert sum(map(len, rank[f"{kind}, auto"]["predicted"])) == SHARE
+def test_a_loader_that_is_shared_already_is_not_shared_again(seen: list[dict[str, Any]]) -> None:
+    for rank in seen:
+        assert rank["auto"]["seen"] == rank["true"]["seen"]
+        assert rank["auto"]["validated"] == rank["true"]["validated"]
+        assert sum(map(len, rank["auto"]["predicted"])) == SHARE
 
 
-def test_arguments_are_kept(found: list[dict[str, Any]]) -> None:
-    for rank in found:
+def test_arguments_are_kept(seen: list[dict[str, Any]]) -> None:
+    for rank in seen:
         assert all(rank["kept"]["same"].values()), rank["kept"]["same"]
         assert rank["kept"]["type"] == "DALILoader"
         assert rank["kept"]["sampler"] == "DistributedSampler"
         assert rank["kept"]["window"] is None
 
 
-@pytest.mark.parametrize("run", ["plain", "module, 3", "module, 4"])
-@pytest.mark.parametrize("kind", ["read", "asked, workers"])
-def test_every_rank_goes_on(found: list[dict[str, Any]], kind: str, run: str) -> None:
-    """In the midst of an epoch, and the data module's at its end, from what rank 0 had saved."""
-    for rank in found:
-        ours, true = rank[f"{kind}, resumed"][run]
-        assert same([seen[2:] for seen in ours], [seen[2:] for seen in true])
-        assert len(ours) in (2, 3)
+@pytest.mark.parametrize("name", ["plain, 4", "module, 3", "module, 4"])
+def test_every_rank_resumes_from_what_the_first_saved(seen: list[dict[str, Any]], name: str) -> None:
+    for rank in seen:
+        ours, true = rank["resumed"][name]
+        assert len(ours) == 6 - int(name[-1])
+        assert same([batch[2:] for batch in ours], [batch[2:] for batch in true])
 
 
-def test_spawned_processes_get_the_loaders(found: list[dict[str, Any]], pictures: Path, tmp_path: Path) -> None:
-    run("ddp_spawn", pictures, tmp_path)
-    for number, rank in enumerate(found):
-        assert torch.load(tmp_path / str(number)) == rank["true"]["seen"]
+GPUS = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        torch.cuda.device_count() < 2, reason="needs two CUDA devices, as Lightning's FSDPStrategy does"
+    ),
+]
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices, as Lightning's FSDPStrategy does")
-def test_fsdp_gets_the_loaders(found: list[dict[str, Any]], pictures: Path, tmp_path: Path) -> None:
-    run("fsdp", pictures, tmp_path, "cuda")
-    for number, rank in enumerate(found):
-        assert torch.load(tmp_path / str(number)) == rank["true"]["seen"]
+@pytest.mark.parametrize(("strategy", "device"), [("ddp_spawn", "cpu"), pytest.param("fsdp", "cuda", marks=GPUS)])
+def test_other_strategies_get_the_loaders(pictures: Path, tmp_path: Path, strategy: str, device: str) -> None:
+    run(strategy, pictures, tmp_path, device)
+    for rank in range(2):
+        sampler, share = DistributedSampler(range(COUNT), 2, rank), []  # pyright: ignore
+        for epoch in range(2):
+            sampler.set_epoch(epoch)
+            share += sampler
+        assert [label for *_, labels in torch.load(tmp_path / str(rank)) for label in labels] == share

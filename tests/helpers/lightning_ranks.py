@@ -1,4 +1,4 @@
-"""Several ranks with Lightning: trains, validates and predicts with every loader, and keeps what each rank was given.
+"""One rank of several with Lightning. It trains, validates and predicts, and saves the batches that it was given.
 
 Run as ``python lightning_ranks.py STRATEGY PICTURES RESULTS``; tests/ecosystem/test_lightning_ranks.py does.
 Lightning starts the other rank.
@@ -32,12 +32,13 @@ from torchdali import DALILoader
 from torchdali.lightning import DALIDataModule
 
 EPOCHS = 2
-STEP = 4
-"""Of six: in the midst of the second epoch."""
+SHARED = ("read, workers", "asked")
+STEPS = (3, 4)
+"""The steps after which runs are resumed: at the end of the first epoch and within the second."""
 
 
 class Made(Net):
-    """Makes its loaders in hooks, as most programs do; they would share by themselves."""
+    """Makes its loaders in hooks, with ``distributed="auto"``."""
 
     def __init__(self, kind: str, pictures: Path) -> None:
         super().__init__()
@@ -61,16 +62,15 @@ def fit(root: Path, net: Net, *loaders: Any, save: bool = False, path: Path | No
 
 
 def given(root: Path, make: Callable[..., Any]) -> dict[str, Any]:
-    """What a rank is given by a loader that knows nothing of ranks."""
+    """Return what a rank is given by a loader without ``distributed``."""
     net = fit(root, Net(), make(shuffle=True), make())
     run = trainer(root, strategy=STRATEGY, devices=2)
-    # Each rank has its own predictions, and no more than its own.
     predicted: Any = run.predict(net, make())
-    return {"seen": net.labels(), "validated": net.validated, "predicted": [one.tolist() for one in predicted]}
+    return {"seen": net.labels(), "validated": net.validated, "predicted": [batch.tolist() for batch in predicted]}
 
 
 def kept(pictures: Path) -> dict[str, Any]:
-    """The arguments that a loader has in the Trainer, and the shares that it gives."""
+    """Return whether the Trainer's loader has our arguments, and its types."""
     options = {
         "transform": TRAIN,
         "seed": 7,
@@ -92,11 +92,11 @@ def kept(pictures: Path) -> dict[str, Any]:
 
 
 def resumed(root: Path, kind: str, pictures: Path) -> dict[str, Any]:
-    """The rest of a run beside what it would have been."""
+    """Return the rest of resumed runs, and of uninterrupted ones."""
     found: dict[str, Any] = {}
     true = fit(root / "plain", Net(), loader(kind, pictures, shuffle=True), save=True).seen
-    again = fit(root / "plain", Net(), loader(kind, pictures, shuffle=True), path=after(root / "plain", STEP)).seen
-    found["plain"] = again, true[STEP:]
+    again = fit(root / "plain", Net(), loader(kind, pictures, shuffle=True), path=after(root / "plain", 4)).seen
+    found["plain, 4"] = again, true[4:]
 
     def module() -> DALIDataModule:
         return DALIDataModule(
@@ -109,7 +109,7 @@ def resumed(root: Path, kind: str, pictures: Path) -> dict[str, Any]:
         )
 
     true = fit(root / "module", Net(), datamodule=module(), save=True).seen
-    for step in (STEP, 3):
+    for step in STEPS:
         again = fit(root / "module", Net(), datamodule=module(), path=after(root / "module", step)).seen
         found[f"module, {step}"] = again, true[step:]
     return found
@@ -117,23 +117,21 @@ def resumed(root: Path, kind: str, pictures: Path) -> dict[str, Any]:
 
 def run_all(pictures: Path, results: Path) -> dict[str, Any]:
     found: dict[str, Any] = {"true": given(results, plain), "kept": kept(pictures)}
-    for kind in KINDS:
+    for kind in SHARED:
         found[kind] = given(results, lambda kind=kind, **own: loader(kind, pictures, **own))
-    for kind in ("read", "asked"):
-        net = fit(results, Made(kind, pictures))
-        predicted: Any = trainer(results, strategy=STRATEGY, devices=2).predict(net)
-        found[f"{kind}, auto"] = {
-            "seen": net.labels(),
-            "validated": net.validated,
-            "predicted": [one.tolist() for one in predicted],
-        }
-    for kind in ("read", "asked, workers"):
-        found[f"{kind}, resumed"] = resumed(results / kind, kind, pictures)
+    net = fit(results, Made("asked", pictures))
+    predicted: Any = trainer(results, strategy=STRATEGY, devices=2).predict(net)
+    found["auto"] = {
+        "seen": net.labels(),
+        "validated": net.validated,
+        "predicted": [batch.tolist() for batch in predicted],
+    }
+    found["resumed"] = resumed(results / "resumed", "asked, workers", pictures)
     return found
 
 
 class Spawned(Net):
-    """What ran in another process is not seen here: each rank writes its own, and nothing of a network in parts."""
+    """Saves its labels from its own process."""
 
     def __init__(self, results: Path) -> None:
         super().__init__()
