@@ -15,8 +15,7 @@ from torchvision.transforms import v2
 
 from torchdali import DALILoader
 from torchdali.pipeline import graph
-from torchdali.runtime import devices, machine
-from torchdali.workers.validation import ProxyPlan
+from torchdali.runtime import devices
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -216,15 +215,6 @@ def test_auto_is_the_cpu_in_a_worker_of_another_loader(monkeypatch):
     assert graph.resolve("auto") == torch.device("cuda", 0)
     monkeypatch.setattr(graph, "get_worker_info", lambda: SimpleNamespace(id=0))
     assert graph.resolve("auto") == torch.device("cpu")
-
-
-def test_fewer_large_batches_of_a_worker_fed_dataset_are_prefetched(pictures, monkeypatch):
-    monkeypatch.setattr(machine, "memory_for_batches", lambda device: 40_000)
-    loader = DALILoader(Asked(pictures, v2.CenterCrop(24)), batch_size=3, num_workers=1, transform=SMALL, device="cpu")
-    assert sum(len(labels) for _, labels in loader) == len(loader.dataset)
-    proxy = loader._session.proxy_plan
-    assert isinstance(proxy, ProxyPlan)
-    assert proxy.window == 3, "3 images of 24x24x3 bytes, before and after"
 
 
 class Negated:
