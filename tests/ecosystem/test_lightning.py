@@ -168,21 +168,6 @@ def test_the_trainer_copies_a_loader_with_all_of_its_arguments(pictures: Path, t
         assert copied._options.prefetch_depth == passed._options.prefetch_depth == options.get("prefetch_factor")
 
 
-def test_hooks_may_make_loaders_with_distributed_auto(pictures: Path, tmp_path: Path) -> None:
-    class Made(Net):
-        def train_dataloader(self) -> Any:
-            return loader("read", pictures, distributed="auto", shuffle=True, seed=1)
-
-        def predict_dataloader(self) -> Any:
-            return loader("read", pictures, distributed="auto")
-
-    run = trainer(tmp_path, max_epochs=1)
-    run.fit(net := Made())
-    assert sorted(label for _, _, labels in net.labels() for label in labels) == list(range(COUNT))
-    batches: Any = run.predict(net)
-    assert [batch.tolist() for batch in batches] == in_order()
-
-
 class Writer(pl.callbacks.BasePredictionWriter):
     """Keeps the indices that Lightning gives with each prediction."""
 
