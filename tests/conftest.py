@@ -22,6 +22,8 @@ from torch.utils.data._utils.signal_handling import _set_SIGCHLD_handler
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
+from torchdali.tools.parity.photographs import write_photographs
+
 TESTS = Path(__file__).parent
 MARKED_FOLDERS = ("robustness", "ecosystem", "docs", "gpu")
 LONGEST_FIRST = ("gpu", "docs", "ecosystem", "robustness", "contract", "parity", "unit")
@@ -131,6 +133,12 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
             crop = photograph.crop((left, top, left + width, top + height))
             crop.save(root / name / f"{number}.jpg", quality=int(rng.integers(75, 96)))
     return root
+
+
+@pytest.fixture(scope="session")
+def photographs(tmp_path_factory: pytest.TempPathFactory) -> ImageFolder:
+    """Twelve crops of four photographs, no two of one size, without loss."""
+    return write_photographs(tmp_path_factory.mktemp("photographs") / "pictures")
 
 
 @pytest.fixture

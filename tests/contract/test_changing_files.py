@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.cover import cover_pairs
 from helpers.cuts import CROPPED, PHOTOGRAPH, RESIZED, folder, loader_of, write
 from PIL import Image
 from torchvision.datasets import ImageFolder
@@ -109,7 +110,7 @@ def test_each_batch_has_the_old_file_or_the_new_one(cache, filled, device, tmp_p
 
 @pytest.mark.parametrize(
     ("cache", "change"),
-    [(one, other) for one in (None, "host", "device") for other in ("transform", None, "host", "device")],
+    [(None, "host"), ("host", "transform"), ("host", "device"), ("device", "transform"), ("device", None)],
 )
 def test_an_iterator_goes_on_when_the_cache_is_made_anew(cache, change, device, tmp_path):
     folder(tmp_path, 40)
@@ -213,9 +214,10 @@ def order_of(count: int, bad: int) -> list[list[int]]:
     return [[i, i + 1] for i in range(0, 8, 2)] + [[bad, others[-1]]] + [[others[-1], i] for i in others[8:-1]]
 
 
-@pytest.mark.parametrize("mode", ["raise", "skip", "replace"])
-@pytest.mark.parametrize("cache", ["host", "device"])
-@pytest.mark.parametrize("change", ["transform", "cache", "same head"])
+@pytest.mark.parametrize(
+    ("cache", "mode", "change"),
+    cover_pairs(["host", "device"], ["raise", "skip", "replace"], ["transform", "cache", "same head"]),
+)
 def test_an_iterator_goes_on_where_a_cache_is_not_filled_yet(cache, mode, change, device, tmp_path):
     """With images that are being decoded for it, and with a sample at fault."""
     paths = folder(tmp_path, 20)

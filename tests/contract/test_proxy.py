@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import same
-from helpers.arguments import ARGUMENTS, WORKERS
+from helpers.arguments import ARGUMENTS, NONE, PERSISTENT, TWO
 from helpers.proxied import EXACT, RANDOM, AtOnce, Named, Pictures, Stream, decoded, difference, prepare
 from torch.utils.data import (
     DataLoader,
@@ -45,6 +45,11 @@ def unchanged(batch: Any) -> Any:
     return batch
 
 
+FEW = pytest.mark.parametrize(
+    ("both", "workers"),
+    [("nothing", TWO), ("batch_transform", NONE), ("transform", NONE), ("transform", TWO)],
+    indirect=["both"],
+)
 WITH_TRANSFORM = pytest.mark.parametrize("both", ["transform"], indirect=True)
 
 
@@ -94,8 +99,10 @@ ORDERS = ["shuffle, drop_last", "batch_size=None, shuffle", "replacement", "unev
 
 
 @WITH_TRANSFORM
-@pytest.mark.parametrize("workers", WORKERS)
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(
+    ("order", "workers"),
+    [(order, workers) for i, order in enumerate(ORDERS) for workers in (NONE, (TWO, PERSISTENT)[i % 2])[: 1 + (i < 4)]],
+)
 def test_batches_and_generators_are_dataloaders(both: Any, order: str, workers: dict[str, Any]) -> None:
     ours, theirs = both()
     seen, true = (epochs(build, ARGUMENTS[order], **workers) for build in (ours, theirs))
@@ -104,8 +111,16 @@ def test_batches_and_generators_are_dataloaders(both: Any, order: str, workers: 
     assert not same(true[0], true[1])
 
 
-@pytest.mark.parametrize("workers", WORKERS)
-@pytest.mark.parametrize("after", [1, 3])
+@pytest.mark.parametrize(
+    ("both", "workers", "after"),
+    [
+        *(("transform", workers, after) for workers, after in zip((NONE, TWO, PERSISTENT), (1, 3, 1), strict=True)),
+        ("batch_transform", TWO, 1),
+        ("nothing", NONE, 3),
+        ("nothing", PERSISTENT, 3),
+    ],
+    indirect=["both"],
+)
 def test_generators_after_a_break_are_dataloaders(both: Any, workers: dict[str, Any], after: int) -> None:
     def known(batch: dict[str, Any]) -> dict[str, Any]:
         # Workers that go on were asked further ahead than DataLoader's, and so have drawn more than they would have.
@@ -144,7 +159,7 @@ def test_start_methods_and_worker_init_fn(files: list[Path], method: str) -> Non
     assert set(true[0][0][1]["worker"][3]) == {"Pictures"}
 
 
-@pytest.mark.parametrize("workers", WORKERS[:2])
+@FEW
 def test_whole_batches_are_asked_of_a_dataset_that_gives_them(both: Any, workers: dict[str, Any]) -> None:
     ours, theirs = both(kind=AtOnce)
     seen, true = (epochs(build, lambda n, g: {"batch_size": 4}, **workers) for build in (ours, theirs))
@@ -165,16 +180,24 @@ def test_out_of_order_is_as_dataloader_and_pairs_stay_pairs(both: Any, files: li
 
 
 @WITH_TRANSFORM
-@pytest.mark.parametrize("workers", WORKERS)
-@pytest.mark.parametrize("shares", [False, True])
-@pytest.mark.parametrize("size", [{"batch_size": 3}, {"batch_size": 3, "drop_last": True}, {"batch_size": None}])
+@pytest.mark.parametrize(
+    ("size", "shares", "workers"),
+    [
+        ({"batch_size": 3}, False, NONE),
+        ({"batch_size": 3, "drop_last": True}, False, NONE),
+        ({"batch_size": None}, True, NONE),
+        ({"batch_size": 3}, True, TWO),
+        ({"batch_size": 3, "drop_last": True}, True, PERSISTENT),
+        ({"batch_size": None}, False, TWO),
+    ],
+)
 def test_streams_are_dataloaders(both: Any, workers: dict[str, Any], shares: bool, size: Any) -> None:
     ours, theirs = both(lambda pictures: Stream(pictures, shares))
     seen, true = (epochs(build, lambda n, g: size, **workers) for build in (ours, theirs))
     assert not difference(seen, true)
 
 
-@pytest.mark.parametrize("workers", WORKERS[:2])
+@FEW
 def test_warns_of_a_stream_longer_than_it_says_as_dataloader_does(both: Any, workers: dict[str, Any]) -> None:
     def run(build: Build) -> list[Any]:
         loader = build(batch_size=2, **workers)
@@ -191,7 +214,7 @@ def test_warns_of_a_stream_longer_than_it_says_as_dataloader_does(both: Any, wor
     assert true[2]
 
 
-@pytest.mark.parametrize("workers", WORKERS[:2])
+@FEW
 def test_datapipes(both: Any, workers: dict[str, Any]) -> None:
     ours, theirs = both(lambda p: IterableWrapper(range(COUNT)).map(p.__getitem__).shuffle().sharding_filter())
     seen, true = (epochs(build, lambda n, g: {"batch_size": 3, "shuffle": True}, **workers) for build in (ours, theirs))
@@ -201,7 +224,7 @@ def test_datapipes(both: Any, workers: dict[str, Any]) -> None:
     assert not difference(seen, true)
 
 
-@pytest.mark.parametrize("workers", WORKERS[:2])
+@FEW
 def test_keys_that_are_no_integers(both: Any, workers: dict[str, Any]) -> None:
     keys = [f"picture {i}" for i in (3, 0, 7, 7, 2)]
     ours, theirs = both(kind=Named)

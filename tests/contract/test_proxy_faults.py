@@ -191,10 +191,16 @@ LIKE_DATALOADER: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize(
-    ("workers", "does"),
-    [("none", "transform"), ("none", "batch_transform"), ("workers", "batch_transform"), ("persistent", "transform")],
+    ("case", "workers", "does"),
+    [
+        pytest.param(case, *row, id=f"{name}-{'-'.join(row)}")
+        for number, (name, case) in enumerate(LIKE_DATALOADER.items())
+        for row in (
+            [("none", "transform"), ("workers", "batch_transform")],
+            [("none", "batch_transform"), ("persistent", "transform")],
+        )[number % 2]
+    ],
 )
-@pytest.mark.parametrize("case", LIKE_DATALOADER.values(), ids=LIKE_DATALOADER)
 def test_faults_are_dataloaders(case: dict[str, Any], workers: str, does: str) -> None:
     """The same batches and exceptions, in the same order, in two epochs."""
     case = {"dataset": Crops(), **case, **WORKERS[workers]}
@@ -267,18 +273,20 @@ DAMAGES: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize(
-    ("workers", "batch_size"),
-    [({}, 2), ({}, 1), ({}, None), ({"num_workers": 2}, 2), ({"num_workers": 2}, 1)],
+    ("damage", "bad", "workers", "batch_size"),
+    [
+        *((name, BAD, {}, 2) for name in DAMAGES),
+        *((name, BAD - 1, {}, 2) for name in ("scrambled", "closed")),
+        *((name, BAD, {}, size) for name in ("scrambled", "no bytes") for size in (1, None)),
+        *((name, BAD, {"num_workers": 2}, 2) for name in ("scrambled", "closed", "truncated PNG", "no such file")),
+        ("no image", BAD - 1, {"num_workers": 2}, 1),
+    ],
 )
-@pytest.mark.parametrize("bad", [BAD, BAD - 1])
-@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-def test_damaged_sample_is_named_in_its_turn(
-    damage: Callable[[Any], Any], bad: int, workers: Any, batch_size: int | None
-) -> None:
+def test_damaged_sample_is_named_in_its_turn(damage: str, bad: int, workers: Any, batch_size: int | None) -> None:
     """Also the first of a batch, and one that is a batch of its own."""
 
     def fault(index: int, image: Any) -> Any:
-        return damage(image) if index == bad else as_bytes(image, "PNG")
+        return DAMAGES[damage](image) if index == bad else as_bytes(image, "PNG")
 
     loader = DALILoader(Crops(fault, 12), batch_size, transform=EXACT, device="cpu", **workers)
     iterator, seen = iter(loader), []

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import Numbered
-from helpers.arguments import WORKERS
-from helpers.cover import cover_pairs
+from helpers.arguments import NONE, PERSISTENT, TWO
 from helpers.processes import run_ranks
 from helpers.proxied import difference
 from helpers.regrouped import BATCH, BATCHES, COUNT, MOST, Seen
@@ -116,7 +115,9 @@ def of_rank(request: pytest.FixtureRequest, pictures: Path, numbered: Numbered) 
 
 
 @pytest.mark.parametrize(
-    ("of_rank", "workers", "seed"), cover_pairs(NATIVE_OR_FED, WORKERS, [None, 5]), indirect=["of_rank"]
+    ("of_rank", "workers", "seed"),
+    [("read", NONE, 5), ("asked", TWO, None), ("asked", PERSISTENT, 5)],
+    indirect=["of_rank"],
 )
 def test_as_many_ranks_go_on_as_if_nothing_had_happened(of_rank: Ranks, workers: Any, seed: int | None) -> None:
     state, _, rest = interrupted(of_rank, 2, 2, seed=seed, **workers)
@@ -158,9 +159,7 @@ def test_a_seed_is_all_that_ranks_must_agree_on(of_rank: Ranks) -> None:
 
 @pytest.mark.parametrize(
     ("of_rank", "worlds", "options"),
-    cover_pairs(
-        NATIVE_OR_FED, [(2, 3), (3, 1)], [{}, {"num_workers": 2}, {"num_workers": 1, "persistent_workers": True}]
-    ),
+    [("read", (2, 3), {}), ("asked", (3, 1), {"num_workers": 1}), ("asked", (2, 3), {**PERSISTENT, "num_workers": 1})],
     indirect=["of_rank"],
 )
 def test_ranks_that_change_twice(of_rank: Ranks, worlds: tuple[int, int], options: Any) -> None:
@@ -192,7 +191,7 @@ def test_ranks_that_change_twice(of_rank: Ranks, worlds: tuple[int, int], option
 
 @pytest.mark.parametrize(
     ("of_rank", "before", "drop_last", "batches"),
-    cover_pairs(NATIVE_OR_FED, [2, 5], [False, True], [0, 1, 3, 4]),
+    [("read", 2, False, 0), ("asked", 5, True, 1), ("read", 2, True, 3), ("asked", 5, False, 4), ("read", 5, False, 1)],
     indirect=["of_rank"],
 )
 def test_what_does_not_divide(of_rank: Ranks, before: int, drop_last: bool, batches: int) -> None:

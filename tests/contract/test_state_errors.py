@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from conftest import encoded
-from helpers.cover import cover_pairs
 from helpers.proxied import difference
 from helpers.resumed import through_files
 from PIL import Image
@@ -172,15 +171,17 @@ STREAMS = [RaisingStream, Ending, EndingWithAState, RaisingWithAState]
 TRANSFORM = {"transform": AUGMENT, "seed": 1}
 
 
-@pytest.mark.parametrize(("kind", "workers", "does"), cover_pairs(STREAMS, WORKERS, [{}, TRANSFORM]))
-def test_after_an_error_of_a_stream(kind: type[Stream], workers: Any, does: Any) -> None:
-    options = {"device": "cpu", "batch_size": 3, **does, **workers}
-    assert_goes_on(lambda: DALILoader(kind(picture), generator=torch.Generator(), **options), OwnError)
-
-
-@pytest.mark.parametrize(("kind", "does"), [*zip(STREAMS, [{}, TRANSFORM] * 2, strict=True)])
-def test_after_an_error_of_a_stream_that_is_not_batched(kind: type[Stream], does: Any) -> None:
-    options = {"device": "cpu", "batch_size": None, **does}
+@pytest.mark.parametrize(
+    ("kind", "batch_size", "workers", "does"),
+    [
+        *((kind, 3, {}, does) for kind, does in zip(STREAMS, [{}, TRANSFORM] * 2, strict=True)),
+        *((kind, None, {}, does) for kind, does in zip(STREAMS, [TRANSFORM, {}] * 2, strict=True)),
+        *((RaisingStream, 3, WORKERS[1], TRANSFORM), (Ending, 3, WORKERS[2], {})),
+        *((EndingWithAState, 3, WORKERS[1], {}), (RaisingWithAState, 3, WORKERS[2], TRANSFORM)),
+    ],
+)
+def test_after_an_error_of_a_stream(kind: type[Stream], batch_size: int | None, workers: Any, does: Any) -> None:
+    options = {"device": "cpu", "batch_size": batch_size, **does, **workers}
     assert_goes_on(lambda: DALILoader(kind(picture), generator=torch.Generator(), **options), OwnError)
 
 

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.arguments import WORKERS
-from helpers.cover import cover_pairs
+from helpers.arguments import NONE, PERSISTENT, TWO
 from helpers.proxied import difference
 from helpers.resumed import KINDS, Asked, Remembering, RememberingBatches, read, set_epoch, through_files
 from torch.utils.data import Dataset, DistributedSampler, RandomSampler
@@ -52,6 +51,12 @@ MAKES = [
     *KINDS,
     *(pytest.param(f"{kind} cuda", id=f"{kind} cuda", marks=pytest.mark.gpu) for kind in ("read", "asked")),
 ]
+# Each kind of dataset, each kind of workers. What else a test varies goes along.
+ROWS: list[Any] = [
+    *(("read", NONE), ("asked", NONE), ("asked", TWO), ("plain", PERSISTENT), ("plain", NONE)),
+    *(pytest.param(*row, marks=pytest.mark.gpu) for row in (("read cuda", NONE), ("asked cuda", TWO))),
+]
+rows = pytest.mark.parametrize(("make", "workers"), ROWS, indirect=["make"])
 
 
 @pytest.fixture(params=MAKES)
@@ -85,7 +90,7 @@ def epochs(loader: DALILoader[Any], count: int = 3) -> list[Any]:
 # Moments
 
 
-@pytest.mark.parametrize("workers", WORKERS[:2])
+@rows
 def test_before_the_first_epoch(make: Any, workers: Any) -> None:
     loader = make(**workers)
     state = loader.state_dict()
@@ -94,17 +99,17 @@ def test_before_the_first_epoch(make: Any, workers: Any) -> None:
     assert difference(epochs(make(number=8, **workers)), true)
 
 
-@pytest.mark.parametrize(("make", "workers", "before"), cover_pairs(MAKES, WORKERS, [1, 2]), indirect=["make"])
-def test_after_an_epoch(make: Any, workers: Any, before: int) -> None:
+@rows
+def test_after_two_epochs(make: Any, workers: Any) -> None:
     loader = make(**workers)
-    epochs(loader, before)
+    epochs(loader, 2)
     state = loader.state_dict()
     assert not state["begun"]
     true = epochs(loader, 2)
     assert not difference(epochs(loaded(make, state, **workers), 2), true)
 
 
-@pytest.mark.parametrize("workers", WORKERS)
+@rows
 def test_before_the_first_batch_and_after_the_last(make: Any, workers: Any) -> None:
     loader = make(**workers)
     list(loader)
@@ -119,7 +124,7 @@ def test_before_the_first_batch_and_after_the_last(make: Any, workers: Any) -> N
     assert not difference(epochs(loaded(make, ended, **workers)), [[], *true])
 
 
-@pytest.mark.parametrize("workers", WORKERS[::2])
+@rows
 def test_each_batch_of_an_epoch(make: Any, workers: Any) -> None:
     loader = make(**workers)
     states, batches = [], []
@@ -135,11 +140,10 @@ def test_each_batch_of_an_epoch(make: Any, workers: Any) -> None:
         assert [count for _, count in rest] == list(range(state["batches"] + 1, len(loader) + 1))
 
 
-@pytest.mark.parametrize(
-    ("make", "workers", "own_generator"), cover_pairs(MAKES, WORKERS, [False, True]), indirect=["make"]
-)
-def test_after_a_break(make: Any, workers: Any, own_generator: bool) -> None:
+@rows
+def test_after_a_break(make: Any, workers: Any) -> None:
     """The rest is what would have come, the epochs after it too."""
+    own_generator = workers is NONE
 
     def with_generator(number: int, **options: Any) -> DALILoader[Any]:
         generator = torch.Generator().manual_seed(number) if own_generator else None
@@ -155,7 +159,7 @@ def test_after_a_break(make: Any, workers: Any, own_generator: bool) -> None:
     assert not difference(epochs(again), [true[0][2:], *true[1:]])
 
 
-@pytest.mark.parametrize("workers", WORKERS[1:2])
+@pytest.mark.parametrize("workers", [TWO])
 def test_where_the_consumer_draws_before_the_sampler_does(make: Any, workers: Any) -> None:
     loader = make(**workers)
     iterator = iter(loader)
@@ -194,7 +198,7 @@ def test_loading_again_replaces_and_nothing_takes_back(make: Any) -> None:
     assert len(list(loader)) == len(batches)
 
 
-@pytest.mark.parametrize("workers", WORKERS[:2])
+@pytest.mark.parametrize("workers", [NONE, TWO])
 def test_of_the_iterator_that_was_begun_last(make: Any, workers: Any) -> None:
     loader = make(**workers)
     one, other = iter(loader), iter(loader)
@@ -207,9 +211,12 @@ def test_of_the_iterator_that_was_begun_last(make: Any, workers: Any) -> None:
     assert not difference(list(loaded(make, state, **workers)), rest)
 
 
+OTHER = {"num_workers": 1, "prefetch_factor": 5}
+
+
 @pytest.mark.parametrize(
     ("make", "saved", "other"),
-    cover_pairs(MAKES, WORKERS[:2], [{}, {"num_workers": 1, "prefetch_factor": 5}]),
+    [("read", NONE, OTHER), ("read", TWO, {}), ("asked", TWO, OTHER), ("asked", NONE, OTHER), ("plain", TWO, {})],
     indirect=["make"],
 )
 def test_with_another_number_of_workers_and_window(make: Any, saved: Any, other: Any) -> None:
@@ -357,11 +364,8 @@ def test_epochs_of_a_distributed_sampler(make: Any) -> None:
     assert not difference(list(again), rest)
 
 
-@pytest.mark.parametrize(
-    ("make", "workers", "kind", "batches"),
-    cover_pairs(MAKES, WORKERS, ["sampler", "batch_sampler"], [0, 2]),
-    indirect=["make"],
-)
+@rows
+@pytest.mark.parametrize(("kind", "batches"), [("sampler", 2), ("batch_sampler", 0)])
 def test_samplers_with_a_state_keep_it(make: Any, workers: Any, kind: str, batches: int) -> None:
     def build(number: int = 7, **options: Any) -> DALILoader[Any]:
         torch.manual_seed(number)
@@ -456,7 +460,7 @@ class Drawing:
             yield torch.randint(12, (2,)).tolist()
 
 
-@pytest.mark.parametrize("workers", WORKERS[:2])
+@pytest.mark.parametrize("workers", [NONE, TWO])
 @pytest.mark.parametrize(
     "make", ["read", "plain"], indirect=True
 )  # where it does not depend on the time when it is asked

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import Numbered
-from helpers.arguments import WORKERS
-from helpers.cover import cover_pairs
+from helpers.arguments import NONE, PERSISTENT, TWO, WORKERS
 from helpers.proxied import difference
 from helpers.resumed import Remembering, RememberingBatches, read, through_files
 from torch.utils.data import BatchSampler, SequentialSampler
@@ -140,8 +139,9 @@ MOMENTS = [(0, None), (0, 0), (0, 2), (1, None), (1, 0), (1, 2)]
 moments = pytest.mark.parametrize(("epoch", "batches"), MOMENTS)
 
 
-@moments
-@pytest.mark.parametrize("kind", LATE)
+@pytest.mark.parametrize(
+    ("kind", "epoch", "batches"), [(kind, *MOMENTS[(2 * i + j) % 6]) for i, kind in enumerate(LATE) for j in (0, 1, 5)]
+)
 def test_a_generator_that_a_sampler_makes_late(make: Make, kind: str, epoch: int, batches: int | None) -> None:
     loader = make(sampler=lambda: Late(kind))
     drawn = [[labels.tolist() for _, labels in loader] for _ in range(2)]
@@ -149,8 +149,9 @@ def test_a_generator_that_a_sampler_makes_late(make: Make, kind: str, epoch: int
     assert_goes_on(make, epoch, batches, sampler=lambda: Late(kind))
 
 
-@moments
-@pytest.mark.parametrize("workers", WORKERS[:2])
+@pytest.mark.parametrize(
+    ("epoch", "batches", "workers"), [(*moment, (NONE, TWO)[i % 2]) for i, moment in enumerate(MOMENTS)]
+)
 def test_accelerates_sampler(make: Make, workers: Any, epoch: int, batches: int | None) -> None:
     loading = pytest.importorskip("accelerate.data_loader", reason="needs accelerate")
     sampler = partial(loading.SeedableRandomSampler, range(24), data_seed=4)
@@ -193,7 +194,14 @@ WITH_A_STATE: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(("kind", "workers", "moment"), cover_pairs(WITH_A_STATE, WORKERS, MOMENTS))
+@pytest.mark.parametrize(
+    ("kind", "workers", "moment"),
+    [
+        (kind, workers, MOMENTS[(i + 2 * j) % 6])
+        for i, kind in enumerate(WITH_A_STATE)
+        for j, workers in enumerate((NONE, TWO, PERSISTENT))
+    ],
+)
 def test_a_sampler_with_a_state(make: Make, kind: str, workers: Any, moment: tuple[int, int | None]) -> None:
     """Its state after an epoch, from which nothing comes, is that before the next one."""
     options = WITH_A_STATE[kind]
@@ -246,7 +254,10 @@ class Shuffling:
 SHUFFLES = {"python": random.shuffle, "numpy": np.random.shuffle}
 
 
-@pytest.mark.parametrize(("kind", "workers", "moment"), cover_pairs(SHUFFLES, WORKERS[:2], MOMENTS))
+@pytest.mark.parametrize(
+    ("kind", "workers", "moment"),
+    [(("python", "numpy")[i % 2], (NONE, TWO)[i > 3], moment) for i, moment in enumerate(MOMENTS)],
+)
 def test_a_sampler_that_was_not_asked_yet(make: Make, kind: str, workers: Any, moment: tuple[int, int | None]) -> None:
     """What it will draw from is not known, and is in the state all the same."""
     loader = make(sampler=lambda: Shuffling(SHUFFLES[kind]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,17 +37,25 @@ def out(tmp_path: Path) -> Path:
     return tmp_path / "made" / "parity.md"
 
 
-@pytest.fixture
-def parity(out: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
-    """The command, on the CPU alone."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-
-    def run(*options: str) -> Result:
+def run_parity(out: Path, *options: str) -> Result:
+    """Run the command on the CPU alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "is_available", lambda: False)
         return CliRunner().invoke(
             cli.commands(), ["parity", "--out", str(out), "--only", SOME, *options], catch_exceptions=False
         )
 
-    return run
+
+@pytest.fixture
+def parity(out: Path) -> Callable[..., Result]:
+    return partial(run_parity, out)
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, str, str]:
+    """What the command prints, its document and its results."""
+    out = tmp_path_factory.mktemp("measured") / "parity.md"
+    return run_parity(out), out.read_text(), out.with_suffix(".json").read_text()
 
 
 def rows(text: str, heading: str) -> dict[str, dict[str, str]]:
@@ -66,12 +75,10 @@ def cell(row: dict[str, str], start: str) -> str:
     return value
 
 
-def test_command_writes_what_it_measured(parity: Callable[..., Result], out: Path) -> None:
-    done = parity()
+def test_command_writes_what_it_measured(measured: tuple[Result, str, str]) -> None:
+    done, text, _ = measured
     assert done.exit_code == 0, done.output
     assert "2 cases, 1 random parameters and 1 formats; no failures" in done.output
-    text = out.read_text()
-
     cases = rows(text, "Case")
     assert list(cases) == list(CASES)
     assert cell(cases["CenterCrop"], "CPU") == "0 / 0 / 0 / 0 %"
@@ -95,21 +102,17 @@ def test_command_writes_what_it_measured(parity: Callable[..., Result], out: Pat
     assert not re.search(r"20\d\d-\d\d|\d\d:\d\d", text), "a date would make every run a change"
 
 
-def test_command_is_reproducible(parity: Callable[..., Result], out: Path) -> None:
+def test_command_is_reproducible(parity: Callable[..., Result], out: Path, measured: tuple[Result, str, str]) -> None:
     parity()
-    first = out.read_text(), out.with_suffix(".json").read_text()
-    out.unlink()
-    out.with_suffix(".json").unlink()
-    parity()
-    assert (out.read_text(), out.with_suffix(".json").read_text()) == first
+    assert (out.read_text(), out.with_suffix(".json").read_text()) == measured[1:]
 
 
 @pytest.fixture
-def with_gpu(parity: Callable[..., Result], out: Path) -> Path:
+def with_gpu(measured: tuple[Result, str, str], out: Path) -> Path:
     """The JSON of a run on the CPU, and on a GPU that is not here, where nothing was as it should be."""
-    parity()
+    out.parent.mkdir()
     stored = out.with_suffix(".json")
-    kept = json.loads(stored.read_text())
+    kept = json.loads(measured[2])
     gpu = json.loads(json.dumps(kept["devices"]["cpu"]))
     gpu["machine"] = {"name": "Some GPU", "versions": {"torch": "9.9"}}
     gpu["cases"]["CenterCrop"]["measured"] |= {

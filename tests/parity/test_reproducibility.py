@@ -79,7 +79,11 @@ def test_of_any_batch_size_and_order(loader_of: Any) -> None:
     assert difference(found(loader_of(seed=4)), true)
 
 
-@pytest.mark.parametrize("options", WORKERS, ids=str)
+@pytest.mark.parametrize(
+    ("loader_of", "options"),
+    [*(("asked", x) for x in WORKERS), *(("read", x) for x in WORKERS[1:3])],
+    indirect=["loader_of"],
+)
 def test_of_any_number_of_workers_and_window(loader_of: Any, options: Any) -> None:
     ours, theirs = loader_of(**options), loader_of()
     for _ in range(2):
@@ -94,8 +98,7 @@ def test_with_and_without_a_cache(loader_of: Any, options: Any) -> None:
         assert not difference(found(ours), found(theirs))
 
 
-@pytest.mark.parametrize("shuffle", [False, True])
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize(("ranks", "shuffle"), [(2, True), (3, False)])
 def test_of_any_number_of_ranks(loader_of: Any, ranks: int, shuffle: bool) -> None:
     samplers = [DistributedSampler(range(COUNT), ranks, rank, shuffle=shuffle) for rank in range(ranks)]  # pyright: ignore
     loaders = [loader_of(sampler=sampler, batch_size=4) for sampler in samplers]
@@ -140,8 +143,7 @@ def test_duplicates_in_an_epoch_differ_and_have_their_own(loader_of: Any) -> Non
         assert not difference(found(before, again), true)
 
 
-@pytest.mark.parametrize("kind", ["asked", "plain"])
-@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize(("kind", "persistent"), [("asked", True), ("plain", False)])
 def test_a_run_whose_worker_was_killed_is_repeated_from_its_state(
     pictures: Path, numbered: Numbered, kind: str, persistent: bool
 ) -> None:

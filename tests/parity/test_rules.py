@@ -22,16 +22,10 @@ from torchdali.tools.parity.distributions import (
     significance_level,
 )
 from torchdali.tools.parity.draws import DRAWS
-from torchdali.tools.parity.photographs import COUNT, write_photographs
+from torchdali.tools.parity.photographs import COUNT
 from torchdali.transforms import SampleTransformError, find_rule
 from torchdali.transforms.rng import Draws, epoch_key
 from torchdali.transforms.rules.resize import compute_resized_size
-
-
-@pytest.fixture(scope="module")
-def photographs(tmp_path_factory):
-    """Twelve crops of four photographs, no two of one size, without loss."""
-    return write_photographs(tmp_path_factory.mktemp("photographs") / "pictures")
 
 
 def test_photographs_differ_in_size(photographs):

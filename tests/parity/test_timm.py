@@ -19,7 +19,6 @@ from torchdali.tools.parity.case import Case
 from torchdali.tools.parity.cases import BILINEAR, EDGE, EXACT
 from torchdali.tools.parity.compare import compile_chain, exceeded_bounds, measure, run
 from torchdali.tools.parity.distributions import draw_params, p_value
-from torchdali.tools.parity.photographs import write_photographs
 from torchdali.transforms import find_rule
 from torchdali.transforms.rng import Draws, epoch_key
 from torchdali.transforms.spec import Spec
@@ -30,11 +29,6 @@ erasing = pytest.importorskip("timm.data.random_erasing")
 
 BOTH = tuple(max(pair) for pair in zip(BILINEAR, EDGE, strict=True))
 STRETCHED = {"random_scale_prob": 0.5, "random_scale_range": (0.7, 1.2), "random_aspect_prob": 0.5}
-
-
-@pytest.fixture(scope="module")
-def photographs(tmp_path_factory):
-    return write_photographs(tmp_path_factory.mktemp("photographs") / "pictures")
 
 
 FACTORY = {

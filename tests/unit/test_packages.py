@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -19,6 +20,7 @@ IMPORTS_DALI = "pipeline/graph.py"
 LONGEST = 400
 
 
+@cache
 def modules(package: str) -> dict[str, ast.Module]:
     """The syntax tree of each file, by its path within the package."""
     root = ROOT / package
