@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ from helpers.cuts import CROPPED, PHOTOGRAPH, RESIZED, folder, loader_of, write
 from torchdali.pipeline.cache import encoded as files_cache
 from torchdali.pipeline.cache.decoded import DecodedCache
 from torchdali.pipeline.cache.encoded import EncodedCache
-from torchdali.pipeline.cache.store import Store
 from torchdali.pipeline.readers import encoded
 
 pytestmark = pytest.mark.timeout(120)
@@ -66,26 +64,6 @@ def test_files_are_read_where_there_is_no_memory_to_keep_them(tmp_path, monkeypa
     monkeypatch.setattr(np, "empty", fail)
     assert sum(len(images) for images, _ in loader) == 8
     assert "0 of 8 samples" in loader._session.native_plan.cache.describe()
-    loader.close()
-
-
-def test_a_cache_that_is_closed_while_a_file_is_kept(tmp_path):
-    """Its iterator goes on, and must not look for the file there."""
-    paths = folder(tmp_path, 2)
-    loader = loader_of(tmp_path, CROPPED, 2, cache="host", device="cpu")
-    next(iter(loader))
-    cache = loader._session.native_plan.cache
-    data, about = cache.read(1, cache.files)
-    cache.forget(np.arange(2))
-
-    class Block(np.ndarray):
-        def __setitem__(self, place: Any, value: Any) -> None:
-            cache.close()
-
-    cache._blocks[-1] = cache._blocks[-1].view(Block)
-    cache._keep(1, data, about)
-    assert cache.read(1, cache.files)[0].tobytes() == paths[1].read_bytes()
-    assert not cache._held
     loader.close()
 
 
@@ -153,41 +131,6 @@ def test_a_process_that_is_forked_while_a_thread_fills_the_cache(run_script, cac
     folder(tmp_path, 10)
     done = run_script(FORKING, tmp_path, cache, timeout=60)
     assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize("cache", ["host", "device"])
-def test_an_interrupt_while_the_cache_takes_memory(cache, tmp_path, monkeypatch):
-    """It may come between any two lines; what is kept by then is right, and the next epochs too."""
-    monkeypatch.setattr("torchdali.pipeline.cache.encoded._BLOCK", 9000)
-    monkeypatch.setattr("torchdali.pipeline.cache.store._SMALLEST", 1000)
-    folder(tmp_path, 12)
-    expected = torch.cat([images for images, _ in loader_of(tmp_path, RESIZED, 4, device="cpu")])
-    grow = EncodedCache._has_room if cache == "host" else Store._grow
-    *_, last = (line for *_, line in grow.__code__.co_lines() if line)
-    for number in range(grow.__code__.co_firstlineno + 1, last + 1):
-        loader = loader_of(tmp_path, RESIZED, 4, cache=cache, device="cpu")
-        later = []
-
-        def trace(frame: Any, event: str, _: Any, number: int = number, later: list[bool] = later) -> Any:
-            if frame.f_code is not grow.__code__:
-                return None
-            if event == "line" and frame.f_lineno == number:
-                later.append(True)
-                if len(later) == 1:
-                    raise KeyboardInterrupt
-            return trace
-
-        traced = sys.gettrace()
-        sys.settrace(trace)
-        try:
-            list(loader)
-        except KeyboardInterrupt:
-            pass
-        finally:
-            sys.settrace(traced)
-        for _ in range(2):
-            assert torch.equal(torch.cat([images for images, _ in loader]), expected), number
-        loader.close()
 
 
 @pytest.mark.parametrize("whole", [True, False])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,6 @@ from torchvision.transforms import v2
 
 from torchdali import DALILoader, SampleError
 from torchdali.pipeline.cache.decoded import DecodedCache
-from torchdali.pipeline.cache.encoded import EncodedCache
 from torchdali.pipeline.readers import FileReader
 
 pytestmark = pytest.mark.timeout(120)
@@ -141,30 +138,6 @@ def test_a_file_that_is_gone_is_named_although_it_was_kept(cache, device, tmp_pa
         next(batches)
     assert raised.value.path == str(paths[6])
     assert [len(images) for images, _ in batches] == [4, 4]
-    loader.close()
-
-
-def test_a_file_that_another_thread_kept_meanwhile(tmp_path, monkeypatch):
-    """What is kept of a file, where it lies and how long it is belong together."""
-    paths = folder(tmp_path, 2)
-    loader = loader_of(tmp_path, RESIZED, 2, cache="host", device="cpu")
-    list(loader)
-    cache, asked = loader._session.native_plan.cache, threading.local()
-    assert isinstance(cache, EncodedCache)
-    write(paths[0], 30, 40, 70)
-    stat = os.stat
-
-    def late(path: Any, *args: Any, **options: Any) -> Any:
-        if os.fsdecode(path) == str(paths[0]) and not getattr(asked, "once", False):
-            asked.once = True
-            cache.read(0, cache.files)
-        return stat(path, *args, **options)
-
-    monkeypatch.setattr(os, "stat", late)
-    data, about = cache.read(0, cache.files)
-    assert asked.once
-    assert data.tobytes() == paths[0].read_bytes()
-    assert (about.height, about.width, about.native) == (30, 40, True)
     loader.close()
 
 

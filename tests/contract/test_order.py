@@ -16,7 +16,6 @@ from conftest import CROP, Numbered
 from helpers.arguments import ARGUMENTS, COMBINED, WORKERS, Uneven
 from torch.utils.data import (
     DataLoader,
-    default_collate,
 )
 from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
@@ -183,18 +182,7 @@ def test_signature_is_dataloaders_and_ten_more(dataset: ImageFolder) -> None:
     assert all(ours[name].kind is inspect.Parameter.KEYWORD_ONLY for name in added)
 
 
-def test_is_a_dataloader(dataset: ImageFolder) -> None:
-    options = {"batch_size": 5, "drop_last": True, "timeout": 3, "num_workers": 2, "prefetch_factor": 4}
-    ours, theirs = DALILoader(dataset, **options, device="cpu"), DataLoader(dataset, **options)
-    assert isinstance(ours, DataLoader)
-    names = [*options, "dataset", "collate_fn", "generator", "pin_memory", "persistent_workers", "in_order"]
-    assert [getattr(ours, name) for name in names] == [getattr(theirs, name) for name in names]
-    assert ours.collate_fn is default_collate
-    with pytest.raises(ValueError, match="batch_size attribute should not be set after DALILoader is initialized"):
-        ours.batch_size = 3
-
-
-@pytest.mark.parametrize("name", ["seed", "on_error", "max_errors", "fidelity"])
+@pytest.mark.parametrize("name", ["batch_size", "seed", "on_error", "max_errors", "fidelity"])
 def test_what_is_settled_is_not_set_in_vain(dataset: ImageFolder, name: str) -> None:
     loader = DALILoader(dataset, device="cpu")
     for one in (loader, copy.copy(loader), pickle.loads(pickle.dumps(loader))):

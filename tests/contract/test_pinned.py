@@ -109,7 +109,8 @@ GROWTH = """
     from torch.utils.data import Subset
     from torchvision.datasets import ImageFolder
     from torchvision.transforms import v2
-    from torchdali import DALILoader, graph
+    from torchdali import DALILoader
+    from torchdali.pipeline import graph
 
     def shared():
         lines = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines() if "Rss" in line)

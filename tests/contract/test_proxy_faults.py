@@ -158,10 +158,6 @@ def failing_collate(samples: list[Any]) -> Any:
     return default_collate([(torch.as_tensor(image), label) for image, label in samples])
 
 
-def or_empty(samples: list[Any]) -> Any:
-    return default_collate(samples) if samples else samples
-
-
 def stopping(index: int, image: Any) -> Any:
     if index == BAD:
         raise StopIteration

@@ -188,23 +188,6 @@ def test_paths_and_mixed_kinds(photographs: Any, pictures: Path, device: str) ->
     assert compared(numbered, lambda one: one[0](one[1]), lambda one: one[0](one[1]), grey, device, 1e-3)
 
 
-def test_sizes_are_resized_within_the_bounds_of_parity(photographs: Any, device: str) -> None:
-    chain = v2.Compose([v2.ToImage(), v2.Resize((40, 45)), v2.ToDtype(torch.float32, scale=True)])
-    for make in (MODES["RGB"], MODES["L"], np.array, F.to_image, file("PNG")):
-        true = DataLoader(
-            Samples(
-                photographs,
-                pair,
-                lambda image, make=make: chain(decoded(make(image)) if isinstance(make(image), bytes) else make(image)),
-            ),
-            COUNT,
-        )
-        ours = DALILoader(Samples(photographs, pair, make), COUNT, transform=chain, device=device)
-        difference = (next(iter(ours))[0].cpu() - next(iter(true))[0]).abs() * 255
-        assert difference.max() < 24
-        assert difference[..., 4:-4, 4:-4].max() < 2.01
-
-
 @pytest.mark.parametrize("mode", ["P", "CMYK", "YCbCr", "HSV", "F", "I;16", "1"])
 def test_modes_that_only_pil_knows_must_be_converted(photographs: Any, mode: str, device: str) -> None:
     """A palette or a colour space would be lost where a transform is to see a PIL image, as this one does."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import inspect
 import io
 import os
 import random
@@ -15,13 +14,11 @@ import numpy as np
 import pytest
 import torch
 from conftest import CROP, same
-from helpers.arguments import WORKERS
-from helpers.proxied import EXACT, RANDOM, Named, Pictures, Stream, prepare
+from helpers.proxied import EXACT, Named, Pictures, Stream, prepare
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
     RandomSampler,
-    SequentialSampler,
     default_collate,
 )
 from torchvision.transforms import v2
@@ -131,37 +128,6 @@ def test_is_a_dataloader_with_its_attributes(files: list[Path]) -> None:
     assert ours.batch_sampler.sampler is options["sampler"]
 
 
-def as_lightning(loader: Any, sampler: Any) -> Any:
-    """A loader of the same class and arguments with another sampler, made as Lightning makes it: by its attributes."""
-    attributes = {name: value for name, value in vars(loader).items() if not name.startswith("_")}
-    attributes["multiprocessing_context"] = loader.multiprocessing_context
-    parameters = dict(inspect.signature(loader.__init__).parameters)
-    if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
-        parameters.update(inspect.signature(DataLoader.__init__).parameters)
-        del parameters["self"]
-    changed = {n for n, one in parameters.items() if n in attributes and one.default is not attributes[n]}
-    given = {name: attributes[name] for name in changed | {"dataset"}}
-    return type(loader)(**{**given, "sampler": sampler, "shuffle": False, "batch_sampler": None})
-
-
-def as_accelerate(loader: Any, cls: type) -> Any:
-    """A loader of a class of one's own with the same arguments and batch sampler, as Accelerate makes it."""
-    left_out = ("self", "dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "drop_last")
-    names = [name for name in inspect.signature(DataLoader.__init__).parameters if name not in left_out]
-    return cls(loader.dataset, batch_sampler=loader.batch_sampler, **{name: getattr(loader, name) for name in names})
-
-
-@pytest.mark.parametrize("workers", WORKERS)
-def test_is_made_again_from_its_attributes(files: list[Path], workers: dict[str, Any]) -> None:
-    loader = DALILoader(Pictures(files), 4, shuffle=True, transform=RANDOM, seed=3, device="cpu", **workers)
-    again = as_lightning(loader, SequentialSampler(range(COUNT)))
-    assert type(again) is DALILoader
-    straight = DALILoader(Pictures(files), 4, transform=RANDOM, seed=3, device="cpu")
-    assert same([batch["image"] for batch in again], [batch["image"] for batch in straight])
-    inside = DALILoader(Pictures(files, EXACT), 4, device="cpu", **workers)
-    assert same(*([batch["image"] for batch in as_accelerate(inside, cls)] for cls in (DALILoader, DataLoader)))
-
-
 def test_accelerate_may_not_take_the_loader_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """It asks for this attribute first, and makes a plain DataLoader of what does not have it."""
     loader = DALILoader([1, 2, 3], transform=v2.ToImage(), device="cpu")
@@ -182,30 +148,6 @@ class Inherited:
         (self.dropped / str(os.getpid())).touch()
 
 
-class Collecting(Pictures):
-    """A dataset that lets the garbage collector run."""
-
-    def __getitem__(self, index: int) -> Any:
-        gc.collect()
-        return super().__getitem__(index)
-
-
-def test_a_forked_worker_leaves_the_garbage_of_its_parent_alone(files: list[Path], tmp_path: Path) -> None:
-    """As a CUDA tensor in a cycle would, this could end the worker."""
-    gc.collect()
-    gc.disable()
-    try:
-        Inherited(tmp_path)
-        options = {"num_workers": 1, "multiprocessing_context": "fork", "device": "cpu"}
-        batches = len(list(DALILoader(Collecting(files), 4, transform=EXACT, **options)))
-        assert not list(tmp_path.iterdir())
-    finally:
-        gc.enable()
-    gc.collect()
-    assert [path.name for path in tmp_path.iterdir()] == [str(os.getpid())]
-    assert batches == 3
-
-
 collects_when_forked = False
 
 
@@ -219,9 +161,10 @@ os.register_at_fork(after_in_child=when_forked)
 
 
 class Enabled(Pictures):
-    """A dataset that tells whether garbage is collected where it is asked."""
+    """A dataset that collects garbage, and tells whether that is done where it is asked."""
 
     def __getitem__(self, index: int) -> Any:
+        gc.collect()
         return {**super().__getitem__(index), "collects": gc.isenabled()}
 
 
@@ -229,7 +172,7 @@ class Enabled(Pictures):
 def test_a_worker_that_is_being_forked_leaves_garbage_alone(
     enabled: bool, files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And collects its own afterwards, as its parent does or does not."""
+    """A CUDA tensor in a cycle could end the worker. It collects its own afterwards, if its parent does."""
     monkeypatch.setattr(sys.modules[__name__], "collects_when_forked", True)
     before = gc.get_threshold()
     gc.set_threshold(10**6)

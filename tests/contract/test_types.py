@@ -142,16 +142,6 @@ DALILoader("data", on_error=None)
     assert lines_with_errors(tmp_path, source) == {7, 8}
 
 
-def test_the_parameters_are_those_of_dataloader_and_then_its_own() -> None:
-    theirs, ours = (list(inspect.signature(kind).parameters.values()) for kind in (DataLoader, DALILoader))
-    assert [(one.name, one.kind, one.default) for one in ours[: len(theirs)]] == [
-        (one.name, one.kind, one.default) for one in theirs
-    ]
-    own = ours[len(theirs) :]
-    assert [one.name for one in own][:3] == ["transform", "batch_transform", "device"]
-    assert {one.kind for one in own} == {inspect.Parameter.KEYWORD_ONLY}
-
-
 class Inherits(DALILoader):
     pass
 

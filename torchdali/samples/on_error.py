@@ -74,7 +74,8 @@ class ErrorPolicy:
         kept = SampleError(*key, error.reason)  # without what it was raised in
         self.errors.append(kept)
         done = "another sample of its batch takes its place" if self.mode == "skip" else "a black image takes its place"
-        _log.warning("%s; %s", kept, done)
+        # A name that is not UTF-8 has surrogates, which no log file takes.
+        _log.warning("%s; %s", str(kept).encode(errors="backslashreplace").decode(), done)
 
     def describe(self) -> str:
         """Return the policy in words, for ``explain()``."""

@@ -357,47 +357,6 @@ def test_a_slow_sampler(dataset: ImageFolder) -> None:
     assert stats.verdict.startswith("the sampler is the bottleneck: asking it for indices takes")
 
 
-def test_what_dali_may_need_between_batches_is_not_known(dataset: ImageFolder) -> None:
-    loader = DALILoader(dataset, PER_BATCH, device="cpu", collate_fn=lambda samples: nap(default_collate(samples)))
-    epochs(loader, between=NAP)
-    stats = loader.stats()
-    assert (stats.bottleneck, stats.possible) == ("collate", None)
-
-
-@pytest.mark.slow
-def test_pauses_are_left_out(dataset: ImageFolder) -> None:
-    pause = 100 * NAP
-    loader = DALILoader(dataset, PER_BATCH, device="cpu")
-    epochs(loader, 1)
-    batches = iter(loader)
-    begin = time.perf_counter()
-    loader.stats(probe=True)
-    probed = time.perf_counter() - begin
-    next(batches)
-    start = loader.stats().start
-    assert start is not None
-    assert start < probed, "a probe is not the epoch's start"
-    clock = loader._clock
-    assert clock is not None
-    clock.enter()  # raises
-    time.sleep(pause)
-    next(batches)
-    assert loader.stats().elapsed < probed + pause
-
-
-def test_only_exceptions_between_batches(dataset: ImageFolder) -> None:
-    loader = DALILoader(dataset, PER_BATCH, device="cpu")
-    batches = iter(loader)
-    for _ in range(3):
-        next(batches)
-        clock = loader._clock
-        assert clock is not None
-        clock.enter()  # raises
-    stats = loader.stats()
-    assert (stats.batches, stats.timed) == (3, 0)
-    assert stats.verdict == "no batch followed another one, without an exception between, and nothing can be said"
-
-
 def test_of_a_long_epoch_the_latest_waits_are_kept() -> None:
     timed = Timed()
     for number in range(10_100):

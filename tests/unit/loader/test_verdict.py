@@ -116,7 +116,6 @@ def test_what_a_dataset_without_dali_can_give(monkeypatch: pytest.MonkeyPatch) -
 
 
 PROBE = Probe(4, 0.1, 0.4, 0.2, 0.5, {"DALI": 0.3, "feed": 0.1}, True)
-DALI_ALONE = "DALI, whose only work is the transforms, is the bottleneck"
 
 
 @pytest.mark.parametrize(

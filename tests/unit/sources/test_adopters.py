@@ -199,10 +199,6 @@ def replace_data(dataset: Any) -> None:
     dataset.data = photographs(36, "other")
 
 
-def change_data(dataset: Any) -> None:
-    dataset.data[3:9] = 7
-
-
 def replace_targets(dataset: Any) -> None:
     dataset.targets = np.roll(dataset.targets, 1)
 

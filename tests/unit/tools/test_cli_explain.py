@@ -350,6 +350,7 @@ def test_a_script_that_fails_says_what_the_interpreter_would(script: Any, code: 
     assert (explained.returncode, explained.stdout, explained.stderr) == (1, "", interpreted.stderr)
 
 
+@pytest.mark.slow
 def test_a_loader_of_a_script_that_cannot_be_explained(script: Any) -> None:
     code = """
     from torchvision.datasets import ImageFolder
