@@ -8,6 +8,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -17,6 +18,7 @@ from torchvision.transforms import v2
 
 from torchdali import DALILoader, SampleError
 from torchdali.pipeline.readers import EncodedReader
+from torchdali.sources import InputKind, Source, Spec
 
 PAGE = (Path(__file__).parents[2] / "docs" / "adding_a_source.md").read_text()
 CROPPED = v2.Compose([v2.CenterCrop((32, 40)), v2.ToImage()])
@@ -142,10 +144,6 @@ def test_another_transform_is_seen(page: Any) -> None:
 
 @pytest.mark.parametrize("size", [None, (30, 40)])
 def test_a_source_of_pixels_tells_their_size(size: Any) -> None:
-    import numpy as np
-
-    from torchdali.sources import InputKind, Source, Spec
-
     pixels = np.arange(6 * 30 * 40 * 3, dtype=np.uint8).reshape(6, 30, 40, 3)
 
     class Pixels(Source):
@@ -181,3 +179,47 @@ def test_a_source_of_pixels_tells_their_size(size: Any) -> None:
         images, labels = next(iter(loader))
         assert np.array_equal(images.permute(0, 2, 3, 1).numpy(), pixels[:4])
         assert labels.tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("as_array", [False, True], ids=["list", "array"])
+@pytest.mark.parametrize("nest", [lambda one: one, lambda one: ConcatDataset([Subset(one, [5, 2]), one])])
+def test_a_source_of_files_gives_their_paths(pictures: Path, nest: Any, as_array: bool) -> None:
+    folder = ImageFolder(pictures, CROPPED)
+    paths = [path for path, _ in folder.samples]
+
+    class Files(Source):
+        kind, transform = InputKind.FILES, CROPPED
+
+        def __len__(self) -> int:
+            return len(paths)
+
+        def read(self, rows: Any) -> Any:
+            chosen = [paths[row] for row in rows.tolist()]
+            if not as_array:
+                return chosen
+            table = np.array([path.encode() for path in chosen])
+            padded = np.zeros((len(chosen), 300), np.uint8)
+            padded[:, : table.itemsize] = table.view(np.uint8).reshape(len(chosen), -1)
+            return padded
+
+        def target(self, row: int) -> int:
+            return folder.targets[row]
+
+        def name(self, row: int) -> str:
+            return paths[row]
+
+    class Own(torch.utils.data.Dataset[Any]):
+        transform = CROPPED
+
+        def __len__(self) -> int:
+            return len(folder)
+
+        def __getitem__(self, index: int) -> Any:
+            return folder[index]
+
+        def torchdali_source(self) -> Source:
+            return Files()
+
+    loader: Any = DALILoader(nest(Own()), 5, device="cpu")
+    assert loader._session.source is not None
+    assert_same(epoch(loader), epoch(DataLoader(nest(Own()), 5)))

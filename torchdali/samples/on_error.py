@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 from typing import Any, Literal
 
+import numpy as np
+import numpy.typing as npt
 import PIL.Image
 
 from torchdali.errors import SampleError
 from torchdali.transforms import SampleTransformError
 
-__all__ = ["SIZE", "ErrorPolicy", "OnError", "limit_size"]
+__all__ = ["SIZE", "ErrorPolicy", "OnError", "find_substitutes", "limit_size"]
 
 OnError = Literal["raise", "skip", "replace"]
 
@@ -29,6 +31,16 @@ def limit_size(size: tuple[int, int] | None) -> tuple[int, int] | None:
     if not size or not 0 < min(size) <= max(size) <= _LONGEST:
         return None
     return size if not most or size[0] * size[1] <= most else None
+
+
+def find_substitutes(bad: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64] | None:
+    """Return ``(N,)`` for each place itself, or the next one that is not bad; None if all are.
+
+    Args:
+        bad: ``(N,)`` whether a place is bad. The first place follows the last one.
+    """
+    good = np.flatnonzero(~bad)
+    return good[np.searchsorted(good, np.arange(len(bad))) % len(good)] if len(good) else None
 
 
 class ErrorPolicy:

@@ -9,7 +9,7 @@ import numpy as np
 
 from torchdali.errors import UnsupportedDatasetError
 from torchdali.sources.source import Source
-from torchdali.transforms.spec import IntArray
+from torchdali.transforms.spec import InputKind, IntArray
 
 __all__ = ["CombinedSource"]
 
@@ -47,7 +47,9 @@ class CombinedSource(Source):
         images: list[Any] = [None] * len(rows)
         for number, source in enumerate(self._sources):
             places = np.flatnonzero(which == number)
-            part: list[Any] = list(source.read(rows[places])) if len(places) else []
+            part: Any = source.read(rows[places]) if len(places) else []
+            if self.kind is InputKind.FILES and hasattr(part, "dtype"):  # arrays of paths differ in length
+                part = [path.tobytes().rstrip(b"\0") for path in part]
             for place, image in zip(places.tolist(), part, strict=True):
                 images[place] = image
         return images

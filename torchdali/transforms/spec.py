@@ -102,9 +102,14 @@ class Spec:
         floating = self.dtype.is_floating_point
         return replace(self, unit=self.unit and (not floating or all(0 <= x <= 1 for x in values)))
 
+    @property
+    def dtype_name(self) -> str:
+        """The element type as numpy names it."""
+        return str(self.dtype).removeprefix("torch.")
+
     def __str__(self) -> str:
         height, width = self.size or ("H", "W")
-        return f"{str(self.dtype).removeprefix('torch.')} ({self.channels}, {height}, {width})"
+        return f"{self.dtype_name} ({self.channels}, {height}, {width})"
 
 
 def check_fidelity(fidelity: Any) -> None:

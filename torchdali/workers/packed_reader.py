@@ -13,6 +13,7 @@ import numpy.typing as npt
 from torchdali.errors import SampleError
 from torchdali.pipeline.readers import FileReader, Reader
 from torchdali.samples.image import black, ppm
+from torchdali.samples.on_error import find_substitutes
 from torchdali.sources import FileSource, header_of
 from torchdali.sources.paths import Paths, table_of
 from torchdali.transforms.spec import NOTHING_SEEN, InputKind, InputStats, IntArray
@@ -33,9 +34,8 @@ class PackedReader(Reader):
         fault: Makes the error that blames a sample of the batch.
     """
 
-    def __init__(
-        self, packed: Packed, group: PackedImages, fault: Fault
-    ) -> None:  # there is no source beside the batch
+    def __init__(self, packed: Packed, group: PackedImages, fault: Fault) -> None:
+        # There is no source beside the batch.
         self._packed, self._group, self._fault = packed, group, fault
         self._input_kind = group.input_kind
         self._black: dict[int, tuple[int, int]] = {}
@@ -76,7 +76,7 @@ class PackedReader(Reader):
         self._black[row] = size
 
     def find_substitutes(self, bad: npt.NDArray[np.bool_]) -> IntArray | None:
-        return _find_substitutes(self._packed, self._group, bad)
+        return _find_sample_substitutes(self._packed, self._group, bad)
 
     def image(self, row: int) -> npt.NDArray[Any]:
         """Return one image as it was packed: HWC, or the bytes of a file or a path."""
@@ -111,7 +111,7 @@ class PackedReader(Reader):
 
     def _reshape(self, data: npt.NDArray[np.uint8], shape: tuple[int, ...]) -> npt.NDArray[Any]:
         spec = self._group.spec
-        return data.view(str(spec.dtype).removeprefix("torch.")).reshape(*shape, spec.channels)
+        return data.view(spec.dtype_name).reshape(*shape, spec.channels)
 
 
 class PackedFileReader(FileReader):
@@ -138,10 +138,10 @@ class PackedFileReader(FileReader):
         return self._fault(int(self._group.sample[row]), self.path(row), reason)
 
     def find_substitutes(self, bad: npt.NDArray[np.bool_]) -> IntArray | None:
-        return _find_substitutes(self._packed, self._group, bad)
+        return _find_sample_substitutes(self._packed, self._group, bad)
 
 
-def _find_substitutes(packed: Packed, group: PackedImages, bad: npt.NDArray[np.bool_]) -> IntArray | None:
+def _find_sample_substitutes(packed: Packed, group: PackedImages, bad: npt.NDArray[np.bool_]) -> IntArray | None:
     """Find substitutes by whole samples: all images of a sample come from the same other sample.
 
     Return None also if the images of the samples are not all in one group.
@@ -149,11 +149,8 @@ def _find_substitutes(packed: Packed, group: PackedImages, bad: npt.NDArray[np.b
     count, slots = packed.count, len(group.size) // packed.count
     if len(packed.groups) > 1 or not np.array_equal(group.sample, np.tile(np.arange(count), slots)):
         return None
-    good = np.flatnonzero(~bad.reshape(slots, count).any(axis=0))
-    if not len(good):
-        return None
-    substitute = good[np.searchsorted(good, np.arange(count)) % len(good)]
-    return (np.arange(slots)[:, None] * count + substitute).reshape(-1)
+    substitutes = find_substitutes(np.asarray(bad.reshape(slots, count).any(axis=0)))
+    return None if substitutes is None else (np.arange(slots)[:, None] * count + substitutes).reshape(-1)
 
 
 def open_packed(packed: Packed, group: PackedImages, fault: Fault) -> Reader:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any, NamedTuple, cast
@@ -22,7 +22,7 @@ from torchvision import tv_tensors
 from torchdali.errors import TransformError
 from torchdali.runtime.exceptions import add_note
 from torchdali.samples.image import ImageInput, RefusedError, UnreadableError, black, to_image_input
-from torchdali.samples.on_error import SIZE, OnError
+from torchdali.samples.on_error import SIZE, OnError, find_substitutes
 from torchdali.samples.tree import Tree, build_tree, collate, find_images, tree_leaves, tree_map, with_placeholders
 from torchdali.sources import Header
 from torchdali.transforms.spec import First, InputKind, IntArray, Spec
@@ -35,8 +35,8 @@ __all__ = [
     "Packer",
     "SampleFailure",
     "describe_sample",
-    "find_substitutes",
     "format_key_paths",
+    "map_substitutes",
     "refuse_annotations",
 ]
 
@@ -188,7 +188,7 @@ class Packer:
         """Puts the next good sample in the place of each one that failed; False where there is none."""
         # One that was given up before has another in its place, which is at fault now.
         packed.failed |= {i: why for i, why in failed.items() if i not in packed.failed}
-        others = find_substitutes(packed.failed, len(samples))
+        others = map_substitutes(packed.failed, len(samples))
         if others is None:
             first = min(failed)
             named, reason = failed[first]
@@ -294,12 +294,10 @@ class Packer:
                 np.copyto(memory[start : start + length].view(array.dtype).reshape(array.shape), array)
 
 
-def find_substitutes(failed: Container[int], count: int) -> dict[int, int] | None:
-    """Of each sample that was given up the next one of its batch that was not; None where all were."""
-    good = [i for i in range(count) if i not in failed]
-    if not good:
-        return None
-    return {i: next((other for other in good if other > i), good[0]) for i in range(count) if i in failed}
+def map_substitutes(failed: Collection[int], count: int) -> dict[int, int] | None:
+    """Return for each failed sample of a batch the next one that did not fail; None if all did."""
+    substitutes = find_substitutes(np.isin(np.arange(count), list(failed)))
+    return None if substitutes is None else {i: int(substitutes[i]) for i in failed}
 
 
 def _match_size(

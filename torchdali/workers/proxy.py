@@ -42,7 +42,7 @@ from torchdali.transforms.rng import Draws
 from torchdali.transforms.spec import First
 from torchdali.workers.dataset import AnnotatedDataset, StreamPacker, put_stream
 from torchdali.workers.packed_reader import open_packed
-from torchdali.workers.packing import Packed, Packer, find_substitutes
+from torchdali.workers.packing import Packed, Packer, map_substitutes
 from torchdali.workers.processes import Parallel
 from torchdali.workers.sample_keys import SampleKeys
 from torchdali.workers.shared_memory import MappedFile, SharedBuffer
@@ -248,7 +248,7 @@ class _ProxyEpoch(ResumableIterator):
 
         def make_error(sample: int, named: str, reason: str) -> SampleError:  # batches keep it, so it keeps no iterator
             if skips:  # what is in the place of a sample that was given up is another's
-                sample = (find_substitutes(packed.failed, packed.count) or {}).get(sample, sample)
+                sample = (map_substitutes(packed.failed, packed.count) or {}).get(sample, sample)
             return keys.make_error(sample, named, reason)
 
         for sample, (named, reason) in packed.reasons.items():

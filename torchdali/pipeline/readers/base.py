@@ -14,6 +14,7 @@ import torch
 
 from torchdali.errors import SampleError
 from torchdali.pipeline.readers.scan import Scan
+from torchdali.samples.on_error import find_substitutes
 from torchdali.sources import UNREADABLE, Source, error_text, is_system_fault
 from torchdali.transforms.spec import NOTHING_SEEN, InputStats, IntArray
 
@@ -159,13 +160,8 @@ class Reader:
         raise NotImplementedError
 
     def find_substitutes(self, bad: npt.NDArray[np.bool_]) -> IntArray | None:
-        """Return ``(N,)`` for each place of a batch itself, or the next one that is not bad; None if all are.
-
-        Args:
-            bad: ``(N,)`` whether a place is bad.
-        """
-        good = np.flatnonzero(~bad)
-        return good[np.searchsorted(good, np.arange(len(bad))) % len(good)] if len(good) else None
+        """Return ``(N,)`` for each place of a batch the place whose image to take; ``bad`` is ``(N,)``."""
+        return find_substitutes(bad)
 
     def close(self) -> None:
         """Free its threads until the next use."""

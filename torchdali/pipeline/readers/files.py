@@ -56,17 +56,19 @@ class FileReader(Reader):
         return FileReader, (self.source, self._header_reader)
 
     def paths(self, rows: IntArray) -> npt.NDArray[np.uint8]:
-        """Return ``(N, L)`` the paths of samples, padded with NUL."""
-        paths: Any = self.read_rows(rows)
-        if not hasattr(paths, "dtype"):
-            paths = _pad(paths)
+        """Return ``(N, L)`` the paths of samples for DALI, padded with NUL."""
+        paths = self._read_paths(rows)
         if (paths == ord(":")).any() and b"://" in paths.tobytes():  # DALI would open a URI, of a network even
             paths = _pad([os.path.abspath(path) for path in map(_unpad, paths)])  # noqa: PTH100 - resolve() follows links
         return paths
 
     def path(self, row: int) -> str:
         """Return the path of a sample's file."""
-        return _unpad(self.paths(np.array([row]))[0])
+        return _unpad(self._read_paths(np.array([row]))[0])
+
+    def _read_paths(self, rows: IntArray) -> npt.NDArray[np.uint8]:
+        paths: Any = self.read_rows(rows)
+        return paths if hasattr(paths, "dtype") else _pad(paths)
 
     def share_headers(self, other: FileReader) -> bool:
         """Use the header table of another reader, if it has the same files. Return whether it has."""
@@ -272,7 +274,7 @@ class FileReader(Reader):
             self._header_reader.close()
 
 
-def _pad(paths: Sequence[str]) -> npt.NDArray[np.uint8]:
+def _pad(paths: Sequence[str | bytes]) -> npt.NDArray[np.uint8]:
     """Return ``(N, L)`` paths, each padded with at least one NUL."""
     return Paths([table_of(paths)]).gather(np.arange(len(paths)))
 

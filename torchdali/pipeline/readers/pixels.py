@@ -40,7 +40,7 @@ class PixelReader(Reader):
         if good.all():
             return self.read_rows(rows)
         spec = self.source.spec
-        images = np.zeros((len(rows), *self._size, spec.channels), str(spec.dtype).removeprefix("torch."))
+        images = np.zeros((len(rows), *self._size, spec.channels), spec.dtype_name)
         if good.any():
             images[good] = self.read_rows(rows[good])
         return images
