@@ -147,10 +147,14 @@ class Compose:
 Compose.__module__ = "albumentations.core.composition"
 
 
-def test_a_transform_of_albumentations_is_named() -> None:
-    loader = DALILoader([(np.zeros((8, 8, 3), np.uint8), 1)] * 4, 2, transform=Compose(), device="cpu")  # pyright: ignore
+@pytest.mark.parametrize("before", [[], [v2.Lambda(lambda image: image)]], ids=["first", "after torch"])
+def test_a_transform_of_albumentations_is_named(before: list[Any]) -> None:
+    samples: Any = [(np.zeros((8, 8, 3), np.uint8), 1)] * 4
+    loader = DALILoader(samples, 2, transform=[*before, Compose()], device="cpu")
     for use in (lambda: next(iter(loader)), lambda: explained(loader)):
-        with pytest.raises(TransformError, match=r"transform 1, Compose, is of albumentations.*call it in the dataset"):
+        with pytest.raises(
+            TransformError, match=r"transform \d, Compose, is of albumentations.*call it in the dataset"
+        ):
             use()
 
 

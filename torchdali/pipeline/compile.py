@@ -40,6 +40,11 @@ class _Compiler:
 
     def add(self, position: int, leaf: Any) -> None:
         """Add the next transform of the chain."""
+        if type(leaf).__module__.partition(".")[0] == "albumentations":
+            raise TransformError(
+                f"transform {position}, {type(leaf).__name__}, is of albumentations, which is called by name with "
+                "arrays: call it in the dataset's __getitem__, and give transform= what comes after it"
+            )
         if self.suffix:
             self._add_to_suffix(position, leaf, "for each sample, after the one before it")
             return
@@ -58,11 +63,6 @@ class _Compiler:
             )
 
     def _add(self, position: int, leaf: Any) -> None:
-        if type(leaf).__module__.partition(".")[0] == "albumentations":
-            raise TransformError(
-                f"transform {position}, {type(leaf).__name__}, is of albumentations, which is called by name with "
-                "arrays: call it in the dataset's __getitem__, and give transform= what comes after it"
-            )
         if find_rule(leaf) is None:
             why = f"for each sample after DALI: torchdali has no rule for {type(leaf).__name__}"
             self._add_to_suffix(position, leaf, why)
