@@ -101,7 +101,7 @@ def test_files_that_fill_the_budget(left, tmp_path, monkeypatch, device):
     loader.dataset.samples = loader.dataset.samples[3:]
     next(iter(loader))
     cache = loader._session.native_plan.cache
-    assert cache._held == cache._used == (0 if left else lengths[3])
+    assert cache._reserved == cache._used == (0 if left else lengths[3])
     loader.close()
 
 

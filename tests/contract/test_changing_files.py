@@ -223,7 +223,7 @@ def test_an_iterator_goes_on_where_a_cache_is_not_filled_yet(cache, mode, change
     next(iter(ours))
     images += [images.clone() for images, _ in batches]
     if isinstance(old, DecodedCache) and old is not ours._session.native_plan.cache:
-        assert not old._store.held, "a cache that was closed takes memory again"
+        assert not old._store.reserved, "a cache that was closed takes memory again"
     assert len(images) == len(expected)
     assert all(torch.equal(one, other) for one, other in zip(images, expected, strict=True))
     ours.close()

@@ -64,7 +64,7 @@ class NativePlan:
 
         def make(clock: Clock) -> Prefetcher:
             if self.cache:
-                return self.cache.feed(self.prefetch_depth, timeout, sampler, clock)
+                return self.cache.make_prefetcher(self.prefetch_depth, timeout, sampler, clock)
             return Prefetcher(self.prefetch_depth, timeout, clock)
 
         return RetryingPrefetcher(make(clock), lambda: make(Clock(self.device)), errors) if errors else make(clock)

@@ -12,7 +12,7 @@ import torch
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
-from torchdali.pipeline.cache.base import half_of_free
+from torchdali.pipeline.cache.base import default_budget
 from torchdali.pipeline.cache.decoded import _length as length_of
 from torchdali.pipeline.cache.split import split_plan
 from torchdali.pipeline.cache.store import WORD, Store
@@ -60,7 +60,7 @@ def test_images_of_any_length_come_back_in_any_order(device: str) -> None:
     places += [*store.add(moved(images[15:], device), np.array(words[15:]))]
     order = np.random.default_rng(1).integers(40, size=100).tolist()
     assert_gathered(store, [places[i] for i in order], [images[i] for i in order])
-    assert store.used == sum(words) * WORD <= store.held
+    assert store.used == sum(words) * WORD <= store.reserved
 
 
 def test_images_of_one_length_come_as_one(device: str) -> None:
@@ -98,7 +98,7 @@ def test_what_has_no_room_is_gathered_beside_what_is_kept(device: str) -> None:
     store = Store(torch.device(device), MIB, 40)
     places = store.add(moved(images, device), np.array(words))
     assert 0 < len(places) < 40
-    assert store.held <= MIB
+    assert store.reserved <= MIB
     assert len(store.add(moved(images[:1], device), np.array([4000]))) == 0
     passing = images[len(places) :]
     order = [39, 0, 5, 38, len(places)]
@@ -114,7 +114,7 @@ def test_what_is_taken_grows_with_what_came(device: str) -> None:
     for _ in range(10):
         assert len(store.add(images, np.array([20_000] * 5))) == 5
     assert len(store._blocks) == 4
-    assert store.used <= store.held < 2 * store.used
+    assert store.used <= store.reserved < 2 * store.used
 
 
 def test_large_image_after_small_ones(device: str) -> None:
@@ -134,7 +134,7 @@ def test_budget_is_used_to_the_last_word(device: str) -> None:
     for count in (1, 10):
         store = Store(torch.device(device), (count + 1) * MIB, 10)
         assert len(store.add(moved(images, device), np.array(words))) == count
-        assert store.held == (count + 1) * MIB
+        assert store.reserved == (count + 1) * MIB
 
 
 def test_closed_store_takes_no_memory_and_gives_nothing(device: str) -> None:
@@ -143,7 +143,7 @@ def test_closed_store_takes_no_memory_and_gives_nothing(device: str) -> None:
     places = store.add(moved(images, device), np.array([100, 200]))
     store.close()
     assert len(store.add(moved(images, device), np.array([100, 200]))) == 0
-    assert store.held == 0
+    assert store.reserved == 0
     with pytest.raises(RuntimeError, match="closed"):
         store.gather(places, np.array([100, 200]), [])
     assert_gathered(store, [-2, -1], images[::-1], images)
@@ -153,7 +153,7 @@ def test_nothing_fits(device: str) -> None:
     images = made([100, 200])
     store = Store(torch.device(device), 500, 2)
     assert len(store.add(moved(images, device), np.array([100, 200]))) == 0
-    assert store.held == 0
+    assert store.reserved == 0
     assert_gathered(store, [-2, -1], images[::-1], images)
 
 
@@ -266,7 +266,7 @@ def test_cores_of_a_control_group(tmp_path: Path, files: dict[str, str], cores: 
 
 def test_half_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "available_memory", lambda: 1001)
-    assert half_of_free(torch.device("cpu")) == 500
+    assert default_budget(torch.device("cpu")) == 500
 
 
 @pytest.mark.parametrize(("sampler", "length"), [(range(9), 9), (range(600), 24), (iter(range(9)), 24), (None, 24)])

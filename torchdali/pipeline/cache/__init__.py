@@ -1,4 +1,4 @@
-"""What a loader keeps of its files from one epoch to the next: ``cache="host"`` and ``cache="device"``."""
+"""The caches that keep a loader's files from one epoch to the next: ``cache="host"`` and ``cache="device"``."""
 
 from torchdali.pipeline.cache.base import Cache, check_has_files
 from torchdali.pipeline.cache.choice import build_cache

@@ -1,4 +1,4 @@
-"""Memory for what was read or decoded before: what all caches have in common, and how much they may take."""
+"""The base class of the caches, and the limit of their memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torchdali.pipeline.readers import FileReader
 from torchdali.runtime import lifecycle, machine
 from torchdali.sources import InputKind, Source
 
-__all__ = ["Cache", "Kind", "check_has_files", "half_of_free", "patience"]
+__all__ = ["Cache", "Kind", "check_has_files", "default_budget", "mib", "scan_patience"]
 
 Kind = Literal["host", "device"]
 
@@ -23,12 +23,12 @@ _PATIENCE = 0.001
 
 
 class Cache(lifecycle.Resource, ABC):
-    """What a loader keeps of its files from one epoch to the next.
+    """A cache of files or images, from one epoch to the next.
 
     Args:
         files: The files.
-        state: What the kept depends on; another state needs another cache.
-        budget: Bytes that it may take; None takes half of what is free when the first epoch begins.
+        state: All options that the content depends on. A different state needs a new cache.
+        budget: Maximum number of bytes. None is half of the memory that is free when the first epoch begins.
     """
 
     def __init__(self, files: FileReader, state: object, budget: int | None) -> None:
@@ -37,51 +37,58 @@ class Cache(lifecycle.Resource, ABC):
         self._lock = Lock()
         super().__init__()
 
-    def serves(self, files: FileReader, state: object) -> bool:
-        """Whether it can go on with these files, because they are the same."""
+    def reuse(self, files: FileReader, state: object) -> bool:
+        """Use these files from now on if they are the same files. Return whether they are."""
         if state != self.state or not files.share_headers(self.files):
             return False
         self.files = files
         return True
 
     @abstractmethod
-    def feed(self, prefetch_depth: int, timeout: float, sampler: Any, clock: Clock) -> Prefetcher:
-        """The batches of one epoch, whose samples come from ``sampler``."""
+    def make_prefetcher(self, prefetch_depth: int, timeout: float, sampler: Any, clock: Clock) -> Prefetcher:
+        """Return the prefetcher of one epoch, whose samples come from ``sampler``."""
 
     @abstractmethod
     def close(self) -> None:
-        """Frees all memory."""
+        """Free all memory."""
 
     @abstractmethod
     def describe(self) -> str:
-        """What is kept, and how much of it, for ``explain()``."""
+        """Return what the cache holds, and how much of it, for ``explain()``."""
 
     def renew(self) -> None:
-        """As of :class:`torchdali.runtime.lifecycle.Resource`."""
+        """See :class:`torchdali.runtime.lifecycle.Resource`."""
         self._lock = Lock()
 
-    def _describe_size(self, kept: int, used: int, held: int, budget: int | None) -> str:
-        """How much is kept: samples, bytes of them, bytes taken for them, and the most that may be."""
-        how = (
+    def _describe_size(self, count: int, used: int, reserved: int, budget: int | None) -> str:
+        """Return the size of the cache as text.
+
+        Args:
+            count: Number of samples in the cache.
+            used: Bytes of these samples.
+            reserved: Bytes of memory that the cache has allocated.
+            budget: Maximum number of bytes; None if it is not known yet.
+        """
+        origin = (
             "cache_bytes"
             if self._budget_option is not None
             else "chosen: half of what was free when the first epoch began"
         )
-        text = f"{kept:,} of {len(self.files.source):,} samples, {mib(used)}"
-        if held > used:
-            text += f" in {mib(held)}"
+        text = f"{count:,} of {len(self.files.source):,} samples, {mib(used)}"
+        if reserved > used:
+            text += f" in {mib(reserved)}"
         if budget is None:
             return f"{text}; at most half of what is free when the first epoch begins"
-        return f"{text} of at most {mib(budget)} ({how})"
+        return f"{text} of at most {mib(budget)} ({origin})"
 
 
 def check_has_files(kind: Kind | None, source: Source | None, why_not_native: str) -> None:
-    """Raise ValueError if there is a cache, and no files for it.
+    """Raise ValueError if a cache was asked for and the dataset has no files for it.
 
     Args:
         kind: The loader's argument ``cache``.
-        source: The loader's native source, if there is one.
-        why_not_native: Why there is none.
+        source: The loader's native source, or None.
+        why_not_native: Why the dataset is not native, if it is not.
     """
     if kind and (source is None or source.kind is not InputKind.FILES):
         why = why_not_native or "its images are in memory already"
@@ -91,19 +98,20 @@ def check_has_files(kind: Kind | None, source: Source | None, why_not_native: st
         )
 
 
-def patience(timeout: float) -> float:
-    """Seconds that the thread that iterates looks itself whether the files of a batch are what they were.
+def scan_patience(timeout: float) -> float:
+    """Return the seconds for which the iterating thread itself may check the files of a batch.
 
-    Where a batch has a time limit it does not: a file that never answers would hold it.
+    With a time limit for batches it is 0, because a file on dead storage would block the thread.
     """
     return 0.0 if timeout else _PATIENCE
 
 
-def half_of_free(device: torch.device) -> int:
-    """Bytes that a cache may take by default: half of what is free now."""
+def default_budget(device: torch.device) -> int:
+    """Return the default size limit in bytes: half of the free memory."""
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else machine.available_memory()
     return free // _SHARE
 
 
 def mib(count: int) -> str:
+    """Return a number of bytes in MiB, as text."""
     return f"{count / 2**20:,.1f} MiB"

@@ -1,4 +1,4 @@
-"""The cache that a loader asks for, and what its plan becomes with it."""
+"""The choice of a cache, and the change of a plan that it needs."""
 
 from __future__ import annotations
 
@@ -29,29 +29,29 @@ def build_cache(
     batch_size: int,
     threads: int,
 ) -> tuple[Cache, Plan]:
-    """A cache, and the plan that runs with it; fused.
+    """Return a cache, and the fused plan that runs with it.
 
     Args:
-        kind: What is kept.
-        budget: Bytes that it may take; None lets it choose.
-        previous: The loader's last one, which goes on where what it keeps is of use still, and else is closed.
+        kind: The loader's argument ``cache``.
+        budget: Maximum number of bytes. None is half of the free memory.
+        previous: The loader's previous cache. It is reused if its content is still valid, and closed if not.
         files: The files.
-        plan: What is done with them without a cache; not fused.
-        chain: The transforms that it was compiled from.
+        plan: The plan without a cache, not fused.
+        chain: The transforms that the plan was compiled from.
         batch_size: The batch size that the loader declares.
-        threads: Number of DALI's CPU threads; 0 lets it be chosen.
+        threads: Number of DALI's CPU threads; 0 for automatic.
     """
     if kind == "host":
         state: object = (kind, budget)
-        rest, head, transforms = fuse(replace(plan, input_kind=InputKind.ENCODED)), None, ()
+        remainder, prefix, transforms = fuse(replace(plan, input_kind=InputKind.ENCODED)), None, ()
     else:
-        head, rest, transforms = split_plan(plan, chain, files.source.spec)
+        prefix, remainder, transforms = split_plan(plan, chain, files.source.spec)
         state = (kind, budget, plan.device, plan.fidelity, snapshot(transforms))
     if previous:
-        if previous.serves(files, state):
-            return previous, rest
+        if previous.reuse(files, state):
+            return previous, remainder
         previous.close()
-    if head is None:
-        return EncodedCache(files, state, budget), rest
-    after = ", ".join(type(one).__name__ for one in transforms)
-    return DecodedCache(files, state, budget, head, after, batch_size, threads), rest
+    if prefix is None:
+        return EncodedCache(files, state, budget), remainder
+    names = ", ".join(type(transform).__name__ for transform in transforms)
+    return DecodedCache(files, state, budget, prefix, names, batch_size, threads), remainder

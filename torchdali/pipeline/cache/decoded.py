@@ -1,4 +1,4 @@
-"""``cache="device"``: decoded images, kept where they are transformed."""
+"""``cache="device"``: decoded images, on the device that transforms them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from torchdali.pipeline import graph
-from torchdali.pipeline.cache.base import Cache, half_of_free, patience
+from torchdali.pipeline.cache.base import Cache, default_budget, scan_patience
 from torchdali.pipeline.cache.split import ALIGNMENT
 from torchdali.pipeline.cache.store import WORD, Store
 from torchdali.pipeline.clock import Clock
@@ -32,20 +32,20 @@ from torchdali.transforms.spec import IntArray
 __all__ = ["DecodedCache"]
 
 UNKNOWN = -1
-_LOOKS = 128  # files that a thread looks at in a row
+_CHUNK = 128  # number of files that a thread checks in a row
 
 
 class DecodedCache(Cache):
-    """Images as the head of a plan leaves them.
+    """The output images of a plan's prefix.
 
     Args:
         files: As for :class:`Cache`.
         state: As for :class:`Cache`.
         budget: As for :class:`Cache`.
-        head: Decodes them.
-        after: The head's transforms, in words; empty where there is none.
+        prefix: The plan that decodes the images.
+        transforms: The names of the prefix's transforms; empty if it has none.
         batch_size: The batch size that the loader declares.
-        threads: Number of DALI's CPU threads; 0 lets it be chosen.
+        threads: Number of DALI's CPU threads; 0 for automatic.
     """
 
     def __init__(
@@ -53,62 +53,69 @@ class DecodedCache(Cache):
         files: FileReader,
         state: object,
         budget: int | None,
-        head: Plan,
-        after: str,
+        prefix: Plan,
+        transforms: str,
         batch_size: int,
         threads: int,
     ) -> None:
         super().__init__(files, state, budget)
         count = len(files.source)
-        self.pool = PipelinePool(head, batch_size, Threads(threads, head.device, head.input_kind))
-        self._after = after
+        self.pool = PipelinePool(prefix, batch_size, Threads(threads, prefix.device, prefix.input_kind))
+        self._transforms = transforms
         self._store: Store | None = None
-        self._place = np.full(count, UNKNOWN, np.int64)
+        self._offset = np.full(count, UNKNOWN, np.int64)
         self._size = np.zeros((count, 2), np.int32)
         self._stamp = np.zeros((count, 2), np.int64)
 
-    def feed(self, prefetch_depth: int, timeout: float, sampler: Any, clock: Clock) -> Prefetcher:
+    def make_prefetcher(self, prefetch_depth: int, timeout: float, sampler: Any, clock: Clock) -> Prefetcher:
         with self._lock:
             if self._store is None:
                 device = self.pool.plan.device
-                budget = half_of_free(device) if self._budget_option is None else self._budget_option
+                budget = default_budget(device) if self._budget_option is None else self._budget_option
                 self._store = Store(device, budget, _length(sampler, len(self.files.source)))
         return DecodedPrefetcher(self, self._store, prefetch_depth, timeout, clock)
 
     def find(self, rows: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-        """Where images are kept, below 0 where they are not; their sizes, and the stamps of their files then."""
+        """Return the offsets of images, below 0 if not stored; their sizes; and the stamps of their files then."""
         with self._lock:
-            return self._place[rows], self._size[rows].astype(np.int64), self._stamp[rows]
+            return self._offset[rows], self._size[rows].astype(np.int64), self._stamp[rows]
 
     def drop(self, rows: IntArray) -> None:
-        """Forgets images whose files are others now."""
-        self._place[rows] = UNKNOWN
+        """Forget images whose files have changed."""
+        self._offset[rows] = UNKNOWN
         self.files.forget(rows)
 
-    def keep(self, store: Store, rows: IntArray, images: Images, size: IntArray, stamps: IntArray) -> IntArray:
-        """Keeps as many images as have room, and have not come from another iterator meanwhile.
+    def add(self, store: Store, rows: IntArray, images: Images, size: IntArray, stamps: IntArray) -> IntArray:
+        """Store images while there is room. Skip those that another iterator has stored meanwhile.
+
+        Args:
+            store: The memory for the images.
+            rows: ``(N,)`` rows of the images.
+            images: The images, as bytes.
+            size: ``(N, 2)`` heights and widths of the images.
+            stamps: ``(N, 2)`` lengths and times of modification of their files.
 
         Returns:
-            ``(N,)`` their places; below 0 where there was none left.
+            ``(N,)`` offsets of the images; below 0 for an image that is not stored.
         """
         with self._lock:
-            other = (self._place[rows] == UNKNOWN) | (self._stamp[rows] != stamps).any(axis=1)
-            new = np.flatnonzero(other & stamps.any(axis=1))  # a black image is that of no file, and not looked for
+            absent = (self._offset[rows] == UNKNOWN) | (self._stamp[rows] != stamps).any(axis=1)
+            new = np.flatnonzero(absent & stamps.any(axis=1))  # a black image has no file, and no stamp
             if len(new) < len(rows):
                 images = [images[i] for i in new.tolist()]
-            places = store.add(images, packed_words(size[new], self.channels))
-            new = new[: len(places)]
-            kept = rows[new]
-            self._size[kept], self._stamp[kept], self._place[kept] = size[new], stamps[new], places
-            return np.where((self._stamp[rows] == stamps).all(axis=1), self._place[rows], UNKNOWN)
+            offsets = store.add(images, packed_words(size[new], self.channels))
+            new = new[: len(offsets)]
+            stored = rows[new]
+            self._size[stored], self._stamp[stored], self._offset[stored] = size[new], stamps[new], offsets
+            return np.where((self._stamp[rows] == stamps).all(axis=1), self._offset[rows], UNKNOWN)
 
     @property
     def channels(self) -> int:
-        """Of every image."""
+        """Number of channels of every image."""
         return self.pool.plan.spec.channels
 
-    def rest(self) -> None:
-        """Gives the decoder's threads and memory back after an epoch that did without; it is built anew if need be."""
+    def release_decoder(self) -> None:
+        """Free the decoder's threads and memory after an epoch without decoding. It is built again when needed."""
         if self.pool.close_idle():
             graph.release_memory(self.pool.plan.device)
 
@@ -116,22 +123,22 @@ class DecodedCache(Cache):
         self.pool.close()
         with self._lock:
             if self._store:
-                self._store.close()  # and kept, so that an iterator under way makes no other
-            self._place[:] = UNKNOWN
+                self._store.close()  # stays here, so that a running iterator makes no new store
+            self._offset[:] = UNKNOWN
         if self.pool.plan.device.type == "cuda":
             torch.cuda.empty_cache()
 
     def describe(self) -> str:
         store = self._store
-        kept = int((self._place != UNKNOWN).sum())
-        what = f"decoded images, after {self._after}" if self._after else "whole decoded images"
-        used, held, budget = (store.used, store.held, store.budget) if store else (0, 0, self._budget_option)
-        where = self.pool.plan.device
-        return f"{what}, on {where} ({self.pool.plan.trunk}): {self._describe_size(kept, used, held, budget)}"
+        count = int((self._offset != UNKNOWN).sum())
+        what = f"decoded images, after {self._transforms}" if self._transforms else "whole decoded images"
+        used, reserved, budget = (store.used, store.reserved, store.budget) if store else (0, 0, self._budget_option)
+        device = self.pool.plan.device
+        return f"{what}, on {device} ({self.pool.plan.trunk}): {self._describe_size(count, used, reserved, budget)}"
 
 
 def _length(sampler: Any, default: int) -> int:
-    """Samples of an epoch, where the sampler knows."""
+    """Return the number of samples of an epoch; ``default`` if the sampler does not know."""
     try:
         return min(len(sampler), default)
     except (AttributeError, NotImplementedError, TypeError):
@@ -139,28 +146,28 @@ def _length(sampler: Any, default: int) -> int:
 
 
 def packed_words(size: IntArray, channels: int) -> IntArray:
-    """``(N,)`` words of images of ``(N, 2)`` heights and widths, as the head puts them out."""
+    """Return the ``(N,)`` lengths, in words, of packed images of ``(N, 2)`` heights and widths."""
     return -(-size[:, 0] * size[:, 1] * channels // ALIGNMENT) * (ALIGNMENT // WORD)
 
 
 class DecodedPrefetcher(Prefetcher):
-    """A feed in front of which images are looked up, and those that are missing decoded, in a feed of their own.
+    """A prefetcher that looks images up in the cache. A second prefetcher decodes the missing ones.
 
     Args:
-        cache: What is kept.
-        store: Where.
-        prefetch_depth: Batches in flight.
-        timeout: Seconds that a batch may take; 0 for ever.
-        clock: The epoch's.
+        cache: The cache.
+        store: The memory of the cache.
+        prefetch_depth: Number of batches in flight.
+        timeout: Seconds that a batch may take; 0 means no limit.
+        clock: The clock of the epoch.
     """
 
     def __init__(self, cache: DecodedCache, store: Store, prefetch_depth: int, timeout: float, clock: Clock) -> None:
         super().__init__(prefetch_depth, timeout, clock)
         self.cache, self.store = cache, store
-        self._decoding = DecodingPrefetcher(prefetch_depth, timeout)
-        self.patience = patience(timeout)
-        self._asked: deque[DecodedBatch] = deque()
-        self._awaited: deque[DecodedBatch] = deque()
+        self._decoder = DecodingPrefetcher(prefetch_depth, timeout)
+        self.patience = scan_patience(timeout)
+        self._lookups: deque[DecodedBatch] = deque()
+        self._decoding: deque[DecodedBatch] = deque()
         self._looked_up = self._decoded = False
 
     def put(self, batch: Batch) -> None:
@@ -168,66 +175,66 @@ class DecodedPrefetcher(Prefetcher):
         super().put(batch)
 
     def get(self) -> Batch:
-        # With that many runs behind it, the oldest is likely to be done.
-        while len(self._awaited) > self._prefetch_depth:
-            self._take()
+        # With that many runs behind it, the oldest is probably done.
+        while len(self._decoding) > self._prefetch_depth:
+            self._store_decoded()
         return super().get()
 
     def close(self) -> None:
         super().close()
-        self._asked.clear()
-        self._awaited.clear()
-        self._decoding.close()
+        self._lookups.clear()
+        self._decoding.clear()
+        self._decoder.close()
         if self._looked_up and not self._decoded and self._process == os.getpid():
-            self.cache.rest()
+            self.cache.release_decoder()
 
-    def ask(self, images: DecodedBatch) -> None:
-        """Takes a batch whose images are looked up by now, and brings what is missing, batch after batch."""
-        self._asked.append(images)
+    def enqueue(self, images: DecodedBatch) -> None:
+        """Queue a batch whose lookup has begun. Its missing images are decoded after those of earlier batches."""
+        self._lookups.append(images)
 
-    def bring(self, images: DecodedBatch) -> None:
-        """Waits until a batch is there, and those before it."""
-        while images in self._asked:
-            self._decode()
-        while not images.there:
-            self._take()
+    def wait_for(self, images: DecodedBatch) -> None:
+        """Wait until a batch is ready, and all batches before it."""
+        while images in self._lookups:
+            self._schedule_decoding()
+        while not images.ready:
+            self._store_decoded()
 
     def _schedule_ready(self) -> None:
-        while self._asked and self._asked[0].checked.done():
-            self._decode()
+        while self._lookups and self._lookups[0].file_check.done():
+            self._schedule_decoding()
         super()._schedule_ready()
 
-    def _decode(self) -> None:
-        """Sends what the next batch misses to be decoded."""
-        images = self._asked[0]
-        images.checked.wait(self._timeout or None)
-        self._asked.popleft()
-        missing = images.missing()
+    def _schedule_decoding(self) -> None:
+        """Schedule the decoding of the next batch's missing images."""
+        images = self._lookups[0]
+        images.file_check.wait(self._timeout or None)
+        self._lookups.popleft()
+        missing = images.find_missing()
         self._looked_up = True
         if not len(missing):
-            images.there = True
+            images.ready = True
             return
-        nothing_is_drawn = Draws(np.zeros(2, np.uint32), missing, np.zeros_like(missing))
+        no_draws = Draws(np.zeros(2, np.uint32), missing, np.zeros_like(missing))
         self._decoded = True
-        self._awaited.append(images)
-        self._decoding.put(DecodingBatch(images.files, self.cache.pool, missing, nothing_is_drawn))
+        self._decoding.append(images)
+        self._decoder.put(DecodingBatch(images.files, self.cache.pool, missing, no_draws))
 
-    def _take(self) -> None:
-        """Stores the oldest batch that was sent to be decoded. What is wrong with it is kept for its turn."""
-        images = self._awaited.popleft()
+    def _store_decoded(self) -> None:
+        """Store the images of the oldest scheduled decoding. An error is raised in its batch's turn."""
+        images = self._decoding.popleft()
         self._clock.lap("feed")
         try:
-            decoded = self._decoding.get()
+            decoded = self._decoder.get()
             self._clock.lap("DALI")
-            images.take(cast("DecodingBatch", decoded))
+            images.add_decoded(cast("DecodingBatch", decoded))
         except Exception as error:  # noqa: BLE001 - raised in the batch's turn
-            images.fault = defer(error)
-        images.there = True
+            images.failure = defer(error)
+        images.ready = True
 
 
 @dataclass
 class DecodingBatch(Batch):
-    """Files that are being decoded for the cache.
+    """The files of a batch that the cache decodes.
 
     Attributes:
         stamps: ``(N, 2)`` lengths and times of modification of the files when their headers were read.
@@ -237,7 +244,7 @@ class DecodingBatch(Batch):
 
 
 class DecodingPrefetcher(Prefetcher):
-    """Decodes the files that are not kept."""
+    """Decodes the images that are not in the cache."""
 
     def _prepare(self, batch: Batch) -> None:
         super()._prepare(batch)
@@ -248,56 +255,56 @@ class DecodedBatch(Reader):
     """The images of one batch, as bytes.
 
     Args:
-        feed: What brings those that are not kept.
-        files: Those of the loader when the epoch began.
-        rows: ``(N,)`` the batch.
+        prefetcher: The prefetcher of the epoch. It decodes the images that are not in the cache.
+        files: The loader's files when the epoch began.
+        rows: ``(N,)`` rows of the batch.
 
     Attributes:
-        files: As above.
-        checked: Looks whether files changed since their images were kept.
-        there: Whether all images are there, or it is known why they are not.
-        fault: Why.
+        files: See above.
+        file_check: The check for files that have changed since their images were stored.
+        ready: Whether all images are available, or :attr:`failure` is set.
+        failure: The error to raise in the batch's turn.
     """
 
-    checked: Scan
-    there = False
-    fault: Exception | None = None
+    file_check: Scan
+    ready = False
+    failure: Exception | None = None
 
-    def __init__(self, feed: DecodedPrefetcher, files: FileReader, rows: IntArray) -> None:
+    def __init__(self, prefetcher: DecodedPrefetcher, files: FileReader, rows: IntArray) -> None:
         super().__init__(files.source)
-        self._feed, self._cache, self.files = feed, feed.cache, files
+        self._prefetcher, self._cache, self.files = prefetcher, prefetcher.cache, files
         self._rows = rows
-        self._others: list[torch.Tensor] = []
+        self._unstored: list[torch.Tensor] = []
 
     def scan(self, rows: IntArray, pool: Callable[[], Executor]) -> Scan:
-        """Looks the batch up; if it is called again, anew."""
-        self.there, self._others = False, []
-        self._place, self._size, stamps = self._cache.find(self._rows)
-        kept = np.flatnonzero(self._place >= 0)
-        self._lost: list[int] = []
-        look = partial(_look, self._file_names(kept), stamps[kept].tolist(), kept, self._lost)
-        self.checked = Scan(range(len(kept)), look, pool, _LOOKS, self._feed.patience)
-        self._feed.ask(self)
+        """Start the lookup of the batch. A second call starts it again."""
+        self.ready, self._unstored = False, []
+        self._offset, self._size, stamps = self._cache.find(self._rows)
+        stored = np.flatnonzero(self._offset >= 0)
+        self._changed: list[int] = []
+        check = partial(_check_files, self._file_names(stored), stamps[stored].tolist(), stored, self._changed)
+        self.file_check = Scan(range(len(stored)), check, pool, _CHUNK, self._prefetcher.patience)
+        self._prefetcher.enqueue(self)
         return _PendingImages(self)
 
-    def _file_names(self, places: IntArray) -> list[bytes]:
-        paths = self.files.paths(self._rows[places])
+    def _file_names(self, positions: IntArray) -> list[bytes]:
+        paths = self.files.paths(self._rows[positions])
         names: Any = paths.view(f"S{paths.shape[1]}")
-        return names[:, 0].tolist()  # without the padding
+        return names[:, 0].tolist()  # numpy strips the padding
 
-    def missing(self) -> IntArray:
-        """``(M,)`` rows of the images that are not kept, or not any more."""
-        if self._lost:
-            self._place[self._lost] = UNKNOWN
-            self._cache.drop(self._rows[self._lost])
-        missing = self._rows[self._place < 0]
+    def find_missing(self) -> IntArray:
+        """Return the ``(M,)`` rows of the images to decode. Forget the images whose files have changed."""
+        if self._changed:
+            self._offset[self._changed] = UNKNOWN
+            self._cache.drop(self._rows[self._changed])
+        missing = self._rows[self._offset < 0]
         return np.unique(missing) if len(missing) else missing
 
-    def take(self, decoded: DecodingBatch) -> None:
-        """Takes what was missing.
+    def add_decoded(self, decoded: DecodingBatch) -> None:
+        """Take the images that were missing.
 
         Raises:
-            SampleError: An image is not of the size that its file's header says.
+            SampleError: An image does not have the size that its file's header gave.
         """
         images: Images = decoded.views[0]
         size = decoded.size
@@ -308,63 +315,63 @@ class DecodedBatch(Reader):
         if (lengths != words).any():
             row = int(decoded.rows[np.flatnonzero(lengths != words)[0]])
             raise self.error(row, "it was changed while it was read")
-        places = self._cache.keep(self._feed.store, decoded.rows, images, size, decoded.stamps)
-        passing = np.flatnonzero(places < 0)
-        places[passing] = -1 - np.arange(len(passing))
-        self._others = [images[i] for i in passing.tolist()]
-        missing = np.flatnonzero(self._place < 0)
-        found = np.searchsorted(decoded.rows, self._rows[missing])
-        self._place[missing], self._size[missing] = places[found], size[found]
+        offsets = self._cache.add(self._prefetcher.store, decoded.rows, images, size, decoded.stamps)
+        unstored = np.flatnonzero(offsets < 0)
+        offsets[unstored] = -1 - np.arange(len(unstored))
+        self._unstored = [images[i] for i in unstored.tolist()]
+        missing = np.flatnonzero(self._offset < 0)
+        index = np.searchsorted(decoded.rows, self._rows[missing])
+        self._offset[missing], self._size[missing] = offsets[index], size[index]
 
-    def bring(self) -> None:
-        """Waits until :attr:`there`, and raises what is to be raised."""
-        self._feed.bring(self)
-        fault, self.fault = self.fault, None
-        if fault:
-            raise fault
+    def wait(self) -> None:
+        """Wait until the images are ready. Raise the error if there is one."""
+        self._prefetcher.wait_for(self)
+        failure, self.failure = self.failure, None
+        if failure:
+            raise failure
 
     def sizes(self, rows: IntArray) -> IntArray:
-        return self._size[self._numbers(rows)]
+        return self._size[self._find_positions(rows)]
 
     def read_inputs(self, rows: IntArray, by_pil: IntArray, resources: ExitStack) -> Any:
-        """``(N, L)`` bytes."""
-        numbers = self._numbers(rows)
-        words = packed_words(self._size[numbers], self._cache.channels)
-        batch = self._feed.store.gather(self._place[numbers], words, self._others)
+        """Return the images as ``(N, L)`` bytes."""
+        index = self._find_positions(rows)
+        words = packed_words(self._size[index], self._cache.channels)
+        batch = self._prefetcher.store.gather(self._offset[index], words, self._unstored)
         return batch if batch.is_cuda else batch.numpy()
 
-    def _numbers(self, rows: IntArray) -> Any:
-        """Where some rows of the batch are in it, which mostly is all of it."""
-        if rows is self._rows:
+    def _find_positions(self, rows: IntArray) -> Any:
+        """Return an index that selects these rows from the batch's arrays."""
+        if rows is self._rows:  # the usual case
             return slice(None)
         order = np.argsort(self._rows)
         return order[np.searchsorted(self._rows, rows, sorter=order)]
 
 
-def _look(
-    paths: list[bytes], stamps: list[list[int]], places: IntArray, lost: list[int], numbers: Sequence[int]
+def _check_files(
+    paths: list[bytes], stamps: list[list[int]], positions: IntArray, changed: list[int], indices: Sequence[int]
 ) -> None:
-    """Looks at files, and puts the places in the batch of images whose file is another one now among the lost ones."""
-    look = os.stat
-    for number in numbers:
-        size, modified = stamps[number]
+    """Check files for changes. Append the positions in the batch of changed files to ``changed``."""
+    stat = os.stat
+    for i in indices:
+        size, modified = stamps[i]
         try:
-            now = look(paths[number])
-            same = now.st_size == size and now.st_mtime_ns == modified
-        except OSError:  # the decoder will say so
+            status = stat(paths[i])
+            same = status.st_size == size and status.st_mtime_ns == modified
+        except OSError:  # the decoder will report it
             same = False
         if not same:
-            lost.append(int(places[number]))
+            changed.append(int(positions[i]))
 
 
 class _PendingImages(Scan):
-    """A batch whose images are looked up, and decoded where they are missing."""
+    """A batch whose images are looked up and, if they are missing, decoded."""
 
     def __init__(self, images: DecodedBatch) -> None:
         self._images = images
 
     def done(self) -> bool:
-        return self._images.there
+        return self._images.ready
 
     def wait(self, timeout: float | None = None) -> None:
-        self._images.bring()
+        self._images.wait()

@@ -1,8 +1,9 @@
-"""A plan cut in two, so that images can be kept in between.
+"""The split of a plan into two plans, so that images can be cached in between.
 
-The first part, the *head*, decodes files and does what draws nothing and makes images smaller for good; the second,
-the *rest*, does everything else. One rule at the seam makes bytes of an image, and another an image of the bytes:
-images of any size then are rows of one array, which is fed at once and costs the host the same for 10 images and 1,000.
+The first plan, the *prefix*, decodes files. It runs the transforms that draw no random numbers and make images smaller.
+The second plan, the *remainder*, runs all other transforms. :class:`Pack` turns an image into bytes at the end of the
+prefix, and :class:`Unpack` turns the bytes into an image again. So images of any size are rows of one array. DALI takes
+one array at once, and the host's time does not depend on the number of images.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from torchdali.transforms.spec import InputKind, IntArray, Params, Spec
 __all__ = ["ALIGNMENT", "split_plan"]
 
 ALIGNMENT = 16
-"""An image's bytes are a multiple of this many."""
+"""The length of a packed image, in bytes, is a multiple of this number."""
 
 
 class Pack(Rule):
-    """The bytes of an image, and a few more."""
+    """Turn an image into its bytes, padded to :data:`ALIGNMENT`."""
 
     operators = "reshape, pad"
 
@@ -37,15 +38,15 @@ class Pack(Rule):
         return spec
 
     def lower(self, ops: Ops, image: Node, params: Mapping[str, Node]) -> Node:
-        # A minimum of 1 leaves the rounding up alone: images of a batch are not padded to the longest.
+        # Without `shape` DALI pads every image to the longest of the batch. A shape of 1 leaves only the alignment.
         return ops.fn.pad(ops.fn.reshape(image, shape=[-1]), axes=[0], shape=[1], align=[ALIGNMENT])
 
 
 class Unpack(Rule):
-    """An image of the bytes in front of a row.
+    """Turn the first bytes of a row into an image.
 
     Args:
-        channels: Of the image.
+        channels: Number of channels of the image.
     """
 
     operators = "slice, reshape"
@@ -72,40 +73,42 @@ class Unpack(Rule):
 
 
 def split_plan(plan: Plan, chain: Sequence[Any], source: Spec) -> tuple[Plan, Plan, tuple[Any, ...]]:
-    """Cuts a plan behind the last ``Resize`` or ``CenterCrop`` before anything is drawn; else behind the decoder.
+    """Split a plan after the last ``Resize`` or ``CenterCrop`` that precedes all random transforms.
 
-    Random numbers are keyed by the place in the whole chain, which the rest keeps, so it draws what the plan draws.
+    If there is none, split the plan after the decoder. The rules of the remainder keep their positions in the whole
+    chain, which key the random numbers. So the remainder draws the same numbers as the plan.
 
     Args:
-        plan: Compiled and not fused.
-        chain: The transforms that it was compiled from.
-        source: The images that come into the chain.
+        plan: The plan, compiled and not fused.
+        chain: The transforms that the plan was compiled from.
+        source: The type of the images that enter the chain.
 
     Returns:
-        The head, whose outputs are bytes; the rest, to which they are fed; both fused; and the head's transforms.
+        The prefix, which outputs bytes; the remainder, which takes these bytes; and the transforms of the prefix. Both
+        plans are fused.
     """
-    place = 0
+    end = 0
     for i, rule in enumerate(plan.rules):
         if rule.randomness:
             break
         if type(rule) in (Resize, CenterCrop):
-            place = i + 1
-    spec = compile_plan(list(chain[:place]), plan.device, plan.fidelity, source, plan.input_kind).spec
-    while spec.dtype != torch.uint8:  # four times the memory for the same
-        place -= 1
-        spec = compile_plan(list(chain[:place]), plan.device, plan.fidelity, source, plan.input_kind).spec
-    head = replace(
+            end = i + 1
+    spec = compile_plan(list(chain[:end]), plan.device, plan.fidelity, source, plan.input_kind).spec
+    while spec.dtype != torch.uint8:  # floats take four times the memory and hold the same information
+        end -= 1
+        spec = compile_plan(list(chain[:end]), plan.device, plan.fidelity, source, plan.input_kind).spec
+    prefix = replace(
         plan,
-        steps=plan.steps[:place],
-        rules=(*plan.rules[:place], Pack(None)),
+        steps=plan.steps[:end],
+        rules=(*plan.rules[:end], Pack(None)),
         views=(View((), spec),),
         container=None,
         tail=(),
         spec=spec,
         suffix=(),
     )
-    head = fuse(head)
-    # There are no axes to be transposed.
-    head = replace(head, views=(replace(head.views[0], channels_first=True),))
-    rest = replace(plan, rules=(Unpack(spec.channels), *plan.rules[place:]), input_kind=InputKind.PACKED)
-    return head, fuse(rest), tuple(chain[:place])
+    prefix = fuse(prefix)
+    # Bytes have no axes to transpose.
+    prefix = replace(prefix, views=(replace(prefix.views[0], channels_first=True),))
+    remainder = replace(plan, rules=(Unpack(spec.channels), *plan.rules[end:]), input_kind=InputKind.PACKED)
+    return prefix, fuse(remainder), tuple(chain[:end])

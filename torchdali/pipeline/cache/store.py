@@ -1,4 +1,4 @@
-"""Bytes of images side by side in a few large blocks of a device's memory, and batches gathered from them."""
+"""Storage of images in a few large blocks of a device's memory. Batches are gathered from the blocks."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from torchdali.transforms.spec import IntArray
 __all__ = ["WORD", "Store"]
 
 WORD = 8
-"""Bytes that are moved as one: places and lengths are counted in words."""
+"""Bytes of a word. Offsets and lengths are counted in words."""
 
-_SMALLEST = 2**20 // WORD
-_AIR = 1.02
+_MIN_WORDS = 2**20 // WORD
+_MARGIN = 1.02
 
 
 class Store:
-    """Images, none of which is ever overwritten, so that one that was found stays what it is.
+    """Images in a device's memory. An image is never overwritten, so its offset stays valid.
 
     Args:
-        device: Whose memory it takes, from torch's allocator.
-        budget: Bytes that it may take.
-        expected: Number of images that are likely to come.
+        device: The device. The memory comes from torch's allocator.
+        budget: Maximum number of bytes.
+        expected: Expected number of images.
     """
 
     def __init__(self, device: torch.device, budget: int, expected: int) -> None:
@@ -35,7 +35,7 @@ class Store:
         self._expected = max(1, expected)
         self._blocks: list[torch.Tensor] = []
         self._filled = 0  # words of the last block
-        self._capacity = 0  # words of it that an image may begin in
+        self._capacity = 0  # words of the last block in which an image may begin
         self._longest = 0
         self._images = 0
         self._words = 0
@@ -44,25 +44,25 @@ class Store:
 
     @property
     def used(self) -> int:
-        """Bytes of images."""
+        """Bytes of the stored images."""
         return self._words * WORD
 
     @property
-    def held(self) -> int:
-        """Bytes of memory that were taken."""
+    def reserved(self) -> int:
+        """Bytes of memory that are allocated."""
         return sum(block.nbytes for block in self._blocks)
 
     def add(self, images: torch.Tensor | Sequence[torch.Tensor], words: IntArray) -> IntArray:
-        """Stores as many images as have room.
+        """Store as many images as there is room for.
 
         Args:
-            images: Their bytes: ``(N, L)``, or one tensor an image.
-            words: ``(N,)`` how long each is.
+            images: The bytes of the images: ``(N, L)``, or one tensor for each image.
+            words: ``(N,)`` lengths of the images.
 
         Returns:
-            ``(M,)`` places of the first M.
+            ``(M,)`` offsets of the first M images, which are stored.
         """
-        places: list[IntArray] = []
+        offsets: list[IntArray] = []
         self._longest = max(self._longest, int(words.max(initial=0)))
         start = 0
         while start < len(words):
@@ -75,92 +75,92 @@ class Store:
             chosen = images[start : start + count]
             block, length = self._blocks[-1], int(ends[count - 1])
             _join(chosen, block[self._filled : self._filled + length])
-            base = sum(len(one) for one in self._blocks[:-1]) + self._filled
-            places.append(base + ends[:count] - words[start : start + count])
+            base = sum(len(block) for block in self._blocks[:-1]) + self._filled
+            offsets.append(base + ends[:count] - words[start : start + count])
             self._filled += length
             self._words += length
             self._images += count
             start += count
         if self.device.type == "cuda":
             self._written = torch.cuda.current_stream(self.device).record_event(Event())
-        return np.concatenate(places) if places else np.empty(0, np.int64)
+        return np.concatenate(offsets) if offsets else np.empty(0, np.int64)
 
-    def gather(self, places: IntArray, words: IntArray, others: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Copies a batch together, on torch's current stream.
+    def gather(self, offsets: IntArray, words: IntArray, unstored: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Copy images into a batch, on torch's current stream.
 
         Args:
-            places: ``(N,)`` as :meth:`add` gave them; -1 is the first of ``others``, -2 the second, and so on.
-            words: ``(N,)`` how long each image is.
-            others: Images that are not stored.
+            offsets: ``(N,)`` offsets from :meth:`add`; -1 is the first of ``unstored``, -2 the second, and so on.
+            words: ``(N,)`` lengths of the images.
+            unstored: Images that are not stored.
 
         Returns:
-            ``(N, L)`` bytes; L is the length of the longest image, and behind the others there is anything.
+            ``(N, L)`` bytes. L is the length of the longest image. The bytes behind a shorter image are arbitrary.
         """
-        if self._closed and (places >= 0).any():
-            raise RuntimeError("the cache was closed meanwhile")  # the batch is looked up anew
+        if self._closed and (offsets >= 0).any():
+            raise RuntimeError("the cache was closed meanwhile")  # the prefetcher then looks the batch up again
         if self._written is not None:
             torch.cuda.current_stream(self.device).wait_event(self._written)
         width = int(words.max())
         blocks: list[torch.Tensor] = self._blocks
-        if others:
-            lengths = np.array([len(one) // WORD for one in others], np.int64)
+        if unstored:
+            lengths = np.array([len(image) // WORD for image in unstored], np.int64)
             ends = np.cumsum(lengths)
             block: torch.Tensor = torch.empty(int(ends[-1]) + width, dtype=torch.int64, device=self.device)
-            _join(others, block[: int(ends[-1])])
-            passing = places < 0
-            held = sum(map(len, blocks))
-            places = np.where(passing, held + (ends - lengths)[np.where(passing, -1 - places, 0)], places)
+            _join(unstored, block[: int(ends[-1])])
+            is_unstored = offsets < 0
+            end = sum(map(len, blocks))
+            offsets = np.where(is_unstored, end + (ends - lengths)[np.where(is_unstored, -1 - offsets, 0)], offsets)
             blocks = [*blocks, block]
         if len(blocks) == 1:
-            return self._rows(blocks[0], places, words, width).view(torch.uint8)
+            return self._rows(blocks[0], offsets, words, width).view(torch.uint8)
         bases = np.array([0, *itertools.accumulate(map(len, blocks))], np.int64)
-        which = np.searchsorted(bases, places, side="right") - 1
-        places = places - bases[which]
-        batch = torch.empty((len(places), width), dtype=torch.int64, device=self.device)
+        which = np.searchsorted(bases, offsets, side="right") - 1
+        offsets = offsets - bases[which]
+        batch = torch.empty((len(offsets), width), dtype=torch.int64, device=self.device)
         for i, block in enumerate(blocks):
             if len(rows := np.flatnonzero(which == i)):
-                batch.index_copy_(0, self._send(rows), self._rows(block, places[rows], words[rows], width))
+                batch.index_copy_(0, self._to_device(rows), self._rows(block, offsets[rows], words[rows], width))
         return batch.view(torch.uint8)
 
     def close(self) -> None:
-        """Frees the memory, whoever still refers to this."""
+        """Free the memory, even if iterators still refer to the store."""
         self._blocks, self._capacity, self._filled, self._full, self._closed = [], 0, 0, True, True
 
-    def _rows(self, block: torch.Tensor, places: IntArray, words: IntArray, width: int) -> torch.Tensor:
+    def _rows(self, block: torch.Tensor, offsets: IntArray, words: IntArray, width: int) -> torch.Tensor:
         last = len(block) - width
-        if last >= 0 and (places <= last).all():
-            # Row i of the view begins at word i, so that images of any length are picked by one operator.
-            if block.device.type == "cpu":  # where numpy takes a tenth of the time
+        if last >= 0 and (offsets <= last).all():
+            # Row i of the view begins at word i. So one operator selects images of any length.
+            if block.device.type == "cpu":  # numpy takes a tenth of the time here
                 windows = as_strided(block.numpy(), (last + 1, width), (WORD, WORD))
-                return torch.from_numpy(windows[places])
-            return block.as_strided((last + 1, width), (1, 1)).index_select(0, self._send(places))
-        # An image near the block's end, beside one that is longer than all that was known when the block was made.
-        batch = torch.empty((len(places), width), dtype=torch.int64, device=self.device)
-        for row, place, length in zip(batch, places.tolist(), words.tolist(), strict=True):
-            row[:length] = block[place : place + length]
+                return torch.from_numpy(windows[offsets])
+            return block.as_strided((last + 1, width), (1, 1)).index_select(0, self._to_device(offsets))
+        # An image lies near the block's end, and the batch has an image longer than any that was known at allocation.
+        batch = torch.empty((len(offsets), width), dtype=torch.int64, device=self.device)
+        for row, offset, length in zip(batch, offsets.tolist(), words.tolist(), strict=True):
+            row[:length] = block[offset : offset + length]
         return batch
 
-    def _send(self, numbers: IntArray) -> torch.Tensor:
+    def _to_device(self, numbers: IntArray) -> torch.Tensor:
         tensor = torch.from_numpy(np.ascontiguousarray(numbers))
         return tensor.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tensor
 
     def _grow(self, words: IntArray) -> bool:
-        """Takes memory for all images that are expected still; False where there is none left."""
+        """Allocate a block for the images that are still expected. Return False if there is no memory left."""
         known = self._images + len(words)
         if known > self._expected:
             self._expected = max(2 * self._expected, known)
         mean = (self._words + int(words.sum())) / known
-        wanted = max(int(mean * (self._expected - self._images) * _AIR), int(words[0]), _SMALLEST)
-        length = min(wanted + self._longest, (self.budget - self.held) // WORD)
+        needed = max(int(mean * (self._expected - self._images) * _MARGIN), int(words[0]), _MIN_WORDS)
+        length = min(needed + self._longest, (self.budget - self.reserved) // WORD)
         if self._full or length - self._longest < words[0]:
             return False
         try:
-            with torch.inference_mode(False):  # else nothing could be written outside of it, where it is on
+            with torch.inference_mode(False):  # an inference tensor could not be written outside of inference mode
                 block = torch.empty(length, dtype=torch.int64, device=self.device)
-        except RuntimeError:  # out of memory, on every device: what is there has to do
+        except RuntimeError:  # out of memory, on any device: the present blocks must suffice
             self._full = True
             return False
-        # At once, so that a KeyboardInterrupt does not come in between.
+        # One statement, so that a KeyboardInterrupt cannot leave the three inconsistent.
         self._blocks, self._capacity, self._filled = [*self._blocks, block], length - self._longest, 0
         return True
 
