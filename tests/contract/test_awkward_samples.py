@@ -20,7 +20,8 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 from torchdali import DALILoader, SampleError
-from torchdali.samples.tree import Placeholder, build_tree, collate, find_images, is_encoded, reorder_samples
+from torchdali.samples.finder import ImageFinder
+from torchdali.samples.tree import Placeholder, build_tree, collate, is_encoded, reorder_samples
 from torchdali.workers.pickling import Pickled
 
 pytestmark = [
@@ -351,13 +352,13 @@ NO_IMAGES: dict[str, Any] = {
 
 @pytest.mark.parametrize("leaf", NO_IMAGES.values(), ids=NO_IMAGES.keys())
 def test_what_is_no_image_is_passed_over(leaf: Any) -> None:
-    (found,) = find_images(build_tree((leaf, image(1))))
+    (found,) = ImageFinder().find(build_tree((leaf, image(1))))
     assert found[0] == "[1]"
 
 
 def test_a_stored_file_has_nothing_beside_it() -> None:
     """The rest would go with it."""
-    assert find_images(build_tree([{"bytes": b"\xff\xd8\xff", "path": None, "label": 1}])) == [
+    assert ImageFinder().find(build_tree([{"bytes": b"\xff\xd8\xff", "path": None, "label": 1}])) == [
         ("[0]['bytes']", b"\xff\xd8\xff")
     ]
 

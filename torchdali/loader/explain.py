@@ -20,23 +20,19 @@ from torchdali.pipeline.fallback import seeded
 from torchdali.pipeline.plan import Plan
 from torchdali.pipeline.tuning import Threads
 from torchdali.runtime import machine
+from torchdali.samples.finder import RULE
 from torchdali.samples.image import RefusedError, to_image_input
 from torchdali.samples.on_error import ErrorPolicy
-from torchdali.samples.tree import build_tree, find_images
+from torchdali.samples.tree import build_tree, describe_sample, format_key_paths
 from torchdali.state.sharding import Sharding
 from torchdali.transforms.spec import NOTHING_SEEN, InputStats
-from torchdali.workers.packing import describe_sample, format_key_paths, refuse_annotations
+from torchdali.workers.packing import refuse_annotations
 from torchdali.workers.unpacking import check_stackable
 from torchdali.workers.validation import ProxyPlan, uses_default_collate
 
 __all__ = ["collect_stats", "describe_loader"]
 
 Rows = dict[str, str]
-
-_RULE = (
-    "all PIL images and tv_tensors.Image of a sample, else the first array (H, W, C), tensor (C, H, W), encoded file "
-    "or pathlib.Path"
-)
 
 
 def describe_loader(
@@ -153,23 +149,24 @@ def _images(loader: DataLoader[Any], proxy: ProxyPlan) -> tuple[str, Sequence[Pl
     assert proxy.routes is not None
     if routes := list(proxy.routes):
         kinds = [f"{spec} ({input_kind})" for spec, input_kind, _ in routes]
-        at = format_key_paths(proxy.key_paths) if proxy.key_paths else "where a sample has them"
+        every = [path for paths in proxy.key_paths.values() for path in paths]
+        at = format_key_paths(list(dict.fromkeys(every))) if every else "where a sample has them"
         return f"at {at}: {', '.join(kinds)}", [proxy.routes.pool(route).plan for route in routes]
     if isinstance(loader.dataset, IterableDataset):
-        return f"not known before the first batch: {_RULE}", []
+        return f"not known before the first batch: {RULE}", []
     try:
         with seeded(proxy.device):
             sample = loader.dataset[0]
     except Exception as error:  # noqa: BLE001 - the dataset's own, of any kind; to explain is not to fail
-        return f"not known before the first batch (dataset[0] raises {error!r}): {_RULE}", []
+        return f"not known before the first batch (dataset[0] raises {error!r}): {RULE}", []
     parts = build_tree(sample)
     try:
         refuse_annotations(parts)
+        found = proxy.finder.find(parts)
     except TransformError as error:
         return f"the first batch will fail: {error}", []
-    found = find_images(parts)
     if not found:
-        return f"none in dataset[0], which is {describe_sample(parts)}: {_RULE}", []
+        return f"none in dataset[0], which is {describe_sample(parts)}: {RULE}", []
     try:
         routes = list(dict.fromkeys(to_image_input(leaf, proxy.routes.first).route for _, leaf in found))
     except RefusedError as error:
@@ -182,7 +179,7 @@ def _images(loader: DataLoader[Any], proxy: ProxyPlan) -> tuple[str, Sequence[Pl
             check_stackable(plan)
     except TransformError as error:
         return f"at {at}; the first batch will fail: {error}", []
-    return f"at {at} of dataset[0]: {', '.join(kinds)}", plans
+    return f"at {at} of dataset[0]: {', '.join(kinds)}; {proxy.finder.explain(parts, found)}", plans
 
 
 def _output(plan: Plan) -> str:

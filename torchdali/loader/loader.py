@@ -29,6 +29,7 @@ from torchdali.pipeline.clock import Clock
 from torchdali.pipeline.tuning import DefaultInt
 from torchdali.runtime import lifecycle
 from torchdali.runtime.lifecycle import disable_compile
+from torchdali.samples.finder import Images
 from torchdali.samples.on_error import ErrorPolicy, OnError
 from torchdali.state.iterator import ResumableIterator
 from torchdali.state.sharding import Sharding
@@ -46,7 +47,7 @@ else:
 
     _T = TypeVar("_T", covariant=True)
 
-_IMMUTABLE = ("seed", "on_error", "max_errors", "fidelity")
+_IMMUTABLE = ("seed", "on_error", "max_errors", "fidelity", "images")
 _TRANSFORMS = ("transform", "batch_transform")
 _MUTABLE = (*_TRANSFORMS, "device", "cache", "cache_bytes")
 _READ_ONLY = ("distributed", "errors")
@@ -101,6 +102,8 @@ class DALILoader(DataLoader[_T]):
             ``loader.sampler`` is then ``DistributedSampler(dataset, shuffle=shuffle, seed=seed or 0,
             drop_last=drop_last)``, which counts its epochs by itself. With None, and no sampler, each process gets all
             samples, and a warning.
+        images: The parts of a sample that are images: a key, an index, a tuple of them for a nested part, or a list of
+            these, such as ``["left", "right"]``. Strings there are paths. None goes by what parts look like.
 
     Raises:
         DALIUnavailableError: DALI is missing or cannot use the device. The message says what to install.
@@ -139,6 +142,7 @@ class DALILoader(DataLoader[_T]):
         on_error: OnError = "raise",
         max_errors: int | None = None,
         distributed: Literal["auto"] | None = None,
+        images: Images | None = None,
     ) -> None:
         if isinstance(dataset, (str, os.PathLike)):
             dataset = cast("Dataset[_T]", ImageFolder(Path(dataset).expanduser()))
@@ -148,13 +152,13 @@ class DALILoader(DataLoader[_T]):
         prefetch_depth = None if isinstance(prefetch_factor, DefaultInt) else prefetch_factor
         options = LoaderOptions(
             transform, batch_transform, device, seed, fidelity, cache, cache_bytes, on_error, max_errors, distributed,
-            prefetch_depth,
+            images, prefetch_depth,
         )  # fmt: skip
         # Lightning makes a loader anew from the attributes that have the names of arguments.
         self.transform, self.batch_transform, self.device = transform, batch_transform, device
         self.seed, self.fidelity = options.seed, fidelity
         self.cache, self.cache_bytes = cache, cache_bytes
-        self.on_error, self.max_errors = on_error, max_errors
+        self.on_error, self.max_errors, self.images = on_error, max_errors, images
         self._error_policy = ErrorPolicy(on_error, max_errors)
         self._progress = ProgressTracker(options.seed)
         self._session = Session(dataset, options)
@@ -284,9 +288,8 @@ class DALILoader(DataLoader[_T]):
     def state_dict(self) -> dict[str, Any]:
         """Return where the loader is: in the epoch that began last, after the batches that were yielded.
 
-        It can be called at any time by the thread that iterates: before the first epoch, within one, after one that was
-        left early, and after the last batch. Batches in flight do not count. An epoch ends when its iterator raises
-        ``StopIteration``; then the state is that before the next epoch.
+        The thread that iterates can call it at any time, also between epochs. Batches in flight do not count. An epoch
+        ends when its iterator raises ``StopIteration``; then the state is that before the next epoch.
 
         Returns:
             Numbers, strings, lists and dictionaries, about 15 kB, which JSON and ``torch.load(weights_only=True)``
@@ -338,10 +341,8 @@ class DALILoader(DataLoader[_T]):
         It can be called at any time by the thread that iterates, and never waits for the GPU.
 
         Args:
-            probe: Whether to measure first how fast the loader is alone, for a few seconds: reading, decoding and
-                transforming each, and all of it together. Later calls show that too. A probe needs memory for one more
-                pipeline, and calls the transforms, ``collate_fn`` and ``batch_transform``. It changes neither the order
-                of samples, nor random numbers, nor the epoch in progress.
+            probe: Whether to measure first how fast reading, decoding and transforming are alone, for a few seconds.
+                A probe needs memory for one more pipeline. It changes no order, random number or epoch in progress.
 
         Raises:
             UnsupportedDatasetError: ``probe`` is true, and the dataset is worker-fed.

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 
 from torchdali.pipeline.tuning import check_numbers
+from torchdali.samples.finder import Images, check_images
 from torchdali.samples.on_error import OnError
 from torchdali.transforms import check_callable, flatten
 from torchdali.transforms.spec import Fidelity, check_fidelity
@@ -40,6 +41,7 @@ class LoaderOptions:
     on_error: OnError = "raise"
     max_errors: int | None = None
     distributed: Literal["auto"] | None = None
+    images: Images | None = None
     prefetch_depth: int | None = None
 
     def __post_init__(self) -> None:
@@ -48,6 +50,7 @@ class LoaderOptions:
         check_numbers(seed=self.seed)
         if self.seed is not None:  # a state may hold an int, but none of numpy's
             object.__setattr__(self, "seed", operator.index(self.seed))
+        check_images(self.images)
         self._check_cache()
         self._check_on_error()
         if self.distributed not in (None, "auto"):

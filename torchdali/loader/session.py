@@ -22,6 +22,7 @@ from torchdali.pipeline.pool import PipelineCache, PipelinePool
 from torchdali.pipeline.readers import FileReader, Reader, open_reader
 from torchdali.pipeline.tuning import Threads, check_numbers, choose_prefetch_depth
 from torchdali.runtime import devices, machine
+from torchdali.samples.finder import ImageFinder, check_images
 from torchdali.samples.on_error import ErrorPolicy
 from torchdali.samples.tree import is_default_collate
 from torchdali.sources import Source, dataset_state, from_dataset
@@ -97,6 +98,11 @@ class Session:
         self.probe: tuple[object, Probe | None] | None = None
         self._open_source(dataset)
         self._check_cache(options)
+        if self.reader is not None and check_images(options.images) not in (None, ((0,),)):
+            raise ValueError(
+                f"images must be None or 0 for a native dataset, whose samples are (image, target), got "
+                f"{options.images!r}; leave it out"
+            )
 
     def __getstate__(self) -> dict[str, Any]:
         built = ("native_plan", "proxy_plan", "cache", "iterators", "probe")
@@ -188,7 +194,13 @@ class Session:
                 routes = PipelineCache(options.transform, device, options.fidelity, declared_batch_size(loader), 0)
             if device.type == "cuda":
                 machine.warn_of_few_connections()
-            self.proxy_plan = ProxyPlan(key, routes, device, machine.memory_for_batches(device))
+            self.proxy_plan = ProxyPlan(
+                key,
+                routes,
+                device,
+                machine.memory_for_batches(device),
+                finder=ImageFinder(check_images(options.images)),
+            )
         return self.proxy_plan
 
     def make_iterator(

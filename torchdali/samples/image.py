@@ -18,7 +18,17 @@ from torchdali.samples.on_error import limit_size
 from torchdali.sources import UNREADABLE, Header, error_text, header_of, is_system_fault, read_header
 from torchdali.transforms.spec import First, InputKind, Spec
 
-__all__ = ["PIXEL_DTYPES", "ImageInput", "RefusedError", "UnreadableError", "black", "ppm", "ppm_of", "to_image_input"]
+__all__ = [
+    "PIXEL_DTYPES",
+    "ImageInput",
+    "RefusedError",
+    "StoredURL",
+    "UnreadableError",
+    "black",
+    "ppm",
+    "ppm_of",
+    "to_image_input",
+]
 
 PIXEL_DTYPES = (
     *(torch.uint8, torch.float16, torch.float32, torch.float64),
@@ -31,6 +41,12 @@ _CONVERT = "of which transforms for PIL images make something else than transfor
 
 _open: Callable[..., Any] = PIL.Image.open
 _Bytes = npt.NDArray[np.uint8]
+
+
+class StoredURL(str):
+    """The URL under which ``datasets.Image(decode=False)`` has a file, such as one in an archive or on the hub."""
+
+    __slots__ = ()
 
 
 class ImageInput(NamedTuple):
@@ -88,6 +104,8 @@ def to_image_input(leaf: Any, first: First = "conversion") -> ImageInput:
         return _encoded(unread) if unread is not None else _pixels("pil", _pil_array(leaf))
     if isinstance(leaf, PurePath):
         return _file(leaf)
+    if isinstance(leaf, StoredURL):
+        return _encoded(_download(leaf))
     if isinstance(leaf, (bytes, bytearray, memoryview)):
         return _encoded(np.frombuffer(cast("bytes", leaf), np.uint8))
     if isinstance(leaf, np.ndarray):
@@ -123,6 +141,17 @@ def _file(path: PurePath) -> ImageInput:
         return _encoded(np.fromfile(name, np.uint8))
     data = np.frombuffer(os.fsencode(name), np.uint8)
     return ImageInput((Spec(), InputKind.FILES), (header.height, header.width), data, header)
+
+
+def _download(url: StoredURL) -> _Bytes:
+    """Return the contents of a file that ``datasets`` opens with fsspec, which it depends on."""
+    import fsspec  # pyright: ignore[reportMissingImports, reportMissingTypeStubs]
+
+    try:
+        with cast("Any", fsspec).open(str(url), "rb") as file:
+            return np.frombuffer(file.read(), np.uint8)
+    except (FileNotFoundError, KeyError):  # zip archives raise KeyError
+        raise UnreadableError("there is no such file") from None
 
 
 def _refused_dtype(dtype: Any) -> RefusedError:

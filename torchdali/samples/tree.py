@@ -1,4 +1,4 @@
-"""Samples of any structure: find the images in them, and put placeholders there.
+"""Samples of any structure: walk through their parts, and put placeholders where their images are.
 
 A structure is what ``default_collate`` walks through: mappings, sequences and named tuples, nested; dataclasses too.
 """
@@ -9,7 +9,7 @@ import copy
 import dataclasses
 import re
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, MutableSequence, Sequence
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -20,21 +20,21 @@ from torchvision import tv_tensors
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
 __all__ = [
+    "IMAGE_SUFFIXES",
     "Placeholder",
     "Tree",
     "build_tree",
     "collate",
     "convert",
-    "find_images",
+    "describe_sample",
+    "format_key_paths",
     "is_default_collate",
     "is_encoded",
+    "is_stored",
     "tree_leaves",
     "tree_map",
     "with_placeholders",
 ]
-
-MAX_CHANNELS = 4
-"""Of plain arrays and tensors that are taken for images."""
 
 _MAGIC = re.compile(
     rb"\xff\xd8\xff"  # JPEG
@@ -51,7 +51,8 @@ _MAGIC = re.compile(
 _START = 18
 """Bytes that tell what a file is."""
 
-_SUFFIXES = (*IMG_EXTENSIONS, ".gif", ".jp2", ".jpe")
+IMAGE_SUFFIXES = (*IMG_EXTENSIONS, ".gif", ".jp2", ".jpe")
+"""Of image files, in lower case."""
 
 # Asked first, because to ask an abstract base class takes longer.
 _NEVER_PARTS = (str, bytes, int, float, np.ndarray, np.generic, torch.Tensor, PIL.Image.Image, PurePath)
@@ -244,6 +245,23 @@ def tree_leaves(sample: Tree) -> Iterator[tuple[str, Any]]:
         yield from tree_leaves(part)
 
 
+def format_key_paths(key_paths: Sequence[str]) -> str:
+    """Return key paths in words."""
+    return ", ".join(key_path or "the sample itself" for key_path in key_paths) or "none"
+
+
+def describe_sample(sample: Tree) -> str:
+    """Return the parts of a sample in words: key path, type, shape, and the first bytes of a file."""
+    parts: list[str] = []
+    for path, leaf in tree_leaves(sample):
+        shape = getattr(leaf, "shape", None)
+        start = repr(bytes(leaf[:8])) if isinstance(leaf, (bytes, bytearray)) else None
+        about = start or (f"{tuple(shape)} {getattr(leaf, 'dtype', '')}" if shape is not None else "")
+        parts.append(" ".join(filter(None, (path, type(leaf).__name__, about))))
+    text = "; ".join(parts)
+    return text if len(text) <= 300 else f"{text[:297]}..."
+
+
 def is_stored(node: Any) -> bool:
     """Return True for an image file as Hugging Face's ``datasets.Image(decode=False)`` returns it.
 
@@ -252,14 +270,9 @@ def is_stored(node: Any) -> bool:
     if type(node) is not dict or len(cast("dict[Any, Any]", node)) != 2 or "bytes" not in node or "path" not in node:
         return False
     data, path = cast("Any", node["bytes"]), cast("Any", node["path"])
-    return is_encoded(data) or (data is None and isinstance(path, str) and path.lower().endswith(_SUFFIXES))
-
-
-def _unwrap_stored(leaf: Any) -> Any:
-    """Return the bytes of a stored file, or its path if it has none. Return any other leaf as it is."""
-    if not is_stored(leaf):
-        return leaf
-    return Path(leaf["path"]) if leaf["bytes"] is None else leaf["bytes"]
+    if data is None and isinstance(path, str):  # a file within an archive is zip://cat/0.jpg::/data/train.zip
+        return path.split("::")[0].lower().endswith(IMAGE_SUFFIXES)
+    return is_encoded(data)
 
 
 def is_encoded(leaf: Any) -> bool:
@@ -274,33 +287,6 @@ def is_encoded(leaf: Any) -> bool:
     else:
         return False
     return _MAGIC.match(start) is not None
-
-
-def _is_surely_image(leaf: Any) -> bool:
-    return isinstance(leaf, (PIL.Image.Image, tv_tensors.Image)) or is_stored(leaf)
-
-
-def _is_likely_image(leaf: Any) -> bool:
-    if isinstance(leaf, PurePath) or is_encoded(leaf):
-        return True
-    if isinstance(leaf, np.ndarray):
-        array: Any = cast("Any", leaf)
-        return array.ndim == 3 and 0 < array.shape[2] <= MAX_CHANNELS and array.dtype.kind in "uif"
-    if isinstance(leaf, torch.Tensor) and not isinstance(leaf, tv_tensors.TVTensor):
-        return leaf.ndim == 3 and 0 < leaf.shape[0] <= MAX_CHANNELS and not leaf.is_complex()
-    return False
-
-
-def find_images(sample: Tree) -> list[tuple[str, Any]]:
-    """Return the images of a sample with their key paths.
-
-    As in torchvision's v2 transforms, these are all PIL images and ``tv_tensors.Image``. If there is none, it is the
-    first leaf that looks like an image: a tensor (C, H, W) or an array (H, W, C) with up to 4 channels, an encoded
-    file (bytes, or one axis of uint8), or a ``pathlib`` path. Files that ``datasets`` stores count as PIL images.
-    """
-    everything = list(tree_leaves(sample))
-    sure = [(path, _unwrap_stored(leaf)) for path, leaf in everything if _is_surely_image(leaf)]
-    return sure or [(path, leaf) for path, leaf in everything if _is_likely_image(leaf)][:1]
 
 
 def with_placeholders(sample: Tree, images: Sequence[tuple[str, Any]]) -> Any:

@@ -21,9 +21,19 @@ from torchvision import tv_tensors
 
 from torchdali.errors import TransformError
 from torchdali.runtime.exceptions import add_note
-from torchdali.samples.image import ImageInput, RefusedError, UnreadableError, black, to_image_input
+from torchdali.samples.finder import ImageFinder
+from torchdali.samples.image import ImageInput, RefusedError, StoredURL, UnreadableError, black, to_image_input
 from torchdali.samples.on_error import SIZE, OnError, find_substitutes
-from torchdali.samples.tree import Tree, build_tree, collate, find_images, tree_leaves, tree_map, with_placeholders
+from torchdali.samples.tree import (
+    Tree,
+    build_tree,
+    collate,
+    describe_sample,
+    format_key_paths,
+    tree_leaves,
+    tree_map,
+    with_placeholders,
+)
 from torchdali.sources import Header
 from torchdali.transforms.spec import First, InputKind, IntArray, Spec
 from torchdali.workers.pickling import pickle_batch
@@ -34,8 +44,6 @@ __all__ = [
     "PackedImages",
     "Packer",
     "SampleFailure",
-    "describe_sample",
-    "format_key_paths",
     "map_substitutes",
     "refuse_annotations",
 ]
@@ -95,6 +103,7 @@ class Packed:
         worker: Whose batch it is.
         reasons: What is wrong with an image, by sample; with the file's name.
         failed: The same of samples in whose places there is something else.
+        structure: The key paths of the first sample's parts, where all samples are of one structure.
         outline: What the first sample is made of, where no image was found.
         task: Number that the batch was asked for under.
         state: What a stream said of itself after the batch.
@@ -108,6 +117,7 @@ class Packed:
     worker: int = 0
     reasons: dict[int, tuple[str, str]] = field(default_factory=dict[int, tuple[str, str]])
     failed: dict[int, tuple[str, str]] = field(default_factory=dict[int, tuple[str, str]])
+    structure: tuple[str, ...] = ()
     outline: str = ""
     task: int = 0
     state: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -139,6 +149,7 @@ class Packer:
         images: Whether images are taken out; else ``collate_fn`` does all there is to do.
         first: What the transforms begin with.
         on_error: What is done about samples that cannot be read or decoded.
+        finder: Finds the images of a sample. By default, goes by what they look like.
     """
 
     def __init__(
@@ -149,11 +160,13 @@ class Packer:
         images: bool,
         first: First = "conversion",
         on_error: OnError = "raise",
+        finder: ImageFinder | None = None,
     ) -> None:
         self._collate, self._batched, self._images = collate_fn, batched, images
         self._uses_default_collate = uses_default_collate
         self._first: First = first
         self._on_error = on_error
+        self._finder = finder or ImageFinder()
         self._process = os.getpid()
         self._pool: SharedBufferPool | None = None
 
@@ -201,9 +214,11 @@ class Packer:
     def _fill(self, packed: Packed, data: Any, samples: list[Any], in_worker: bool) -> dict[int, tuple[str, str]]:
         """Packs what there is; returns which samples others have to take the place of."""
         trees = [build_tree(sample) for sample in samples] if self._images else []
-        image_lists = [find_images(one) for one in trees]
         for one in trees:
             refuse_annotations(one)
+        image_lists = [self._finder.find(one) for one in trees]
+        if trees and self._uses_default_collate:
+            packed.structure = tuple(path for path, _ in tree_leaves(trees[0]))
         if not any(image_lists):
             packed.outline = describe_sample(trees[0]) if trees else packed.outline
             try:
@@ -259,7 +274,7 @@ class Packer:
                 try:
                     images.append((sample, slot, to_image_input(leaf, self._first)))
                 except RefusedError as error:
-                    named = str(leaf) if isinstance(leaf, PurePath) else key_path or "the sample itself"
+                    named = str(leaf) if isinstance(leaf, (PurePath, StoredURL)) else key_path or "the sample itself"
                     if self._on_error != "raise" and isinstance(error, UnreadableError):
                         unreadable[sample, slot] = named, str(error)
                         images.append((sample, slot, black(error.size or SIZE)))
@@ -346,23 +361,6 @@ def _find_common_key_paths(
             wrong[number] = (usual, reason)
     elsewhere = any(each[number] for number in wrong)
     return most, dict(list(wrong.items())[:1]), {} if elsewhere else wrong
-
-
-def format_key_paths(key_paths: Sequence[str]) -> str:
-    """Places in a sample, in words."""
-    return ", ".join(key_path or "the sample itself" for key_path in key_paths) or "none"
-
-
-def describe_sample(sample: Tree) -> str:
-    """What a sample is made of."""
-    parts: list[str] = []
-    for path, leaf in tree_leaves(sample):
-        shape = getattr(leaf, "shape", None)
-        start = repr(bytes(leaf[:8])) if isinstance(leaf, (bytes, bytearray)) else None
-        about = start or (f"{tuple(shape)} {getattr(leaf, 'dtype', '')}" if shape is not None else "")
-        parts.append(" ".join(filter(None, (path, type(leaf).__name__, about))))
-    text = "; ".join(parts)
-    return text if len(text) <= 300 else f"{text[:297]}..."
 
 
 def _is_iterable_batch(data: Any) -> bool:

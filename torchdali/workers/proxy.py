@@ -96,7 +96,7 @@ class _ProxyEpoch(ResumableIterator):
         images: bool = routes is not None
         first: First = routes.first if routes else "conversion"
         batches: bool = cast("Any", view)._auto_collation  # noqa: SLF001 - torch's
-        packs = batches, self._uses_default_collate, images, first, self._error_policy.mode
+        packs = batches, self._uses_default_collate, images, first, self._error_policy.mode, self.proxy.finder
         packer = Packer(view.collate_fn, *packs)
         # Without images the batch itself crosses to the device, and torch has a thread that pins it.
         pins = self.proxy.device.type == "cuda" and not images

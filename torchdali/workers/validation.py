@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchdali.errors import SampleError, TransformError
+from torchdali.errors import SampleError
 from torchdali.pipeline.feed import Batch
 from torchdali.pipeline.pool import PipelineCache, PipelinePool
 from torchdali.pipeline.tuning import choose_prefetch_depth
 from torchdali.runtime.warning import warn_user
-from torchdali.samples.tree import convert, is_default_collate
+from torchdali.samples.finder import RULE, ImageFinder
+from torchdali.samples.tree import convert, format_key_paths, is_default_collate
 from torchdali.transforms.rng import Draws
-from torchdali.workers.packing import Packed, format_key_paths
+from torchdali.workers.packing import Packed
 
 __all__ = ["Fault", "PendingBatch", "ProxyPlan", "check_sizes", "uses_default_collate"]
 
@@ -34,7 +35,8 @@ class ProxyPlan:
         device: Where batches are made.
         memory: Bytes that batches in flight may take.
         prefetch_depth: Batches in flight if there are workers. Reduced to what fits when the size of a batch is known.
-        key_paths: Where the images are in the samples, once a batch has shown it and if they all have them there.
+        key_paths: For each structure of samples that batches had so far, the key paths of the images.
+        finder: Finds the images of a sample.
         has_images: Whether there was an image.
         warned: Whether it was said that there is no image.
     """
@@ -44,7 +46,8 @@ class ProxyPlan:
     device: torch.device
     memory: int
     prefetch_depth: int = 6
-    key_paths: tuple[str, ...] = ()
+    key_paths: dict[tuple[str, ...], tuple[str, ...]] = field(default_factory=dict[tuple[str, ...], tuple[str, ...]])
+    finder: ImageFinder = field(default_factory=ImageFinder)
     has_images: bool = False
     warned: bool = False
 
@@ -62,26 +65,24 @@ class ProxyPlan:
         return pools
 
     def check_key_paths(self, packed: Packed, fault: Fault) -> None:
-        """Raise an error if the images of a batch have other key paths than those of earlier batches."""
+        """Raise SampleError if no image was found in samples that are structured like earlier ones with images.
+
+        Batches may differ in structure, keys and number of images, as in ``DataLoader``.
+        """
         if self.routes is None or not packed.count:
             return
         if packed.groups:
             self.has_images = True
-            self.key_paths = self.key_paths or packed.key_paths
+            if packed.key_paths:
+                self.key_paths[packed.structure] = packed.key_paths
+        elif at := self.key_paths.get(packed.structure):
+            reason = f"no image was found in it, in the batches before they were at {format_key_paths(at)}"
+            raise fault(0, format_key_paths(at), f"{reason}; it is {packed.outline}")
         elif not self.has_images and not self.warned:
             self.warned = True
             warn_user(
                 f"transform= has nothing to do: no image was found in a sample, which is {packed.outline}. Taken for "
-                "images are PIL images, tv_tensors.Image, and else the first array (H, W, C), tensor (C, H, W), "
-                "encoded file or pathlib.Path"
-            )
-        if self.key_paths and not packed.key_paths:
-            reason = f"no image was found in it, in the batches before they were at {format_key_paths(self.key_paths)}"
-            raise fault(0, format_key_paths(self.key_paths), f"{reason}; it is {packed.outline}")
-        if self.key_paths != packed.key_paths:
-            raise TransformError(
-                f"the samples of a batch have their images at {format_key_paths(packed.key_paths)}, those of the "
-                f"batches before it at {format_key_paths(self.key_paths)}"
+                f"images are {RULE}. For a string that is a path, return pathlib.Path(...) or name its key in images="
             )
 
 
