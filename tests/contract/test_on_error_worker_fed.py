@@ -358,7 +358,7 @@ def out_of_time(*_: Any) -> None:
 @pytest.mark.parametrize("on_error", ["raise", "skip", "replace"])
 @pytest.mark.parametrize(
     ("kind", "reads"),
-    [("path", "samples.image.read_header"), ("bytes", "samples.image.header_of")],
+    [("path", "samples.image.read_header"), ("bytes", "samples.image.parse_header")],
 )
 def test_an_alarm_is_not_taken_for_a_file_that_cannot_be_read(
     dataset: ImageFolder, monkeypatch: pytest.MonkeyPatch, kind: str, reads: str, on_error: Any

@@ -19,7 +19,7 @@ from torch.utils.data import get_worker_info
 from torchdali.errors import DALIUnavailableError
 from torchdali.pipeline.plan import Plan
 from torchdali.runtime import devices
-from torchdali.sources import HEAD
+from torchdali.sources import HEADER_BYTES
 from torchdali.transforms.rules.crop import Window
 from torchdali.transforms.spec import Fidelity, InputKind
 
@@ -354,9 +354,9 @@ def build_header_reader(batch_size: int, threads: int, validate_headers: bool) -
     with pipeline:
         paths = fn.external_source(name=HEADER_PATHS, ndim=1, dtype=types.UINT8, no_copy=True)
         files = fn.io.file.read(paths, dont_use_mmap=True)
-        heads = fn.slice(files, start=[0], shape=[HEAD], axes=[0], out_of_bounds_policy="pad")
-        looked_at = [fn.peek_image_shape(files, dtype=types.INT32)] if validate_headers else []
-        pipeline.set_outputs(heads, files.shape(dtype=types.INT32), *looked_at)
+        header_bytes = fn.slice(files, start=[0], shape=[HEADER_BYTES], axes=[0], out_of_bounds_policy="pad")
+        shapes = [fn.peek_image_shape(files, dtype=types.INT32)] if validate_headers else []
+        pipeline.set_outputs(header_bytes, files.shape(dtype=types.INT32), *shapes)
     pipeline.build()
     return pipeline
 

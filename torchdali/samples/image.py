@@ -15,7 +15,7 @@ import torch
 from torchvision import tv_tensors
 
 from torchdali.samples.on_error import limit_size
-from torchdali.sources import UNREADABLE, Header, error_text, header_of, is_system_fault, read_header
+from torchdali.sources import UNREADABLE, Header, error_text, is_system_fault, parse_header, read_header
 from torchdali.transforms.spec import First, InputKind, Spec
 
 __all__ = [
@@ -207,7 +207,7 @@ def _encoded(data: _Bytes) -> ImageInput:
     memory = memoryview(cast("Any", data))
     size: tuple[int, int] | None = None
     try:
-        header = header_of(memory)
+        header = parse_header(memory)
         size = header.height, header.width
         whole = not header.jpeg or bytes(memory[-2:]) == b"\xff\xd9"
         if not (header.native and whole):

@@ -3,13 +3,13 @@
 from torchdali.sources.adopters import dataset_state, from_dataset
 from torchdali.sources.folder import FileSource
 from torchdali.sources.headers.header import (
-    HEAD,
+    HEADER_BYTES,
     UNREADABLE,
     Header,
     error_text,
-    header_of,
     is_system_fault,
     open_file,
+    parse_header,
     read_header,
 )
 from torchdali.sources.index import ImageIndex
@@ -17,7 +17,7 @@ from torchdali.sources.source import Source
 from torchdali.transforms.spec import InputKind, Spec
 
 __all__ = [
-    "HEAD",
+    "HEADER_BYTES",
     "UNREADABLE",
     "FileSource",
     "Header",
@@ -28,8 +28,8 @@ __all__ = [
     "dataset_state",
     "error_text",
     "from_dataset",
-    "header_of",
     "is_system_fault",
     "open_file",
+    "parse_header",
     "read_header",
 ]

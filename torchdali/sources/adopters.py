@@ -16,7 +16,7 @@ from torchvision.datasets import DatasetFolder, folder
 from torchvision.datasets.folder import default_loader, pil_loader
 
 from torchdali.errors import UnsupportedDatasetError
-from torchdali.sources.arrays import Arrays, ArraySource, as_array, family, targets_of
+from torchdali.sources.arrays import Arrays, ArraySource, as_array, find_base_class, get_targets
 from torchdali.sources.combined import CombinedSource
 from torchdali.sources.folder import FileSource
 from torchdali.sources.headers.table import HeaderColumns
@@ -99,7 +99,7 @@ _FILES, _ARRAYS, _OWN = "image folders", "datasets in memory", "datasets with a 
 def _leaf_kind(leaf: Any) -> str:
     if isinstance(leaf, (DatasetFolder, ImageIndex)):
         return _FILES
-    return _ARRAYS if family(leaf) else _OWN
+    return _ARRAYS if find_base_class(leaf) else _OWN
 
 
 def _rows_of_leaves(ends: Sequence[int], places: IntArray) -> tuple[IntArray, IntArray]:
@@ -187,7 +187,7 @@ def _state(dataset: Any) -> object:
         return _Objects([*about, dataset]), text
     # Images are read where they are; targets were copied.
     about += [dataset.data, getattr(dataset, "compat", None)]
-    return _Objects(about), text, _content(targets_of(dataset))
+    return _Objects(about), text, _content(get_targets(dataset))
 
 
 def _content(targets: Any) -> object:
@@ -245,7 +245,7 @@ def _array(places: _Places) -> IntArray:
 def _base(dataset: Any) -> type[Any] | None:
     """The class whose ``__getitem__`` a dataset has, if it has not its own."""
     bases: tuple[type[Any], ...] = (Subset, ConcatDataset, DatasetFolder, ImageIndex)
-    return next((base for base in bases if isinstance(dataset, base)), None) or family(dataset)
+    return next((base for base in bases if isinstance(dataset, base)), None) or find_base_class(dataset)
 
 
 def _is_plain(dataset: Any, base: type[Any]) -> bool:

@@ -1,4 +1,4 @@
-"""Images that lie in memory as one array: torchvision's CIFAR, MNIST and its relatives, SVHN and STL10."""
+"""Images in memory as one array: torchvision's CIFAR, MNIST and its relatives, SVHN and STL10."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from torchdali.errors import UnsupportedDatasetError
 from torchdali.sources.source import Source, Targets
 from torchdali.transforms.spec import InputKind, IntArray, Spec
 
-__all__ = ["ArraySource", "Arrays", "as_array", "family", "targets_of"]
+__all__ = ["ArraySource", "Arrays", "as_array", "find_base_class", "get_targets"]
 
 Pixels = npt.NDArray[np.uint8]
 
 _FAMILIES: tuple[type[Any], ...] = (CIFAR10, SVHN, STL10, QMNIST, MNIST)
-"""The classes that define ``__getitem__``; a class before one that it derives from."""
+"""The classes that define ``__getitem__``. A subclass precedes its base class."""
 
-_AT_ONCE = 64 * 2**20  # bytes that are gathered in host memory while images are copied to a GPU
+_CHUNK_BYTES = 64 * 2**20  # gathered in host memory at a time, while images are copied to a GPU
 
 
-def family(dataset: Any) -> type[Any] | None:
-    """The class of torchvision's whose ``__getitem__`` a dataset in memory has, if it has not its own."""
+def find_base_class(dataset: Any) -> type[Any] | None:
+    """Return the torchvision class that defines the ``__getitem__`` of a dataset in memory, or None."""
     return next((base for base in _FAMILIES if isinstance(dataset, base)), None)
 
 
-def targets_of(dataset: Any) -> Any:
-    """What the targets of a dataset in memory are taken from."""
+def get_targets(dataset: Any) -> Any:
+    """Return the attribute that holds the targets of a dataset in memory."""
     return getattr(dataset, "labels" if _is_a(dataset, SVHN, STL10) else "targets")
 
 
 def as_array(values: Any) -> npt.NDArray[Any] | None:
-    """The memory of an array or tensor as an array; None where it is neither."""
+    """Return an array or tensor as an array that shares its memory; None for other types."""
     if _is_a(values, torch.Tensor):
         return values.numpy()
     return np.asarray(values) if _is_a(values, np.ndarray) else None
@@ -47,18 +47,18 @@ def _is_a(value: object, *kinds: type[Any]) -> bool:
 
 
 class Arrays:
-    """The images of one dataset, where the dataset has them, and its targets.
+    """The images and targets of one dataset. The images stay in the dataset's array.
 
     Args:
-        dataset: Of one of the families.
+        dataset: A dataset of one of the classes in ``_FAMILIES``.
 
     Attributes:
-        name: The name of its class.
+        name: The name of the dataset's class.
         shape: Height, width and channels of each image.
-        targets: What ``__getitem__`` would give for each image, before the target transform.
+        targets: The target of each image, as ``__getitem__`` gives it before the target transform.
 
     Raises:
-        UnsupportedDatasetError: Its arrays are not such as torchvision makes.
+        UnsupportedDatasetError: The arrays have not the types or shapes that torchvision gives them.
     """
 
     def __init__(self, dataset: Any) -> None:
@@ -73,40 +73,40 @@ class Arrays:
         if 0 in (height, width) or channels != (1 if grey else 3):
             raise UnsupportedDatasetError(f"the data of {self.name} is no images: it has the shape {array.shape}")
         self.shape = (height, width, channels)
-        self.targets = _targets(dataset, len(self._data))
+        self.targets = _read_targets(dataset, len(self._data))
 
     @property
     def pixels(self) -> Pixels:
         """``(N, H, W, C)`` a view of the dataset's array.
 
-        It is made anew each time: a tensor that is handed to another process moves to shared memory, and what an
-        older view shows is then freed.
+        Each call makes a new view. torch moves a tensor to shared memory when it sends it to another process, and frees
+        the memory that an older view refers to.
         """
         array: Any = as_array(self._data)
         return array[..., None] if array.ndim == 3 else array.transpose(self._axes)
 
     def gather(self, rows: IntArray) -> Pixels:
-        """``(M, H, W, C)`` some of the images, dense."""
-        found = self.pixels[rows]  # which lies in memory as the dataset's array does
-        if found.flags.c_contiguous:
-            return found
-        dense = np.empty(found.shape, np.uint8)
-        for channel in range(found.shape[-1]):  # 0.35 ms for 256 images of CIFAR10; one assignment takes 1.4 ms
-            dense[..., channel] = found[..., channel]
-        return dense
+        """Return ``(M, H, W, C)`` some of the images, contiguous."""
+        images = self.pixels[rows]  # has the memory layout of the dataset's array
+        if images.flags.c_contiguous:
+            return images
+        out = np.empty(images.shape, np.uint8)
+        for channel in range(images.shape[-1]):  # 0.35 ms for 256 images of CIFAR10; one assignment takes 1.4 ms
+            out[..., channel] = images[..., channel]
+        return out
 
 
-def _targets(dataset: Any, count: int) -> list[Any]:
-    given: Any = targets_of(dataset)
-    if _is_a(given, type(None)) and _is_a(dataset, STL10):
+def _read_targets(dataset: Any, count: int) -> list[Any]:
+    targets: Any = get_targets(dataset)
+    if _is_a(targets, type(None)) and _is_a(dataset, STL10):
         return [None] * count
-    if len(given) != count:
-        raise UnsupportedDatasetError(f"{type(dataset).__name__} has {count} images and {len(given)} targets")
+    if len(targets) != count:
+        raise UnsupportedDatasetError(f"{type(dataset).__name__} has {count} images and {len(targets)} targets")
     if _is_a(dataset, CIFAR10) or (_is_a(dataset, QMNIST) and not dataset.compat):
-        return [given[i] for i in range(count)]
-    array = as_array(given)
+        return [targets[i] for i in range(count)]
+    array = as_array(targets)
     if array is None:
-        items: list[Any] = [given[i] for i in range(count)]
+        items: list[Any] = [targets[i] for i in range(count)]
         return [int(item[0] if _is_a(dataset, QMNIST) else item) for item in items]
     return list(map(int, (array[:, 0] if _is_a(dataset, QMNIST) else array).tolist()))
 
@@ -114,16 +114,16 @@ def _targets(dataset: Any, count: int) -> list[Any]:
 class ArraySource(Source):
     """Samples whose images lie in memory, in one array or several of the same shape.
 
-    They are read from the dataset's arrays for every batch, so a change in them is seen. Only a copy on a GPU, which
-    :meth:`to_device` makes, does not see a change inside an array: assign another array to the dataset's ``data``.
+    Images are read from the dataset's arrays for every batch, so changes in the arrays take effect. The copy on a GPU
+    that :meth:`to_device` makes does not follow them. Assign another array to the dataset's ``data`` instead.
 
     Args:
         arrays: The datasets.
         which: ``(N,)`` for each sample the index of its dataset in ``arrays``.
-        rows: ``(N,)`` for each sample its row there.
-        functions: The target transforms of the datasets; None where there is none.
-        transform: The transform of them all.
-        outline: The names of the datasets and what they are nested in, for ``explain()``.
+        rows: ``(N,)`` for each sample its row in that dataset.
+        functions: The target transform of each dataset, or None.
+        transform: The transform of all datasets.
+        outline: The nesting of the datasets by name, for ``explain()``.
 
     Raises:
         UnsupportedDatasetError: The images of the datasets differ in shape.
@@ -154,17 +154,17 @@ class ArraySource(Source):
         self.spec = Spec("pil", torch.uint8, channels, (height, width))
         self._arrays, self._which, self._rows, self._shape = arrays, which, rows, first.shape
         self._copy: tuple[torch.Tensor, IntArray] | None = None
-        self._answer: tuple[tuple[torch.device, int], ArraySource] | None = None
+        self._device_copy: tuple[tuple[torch.device, int], ArraySource] | None = None
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def read(self, rows: IntArray) -> Pixels | torch.Tensor:
-        """Return ``(N, H, W, C)`` the images of some samples, dense; on the GPU if they are kept there."""
+        """Return ``(N, H, W, C)`` the images of some samples, contiguous; on the GPU if the copy is there."""
         if self._copy is None:
             return self._gather(rows)
-        images, places = self._copy
-        chosen = torch.from_numpy(places[rows]).pin_memory().to(images.device, non_blocking=True)
+        images, positions = self._copy
+        chosen = torch.from_numpy(positions[rows]).pin_memory().to(images.device, non_blocking=True)
         return images.index_select(0, chosen)
 
     def target(self, row: int) -> Any:
@@ -176,7 +176,7 @@ class ArraySource(Source):
         return f"image {self._rows[row]} of {self._arrays[self._which[row]].name}, in memory"
 
     def describe(self) -> str:
-        """Return the number of images, their size and the datasets that they are from."""
+        """Return the number of images, their size and their datasets."""
         return self._description
 
     def labels(self, rows: IntArray) -> IntArray | None:
@@ -186,40 +186,39 @@ class ArraySource(Source):
     def to_device(self, device: torch.device, budget: int) -> Source:
         """Return itself, or a source with a copy of the images on a CUDA device, if they fit the budget.
 
-        Images that no sample uses are not copied, and one that several samples use is copied once. If the device has
-        no memory left, they stay where they are.
+        Only the images that samples use are copied, each once. If the device runs out of memory, nothing is copied.
         """
         if device.type != "cuda" or self.resident:
             return self
-        if self._answer is None or self._answer[0] != (device, budget):
-            self._answer = (device, budget), self._copy_to(device, budget)
-        return self._answer[1]
+        if self._device_copy is None or self._device_copy[0] != (device, budget):
+            self._device_copy = (device, budget), self._copy_to(device, budget)
+        return self._device_copy[1]
 
     def _copy_to(self, device: torch.device, budget: int) -> ArraySource:
         ends = np.cumsum([0, *(len(arrays.targets) for arrays in self._arrays)])
-        _, samples, places = np.unique(ends[self._which] + self._rows, return_index=True, return_inverse=True)
+        _, samples, positions = np.unique(ends[self._which] + self._rows, return_index=True, return_inverse=True)
         length = int(np.prod(self._shape))
         if len(samples) * length > budget:
             return self
         try:
             images = torch.empty((len(samples), *self._shape), dtype=torch.uint8, device=device)
-            step = max(1, _AT_ONCE // length)
+            step = max(1, _CHUNK_BYTES // length)
             for start in range(0, len(samples), step):
                 images[start : start + step] = torch.from_numpy(self._gather(samples[start : start + step]))
         except torch.cuda.OutOfMemoryError:
             return self
-        torch.cuda.current_stream(device).synchronize()  # they may be read on another stream
-        twin = copy.copy(self)
-        twin._copy, twin.resident = (images, places.reshape(-1)), True  # noqa: SLF001 - of this class
-        twin._description += f", copied to {device} ({images.nbytes / 2**20:,.1f} MiB)"  # noqa: SLF001 - likewise
-        return twin
+        torch.cuda.current_stream(device).synchronize()  # another stream may read the images
+        clone = copy.copy(self)
+        clone._copy, clone.resident = (images, positions.reshape(-1)), True  # noqa: SLF001 - this class
+        clone._description += f", copied to {device} ({images.nbytes / 2**20:,.1f} MiB)"  # noqa: SLF001 - this class
+        return clone
 
     def _gather(self, rows: IntArray) -> Pixels:
         which, rows = self._which[rows], self._rows[rows]
         if len(self._arrays) == 1:
             return self._arrays[0].gather(rows)
-        dense = np.empty((len(rows), *self._shape), np.uint8)
-        for number in np.unique(which).tolist():
-            places = which == number
-            dense[places] = self._arrays[number].gather(rows[places])
-        return dense
+        out = np.empty((len(rows), *self._shape), np.uint8)
+        for i in np.unique(which).tolist():
+            positions = which == i
+            out[positions] = self._arrays[i].gather(rows[positions])
+        return out

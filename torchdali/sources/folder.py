@@ -70,4 +70,4 @@ class FileSource(Source):
 
     def has_same_files(self, other: Source) -> bool:
         """Return whether each row is the same file in another source."""
-        return isinstance(other, FileSource) and self._paths.same(other._paths)  # noqa: SLF001 - of this class
+        return isinstance(other, FileSource) and self._paths.equals(other._paths)  # noqa: SLF001 - of this class

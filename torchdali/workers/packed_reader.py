@@ -14,8 +14,8 @@ from torchdali.errors import SampleError
 from torchdali.pipeline.readers import FileReader, Reader
 from torchdali.samples.image import black, ppm
 from torchdali.samples.on_error import find_substitutes
-from torchdali.sources import FileSource, header_of
-from torchdali.sources.paths import Paths, table_of
+from torchdali.sources import FileSource, parse_header
+from torchdali.sources.paths import Paths, build_table
 from torchdali.transforms.spec import NOTHING_SEEN, InputKind, InputStats, IntArray
 from torchdali.workers.packing import Packed, PackedImages
 from torchdali.workers.shared_memory import SharedBuffer
@@ -64,7 +64,7 @@ class PackedReader(Reader):
     def input_stats(self) -> InputStats:
         if self._input_kind is not InputKind.ENCODED or not len(self._group.size):
             return NOTHING_SEEN
-        other = [not header_of(self.image(row).data).baseline for row in range(len(self._group.size))]
+        other = [not parse_header(self.image(row).data).baseline for row in range(len(self._group.size))]
         return InputStats(float(np.mean(other)))
 
     def check(self, row: int) -> None:
@@ -126,10 +126,10 @@ class PackedFileReader(FileReader):
     def __init__(self, packed: Packed, group: PackedImages, fault: Fault) -> None:
         paths = PackedReader(packed, group, fault)
         names = [os.fsdecode(paths.image(row).tobytes()) for row in range(len(group.size))]
-        super().__init__(FileSource(Paths([table_of(names)])))
+        super().__init__(FileSource(Paths([build_table(names)])))
         self._packed, self._group, self._fault = packed, group, fault
         for row, header in enumerate(group.headers):
-            self.table.learn(row, header)
+            self.table.update(row, header)
 
     def name(self, row: int) -> str:
         return f"sample {self.error(row, '').index}, {self.path(row)}"

@@ -23,9 +23,9 @@ from torchdali import DALILoader, SampleError
 from torchdali.pipeline import graph
 from torchdali.pipeline.feed import Prefetcher
 from torchdali.pipeline.readers import FileReader, HeaderReader, header_reader
-from torchdali.sources import HEAD, read_header
+from torchdali.sources import HEADER_BYTES, read_header
 from torchdali.sources.headers.batch import parse
-from torchdali.sources.headers.header import header_of
+from torchdali.sources.headers.header import parse_header
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -75,7 +75,7 @@ def write(folder: Path, times: int = 1) -> list[Path]:
     return paths
 
 
-def table_of(paths: list[Path]) -> Any:
+def build_table(paths: list[Path]) -> Any:
     table = np.array([str(path).encode() for path in paths], np.bytes_)
     matrix = np.zeros((len(paths), table.dtype.itemsize + 1), np.uint8)
     matrix[:, :-1] = table.view(np.uint8).reshape(len(paths), -1)
@@ -84,7 +84,7 @@ def table_of(paths: list[Path]) -> Any:
 
 def headers_of(paths: list[Path]) -> tuple[Any, Any]:
     reader = HeaderReader()
-    read = reader(table_of(paths), False)
+    read = reader(build_table(paths), False)
     reader.close()
     return read
 
@@ -92,7 +92,7 @@ def headers_of(paths: list[Path]) -> tuple[Any, Any]:
 def test_first_bytes_say_what_the_header_says(tmp_path: Path) -> None:
     paths = write(tmp_path / "a")
     heads, lengths = headers_of(paths)
-    assert heads.shape == (len(paths), HEAD)
+    assert heads.shape == (len(paths), HEADER_BYTES)
     found = parse(heads)
     assert found.known.tolist() == [known for _, _, known in kinds()]
     for i, path in enumerate(paths):
@@ -115,10 +115,12 @@ def test_what_only_a_whole_decoder_follows_is_for_pil() -> None:
     cmyk = files["cmyk.jpg"]
     adobe = cmyk.index(b"Adobe")
     cases += [(cmyk[: adobe + 11] + b"\2" + cmyk[adobe + 12 :], False)]
-    found = parse(np.stack([np.frombuffer(file[:HEAD].ljust(HEAD, b"\0"), np.uint8) for file, _ in cases]))
+    found = parse(
+        np.stack([np.frombuffer(file[:HEADER_BYTES].ljust(HEADER_BYTES, b"\0"), np.uint8) for file, _ in cases])
+    )
     native = [native for _, native in cases]
     assert found.known.tolist() == native
-    assert [header_of(memoryview(file)).native for file, _ in cases] == native
+    assert [parse_header(memoryview(file)).native for file, _ in cases] == native
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -319,7 +321,7 @@ def test_a_pipe_among_few_files_is_named(tmp_path: Path, device: str, vetting: l
 
 def test_an_interrupted_reader_gives_no_other_files_headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = write(tmp_path / "a")
-    reader, table = HeaderReader(), table_of(paths)
+    reader, table = HeaderReader(), build_table(paths)
 
     def interrupted(*_: Any) -> Any:
         raise KeyboardInterrupt

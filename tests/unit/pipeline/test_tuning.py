@@ -23,7 +23,7 @@ from torchdali.pipeline.pool import PipelinePool
 from torchdali.pipeline.readers import HeaderReader, header_reader
 from torchdali.pipeline.tuning import Threads, choose_prefetch_depth
 from torchdali.runtime import devices, machine
-from torchdali.sources.paths import Paths, table_of
+from torchdali.sources.paths import Paths, build_table
 from torchdali.transforms.spec import InputKind, InputStats
 
 CUDA = torch.device("cuda", 0)
@@ -85,7 +85,7 @@ def late(monkeypatch: pytest.MonkeyPatch, late_by: float, work: float) -> None:
 
 def test_sixteen_batches_tell_how_long_threads_wait_for_a_file(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = [path for path, _ in ImageFolder(pictures).samples] * 2
-    paths = Paths([table_of(names)]).gather(np.arange(48))
+    paths = Paths([build_table(names)]).gather(np.arange(48))
     monkeypatch.setattr(machine, "available_cores", lambda: 2)
     reader = HeaderReader()
     for late_by, files in ((0.4, 31), *[(0.9, 48)] * 8, (0.9, 48), (0.1, 48), *[(0.3, 48)] * 6):

@@ -280,7 +280,7 @@ def test_classes_that_are_no_list_of_names_leave_the_old_index(index: ImageIndex
 def test_nothing_of_an_index_is_copied(tmp_path: Path, many: Any) -> None:
     ImageIndex.write(tmp_path / "many.npz", many)
     kept, peak, (dataset, source) = allocated(lambda: ((one := ImageIndex(tmp_path / "many.npz")), from_dataset(one)))
-    assert peak < 10 * MANY  # the facts, of which the system gives no page before it is written to
+    assert peak < 10 * MANY  # the table, of which the system gives no page before it is written to
     assert kept >= 9 * MANY
     assert all(map(mapped, (dataset.paths, dataset.targets, source._targets._values, source._paths._rows[0])))
     assert source.name(MANY - 1) == many[-1][0]
@@ -294,9 +294,9 @@ def test_headers_in_an_index_are_mapped_and_copied_where_they_change(tmp_path: P
     assert all(map(mapped, source.headers().columns[1:]))
     rows = np.arange(24)
     reader = open_reader(source)
-    assert not len(reader.table.unknown(rows))
+    assert not len(reader.table.find_unknown(rows))
     reader.forget(rows[:3])
-    assert reader.table.unknown(rows).tolist() == [0, 1, 2]
+    assert reader.table.find_unknown(rows).tolist() == [0, 1, 2]
     assert (tmp_path / "a.npz").read_bytes() == before
 
 
@@ -373,24 +373,24 @@ def test_a_file_without_a_header_raises_in_its_turn(fresh: ImageFolder, tmp_path
 
 
 def test_facts_hold_sizes_and_lengths_of_any_size(tmp_path: Path) -> None:
-    facts = HeaderTable(HeaderColumns.unknown(4), np.array([3, 1, 0, 2]))
+    table = HeaderTable(HeaderColumns.unknown(4), np.array([3, 1, 0, 2]))
     headers = [
         Header(2, 70_000, 2**33 + 2**31 + 5, False, True),
         Header(65_534, 1, 7, True, True),
         Header(1, 65_535, 9, True, False),
     ]
     for row, header in enumerate(headers):
-        facts.learn(row, header)
+        table.update(row, header)
     rows = np.array([2, 0, 1, 0])
-    assert facts.sizes(rows).tolist() == [[1, 65_535], [2, 70_000], [65_534, 1], [2, 70_000]]
-    assert facts.native(rows).tolist() == [False, True, True, True]
-    assert facts.may_be_cut(rows).tolist() == [False, False, True, False]
+    assert table.sizes(rows).tolist() == [[1, 65_535], [2, 70_000], [65_534, 1], [2, 70_000]]
+    assert table.is_native(rows).tolist() == [False, True, True, True]
+    assert table.may_be_truncated(rows).tolist() == [False, False, True, False]
     lengths = np.array([9, 2**31 + 5, 8, 2**31 + 5], np.uint32).view(np.int32)
-    assert facts.of_other_length(rows, lengths).tolist() == [False, False, True, False]
-    assert facts.unknown(np.arange(4)).tolist() == [3]
-    assert facts.columns.sizes.tolist() == [[0, 0], [65_534, 1], [0, 0], [0, 0]]
-    facts.forget(rows[:1])
-    assert facts.unknown(np.arange(4)).tolist() == [2, 3]
+    assert table.has_other_length(rows, lengths).tolist() == [False, False, True, False]
+    assert table.find_unknown(np.arange(4)).tolist() == [3]
+    assert table.columns.sizes.tolist() == [[0, 0], [65_534, 1], [0, 0], [0, 0]]
+    table.forget(rows[:1])
+    assert table.find_unknown(np.arange(4)).tolist() == [2, 3]
 
 
 def test_many_draws_of_few_samples(index: ImageIndex, dataset: ImageFolder) -> None:

@@ -32,7 +32,7 @@ class Cache(lifecycle.Resource, ABC):
     """
 
     def __init__(self, files: FileReader, state: object, budget: int | None) -> None:
-        files.table.keep_modified()
+        files.table.record_modified()
         self.files, self.state, self._budget_option = files, state, budget
         self._lock = Lock()
         super().__init__()

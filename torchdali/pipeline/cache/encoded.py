@@ -15,7 +15,7 @@ from torchdali.pipeline.clock import Clock
 from torchdali.pipeline.feed import Batch, Prefetcher
 from torchdali.pipeline.readers import EncodedBatch, EncodedFile, FileReader
 from torchdali.samples.image import ppm_of
-from torchdali.sources import Header, header_of, open_file
+from torchdali.sources import Header, open_file, parse_header
 from torchdali.transforms.spec import IntArray
 
 __all__ = ["EncodedCache"]
@@ -69,8 +69,8 @@ class EncodedCache(Cache):
             self._drop(row, offset)
         with files.blame(row, "read as an image"):
             data, modified = _read(files.path(row))
-            header = header_of(data.data)._replace(modified=modified)
-        files.table.learn(row, header)
+            header = parse_header(data.data)._replace(modified=modified)
+        files.table.update(row, header)
         files.check_endings(np.array([row]), np.pad(data[-2:], (2, 0))[None, -2:])
         self._add(row, data, header)
         return data, header

@@ -14,7 +14,7 @@ from torchdali.errors import SampleError
 from torchdali.pipeline.readers.base import Reader
 from torchdali.pipeline.readers.scan import Scan
 from torchdali.samples.image import black, ppm
-from torchdali.sources import Header, Source, header_of
+from torchdali.sources import Header, Source, parse_header
 from torchdali.transforms.spec import InputStats, IntArray
 
 __all__ = ["EncodedBatch", "EncodedFile", "EncodedReader"]
@@ -102,7 +102,7 @@ class EncodedReader(Reader):
     def _inspect(self, row: int, content: Any) -> EncodedFile:
         data: Bytes = np.frombuffer(content, np.uint8)
         with self.blame(row, "read as an image"):
-            header = header_of(data.data)
+            header = parse_header(data.data)
         self._num_read += 1
         self._num_beside_engine += not header.baseline
         if header.jpeg and header.native and data[-2:].tobytes() != b"\xff\xd9":

@@ -19,9 +19,9 @@ from torchdali.pipeline.readers.header_reader import HeaderError, HeaderReader
 from torchdali.pipeline.readers.scan import Scan
 from torchdali.sources import Header, Source, read_header
 from torchdali.sources.headers.batch import MANY, parse
-from torchdali.sources.headers.header import most_pixels
+from torchdali.sources.headers.header import max_pixels
 from torchdali.sources.headers.table import HeaderColumns, HeaderTable
-from torchdali.sources.paths import Paths, table_of
+from torchdali.sources.paths import Paths, build_table
 from torchdali.transforms.spec import InputStats, IntArray
 
 __all__ = ["FileReader"]
@@ -86,12 +86,12 @@ class FileReader(Reader):
         """Return whether DALI reads each header before it decodes any, and leaves the files that it refuses to PIL."""
         # It stays true for the iterators that rely on it. Headers that an index knew were not read by DALI.
         reader = self._header_reader
-        self._validates = self._validates or bool(reader and reader.device.type == "cuda" and self.table.nothing)
+        self._validates = self._validates or bool(reader and reader.device.type == "cuda" and self.table.is_empty)
         return self._validates
 
     def sizes(self, rows: IntArray) -> IntArray:
         # Another batch, or a cache, may have forgotten some since they were scanned.
-        if len(unknown := self.table.unknown(rows)):
+        if len(unknown := self.table.find_unknown(rows)):
             if self._validates:
                 self._read_many(unknown)
             else:  # in this thread, which waits for no other file
@@ -120,9 +120,9 @@ class FileReader(Reader):
 
     def scan(self, rows: IntArray, pool: Callable[[], Executor]) -> Scan:
         """Start to read the headers that are not known yet, in the threads of ``pool()``."""
-        unknown = self.table.unknown(rows)
+        unknown = self.table.find_unknown(rows)
         few = len(unknown) < (1 if self._validates else MANY)
-        if few or self._header_reader is None or (self.table.keeps_modified and not self._validates):
+        if few or self._header_reader is None or (self.table.has_stamps and not self._validates):
             return Scan(unknown.tolist(), self._read_each, pool)
         return Scan([0], lambda _: self._read_many(unknown), pool)
 
@@ -156,16 +156,16 @@ class FileReader(Reader):
         """Return whether all headers could be read."""
         assert self._header_reader is not None
         try:
-            heads, lengths = self._header_reader(self.paths(rows), self._validates)
+            header_bytes, lengths = self._header_reader(self.paths(rows), self._validates)
         except HeaderError:
             return False
         except RuntimeError:  # there are no threads, or no memory, for it
             if self._validates:
                 raise
             return False
-        if not self.table.keeps_modified:
-            self.table.learn_many(rows, parse(heads), lengths)
-        self._read_each(self.table.unknown(rows).tolist())
+        if not self.table.has_stamps:
+            self.table.update_many(rows, parse(header_bytes), lengths)
+        self._read_each(self.table.find_unknown(rows).tolist())
         return True
 
     def _read_each(self, rows: Sequence[int]) -> None:
@@ -177,7 +177,7 @@ class FileReader(Reader):
         with self.blame(row, "read as an image"):
             header = read_header(self.path(row))
         if not header.native:
-            self.table.learn(row, header)
+            self.table.update(row, header)
         return header.native
 
     def read_header(self, row: int, by_pil: bool = False) -> None:
@@ -191,33 +191,33 @@ class FileReader(Reader):
             SampleError: The file is missing or no image.
         """
         if black := self.black(row):
-            self.table.learn(row, Header(black.height, black.width, 0, jpeg=False, native=False))
+            self.table.update(row, Header(black.height, black.width, 0, jpeg=False, native=False))
             return
         with self.blame(row, "read as an image"):
             header = read_header(self.path(row))
-        self.table.learn(row, header._replace(native=header.native and not by_pil))
+        self.table.update(row, header._replace(native=header.native and not by_pil))
 
     def abandon(self) -> None:
         if self._header_reader:
             self._header_reader.abandon()
 
     def input_stats(self) -> InputStats:
-        return InputStats(self.table.beside_engine(), self._header_reader.wait if self._header_reader else 0.0)
+        return InputStats(self.table.non_engine_share(), self._header_reader.wait if self._header_reader else 0.0)
 
     def file_bytes(self, rows: IntArray) -> int:
-        return self.table.bytes_of(rows)
+        return self.table.total_bytes(rows)
 
     def find_pil_only(self, rows: IntArray) -> IntArray:
-        too_large = self.table.sizes(rows).prod(axis=1) > most_pixels()  # as an index may say
-        return np.flatnonzero(~self.table.native(rows) | too_large)
+        too_large = self.table.sizes(rows).prod(axis=1) > max_pixels()  # as an index may say
+        return np.flatnonzero(~self.table.is_native(rows) | too_large)
 
     def mark_pil_only(self, row: int) -> None:
         self.table.mark_pil_only(row)
 
     def has_changed(self, rows: IntArray, lengths: npt.NDArray[np.int32], sizes: IntArray) -> bool:
         # The lengths of files for PIL are those of files in memory. Another batch may have read a header again.
-        other = self.table.of_other_length(rows, np.ascontiguousarray(lengths[:, 0]))
-        return bool((self.table.native(rows) & other).any() or (self.table.sizes(rows) != sizes).any())
+        other = self.table.has_other_length(rows, np.ascontiguousarray(lengths[:, 0]))
+        return bool((self.table.is_native(rows) & other).any() or (self.table.sizes(rows) != sizes).any())
 
     def check_endings(self, rows: IntArray, endings: npt.NDArray[np.uint8]) -> None:
         """Raise SampleError if a JPEG ends before its image does.
@@ -226,10 +226,10 @@ class FileReader(Reader):
         is complete. Some others have bytes after their image, so PIL reads each of those once.
         """
         marked = (endings[:, 0] == 0xFF) & (endings[:, 1] == 0xD9)
-        suspects = self.table.may_be_cut(rows) & ~marked
+        suspects = self.table.may_be_truncated(rows) & ~marked
         for row in rows[suspects].tolist():
             self.load(row)
-            self.table.whole(row)
+            self.table.mark_complete(row)
 
     def check(self, row: int) -> None:
         self.load(row)
@@ -276,7 +276,7 @@ class FileReader(Reader):
 
 def _pad(paths: Sequence[str | bytes]) -> npt.NDArray[np.uint8]:
     """Return ``(N, L)`` paths, each padded with at least one NUL."""
-    return Paths([table_of(paths)]).gather(np.arange(len(paths)))
+    return Paths([build_table(paths)]).gather(np.arange(len(paths)))
 
 
 def _unpad(path: npt.NDArray[np.uint8]) -> str:

@@ -154,7 +154,7 @@ def _read(reading: _Reading, paths: npt.NDArray[np.uint8]) -> Any:
     pipeline.feed_input(graph.HEADER_PATHS, paths)
     pipeline.schedule_run()
     try:
-        heads, lengths = (dlpack.to_array(output) for output in pipeline.share_outputs()[:2])
+        header_bytes, lengths = (dlpack.to_array(output) for output in pipeline.share_outputs()[:2])
         if pipeline is reading.pipeline:  # it may have been abandoned meanwhile
             pipeline.release_outputs()
     except (RuntimeError, UnicodeDecodeError) as error:  # the latter if a file's name is not UTF-8
@@ -163,4 +163,4 @@ def _read(reading: _Reading, paths: npt.NDArray[np.uint8]) -> Any:
         reading.broken = False
         raise HeaderError from error
     reading.broken = False
-    return heads, lengths[:, 0]
+    return header_bytes, lengths[:, 0]

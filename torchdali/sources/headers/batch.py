@@ -1,7 +1,7 @@
-"""Headers of many files at once, from their first bytes.
+"""The headers of many files at once, from the first bytes of each file.
 
-Read one by one in Python, they need the interpreter's lock several times for each file, and get it only while the
-training loop waits. What cannot be told this way is left to ``header.py``, which says the same of all others.
+Reading headers one by one in Python takes the interpreter's lock several times for each file, so it slows down beside
+the training loop. Some headers cannot be read this way. ``header.py`` reads those, and agrees on all others.
 """
 
 from __future__ import annotations
@@ -11,31 +11,31 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from torchdali.sources.headers.header import ENDS, FRAMES, PNG_SIGNATURE, SCAN, most_pixels
+from torchdali.sources.headers.header import ENDS, FRAMES, PNG_SIGNATURE, SCAN, max_pixels
 from torchdali.transforms.spec import IntArray
 
 __all__ = ["LARGE", "MANY", "Headers", "parse"]
 
-_ROOM = 20  # from a marker to the end of what is looked at of its segment
+_SEGMENT_BYTES = 20  # bytes that are read of a segment, from its marker
 
 LARGE = 0xFFFF
-"""A side that is this long or longer, which no JPEG's is, does not fit the columns of ``facts.py``."""
+"""The smallest side, in pixels, that does not fit the columns of ``table.py``. No JPEG is as large."""
 
 MANY = 32
-"""Files from which on their headers are read together."""
+"""The smallest number of files whose headers are read together."""
 
 Bytes = npt.NDArray[np.uint8]
 Flags = npt.NDArray[np.bool_]
 
 
 class Headers(NamedTuple):
-    """What the first bytes of files say. All of these files are decoded by DALI as PIL does.
+    """The headers of files. DALI decodes all known files as PIL does.
 
     Attributes:
-        known: ``(N,)`` whether the first bytes tell; the others say nothing of a file of which they do not.
+        known: ``(N,)`` whether the header is known. If not, the other arrays have no meaning for the file.
         sizes: ``(N, 2)`` heights and widths, below 65,535.
-        jpeg: ``(N,)`` whether it is a JPEG.
-        baseline: ``(N,)`` whether it is one that JPEG engines decode.
+        jpeg: ``(N,)`` whether the file is a JPEG.
+        baseline: ``(N,)`` whether the file is a baseline JPEG, which JPEG engines decode.
     """
 
     known: Flags
@@ -44,87 +44,87 @@ class Headers(NamedTuple):
     baseline: Flags
 
 
-def parse(heads: Bytes) -> Headers:
-    """Reads the headers of JPEGs and PNGs.
+def parse(data: Bytes) -> Headers:
+    """Read the headers of JPEGs and PNGs.
 
     Args:
-        heads: ``(N, 2048)`` the first bytes of each file, padded with 0.
+        data: ``(N, 2048)`` the first bytes of each file, padded with 0.
     """
-    count = len(heads)
+    count = len(data)
     nothing: Flags = np.zeros(count, np.bool_)
-    found = Headers(nothing.copy(), np.zeros((count, 2), np.int64), nothing.copy(), nothing.copy())
-    _pngs(heads, found)
-    _jpegs(heads, found)
-    return found
+    headers = Headers(nothing.copy(), np.zeros((count, 2), np.int64), nothing.copy(), nothing.copy())
+    _parse_pngs(data, headers)
+    _parse_jpegs(data, headers)
+    return headers
 
 
-def _pngs(heads: Bytes, found: Headers) -> None:
-    signed = (heads[:, :8] == np.frombuffer(PNG_SIGNATURE, np.uint8)).all(1)
-    named = signed & (heads[:, 12:16] == np.frombuffer(b"IHDR", np.uint8)).all(1)
-    rows = np.flatnonzero(named & (heads[:, 24] == 8) & np.isin(heads[:, 25], (0, 2, 3)))
-    rows = rows[[_is_plain_png(head.tobytes()) for head in heads[rows]]] if len(rows) else rows
-    width, height = (_number(heads, rows, np.full(len(rows), at), 4) for at in (16, 20))
-    _keep(found, rows, height, width)
+def _parse_pngs(data: Bytes, headers: Headers) -> None:
+    has_signature = (data[:, :8] == np.frombuffer(PNG_SIGNATURE, np.uint8)).all(1)
+    has_ihdr = has_signature & (data[:, 12:16] == np.frombuffer(b"IHDR", np.uint8)).all(1)
+    rows = np.flatnonzero(has_ihdr & (data[:, 24] == 8) & np.isin(data[:, 25], (0, 2, 3)))
+    rows = rows[[_is_plain_png(start.tobytes()) for start in data[rows]]] if len(rows) else rows
+    width, height = (_read_uint(data, rows, np.full(len(rows), offset), 4) for offset in (16, 20))
+    _set_sizes(headers, rows, height, width)
 
 
-def _is_plain_png(head: bytes) -> bool:
-    return b"acTL" not in head and head.count(b"IHDR") == 1
+def _is_plain_png(start: bytes) -> bool:
+    return b"acTL" not in start and start.count(b"IHDR") == 1
 
 
-def _jpegs(heads: Bytes, found: Headers) -> None:
-    """Walks all files from marker to marker (ITU-T T.81, annex B) at once, to their first scans."""
-    rows = np.flatnonzero((heads[:, :3] == (0xFF, 0xD8, 0xFF)).all(1))
-    at = np.full(len(heads), 2)
-    adobe_rgb, one_frame, scanned = (np.zeros(len(heads), np.bool_) for _ in range(3))
-    begun = rows
+def _parse_jpegs(data: Bytes, headers: Headers) -> None:
+    """Follow the markers (ITU-T T.81, annex B) of all JPEGs at once, up to their first scans."""
+    rows = np.flatnonzero((data[:, :3] == (0xFF, 0xD8, 0xFF)).all(1))
+    offsets = np.full(len(data), 2)
+    adobe_rgb, one_frame, scanned = (np.zeros(len(data), np.bool_) for _ in range(3))
+    jpegs = rows
     while len(rows):
-        rows = rows[at[rows] + _ROOM <= heads.shape[1]]
-        rows = rows[heads[rows, at[rows]] == 0xFF]
-        place = at[rows]
-        marker = heads[rows, place + 1]
+        rows = rows[offsets[rows] + _SEGMENT_BYTES <= data.shape[1]]
+        rows = rows[data[rows, offsets[rows]] == 0xFF]
+        offset = offsets[rows]
+        marker = data[rows, offset + 1]
         frame = np.isin(marker, FRAMES)
-        again = frame & one_frame[rows]  # of two frame headers DALI takes the last
-        _frames(heads, found, rows[frame], place[frame])
+        second_frame = frame & one_frame[rows]  # DALI takes the last of two frame headers: see header.py
+        _parse_frames(data, headers, rows[frame], offset[frame])
         one_frame[rows[frame]] = True
         scanned[rows[marker == SCAN]] = True
-        going = ~again & ~np.isin(marker, (*ENDS, SCAN))
-        rows, place, marker = rows[going], place[going], marker[going]
-        adobe = rows[(marker == 0xEE) & _says(heads, rows, place + 4, b"Adobe")]
-        adobe_rgb[adobe] = heads[adobe, at[adobe] + 15] == 0
+        more = ~second_frame & ~np.isin(marker, (*ENDS, SCAN))
+        rows, offset, marker = rows[more], offset[more], marker[more]
+        adobe = rows[(marker == 0xEE) & _has_text(data, rows, offset + 4, b"Adobe")]
+        adobe_rgb[adobe] = data[adobe, offsets[adobe] + 15] == 0
         # A byte 0xFF before a marker is padding.
-        at[rows] += np.where(marker == 0xFF, 1, 2 + _number(heads, rows, place + 2, 2))
-    found.known[begun[~scanned[begun] | adobe_rgb[begun]]] = False
+        offsets[rows] += np.where(marker == 0xFF, 1, 2 + _read_uint(data, rows, offset + 2, 2))
+    headers.known[jpegs[~scanned[jpegs] | adobe_rgb[jpegs]]] = False
 
 
-def _frames(heads: Bytes, found: Headers, rows: IntArray, place: IntArray) -> None:
-    body = place + 4
-    components = heads[rows, body + 5]
-    names: Any = heads[rows[:, None], body[:, None] + (6, 9, 12)]
-    named_rgb = (components == 3) & (names == np.frombuffer(b"RGB", np.uint8)).all(1)
-    native = (heads[rows, body] == 8) & np.isin(components, (1, 3)) & ~named_rgb
+def _parse_frames(data: Bytes, headers: Headers, rows: IntArray, offset: IntArray) -> None:
+    body = offset + 4
+    components = data[rows, body + 5]
+    names: Any = data[rows[:, None], body[:, None] + (6, 9, 12)]
+    has_rgb_names = (components == 3) & (names == np.frombuffer(b"RGB", np.uint8)).all(1)
+    native = (data[rows, body] == 8) & np.isin(components, (1, 3)) & ~has_rgb_names
     rows, body = rows[native], body[native]
-    kept = _keep(found, rows, _number(heads, rows, body + 1, 2), _number(heads, rows, body + 3, 2))
-    found.jpeg[rows[kept]] = True
-    found.baseline[rows[kept]] = heads[rows[kept], body[kept] - 3] == FRAMES[0]
+    valid = _set_sizes(headers, rows, _read_uint(data, rows, body + 1, 2), _read_uint(data, rows, body + 3, 2))
+    headers.jpeg[rows[valid]] = True
+    headers.baseline[rows[valid]] = data[rows[valid], body[valid] - 3] == FRAMES[0]
 
 
-def _keep(found: Headers, rows: IntArray, height: IntArray, width: IntArray) -> Flags:
-    # A height of 0 says that the height comes after the pixels, which only a whole decoder follows.
-    told: Flags = (np.minimum(height, width) > 0) & (np.maximum(height, width) < LARGE)
-    told &= height * width <= most_pixels()
-    found.known[rows[told]] = True
-    found.sizes[rows[told]] = np.stack((height, width), 1)[told]
-    return told
+def _set_sizes(headers: Headers, rows: IntArray, height: IntArray, width: IntArray) -> Flags:
+    # A height of 0 means that the height follows the pixels (T.81, B.2.5). Only a whole decoder reads it.
+    valid: Flags = (np.minimum(height, width) > 0) & (np.maximum(height, width) < LARGE)
+    valid &= height * width <= max_pixels()
+    headers.known[rows[valid]] = True
+    headers.sizes[rows[valid]] = np.stack((height, width), 1)[valid]
+    return valid
 
 
-def _number(heads: Bytes, rows: IntArray, place: IntArray, length: int) -> IntArray:
-    """Big-endian numbers of so many bytes, one a file."""
+def _read_uint(data: Bytes, rows: IntArray, offset: IntArray, length: int) -> IntArray:
+    """Return ``(N,)`` big-endian numbers of ``length`` bytes at the offset in each file."""
     number = np.zeros(len(rows), np.int64)
     for i in range(length):
-        number = number * 256 + heads[rows, place + i]
+        number = number * 256 + data[rows, offset + i]
     return number
 
 
-def _says(heads: Bytes, rows: IntArray, place: IntArray, text: bytes) -> Any:
-    letters = heads[rows[:, None], place[:, None] + np.arange(len(text))]
-    return (letters == np.frombuffer(text, np.uint8)).all(1)
+def _has_text(data: Bytes, rows: IntArray, offset: IntArray, text: bytes) -> Any:
+    characters = data[rows[:, None], offset[:, None] + np.arange(len(text))]
+    return (characters == np.frombuffer(text, np.uint8)).all(1)

@@ -1,4 +1,4 @@
-"""What is known of image files so far, in nine bytes each."""
+"""A table of the known headers of image files: nine bytes for each file."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from torchdali.transforms.spec import IntArray
 
 __all__ = ["HeaderColumns", "HeaderTable"]
 
-_NATIVE, _JPEG, _WHOLE, _BASELINE = 1, 2, 4, 8
+_NATIVE, _JPEG, _COMPLETE, _BASELINE = 1, 2, 4, 8
 
 
 class HeaderColumns(NamedTuple):
-    """What is known of files, each array with the files in front.
+    """The columns of a header table.
 
     Attributes:
-        sizes: ``(N, 2)`` uint16: height and width; 0 where the header was not read.
-        lengths: ``(N,)`` uint32: bytes of the file, modulo 2**32.
-        flags: ``(N,)`` uint8: 1 where DALI decodes the file as PIL does, 2 where it is a JPEG, 4 where PIL found it
-            whole although it does not end in an end-of-image marker, 8 where it is a baseline JPEG.
+        sizes: ``(N, 2)`` uint16 heights and widths; 0 if the header was not read.
+        lengths: ``(N,)`` uint32 bytes of the files, modulo 2**32.
+        flags: ``(N,)`` uint8, a sum of four flags. 1: DALI decodes the file as PIL does. 2: the file is a JPEG. 4: PIL
+            found it complete, although it does not end in an end-of-image marker. 8: it is a baseline JPEG.
     """
 
     sizes: npt.NDArray[np.uint16]
@@ -32,18 +32,18 @@ class HeaderColumns(NamedTuple):
 
     @staticmethod
     def unknown(count: int) -> HeaderColumns:
-        """Nothing is known; the system gives memory as facts are learnt."""
+        """Return empty columns for ``count`` files. The system allocates their pages when they are written."""
         return HeaderColumns(np.zeros((count, 2), np.uint16), np.zeros(count, np.uint32), np.zeros(count, np.uint8))
 
 
 class HeaderTable:
-    """What headers said, by sample.
+    """The headers of files, by the row of a sample.
 
-    Several threads may learn at once, each of another sample.
+    Several threads may update the table at once, each for other samples.
 
     Args:
-        columns: What is known already; it is written to.
-        files: ``(N,)`` for each sample the number of its file; None where sample and file have the same number.
+        columns: The columns. Updates are written to these arrays.
+        files: ``(N,)`` for each sample the number of its file; None if samples and files have the same numbers.
     """
 
     def __init__(self, columns: HeaderColumns, files: npt.NDArray[Any] | None = None) -> None:
@@ -55,14 +55,14 @@ class HeaderTable:
 
     @property
     def columns(self) -> HeaderColumns:
-        """What is known; sizes of which a side is longer than 65,534 pixels are not in it."""
+        """A copy of the columns. It lacks the sizes of images with a side above 65,534 pixels."""
         sizes = np.array(self._sizes)
         sizes[sizes[:, 0] == LARGE] = 0
         return self._columns._replace(sizes=sizes)
 
-    def learn(self, row: int, header: Header) -> None:
-        """Takes what a file's header says."""
-        file = self._one(row)
+    def update(self, row: int, header: Header) -> None:
+        """Store a file's header."""
+        file = self._to_file(row)
         self._flags[file] = _NATIVE * header.native | _JPEG * header.jpeg | _BASELINE * header.baseline
         self._lengths[file] = header.length & 0xFFFFFFFF
         if self._modified is not None:
@@ -73,89 +73,89 @@ class HeaderTable:
             self._large[file] = header.height, header.width
             self._sizes[file] = LARGE
 
-    def learn_many(self, rows: IntArray, heads: Headers, lengths: npt.NDArray[np.int32]) -> None:
-        """Takes what the first bytes of files say, where they do."""
-        files = self._of(rows)[heads.known]
-        jpeg, baseline = heads.jpeg[heads.known], heads.baseline[heads.known]
+    def update_many(self, rows: IntArray, headers: Headers, lengths: npt.NDArray[np.int32]) -> None:
+        """Store the headers of many files. Skip those that are not known from the first bytes."""
+        files = self._to_files(rows)[headers.known]
+        jpeg, baseline = headers.jpeg[headers.known], headers.baseline[headers.known]
         self._flags[files] = _NATIVE | _JPEG * jpeg | _BASELINE * baseline
-        self._lengths[files] = lengths[heads.known].view(np.uint32)
-        self._sizes[files] = heads.sizes[heads.known]
+        self._lengths[files] = lengths[headers.known].view(np.uint32)
+        self._sizes[files] = headers.sizes[headers.known]
 
     @property
-    def nothing(self) -> bool:
-        """Whether nothing is known."""
+    def is_empty(self) -> bool:
+        """Whether no header is known."""
         return not self._sizes[:, 0].any()
 
     @property
-    def keeps_modified(self) -> bool:
-        """Whether :meth:`stamps` are known."""
+    def has_stamps(self) -> bool:
+        """Whether the table has :meth:`stamps`."""
         return self._modified is not None
 
-    def unknown(self, rows: IntArray) -> IntArray:
-        """Those rows whose headers were not read yet, each once."""
-        return np.unique(rows[self._sizes[self._of(rows), 0] == 0])
+    def find_unknown(self, rows: IntArray) -> IntArray:
+        """Return the rows whose headers are not known yet, each row once."""
+        return np.unique(rows[self._sizes[self._to_files(rows), 0] == 0])
 
     def sizes(self, rows: IntArray) -> IntArray:
-        """``(N, 2)`` heights and widths."""
-        files = self._of(rows)
+        """Return ``(N, 2)`` heights and widths."""
+        files = self._to_files(rows)
         sizes = self._sizes[files].astype(np.int64)
         if self._large:
-            for place in np.flatnonzero(sizes[:, 0] == LARGE).tolist():
-                sizes[place] = self._large[int(files[place])]
+            for i in np.flatnonzero(sizes[:, 0] == LARGE).tolist():
+                sizes[i] = self._large[int(files[i])]
         return sizes
 
-    def native(self, rows: IntArray) -> npt.NDArray[np.bool_]:
-        """``(N,)`` whether DALI decodes the files as PIL does."""
-        flags: Any = self._flags[self._of(rows)]
+    def is_native(self, rows: IntArray) -> npt.NDArray[np.bool_]:
+        """Return ``(N,)`` whether DALI decodes the files as PIL does."""
+        flags: Any = self._flags[self._to_files(rows)]
         return flags & _NATIVE != 0
 
-    def beside_engine(self) -> float:
-        """The share of the known files that are not for a card's JPEG engine."""
+    def non_engine_share(self) -> float:
+        """Return the share of the known files that the GPU's JPEG engine does not decode."""
         flags: Any = self._flags[self._sizes[:, 0] != 0]
         if not len(flags):
             return 0.0
-        wanted = _NATIVE | _BASELINE
-        return int(np.count_nonzero((flags & wanted) != wanted)) / len(flags)
+        required = _NATIVE | _BASELINE
+        return int(np.count_nonzero((flags & required) != required)) / len(flags)
 
-    def bytes_of(self, rows: IntArray) -> int:
-        """Bytes of all those files."""
-        return int(self._lengths[self._of(rows)].sum(dtype=np.int64))
+    def total_bytes(self, rows: IntArray) -> int:
+        """Return the bytes of all these files together."""
+        return int(self._lengths[self._to_files(rows)].sum(dtype=np.int64))
 
-    def of_other_length(self, rows: IntArray, lengths: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
-        """``(N,)`` whether files are not as long as they were; ``(N,)`` lengths, those above 2**31 wrapped around."""
-        return self._lengths[self._of(rows)] != lengths.view(np.uint32)
+    def has_other_length(self, rows: IntArray, lengths: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
+        """Return ``(N,)`` whether files have another length now. int32 lengths above 2**31 wrap around."""
+        return self._lengths[self._to_files(rows)] != lengths.view(np.uint32)
 
-    def may_be_cut(self, rows: IntArray) -> npt.NDArray[np.bool_]:
-        """``(N,)`` whether files are JPEGs for DALI that PIL did not read to their end."""
-        flags: Any = self._flags[self._of(rows)]
-        return (flags & (_NATIVE | _JPEG | _WHOLE)) == (_NATIVE | _JPEG)
+    def may_be_truncated(self, rows: IntArray) -> npt.NDArray[np.bool_]:
+        """Return ``(N,)`` whether files are JPEGs for DALI that PIL has not found complete."""
+        flags: Any = self._flags[self._to_files(rows)]
+        return (flags & (_NATIVE | _JPEG | _COMPLETE)) == (_NATIVE | _JPEG)
 
-    def keep_modified(self) -> None:
-        """From now on :meth:`stamps` are known; what was learnt before must be learnt again, and takes 8 bytes more."""
+    def record_modified(self) -> None:
+        """Record the times of modification from now on, 8 bytes for each file. Forget all headers read before."""
         if self._modified is None:
             self._modified = np.zeros(len(self._lengths), np.int64)
             self._sizes[:] = 0
 
     def stamps(self, rows: IntArray) -> IntArray:
-        """``(N, 2)`` lengths, modulo 2**32, and when files were last modified, in nanoseconds."""
+        """Return ``(N, 2)`` lengths modulo 2**32, and times of modification in nanoseconds."""
         assert self._modified is not None
-        files = self._of(rows)
+        files = self._to_files(rows)
         return np.stack((self._lengths[files].astype(np.int64), self._modified[files]), axis=1)
 
-    def whole(self, row: int) -> None:
-        """PIL read the file to its end."""
-        self._flags[self._one(row)] |= _WHOLE
+    def mark_complete(self, row: int) -> None:
+        """Record that PIL has found the file complete."""
+        self._flags[self._to_file(row)] |= _COMPLETE
 
     def mark_pil_only(self, row: int) -> None:
-        """From now on DALI does not decode the file as PIL does."""
-        self._flags[self._one(row)] &= 0xFF ^ _NATIVE
+        """Record that DALI does not decode the file as PIL does."""
+        self._flags[self._to_file(row)] &= 0xFF ^ _NATIVE
 
     def forget(self, rows: IntArray) -> None:
-        """Makes files unknown again."""
-        self._sizes[self._of(rows)] = 0
+        """Forget the headers of files."""
+        self._sizes[self._to_files(rows)] = 0
 
-    def _of(self, rows: IntArray) -> npt.NDArray[Any]:
+    def _to_files(self, rows: IntArray) -> npt.NDArray[Any]:
         return rows if self._files is None else self._files[rows]
 
-    def _one(self, row: int) -> int:
+    def _to_file(self, row: int) -> int:
         return row if self._files is None else int(self._files[row])

@@ -26,9 +26,9 @@ from torchdali.errors import OptionError, SampleError
 from torchdali.pipeline import graph
 from torchdali.pipeline.readers import FileReader, HeaderReader
 from torchdali.runtime.machine import available_cores
-from torchdali.sources import HEAD, FileSource
+from torchdali.sources import HEADER_BYTES, FileSource
 from torchdali.sources.headers.batch import parse
-from torchdali.sources.paths import Paths, table_of
+from torchdali.sources.paths import Paths, build_table
 from torchdali.tools.commands.decode import Decoder, diagnose
 from torchdali.tools.commands.files import FileList, Problem, detect_format, find_files, format_of_name
 from torchdali.transforms.spec import IntArray
@@ -114,7 +114,7 @@ class _HeaderScan:
 
     def __init__(self, paths: list[str], threads: ThreadPoolExecutor, tick: Callable[[int], None]) -> None:
         self._paths, self._threads, self._tick = paths, threads, tick
-        self.reader = FileReader(FileSource(Paths([table_of(paths)])))
+        self.reader = FileReader(FileSource(Paths([build_table(paths)])))
         self._header_reader = HeaderReader()
         self._ahead = ThreadPoolExecutor(1, thread_name_prefix="torchdali-check-heads")
 
@@ -143,7 +143,7 @@ class _HeaderScan:
             pass
         else:
             headers = parse(heads)
-            self.reader.table.learn_many(rows, headers, lengths)
+            self.reader.table.update_many(rows, headers, lengths)
             named = np.array([format_of_name(path) for path in self._paths[rows[0] : rows[-1] + 1]])
             known = headers.known & (named == np.where(headers.jpeg, "JPEG", "PNG"))
         results = list(self._threads.map(self._scan_file, rows[~known].tolist()))
@@ -176,7 +176,7 @@ class _HeaderScan:
 def _read_head(path: str) -> bytes:
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        return os.pread(file, HEAD, 0)
+        return os.pread(file, HEADER_BYTES, 0)
     finally:
         os.close(file)
 
