@@ -102,6 +102,6 @@ def test_samples_of_one_image_each_stay_in_dali(device: str) -> None:
     loader = DALILoader(Mixed(), COUNT, transform=transform, device=device)
     (batch,) = loader
     assert batch.shape == (COUNT, 1, 32, 32)
-    routes = loader._session.proxy_plan.routes
+    routes = loader._session.proxy_plan.pipelines
     assert routes is not None
     assert [until for _, until in routes._pools] == [None, None]

@@ -121,7 +121,7 @@ from helpers.crops import DOES, WORKERS, Crops, Truth
 import torchdali.workers.processes
 from torchdali import DALILoader
 
-torchdali.workers.processes._BEGIN_WITHIN = 1.0
+torchdali.workers.processes._START_TIMEOUT = 1.0
 does = DOES[sys.argv[3]]
 truth, forks, hangs = Truth(does.get("transform")), [], {2}
 os.register_at_fork(before=lambda: forks.append(1), after_in_child=lambda: len(forks) in hangs and time.sleep(1000))

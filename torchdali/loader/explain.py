@@ -105,7 +105,7 @@ def _worker_fed(loader: DataLoader[Any], options: LoaderOptions, proxy: ProxyPla
     where = workers if loader.num_workers else "this process (num_workers=0)"
     rows = {"source": f"{type(loader.dataset).__name__}, worker-fed: its samples come from {where}, as in DataLoader"}
     rows["not native"] = why
-    if proxy is None or proxy.routes is None:
+    if proxy is None or proxy.pipelines is None:
         rows["transforms"] = "none: without transform= nothing runs in DALI"
         rows["collate"] = f"{_name(loader.collate_fn)}, where the samples are made"
         device = "cpu" if proxy is None else str(proxy.device)
@@ -134,7 +134,7 @@ def _worker_fed(loader: DataLoader[Any], options: LoaderOptions, proxy: ProxyPla
         "output": "; ".join(dict.fromkeys(map(_output, plans))) or "images as the transforms leave them",
         **_batch_transform(options),
         "random": _random(options, counter) + "; the dataset's own numbers as in DataLoader",
-        "threads": "; ".join(dict.fromkeys(_threads(proxy.routes.threads(plan.input_kind)) for plan in plans))
+        "threads": "; ".join(dict.fromkeys(_threads(proxy.pipelines.threads(plan.input_kind)) for plan in plans))
         or "not known before the first batch",
         "window": ahead,
     }
@@ -146,12 +146,12 @@ def _threads(threads: Threads, seen: InputStats = NOTHING_SEEN) -> str:
 
 def _images(loader: DataLoader[Any], proxy: ProxyPlan) -> tuple[str, Sequence[Plan]]:
     """Return where the images are, and the plans for them, as known from batches or else from the first sample."""
-    assert proxy.routes is not None
-    if routes := list(proxy.routes):
+    assert proxy.pipelines is not None
+    if routes := list(proxy.pipelines):
         kinds = [f"{spec} ({input_kind})" for spec, input_kind, _ in routes]
         every = [path for paths in proxy.key_paths.values() for path in paths]
         at = format_key_paths(list(dict.fromkeys(every))) if every else "where a sample has them"
-        return f"at {at}: {', '.join(kinds)}", [proxy.routes.pool(route).plan for route in routes]
+        return f"at {at}: {', '.join(kinds)}", [proxy.pipelines.pool(route).plan for route in routes]
     if isinstance(loader.dataset, IterableDataset):
         return f"not known before the first batch: {RULE}", []
     try:
@@ -168,12 +168,12 @@ def _images(loader: DataLoader[Any], proxy: ProxyPlan) -> tuple[str, Sequence[Pl
     if not found:
         return f"none in dataset[0], which is {describe_sample(parts)}: {RULE}", []
     try:
-        routes = list(dict.fromkeys(to_image_input(leaf, proxy.routes.first).route for _, leaf in found))
+        routes = list(dict.fromkeys(to_image_input(leaf, proxy.pipelines.first).key for _, leaf in found))
     except RefusedError as error:
         return f"at {format_key_paths([place for place, _ in found])}, of which one cannot be taken: {error}", []
     kinds = [f"{spec} ({input_kind})" for spec, input_kind in routes]
     at = format_key_paths([place for place, _ in found])
-    plans = [proxy.routes.plan(*route) for route in routes]
+    plans = [proxy.pipelines.plan(*route) for route in routes]
     try:
         for plan in plans if uses_default_collate(loader) and loader.batch_sampler is not None else ():
             check_stackable(plan)

@@ -232,7 +232,7 @@ class DALILoader(DataLoader[_T]):
         self._shards.begin_epoch(self)
         proxy = None if self._is_native else self._session.build_proxy_plan(self._options, self)
         other = self._progress.is_loaded or getattr(self._iterator, "proxy", None) is not proxy
-        if other or getattr(self._iterator, "lost", ""):
+        if other or getattr(self._iterator, "is_lost", False):
             self._iterator = None  # persistent workers of another epoch, transform or device, or that lost a batch
         self._progress.begin(self)
         try:

@@ -237,8 +237,8 @@ class Session:
         built = self.native_plan or self.proxy_plan
         if self.native_plan:
             self.native_plan.pool.close()
-        if self.proxy_plan and self.proxy_plan.routes:
-            self.proxy_plan.routes.close()
+        if self.proxy_plan and self.proxy_plan.pipelines:
+            self.proxy_plan.pipelines.close()
         if self.reader:
             self.reader.close()
         self._close_cache()

@@ -53,13 +53,13 @@ class ImageInput(NamedTuple):
     """An image as it will be packed.
 
     Attributes:
-        route: What it is, and how it is fed.
+        key: Spec and input kind. Images with equal keys share a pipeline.
         size: Height and width.
         data: Bytes of a file, or of its path, or HWC.
         header: Of the file that a path leads to.
     """
 
-    route: tuple[Spec, InputKind]
+    key: tuple[Spec, InputKind]
     size: tuple[int, int]
     data: npt.NDArray[Any]
     header: Header | None = None

@@ -1,4 +1,4 @@
-"""What stands in the place of the user's dataset in a worker, and what it adds to a batch."""
+"""Wrappers of the user's dataset and ``collate_fn`` in a worker."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ __all__ = ["AnnotatedDataset", "StreamBatch", "StreamCollate", "StreamPacker", "
 
 
 class AnnotatedDataset:
-    """A map-style dataset whose exceptions carry a note of the index, from Python 3.11 on.
+    """A map-style dataset whose exceptions have a note with the index. Notes need Python 3.11.
 
     Args:
         dataset: The dataset.
-        lenient: Whether it returns a :class:`SampleFailure` where a sample raises an exception.
+        returns_failures: Whether a :class:`SampleFailure` is returned for a sample that raises an exception.
     """
 
-    def __init__(self, dataset: Any, lenient: bool) -> None:
-        self.dataset, self._lenient = dataset, lenient
+    def __init__(self, dataset: Any, returns_failures: bool) -> None:
+        self.dataset, self._returns_failures = dataset, returns_failures
 
     def __getitem__(self, index: Any) -> Any:
         try:
             return self.dataset[index]
         except Exception as error:
-            if self._lenient and not isinstance(error, StopIteration):
+            if self._returns_failures and not isinstance(error, StopIteration):
                 return SampleFailure(type(self.dataset).__name__, f"the dataset raised {error!r}")
             add_note(error, f"while the dataset was asked for sample {index!r}")
             raise
 
     @property
     def __getitems__(self) -> Callable[[Any], Any] | None:
-        """The dataset's way to give a whole batch; None where it has none, as the fetcher understands it."""
-        return self._getitems if getattr(self.dataset, "__getitems__", None) else None
+        """The method that returns the samples of a batch. None if the dataset has none, as torch's fetcher expects."""
+        return self._get_items if getattr(self.dataset, "__getitems__", None) else None
 
-    def _getitems(self, indices: Any) -> Any:
+    def _get_items(self, indices: Any) -> Any:
         try:
             return self.dataset.__getitems__(indices)
         except Exception as error:
-            if self._lenient and callable(getattr(self.dataset, "__getitem__", None)):
+            if self._returns_failures and callable(getattr(self.dataset, "__getitem__", None)):
                 return [self[index] for index in indices]
             add_note(error, f"while the dataset was asked for samples {indices!r}")
             raise
@@ -58,27 +58,27 @@ class AnnotatedDataset:
         return repr(self.dataset)
 
 
-def put_stream(view: LoaderView, place: EpochProgress) -> tuple[LoaderView, Stream]:
+def put_stream(view: LoaderView, progress: EpochProgress) -> tuple[LoaderView, Stream]:
     """Wrap the dataset of a view in a ``Stream``.
 
     Args:
         view: The view of a loader.
-        place: Where the epoch is.
+        progress: The progress of the epoch.
 
     Returns:
         A view whose dataset is the stream, and the stream.
     """
-    stream = Stream(view.dataset, place.checkpoint.streams if place.checkpoint else {})
+    stream = Stream(view.dataset, progress.checkpoint.streams if progress.checkpoint else {})
     init = WorkerInit(view.worker_init_fn) if view.num_workers else view.worker_init_fn
     return replace(view, dataset=stream, worker_init_fn=init), stream
 
 
 class StreamBatch:
-    """A batch of a stream, and where the stream was after it.
+    """A batch of a stream, with the stream's state after it.
 
     Args:
-        data: The collated batch, or the exception that was raised instead.
-        samples: How many samples the stream was asked for since the batch before.
+        data: The collated batch, or the wrapped exception that was raised instead.
+        samples: Number of samples that were requested from the stream since the previous batch.
         state: The stream's state after the batch.
     """
 
@@ -86,7 +86,7 @@ class StreamBatch:
         self.data, self.samples, self.state = data, samples, state
 
     def pin_memory(self) -> StreamBatch:
-        """Called by DataLoader."""
+        """Pin the batch. DataLoader calls this."""
         return StreamBatch(pin_memory(self.data), self.samples, self.state)
 
 
@@ -102,7 +102,7 @@ class StreamCollate:
         self._collate, self._stream = collate_fn, stream
 
     def __call__(self, samples: Any) -> StreamBatch:
-        """Collate a batch. An exception of the stream or of ``collate_fn`` is carried in place of the batch."""
+        """Collate a batch. If the stream or ``collate_fn`` raised an exception, it takes the place of the batch."""
         data = self._stream.build_batch(self._collate, samples)
         if isinstance(data, ExceptionWrapper):
             make_picklable(data)
@@ -114,7 +114,7 @@ class StreamPacker:
     """A ``collate_fn`` that packs batches and adds the state of their stream.
 
     Args:
-        packer: Packs.
+        packer: Packs a batch.
         stream: The stream.
     """
 
@@ -122,7 +122,7 @@ class StreamPacker:
         self._packer, self._stream = packer, stream
 
     def __call__(self, samples: Any) -> Packed:
-        """Pack a batch. If an exception was raised instead, it is the ``rest`` and nothing else is known."""
+        """Pack a batch. If an exception was raised, it is the ``data`` of a batch that has only a sample count."""
         packed: Packed | ExceptionWrapper = self._stream.build_batch(self._packer, samples)
         count, state = self._stream.take_progress()
         worker = self._packer.worker

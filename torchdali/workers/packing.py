@@ -95,7 +95,7 @@ class Packed:
     """A batch as a worker sends it.
 
     Attributes:
-        rest: The collated samples, or the list of them, with slots where images were.
+        data: The collated samples, or the list of them, with slots where images were.
         count: Number of samples.
         key_paths: Where the images of the samples are, where all have them in the same places.
         groups: The images, by kind.
@@ -109,7 +109,7 @@ class Packed:
         state: What a stream said of itself after the batch.
     """
 
-    rest: Any
+    data: Any
     count: int
     key_paths: tuple[str, ...] = ()
     groups: list[PackedImages] = field(default_factory=list[PackedImages])
@@ -124,7 +124,7 @@ class Packed:
 
     def pin_memory(self) -> Packed:
         """Called by DataLoader, in a thread of its own where there are workers."""
-        self.rest = tree_map(self.rest, _pin, is_leaf=_can_be_pinned)
+        self.data = tree_map(self.data, _pin, is_leaf=_can_be_pinned)
         return self
 
 
@@ -222,12 +222,12 @@ class Packer:
         if not any(image_lists):
             packed.outline = describe_sample(trees[0]) if trees else packed.outline
             try:
-                packed.rest = self._collate(data)
+                packed.data = self._collate(data)
             except Exception as error:
                 if packed.outline:
                     add_note(error, f"no image for transform= was found in a sample, which is {packed.outline}")
                 raise
-            packed.rest = pickle_batch(packed.rest) if in_worker else packed.rest
+            packed.data = pickle_batch(packed.data) if in_worker else packed.data
             return {}
         if self._uses_default_collate or self._on_error != "raise":
             key_paths, wrong, without = _find_common_key_paths(trees, image_lists)
@@ -246,16 +246,16 @@ class Packer:
             return unreadable
         slotted = [with_placeholders(one, images) for one, images in zip(trees, image_lists, strict=True)]
         if not self._uses_default_collate:
-            packed.rest = slotted
+            packed.data = slotted
         else:
             try:
-                packed.rest = collate(slotted) if self._batched else self._collate(slotted[0])
+                packed.data = collate(slotted) if self._batched else self._collate(slotted[0])
             except Exception as error:
                 taken = format_key_paths([key_path for key_path, _ in image_lists[0]])
                 add_note(error, f"transform= took as image {taken} of a sample, which is {describe_sample(trees[0])}")
                 raise
         if in_worker:  # samples hold many tensors, more than there are file descriptors
-            packed.rest = pickle_batch(packed.rest, tensors_by_value=not self._uses_default_collate)
+            packed.data = pickle_batch(packed.data, tensors_by_value=not self._uses_default_collate)
         self._pack(packed, images, in_worker)  # last: a block of a batch that fails afterwards would never be free
         return {}
 
@@ -292,7 +292,7 @@ class Packer:
     def _pack(self, packed: Packed, images: Sequence[tuple[int, int, ImageInput]], in_worker: bool) -> None:
         groups: dict[tuple[Spec, InputKind], list[tuple[int, int, ImageInput]]] = {}
         for sample, slot, image in images:
-            groups.setdefault(image.route, []).append((sample, slot, image))
+            groups.setdefault(image.key, []).append((sample, slot, image))
         at = 0
         for (spec, input_kind), members in groups.items():
             group, at = _lay_out(spec, input_kind, members, at)

@@ -1,4 +1,4 @@
-"""DataLoader's own iterators, for batches with which there is nothing to do; they know where they are."""
+"""DataLoader's own iterators, made resumable. They serve loaders whose batches DALI does not transform."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PROFILE = "enumerate(DataLoader)#{}.__next__"
 
 
 class _Plain(ResumableIterator):
-    """What both have in common."""
+    """The common part of both iterators."""
 
     def __init__(self, context: EpochContext) -> None:
         self._context, view = context, context.view
@@ -38,7 +38,7 @@ class _Plain(ResumableIterator):
 
 
 class SerialPlainIterator(_Plain, _SingleProcessDataLoaderIter, ResumableIterator):
-    """As torch's, in this process."""
+    """torch's iterator without workers."""
 
     _needs_own_process = False
 
@@ -55,22 +55,22 @@ class SerialPlainIterator(_Plain, _SingleProcessDataLoaderIter, ResumableIterato
             self.progress.finished = True
             raise
         except DeferredError:
-            self._account()
+            self._update_progress()
             raise
-        self._account()
+        self._update_progress()
         return data
 
-    def _account(self) -> None:
+    def _update_progress(self) -> None:
         self.progress.num_yielded = self._num_requested
         if self._stream:
             self.progress.advance_stream(0, 0, *self._stream.take_progress())
 
 
 class ParallelPlainIterator(_Plain, Parallel, _MultiProcessingDataLoaderIter, ResumableIterator):
-    """As torch's, with worker processes."""
+    """torch's iterator with worker processes."""
 
-    _share: tuple[int, int, int, dict[str, Any]] | None = None
-    """What a batch was of streams: whose, of how many workers, how many samples, and where the stream was after it."""
+    _stream_step: tuple[int, int, int, dict[str, Any]] | None = None
+    """The worker whose stream made the batch, the number of workers and of samples, and the stream's state after it."""
 
     def __init__(self, context: EpochContext) -> None:
         super().__init__(context)
@@ -78,26 +78,26 @@ class ParallelPlainIterator(_Plain, Parallel, _MultiProcessingDataLoaderIter, Re
 
     def _process_data(self, data: Any, worker_idx: int) -> Any:
         if isinstance(data, StreamBatch):
-            self._share = worker_idx, self._num_workers, data.samples, data.state
-            data = data.data  # torch raises it, if it is an exception
+            self._stream_step = worker_idx, self._num_workers, data.samples, data.state
+            data = data.data  # may be an ExceptionWrapper, which torch raises
         return super()._process_data(data, worker_idx)
 
     def _next_data(self) -> Any:
         self._lookahead.count_yielded()
-        self._share = None
+        self._stream_step = None
         try:
             data = cast("Any", super()._next_data())
         except StopIteration:
             self.progress.finished = True
-            self._account()
+            self._update_progress()
             raise
         except DeferredError:
-            self._account()
+            self._update_progress()
             raise
-        self._account()
+        self._update_progress()
         return data
 
-    def _account(self) -> None:
+    def _update_progress(self) -> None:
         self.progress.num_yielded = self._num_resumed + self._rcvd_idx
-        if self._share:
-            self.progress.advance_stream(*self._share)
+        if self._stream_step:
+            self.progress.advance_stream(*self._stream_step)

@@ -1,4 +1,4 @@
-"""What iterators with worker processes have in common."""
+"""The common part of iterators with worker processes."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from torchdali.workers.startup import DeferInterrupt, StartupCheck, WorkerInit, 
 
 __all__ = ["Parallel"]
 
-_BEGIN_WITHIN = 60.0
-"""Seconds after which a worker that was forked and has not begun never will."""
+_START_TIMEOUT = 60.0
+"""Seconds after which a forked worker that has not started is killed."""
 
 _MultiprocessingQueue: Any = queues.Queue
 _MultiprocessingEvent: Any = synchronize.Event
@@ -39,23 +39,26 @@ _MultiprocessingEvent: Any = synchronize.Event
 _INTERVAL: float = data_utils.MP_STATUS_CHECK_INTERVAL
 
 _forget_pids = cast("Callable[[int], None]", vars(data_utils.signal_handling)["_remove_worker_pids"])
-"""Lets torch's handler of SIGCHLD watch the workers of an iterator, given by its ``id``, no longer."""
+"""Takes the ``id`` of an iterator. torch's handler of SIGCHLD stops watching the iterator's workers."""
 
 
 class Parallel(ResumableIterator):
-    """Its workers are started and asked for batches without interruption; it comes before torch's class.
+    """Makes torch's iterator with workers safe against interrupts, dead workers and forks that hang.
 
-    A KeyboardInterrupt can come anywhere else, in the user's sampler too. In the midst of ``Queue.put`` it could leave
-    a lock locked for which the end of the workers would wait for ever, or a queue that sends nothing any more.
+    It comes before torch's class in the order of inheritance.
 
-    A worker's death is noticed at once and named. torch's handler of SIGCHLD raises it only where Python runs: a signal
-    that comes just before the wait for a batch begins is seen when that wait is over, 5 seconds later.
+    Interrupts: A KeyboardInterrupt is deferred while workers start and while indices are sent to them. Within
+    ``Queue.put`` it could leave a lock locked, and ending the workers would wait for that lock for ever.
 
-    A worker that is forked may never begin: handlers of other libraries run in it first, and one may wait for a lock
-    that a thread of theirs held in this process. It is killed then, and an error raised.
+    Dead workers: A worker's death is noticed at once, and the error says how it died. torch's handler of SIGCHLD
+    raises only while Python code runs. If the signal comes just before torch waits for a batch, torch notices the death
+    5 seconds later.
+
+    Forks that hang: A forked worker first runs the fork handlers of other libraries. A handler may wait for a lock that
+    another thread held at the fork. Such a worker never starts, so it is killed and an error is raised.
 
     Args:
-        view: What torch's class sees of the loader.
+        view: The view of the loader that torch's class reads.
     """
 
     _data_queue: Any
@@ -69,32 +72,34 @@ class Parallel(ResumableIterator):
     _workers_status: list[bool]
 
     def __init__(self, view: LoaderView) -> None:
-        self._starting = WorkerStartup()
+        self._startup = WorkerStartup()
         self._startup_check: StartupCheck | None = None
         is_ours = isinstance(view.worker_init_fn, WorkerInit)
         view = replace(view, multiprocessing_context=_make_context(view))
         if view.multiprocessing_context.get_start_method() == "fork":
             self._startup_check = StartupCheck(view.worker_init_fn, view.num_workers)
             view = replace(view, worker_init_fn=self._startup_check)
-        with self._starting if is_ours else nullcontext():
+        with self._startup if is_ours else nullcontext():
             super().__init__(view)
 
     @property
-    def lost(self) -> bool:
-        """Whether the workers cannot go on, in this epoch or another one."""
+    def is_lost(self) -> bool:
+        """Whether the workers can be used no more, in this epoch or another one."""
         return bool(self._ended) or self._process != os.getpid()
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         if first_iter:
-            self._workers_status = [True] * self._num_workers  # by which torch ends them, should the next line raise
-            self._starting.end()
-            self._forked = time.monotonic()
-        self._ended = INTERRUPTED  # until all workers are at the new epoch
+            # torch ends only workers with this status. It sets it later, but the next line may raise.
+            self._workers_status = [True] * self._num_workers
+            self._startup.end()
+            self._start_time = time.monotonic()
+        self._ended = INTERRUPTED  # until all workers have begun the new epoch
         super()._reset(loader, first_iter)
         self._ended = ""
 
     def _try_put_index(self) -> None:
-        if saved := self.progress.checkpoint:  # until the sampler is asked; the worker that was next is next again
+        # The worker that was next at the checkpoint is next again. The first request to the sampler clears checkpoint.
+        if saved := self.progress.checkpoint:
             for _ in range(saved.state["worker"]):
                 next(self._worker_queue_idx_cycle)
         try:
@@ -108,33 +113,34 @@ class Parallel(ResumableIterator):
                 self._put_failure(_Failure(error))
 
     def _put_failure(self, failure: ExceptionWrapper) -> None:
-        """Keep an exception as if it were a batch of the first worker that came early. torch raises it in its turn."""
+        """Store an exception like a batch of worker 0 that came early. torch raises it when that batch is due."""
         self._task_info[self._send_idx] = 0, failure
         self._workers_num_tasks[0] += 1
         self._send_idx += 1
 
     def _mark_worker_as_unavailable(self, *args: Any, **options: Any) -> None:
-        with DeferInterrupt():  # it puts into a queue, too
+        with DeferInterrupt():  # torch calls Queue.put here, too
             cast("Any", super())._mark_worker_as_unavailable(*args, **options)  # noqa: SLF001 - its own
 
     def _next_index(self) -> Any:
-        """What the sampler gave to ``_try_put_index``."""
+        """Return the indices that ``_try_put_index`` requested from the sampler."""
         return self._indices
 
     def __next__(self) -> Any:
-        """Return the next batch; where the epoch ends because a worker died, say which, in torch's words."""
-        live_workers = self._live_workers  # torch may strike a dead one out
+        """Return the next batch. If a worker's death ended the epoch, the error says how it died, in torch's words."""
+        live_workers = self._live_workers  # torch may remove a dead worker from them
         try:
             return super().__next__()
         except Exception as error:
-            named = str(error).startswith("DataLoader ") and "exited unexpectedly" not in str(error)
-            if self._ended and not named and (dead := _find_dead(live_workers, error)):
-                self._ended = dead
-                raise RuntimeError(dead) from error
+            # torch's "DataLoader worker (pid(s) ...) exited unexpectedly" does not say how it died.
+            is_described = str(error).startswith("DataLoader ") and "exited unexpectedly" not in str(error)
+            if self._ended and not is_described and (death := _find_death(live_workers, error)):
+                self._ended = death
+                raise RuntimeError(death) from error
             raise
 
     def _process_data(self, data: Any, worker_idx: int) -> Any:
-        """Return a batch. What the dataset raised in its worker, or the sampler here, is the batch's error."""
+        """Return a batch. Raise an exception of the dataset or the sampler as DeferredError."""
         with deferred_errors:
             return cast("Any", super())._process_data(data, worker_idx)  # noqa: SLF001 - its own
 
@@ -147,31 +153,31 @@ class Parallel(ResumableIterator):
         return result
 
     def _wait(self, timeout: float) -> float:
-        """Waits until a batch comes or a worker dies; returns how long torch may still wait for a batch."""
+        """Wait until a batch comes or a worker dies. Return how long torch may still wait for a batch."""
         batches = self._data_queue._reader  # noqa: SLF001
         ready = connection.wait([batches, *(worker.sentinel for worker in self._live_workers)], timeout)
         if batches in ready:
             return timeout
         for worker in self._live_workers:
             if worker.sentinel in ready:
-                worker.join()  # it is ending
+                worker.join()  # sets its exit code
                 raise EpochEndedError(_describe_death(worker))
         return 0.0
 
     @property
     def _live_workers(self) -> list[Any]:
-        """The workers that are to live."""
+        """The workers that torch has not ended."""
         return list(itertools.compress(self._workers, self._workers_status))
 
     def close(self) -> None:
-        """Ends the epoch before its end, and the workers."""
+        """End the epoch early, and the workers."""
         super().close()
-        self._task_info.clear()  # where torch keeps batches that came before their turn
+        self._task_info.clear()  # torch keeps batches here that came early
 
     def _end_workers(self) -> None:
-        """Ends the workers; those that a forked process inherited are its parent's, and only forgotten."""
+        """End the workers. In a forked process, only forget them, because they belong to its parent."""
         if not hasattr(self, "_workers"):
-            return  # none was begun
+            return  # the constructor failed before it started one
         if self._process != os.getpid():
             self._forget_workers()
             return
@@ -183,29 +189,30 @@ class Parallel(ResumableIterator):
             self._worker_pids_set = False
 
     def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
-        if not ending():  # torch has ended its workers by then
+        if not ending():  # else torch's exit handler has ended the workers
             self._end_workers()
 
     def _kill_missing(self) -> None:
-        """Kills workers that never began, and raises which."""
-        missing = self._startup_check.missing() if self._startup_check else []
-        if not missing or time.monotonic() - self._forked < _BEGIN_WITHIN:
+        """Kill the workers that did not start in time, and raise an error with their process ids."""
+        missing = self._startup_check.find_missing() if self._startup_check else []
+        if not missing or time.monotonic() - self._start_time < _START_TIMEOUT:
             return
         pids = ", ".join(str(self._workers[worker].pid) for worker in missing)
-        lost = (
-            f"DataLoader worker (pid {pids}) did not begin within {_BEGIN_WITHIN:g} s after the fork. Most likely it "
+        message = (
+            f"DataLoader worker (pid {pids}) did not begin within {_START_TIMEOUT:g} s after the fork. Most likely it "
             "waits for a lock that a thread of another library held in the main process just then: use "
             'multiprocessing_context="forkserver" or "spawn", whose workers inherit no locks'
         )
-        self._forget_workers()  # torch's handler would raise what happens here
+        self._forget_workers()  # torch's handler of SIGCHLD would raise an error for the kills here
         for worker in missing:
-            self._workers[worker].kill()  # it may have inherited a handler of SIGTERM, and cannot run it
+            # SIGKILL, because the worker may have inherited a handler of SIGTERM that it cannot run.
+            self._workers[worker].kill()
             self._workers[worker].join()
-        raise EpochEndedError(lost)
+        raise EpochEndedError(message)
 
 
 class _Failure(ExceptionWrapper):
-    """An exception of this process, in the place of a batch."""
+    """An exception of the main process that stands for a batch."""
 
     def __init__(self, error: Exception) -> None:
         self._error = error
@@ -215,7 +222,10 @@ class _Failure(ExceptionWrapper):
 
 
 class _Queue(_MultiprocessingQueue):
-    """A queue that loses no exception of a worker, and nothing that a worker has put into it before the worker ends."""
+    """A queue that loses no exception of a worker, and nothing that a worker puts before it ends.
+
+    ``multiprocessing.Queue`` pickles in another thread. It prints what cannot be pickled, and never sends it.
+    """
 
     def put(self, obj: Any, block: bool = True, timeout: float | None = None) -> None:
         if isinstance(obj, tuple):
@@ -230,22 +240,24 @@ class _Queue(_MultiprocessingQueue):
     def _start_thread(self) -> None:
         super()._start_thread()
         if self._jointhread and self._opid != os.getpid():  # in a worker
+            # multiprocessing's finalizer would wait for ever if the parent was killed and reads nothing any more.
             self._jointhread.cancel()
             arguments = [weakref.ref(self._thread), os.getppid()]
-            # The priority is that of the finalizer just cancelled.
+            # The priority is that of the cancelled finalizer.
             self._jointhread = Finalize(self._thread, _wait_until_sent, arguments, exitpriority=-5)
 
 
 def _wait_until_sent(sender: Callable[[], threading.Thread | None], parent: int) -> None:
-    """Wait at a worker's end for the thread that sends, unless the parent was killed and reads nothing any more."""
+    """Wait for the queue's sending thread when a worker ends. Stop if the parent has died: it reads nothing more."""
     while (thread := sender()) and thread.is_alive() and os.getppid() == parent:
         thread.join(1)
 
 
 class _Event(_MultiprocessingEvent):
-    """The event that ends workers, without its lock: a worker that is killed may hold it, and ``set()`` would hang.
+    """The event that tells workers to end, without a lock.
 
-    One process sets it and all look at it. Nobody waits for it, and ``wait()`` would not return.
+    ``multiprocessing.Event`` has a lock. A worker that is killed while it holds the lock would make ``set()`` hang.
+    One process sets this event, and no process may call ``wait()``, which would not return.
     """
 
     def is_set(self) -> bool:
@@ -266,9 +278,9 @@ def _make_context(loader: Any) -> Any:
     return context
 
 
-def _find_dead(workers: list[Any], error: Exception) -> str:
-    """Return how a worker died, if one did. torch's handler of signals may have come too early or too late to say."""
-    if isinstance(error, (OSError, EOFError)):  # from a connection to one that is just ending
+def _find_death(workers: list[Any], error: Exception) -> str:
+    """Return how a worker died, or an empty string. torch's handler of SIGCHLD may run too early or too late to say."""
+    if isinstance(error, (OSError, EOFError)):  # from the connection to a worker that is ending
         ending = connection.wait([worker.sentinel for worker in workers if worker.exitcode is None], timeout=1)
         for worker in workers:
             if worker.sentinel in ending:
@@ -277,7 +289,7 @@ def _find_dead(workers: list[Any], error: Exception) -> str:
 
 
 def _describe_death(worker: Any) -> str:
-    """How a worker ended that should not have, in torch's words."""
+    """Describe how a worker died, in torch's words."""
     code = worker.exitcode
     how = f"is killed by signal: {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
     return f"DataLoader worker (pid {worker.pid}) {how}"

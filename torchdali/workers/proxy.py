@@ -1,8 +1,7 @@
-"""An epoch of a dataset that is asked for samples: DataLoader's own iterators, with DALI behind them.
+"""Iterators of worker-fed epochs: torch's own iterators, with DALI behind them.
 
-The classes derive from torch's, so workers are started, fed, watched, reset and shut down by torch's code. They differ
-in two places: workers pack images instead of collating them, and a batch that comes from them is run through DALI
-before it is handed out.
+The classes derive from torch's, so torch's code starts, feeds, watches, resets and ends the workers. Two things differ.
+Workers pack images instead of collating them, and DALI transforms each batch before the iterator yields it.
 """
 
 from __future__ import annotations
@@ -53,21 +52,21 @@ from torchdali.workers.validation import PendingBatch, ProxyPlan, check_sizes, u
 __all__ = ["ParallelProxyIterator", "SerialProxyIterator"]
 
 _BATCH_STEP, _COLLATE_STEP = 2**16 - 1, 2**16 - 2
-"""The positions that key the random numbers of ``batch_transform`` and ``collate_fn``: after every chain."""
+"""Positions for the random numbers of ``batch_transform`` and ``collate_fn``. No chain of transforms is that long."""
 
-_Share = tuple[int, int, dict[str, Any]]
-"""What a batch was of streams: whose, how many samples, and what the stream said of itself after it."""
+_StreamStep = tuple[int, int, dict[str, Any]]
+"""The worker whose stream made a batch, the number of samples, and the stream's state after the batch."""
 
 
 class _ProxyEpoch(ResumableIterator):
-    """What both of torch's iterators are given. It comes before them in the order of inheritance.
+    """The common part of both iterators. It comes before torch's classes in the order of inheritance.
 
     Args:
-        context: What the epoch is given of the loader.
-        proxy: What the loader made.
+        context: The parts of the loader that the epoch uses.
+        proxy: The pipelines of the loader.
 
     Attributes:
-        clock: Where the time goes.
+        clock: Measures where the time goes.
     """
 
     _prefetcher: Prefetcher | RetryingPrefetcher | None = None
@@ -80,29 +79,29 @@ class _ProxyEpoch(ResumableIterator):
         self._user_collate = view.collate_fn
         self._uses_default_collate = uses_default_collate(view)
         self._transform_batch = context.batch_transform
-        self._pins: bool = view.pin_memory and proxy.device.type == "cpu" and torch.cuda.is_available()
+        self._pins_memory: bool = view.pin_memory and proxy.device.type == "cpu" and torch.cuda.is_available()
         self._transfer = Transfer(proxy.device)
         self._error_policy: ErrorPolicy = context.errors
-        self._pending: deque[tuple[PendingBatch | Exception, int, _Share | None]] = deque()
+        self._pending: deque[tuple[PendingBatch | Exception, int, _StreamStep | None]] = deque()
         self._mapped_files: dict[tuple[int, int], MappedFile] = {}
-        with devices.on(proxy.device):  # torch's thread that pins memory takes the device
+        with devices.on(proxy.device):  # torch starts its pin_memory thread on the current device
             super().__init__(self._make_view(view))
         if not self._num_workers:
             self._begin_epoch()
 
     def _make_view(self, view: LoaderView) -> LoaderView:
-        """Return the loader as torch's iterator is to see it."""
-        routes = self.proxy.routes
-        images: bool = routes is not None
-        first: First = routes.first if routes else "conversion"
+        """Return the view of the loader that torch's iterator reads."""
+        pipelines = self.proxy.pipelines
+        images: bool = pipelines is not None
+        first: First = pipelines.first if pipelines else "conversion"
         batches: bool = cast("Any", view)._auto_collation  # noqa: SLF001 - torch's
-        packs = batches, self._uses_default_collate, images, first, self._error_policy.mode, self.proxy.finder
-        packer = Packer(view.collate_fn, *packs)
-        # Without images the batch itself crosses to the device, and torch has a thread that pins it.
-        pins = self.proxy.device.type == "cuda" and not images
+        packer_args = batches, self._uses_default_collate, images, first, self._error_policy.mode, self.proxy.finder
+        packer = Packer(view.collate_fn, *packer_args)
+        # Without images the whole batch is copied to the device, so torch's thread may pin it.
+        pins_memory = self.proxy.device.type == "cuda" and not images
         if not torch.accelerator.is_available():
-            pins = view.pin_memory  # of which torch says then that it has no effect
-        view, dataset = replace(view, pin_memory=pins, collate_fn=packer), view.dataset
+            pins_memory = view.pin_memory  # torch warns that it has no effect
+        view, dataset = replace(view, pin_memory=pins_memory, collate_fn=packer), view.dataset
         if is_stream(dataset):
             view, stream = put_stream(view, self._context.progress)
             return replace(view, collate_fn=StreamPacker(packer, stream))
@@ -119,23 +118,23 @@ class _ProxyEpoch(ResumableIterator):
         super()._reset(loader, first_iter)
 
     def _begin_epoch(self) -> None:
-        """Begins an epoch."""
+        """Begin an epoch."""
         self._close_prefetcher()
         self._key = self._context.next_key(int(self._base_seed))
-        # The window is of batches, and kept by _fill.
+        # _fetch_ready limits the number of batches in flight, so the prefetcher need not limit the runs.
         prefetcher = Prefetcher(sys.maxsize, self._timeout, self.clock, self._prefetch_depth)
         self._prefetcher = (
             RetryingPrefetcher(prefetcher, partial(Prefetcher, 1, self._timeout), self._error_policy)
             if self._error_policy
             else prefetcher
         )
-        self._sample_keys = SampleKeys(self._auto_collation, self._by_stream, self._num_workers > 0)
+        self._sample_keys = SampleKeys(self._auto_collation, self._is_stream, self._num_workers > 0)
         self._received = deque()
         self._exhausted, self._num_finished = False, 0
-        self._share: _Share | None = None
+        self._stream_step: _StreamStep | None = None
 
     @property
-    def _by_stream(self) -> bool:
+    def _is_stream(self) -> bool:
         return self._dataset_kind == _DatasetKind.Iterable
 
     def _close_prefetcher(self) -> None:
@@ -149,7 +148,7 @@ class _ProxyEpoch(ResumableIterator):
         return self._sample_keys.remember(self._task_number(), super()._next_index())
 
     def _task_number(self) -> int:
-        """The number of the batch that the sampler is being asked for."""
+        """Return the number of the batch whose indices are requested now."""
         return 0
 
     def _index_counter(self) -> Callable[[Iterable[Any]], None]:
@@ -160,24 +159,24 @@ class _ProxyEpoch(ResumableIterator):
         self._sample_keys.resume_streams({worker: stream.samples for worker, stream in saved.streams.items()})
 
     def _count_fetched(self) -> int:
-        """Batches of the epoch whose samples came, or failed to."""
+        """Return the number of batches of the epoch that came or failed."""
         return self._num_requested
 
     def _next_data(self) -> Any:
         try:
             data = self._deliver()
         except DeferredError:
-            self._account()
+            self._update_progress()
             raise
-        self._account()
+        self._update_progress()
         return data
 
-    def _account(self) -> None:
+    def _update_progress(self) -> None:
         self.progress.num_yielded = self._num_finished
-        if self._share and self._by_stream:
-            worker, count, state = self._share
+        if self._stream_step and self._is_stream:
+            worker, count, state = self._stream_step
             self.progress.advance_stream(worker, self._num_workers, count, state)
-        self._share = None
+        self._stream_step = None
 
     def _deliver(self) -> Any:
         self.clock.enter(starved=bool(self._num_workers) and not self._pending)
@@ -188,7 +187,7 @@ class _ProxyEpoch(ResumableIterator):
             self._close_prefetcher()
             self.progress.finished = True
             raise StopIteration
-        pending, self._num_finished, self._share = self._pending.popleft()
+        pending, self._num_finished, self._stream_step = self._pending.popleft()
         if isinstance(pending, Exception):
             raise DeferredError(pending)
         with deferred_errors:
@@ -196,11 +195,14 @@ class _ProxyEpoch(ResumableIterator):
 
     @property
     def _prefetch_depth(self) -> int:
-        """Batches in flight."""
-        return self.proxy.prefetch_depth if self._num_workers and self.proxy.routes else 1
+        """The number of batches in flight."""
+        return self.proxy.prefetch_depth if self._num_workers and self.proxy.pipelines else 1
 
     def _fetch_ready(self) -> None:
-        """Takes what the dataset has ready, as far as the window reaches; waits only where nothing is on its way."""
+        """Submit the batches that have come from the dataset, up to the prefetch depth.
+
+        Wait for the dataset only if no batch is in flight.
+        """
         while not self._exhausted and len(self._pending) < self._prefetch_depth:
             if self._pending and not self._has_arrived():
                 break
@@ -209,88 +211,91 @@ class _ProxyEpoch(ResumableIterator):
             try:
                 packed = self._fetch()
                 self.clock.lap("dataset")
-                pending = self._submit_deferring(packed)
+                pending = self._submit_deferred(packed)
                 self.clock.lap("feed")
             except StopIteration as end:
-                end.__traceback__ = None  # a dataset's, from a worker, would hold itself in a cycle, and this iterator
+                # torch's ExceptionWrapper.reraise() holds a worker's exception in a cycle with this iterator.
+                end.__traceback__ = None
                 self._exhausted = True
                 break
             except DeferredError as deferred:
-                # Raised in its turn, after the batches before it.
+                # It is raised when its batch is due.
                 pending = defer(deferred.error) if self._num_workers else deferred.error
                 packed = packed or self._count_missing()
-            share = (packed.worker, packed.count, packed.state) if packed else None
-            self._pending.append((pending, self._count_fetched(), share))
+            step = (packed.worker, packed.count, packed.state) if packed else None
+            self._pending.append((pending, self._count_fetched(), step))
 
     def _fetch(self) -> Packed:
         """Return the next batch of samples."""
         return cast("Packed", super()._next_data())
 
     def _count_missing(self) -> Packed | None:
-        """Counts the samples of a batch that was asked for and did not come; returns what stands in its place."""
+        """Count the samples of a batch that failed. Return an empty batch with their number, if it is known."""
         return None
 
     def _has_arrived(self) -> bool:
-        """Whether the next batch can be taken without waiting."""
+        """Return True if the next batch can be fetched without waiting."""
         return False
 
-    def _submit_deferring(self, packed: Packed) -> PendingBatch:
-        """Starts to work on a batch."""
+    def _submit_deferred(self, packed: Packed) -> PendingBatch:
+        """Submit a batch. Raise its errors as DeferredError."""
         with deferred_errors:
             return self._submit(packed)
 
     def _submit(self, packed: Packed) -> PendingBatch:
         keys = self._sample_keys.make_batch_keys(packed)
-        if isinstance(packed.rest, ExceptionWrapper):  # a stream's
-            packed.rest.reraise()
+        if isinstance(packed.data, ExceptionWrapper):  # raised by a stream
+            packed.data.reraise()
         pending = PendingBatch(packed, Draws(self._key, keys.index, keys.occurrence))
-        skips = self._error_policy.mode == "skip"
+        is_skipping = self._error_policy.mode == "skip"
 
-        def make_error(sample: int, named: str, reason: str) -> SampleError:  # batches keep it, so it keeps no iterator
-            if skips:  # what is in the place of a sample that was given up is another's
+        # Batches hold this function. It must not refer to self: the iterator would be part of a cycle.
+        def make_error(sample: int, name: str, reason: str) -> SampleError:
+            if is_skipping:  # a substitute is at the position of a failed sample
                 sample = (map_substitutes(packed.failed, packed.count) or {}).get(sample, sample)
-            return keys.make_error(sample, named, reason)
+            return keys.make_error(sample, name, reason)
 
-        for sample, (named, reason) in packed.reasons.items():
-            raise make_error(sample, named, reason)
+        for sample, (name, reason) in packed.reasons.items():
+            raise make_error(sample, name, reason)
         pending.failed = [keys.make_error(sample, *why) for sample, why in packed.failed.items()]
         self.proxy.check_key_paths(packed, make_error)
-        for group, pool in zip(packed.groups, self.proxy.pools(packed), strict=True):
+        for group, pool in zip(packed.groups, self.proxy.get_pools(packed), strict=True):
             reader = open_packed(packed, group, make_error)
             self.clock.input_kind, self.clock.steps = group.input_kind, pool.plan.steps
             rows = np.arange(len(group.sample))
             pending.runs.append(Batch(reader, pool, rows, pending.draws.select_rows(group.sample)))
         if any(run.pool.plan.random for run in pending.runs):
             check_sizes(packed, make_error)
-        for run in pending.runs:  # not before all is known to be well: what is pushed is popped, run by run
+        # Only now, after all checks: each run that was put must be got again.
+        for run in pending.runs:
             assert self._prefetcher is not None
             self._prefetcher.put(run)
         return pending
 
     def _finish(self, pending: PendingBatch) -> Any:
-        """The batch as the user gets it."""
+        """Return the batch as the user gets it."""
         packed, proxy, draws = pending.packed, self.proxy, pending.draws
-        data = packed.rest
+        data = packed.data
         self._finish_runs(pending)
         if packed.groups:
-            assert proxy.routes is not None
+            assert proxy.pipelines is not None
             collate = None
             if not self._uses_default_collate:
-                own = draws.select_position(_COLLATE_STEP)
-                collate = partial(call_seeded, self._user_collate, draws=own, device=proxy.device)
-            data = merge_images(packed, pending.runs, self._auto_collation, collate, proxy.routes.chain)
+                collate_draws = draws.select_position(_COLLATE_STEP)
+                collate = partial(call_seeded, self._user_collate, draws=collate_draws, device=proxy.device)
+            data = merge_images(packed, pending.runs, self._auto_collation, collate, proxy.pipelines.chain)
             self.clock.lap("torch" if any(run.pool.plan.in_torch for run in pending.runs) else "collate")
         data = self._transfer(data)
         if self._transform_batch is not None and packed.count:
             self.clock.lap("collate")
             data = call_on_batch(self._transform_batch, data, draws.select_position(_BATCH_STEP), proxy.device)
             self.clock.lap("batch_transform")
-        data = pin_memory(data) if self._pins else data
+        data = pin_memory(data) if self._pins_memory else data
         self.clock.leave(packed.count)
         return data
 
-    def _note_failed(self, pending: PendingBatch) -> Exception | None:
-        """Counts the samples of a batch that were given up, in its turn; what to raise where they are too many."""
+    def _count_failed(self, pending: PendingBatch) -> Exception | None:
+        """Count the failed samples of a batch that is due. Return the error to raise if there are too many."""
         try:
             for error in pending.failed:
                 self._error_policy.note(error)
@@ -299,9 +304,9 @@ class _ProxyEpoch(ResumableIterator):
         return None
 
     def _finish_runs(self, pending: PendingBatch) -> None:
-        """Takes all runs of a batch, so that the next one's come next, and raises what the first failing one raised."""
+        """Get all runs of a batch, even after a failure: the next batch's runs follow. Raise the first error."""
         assert self._prefetcher is not None
-        failure = self._note_failed(pending)
+        failure = self._count_failed(pending)
         for i in range(len(pending.runs)):
             try:
                 pending.runs[i] = self._prefetcher.get()
@@ -313,7 +318,7 @@ class _ProxyEpoch(ResumableIterator):
             try:
                 raise failure
             finally:
-                del failure
+                del failure  # its traceback would hold this frame in a cycle
         if self._error_policy.mode == "skip" and pending.runs:
             substitute_samples(pending.packed, pending.runs, self._uses_default_collate)
 
@@ -321,17 +326,17 @@ class _ProxyEpoch(ResumableIterator):
         self._close_prefetcher()
 
     def close(self) -> None:
-        """Ends the epoch before its end, and the workers."""
+        """End the epoch early, and the workers."""
         try:
             self._close_prefetcher()
-        finally:  # an interrupt here would leave workers of which nobody knows
+        finally:  # even after a KeyboardInterrupt, or the workers would outlive the iterator
             super().close()
         self._received.clear()
         self._mapped_files.clear()
 
     def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
         if ending():
-            return  # torch has ended its workers by then
+            return  # torch's exit handler has ended the workers
         try:
             self._close_prefetcher()
         finally:
@@ -339,28 +344,28 @@ class _ProxyEpoch(ResumableIterator):
 
 
 class SerialProxyIterator(_ProxyEpoch, _SingleProcessDataLoaderIter, ResumableIterator):
-    """Asks the dataset for samples in this process, when a batch is asked for."""
+    """Loads samples in this process, when a batch is requested."""
 
     def _fetch(self) -> Packed:
         with deferred_errors:
             return super()._fetch()
 
     def _count_missing(self) -> Packed | None:
-        asked, state = self._stream.take_progress() if self._stream else (0, {})
-        packed = Packed(None, asked, state=state)
+        count, state = self._stream.take_progress() if self._stream else (0, {})
+        packed = Packed(None, count, state=state)
         self._sample_keys.make_batch_keys(packed)
         return packed
 
 
 class ParallelProxyIterator(_ProxyEpoch, Parallel, _MultiProcessingDataLoaderIter, ResumableIterator):
-    """Asks the dataset for samples in worker processes, ahead of time."""
+    """Loads samples in worker processes, ahead of time."""
 
     def _task_number(self) -> int:
         return self._send_idx
 
     def _count_missing(self) -> Packed | None:
         self._sample_keys.make_batch_keys(Packed(None, 0, task=self._rcvd_idx - 1))
-        return None  # a stream's share comes with its exception
+        return None  # the exception of a stream comes with the stream's progress
 
     def _count_fetched(self) -> int:
         return self._num_resumed + self._rcvd_idx
@@ -372,7 +377,7 @@ class ParallelProxyIterator(_ProxyEpoch, Parallel, _MultiProcessingDataLoaderIte
         task, data = cast("tuple[Any, Any]", super()._get_data())
         if isinstance(data, Packed):
             data.task = task
-            if isinstance(data.block, SharedBuffer):  # it comes back, and is not to be mapped again then
+            if isinstance(data.block, SharedBuffer):  # the worker reuses it, so keep the mapping
                 self._mapped_files[data.block.mapped_file.key] = data.block.mapped_file
         return task, data
 

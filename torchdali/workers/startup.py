@@ -1,4 +1,4 @@
-"""How worker processes begin, and when there is no KeyboardInterrupt on their behalf."""
+"""Worker startup: defer Ctrl-C, disable garbage collection, check that each worker started."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ __all__ = ["DeferInterrupt", "StartupCheck", "WorkerInit", "WorkerStartup"]
 
 
 class DeferInterrupt:
-    """A time without KeyboardInterrupt, as a context: one that came meanwhile is raised at its end.
+    """A context without KeyboardInterrupt. If one comes, it is raised at the end.
 
-    It is the handler of SIGINT for that time, in the place of another one. What another signal's handler raises as the
-    time begins or ends leaves it no longer: nobody would hear of an interrupt any more.
+    The object is the handler of SIGINT during the context, and the former handler returns at the end. It returns also
+    if the handler of another signal raises while the context begins or ends. Else Ctrl-C would do nothing from then on.
     """
 
-    _came = False
+    _is_pending = False
 
     def __init__(self) -> None:
         self.handler: Callable[[int, Any], Any] | None = None
 
     def __call__(self, *_: Any) -> None:
-        """The handler: nothing happens until the end."""
-        self._came = True
+        """Handle SIGINT: note it for the end."""
+        self._is_pending = True
 
     def __enter__(self) -> None:
         try:
@@ -41,24 +41,25 @@ class DeferInterrupt:
 
     def _begin(self) -> None:
         handler: Any = signal.getsignal(signal.SIGINT)
-        # In another thread no KeyboardInterrupt is raised, and no handler can be set.
+        # Python raises KeyboardInterrupt in the main thread only, and sets handlers only there.
         if callable(handler) and threading.current_thread() is threading.main_thread():
             self.handler = handler
             signal.signal(signal.SIGINT, self)
 
     def end(self) -> None:
-        """Ends that time, before the context does.
+        """End the time without KeyboardInterrupt, possibly before the context ends.
 
         Raises:
-            KeyboardInterrupt: By the handler in whose place this one was.
+            KeyboardInterrupt: One came, and the former handler raises it.
         """
         handler = self.handler
         if handler is None:
             return
         if signal.getsignal(signal.SIGINT) is self:
             signal.signal(signal.SIGINT, handler)
-        self.handler = None  # not before: a worker that another thread forks now finds it here
-        if self._came:
+        # Cleared last: another thread may fork a worker now, whose WorkerInit restores this handler.
+        self.handler = None
+        if self._is_pending:
             handler(signal.SIGINT, inspect.currentframe())
 
     def __exit__(
@@ -66,100 +67,101 @@ class DeferInterrupt:
     ) -> None:
         try:
             self.end()
-        except BaseException:
+        except BaseException:  # from the handler of another signal; the former handler must still return
             self.end()
             raise
 
 
 class WorkerStartup(DeferInterrupt):
-    """The time in which workers are started, as a context.
+    """The context in which workers start: without KeyboardInterrupt and without garbage collection.
 
-    A KeyboardInterrupt would leave a worker of which nobody knows. In one that was just forked the exception would
-    leave ``os.fork()``, and the worker go on as the process that it is a copy of.
+    A KeyboardInterrupt could leave a worker that no object refers to. In a worker that was just forked, it would come
+    out of ``os.fork()``, and the worker would continue as a copy of the main process.
 
-    Nor is garbage collected, in a worker that is forked until its ``WorkerInit``. What it inherited is not its to
-    finalise: the destructor of a CUDA tensor would end it, and that of a process group or of a pool of threads would
-    wait for threads that exist in its parent alone.
+    Garbage collection stays off in a forked worker until its ``WorkerInit``. A worker must not finalise objects that it
+    inherited. The destructor of a CUDA tensor would end the process. The destructor of a process group or of a thread
+    pool would wait for threads that only the parent has.
     """
 
-    _collected = False
+    _disabled_gc = False
 
     def _begin(self) -> None:
         super()._begin()
         if gc.isenabled():
-            self._collected = True
+            self._disabled_gc = True
             gc.disable()
 
     def end(self) -> None:
-        """As of ``DeferInterrupt``; garbage is collected again."""
-        if self._collected:
+        """Enable garbage collection and KeyboardInterrupt again."""
+        if self._disabled_gc:
             gc.enable()
-            self._collected = False
+            self._disabled_gc = False
         super().end()
 
 
 class WorkerInit:
-    """A ``worker_init_fn`` that readies a worker, and then calls the user's.
+    """A ``worker_init_fn`` that prepares a worker, and then calls the user's.
 
-    ``get_worker_info()`` shows the user's dataset. A terminal's interrupt, which reaches workers too, is left to the
-    process that started them: it would wait for ever for a worker that was ended while it held the lock of a queue.
+    It makes ``get_worker_info()`` show the user's dataset instead of the wrapper. It also makes the worker ignore
+    Ctrl-C, which a terminal sends to all processes. A worker that it ends may hold the lock of a queue, and the main
+    process would wait for that lock for ever.
 
     Args:
-        worker_init_fn: The user's, if any.
+        worker_init_fn: The user's function, or None.
     """
 
     def __init__(self, worker_init_fn: Callable[[int], Any] | None) -> None:
         self._init = worker_init_fn
-        self._collects = gc.isenabled()
-        self._inherited = True
+        self._enables_gc = gc.isenabled()
+        self._is_forked = True
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_inherited": False}  # for a worker that is spawned
+        return {**vars(self), "_is_forked": False}  # only a worker that is not forked gets it pickled
 
     def __call__(self, worker_id: int) -> None:
-        """Runs in each worker, before it asks for samples."""
-        if self._inherited:
-            gc.freeze()  # see Starting
-        if self._collects:
+        """Prepare this worker before it loads samples."""
+        if self._is_forked:
+            gc.freeze()  # never collect what was inherited, see WorkerStartup
+        if self._enables_gc:
             gc.enable()
         info: Any = get_worker_info()
-        # WorkerInfo refuses to be changed, for good reasons that do not hold here: nobody has seen it yet.
+        # torch's WorkerInfo forbids changes. This one is safe: no other code has seen the object yet.
         object.__setattr__(info, "dataset", info.dataset.dataset)
         handler: Any = signal.getsignal(signal.SIGINT)
         if isinstance(handler, DeferInterrupt):
             handler = handler.handler
             signal.signal(signal.SIGINT, handler)
         if handler is signal.default_int_handler:
-            # Not SIG_IGN, which programs that the dataset runs would inherit.
-            signal.signal(signal.SIGINT, _leave_it_to_the_parent)
+            # Not SIG_IGN: programs that the dataset starts would inherit it.
+            signal.signal(signal.SIGINT, _ignore_interrupt)
         if self._init is not None:
             self._init(worker_id)
 
 
 class StartupCheck:
-    """A ``worker_init_fn`` that tells the process which forked the workers that they have begun.
+    """A ``worker_init_fn`` that tells the main process which forked workers have started.
 
-    A worker says so with a byte of shared memory, for which it waits for nobody.
+    Each worker sets a byte of shared memory, which needs no lock.
 
     Args:
-        worker_init_fn: What is called then, if anything.
+        worker_init_fn: The function to call next, or None.
         workers: Number of workers.
     """
 
     def __init__(self, worker_init_fn: Callable[[int], Any] | None, workers: int) -> None:
         self._init = worker_init_fn
-        self._begun = mmap.mmap(-1, workers)
+        self._started = mmap.mmap(-1, workers)
 
     def __call__(self, worker_id: int) -> None:
-        """Runs in each worker, before all else that is not torch's."""
-        self._begun[worker_id] = 1
+        """Mark this worker as started. In a worker only torch's code runs before."""
+        self._started[worker_id] = 1
         if self._init is not None:
             self._init(worker_id)
 
-    def missing(self) -> list[int]:
-        """The numbers of the workers that have not begun."""
-        return [worker for worker, begun in enumerate(self._begun[:]) if not begun]
+    def find_missing(self) -> list[int]:
+        """Return the numbers of the workers that have not started."""
+        return [worker for worker, is_started in enumerate(self._started[:]) if not is_started]
 
 
-def _leave_it_to_the_parent(number: int, frame: FrameType | None) -> None:
-    """A worker's handler of SIGINT."""
+def _ignore_interrupt(number: int, frame: FrameType | None) -> None:
+    """Handle SIGINT in a worker: do nothing."""

@@ -34,11 +34,11 @@ def merge_images(
     """
     if collate_fn is None:
         columns = _stack_columns(packed, runs, batched, chain)
-        return tree_map(packed.rest, lambda leaf: columns[leaf.number] if isinstance(leaf, Placeholder) else leaf)
+        return tree_map(packed.data, lambda leaf: columns[leaf.number] if isinstance(leaf, Placeholder) else leaf)
     images = _restore_images(packed, runs)
     samples = [
         tree_map(sample, lambda leaf, i=i: images[i, leaf.number] if isinstance(leaf, Placeholder) else leaf)
-        for i, sample in enumerate(packed.rest)
+        for i, sample in enumerate(packed.data)
     ]
     return collate_fn(samples if batched else samples[0])
 
@@ -47,7 +47,7 @@ def substitute_samples(packed: Packed, runs: Sequence[Batch], uses_default_colla
     """Where DALI substituted the images of another sample, substitute the rest of that sample too."""
     order: list[int] = packed.groups[0].sample[runs[0].rows][: packed.count].tolist()
     if len(runs) == 1 and order != list(range(packed.count)):
-        packed.rest = reorder_samples(packed.rest, order) if uses_default_collate else [packed.rest[i] for i in order]
+        packed.data = reorder_samples(packed.data, order) if uses_default_collate else [packed.data[i] for i in order]
 
 
 def _restore_images(packed: Packed, runs: Sequence[Batch]) -> Filled:

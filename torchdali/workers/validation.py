@@ -31,34 +31,34 @@ class ProxyPlan:
 
     Attributes:
         state: Differs when anything did change.
-        routes: The engines; None where there is no transform.
+        pipelines: The pipelines. None without transforms.
         device: Where batches are made.
         memory: Bytes that batches in flight may take.
         prefetch_depth: Batches in flight if there are workers. Reduced to what fits when the size of a batch is known.
         key_paths: For each structure of samples that batches had so far, the key paths of the images.
         finder: Finds the images of a sample.
         has_images: Whether there was an image.
-        warned: Whether it was said that there is no image.
+        has_warned: Whether the user was warned that no sample has an image.
     """
 
     state: object
-    routes: PipelineCache | None
+    pipelines: PipelineCache | None
     device: torch.device
     memory: int
     prefetch_depth: int = 6
     key_paths: dict[tuple[str, ...], tuple[str, ...]] = field(default_factory=dict[tuple[str, ...], tuple[str, ...]])
     finder: ImageFinder = field(default_factory=ImageFinder)
     has_images: bool = False
-    warned: bool = False
+    has_warned: bool = False
 
-    def pools(self, packed: Packed) -> list[PipelinePool]:
-        """The engines for each group of a batch's images."""
+    def get_pools(self, packed: Packed) -> list[PipelinePool]:
+        """Return the pipelines for each group of a batch's images."""
         if not packed.groups:
             return []
-        assert self.routes is not None
+        assert self.pipelines is not None
         samples = [np.unique(group.sample) for group in packed.groups]
         together = len(np.unique(np.concatenate(samples))) < sum(map(len, samples))
-        pools = self.routes.pools([(group.spec, group.input_kind, False) for group in packed.groups], together)
+        pools = self.pipelines.pools([(group.spec, group.input_kind, False) for group in packed.groups], together)
         each = zip(packed.groups, pools, strict=True)
         size = sum(int(group.length.sum()) + len(group.sample) * pool.plan.sample_bytes for group, pool in each)
         self.prefetch_depth = min(self.prefetch_depth, choose_prefetch_depth(size, self.memory, self.memory))
@@ -69,7 +69,7 @@ class ProxyPlan:
 
         Batches may differ in structure, keys and number of images, as in ``DataLoader``.
         """
-        if self.routes is None or not packed.count:
+        if self.pipelines is None or not packed.count:
             return
         if packed.groups:
             self.has_images = True
@@ -78,8 +78,8 @@ class ProxyPlan:
         elif at := self.key_paths.get(packed.structure):
             reason = f"no image was found in it, in the batches before they were at {format_key_paths(at)}"
             raise fault(0, format_key_paths(at), f"{reason}; it is {packed.outline}")
-        elif not self.has_images and not self.warned:
-            self.warned = True
+        elif not self.has_images and not self.has_warned:
+            self.has_warned = True
             warn_user(
                 f"transform= has nothing to do: no image was found in a sample, which is {packed.outline}. Taken for "
                 f"images are {RULE}. For a string that is a path, return pathlib.Path(...) or name its key in images="
