@@ -203,7 +203,7 @@ def _touch_all(reader: Any, occurrences: Any) -> None:
         occurrences.count(rows)
         table.sizes(rows)
         reader.find_pil_only(rows)
-        unknown = table.unknown(rows)
+        unknown = table.find_unknown(rows)
         for column in (table._sizes, table._lengths, table._flags):  # noqa: SLF001
             column[unknown] = 1
 

@@ -40,7 +40,7 @@ def make_stage(name: str, root: Path, batch_size: int, step: list[Any]) -> syste
     }[name]
     with ThreadPoolExecutor(16) as threads:
         reader.scan(np.arange(len(reader.source)), lambda: threads).wait()
-    engine = PipelineRunner(plan, batch_size, compiled.threads.number(reader.input_stats()))
+    engine = PipelineRunner(plan, batch_size, compiled.threads.choose(reader.input_stats()))
     rng = np.random.default_rng(0)
 
     def submit(rows: Any) -> None:

@@ -161,7 +161,7 @@ def test_a_device_beyond_the_last(monkeypatch: pytest.MonkeyPatch, dataset: Imag
     [("gpu", ValueError), ("cuda:first", ValueError), (None, TypeError), (1.5, TypeError), (True, TypeError)],
 )
 def test_a_device_that_does_not_exist(dataset: ImageFolder, wanted: Any, error: type[Exception]) -> None:
-    said = f"^device is 'auto' or a device of torch's such as 'cuda:1', not {re.escape(repr(wanted))}$"
+    said = f"^device must be 'auto' or a torch device such as 'cuda:1', got {re.escape(repr(wanted))}$"
     with pytest.raises(error, match=said):
         DALILoader(dataset, device=wanted)
     with pytest.raises(error, match=said):

@@ -140,8 +140,8 @@ def _worker_fed(loader: DataLoader[Any], options: LoaderOptions, proxy: ProxyPla
     }
 
 
-def _threads(threads: Threads, seen: InputStats = NOTHING_SEEN) -> str:
-    return f"{threads.number(seen)} of DALI ({threads.why(seen)})"
+def _threads(threads: Threads, stats: InputStats = NOTHING_SEEN) -> str:
+    return f"{threads.choose(stats)} of DALI ({threads.explain(stats)})"
 
 
 def _images(loader: DataLoader[Any], proxy: ProxyPlan) -> tuple[str, Sequence[Plan]]:

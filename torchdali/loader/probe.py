@@ -250,7 +250,7 @@ class _Probing:
         self, plan: Plan, images: Iterator[Any], inputs: Inputs, window: int, resident: bool = False
     ) -> tuple[float, Any]:
         """Run a pipeline on these inputs. Return seconds a batch, and the last output."""
-        threads = self.native.threads.number(self.native.reader.input_stats())
+        threads = self.native.threads.choose(self.native.reader.input_stats())
         inputs = {name: inputs[name] for name in plan.inputs}
         views: Any = [[]]
         with closing(PipelineRunner(plan, self.size, threads, resident)) as engine:

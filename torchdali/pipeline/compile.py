@@ -165,8 +165,8 @@ def compile_plan(
     """
     spec = replace(spec or Spec(), device="gpu" if device.type == "cuda" else "cpu")
     chain = list(flatten(transform))
-    given, first = spec.kind, find_first(chain)
-    if given == "array" and first != "torch":
+    kind, first = spec.kind, find_first(chain)
+    if kind == "array" and first != "torch":
         spec = replace(spec, kind="pil")
     compiler = _Compiler(spec, device, until)
     for position, leaf in enumerate(chain, start=1):
@@ -179,7 +179,7 @@ def compile_plan(
     shared = compiler.rules
     out = views[0][1]
     if first == "conversion" and out.kind == "pil":  # torch runs it, and may not treat an array as a PIL image
-        out = replace(out, kind=given)
+        out = replace(out, kind=kind)
     if compiler.container is None:
         shared, views = views[0][0], [(list[Rule](), views[0][1])]
     return Plan(

@@ -242,11 +242,11 @@ def _check(images: Any) -> None:
 def _merge(plans: Sequence[Plan], rows: Sequence[Sequence[int]], results: Sequence[Any]) -> Any:
     """Return the results of several kinds of images as those of one kind. Each kind has its ``rows``."""
     has_views = [plan.container is not None and not plan.suffix for plan in plans]
-    whole: list[Any] = [None] * sum(map(len, rows))
+    merged: list[Any] = [None] * sum(map(len, rows))
     for own, result, views in zip(rows, results, has_views, strict=True):
         for row, image in zip(own, zip(*result, strict=True) if views else result, strict=True):
-            whole[row] = image
-    return [_stack(list(view)) for view in zip(*whole, strict=True)] if any(has_views) else _stack(whole)
+            merged[row] = image
+    return [_stack(list(view)) for view in zip(*merged, strict=True)] if any(has_views) else _stack(merged)
 
 
 def _path_of(image: Any, files: ExitStack) -> str:

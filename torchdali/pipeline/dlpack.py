@@ -45,8 +45,8 @@ def to_torch(outputs: Any, stream: Any) -> Images:
         return _adopt(outputs.as_tensor(), stream)
     if outputs.ndim() == 1:  # for a cache, to which slices of one tensor will do: DALI makes one per sample slowly
         lengths: list[int] = [length for (length,) in outputs.shape()]
-        whole = _adopt(outputs.as_reshaped_tensor([sum(lengths)]), stream)
-        return list(torch.split(whole, lengths))
+        batch = _adopt(outputs.as_reshaped_tensor([sum(lengths)]), stream)
+        return list(torch.split(batch, lengths))
     return [_adopt(outputs[i], stream) for i in range(len(outputs))]
 
 

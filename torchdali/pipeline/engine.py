@@ -162,12 +162,12 @@ class PipelineRunner:
             # DALI's message names the file, and its binding makes no str of a name that is not UTF-8.
             return RuntimeError(str(error)) if isinstance(error, UnicodeDecodeError) else error
         views: Views = [dlpack.to_torch(outputs[i], stream) for i in range(self._views)]
-        about = [dlpack.to_array(outputs[i]) for i in range(self._views, len(outputs))]
+        file_info = [dlpack.to_array(outputs[i]) for i in range(self._views, len(outputs))]
         self._pipeline.release_outputs()
         self._num_taken += 1
         self._unreleased.append((stream.record_event(Event()) if stream else None, self._resources.popleft()))
         self._release_finished()
-        return RunOutputs(views, *(about or (_NOTHING, _NOTHING)))
+        return RunOutputs(views, *(file_info or (_NOTHING, _NOTHING)))
 
     def _release_finished(self) -> None:
         """Close the resources of finished runs. On a GPU, copies may still be running when outputs are shared."""

@@ -172,8 +172,8 @@ def call_on_batch(transform: Callable[..., Any], data: Any, draws: Draws, device
     try:
         return call_seeded(transform, *parts, draws=draws, device=device)
     except Exception as error:
-        given = ", ".join(type(part).__name__ for part in parts)
-        add_note(error, f"while batch_transform was called with the parts of a batch: {given}")
+        names = ", ".join(type(part).__name__ for part in parts)
+        add_note(error, f"while batch_transform was called with the parts of a batch: {names}")
         raise
 
 
@@ -216,9 +216,9 @@ def check_shapes(images: Sequence[Any], chain: Sequence[Any], name: Callable[[in
     )
 
 
-def _advice(chain: Sequence[Any], one: tuple[int, ...], other: tuple[int, ...]) -> str:
+def _advice(chain: Sequence[Any], shape: tuple[int, ...], other: tuple[int, ...]) -> str:
     """Return what to do so that the images have equal shapes."""
-    if one[-2:] == other[-2:]:
+    if shape[-2:] == other[-2:]:
         return "give all images as many channels, with v2.RGB() or v2.Grayscale(num_output_channels=3)"
     sized = [transform for transform in chain if _sides(transform)]
     if not sized:

@@ -1,7 +1,7 @@
-"""Index batches in, batches of images out, in order: the window of runs in flight, and who failed.
+"""The prefetcher: it schedules runs of DALI for batches of indices, and returns their images in order.
 
-Everything here happens in the thread that iterates. DALI's runs are asynchronous, so keeping the window full takes
-one to two milliseconds a batch, and there is no thread of ours that could outlive an epoch or hide an exception.
+Everything here happens in the thread that iterates. DALI's runs are asynchronous, so scheduling takes one to two
+milliseconds a batch. No thread of torchdali can outlive an epoch or hide an exception.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Batch:
         draws: The random numbers of its samples.
         views: The outputs of DALI: for each view one tensor, or one for each sample if shapes differ.
         params: The drawn parameters, for each rule of the plan.
-        scan: What must be known of it before, being read.
+        scan: The scan of its headers or files, in progress.
         runner: The runner of its pipeline. None if the batch is empty or failed before.
         run: The run's number there.
         error: The error to raise in its turn.
@@ -86,8 +86,8 @@ class Prefetcher:
     Args:
         prefetch_depth: Batches in flight.
         timeout: Seconds that a batch may take; 0 means no limit.
-        clock: The epoch's, if it has one.
-        runs_in_flight: Batches that an engine will have in flight, where somebody else sees to that.
+        clock: The clock of the epoch, if it has one.
+        runs_in_flight: Number of runs that a pipeline will have in flight, if it is not ``prefetch_depth``.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Prefetcher:
             try:
                 batch.reader = batch.reader.for_batch()
                 batch.scan = batch.reader.scan(batch.rows, self._scan_threads)
-            except Exception as error:  # noqa: BLE001 - whoever pushed the batch pops it, as all others
+            except Exception as error:  # noqa: BLE001 - raised in the batch's turn
                 batch.error = defer(error)
             self._clock.lap("headers")
             self._waiting.append(batch)
@@ -142,7 +142,7 @@ class Prefetcher:
             except Exception as error:  # noqa: BLE001 - raised when the next runs are scheduled
                 failure = error
             self._in_flight.popleft()
-            self._schedule_ready()  # not while an error is handled, which would become the context of those to come
+            self._schedule_ready()  # outside the `except`: else this error becomes the context of later ones
             try:
                 if failure:
                     raise failure
@@ -221,8 +221,8 @@ class Prefetcher:
 
     def _submit(self, runner: PipelineRunner, batch: Batch, by_pil: IntArray) -> int:
         """Schedule a batch. PIL reads the files at the positions ``by_pil``, and DALI gets their pixels."""
-        with ExitStack() as held:
-            return runner.submit(batch.reader.read_inputs(batch.rows, by_pil, held), batch.inputs, held)
+        with ExitStack() as resources:
+            return runner.submit(batch.reader.read_inputs(batch.rows, by_pil, resources), batch.inputs, resources)
 
     def _get_runner(self, batch: Batch) -> PipelineRunner:
         for pool, runner in reversed(self._runners):
@@ -277,20 +277,20 @@ class Prefetcher:
         if isinstance(outputs, RunOutputs):
             return outputs
         native = np.setdiff1d(np.arange(len(rows)), pil_only)
-        refused = [place for place in native.tolist() if not self._passes_alone(runner, batch, place)]
+        refused = [position for position in native.tolist() if not self._passes_alone(runner, batch, position)]
         outputs = self._try_run(runner, batch, np.union1d(pil_only, np.array(refused, np.int64)))
         if not isinstance(outputs, RunOutputs):
             blamed = refused or list(range(len(rows)))
-            named = "; ".join(reader.name(int(rows[place])) for place in blamed[:3])
+            names = "; ".join(reader.name(int(rows[position])) for position in blamed[:3])
             raise PipelineError(
-                f"DALI failed on {len(blamed)} of {len(rows)} samples ({named}): {outputs}"
+                f"DALI failed on {len(blamed)} of {len(rows)} samples ({names}): {outputs}"
             ) from outputs
-        for place in refused:
-            reader.mark_pil_only(int(rows[place]))
+        for position in refused:
+            reader.mark_pil_only(int(rows[position]))
         return outputs
 
-    def _passes_alone(self, runner: PipelineRunner, batch: Batch, place: int) -> bool:
-        only = slice(place, place + 1)
+    def _passes_alone(self, runner: PipelineRunner, batch: Batch, position: int) -> bool:
+        only = slice(position, position + 1)
         alone = Batch(batch.reader, batch.pool, batch.rows[only], batch.draws)
         alone.inputs = {name: x[only] for name, x in batch.inputs.items()}
         return isinstance(self._try_run(runner, alone, np.empty(0, np.int64)), RunOutputs)

@@ -1,4 +1,4 @@
-"""A plan as a DALI pipeline. Only this module imports ``nvidia.dali``."""
+"""Build DALI pipelines of plans. Only this module imports ``nvidia.dali``."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def require_dali() -> Any:
     """Import ``nvidia.dali`` and the submodules that torchdali uses.
 
     Raises:
-        DALIUnavailableError: It is not installed, does not load, or is too old.
+        DALIUnavailableError: DALI is not installed, does not load, or is too old.
     """
     if sys.platform != "linux":
         raise DALIUnavailableError(
@@ -69,23 +69,23 @@ def require_dali() -> Any:
 
 
 def require_device(device: Any) -> None:
-    """Check a device that a user named.
+    """Check the loader's argument ``device``.
 
     Raises:
-        DALIUnavailableError: DALI is missing, or cannot use it.
-        TypeError, ValueError: It is no device, and not "auto".
+        DALIUnavailableError: DALI is missing, or cannot use the device.
+        TypeError, ValueError: It is neither a device nor "auto".
     """
     require_dali()
-    wrong = f"device is 'auto' or a device of torch's such as 'cuda:1', not {device!r}"
+    message = f"device must be 'auto' or a torch device such as 'cuda:1', got {device!r}"
     if isinstance(device, bool) or not isinstance(device, (str, int, torch.device)):
-        raise TypeError(wrong)
+        raise TypeError(message)
     if device == "auto":
         return
     try:
-        named = torch.device(device)
+        parsed = torch.device(device)
     except RuntimeError as error:
-        raise ValueError(wrong) from error
-    if reason := unavailable_on(named):
+        raise ValueError(message) from error
+    if reason := unavailable_on(parsed):
         raise DALIUnavailableError(f"device={device!r} cannot be used: {reason}")
 
 
@@ -128,7 +128,7 @@ def resolve(device: str | int | torch.device) -> torch.device:
 
 
 class _Operators:
-    """The operators that rules build a graph with; see :class:`torchdali.transforms.Ops`."""
+    """The operators from which rules build a graph: see :class:`torchdali.transforms.Ops`."""
 
     def __init__(self, dali: Any, device: str, fidelity: Fidelity) -> None:
         self.fn: Any = dali.fn
@@ -144,33 +144,33 @@ class _Operators:
         image: Any,
         params: Mapping[str, Any],
     ) -> Any:
-        # DALI compiles an `if` in a pipeline definition to these calls. Here there is no source code to compile.
+        # DALI compiles an `if` in the source of a pipeline definition to these calls. Rules have no such source.
         split = self.fn._conditional.split  # noqa: SLF001
         chosen, others = split(image, predicate=mask, _if_stmt=True)
-        of_chosen = {
+        chosen_params = {
             name: split(node, predicate=mask, _if_stmt=True)[0] for name, node in params.items() if node is not mask
         }
-        return self.fn._conditional.merge(body(chosen, of_chosen), others, predicate=mask)  # noqa: SLF001
+        return self.fn._conditional.merge(body(chosen, chosen_params), others, predicate=mask)  # noqa: SLF001
 
 
 @functools.cache
 def _pipeline_class(dali: Any) -> Any:
-    # At interpreter exit a module's names are gone before its pipelines.
-    own, let_go, failed = os.getpid, leak, devices.failed
+    # CPython clears a module's globals at exit, before it finalises the pipelines. So keep these functions here.
+    getpid, leak_pipeline, has_failed = os.getpid, leak, devices.failed
 
     class Pipeline(dali.Pipeline):
         """A pipeline that is shut down only by the process that built it, and only while its device works.
 
-        Otherwise it is leaked. A forked child does not have its threads and would wait for them for ever. The child
-        may shut it down at any time, when it collects inherited garbage. After a sticky CUDA error, such as an
-        assertion in a kernel of the training step, DALI would wait for runs that never end.
+        Otherwise it is leaked. A forked child lacks the pipeline's threads, and DALI would wait for them for ever. That
+        can happen at any time, because the child's garbage collector finds inherited pipelines. After a sticky CUDA
+        error, such as an assertion in a kernel of the training step, DALI would wait for runs that never end.
         """
 
-        _pipe: Any = None  # until the base class sets it, in case that is interrupted
+        _pipe: Any = None  # the base class sets it, and an interrupt may come before
         _process = 0
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
-            self._process = own()
+            self._process = getpid()
             super().__init__(*args, **kwargs)
 
         def close(self) -> None:
@@ -178,8 +178,8 @@ def _pipeline_class(dali: Any) -> Any:
             self._shutdown()
 
         def _shutdown(self) -> None:
-            if self._pipe and (self._process != own() or failed(self.device_id)):
-                let_go(self)
+            if self._pipe and (self._process != getpid() or has_failed(self.device_id)):
+                leak_pipeline(self)
             super()._shutdown()
 
     return Pipeline
@@ -199,12 +199,12 @@ def reserve_pinned(size: int, device: torch.device) -> None:
     """Let DALI's pool of pinned memory, of which a process has one, allocate what pipelines for a GPU will need.
 
     Args:
-        size: Bytes. Nothing is done if as many were reserved before.
+        size: Bytes. The call does nothing if as many were reserved before.
         device: The device that DALI uses.
     """
     if device.type == "cuda" and size > _reserved["pinned"]:
         _reserved["pinned"] = size
-        with suppress(MemoryError, RuntimeError):  # the pool then grows when it needs to
+        with suppress(MemoryError, RuntimeError):  # the pool then grows when needed
             importlib.import_module("nvidia.dali.backend").PreallocatePinnedMemory(size)
 
 
@@ -219,16 +219,16 @@ def release_memory(device: torch.device | None) -> None:
         importlib.import_module("nvidia.dali.backend").ReleaseUnusedMemory()
     _reserved["pinned"] = 0
     # malloc keeps a heap per thread, with up to 50 MiB that DALI's threads freed.
-    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # glibc's
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # glibc has it
         trim(0)
 
 
 def build(plan: Plan, batch_size: int, threads: int, resident: bool = False) -> Any:
     """Build the pipeline of a plan.
 
-    Its inputs are the batch, under the name of the plan's ``input_kind``, and ``plan.inputs``. A batch in host memory
-    is not copied. Its outputs are the images of each view, CHW. For files the last two bytes of each and its length
-    follow.
+    Its inputs are the batch, under the name of the plan's ``input_kind``, and ``plan.inputs``. DALI does not copy a
+    batch in host memory. The outputs are the images of each view, CHW. For files, two more outputs follow: the last two
+    bytes of each file, and its length.
 
     Args:
         plan: The plan.
@@ -258,10 +258,10 @@ def build(plan: Plan, batch_size: int, threads: int, resident: bool = False) -> 
             for name, x in plan.inputs.items()
         }
         ops = _Operators(dali, "gpu" if gpu else "cpu", plan.fidelity)
-        image, *about = _enter(ops, plan, nodes, resident)
-        trunk, views = plan.numbered()
+        image, *file_info = _build_input(ops, plan, nodes, resident)
+        trunk, views = plan.enumerate_rules()
         for i, rule in trunk:
-            params = plan.params_of(i, nodes)
+            params = plan.select_params(i, nodes)
             if i == 0 and plan.decode_window and isinstance(rule, Window):
                 image = rule.lower_window(ops, image, params)
             else:
@@ -270,34 +270,34 @@ def build(plan: Plan, batch_size: int, threads: int, resident: bool = False) -> 
         for view, rules in zip(plan.views, views, strict=True):
             output = image
             for i, rule in rules:
-                output = rule.lower(ops, output, plan.params_of(i, nodes))
+                output = rule.lower(ops, output, plan.select_params(i, nodes))
             outputs.append(output if view.channels_first else fn.transpose(output, perm=[2, 0, 1]))
-        pipeline.set_outputs(*outputs, *about)
+        pipeline.set_outputs(*outputs, *file_info)
     pipeline.build()
     return pipeline
 
 
-def _enter(ops: _Operators, plan: Plan, nodes: dict[str, Any], resident: bool) -> tuple[Any, ...]:
-    """Return the images, and for files their last two bytes and their lengths."""
+def _build_input(ops: _Operators, plan: Plan, nodes: dict[str, Any], resident: bool) -> tuple[Any, ...]:
+    """Return the node of the images. For files, return the nodes of their last two bytes and lengths, too."""
     fn, types = ops.fn, ops.types
     if not plan.input_kind.is_encoded:
-        shaped: dict[str, Any] = {"ndim": 3, "layout": "HWC"} if plan.input_kind is InputKind.PIXELS else {"ndim": 1}
+        shape: dict[str, Any] = {"ndim": 3, "layout": "HWC"} if plan.input_kind is InputKind.PIXELS else {"ndim": 1}
         # Pixels in device memory are copied. Without a copy DALI does not wait for the stream that writes them.
-        where = "gpu" if resident else "cpu"
-        image = fn.external_source(name=plan.input_kind.value, device=where, no_copy=not resident, **shaped)
+        device = "gpu" if resident else "cpu"
+        image = fn.external_source(name=plan.input_kind.value, device=device, no_copy=not resident, **shape)
         return (image.gpu() if ops.device == "gpu" and not resident else image,)
-    given = fn.external_source(name=plan.input_kind.value, ndim=1, dtype=types.UINT8, no_copy=True)
+    source = fn.external_source(name=plan.input_kind.value, ndim=1, dtype=types.UINT8, no_copy=True)
     if plan.input_kind is InputKind.ENCODED:
-        return (_decode(ops, plan, given, nodes),)
-    # Memory-mapped files would be opened one at a time.
-    encoded = fn.io.file.read(given, dont_use_mmap=True)
+        return (_decode(ops, plan, source, nodes),)
+    # DALI opens memory-mapped files one at a time.
+    encoded = fn.io.file.read(source, dont_use_mmap=True)
     length = encoded.shape(dtype=types.INT32)
     ending = fn.slice(encoded, start=length - 2, shape=[2], axes=[0], out_of_bounds_policy="pad")
     return _decode(ops, plan, encoded, nodes), ending, length
 
 
 def _with_header(ops: _Operators, encoded: Any, window: Mapping[str, Any]) -> Any:
-    """Return the files behind operators that fail if DALI cannot read a header, or a window is outside its image.
+    """Return the files, after operators that fail if DALI cannot read a header, or a window is outside its image.
 
     DALI 2.4's decoders read the headers of 32 files and more in several threads. If one thread fails, the decoder
     returns while others still write to freed memory, and the process dies. This happens on the CPU and with a GPU.
@@ -305,37 +305,39 @@ def _with_header(ops: _Operators, encoded: Any, window: Mapping[str, Any]) -> An
     Args:
         ops: The operators.
         encoded: The files.
-        window: Start and shape of the windows to decode, if files may have shrunk since these were drawn; else empty.
+        window: Start and shape of the windows to decode, if files may have changed since the windows were drawn.
     """
     sides = ops.fn.peek_image_shape(encoded, dtype=ops.types.INT32, adjust_orientation=False)
-    # This is the file's length, which is never below 3, the number of sides. It only has to wait for the sides. Use few
-    # operators: each one that needs a thread waits for the decoder's threads.
+    # The maximum is always the file's length, because that is never below 3, the number of sides. It makes the length
+    # depend on the sides. Use few operators: each one that needs a thread waits for the decoder's threads.
     length = ops.math.max(encoded.shape(dtype=ops.types.INT32), sides.shape(dtype=ops.types.INT32))
     if window:
         room = ops.fn.slice(sides, start=[0], shape=[2], axes=[0]) - window["start"] - window["shape"]
-        # Reshaping to a length that is not the file's fails.
+        # A window outside its image changes the length, and reshaping to another length fails.
         length += ops.fn.reductions.sum(ops.fn.cast(room < 0, dtype=ops.types.INT32), keep_dims=True)
     return ops.fn.reshape(encoded, shape=length)
 
 
 def _decode(ops: _Operators, plan: Plan, encoded: Any, nodes: dict[str, Any]) -> Any:
-    how: dict[str, Any] = {
+    options: dict[str, Any] = {
         "device": "mixed" if ops.device == "gpu" else "cpu",
         "output_type": ops.types.RGB,
         "adjust_orientation": False,  # ImageFolder ignores EXIF
     }
     if ops.device == "gpu":
-        # By default CUDA kernels decode a third of the images, although the JPEG engine alone is faster. Which images
-        # depends on their row in the batch, and the pixels differ.
-        how["hw_decoder_load"] = 1.0
-        # Otherwise all processes of a host pin their threads to the same cores.
-        how["affine"] = False
-    window = plan.params_of(0, nodes) if plan.decode_window else {}
-    if not plan.headers_validated:  # on 16 cores beside a GPU the operators cost up to a tenth of the images/s
+        # By default DALI decodes a third of the images with CUDA kernels, although the JPEG engine alone is faster.
+        # An image's row in the batch decides, and the pixels differ.
+        options["hw_decoder_load"] = 1.0
+        # By default DALI pins the threads of all processes of a host to the same cores.
+        options["affine"] = False
+    window = plan.select_params(0, nodes) if plan.decode_window else {}
+    if not plan.headers_validated:  # with a GPU and 16 cores the operators cost up to a tenth of the images/s
         encoded = _with_header(ops, encoded, window if plan.input_kind is InputKind.FILES else {})
     if window:
-        return ops.fn.decoders.image_slice(encoded, start=window["start"], shape=window["shape"], axes=[0, 1], **how)
-    return ops.fn.decoders.image(encoded, **how)
+        return ops.fn.decoders.image_slice(
+            encoded, start=window["start"], shape=window["shape"], axes=[0, 1], **options
+        )
+    return ops.fn.decoders.image(encoded, **options)
 
 
 def build_header_reader(batch_size: int, threads: int, validate_headers: bool) -> Any:

@@ -6,6 +6,7 @@ A :class:`Plan` is frozen. ``compile.py`` makes it and fuses its operators, ``gr
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -118,7 +119,7 @@ class Plan:
         return any(step.randomness or step.where == "torch" for step in self.steps)
 
     @property
-    def in_torch(self) -> bool:
+    def uses_torch(self) -> bool:
         """Whether torch runs anything."""
         return bool(self.tail or self.suffix)
 
@@ -129,15 +130,15 @@ class Plan:
         each = zip(self.views, sizes, strict=True)
         return sum(view.spec.channels * height * width * view.spec.dtype.itemsize for view, (height, width) in each)
 
-    def params_of(self, number: int, inputs: dict[str, Any]) -> dict[str, Any]:
-        """Return the inputs of rule ``number`` of :attr:`all_rules`, under the rule's own names."""
-        return {name: inputs[_input_name(number, name)] for name in self.all_rules[number].inputs}
+    def select_params(self, index: int, inputs: dict[str, Any]) -> dict[str, Any]:
+        """Return the inputs of the rule at ``index`` in :attr:`all_rules`, under the rule's own names."""
+        return {name: inputs[_input_name(index, name)] for name in self.all_rules[index].inputs}
 
-    def numbered(self) -> tuple[list[tuple[int, Rule]], list[list[tuple[int, Rule]]]]:
-        """Return the rules before the views, and those of each view, with their numbers in :attr:`all_rules`."""
-        numbers = iter(range(len(self.all_rules)))
-        trunk = [(next(numbers), rule) for rule in self.rules]
-        return trunk, [[(next(numbers), rule) for rule in view.rules] for view in self.views]
+    def enumerate_rules(self) -> tuple[list[tuple[int, Rule]], list[list[tuple[int, Rule]]]]:
+        """Return the rules before the views, and those of each view, with their indices in :attr:`all_rules`."""
+        index = itertools.count()
+        trunk = [(next(index), rule) for rule in self.rules]
+        return trunk, [[(next(index), rule) for rule in view.rules] for view in self.views]
 
     def draw(self, draws: Draws, size: IntArray) -> tuple[Inputs, list[Params]]:
         """Draw a batch's parameters.
@@ -157,22 +158,22 @@ class Plan:
         by_rule: list[Params] = []
         draws = draws.precompute(self._blocks)
 
-        def follow(rules: Sequence[tuple[int, Rule]], size: IntArray) -> IntArray:
+        def draw_rules(rules: Sequence[tuple[int, Rule]], size: IntArray) -> IntArray:
             for i, rule in rules:
                 try:
-                    drawn = rule.draw(draws.select_position(rule.position), size)
+                    params = rule.draw(draws.select_position(rule.position), size)
                 except SampleTransformError as error:
                     raise SampleTransformError(error.row, f"{self._origin(rule)}: {error}") from error
                 for name, declared in rule.inputs.items():
-                    inputs[_input_name(i, name)] = np.ascontiguousarray(drawn[name], declared.dtype)
-                size = rule.output_size(size, drawn)
-                by_rule.append(drawn)
+                    inputs[_input_name(i, name)] = np.ascontiguousarray(params[name], declared.dtype)
+                size = rule.output_size(size, params)
+                by_rule.append(params)
             return size
 
-        trunk, views = self.numbered()
-        size = follow(trunk, size)
+        trunk, views = self.enumerate_rules()
+        size = draw_rules(trunk, size)
         for rules in views:
-            follow(rules, size)
+            draw_rules(rules, size)
         return inputs, by_rule
 
     def _origin(self, rule: Rule) -> str:
@@ -188,8 +189,8 @@ class Plan:
         lines: list[str] = []
         if self.input_kind is not InputKind.PIXELS:
             decode = "the window of the first crop alone" if self.decode_window else "whole images"
-            kept = ", into the cache" if self.input_kind is InputKind.PACKED else ""
-            lines.append(f"{'decode':<11}{backend:<10}{decode}{kept}")
+            target = ", into the cache" if self.input_kind is InputKind.PACKED else ""
+            lines.append(f"{'decode':<11}{backend:<10}{decode}{target}")
         for step in self.steps:
             lines.append(f"{step.position:>9}  {where[step.where]:<10}{step.name}")
             if step.where == "torch":

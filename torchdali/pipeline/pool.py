@@ -41,15 +41,15 @@ class PipelinePool:
         # runner together, and finalise the pipeline before the epoch releases it.
         self._in_use: set[PipelineRunner] = set()
 
-    def acquire(self, batch_size: int, seen: InputStats = NOTHING_SEEN, pinned: int = 0) -> PipelineRunner:
+    def acquire(self, batch_size: int, stats: InputStats = NOTHING_SEEN, pinned: int = 0) -> PipelineRunner:
         """Return a runner with nothing in flight: an idle one, or else a new one.
 
         Args:
             batch_size: Maximum number of samples in a run.
-            seen: Statistics of the files that were read so far.
+            stats: Statistics of the files that were read so far.
             pinned: Bytes of pinned memory that its runs are expected to take on their way to a GPU.
         """
-        threads = self._threads.number(seen)
+        threads = self._threads.choose(stats)
         runner = self._reuse(batch_size, threads)
         if runner is None:
             graph.reserve_pinned(pinned, self.plan.device)

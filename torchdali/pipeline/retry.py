@@ -39,7 +39,7 @@ class RetryingPrefetcher:
         return len(self._prefetcher)
 
     def put(self, batch: Batch) -> None:
-        """As of :class:`torchdali.pipeline.feed.Prefetcher`."""
+        """See :class:`torchdali.pipeline.feed.Prefetcher`."""
         self._batches.append(batch)
         self._prefetcher.put(self._substitute(batch) or replace(batch))
 
@@ -100,24 +100,24 @@ class RetryingPrefetcher:
         reader = batch.reader
         if self._error_policy.mode == "replace" or not reader.bad_rows:
             return replace(batch)
-        places = reader.find_substitutes(np.isin(batch.rows, list(reader.bad_rows)))
-        return None if places is None else replace(batch, rows=batch.rows[places])
+        positions = reader.find_substitutes(np.isin(batch.rows, list(reader.bad_rows)))
+        return None if positions is None else replace(batch, rows=batch.rows[positions])
 
     def end(self) -> None:
-        """As of :class:`torchdali.pipeline.feed.Prefetcher`."""
+        """See :class:`torchdali.pipeline.feed.Prefetcher`."""
         self.close()
         self._prefetcher.end()
 
     def close(self) -> None:
-        """As of :class:`torchdali.pipeline.feed.Prefetcher`."""
+        """See :class:`torchdali.pipeline.feed.Prefetcher`."""
         self._prefetcher.close()
         if self._retries is not None:
             self._retries.close()
             self._retries = None
 
 
-def _is_same_sample(one: SampleError, other: SampleError) -> bool:
-    return (one.index, one.path) == (other.index, other.path)
+def _is_same_sample(error: SampleError, other: SampleError) -> bool:
+    return (error.index, error.path) == (other.index, other.path)
 
 
 def _guess_size(batch: Batch, row: int) -> tuple[int, int]:

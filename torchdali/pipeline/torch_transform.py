@@ -38,7 +38,7 @@ __all__ = ["TorchTransform", "cpu_semantics", "resizes"]
 
 
 class TorchTransform:
-    """A transform that torch runs. What torch can only do on the CPU is done there, and the result comes back.
+    """A transform that torch runs. If torch can run it only on the CPU, the image is copied there and back.
 
     Args:
         transform: The transform in the chain.
@@ -63,10 +63,10 @@ class TorchTransform:
     def __call__(self, image: Any) -> Any:
         """Return the transformed image."""
         host = image if self._device.type == "cpu" else tree_map(image, self._on_host)
-        done = self.transform(host)
+        result = self.transform(host)
         if host is image:
-            return done
-        return tree_map(done, lambda x: x.to(self._device) if isinstance(x, torch.Tensor) else x)
+            return result
+        return tree_map(result, lambda x: x.to(self._device) if isinstance(x, torch.Tensor) else x)
 
     def _on_host(self, leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
@@ -151,8 +151,8 @@ class _CPUSemanticsMode(TorchFunctionMode):
             device = next((each.device for each in args if isinstance(each, torch.Tensor)), None)
             if device is None or name.startswith("__") or not any(text in str(error) for text in _ONLY_ON_THE_CPU):
                 raise
-        there = tree_map((args, kwargs), lambda x: x.cpu() if isinstance(x, torch.Tensor) else x)
-        done = func(*there[0], **there[1])
+        host_args, host_kwargs = tree_map((args, kwargs), lambda x: x.cpu() if isinstance(x, torch.Tensor) else x)
+        result = func(*host_args, **host_kwargs)
         if name.endswith("_"):
-            return args[0].copy_(done)
-        return tree_map(done, lambda x: x.to(device) if isinstance(x, torch.Tensor) else x)
+            return args[0].copy_(result)
+        return tree_map(result, lambda x: x.to(device) if isinstance(x, torch.Tensor) else x)

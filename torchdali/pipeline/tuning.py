@@ -37,10 +37,10 @@ _SLOW = 3e-3
 _PREFETCH_DEPTH = 6
 
 _PINNED_BATCHES = 4
-_PINNED_BESIDE = 2**25
+_PINNED_EXTRA = 2**25
 """With these batches and bytes beyond the batches in flight DALI's pool did not grow:
 ``benchmarks/results/levers-h200.md``."""
-_PINNED_MOST = 2**30
+_PINNED_MAX = 2**30
 
 
 class DefaultInt(int):
@@ -68,42 +68,42 @@ class Threads:
         self._gpu = device.type == "cuda"
         self._engine = self._gpu and self._decodes and jpeg_engine.has_jpeg_engine(device)
 
-    def number(self, seen: InputStats = NOTHING_SEEN) -> int:
+    def choose(self, stats: InputStats = NOTHING_SEEN) -> int:
         """Return the number of threads for a new pipeline.
 
         Args:
-            seen: Statistics of the files that were read so far.
+            stats: Statistics of the files that were read so far.
         """
         if self._requested:
             return self._requested
-        return max(self._count_working(seen.beside), WAITING if self._waits_for_storage(seen) else 0)
+        return max(self._count_working(stats.non_engine), WAITING if self._waits_for_storage(stats) else 0)
 
-    def _count_working(self, beside: float) -> int:
+    def _count_working(self, non_engine: float) -> int:
         """Return the number of threads that decode, or keep the GPU busy."""
         if not self._gpu or (self._decodes and not self._engine):
             return self._cores
-        return min(self._cores, max(_FEW, math.ceil(_MORE * beside)))
+        return min(self._cores, max(_FEW, math.ceil(_MORE * non_engine)))
 
-    def _waits_for_storage(self, seen: InputStats) -> bool:
-        return self._reads and seen.wait > _SLOW
+    def _waits_for_storage(self, stats: InputStats) -> bool:
+        return self._reads and stats.wait > _SLOW
 
-    def why(self, seen: InputStats = NOTHING_SEEN) -> str:
+    def explain(self, stats: InputStats = NOTHING_SEEN) -> str:
         """Return the reason for the number, for ``explain()``."""
-        beside = seen.beside
+        non_engine = stats.non_engine
         if self._requested:
             return "num_workers"
         cores = f"{self._cores} cores that this process may use"
-        if self._waits_for_storage(seen) and self._count_working(beside) < WAITING:
-            return f"chosen: storage keeps a thread waiting {seen.wait * 1000:.1f} ms for a file; of {cores}"
+        if self._waits_for_storage(stats) and self._count_working(non_engine) < WAITING:
+            return f"chosen: storage keeps a thread waiting {stats.wait * 1000:.1f} ms for a file; of {cores}"
         if not self._gpu:
             return f"chosen: the {cores}"
         if not self._decodes:
             return f"chosen: nothing is decoded; of {cores}"
         if not self._engine:
             return f"chosen: the {cores}; the card has no JPEG engine, so CUDA kernels and these threads decode"
-        if _MORE * beside <= _FEW:
+        if _MORE * non_engine <= _FEW:
             return f"chosen: what keeps the card's JPEG engine busy; of {cores}"
-        return f"chosen: {beside:.0%} of the files seen are not for the card's JPEG engine; of {cores}"
+        return f"chosen: {non_engine:.0%} of the files seen are not for the card's JPEG engine; of {cores}"
 
 
 def check_numbers(**numbers: Any) -> None:
@@ -115,9 +115,9 @@ def check_numbers(**numbers: Any) -> None:
         raise AssertionError("prefetch_factor must be greater than 0")
 
 
-def choose_prefetch_depth(batch_bytes: int, memory: int, most: int = 2**30) -> int:
-    """Return the number of batches in flight: as many as fit ``memory`` and ``most`` bytes, from 2 to 6."""
-    return max(2, min(_PREFETCH_DEPTH, min(memory, most) // max(batch_bytes, 1)))
+def choose_prefetch_depth(batch_bytes: int, memory: int, limit: int = 2**30) -> int:
+    """Return the number of batches in flight: as many as fit ``memory`` and ``limit`` bytes, from 2 to 6."""
+    return max(2, min(_PREFETCH_DEPTH, min(memory, limit) // max(batch_bytes, 1)))
 
 
 def pinned_bytes(batch: int, prefetch_depth: int) -> int:
@@ -130,4 +130,4 @@ def pinned_bytes(batch: int, prefetch_depth: int) -> int:
         batch: Bytes of a batch's files; 0 if it reads none.
         prefetch_depth: Batches in flight.
     """
-    return min((prefetch_depth + _PINNED_BATCHES) * batch + _PINNED_BESIDE, _PINNED_MOST) if batch else 0
+    return min((prefetch_depth + _PINNED_BATCHES) * batch + _PINNED_EXTRA, _PINNED_MAX) if batch else 0

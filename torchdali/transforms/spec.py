@@ -61,11 +61,11 @@ class InputStats(NamedTuple):
     """Statistics of the files read so far, which decide the number of threads.
 
     Attributes:
-        beside: Share of files that the GPU's JPEG engine does not decode.
+        non_engine: Share of files that the GPU's JPEG engine does not decode.
         wait: Seconds for which a thread waits for one file from the storage.
     """
 
-    beside: float = 0.0
+    non_engine: float = 0.0
     wait: float = 0.0
 
 

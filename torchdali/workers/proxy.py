@@ -284,7 +284,7 @@ class _ProxyEpoch(ResumableIterator):
                 collate_draws = draws.select_position(_COLLATE_STEP)
                 collate = partial(call_seeded, self._user_collate, draws=collate_draws, device=proxy.device)
             data = merge_images(packed, pending.runs, self._auto_collation, collate, proxy.pipelines.chain)
-            self.clock.lap("torch" if any(run.pool.plan.in_torch for run in pending.runs) else "collate")
+            self.clock.lap("torch" if any(run.pool.plan.uses_torch for run in pending.runs) else "collate")
         data = self._transfer(data)
         if self._transform_batch is not None and packed.count:
             self.clock.lap("collate")

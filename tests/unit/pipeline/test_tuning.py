@@ -44,36 +44,36 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_threads_are_few_beside_a_jpeg_engine_and_more_where_it_has_nothing_to_do(card: Any) -> None:
     card(True)
     threads = Threads(0, CUDA, InputKind.FILES)
-    assert [threads.number(InputStats(beside)) for beside in (0.0, 0.05, 0.1, 0.2, 1.0)] == [4, 4, 6, 12, 16]
-    assert "JPEG engine busy" in threads.why()
-    assert "20% of the files seen are not for the card's JPEG engine" in threads.why(InputStats(0.2))
-    assert Threads(0, CUDA, InputKind.PIXELS).number() == 4
-    assert [Threads(0, CUDA, InputKind.ENCODED).number(InputStats(beside)) for beside in (0.0, 1.0)] == [4, 16]
-    assert Threads(9, CUDA, InputKind.FILES).number(InputStats(1.0)) == 9
+    assert [threads.choose(InputStats(beside)) for beside in (0.0, 0.05, 0.1, 0.2, 1.0)] == [4, 4, 6, 12, 16]
+    assert "JPEG engine busy" in threads.explain()
+    assert "20% of the files seen are not for the card's JPEG engine" in threads.explain(InputStats(0.2))
+    assert Threads(0, CUDA, InputKind.PIXELS).choose() == 4
+    assert [Threads(0, CUDA, InputKind.ENCODED).choose(InputStats(beside)) for beside in (0.0, 1.0)] == [4, 16]
+    assert Threads(9, CUDA, InputKind.FILES).choose(InputStats(1.0)) == 9
 
 
 def test_without_an_engine_and_on_the_cpu_all_cores_decode(card: Any) -> None:
     card(False)
     threads = Threads(0, CUDA, InputKind.FILES)
-    assert threads.number() == 16
-    assert "no JPEG engine" in threads.why()
-    assert Threads(0, CUDA, InputKind.ENCODED).number() == 16
-    assert "nothing is decoded" in Threads(0, CUDA, InputKind.PIXELS).why()
-    assert Threads(0, torch.device("cpu"), InputKind.PIXELS).number() == 16
+    assert threads.choose() == 16
+    assert "no JPEG engine" in threads.explain()
+    assert Threads(0, CUDA, InputKind.ENCODED).choose() == 16
+    assert "nothing is decoded" in Threads(0, CUDA, InputKind.PIXELS).explain()
+    assert Threads(0, torch.device("cpu"), InputKind.PIXELS).choose() == 16
 
 
 def test_where_storage_is_slow_as_many_threads_wait_for_it_as_read_headers(card: Any) -> None:
     card(True)
     slow = InputStats(wait=0.0052)
     threads = Threads(0, CUDA, InputKind.FILES)
-    assert [threads.number(InputStats(wait=wait)) for wait in (0.0, 0.0029, 0.0052)] == [4, 4, 16]
-    assert threads.why(slow) == (
+    assert [threads.choose(InputStats(wait=wait)) for wait in (0.0, 0.0029, 0.0052)] == [4, 4, 16]
+    assert threads.explain(slow) == (
         "chosen: storage keeps a thread waiting 5.2 ms for a file; of 16 cores that this process may use"
     )
-    assert "not for the card's JPEG engine" in threads.why(InputStats(1.0, 0.0052)), "16 decode anyway"
-    assert Threads(0, CUDA, InputKind.ENCODED).number(slow) == 4, "nothing is read"
-    assert Threads(2, CUDA, InputKind.FILES).number(slow) == 2
-    assert Threads(2, CUDA, InputKind.FILES).why(slow) == "num_workers"
+    assert "not for the card's JPEG engine" in threads.explain(InputStats(1.0, 0.0052)), "16 decode anyway"
+    assert Threads(0, CUDA, InputKind.ENCODED).choose(slow) == 4, "nothing is read"
+    assert Threads(2, CUDA, InputKind.FILES).choose(slow) == 2
+    assert Threads(2, CUDA, InputKind.FILES).explain(slow) == "num_workers"
 
 
 def late(monkeypatch: pytest.MonkeyPatch, late_by: float, work: float) -> None:
@@ -221,7 +221,7 @@ def test_a_window_that_is_set_later_holds_from_the_next_epoch_on(pictures: Any, 
 def test_an_engine_with_too_few_threads_is_not_used_again(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loader, used = DALILoader(ImageFolder(pictures, CHAIN), 4, device="cpu"), []
     for threads in (1, 2, 1):
-        monkeypatch.setattr(Threads, "number", lambda *_, threads=threads: threads)
+        monkeypatch.setattr(Threads, "choose", lambda *_, threads=threads: threads)
         list(loader)
         assert loader._session.native_plan is not None
         used += [engine.threads for engine in loader._session.native_plan.pool._idle]
@@ -232,8 +232,8 @@ def test_what_is_set_later_is_built_for(pictures: Path) -> None:
     loader = DALILoader(ImageFolder(pictures, CHAIN), 4, cache="host", cache_bytes=1, device="cpu")
     before = loader._native_plan()
     assert loader._native_plan() is before
-    loader.num_workers = before.threads.number() + 1
-    assert loader._native_plan().threads.number() == loader.num_workers
+    loader.num_workers = before.threads.choose() + 1
+    assert loader._native_plan().threads.choose() == loader.num_workers
     before = loader._native_plan()
     loader.cache_bytes = 2**20
     assert loader._native_plan() is not before
@@ -276,8 +276,8 @@ def test_files_that_are_not_for_an_engine_are_counted(
     tmp_path: Path, asked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leased: list[float] = []
-    number = Threads.number
-    monkeypatch.setattr(Threads, "number", lambda self, seen: leased.append(seen.beside) or number(self, seen))
+    choose = Threads.choose
+    monkeypatch.setattr(Threads, "choose", lambda self, seen: leased.append(seen.non_engine) or choose(self, seen))
     photograph = Image.fromarray(skimage.data.astronaut()).resize((60, 50))
     (tmp_path / "a").mkdir()
     for i in range(5):

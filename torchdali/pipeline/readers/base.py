@@ -1,4 +1,4 @@
-"""What the prefetcher asks of samples, whatever their source reads."""
+"""The base class of readers, with the methods that the prefetcher calls."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torchdali.transforms.spec import NOTHING_SEEN, InputStats, IntArray
 
 __all__ = ["Reader"]
 
-_NO_PLACES: IntArray = np.empty(0, np.int64)
+_NO_POSITIONS: IntArray = np.empty(0, np.int64)
 
 
 class Reader:
@@ -40,13 +40,13 @@ class Reader:
         self.source = source
 
     def mark_bad(self, rows: Iterable[int], error: SampleError) -> None:
-        """Know samples as bad: for good if their content is, and for this epoch if the system gave no file."""
+        """Mark samples as bad: permanently if the content is bad, for this epoch if the system failed to read it."""
         self.bad_rows = self.bad_rows.union(rows)
         if isinstance(error.__cause__, OSError) and error.__cause__.errno:  # PIL's own errors have no number
             self._missing_rows = self._missing_rows.union(rows)
 
     def begin_epoch(self) -> None:
-        """Try samples again whose files were missing: their share may have been away."""
+        """Try samples again whose files were missing: a network share may be back."""
         for row in self._missing_rows:
             self.restore(row)
         self.bad_rows, self._missing_rows = self.bad_rows - self._missing_rows, frozenset()
@@ -96,11 +96,11 @@ class Reader:
         return False
 
     def scan(self, rows: IntArray, pool: Callable[[], Executor]) -> Scan:
-        """Start to learn what must be known before parameters are drawn, in the threads of ``pool()``."""
+        """Start to read what the drawing of parameters needs, in the threads of ``pool()``."""
         return Scan([], lambda _: None, pool)
 
     def abandon(self) -> None:
-        """Leave behind what waits for a file that has not answered in time."""
+        """Abandon threads that wait for a file that has not answered in time."""
 
     def sizes(self, rows: IntArray) -> IntArray:
         """Return ``(N, 2)`` heights and widths of a batch that was scanned."""
@@ -111,13 +111,13 @@ class Reader:
 
         Args:
             rows: ``(N,)`` the batch.
-            by_pil: ``(M,)`` places in it of files that PIL must decode.
+            by_pil: ``(M,)`` positions in it of files that PIL must decode.
             resources: Takes what must be closed when the run is done.
         """
         raise NotImplementedError
 
     def input_stats(self) -> InputStats:
-        """Return what is known so far of the threads that the images need."""
+        """Return statistics of the files read so far, which decide the number of threads."""
         return NOTHING_SEEN
 
     def file_bytes(self, rows: IntArray) -> int:
@@ -125,8 +125,8 @@ class Reader:
         return 0
 
     def find_pil_only(self, rows: IntArray) -> IntArray:
-        """Return ``(M,)`` places in a scanned batch of files that DALI does not decode as PIL does."""
-        return _NO_PLACES
+        """Return ``(M,)`` positions in a scanned batch of files that DALI does not decode as PIL does."""
+        return _NO_POSITIONS
 
     def mark_pil_only(self, row: int) -> None:
         """Leave a sample to PIL from now on."""
@@ -160,7 +160,7 @@ class Reader:
         raise NotImplementedError
 
     def find_substitutes(self, bad: npt.NDArray[np.bool_]) -> IntArray | None:
-        """Return ``(N,)`` for each place of a batch the place whose image to take; ``bad`` is ``(N,)``."""
+        """Return ``(N,)`` for each position in a batch the position whose image to take; ``bad`` is ``(N,)``."""
         return find_substitutes(bad)
 
     def close(self) -> None:

@@ -53,18 +53,18 @@ class EncodedBatch(Reader):
     def read_inputs(self, rows: IntArray, by_pil: IntArray, resources: ExitStack) -> list[Bytes]:
         """Return the bytes of each file; if PIL must decode it, those of another file with its pixels."""
         images: list[Bytes] = [self._files[row][0] for row in rows.tolist()]
-        for place in by_pil.tolist():
-            row = int(rows[place])
+        for position in by_pil.tolist():
+            row = int(rows[position])
             with self.blame(row, "decoded"):
-                images[place] = ppm(self._files[row][0])
+                images[position] = ppm(self._files[row][0])
         return images
 
     def input_stats(self) -> InputStats:
         return self._owner.input_stats()
 
     def find_pil_only(self, rows: IntArray) -> IntArray:
-        odd = [place for place, row in enumerate(rows.tolist()) if not self._files[row][1].native]
-        return np.union1d(np.array(odd, np.int64), self._owner.find_pil_only(rows))
+        pil_only = [position for position, row in enumerate(rows.tolist()) if not self._files[row][1].native]
+        return np.union1d(np.array(pil_only, np.int64), self._owner.find_pil_only(rows))
 
     def mark_pil_only(self, row: int) -> None:
         self._owner.mark_pil_only(row)
@@ -85,7 +85,7 @@ class EncodedReader(Reader):
         super().__init__(source)
         self._black: dict[int, Bytes] = {}
         self._pil_only: set[int] = set()
-        self._num_read = self._num_beside_engine = 0
+        self._num_read = self._num_non_engine = 0
 
     def for_batch(self) -> Reader:
         return EncodedBatch(self, self.load)
@@ -104,14 +104,14 @@ class EncodedReader(Reader):
         with self.blame(row, "read as an image"):
             header = parse_header(data.data)
         self._num_read += 1
-        self._num_beside_engine += not header.baseline
+        self._num_non_engine += not header.baseline
         if header.jpeg and header.native and data[-2:].tobytes() != b"\xff\xd9":
             with self.blame(row, "decoded"):  # the JPEG engine fills what is missing with grey and reports nothing
                 ppm(data)
         return data, header
 
     def input_stats(self) -> InputStats:
-        return InputStats(self._num_beside_engine / max(self._num_read, 1))
+        return InputStats(self._num_non_engine / max(self._num_read, 1))
 
     def find_pil_only(self, rows: IntArray) -> IntArray:
         return np.flatnonzero(np.isin(rows, list(self._pil_only)))

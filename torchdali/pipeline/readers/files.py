@@ -104,18 +104,18 @@ class FileReader(Reader):
         For a file that PIL must decode, it is the path of a file in memory with its pixels.
         """
         paths = self.paths(rows)
-        for place in by_pil.tolist():
-            image = self.load(int(rows[place]))
-            if [image.height, image.width] != self.sizes(rows[place : place + 1])[0].tolist():
+        for position in by_pil.tolist():
+            image = self.load(int(rows[position]))
+            if [image.height, image.width] != self.sizes(rows[position : position + 1])[0].tolist():
                 # The batch is then run again, and its headers are read again.
-                raise RuntimeError(f"{self.path(int(rows[place]))} changed since its header was read")
+                raise RuntimeError(f"{self.path(int(rows[position]))} changed since its header was read")
             file = os.memfd_create("torchdali")
             resources.callback(os.close, file)
             with os.fdopen(file, "wb", closefd=False) as stream:
                 image.save(stream, format="PPM")
             name = f"/proc/self/fd/{file}".encode()
-            paths[place] = 0
-            paths[place, : len(name)] = np.frombuffer(name, np.uint8)
+            paths[position] = 0
+            paths[position, : len(name)] = np.frombuffer(name, np.uint8)
         return paths
 
     def scan(self, rows: IntArray, pool: Callable[[], Executor]) -> Scan:

@@ -1,4 +1,4 @@
-"""Headers that are read in the background, before their batch's turn."""
+"""Reading headers in the background, before their batch's turn."""
 
 from __future__ import annotations
 
@@ -10,53 +10,53 @@ from time import monotonic, perf_counter
 __all__ = ["Scan", "ScanTimeoutError"]
 
 _CHUNK = 16
-_LOOKED_AT = 8  # before the clock is
-_QUICK = 20e-6  # seconds for one file: less than it takes to leave it to another thread
+_CHECK_INTERVAL = 8  # files between two looks at the clock
+_QUICK = 20e-6  # seconds for one file: less than passing it to another thread takes
 
 
 class ScanTimeoutError(Exception):
-    """Storage did not give headers in time. No :exc:`TimeoutError`, which a file may raise itself."""
+    """Storage did not deliver headers in time. It is no :exc:`TimeoutError`, because reading a file may raise that."""
 
 
 class Scan:
-    """The headers of one batch, being read.
+    """A scan of the headers of one batch, in progress.
 
     Args:
-        indices: Samples whose files are to be read; none of them is asked for twice.
-        learn: Reads the headers of some of them, one after another; may raise SampleError.
-        pool: Gives the threads; not called where there is nothing to read.
-        chunk: How many one thread reads at a time.
-        patience: Seconds that the calling thread reads itself before it leaves the rest to the others, beside those
-            that files take which are read at once. Where a file takes microseconds, the interpreter's lock goes back
-            and forth longer than that. 0 leaves all to the others.
+        indices: The samples whose files are read, each once.
+        read: Reads the headers of some samples, one after another. It may raise SampleError.
+        pool: Returns the threads. It is not called if there is nothing to read.
+        chunk: Number of files that a thread reads in a row.
+        patience: Seconds for which the calling thread reads files itself before it leaves them to the pool. Files that
+            take microseconds do not count, because passing the interpreter's lock between threads takes longer. 0
+            leaves all files to the pool.
     """
 
     def __init__(
         self,
         indices: Sequence[int],
-        learn: Callable[[Sequence[int]], None],
+        read: Callable[[Sequence[int]], None],
         pool: Callable[[], Executor],
         chunk: int = _CHUNK,
         patience: float = 0.0,
     ) -> None:
         self._futures: list[Future[None]] = []
-        indices = self._read_here(indices, learn, patience) if patience else indices
+        indices = self._read_here(indices, read, patience) if patience else indices
         chunks = [indices[i : i + chunk] for i in range(0, len(indices), chunk)]
         if chunks:
             executor = pool()
-            self._futures += [executor.submit(learn, chunk) for chunk in chunks]
+            self._futures += [executor.submit(read, chunk) for chunk in chunks]
 
     def _read_here(
-        self, indices: Sequence[int], learn: Callable[[Sequence[int]], None], patience: float
+        self, indices: Sequence[int], read: Callable[[Sequence[int]], None], patience: float
     ) -> Sequence[int]:
-        """Reads until patience is at an end; returns what is left. A file's error waits for :meth:`wait`."""
+        """Read until the patience ends. Return the other indices. :meth:`wait` raises the error of a file."""
         begin, start = perf_counter(), 0
         while start < len(indices):
             if perf_counter() - begin >= patience + start * _QUICK:
                 return indices[start:]
-            end = start + (_LOOKED_AT if start else 1)  # from slow storage no more than one
+            end = start + (_CHECK_INTERVAL if start else 1)  # the first file alone, in case storage is slow
             try:
-                learn(indices[start:end])
+                read(indices[start:end])
             except Exception as error:  # noqa: BLE001 - raised by wait()
                 failed: Future[None] = Future()
                 failed.set_exception(error)
@@ -66,14 +66,14 @@ class Scan:
         return ()
 
     def done(self) -> bool:
-        """Whether :meth:`wait` would return at once."""
+        """Return whether :meth:`wait` would return at once."""
         return all(future.done() for future in self._futures)
 
     def wait(self, timeout: float | None = None) -> None:
-        """Waits until all headers are read.
+        """Wait until all headers are read.
 
         Raises:
-            SampleError: One of them cannot be; the others may still be being read.
+            SampleError: A header cannot be read. Threads may still read others.
             ScanTimeoutError: It takes longer than ``timeout`` seconds.
         """
         end = None if timeout is None else monotonic() + timeout

@@ -112,7 +112,7 @@ def compare_chain(dataset: Any, chain: Sequence[Any], device: str | torch.device
 def compare_plan(dataset: Any, plan: Plan, seed: int = 0) -> Iterator[tuple[int, int, Pair]]:
     """Yield the number of each image, that of its view, and the pair. Skip what torch runs after the plan."""
     reader: Any = open_reader(from_dataset(dataset))
-    trunk, views = plan.numbered()
+    trunk, views = plan.enumerate_rules()
     for batch in run(dataset, plan, split_indices(len(reader.source)), seed):
         for row, index in enumerate(batch.rows.tolist()):
             image = _apply_reference(F.pil_to_tensor(reader.load(index)), trunk, batch, row)
