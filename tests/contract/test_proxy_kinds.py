@@ -190,12 +190,14 @@ def test_paths_and_mixed_kinds(photographs: Any, pictures: Path, device: str) ->
 
 @pytest.mark.parametrize("mode", ["P", "CMYK", "YCbCr", "HSV", "F", "I;16", "1"])
 def test_modes_that_only_pil_knows_must_be_converted(photographs: Any, mode: str, device: str) -> None:
-    """A palette or a colour space would be lost where a transform is to see a PIL image, as this one does."""
+    """A palette or a colour space would be lost in a rule. A transform that torch runs gets the image itself."""
     make = MODES.get(mode, lambda image: image.convert(mode))
     to_rgb = v2.Lambda(lambda image: image.convert("RGB"))
     chain = v2.Compose([v2.Identity(), to_rgb, v2.ToImage(), v2.CenterCrop(CROP)])
     with pytest.raises(SampleError, match=rf"mode '{mode}', .* begin with v2.ToImage\(\), or convert"):
-        next(iter(DALILoader(Samples(photographs, pair, make), 2, transform=chain, device=device)))
+        crop = v2.Compose([v2.CenterCrop(CROP), v2.ToImage()])
+        next(iter(DALILoader(Samples(photographs, pair, make), 2, transform=crop, device=device)))
+    assert compared(photographs, make, make, chain, device, 0)
     assert compared(photographs, MODES["L"], MODES["L"], chain, device, 0)
     assert compared(photographs, MODES["RGBA"], MODES["RGBA"], chain, device, 0)
 

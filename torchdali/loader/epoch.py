@@ -219,7 +219,13 @@ class NativeIterator(ResumableIterator):
         """Return images after the transforms that torch runs, and targets as the dataset gives them."""
         reader = self._native.reader
         seeds = batch.draws.select_position(self._native.plan.suffix_position).seeds()
-        images = as_samples(self._native.plan, views, seeds, lambda row: reader.name(batch.rows[row]))
+        images = as_samples(
+            self._native.plan,
+            views,
+            seeds,
+            lambda row: reader.name(batch.rows[row]),
+            lambda row: reader.pil_header(batch.rows[row]),
+        )
         self.clock.lap("torch" if self._native.plan.suffix else "collate")
         if numbers is not None:
             return images, numbers.tolist()

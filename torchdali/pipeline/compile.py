@@ -16,6 +16,7 @@ from torchdali.runtime.exceptions import add_note
 from torchdali.transforms import Rule, Unsupported, Views, find_rule, flatten, infer
 from torchdali.transforms.rules.conversion import Identity, PILToTensor, ToImage, ToTensor
 from torchdali.transforms.rules.crop import Window
+from torchdali.transforms.rules.photometric import RGB
 from torchdali.transforms.spec import Fidelity, First, InputKind, Kind, Spec
 
 __all__ = ["compile_plan", "find_first", "fuse"]
@@ -141,8 +142,21 @@ def find_first(chain: Iterable[Any]) -> First:
     for leaf in chain:
         rule = find_rule(leaf)
         if not isinstance(rule, Identity):
-            return "torch" if rule is None else "conversion" if isinstance(rule, _CONVERSIONS) else "rule"
+            if rule is None:
+                return "torch"
+            return "RGB" if isinstance(rule, RGB) else "conversion" if isinstance(rule, _CONVERSIONS) else "rule"
     return "rule"
+
+
+def keeps_pil(chain: Iterable[Any]) -> bool:
+    """Return whether torch's transforms, or ``collate_fn``, get PIL images that no transform has converted before."""
+    for leaf in chain:
+        rule = find_rule(leaf)
+        if rule is None:
+            return True
+        if isinstance(rule, _CONVERSIONS):
+            return False
+    return True
 
 
 def compile_plan(
@@ -194,6 +208,7 @@ def compile_plan(
         device=device,
         fidelity=fidelity,
         input_kind=input_kind,
+        keeps_pil=given == "pil" and out.kind == "pil" and keeps_pil(chain),
     )
 
 

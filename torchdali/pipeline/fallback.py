@@ -20,6 +20,7 @@ from torchdali.pipeline.dlpack import Images
 from torchdali.pipeline.plan import Plan
 from torchdali.pipeline.torch_transform import TorchTransform, cpu_semantics, resizes
 from torchdali.runtime.exceptions import add_note
+from torchdali.samples.pil import PILHeader, restore_pil_image
 from torchdali.transforms.rng import Draws
 from torchdali.transforms.spec import IntArray, Kind
 
@@ -31,7 +32,7 @@ __all__ = ["as_samples", "call_on_batch", "call_seeded", "check_shapes", "run_on
 def as_kind(image: torch.Tensor, kind: Kind) -> Any:
     """Convert an image (CHW) to the type that torchvision would pass to the next transform."""
     if kind == "pil":
-        if image.dtype == torch.uint16:  # mode I;16, which torchvision only makes from int16
+        if image.dtype in (torch.uint16, torch.float32):  # modes I;16 and F, which torchvision makes of nothing else
             return PIL.Image.fromarray(image[0].cpu().numpy())
         return _to_pil_image(image.cpu())
     if kind == "array":
@@ -114,7 +115,13 @@ def run_on_batch(tail: Sequence[tuple[Kind, TorchTransform]], images: Images) ->
     return plain[0] if together else plain
 
 
-def as_samples(plan: Plan, views: Sequence[Images], seeds: IntArray, name: Callable[[int], str]) -> list[Any]:
+def as_samples(
+    plan: Plan,
+    views: Sequence[Images],
+    seeds: IntArray,
+    name: Callable[[int], str],
+    pil_header: Callable[[int], PILHeader | None] = lambda row: None,  # noqa: ARG005
+) -> list[Any]:
     """Return each sample's images after the last transform, in the type that torchvision would return.
 
     Args:
@@ -122,8 +129,15 @@ def as_samples(plan: Plan, views: Sequence[Images], seeds: IntArray, name: Calla
         views: For each view its images, after the plan's tail.
         seeds: ``(N,)`` seeds below 2**63 for the transforms that torch runs.
         name: Returns the name of the sample in a row.
+        pil_header: Returns what the PIL image in a row had besides pixels, if that is known.
     """
     each = [[as_kind(image, plan.spec.kind) for image in images] for images in views]
+    if plan.keeps_pil and views:
+        headers = [pil_header(row) for row in range(len(each[0]))]
+        each = [
+            [restore_pil_image(x, header) if header else x for x, header in zip(images, headers, strict=True)]
+            for images in each
+        ]
     rows = zip(*each, strict=True)  # an empty batch has no views and no rows
     images = [row[0] if plan.container is None else plan.container(row) for row in rows]
     return run_in_torch(plan, images, seeds, name) if plan.suffix else images

@@ -80,6 +80,7 @@ class Plan:
         input_kind: How samples are fed.
         decode_window: Whether the decoder decodes only the window of the first rule.
         headers_validated: Whether DALI has already read the header of each file, so that the decoder is safe.
+        keeps_pil: Whether the images after DALI are PIL images that no transform has converted: they keep metadata.
     """
 
     steps: tuple[Step, ...]
@@ -95,6 +96,7 @@ class Plan:
     input_kind: InputKind = InputKind.FILES
     decode_window: bool = False
     headers_validated: bool = False
+    keeps_pil: bool = False
     # A hint of `Draws.precompute` for the next batch. It changes no number.
     _blocks: dict[int, int] = field(default_factory=dict[int, int], init=False, compare=False, repr=False)
 

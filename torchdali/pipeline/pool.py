@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from torchdali.pipeline import graph
-from torchdali.pipeline.compile import compile_plan, find_first, fuse
+from torchdali.pipeline.compile import compile_plan, find_first, fuse, keeps_pil
 from torchdali.pipeline.engine import PipelineRunner
 from torchdali.pipeline.plan import Plan
 from torchdali.pipeline.tuning import Threads
@@ -126,6 +126,11 @@ class PipelineCache:
     def first(self) -> First:
         """The kind of the first transform, as :func:`find_first` returns it."""
         return find_first(self.chain)
+
+    @property
+    def keeps_pil(self) -> bool:
+        """Whether what a PIL image has besides pixels must be kept, as :func:`keeps_pil` returns it."""
+        return keeps_pil(self.chain)
 
     def close(self) -> None:
         """Free the pipelines."""

@@ -15,6 +15,7 @@ import torch
 from torchvision import tv_tensors
 
 from torchdali.samples.on_error import limit_size
+from torchdali.samples.pil import PILHeader, read_pil_header
 from torchdali.sources import UNREADABLE, Header, error_text, is_system_fault, parse_header, read_header
 from torchdali.transforms.spec import First, InputKind, Spec
 
@@ -57,12 +58,14 @@ class ImageInput(NamedTuple):
         size: Height and width.
         data: Bytes of a file, or of its path, or HWC.
         header: Of the file that a path leads to.
+        pil: What a PIL image has besides pixels.
     """
 
     key: tuple[Spec, InputKind]
     size: tuple[int, int]
     data: npt.NDArray[Any]
     header: Header | None = None
+    pil: PILHeader | None = None
 
 
 class RefusedError(Exception):
@@ -98,10 +101,13 @@ def to_image_input(leaf: Any, first: First = "conversion") -> ImageInput:
     if leaf is None:
         raise UnreadableError("no image was found in its place")
     if isinstance(leaf, PIL.Image.Image):
-        if first != "conversion" and leaf.mode not in _TENSOR_LIKE:
+        if first == "RGB" and leaf.mode not in _TENSOR_LIKE:
+            leaf = leaf.convert("RGB")  # as that transform does with a PIL image
+        if first == "rule" and leaf.mode not in _TENSOR_LIKE:
             raise RefusedError(f"it is a PIL image of mode {leaf.mode!r}, {_CONVERT}, or convert it in the dataset")
         unread = _unread(leaf)
-        return _encoded(unread) if unread is not None else _pixels("pil", _pil_array(leaf))
+        image = _encoded(unread) if unread is not None else _pixels("pil", _pil_array(leaf))
+        return image._replace(pil=read_pil_header(leaf))
     if isinstance(leaf, PurePath):
         return _file(leaf)
     if isinstance(leaf, StoredURL):
@@ -110,7 +116,7 @@ def to_image_input(leaf: Any, first: First = "conversion") -> ImageInput:
         return _encoded(np.frombuffer(cast("bytes", leaf), np.uint8))
     if isinstance(leaf, np.ndarray):
         array: npt.NDArray[Any] = cast("Any", leaf)
-        if first == "rule" and array.dtype != np.uint8:
+        if first in ("rule", "RGB") and array.dtype != np.uint8:
             raise RefusedError(f"it is an array of {array.dtype}, {_CONVERT}")
         return _encoded(np.ascontiguousarray(array)) if array.ndim == 1 else _pixels("array", array)
     tensor: torch.Tensor = leaf.detach()

@@ -17,8 +17,8 @@ Kind = Literal["pil", "image", "tensor", "array"]
 Rules treat arrays as PIL images.
 """
 
-First = Literal["conversion", "rule", "torch"]
-"""First transform of a chain: a conversion from PIL image to tensor, another rule, or one without a rule."""
+First = Literal["conversion", "RGB", "rule", "torch"]
+"""First transform of a chain: a conversion from PIL image to tensor, RGB, another rule, or one without a rule."""
 
 Fidelity = Literal["exact", "fast"]
 

@@ -14,6 +14,7 @@ from torchdali.errors import SampleError
 from torchdali.pipeline.readers import FileReader, Reader
 from torchdali.samples.image import black, ppm
 from torchdali.samples.on_error import find_substitutes
+from torchdali.samples.pil import PILHeader
 from torchdali.sources import FileSource, parse_header
 from torchdali.sources.paths import Paths, build_table
 from torchdali.transforms.spec import NOTHING_SEEN, InputKind, InputStats, IntArray
@@ -46,6 +47,9 @@ class PackedReader(Reader):
     def error(self, row: int, reason: str) -> SampleError:
         place = self._packed.key_paths[int(self._group.slot[row])] if self._packed.key_paths else ""
         return self._fault(int(self._group.sample[row]), place or "its image", reason)
+
+    def pil_header(self, row: int) -> PILHeader | None:
+        return self._group.pil[row] if self._group.pil and row not in self._black else None
 
     def sizes(self, rows: IntArray) -> IntArray:
         return self._group.size[rows]

@@ -24,6 +24,7 @@ from torchdali.runtime.exceptions import add_note
 from torchdali.samples.finder import ImageFinder
 from torchdali.samples.image import ImageInput, RefusedError, StoredURL, UnreadableError, black, to_image_input
 from torchdali.samples.on_error import SIZE, OnError, find_substitutes
+from torchdali.samples.pil import PILHeader
 from torchdali.samples.tree import (
     Tree,
     build_tree,
@@ -76,6 +77,7 @@ class PackedImages:
         start: ``(N,)`` where each begins in the block; without a block, nothing.
         length: ``(N,)`` bytes of each.
         headers: Of the files, where paths are packed.
+        pil: What PIL images have besides pixels, if transforms or ``collate_fn`` get PIL images.
         arrays: Where there is no block, the images themselves.
     """
 
@@ -87,6 +89,7 @@ class PackedImages:
     start: IntArray
     length: IntArray
     headers: list[Header]
+    pil: list[PILHeader | None] = field(default_factory=list["PILHeader | None"])
     arrays: list[npt.NDArray[Any]] = field(default_factory=list[npt.NDArray[Any]])
 
 
@@ -150,6 +153,7 @@ class Packer:
         first: What the transforms begin with.
         on_error: What is done about samples that cannot be read or decoded.
         finder: Finds the images of a sample. By default, goes by what they look like.
+        keeps_pil: Whether what PIL images have besides pixels is packed.
     """
 
     def __init__(
@@ -161,12 +165,14 @@ class Packer:
         first: First = "conversion",
         on_error: OnError = "raise",
         finder: ImageFinder | None = None,
+        keeps_pil: bool = False,
     ) -> None:
         self._collate, self._batched, self._images = collate_fn, batched, images
         self._uses_default_collate = uses_default_collate
         self._first: First = first
         self._on_error = on_error
         self._finder = finder or ImageFinder()
+        self._keeps_pil = keeps_pil
         self._process = os.getpid()
         self._pool: SharedBufferPool | None = None
 
@@ -296,6 +302,7 @@ class Packer:
         at = 0
         for (spec, input_kind), members in groups.items():
             group, at = _lay_out(spec, input_kind, members, at)
+            group.pil = [image.pil for _, _, image in members] if self._keeps_pil else []
             packed.groups.append(group)
         every = [[image.data for _, _, image in members] for members in groups.values()]
         if not in_worker:

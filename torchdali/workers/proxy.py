@@ -95,8 +95,16 @@ class _ProxyEpoch(ResumableIterator):
         images: bool = pipelines is not None
         first: First = pipelines.first if pipelines else "conversion"
         batches: bool = cast("Any", view)._auto_collation  # noqa: SLF001 - torch's
-        packer_args = batches, self._uses_default_collate, images, first, self._error_policy.mode, self.proxy.finder
-        packer = Packer(view.collate_fn, *packer_args)
+        packer = Packer(
+            view.collate_fn,
+            batches,
+            self._uses_default_collate,
+            images,
+            first,
+            self._error_policy.mode,
+            self.proxy.finder,
+            keeps_pil=pipelines is not None and pipelines.keeps_pil,
+        )
         # Without images the whole batch is copied to the device, so torch's thread may pin it.
         pins_memory = self.proxy.device.type == "cuda" and not images
         if not torch.accelerator.is_available():

@@ -56,7 +56,13 @@ def _restore_images(packed: Packed, runs: Sequence[Batch]) -> Filled:
     for group, run in zip(packed.groups, runs, strict=True):
         plan = run.pool.plan
         seeds = run.draws.select_position(plan.suffix_position).seeds()
-        done = as_samples(plan, _run_tail(run), seeds, partial(_name_sample, run))
+        done = as_samples(
+            plan,
+            _run_tail(run),
+            seeds,
+            partial(_name_sample, run),
+            lambda row, run=run: run.reader.pil_header(int(run.rows[row])),
+        )
         for (sample, slot), image in zip(_list_positions(group), done, strict=True):
             images[sample, slot] = image
     return images

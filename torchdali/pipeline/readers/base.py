@@ -15,6 +15,7 @@ import torch
 from torchdali.errors import SampleError
 from torchdali.pipeline.readers.scan import Scan
 from torchdali.samples.on_error import find_substitutes
+from torchdali.samples.pil import PILHeader
 from torchdali.sources import UNREADABLE, Source, error_text, is_system_fault
 from torchdali.transforms.spec import NOTHING_SEEN, InputStats, IntArray
 
@@ -65,6 +66,10 @@ class Reader:
     def blame(self, row: int, what: str) -> Blame:
         """Return a context that turns what reading a file raises into a SampleError: "it cannot be ``what``"."""
         return Blame(self, row, what)
+
+    def pil_header(self, row: int) -> PILHeader | None:
+        """Return what the PIL image of a sample has besides pixels; None if there is none, or it cannot be read."""
+        return None
 
     def read_rows(self, rows: IntArray) -> Any:
         """Return what the source reads.

@@ -17,7 +17,8 @@ from torchdali.errors import SampleError
 from torchdali.pipeline.readers.base import Reader
 from torchdali.pipeline.readers.header_reader import HeaderError, HeaderReader
 from torchdali.pipeline.readers.scan import Scan
-from torchdali.sources import Header, Source, read_header
+from torchdali.samples.pil import PILHeader, read_pil_header
+from torchdali.sources import UNREADABLE, Header, Source, read_header
 from torchdali.sources.headers.batch import MANY, parse
 from torchdali.sources.headers.header import max_pixels
 from torchdali.sources.headers.table import HeaderColumns, HeaderTable
@@ -253,6 +254,15 @@ class FileReader(Reader):
         with suppress(SampleError):
             return super().read_size(row)
         return None
+
+    def pil_header(self, row: int) -> PILHeader | None:
+        if row in self._black:
+            return None
+        try:
+            with _open(self.path(row)) as image:
+                return read_pil_header(image, converted=True)
+        except UNREADABLE:
+            return None
 
     def substitute_black(self, row: int, size: _Size) -> None:
         self._black[row] = size
