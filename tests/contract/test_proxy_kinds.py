@@ -194,8 +194,8 @@ def test_modes_that_only_pil_knows_must_be_converted(photographs: Any, mode: str
     make = MODES.get(mode, lambda image: image.convert(mode))
     to_rgb = v2.Lambda(lambda image: image.convert("RGB"))
     chain = v2.Compose([v2.Identity(), to_rgb, v2.ToImage(), v2.CenterCrop(CROP)])
+    crop = v2.Compose([v2.CenterCrop(CROP), v2.ToImage()])
     with pytest.raises(SampleError, match=rf"mode '{mode}', .* begin with v2.ToImage\(\), or convert"):
-        crop = v2.Compose([v2.CenterCrop(CROP), v2.ToImage()])
         next(iter(DALILoader(Samples(photographs, pair, make), 2, transform=crop, device=device)))
     assert compared(photographs, make, make, chain, device, 0)
     assert compared(photographs, MODES["L"], MODES["L"], chain, device, 0)

@@ -208,7 +208,7 @@ def compile_plan(
         device=device,
         fidelity=fidelity,
         input_kind=input_kind,
-        keeps_pil=given == "pil" and out.kind == "pil" and keeps_pil(chain),
+        keeps_pil=kind == "pil" and out.kind == "pil" and keeps_pil(chain),
     )
 
 
