@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import builtins
 import re
 import shutil
 from pathlib import Path
@@ -33,6 +35,19 @@ def in_folder(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
 
+@pytest.mark.parametrize("heading", re.findall(r"^## (.+)$", PAGE.read_text(), re.MULTILINE))
+def test_a_section_imports_all_names_that_it_uses(heading: str) -> None:
+    tree = ast.parse(code_of(heading))
+    nodes = list(ast.walk(tree))
+    names = [node for node in nodes if isinstance(node, ast.Name)]
+    bound = {node.id for node in names if isinstance(node.ctx, ast.Store)} | set(dir(builtins))
+    bound |= {node.arg for node in nodes if isinstance(node, ast.arg)}
+    bound |= {node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+    imports = [node for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom))]
+    bound |= {(alias.asname or alias.name).partition(".")[0] for node in imports for alias in node.names}
+    assert {node.id for node in names} - bound == set()
+
+
 @pytest.mark.usefixtures("in_folder")
 def test_lightning() -> None:
     pytest.importorskip("lightning", reason="needs lightning")
@@ -56,7 +71,7 @@ def test_accelerate() -> None:
 @pytest.mark.usefixtures("in_folder")
 def test_transformers(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers", reason="needs transformers")
-    found: dict[str, Any] = {"torch": torch}
+    found: dict[str, Any] = {}
     exec(compile(code_of("The Trainer of transformers").replace("(224", "(32"), "docs/frameworks.md", "exec"), found)
     settings = {"report_to": [], "use_cpu": True, "save_strategy": "no", "per_device_train_batch_size": 12}
     data = found["ImageFolder"]("data/train")
@@ -77,7 +92,7 @@ def test_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("in_folder")
 def test_fastai() -> None:
     pytest.importorskip("fastai", reason="needs fastai")
-    found: dict[str, Any] = {"torch": torch}
+    found: dict[str, Any] = {}
     exec(compile(code_of("fastai").replace("(224", "(32"), "docs/frameworks.md", "exec"), found)
     assert found["predictions"].shape == (24, 3)
 
