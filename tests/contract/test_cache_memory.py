@@ -83,7 +83,7 @@ def test_a_file_that_was_rewritten_is_kept_as_what_it_is_now(cache, touched, tmp
 
 def test_no_file_that_is_for_dali_is_decoded_by_pil(tmp_path, monkeypatch, device):
     folder(tmp_path, 8)
-    monkeypatch.setattr(encoded, "ppm", lambda data: pytest.fail("decoded by PIL"))
+    monkeypatch.setattr(encoded, "decode_to_ppm", lambda data: pytest.fail("decoded by PIL"))
     loader = loader_of(tmp_path, CROPPED, 4, cache="host", device=device)
     assert [len(images) for _ in range(2) for images, _ in loader] == [4] * 4
     loader.close()

@@ -19,7 +19,7 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 from torchdali import DALILoader, SampleError
-from torchdali.samples.image import RefusedError, UnreadableError, black, to_image_input
+from torchdali.samples.image import RefusedError, UnreadableError, make_black, to_image_input
 
 pytestmark = [
     pytest.mark.timeout(60),
@@ -165,7 +165,7 @@ def test_half_a_file_is_unreadable_and_says_how_large_it_was(photographs: Any) -
         to_image_input(whole[: len(whole) // 2])
     size = (photographs[0].height, photographs[0].width)
     assert raised.value.size == size
-    assert lazily(bytes(black(size).data)).size == photographs[0].size
+    assert lazily(bytes(make_black(size).data)).size == photographs[0].size
 
 
 def test_a_transform_for_pil_images_is_given_bytes_alone(photographs: Any) -> None:

@@ -106,7 +106,7 @@ def _said(node: ast.AST) -> Iterator[ast.expr]:
     if not isinstance(call, ast.Call):
         return
     name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
-    if isinstance(node, ast.Raise) and name not in NO_ERRORS and not name.startswith("_refused"):
+    if isinstance(node, ast.Raise) and name not in NO_ERRORS and name != "_make_dtype_error":
         yield from call.args[-1:] if name in LAST_IS_THE_REASON else call.args[:1]
     elif name in ("warn", "warn_user", "exit", "RefusedError", "end"):
         yield from call.args[:1]

@@ -1,4 +1,4 @@
-"""An image of a sample, whatever it is given as, as what DALI can be fed with."""
+"""Convert an image of a sample, of any type, into an input of DALI."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ __all__ = [
     "RefusedError",
     "StoredURL",
     "UnreadableError",
-    "black",
-    "ppm",
-    "ppm_of",
+    "decode_to_ppm",
+    "encode_ppm",
+    "make_black",
     "to_image_input",
 ]
 
@@ -35,9 +35,9 @@ PIXEL_DTYPES = (
     *(torch.uint8, torch.float16, torch.float32, torch.float64),
     *(torch.int16, torch.uint16, torch.int32, torch.int64),
 )
-"""Of images that DALI is fed."""
+"""The dtypes of pixels that DALI takes."""
 _TENSOR_LIKE = ("L", "LA", "RGB", "RGBA", "I")
-"""Modes of PIL images that can be made of tensors again, so that transforms see what torchvision shows them."""
+"""Modes of PIL images that can be restored from a tensor, so that transforms get the same image as in torchvision."""
 _CONVERT = "of which transforms for PIL images make something else than transforms for tensors: begin with v2.ToImage()"
 
 _open: Callable[..., Any] = PIL.Image.open
@@ -51,14 +51,14 @@ class StoredURL(str):
 
 
 class ImageInput(NamedTuple):
-    """An image as it will be packed.
+    """An image as an input of DALI.
 
     Attributes:
         key: Spec and input kind. Images with equal keys share a pipeline.
-        size: Height and width.
-        data: Bytes of a file, or of its path, or HWC.
-        header: Of the file that a path leads to.
-        pil: What a PIL image has besides pixels.
+        size: Height and width in pixels.
+        data: Pixels ``(H, W, C)``, or the bytes of a file or of its path as ``(N,)`` uint8.
+        header: The header of the file, if the data is a path.
+        pil: The attributes of a PIL image besides its pixels.
     """
 
     key: tuple[Spec, InputKind]
@@ -69,18 +69,18 @@ class ImageInput(NamedTuple):
 
 
 class RefusedError(Exception):
-    """Why an image cannot be packed."""
+    """The reason why an image cannot be packed."""
 
 
 class UnreadableError(RefusedError):
-    """The same, because its file is missing or damaged.
+    """An image whose file is missing or damaged.
 
     Args:
-        reason: Why.
-        size: Height and width, where that is known all the same.
+        reason: The reason.
+        size: Height and width, if they are known.
 
     Attributes:
-        size: Likewise; None also where PIL would not decode an image that large.
+        size: Height and width. None if they are not known, or if PIL would not decode an image of that size.
     """
 
     def __init__(self, reason: str, size: tuple[int, int] | None = None) -> None:
@@ -89,14 +89,14 @@ class UnreadableError(RefusedError):
 
 
 def to_image_input(leaf: Any, first: First = "conversion") -> ImageInput:
-    """An image as it will be packed.
+    """Convert an image into an input of DALI.
 
     Args:
         leaf: The image.
         first: What the transforms begin with.
 
     Raises:
-        RefusedError: Why it cannot be.
+        RefusedError: It cannot be converted.
     """
     if leaf is None:
         raise UnreadableError("no image was found in its place")
@@ -105,35 +105,35 @@ def to_image_input(leaf: Any, first: First = "conversion") -> ImageInput:
             leaf = leaf.convert("RGB")  # as that transform does with a PIL image
         if first == "rule" and leaf.mode not in _TENSOR_LIKE:
             raise RefusedError(f"it is a PIL image of mode {leaf.mode!r}, {_CONVERT}, or convert it in the dataset")
-        unread = _unread(leaf)
-        image = _encoded(unread) if unread is not None else _pixels("pil", _pil_array(leaf))
+        file = _read_undecoded(leaf)
+        image = _wrap_encoded(file) if file is not None else _wrap_pixels("pil", _pil_to_array(leaf))
         return image._replace(pil=read_pil_header(leaf))
     if isinstance(leaf, PurePath):
-        return _file(leaf)
+        return _read_file(leaf)
     if isinstance(leaf, StoredURL):
-        return _encoded(_download(leaf))
+        return _wrap_encoded(_download(leaf))
     if isinstance(leaf, (bytes, bytearray, memoryview)):
-        return _encoded(np.frombuffer(cast("bytes", leaf), np.uint8))
+        return _wrap_encoded(np.frombuffer(cast("bytes", leaf), np.uint8))
     if isinstance(leaf, np.ndarray):
         array: npt.NDArray[Any] = cast("Any", leaf)
         if first in ("rule", "RGB") and array.dtype != np.uint8:
             raise RefusedError(f"it is an array of {array.dtype}, {_CONVERT}")
-        return _encoded(np.ascontiguousarray(array)) if array.ndim == 1 else _pixels("array", array)
+        return _wrap_encoded(np.ascontiguousarray(array)) if array.ndim == 1 else _wrap_pixels("array", array)
     tensor: torch.Tensor = leaf.detach()
     if tensor.ndim == 1:
-        return _encoded(tensor.cpu().contiguous().numpy())
+        return _wrap_encoded(tensor.cpu().contiguous().numpy())
     if tensor.layout != torch.strided:
         raise RefusedError(f"it is a tensor of layout {tensor.layout}, not strided")
     if tensor.ndim != 3:
         raise RefusedError(f"it is a tensor of shape {tuple(tensor.shape)}, not (C, H, W)")
     if tensor.dtype not in PIXEL_DTYPES:
-        raise _refused_dtype(tensor.dtype)
+        raise _make_dtype_error(tensor.dtype)
     kind = "image" if isinstance(leaf, tv_tensors.Image) else "tensor"
-    return _pixels(kind, tensor.as_subclass(torch.Tensor).resolve_neg().permute(1, 2, 0).cpu().numpy())
+    return _wrap_pixels(kind, tensor.as_subclass(torch.Tensor).resolve_neg().permute(1, 2, 0).cpu().numpy())
 
 
-def _file(path: PurePath) -> ImageInput:
-    """A file that DALI decodes as PIL does, by its path; any other is decoded here, by PIL."""
+def _read_file(path: PurePath) -> ImageInput:
+    """Return the path of a file. If DALI would decode it differently from PIL, PIL decodes it here."""
     name = os.path.abspath(path)  # noqa: PTH100 - resolve() would follow links
     try:
         header = read_header(name)
@@ -144,7 +144,7 @@ def _file(path: PurePath) -> ImageInput:
             raise
         raise UnreadableError(f"it cannot be read as an image ({error_text(error)})") from error
     if not header.native:
-        return _encoded(np.fromfile(name, np.uint8))
+        return _wrap_encoded(np.fromfile(name, np.uint8))
     data = np.frombuffer(os.fsencode(name), np.uint8)
     return ImageInput((Spec(), InputKind.FILES), (header.height, header.width), data, header)
 
@@ -160,29 +160,30 @@ def _download(url: StoredURL) -> _Bytes:
         raise UnreadableError("there is no such file") from None
 
 
-def _refused_dtype(dtype: Any) -> RefusedError:
+def _make_dtype_error(dtype: Any) -> RefusedError:
     return RefusedError(f"it is of {dtype}; DALI takes {', '.join(map(str, PIXEL_DTYPES))}")
 
 
-def _pixels(kind: Any, array: npt.NDArray[Any]) -> ImageInput:
+def _wrap_pixels(kind: Any, array: npt.NDArray[Any]) -> ImageInput:
     array = np.asarray(array, cast("Any", array.dtype).newbyteorder("="))
     try:
         dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
     except TypeError:
-        raise _refused_dtype(array.dtype) from None
+        raise _make_dtype_error(array.dtype) from None
     if dtype not in PIXEL_DTYPES:
-        raise _refused_dtype(dtype)
+        raise _make_dtype_error(dtype)
     if not array.size:
         raise RefusedError(f"it is empty, {array.shape}")
     height, width, channels = array.shape
     return ImageInput((Spec.from_input(kind, dtype, channels), InputKind.PIXELS), (height, width), array)
 
 
-def _pil_array(image: PIL.Image.Image) -> npt.NDArray[Any]:
-    """HWC, with the channels of the image's mode, as in torchvision's ``pil_to_tensor``."""
+def _pil_to_array(image: PIL.Image.Image) -> npt.NDArray[Any]:
+    """Return pixels ``(H, W, C)`` with the channels of the image's mode, as torchvision's ``pil_to_tensor`` does."""
     try:
         array = np.asarray(image)
-    except (*UNREADABLE, AttributeError, AssertionError) as error:  # the last two where its file was closed unread
+    # PIL raises AttributeError or AssertionError if the file was closed before its pixels were read.
+    except (*UNREADABLE, AttributeError, AssertionError) as error:
         if is_system_fault(error):
             raise
         size = image.height, image.width
@@ -192,32 +193,33 @@ def _pil_array(image: PIL.Image.Image) -> npt.NDArray[Any]:
     return array[..., None] if array.ndim == 2 else array
 
 
-def _unread(image: Any) -> _Bytes | None:
-    """The file of a JPEG that was opened and whose pixels nobody asked for yet; DALI decodes it then."""
-    plain = type(image).__name__ == "JpegImageFile" and image.mode == "RGB"
-    if not plain or not image.tile or getattr(image, "fp", None) is None or image.decoderconfig:
+def _read_undecoded(image: Any) -> _Bytes | None:
+    """Return the file of an open RGB JPEG that PIL has not decoded yet, so that DALI decodes it. Else None."""
+    is_jpeg = type(image).__name__ == "JpegImageFile" and image.mode == "RGB"
+    # PIL clears ``tile`` when it decodes. After draft(), ``decoderconfig`` asks for a smaller image.
+    if not is_jpeg or not image.tile or getattr(image, "fp", None) is None or image.decoderconfig:
         return None
     try:
-        at = image.fp.tell()
+        position = image.fp.tell()
         try:
             image.fp.seek(0)
             return np.frombuffer(image.fp.read(), np.uint8)
         finally:
-            image.fp.seek(at)
-    except (OSError, ValueError):  # closed, for one; reading the pixels says what is the matter
+            image.fp.seek(position)
+    except (OSError, ValueError):  # for example a closed file; the error comes when PIL reads the pixels
         return None
 
 
-def _encoded(data: _Bytes) -> ImageInput:
-    """A file that DALI decodes as PIL does; any other is decoded here, by PIL."""
+def _wrap_encoded(data: _Bytes) -> ImageInput:
+    """Return an encoded file. If DALI would decode it differently from PIL, PIL decodes it here."""
     memory = memoryview(cast("Any", data))
     size: tuple[int, int] | None = None
     try:
         header = parse_header(memory)
         size = header.height, header.width
-        whole = not header.jpeg or bytes(memory[-2:]) == b"\xff\xd9"
-        if not (header.native and whole):
-            pixels = ppm(data)  # of a JPEG without an end marker only to see whether PIL reads it
+        is_complete = not header.jpeg or bytes(memory[-2:]) == b"\xff\xd9"
+        if not (header.native and is_complete):
+            pixels = decode_to_ppm(data)  # raises if PIL cannot read a JPEG that has no end marker; DALI might
             data = data if header.native else pixels
     except UNREADABLE as error:
         if is_system_fault(error):
@@ -226,24 +228,24 @@ def _encoded(data: _Bytes) -> ImageInput:
     return ImageInput((Spec(), InputKind.ENCODED), size, data)
 
 
-def ppm(data: _Bytes) -> _Bytes:
-    """An image file, decoded by PIL as torchvision's default loader does, as a file that DALI decodes to the same.
+def decode_to_ppm(data: _Bytes) -> _Bytes:
+    """Decode an image file with PIL, as torchvision's default loader does, and return its pixels as a PPM file.
 
     Raises:
-        OSError: PIL does not read it; also what else is in ``UNREADABLE``.
+        OSError: PIL cannot read it. Other exceptions are listed in ``UNREADABLE``.
     """
     with _open(io.BytesIO(cast("Any", data))) as image:
-        return ppm_of(image.convert("RGB"))
+        return encode_ppm(image.convert("RGB"))
 
 
-def ppm_of(image: PIL.Image.Image) -> _Bytes:
-    """An image as a file that DALI decodes to the same."""
+def encode_ppm(image: PIL.Image.Image) -> _Bytes:
+    """Encode an image as PPM, which DALI decodes to the same pixels."""
     stream = io.BytesIO()
     image.save(stream, format="PPM")
     return np.frombuffer(stream.getvalue(), np.uint8)
 
 
-def black(size: tuple[int, int]) -> ImageInput:
-    """A black image of some height and width, as a file."""
+def make_black(size: tuple[int, int]) -> ImageInput:
+    """Return a black image, encoded, of a height and width."""
     image = PIL.Image.new("RGB", (size[1], size[0]))
-    return ImageInput((Spec(), InputKind.ENCODED), size, ppm_of(image))
+    return ImageInput((Spec(), InputKind.ENCODED), size, encode_ppm(image))

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from torchdali.errors import SampleError
 from torchdali.pipeline.readers import FileReader, Reader
-from torchdali.samples.image import black, ppm
+from torchdali.samples.image import decode_to_ppm, make_black
 from torchdali.samples.on_error import find_substitutes
 from torchdali.samples.pil import PILHeader
 from torchdali.sources import FileSource, parse_header
@@ -62,7 +62,7 @@ class PackedReader(Reader):
         images: list[npt.NDArray[Any]] = [self.image(row) for row in rows.tolist()]
         if self._input_kind is InputKind.ENCODED:
             for place in by_pil.tolist():
-                images[place] = ppm(self.image(int(rows[place])))
+                images[place] = decode_to_ppm(self.image(int(rows[place])))
         return images
 
     def input_stats(self) -> InputStats:
@@ -74,7 +74,7 @@ class PackedReader(Reader):
     def check(self, row: int) -> None:
         if self._input_kind is InputKind.ENCODED:
             with self.blame(row, "decoded"):
-                ppm(self.image(row))
+                decode_to_ppm(self.image(row))
 
     def substitute_black(self, row: int, size: tuple[int, int]) -> None:
         self._black[row] = size
@@ -86,7 +86,7 @@ class PackedReader(Reader):
         """Return one image as it was packed: HWC, or the bytes of a file or a path."""
         group = self._group
         if row in self._black:
-            return black(self._black[row]).data
+            return make_black(self._black[row]).data
         if group.arrays:
             return group.arrays[row]
         start = int(group.start[row])

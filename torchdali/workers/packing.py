@@ -1,7 +1,7 @@
-"""What worker processes do with samples: the images into one block of memory, the rest collated.
+"""Pack a batch in a worker: the images into one block of shared memory, and the rest collated.
 
-Everything here runs where the dataset is asked for samples, in a worker or in the process itself. It draws no random
-number and knows no CUDA.
+This code runs where the samples are loaded: in a worker, or in the main process without workers. It draws no random
+number and does not use CUDA.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torchvision import tv_tensors
 from torchdali.errors import TransformError
 from torchdali.runtime.exceptions import add_note
 from torchdali.samples.finder import ImageFinder
-from torchdali.samples.image import ImageInput, RefusedError, StoredURL, UnreadableError, black, to_image_input
+from torchdali.samples.image import ImageInput, RefusedError, StoredURL, UnreadableError, make_black, to_image_input
 from torchdali.samples.on_error import SIZE, OnError, find_substitutes
 from torchdali.samples.pil import PILHeader
 from torchdali.samples.tree import (
@@ -38,7 +38,7 @@ from torchdali.samples.tree import (
 from torchdali.sources import Header
 from torchdali.transforms.spec import First, InputKind, IntArray, Spec
 from torchdali.workers.pickling import pickle_batch
-from torchdali.workers.shared_memory import SharedBuffer, SharedBufferHandle, SharedBufferPool, aligned
+from torchdali.workers.shared_memory import SharedBuffer, SharedBufferHandle, SharedBufferPool, align
 
 __all__ = [
     "Packed",
@@ -53,32 +53,32 @@ _NONE_LEFT = "and no other sample of its batch can take its place"
 
 
 class SampleFailure(NamedTuple):
-    """In the place of a sample: what the dataset raised.
+    """A sample for which the dataset raised an exception.
 
     Attributes:
-        named: What raised it.
-        reason: What it raised.
+        name: The class of the dataset.
+        reason: The exception, in words.
     """
 
-    named: str
+    name: str
     reason: str
 
 
 @dataclass
 class PackedImages:
-    """Images of one kind, of one batch.
+    """The images of a batch that have one spec and input kind.
 
     Attributes:
-        spec: What they are.
-        input_kind: How they are fed.
-        sample: ``(N,)`` which sample of the batch each belongs to.
-        slot: ``(N,)`` which of its sample's images each is; images come slot by slot.
-        size: ``(N, 2)`` heights and widths.
-        start: ``(N,)`` where each begins in the block; without a block, nothing.
-        length: ``(N,)`` bytes of each.
-        headers: Of the files, where paths are packed.
-        pil: What PIL images have besides pixels, if transforms or ``collate_fn`` get PIL images.
-        arrays: Where there is no block, the images themselves.
+        spec: Their spec.
+        input_kind: Their form as input of DALI.
+        sample: ``(N,)`` the number of each image's sample in the batch.
+        slot: ``(N,)`` the number of each image within its sample. Images come slot by slot.
+        size: ``(N, 2)`` heights and widths in pixels.
+        start: ``(N,)`` offset of each image in the block, in bytes. Not used without a block.
+        length: ``(N,)`` bytes of each image.
+        headers: The headers of the files, if the images are paths.
+        pil: The attributes of PIL images besides their pixels, if transforms or ``collate_fn`` get PIL images.
+        arrays: The images themselves, if there is no block.
     """
 
     spec: Spec
@@ -98,18 +98,18 @@ class Packed:
     """A batch as a worker sends it.
 
     Attributes:
-        data: The collated samples, or the list of them, with slots where images were.
+        data: The collated samples, or a list of them, with placeholders for the images.
         count: Number of samples.
-        key_paths: Where the images of the samples are, where all have them in the same places.
-        groups: The images, by kind.
-        block: The memory that they are in; None where there was no worker.
-        worker: Whose batch it is.
-        reasons: What is wrong with an image, by sample; with the file's name.
-        failed: The same of samples in whose places there is something else.
-        structure: The key paths of the first sample's parts, where all samples are of one structure.
-        outline: What the first sample is made of, where no image was found.
-        task: Number that the batch was asked for under.
-        state: What a stream said of itself after the batch.
+        key_paths: The key paths of the images, if they are the same in all samples.
+        groups: The images, grouped by spec and input kind.
+        block: The memory of the images. None if there is no worker.
+        worker: The number of the worker.
+        reasons: By the number of a sample, the name of an image that cannot be packed and the reason.
+        failed: The same for samples that were replaced by a substitute or a black image.
+        structure: The key paths of the first sample's parts, if all samples have the same structure.
+        outline: The parts of the first sample in words, if it has no image.
+        task: torch's number of the batch.
+        state: The state of the stream after the batch.
     """
 
     data: Any
@@ -126,7 +126,7 @@ class Packed:
     state: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def pin_memory(self) -> Packed:
-        """Called by DataLoader, in a thread of its own where there are workers."""
+        """Pin the collated samples. DataLoader calls this, with workers in its pin_memory thread."""
         self.data = tree_map(self.data, _pin, is_leaf=_can_be_pinned)
         return self
 
@@ -136,24 +136,24 @@ def _can_be_pinned(node: Any) -> bool:
 
 
 def _pin(leaf: Any) -> Any:
-    """What DataLoader does to a leaf; but a tensor that is on a device stays there, as the user may not have asked."""
+    """Pin a leaf as DataLoader does, unless it is a tensor that cannot be pinned."""
     if isinstance(leaf, torch.Tensor) and (leaf.device.type != "cpu" or leaf.layout != torch.strided):
         return leaf
     return leaf.pin_memory() if _can_be_pinned(leaf) else leaf
 
 
 class Packer:
-    """What workers have in the place of the loader's ``collate_fn``.
+    """The ``collate_fn`` of workers.
 
     Args:
-        collate_fn: The loader's.
-        batched: Whether samples come in lists.
-        uses_default_collate: Whether ``collate_fn`` is one of DataLoader's own, which need no image to do their work.
-        images: Whether images are taken out; else ``collate_fn`` does all there is to do.
+        collate_fn: The loader's ``collate_fn``.
+        batched: Whether it gets a list of samples, and not one sample.
+        uses_default_collate: Whether ``collate_fn`` is one of DataLoader's own. Those work without the images.
+        images: Whether to find and pack images. If not, only ``collate_fn`` is called.
         first: What the transforms begin with.
-        on_error: What is done about samples that cannot be read or decoded.
-        finder: Finds the images of a sample. By default, goes by what they look like.
-        keeps_pil: Whether what PIL images have besides pixels is packed.
+        on_error: What happens to samples that cannot be read or decoded.
+        finder: Finds the images of a sample. By default it goes by their types and shapes.
+        keeps_pil: Whether to pack the attributes of PIL images besides their pixels.
     """
 
     def __init__(
@@ -178,24 +178,24 @@ class Packer:
 
     @property
     def worker(self) -> Any:
-        """What torch says of the worker that this runs in; None in the process of the loader."""
-        # A dataset in a worker may have a loader without workers: that worker is none of this loader's.
+        """torch's information on the worker that this runs in. None in the loader's process."""
+        # A dataset may itself use a loader without workers, in a worker of another loader.
         return get_worker_info() if self._process != os.getpid() else None
 
     def __call__(self, data: Any) -> Packed:
-        """Packs a list of samples, or one sample."""
+        """Pack a list of samples, or one sample."""
         info = self.worker
         samples: list[Any] = [data]
-        whole = False
+        is_opaque = False  # a batch that cannot be split into samples
         if self._batched and isinstance(data, Sequence):
             samples = list(cast("Sequence[Any]", data))
-        elif self._batched and self._images and _is_iterable_batch(data):  # a dataset's __getitems__ may give anything
+        elif self._batched and self._images and _is_iterable_batch(data):  # __getitems__ may return any type
             data = samples = list(cast("Iterable[Any]", data))
         elif self._batched:
-            samples, whole = [], True
-        packed = Packed(None, 1 if whole else len(samples), worker=info.id if info else 0)
-        packed.outline = describe_sample(build_tree(data)) if whole and self._images else ""
-        failed = {i: (one.named, one.reason) for i, one in enumerate(samples) if isinstance(one, SampleFailure)}
+            samples, is_opaque = [], True
+        packed = Packed(None, 1 if is_opaque else len(samples), worker=info.id if info else 0)
+        packed.outline = describe_sample(build_tree(data)) if is_opaque and self._images else ""
+        failed = {i: (x.name, x.reason) for i, x in enumerate(samples) if isinstance(x, SampleFailure)}
         while True:
             if failed and not self._substitute(packed, samples, failed):
                 return packed
@@ -204,25 +204,25 @@ class Packer:
                 return packed
 
     def _substitute(self, packed: Packed, samples: list[Any], failed: dict[int, tuple[str, str]]) -> bool:
-        """Puts the next good sample in the place of each one that failed; False where there is none."""
-        # One that was given up before has another in its place, which is at fault now.
+        """Replace each failed sample by the next good one. Return False if there is none."""
+        # If a substitute fails, keep the reason of the sample that it replaced.
         packed.failed |= {i: why for i, why in failed.items() if i not in packed.failed}
-        others = map_substitutes(packed.failed, len(samples))
-        if others is None:
+        substitutes = map_substitutes(packed.failed, len(samples))
+        if substitutes is None:
             first = min(failed)
-            named, reason = failed[first]
-            packed.failed, packed.reasons = {}, {first: (named, f"{reason}, {_NONE_LEFT}")}
+            name, reason = failed[first]
+            packed.failed, packed.reasons = {}, {first: (name, f"{reason}, {_NONE_LEFT}")}
             return False
-        for i, other in others.items():
-            samples[i] = samples[other]
+        for i, substitute in substitutes.items():
+            samples[i] = samples[substitute]
         return True
 
     def _fill(self, packed: Packed, data: Any, samples: list[Any], in_worker: bool) -> dict[int, tuple[str, str]]:
-        """Packs what there is; returns which samples others have to take the place of."""
+        """Pack the samples. Return the samples to substitute, with a name and a reason for each."""
         trees = [build_tree(sample) for sample in samples] if self._images else []
-        for one in trees:
-            refuse_annotations(one)
-        image_lists = [self._finder.find(one) for one in trees]
+        for tree in trees:
+            refuse_annotations(tree)
+        image_lists = [self._finder.find(tree) for tree in trees]
         if trees and self._uses_default_collate:
             packed.structure = tuple(path for path, _ in tree_leaves(trees[0]))
         if not any(image_lists):
@@ -236,42 +236,42 @@ class Packer:
             packed.data = pickle_batch(packed.data) if in_worker else packed.data
             return {}
         if self._uses_default_collate or self._on_error != "raise":
-            key_paths, wrong, without = _find_common_key_paths(trees, image_lists)
-            if self._on_error == "skip" and without:
-                return without
-            if self._on_error == "replace" and without:
-                wrong = {}
-                for i in without:
+            key_paths, mismatch, imageless = _find_common_key_paths(trees, image_lists)
+            if self._on_error == "skip" and imageless:
+                return imageless
+            if self._on_error == "replace" and imageless:
+                mismatch = {}
+                for i in imageless:
                     image_lists[i] = [(key_path, None) for key_path in key_paths]
             if self._uses_default_collate:
-                packed.key_paths, packed.reasons = key_paths, wrong
+                packed.key_paths, packed.reasons = key_paths, mismatch
         if packed.reasons:
             return {}
         images, unreadable = self._convert(packed, image_lists)
         if unreadable or packed.reasons:
             return unreadable
-        slotted = [with_placeholders(one, images) for one, images in zip(trees, image_lists, strict=True)]
+        stripped = [with_placeholders(tree, leaves) for tree, leaves in zip(trees, image_lists, strict=True)]
         if not self._uses_default_collate:
-            packed.data = slotted
+            packed.data = stripped
         else:
             try:
-                packed.data = collate(slotted) if self._batched else self._collate(slotted[0])
+                packed.data = collate(stripped) if self._batched else self._collate(stripped[0])
             except Exception as error:
-                taken = format_key_paths([key_path for key_path, _ in image_lists[0]])
-                add_note(error, f"transform= took as image {taken} of a sample, which is {describe_sample(trees[0])}")
+                paths = format_key_paths([key_path for key_path, _ in image_lists[0]])
+                add_note(error, f"transform= took as image {paths} of a sample, which is {describe_sample(trees[0])}")
                 raise
-        if in_worker:  # samples hold many tensors, more than there are file descriptors
+        if in_worker:  # torch sends each tensor by a file descriptor, and uncollated samples have too many tensors
             packed.data = pickle_batch(packed.data, tensors_by_value=not self._uses_default_collate)
-        self._pack(packed, images, in_worker)  # last: a block of a batch that fails afterwards would never be free
+        self._pack(packed, images, in_worker)  # last: the block of a batch that fails later would never become free
         return {}
 
     def _convert(
         self, packed: Packed, image_lists: Sequence[Sequence[tuple[str, Any]]]
     ) -> tuple[list[tuple[int, int, ImageInput]], dict[int, tuple[str, str]]]:
-        """Each image with its sample and slot, slot by slot; and which samples others have to take the place of."""
+        """Return each image with its sample and slot, slot by slot, and the samples to substitute."""
         images: list[tuple[int, int, ImageInput]] = []
         unreadable: dict[tuple[int, int], tuple[str, str]] = {}
-        of_unknown_size: set[tuple[int, int]] = set()
+        sizeless: set[tuple[int, int]] = set()
         for slot in range(max(map(len, image_lists))):
             for sample, sample_images in enumerate(image_lists):
                 if slot >= len(sample_images):
@@ -280,44 +280,44 @@ class Packer:
                 try:
                     images.append((sample, slot, to_image_input(leaf, self._first)))
                 except RefusedError as error:
-                    named = str(leaf) if isinstance(leaf, (PurePath, StoredURL)) else key_path or "the sample itself"
+                    name = str(leaf) if isinstance(leaf, (PurePath, StoredURL)) else key_path or "the sample itself"
                     if self._on_error != "raise" and isinstance(error, UnreadableError):
-                        unreadable[sample, slot] = named, str(error)
-                        images.append((sample, slot, black(error.size or SIZE)))
+                        unreadable[sample, slot] = name, str(error)
+                        images.append((sample, slot, make_black(error.size or SIZE)))
                         if not error.size:
-                            of_unknown_size.add((sample, slot))
+                            sizeless.add((sample, slot))
                     else:
-                        packed.reasons.setdefault(sample, (named, str(error)))
-        whole = {sample: why for (sample, _), why in reversed(unreadable.items())}
+                        packed.reasons.setdefault(sample, (name, str(error)))
+        failed = {sample: why for (sample, _), why in reversed(unreadable.items())}  # the first image's reason stays
         if self._on_error == "skip":
-            return images, whole
-        packed.failed |= whole
-        read = [(sample, slot, image) for sample, slot, image in images if (sample, slot) not in unreadable]
-        return [_match_size(read, one) if one[:2] in of_unknown_size else one for one in images], {}
+            return images, failed
+        packed.failed |= failed
+        readable = [item for item in images if item[:2] not in unreadable]
+        return [_match_size(readable, item) if item[:2] in sizeless else item for item in images], {}
 
     def _pack(self, packed: Packed, images: Sequence[tuple[int, int, ImageInput]], in_worker: bool) -> None:
         groups: dict[tuple[Spec, InputKind], list[tuple[int, int, ImageInput]]] = {}
         for sample, slot, image in images:
             groups.setdefault(image.key, []).append((sample, slot, image))
-        at = 0
+        size = 0
         for (spec, input_kind), members in groups.items():
-            group, at = _lay_out(spec, input_kind, members, at)
+            group, size = _lay_out(spec, input_kind, members, size)
             group.pil = [image.pil for _, _, image in members] if self._keeps_pil else []
             packed.groups.append(group)
-        every = [[image.data for _, _, image in members] for members in groups.values()]
+        array_lists = [[image.data for _, _, image in members] for members in groups.values()]
         if not in_worker:
-            for group, arrays in zip(packed.groups, every, strict=True):
+            for group, arrays in zip(packed.groups, array_lists, strict=True):
                 group.arrays = [np.ascontiguousarray(array) for array in arrays]
             return
         self._pool = self._pool or SharedBufferPool()
-        memory, packed.block = self._pool.take(at)
-        for group, arrays in zip(packed.groups, every, strict=True):
+        memory, packed.block = self._pool.take(size)
+        for group, arrays in zip(packed.groups, array_lists, strict=True):
             for start, length, array in zip(group.start.tolist(), group.length.tolist(), arrays, strict=True):
                 np.copyto(memory[start : start + length].view(array.dtype).reshape(array.shape), array)
 
 
 def map_substitutes(failed: Collection[int], count: int) -> dict[int, int] | None:
-    """Return for each failed sample of a batch the next one that did not fail; None if all did."""
+    """Return the next good sample for each failed sample of a batch. Return None if all failed."""
     substitutes = find_substitutes(np.isin(np.arange(count), list(failed)))
     return None if substitutes is None else {i: int(substitutes[i]) for i in failed}
 
@@ -325,19 +325,22 @@ def map_substitutes(failed: Collection[int], count: int) -> dict[int, int] | Non
 def _match_size(
     images: Sequence[tuple[int, int, ImageInput]], image: tuple[int, int, ImageInput]
 ) -> tuple[int, int, ImageInput]:
-    """A black image as large as the next one of its slot among ``images``."""
+    """Return a black image of the size of the next image in the same slot."""
     sample, slot, _ = image
-    sizes = {i: one.size for i, at, one in images if at == slot}
-    after = [i for i in sizes if i > sample] or list(sizes)
-    return sample, slot, black(sizes[after[0]] if after else SIZE)
+    sizes = {i: other.size for i, other_slot, other in images if other_slot == slot}
+    candidates = [i for i in sizes if i > sample] or list(sizes)
+    return sample, slot, make_black(sizes[candidates[0]] if candidates else SIZE)
 
 
 def _lay_out(
-    spec: Spec, input_kind: InputKind, members: Sequence[tuple[int, int, ImageInput]], at: int
+    spec: Spec, input_kind: InputKind, members: Sequence[tuple[int, int, ImageInput]], offset: int
 ) -> tuple[PackedImages, int]:
-    """Where images go: side by side, so that they are one array where all are equal in shape."""
+    """Lay out images from an offset on. Return them, and the offset of the next group.
+
+    There are no gaps between them, so images of equal shape can be read as one array.
+    """
     length = np.array([image.data.nbytes for _, _, image in members], np.int64)
-    start = at + np.concatenate(([0], np.cumsum(length)[:-1]))
+    start = offset + np.concatenate(([0], np.cumsum(length)[:-1]))
     group = PackedImages(
         spec,
         input_kind,
@@ -348,26 +351,31 @@ def _lay_out(
         length,
         [image.header for _, _, image in members if image.header],
     )
-    return group, aligned(at + int(length.sum()))
+    return group, align(offset + int(length.sum()))
 
 
 def _find_common_key_paths(
     samples: Sequence[Tree], image_lists: Sequence[Sequence[tuple[str, Any]]]
 ) -> tuple[tuple[str, ...], dict[int, tuple[str, str]], dict[int, tuple[str, str]]]:
-    """Where most samples have their images, what is wrong with the first that has not, and which ones have none."""
-    each = [tuple(path for path, _ in images) for images in image_lists]
-    ((most, _),) = Counter(filter(None, each)).most_common(1)
-    wrong: dict[int, tuple[str, str]] = {}
-    for number, key_paths in enumerate(each):
-        if key_paths != most:
+    """Return the key paths that most samples have, and the samples that have others.
+
+    Returns:
+        The most common key paths; the first sample with others, with a reason; all such samples, if none of them has an
+        image.
+    """
+    key_path_lists = [tuple(path for path, _ in images) for images in image_lists]
+    ((common, _),) = Counter(filter(None, key_path_lists)).most_common(1)
+    mismatch: dict[int, tuple[str, str]] = {}
+    for number, key_paths in enumerate(key_path_lists):
+        if key_paths != common:
             has = f"its images are at {format_key_paths(key_paths)}" if key_paths else "no image was found in it"
-            usual = format_key_paths(most)
+            usual = format_key_paths(common)
             reason = (
                 f"{has}, in other samples of the batch they are at {usual}; it is {describe_sample(samples[number])}"
             )
-            wrong[number] = (usual, reason)
-    elsewhere = any(each[number] for number in wrong)
-    return most, dict(list(wrong.items())[:1]), {} if elsewhere else wrong
+            mismatch[number] = (usual, reason)
+    has_others = any(key_path_lists[number] for number in mismatch)
+    return common, dict(list(mismatch.items())[:1]), {} if has_others else mismatch
 
 
 def _is_iterable_batch(data: Any) -> bool:
@@ -375,7 +383,7 @@ def _is_iterable_batch(data: Any) -> bool:
 
 
 def refuse_annotations(sample: Tree) -> None:
-    """Raise TransformError if a sample has what torchvision's transforms change along with the image."""
+    """Raise TransformError if a sample has an annotation that torchvision's transforms change along with the image."""
     for path, leaf in tree_leaves(sample):
         if isinstance(leaf, tv_tensors.TVTensor) and not isinstance(leaf, tv_tensors.Image):
             raise TransformError(

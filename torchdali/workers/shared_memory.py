@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["MappedFile", "SharedBuffer", "SharedBufferHandle", "SharedBufferPool", "aligned"]
+__all__ = ["MappedFile", "SharedBuffer", "SharedBufferHandle", "SharedBufferPool", "align"]
 
 _ALIGNMENT = 64
 _HEADER = _ALIGNMENT
@@ -29,7 +29,7 @@ _FREE, _IN_USE = 0, 1
 _GROWTH = 1.25
 
 
-def aligned(length: int) -> int:
+def align(length: int) -> int:
     """Return the next offset at which an array may begin."""
     return -(-length // _ALIGNMENT) * _ALIGNMENT
 
@@ -45,7 +45,7 @@ class _Block:
         self._memory: Any = None
 
     @property
-    def free(self) -> bool:
+    def is_free(self) -> bool:
         return not self.capacity or self._memory[0] == _FREE
 
     def take(self, length: int) -> npt.NDArray[np.uint8]:
@@ -89,7 +89,7 @@ class SharedBufferPool:
         Raises:
             MemoryError: There is not enough; the text says how much is needed, and what to do.
         """
-        idle = [block for block in self._blocks if block.free]
+        idle = [block for block in self._blocks if block.is_free]
         block = max(idle, key=lambda block: block.capacity, default=None)
         if block is None:
             block = _Block()

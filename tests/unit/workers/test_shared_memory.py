@@ -31,7 +31,7 @@ from torchdali import DALILoader, SampleError
 from torchdali.workers import packing
 from torchdali.workers.packed_reader import open_packed
 from torchdali.workers.packing import Packed, Packer
-from torchdali.workers.shared_memory import SharedBuffer, SharedBufferHandle, SharedBufferPool, aligned
+from torchdali.workers.shared_memory import SharedBuffer, SharedBufferHandle, SharedBufferPool, align
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -79,7 +79,7 @@ def test_what_is_written_is_read(length: int) -> None:
     received = sent(block)
     assert np.array_equal(received.contents[:length], content)
     assert received.contents.ctypes.data % 64 == 0
-    assert aligned(length) % 64 == 0 <= aligned(length) - length < 64
+    assert align(length) % 64 == 0 <= align(length) - length < 64
 
 
 def test_a_block_is_used_again_only_when_it_was_read() -> None:

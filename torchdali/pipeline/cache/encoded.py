@@ -14,7 +14,7 @@ from torchdali.pipeline.cache.base import Cache, default_budget, scan_patience
 from torchdali.pipeline.clock import Clock
 from torchdali.pipeline.feed import Batch, Prefetcher
 from torchdali.pipeline.readers import EncodedBatch, EncodedFile, FileReader
-from torchdali.samples.image import ppm_of
+from torchdali.samples.image import encode_ppm
 from torchdali.sources import Header, open_file, parse_header
 from torchdali.transforms.spec import IntArray
 
@@ -58,7 +58,7 @@ class EncodedCache(Cache):
             SampleError: The file is missing, no image, or truncated.
         """
         if black := files.black(row):
-            data = ppm_of(black)
+            data = encode_ppm(black)
             return data, Header(black.height, black.width, len(data), jpeg=False, native=False)
         if entry := self._find(row):
             offset, data, header = entry

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from torchdali.errors import SampleError
 from torchdali.pipeline.readers.base import Reader
 from torchdali.pipeline.readers.scan import Scan
-from torchdali.samples.image import black, ppm
+from torchdali.samples.image import decode_to_ppm, make_black
 from torchdali.sources import Header, Source, parse_header
 from torchdali.transforms.spec import InputStats, IntArray
 
@@ -56,7 +56,7 @@ class EncodedBatch(Reader):
         for position in by_pil.tolist():
             row = int(rows[position])
             with self.blame(row, "decoded"):
-                images[position] = ppm(self._files[row][0])
+                images[position] = decode_to_ppm(self._files[row][0])
         return images
 
     def input_stats(self) -> InputStats:
@@ -72,7 +72,7 @@ class EncodedBatch(Reader):
     def check(self, row: int) -> None:
         if row in self._files:
             with self.blame(row, "decoded"):
-                ppm(self._files[row][0])
+                decode_to_ppm(self._files[row][0])
 
     def forget(self, rows: IntArray) -> None:
         self._owner.forget(rows)
@@ -107,7 +107,7 @@ class EncodedReader(Reader):
         self._num_non_engine += not header.baseline
         if header.jpeg and header.native and data[-2:].tobytes() != b"\xff\xd9":
             with self.blame(row, "decoded"):  # the JPEG engine fills what is missing with grey and reports nothing
-                ppm(data)
+                decode_to_ppm(data)
         return data, header
 
     def input_stats(self) -> InputStats:
@@ -131,4 +131,4 @@ class EncodedReader(Reader):
         self._black.pop(row, None)
 
     def substitute_black(self, row: int, size: tuple[int, int]) -> None:
-        self._black[row] = black(size).data
+        self._black[row] = make_black(size).data
