@@ -303,3 +303,25 @@ def test_an_index_of_which_bytes_are_missing_is_named(tmp_path: Path, pictures: 
         (tmp_path / "damaged.npz").write_bytes(whole[:start] + whole[start + 200 :])
         with pytest.raises(ValueError, match=r"damaged\.npz is no index"):
             ImageIndex(tmp_path / "damaged.npz")
+
+
+# Loaders that others make of ours
+
+
+def test_a_plain_loader_of_our_attributes_does_not_lose_the_transforms_in_silence(pictures: Path) -> None:
+    """Opacus and Ray Train build one."""
+    numbers = [(torch.full((3, 16, 16), float(i)), i) for i in range(4)]
+    ours = DALILoader(numbers, 2, transform=v2.CenterCrop(8), device="cpu")  # type: ignore[arg-type]
+    names = ("dataset", "batch_size", "sampler", "num_workers", "collate_fn", "drop_last", "timeout", "generator")
+    options = {name: getattr(ours, name) for name in names}
+    with pytest.raises(TransformError, match="a plain DataLoader was built from the attributes of a DALILoader"):
+        next(iter(DataLoader(**options)))
+    again, _ = next(iter(DALILoader(**options, transform=v2.CenterCrop(8), device="cpu")))
+    assert again.shape == (2, 3, 8, 8)
+    native = DALILoader(ImageFolder(pictures, v2.Compose([v2.Resize((8, 8)), v2.ToImage()])), 2, device="cpu")
+    assert native.collate_fn is torch.utils.data.default_collate, "the dataset has the transforms"
+    native.transform = v2.RandomInvert(1.0)
+    with pytest.raises(TransformError, match="would lose its transform= or batch_transform="):
+        next(iter(DataLoader(native.dataset, collate_fn=native.collate_fn)))
+    native.transform = None
+    assert native.collate_fn is torch.utils.data.default_collate

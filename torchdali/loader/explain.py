@@ -21,6 +21,7 @@ from torchdali.pipeline.plan import Plan
 from torchdali.pipeline.tuning import Threads
 from torchdali.runtime import machine
 from torchdali.samples.finder import RULE
+from torchdali.samples.guard import unguard_collate
 from torchdali.samples.image import RefusedError, to_image_input
 from torchdali.samples.on_error import ErrorPolicy
 from torchdali.samples.tree import build_tree, describe_sample, format_key_paths
@@ -199,4 +200,5 @@ def _random(options: LoaderOptions, counter: str) -> str:
 
 
 def _name(function: Any) -> str:
+    function = unguard_collate(function)
     return getattr(function, "__name__", repr(function))

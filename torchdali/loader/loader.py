@@ -30,6 +30,7 @@ from torchdali.pipeline.tuning import DefaultInt
 from torchdali.runtime import lifecycle
 from torchdali.runtime.lifecycle import disable_compile
 from torchdali.samples.finder import Images
+from torchdali.samples.guard import guard_collate
 from torchdali.samples.on_error import ErrorPolicy, OnError
 from torchdali.state.iterator import ResumableIterator
 from torchdali.state.sharding import Sharding
@@ -56,8 +57,7 @@ _READ_ONLY = ("distributed", "errors")
 class DALILoader(DataLoader[_T]):
     """A ``torch.utils.data.DataLoader`` whose images are decoded and transformed by NVIDIA DALI.
 
-    It takes the arguments of ``DataLoader`` and yields the batches that ``DataLoader`` would yield: in the same order,
-    of the same structure, with tensors on ``device``.
+    It yields the batches that ``DataLoader`` would yield: same order, same structure, with tensors on ``device``.
 
     Image folders and torchvision's in-memory datasets are *native*: DALI reads their files or arrays, and no
     ``__getitem__`` is called. There are no worker processes. ``num_workers`` above 0 is then the number of DALI's
@@ -72,9 +72,7 @@ class DALILoader(DataLoader[_T]):
     Args:
         dataset: Any dataset, or the path of a folder of class folders. The parameters that are not listed here are
             those of ``DataLoader``.
-        transform: Transforms that DALI runs after the dataset's own. In a worker-fed dataset they apply to every PIL
-            image and ``tv_tensors.Image`` of a sample. If there is none, they apply to the first array (H, W, C),
-            tensor (C, H, W), encoded file or ``pathlib`` path.
+        transform: Transforms that DALI runs after the dataset's own: on all images of a sample, see ``images``.
         batch_transform: Called with the parts of each collated batch, ``batch_transform(images, labels)``, on the
             device; its result is the batch. For ``v2.MixUp`` and ``v2.CutMix``. While it runs, torch's global
             generators are seeded by the batch's first sample.
@@ -103,7 +101,8 @@ class DALILoader(DataLoader[_T]):
             drop_last=drop_last)``, which counts its epochs by itself. With None, and no sampler, each process gets all
             samples, and a warning.
         images: The parts of a sample that are images: a key, an index, a tuple of them for a nested part, or a list of
-            these, such as ``["left", "right"]``. Strings there are paths. None goes by what parts look like.
+            these, such as ``["left", "right"]``. Strings there are paths. None takes every PIL image and
+            ``tv_tensors.Image``, or else the first array (H, W, C), tensor (C, H, W), encoded file or path.
 
     Raises:
         DALIUnavailableError: DALI is missing or cannot use the device. The message says what to install.
@@ -196,7 +195,11 @@ class DALILoader(DataLoader[_T]):
             raise ValueError(_name_collision(self, attr))
         if attr == "prefetch_factor" and "_options" in vars(self) and not isinstance(val, DefaultInt):
             self._options = replace(self._options, prefetch_depth=val)
+        if attr == "collate_fn":
+            val = guard_collate(val, self.transform is not None or self.batch_transform is not None)
         super().__setattr__(attr, val)
+        if attr in _TRANSFORMS and "collate_fn" in vars(self):
+            self.collate_fn = self.collate_fn  # guarded or not, as there are transforms now
 
     def _mark_default(self) -> None:
         """Mark DataLoader's default of 2, which a loader made from this one's attributes would take for given."""
@@ -280,9 +283,8 @@ class DALILoader(DataLoader[_T]):
 
         Later epochs count on from it. A sampler that the user gave does not count by itself.
         """
-        epoch = operator.index(epoch)
-        self._progress.next_epoch = epoch
-        self._shards.set_epoch(self, epoch)
+        self._progress.next_epoch = operator.index(epoch)
+        self._shards.set_epoch(self, self._progress.next_epoch)
 
     @disable_compile
     def state_dict(self) -> dict[str, Any]:
@@ -305,10 +307,9 @@ class DALILoader(DataLoader[_T]):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Let the next ``iter()`` continue from a state. The ``iter()`` after it begins the next epoch.
 
-        Samplers with ``set_epoch`` are told the state's epoch at once. All else happens in ``iter()``: generators that
-        the order depends on get the states that they had when ``state_dict()`` was called. Torch's global generator is
-        one of them if the loader or its sampler draws from it. Then the sampler is advanced past the batches that were
-        yielded. No sample is loaded for that.
+        Samplers with ``set_epoch`` are told the state's epoch at once. All else happens in ``iter()``. Generators that
+        the order depends on get their saved states; torch's global generator is one if the loader or its sampler draws
+        from it. Then the sampler skips the batches that were yielded. No sample is loaded for that.
 
         Args:
             state_dict: A result of ``state_dict()`` of a loader with equal arguments; number of workers, device,
@@ -338,7 +339,7 @@ class DALILoader(DataLoader[_T]):
     def stats(self, probe: bool = False) -> Stats:
         """Return the times of the current or latest epoch, and its bottleneck; ``print`` shows a table.
 
-        It can be called at any time by the thread that iterates, and never waits for the GPU.
+        The thread that iterates can call it at any time. It never waits for the GPU.
 
         Args:
             probe: Whether to measure first how fast reading, decoding and transforming are alone, for a few seconds.
@@ -366,15 +367,14 @@ class DALILoader(DataLoader[_T]):
     def close(self) -> None:
         """Free what the loader has: threads, worker processes, and memory on the host and on the GPU.
 
-        Iterators in progress raise ``RuntimeError`` at their next batch. Batches that were yielded stay valid and keep
-        their memory. The loader can be used again, and then builds its pipelines again. Leaving a ``with`` block closes
-        the loader, too.
+        Iterators in progress raise ``RuntimeError`` at their next batch. Batches that were yielded stay valid. The
+        loader can be used again, and builds its pipelines again. Leaving a ``with`` block closes it, too.
         """
         self._iterator = None  # before its workers end: if an interrupt comes, no epoch begins with them
         self._session.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy, pickled or not, is a loader of its own that has built nothing yet."""
+        """A copy is a loader of its own that has built nothing yet."""
         own = {"_iterator": None, "_clock": None, "_progress": copy.copy(self._progress)}
         state: dict[str, Any] = {**self.__dict__, **own, "_session": copy.copy(self._session)}
         # Lightning records assignments to attributes while it wraps loaders, and after an exception for ever.

@@ -19,6 +19,8 @@ from torch.utils.data import _utils as data_utils  # pyright: ignore[reportPriva
 from torchvision import tv_tensors
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
+from torchdali.samples.guard import unguard_collate
+
 __all__ = [
     "IMAGE_SUFFIXES",
     "Placeholder",
@@ -71,7 +73,7 @@ def is_default_collate(collate_fn: Any, read: bool = False) -> bool:
         collate_fn: A loader's.
         read: Whether only images and numbers come to it.
     """
-    if collate_fn is not data_utils.collate.default_collate:
+    if unguard_collate(collate_fn) is not data_utils.collate.default_collate:
         return False
     known = cast("dict[Any, Any]", data_utils.collate.default_collate_fn_map)
     others = [kind for kind, how in known.items() if getattr(how, "__module__", None) != data_utils.collate.__name__]

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from torchdali.samples.guard import unguard_collate
 from torchdali.samples.on_error import ErrorPolicy
 from torchdali.state.progress import EpochProgress
 from torchdali.transforms.rng import Words
@@ -45,7 +46,8 @@ class LoaderView:
     @classmethod
     def from_loader(cls, loader: Any) -> LoaderView:
         """Return the view of a ``DataLoader`` as it is now."""
-        return cls(**{field.name: getattr(loader, field.name) for field in fields(cls)})
+        values = {field.name: getattr(loader, field.name) for field in fields(cls)}
+        return cls(**values | {"collate_fn": unguard_collate(loader.collate_fn)})
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from torchdali.pipeline.pool import PipelineCache, PipelinePool
 from torchdali.pipeline.tuning import choose_prefetch_depth
 from torchdali.runtime.warning import warn_user
 from torchdali.samples.finder import RULE, ImageFinder
+from torchdali.samples.guard import unguard_collate
 from torchdali.samples.tree import convert, format_key_paths, is_default_collate
 from torchdali.transforms.rng import Draws
 from torchdali.workers.packing import Packed
@@ -106,7 +107,7 @@ class PendingBatch:
 def uses_default_collate(loader: Any) -> bool:
     """Return True if ``collate_fn`` is the one that DataLoader would choose. It needs no images to work."""
     alone = not loader._auto_collation  # noqa: SLF001
-    return is_default_collate(loader.collate_fn) or (alone and loader.collate_fn is convert)
+    return is_default_collate(loader.collate_fn) or (alone and unguard_collate(loader.collate_fn) is convert)
 
 
 def check_sizes(packed: Packed, fault: Fault) -> None:
