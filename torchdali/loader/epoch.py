@@ -49,7 +49,7 @@ class NativeIterator(ResumableIterator):
         clock: The times of this epoch.
     """
 
-    _feed: Prefetcher | RetryingPrefetcher | None = None
+    _prefetcher: Prefetcher | RetryingPrefetcher | None = None
 
     def __init__(self, context: EpochContext, native: NativePlan, base_seed: int | None = None) -> None:
         self._context, view = context, context.view
@@ -83,19 +83,19 @@ class NativeIterator(ResumableIterator):
         context = self._context
         self._key = context.next_key(self.base_seed)
         self._occurrences = DenseOccurrences(len(self._native.source))
-        self._feed = self._native.open(self._timeout, context.sampler, self.clock, context.errors)
+        self._prefetcher = self._native.open(self._timeout, context.sampler, self.clock, context.errors)
         if self._num_workers:
-            self._pull(self._feed)
+            self._pull(self._prefetcher)
         return self
 
-    def _pull(self, feed: Prefetcher | RetryingPrefetcher) -> None:
+    def _pull(self, prefetcher: Prefetcher | RetryingPrefetcher) -> None:
         """Take indices from the sampler: as far ahead as ``DataLoader``, or further, and in the same thread."""
-        while self._end is None and len(feed) < self._ahead:
+        while self._end is None and len(prefetcher) < self._ahead:
             try:
                 self.clock.lap("feed")
                 index: Any = self._next_index()
                 self.clock.lap("sampler")
-                feed.put(self._batch(index if self._auto_collation else [index]))
+                prefetcher.put(self._batch(index if self._auto_collation else [index]))
             except StopIteration:
                 self._end = StopIteration()  # without a traceback, which would hold this iterator in a cycle
             except EpochEndedError:
@@ -108,8 +108,8 @@ class NativeIterator(ResumableIterator):
         try:
             return self._make_batch(indices)
         except Exception as error:  # noqa: BLE001 - raised in the batch's turn
-            none = np.empty(0, np.int64)
-            batch = Batch(self._native.reader, self._native.pool, none, Draws(self._key, none, none))
+            empty = np.empty(0, np.int64)
+            batch = Batch(self._native.reader, self._native.pool, empty, Draws(self._key, empty, empty))
             batch.error = defer(error)
             return batch
 
@@ -119,31 +119,33 @@ class NativeIterator(ResumableIterator):
         try:
             index = np.fromiter(map(operator.index, indices), np.int64)
         except TypeError as error:
-            odd = [index for index in indices if not hasattr(index, "__index__")]
-            if not odd:
+            invalid = [index for index in indices if not hasattr(index, "__index__")]
+            if not invalid:
                 raise
-            advice = "; give what makes lists of indices as batch_sampler=" if isinstance(odd[0], (list, tuple)) else ""
-            kind = type(odd[0]).__name__
-            raise TypeError(f"the sampler gave {odd[0]!r:.80} ({kind}), which is no index{advice}") from error
-        outside = (index < -count) | (index >= count)
-        if outside.any():
-            raise IndexError(f"the sampler gave index {int(index[outside][0])} for a dataset of {count} samples")
+            advice = (
+                "; give what makes lists of indices as batch_sampler=" if isinstance(invalid[0], (list, tuple)) else ""
+            )
+            kind = type(invalid[0]).__name__
+            raise TypeError(f"the sampler gave {invalid[0]!r:.80} ({kind}), which is no index{advice}") from error
+        is_outside = (index < -count) | (index >= count)
+        if is_outside.any():
+            raise IndexError(f"the sampler gave index {int(index[is_outside][0])} for a dataset of {count} samples")
         index = np.where(index < 0, index + count, index)
         return Batch(
             self._native.reader, self._native.pool, index, Draws(self._key, index, self._occurrences.count(index))
         )
 
     def _next_data(self) -> Any:
-        feed = self._feed
-        assert feed is not None
+        prefetcher = self._prefetcher
+        assert prefetcher is not None
         self.clock.enter()
-        self._pull(feed)
+        self._pull(prefetcher)
         self._lookahead.count_yielded()
-        if not len(feed):
-            self._raise_end(feed)
+        if not len(prefetcher):
+            self._raise_end(prefetcher)
         try:
             with deferred_errors:
-                data = self._pop(feed)
+                data = self._pop(prefetcher)
         except DeferredError:
             self._count_batch()
             raise
@@ -154,21 +156,21 @@ class NativeIterator(ResumableIterator):
         self._num_returned += 1
         self.progress.num_yielded = self._num_resumed + self._num_returned
 
-    def _pop(self, feed: Prefetcher | RetryingPrefetcher) -> Any:
-        batch = feed.get()
+    def _pop(self, prefetcher: Prefetcher | RetryingPrefetcher) -> Any:
+        batch = prefetcher.get()
         self.clock.lap("feed")
         data = self._finish(batch)
         data = pin_memory(data) if self._pin_memory and self._native.device.type == "cpu" else data
         self.clock.leave(len(batch.rows))
         return data
 
-    def _raise_end(self, feed: Prefetcher | RetryingPrefetcher) -> NoReturn:
+    def _raise_end(self, prefetcher: Prefetcher | RetryingPrefetcher) -> NoReturn:
         """Raise what the sampler raised. Only StopIteration ends the epoch; after others it is asked again."""
         end = self._end
         assert end is not None
         try:
             if isinstance(end, StopIteration):
-                feed.close()
+                prefetcher.close()
                 self.clock.end()
                 self.progress.finished = True
                 self._end = StopIteration()  # raised, the traceback of the other one holds this iterator in a cycle
@@ -196,13 +198,13 @@ class NativeIterator(ResumableIterator):
         if plan.tail:
             self.clock.lap("torch")
         stack = is_default_collate(self._collate, read=True)
-        numbers = self._native.source.labels(batch.rows)
-        if stack and not plan.suffix and numbers is not None and len(batch.rows):
+        labels = self._native.source.labels(batch.rows)
+        if stack and not plan.suffix and labels is not None and len(batch.rows):
             for images in views:
                 self._check_shapes(batch, images)
-            labels = to_device(torch.from_numpy(numbers), self._native.device)
+            labels = to_device(torch.from_numpy(labels), self._native.device)
             return [views[0] if plan.container is None else views, labels]
-        images, targets = self._samples(batch, views, numbers)
+        images, targets = self._samples(batch, views, labels)
         if stack and plan.container is None:
             self._check_shapes(batch, images)
         samples = list(zip(images, targets, strict=True))
@@ -215,7 +217,7 @@ class NativeIterator(ResumableIterator):
             )
         return _map_tensors(torch.Tensor, partial(to_device, device=device), data)
 
-    def _samples(self, batch: Batch, views: Views, numbers: IntArray | None) -> tuple[list[Any], list[Any]]:
+    def _samples(self, batch: Batch, views: Views, labels: IntArray | None) -> tuple[list[Any], list[Any]]:
         """Return images after the transforms that torch runs, and targets as the dataset gives them."""
         reader = self._native.reader
         seeds = batch.draws.select_position(self._native.plan.suffix_position).seeds()
@@ -227,8 +229,8 @@ class NativeIterator(ResumableIterator):
             lambda row: reader.pil_header(batch.rows[row]),
         )
         self.clock.lap("torch" if self._native.plan.suffix else "collate")
-        if numbers is not None:
-            return images, numbers.tolist()
+        if labels is not None:
+            return images, labels.tolist()
         targets: list[Any] = []
         with seeded(self._native.device) as seed:
             for index, number in zip(batch.rows.tolist(), seeds.tolist(), strict=True):
@@ -250,16 +252,16 @@ class NativeIterator(ResumableIterator):
         self._drop()
 
     def _drop(self) -> None:
-        if self._feed is not None:
+        if self._prefetcher is not None:
             self.rewind()
-            self._feed.end()
+            self._prefetcher.end()
 
     _shutdown_workers = close
 
     def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
-        if self._feed is not None and not ending():
+        if self._prefetcher is not None and not ending():
             self.rewind()
-            self._feed.close()
+            self._prefetcher.close()
 
 
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

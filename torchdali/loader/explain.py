@@ -1,4 +1,4 @@
-"""The rows of ``loader.explain()``, and the statistics of ``loader.stats()``."""
+"""The text of ``loader.explain()``, and the statistics of ``loader.stats()``."""
 
 from __future__ import annotations
 
@@ -39,33 +39,33 @@ Rows = dict[str, str]
 def describe_loader(
     loader: DataLoader[Any], options: LoaderOptions, session: Session, shards: Sharding, errors: ErrorPolicy
 ) -> Rows:
-    """Return what a loader will do: labels, and a text for each."""
+    """Return the rows of ``explain()``: a label and a text for each."""
     device = graph.resolve(options.device)
-    rows = {"device": f"{_device(options, device)}, fidelity {options.fidelity}", **shards.describe(loader)}
+    rows = {"device": f"{_describe_device(options, device)}, fidelity {options.fidelity}", **shards.describe(loader)}
     timeout = f"{loader.timeout} s a batch" if loader.timeout else "none"
     on_error = {"on error": errors.describe(), "timeout": timeout}
     if session.source is not None:
-        rows |= _native(loader, options, session.build_native_plan(options, loader), on_error)
+        rows |= _describe_native(loader, options, session.build_native_plan(options, loader), on_error)
     else:
         proxy = session.build_proxy_plan(options, loader)
-        rows |= _worker_fed(loader, options, proxy, session.why_not_native) | on_error
+        rows |= _describe_worker_fed(loader, options, proxy, session.why_not_native) | on_error
     return rows | ({"driver": machine.connections()} if device.type == "cuda" else {})
 
 
 def collect_stats(loader: DataLoader[Any], options: LoaderOptions, session: Session, clock: Clock | None) -> Stats:
-    """Return the times of an epoch, and of the latest probe if it is of the same plan."""
+    """Return the statistics of an epoch, and of the latest probe if it measured the same plan."""
     if session.source is None:
         if clock is None and session.build_proxy_plan(options, loader) is None:
             return UNMEASURED
-        return diagnose(clock, None, loader.num_workers, given=options.transform is not None)
+        return diagnose(clock, None, loader.num_workers, has_transform=options.transform is not None)
     key, probe = session.probe or (None, None)
     plan = session.native_plan
     if plan is not None and plan.key != key:
         probe = None
-    return diagnose(clock, probe, None, plan.plan.steps if plan else (), cached=options.cache is not None)
+    return diagnose(clock, probe, None, plan.plan.steps if plan else (), has_cache=options.cache is not None)
 
 
-def _device(options: LoaderOptions, device: torch.device) -> str:
+def _describe_device(options: LoaderOptions, device: torch.device) -> str:
     """Return the device of the batches, and why it was chosen."""
     if options.device == "auto" and device.type == "cuda" and device.index != torch.cuda.current_device():
         return f"{device} (LOCAL_RANK; torch's current device is cuda:{torch.cuda.current_device()})"
@@ -74,7 +74,7 @@ def _device(options: LoaderOptions, device: torch.device) -> str:
     return f"{device} ({reason})" if reason else str(device)
 
 
-def _native(loader: DataLoader[Any], options: LoaderOptions, native: NativePlan, on_error: Rows) -> Rows:
+def _describe_native(loader: DataLoader[Any], options: LoaderOptions, native: NativePlan, on_error: Rows) -> Rows:
     plan, source = native.plan, native.source
     no_effect = ["worker_init_fn, multiprocessing_context, in_order: there are no worker processes"]
     if loader.persistent_workers:
@@ -84,12 +84,12 @@ def _native(loader: DataLoader[Any], options: LoaderOptions, native: NativePlan,
     return {
         "source": f"{source.describe()}; its targets do not pass through DALI",
         "": str(plan),
-        "output": _output(plan),
-        "collate": f"{_name(loader.collate_fn)}, in this process",
-        **_batch_transform(options),
-        "random": _random(options, "index, occurrence, transform"),
+        "output": _describe_output(plan),
+        "collate": f"{_function_name(loader.collate_fn)}, in this process",
+        **_describe_batch_transform(options),
+        "random": _describe_random(options, "index, occurrence, transform"),
         **({"cache": native.cache.describe()} if native.cache else {}),
-        "threads": _threads(native.threads, native.reader.input_stats()),
+        "threads": _describe_threads(native.threads, native.reader.input_stats()),
         "window": f"{native.prefetch_depth} batches in flight ("
         + (
             "prefetch_factor)"
@@ -101,104 +101,106 @@ def _native(loader: DataLoader[Any], options: LoaderOptions, native: NativePlan,
     }
 
 
-def _worker_fed(loader: DataLoader[Any], options: LoaderOptions, proxy: ProxyPlan | None, why: str) -> Rows:
+def _describe_worker_fed(loader: DataLoader[Any], options: LoaderOptions, proxy: ProxyPlan | None, why: str) -> Rows:
     workers = "1 worker process" if loader.num_workers == 1 else f"{loader.num_workers} worker processes"
     where = workers if loader.num_workers else "this process (num_workers=0)"
     rows = {"source": f"{type(loader.dataset).__name__}, worker-fed: its samples come from {where}, as in DataLoader"}
     rows["not native"] = why
     if proxy is None or proxy.pipelines is None:
         rows["transforms"] = "none: without transform= nothing runs in DALI"
-        rows["collate"] = f"{_name(loader.collate_fn)}, where the samples are made"
+        rows["collate"] = f"{_function_name(loader.collate_fn)}, where the samples are made"
         device = "cpu" if proxy is None else str(proxy.device)
-        moved = "" if device == "cpu" else f", then copied to {device} from pinned memory, on a stream of its own"
-        return {**rows, "output": f"as DataLoader's{moved}", **_batch_transform(options)}
-    rows["images"], plans = _images(loader, proxy)
+        copy = "" if device == "cpu" else f", then copied to {device} from pinned memory, on a stream of its own"
+        return {**rows, "output": f"as DataLoader's{copy}", **_describe_batch_transform(options)}
+    rows["images"], plans = _describe_images(loader, proxy)
     rows |= {("" if i == 0 else " " * i): str(plan) for i, plan in enumerate(plans)}
     if uses_default_collate(loader):
-        rows["collate"] = f"{_name(loader.collate_fn)}, where the samples are made, of all but the images"
+        rows["collate"] = f"{_function_name(loader.collate_fn)}, where the samples are made, of all but the images"
     else:
-        crossing = "; so all else in a sample crosses from the workers piece by piece, and one core collates it"
+        cost = "; so all else in a sample crosses from the workers piece by piece, and one core collates it"
         rows["collate"] = (
-            f"{_name(loader.collate_fn)}, in this process, on the list of samples with the transformed images in "
-            f"their places{crossing if loader.num_workers else ''}"
+            f"{_function_name(loader.collate_fn)}, in this process, on the list of samples with the transformed images "
+            f"in their places{cost if loader.num_workers else ''}"
         )
     counter = "index, occurrence, transform"
     if isinstance(loader.dataset, IterableDataset):
         counter = "worker, place in its stream, transform"
-    ahead = (
+    window = (
         f"{proxy.prefetch_depth} batches in DALI, beside those of the workers"
         if loader.num_workers
         else "no batch ahead"
     )
     return {
         **rows,
-        "output": "; ".join(dict.fromkeys(map(_output, plans))) or "images as the transforms leave them",
-        **_batch_transform(options),
-        "random": _random(options, counter) + "; the dataset's own numbers as in DataLoader",
-        "threads": "; ".join(dict.fromkeys(_threads(proxy.pipelines.threads(plan.input_kind)) for plan in plans))
+        "output": "; ".join(dict.fromkeys(map(_describe_output, plans))) or "images as the transforms leave them",
+        **_describe_batch_transform(options),
+        "random": _describe_random(options, counter) + "; the dataset's own numbers as in DataLoader",
+        "threads": "; ".join(
+            dict.fromkeys(_describe_threads(proxy.pipelines.threads(plan.input_kind)) for plan in plans)
+        )
         or "not known before the first batch",
-        "window": ahead,
+        "window": window,
     }
 
 
-def _threads(threads: Threads, stats: InputStats = NOTHING_SEEN) -> str:
+def _describe_threads(threads: Threads, stats: InputStats = NOTHING_SEEN) -> str:
     return f"{threads.choose(stats)} of DALI ({threads.explain(stats)})"
 
 
-def _images(loader: DataLoader[Any], proxy: ProxyPlan) -> tuple[str, Sequence[Plan]]:
-    """Return where the images are, and the plans for them, as known from batches or else from the first sample."""
+def _describe_images(loader: DataLoader[Any], proxy: ProxyPlan) -> tuple[str, Sequence[Plan]]:
+    """Return where the images are in a sample, and their plans. Use the batches so far, or else the first sample."""
     assert proxy.pipelines is not None
-    if routes := list(proxy.pipelines):
-        kinds = [f"{spec} ({input_kind})" for spec, input_kind, _ in routes]
-        every = [path for paths in proxy.key_paths.values() for path in paths]
-        at = format_key_paths(list(dict.fromkeys(every))) if every else "where a sample has them"
-        return f"at {at}: {', '.join(kinds)}", [proxy.pipelines.pool(route).plan for route in routes]
+    if keys := list(proxy.pipelines):
+        kinds = [f"{spec} ({input_kind})" for spec, input_kind, _ in keys]
+        key_paths = [path for paths in proxy.key_paths.values() for path in paths]
+        location = format_key_paths(list(dict.fromkeys(key_paths))) if key_paths else "where a sample has them"
+        return f"at {location}: {', '.join(kinds)}", [proxy.pipelines.pool(key).plan for key in keys]
     if isinstance(loader.dataset, IterableDataset):
         return f"not known before the first batch: {RULE}", []
     try:
         with seeded(proxy.device):
             sample = loader.dataset[0]
-    except Exception as error:  # noqa: BLE001 - the dataset's own, of any kind; to explain is not to fail
+    except Exception as error:  # noqa: BLE001 - a dataset may raise anything, and explain() must not fail
         return f"not known before the first batch (dataset[0] raises {error!r}): {RULE}", []
     parts = build_tree(sample)
     try:
         refuse_annotations(parts)
-        found = proxy.finder.find(parts)
+        images = proxy.finder.find(parts)
     except TransformError as error:
         return f"the first batch will fail: {error}", []
-    if not found:
+    if not images:
         return f"none in dataset[0], which is {describe_sample(parts)}: {RULE}", []
     try:
-        routes = list(dict.fromkeys(to_image_input(leaf, proxy.pipelines.first).key for _, leaf in found))
+        keys = list(dict.fromkeys(to_image_input(leaf, proxy.pipelines.first).key for _, leaf in images))
     except RefusedError as error:
-        return f"at {format_key_paths([place for place, _ in found])}, of which one cannot be taken: {error}", []
-    kinds = [f"{spec} ({input_kind})" for spec, input_kind in routes]
-    at = format_key_paths([place for place, _ in found])
-    plans = [proxy.pipelines.plan(*route) for route in routes]
+        return f"at {format_key_paths([key_path for key_path, _ in images])}, of which one cannot be taken: {error}", []
+    kinds = [f"{spec} ({input_kind})" for spec, input_kind in keys]
+    location = format_key_paths([key_path for key_path, _ in images])
+    plans = [proxy.pipelines.plan(*key) for key in keys]
     try:
         for plan in plans if uses_default_collate(loader) and loader.batch_sampler is not None else ():
             check_stackable(plan)
     except TransformError as error:
-        return f"at {at}; the first batch will fail: {error}", []
-    return f"at {at} of dataset[0]: {', '.join(kinds)}; {proxy.finder.explain(parts, found)}", plans
+        return f"at {location}; the first batch will fail: {error}", []
+    return f"at {location} of dataset[0]: {', '.join(kinds)}; {proxy.finder.explain(parts, images)}", plans
 
 
-def _output(plan: Plan) -> str:
+def _describe_output(plan: Plan) -> str:
     if plan.suffix:
         return "images as torch leaves them"
     images = f"images {plan.spec}" if plan.container is None else f"{len(plan.views)} views, each as above"
     return f"{images}, batch in front, contiguous"
 
 
-def _batch_transform(options: LoaderOptions) -> Rows:
+def _describe_batch_transform(options: LoaderOptions) -> Rows:
     return {"batch": f"{options.batch_transform!r}, torch, after collate"} if options.batch_transform else {}
 
 
-def _random(options: LoaderOptions, counter: str) -> str:
+def _describe_random(options: LoaderOptions, counter: str) -> str:
     key = f"seed {options.seed}, epoch" if options.seed is not None else "DataLoader's base seed of the epoch"
     return f"Philox4x32-10 keyed by {key}, {counter}"
 
 
-def _name(function: Any) -> str:
+def _function_name(function: Any) -> str:
     function = unguard_collate(function)
     return getattr(function, "__name__", repr(function))

@@ -87,7 +87,7 @@ class DALILoader(DataLoader[_T]):
         cache: What the loader keeps of an image folder after the first epoch. "host" keeps the files in host memory,
             for slow storage. "device" keeps decoded images in the memory of ``device``, after the ``Resize`` and
             ``CenterCrop`` that the transforms begin with. Batches do not depend on it. A file whose length or time of
-            modification has changed is read anew.
+            modification has changed is read again.
         cache_bytes: The most memory that the cache may take, beside that of the batches. Samples that do not fit are
             read and decoded in every epoch. None is half of the memory that is free when the first epoch begins.
         on_error: What happens to a sample that cannot be read or decoded. "raise" raises ``SampleError`` when its
@@ -145,15 +145,15 @@ class DALILoader(DataLoader[_T]):
     ) -> None:
         if isinstance(dataset, (str, os.PathLike)):
             dataset = cast("Dataset[_T]", ImageFolder(Path(dataset).expanduser()))
-        if taken := sorted({*_IMMUTABLE, *_MUTABLE}.intersection(vars(self))):
-            raise ValueError(_name_collision(self, taken[0]))
-        # Another loader's default, which Lightning and Accelerate copy, is not the user's choice.
+        if collisions := sorted({*_IMMUTABLE, *_MUTABLE}.intersection(vars(self))):
+            raise ValueError(_name_collision(self, collisions[0]))
+        # Lightning and Accelerate copy DataLoader's default from another loader. It is not the user's choice.
         prefetch_depth = None if isinstance(prefetch_factor, DefaultInt) else prefetch_factor
         options = LoaderOptions(
             transform, batch_transform, device, seed, fidelity, cache, cache_bytes, on_error, max_errors, distributed,
             images, prefetch_depth,
         )  # fmt: skip
-        # Lightning makes a loader anew from the attributes that have the names of arguments.
+        # Lightning builds a loader again from the attributes with the names of arguments.
         self.transform, self.batch_transform, self.device = transform, batch_transform, device
         self.seed, self.fidelity = options.seed, fidelity
         self.cache, self.cache_bytes = cache, cache_bytes
@@ -169,20 +169,20 @@ class DALILoader(DataLoader[_T]):
         )  # fmt: skip
         self._options = options
         self._mark_default()
-        given = "sampler" if sampler is not None else "batch_sampler" if batch_sampler is not None else None
-        self._shards = Sharding(distributed, self, shuffle, given)
-        # Lightning saved this argument in order to make the loader anew, and gives that one a sampler of its own.
+        argument = "sampler" if sampler is not None else "batch_sampler" if batch_sampler is not None else None
+        self._shards = Sharding(distributed, self, shuffle, argument)
+        # Lightning saves the arguments to build the loader again, then with a sampler of its own. So remove this one.
         vars(self).get("__pl_saved_kwargs", {}).pop("distributed", None)
         graph.require_device(device)
 
     @property
     def errors(self) -> list[SampleError]:
-        """The samples that could not be read or decoded so far and did not end an epoch, each once, in that order."""
+        """The samples that could not be read or decoded and did not end an epoch, each once, in order of appearance."""
         return self._error_policy.errors
 
     @property
     def distributed(self) -> Literal["auto"] | None:
-        """The argument. It is not in ``vars(loader)``, so that Lightning does not copy it beside its own sampler."""
+        """The argument ``distributed``. It is not in ``vars(loader)``, so Lightning does not copy it."""
         return self._options.distributed
 
     def __setattr__(self, attr: str, val: Any) -> None:
@@ -199,15 +199,15 @@ class DALILoader(DataLoader[_T]):
             val = guard_collate(val, self.transform is not None or self.batch_transform is not None)
         super().__setattr__(attr, val)
         if attr in _TRANSFORMS and "collate_fn" in vars(self):
-            self.collate_fn = self.collate_fn  # guarded or not, as there are transforms now
+            self.collate_fn = self.collate_fn  # guard it, or not, for the transforms that are set now
 
     def _mark_default(self) -> None:
-        """Mark DataLoader's default of 2, which a loader made from this one's attributes would take for given."""
+        """Mark DataLoader's default of 2. Else a loader built from these attributes takes it for the user's choice."""
         if self._options.prefetch_depth is None and self.prefetch_factor is not None:
             self.prefetch_factor = DefaultInt(self.prefetch_factor)
 
     def _refresh(self) -> None:
-        """Take over attributes that were assigned and a dataset that was changed."""
+        """Apply assignments to attributes, and changes of the dataset."""
         self._session.refresh_source(self.dataset, self._update_options())
 
     def _update_options(self) -> LoaderOptions:
@@ -229,18 +229,18 @@ class DALILoader(DataLoader[_T]):
     @disable_compile
     @lifecycle.native_call()
     def __iter__(self) -> Any:
-        """Begin an epoch, whether or not the one before has ended."""
+        """Begin an epoch. The epoch before need not have ended."""
         self._session.rewind()
         self._refresh()
         self._shards.begin_epoch(self)
         proxy = None if self._is_native else self._session.build_proxy_plan(self._options, self)
-        other = self._progress.is_loaded or getattr(self._iterator, "proxy", None) is not proxy
-        if other or getattr(self._iterator, "is_lost", False):
-            self._iterator = None  # persistent workers of another epoch, transform or device, or that lost a batch
+        is_stale = self._progress.is_loaded or getattr(self._iterator, "proxy", None) is not proxy
+        if is_stale or getattr(self._iterator, "is_lost", False):
+            self._iterator = None  # persistent workers have another plan or position, or lost a batch
         self._progress.begin(self)
         try:
             iterator = self._begin_epoch()
-            if isinstance(iterator, ResumableIterator):  # a subclass may give one of its own
+            if isinstance(iterator, ResumableIterator):  # a subclass may return its own iterator
                 iterator.resume()
         except BaseException:
             self._progress.cancel_begin(self)
@@ -248,8 +248,8 @@ class DALILoader(DataLoader[_T]):
         if self._progress.finish_begin():
             generators = self._progress.require_progress(self).generators
             states = generators.states()
-            deque(iterator, maxlen=0)  # a stream's end may change the state of its dataset
-            generators.set(states)  # samples that drop_last left out may draw again
+            deque(iterator, maxlen=0)  # the end of a stream may change its dataset's state
+            generators.set(states)  # the samples that drop_last left out may have drawn from them
             return iter(self)
         self._clock = getattr(iterator, "clock", None)  # torch's own iterators have none
         return iterator
@@ -370,16 +370,16 @@ class DALILoader(DataLoader[_T]):
         Iterators in progress raise ``RuntimeError`` at their next batch. Batches that were yielded stay valid. The
         loader can be used again, and builds its pipelines again. Leaving a ``with`` block closes it, too.
         """
-        self._iterator = None  # before its workers end: if an interrupt comes, no epoch begins with them
+        self._iterator = None  # before its workers end, so that no epoch begins with them after an interrupt
         self._session.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy is a loader of its own that has built nothing yet."""
-        own = {"_iterator": None, "_clock": None, "_progress": copy.copy(self._progress)}
-        state: dict[str, Any] = {**self.__dict__, **own, "_session": copy.copy(self._session)}
-        # Lightning records assignments to attributes while it wraps loaders, and after an exception for ever.
+        """Return the state of a copy, which builds its own iterators and pipelines."""
+        reset = {"_iterator": None, "_clock": None, "_progress": copy.copy(self._progress)}
+        state: dict[str, Any] = {**self.__dict__, **reset, "_session": copy.copy(self._session)}
+        # Lightning records assignments to attributes while it wraps loaders. After an exception it never stops.
         if record := state.get("__pl_attrs_record"):
-            state["__pl_attrs_record"] = [entry for entry in record if entry[0][0] not in own]
+            state["__pl_attrs_record"] = [entry for entry in record if entry[0][0] not in reset]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -46,14 +46,14 @@ __all__ = ["probe_session"]
 _SECONDS = 1.5
 _BATCHES = 32
 _MAX_FAILURES = 16
-"""Bad samples after which a probe fails. It starts again after each."""
+"""Maximum number of bad samples. A probe starts again after each."""
 _IN_FLIGHT_BYTES = 2**30
 _SCAN_THREADS = 16
 _NONE: IntArray = np.empty(0, np.int64)
 
 
 class _WindowAlone(Window):
-    """A first crop that the decoder does, without what follows it."""
+    """The crop of a first rule, which the decoder does, without the rest of the rule."""
 
     inside = True
 
@@ -61,14 +61,14 @@ class _WindowAlone(Window):
         return spec
 
     def window(self, draws: Draws, size: IntArray) -> tuple[IntArray, IntArray]:
-        raise NotImplementedError  # the plan's own rule draws
+        raise NotImplementedError  # the plan's own rule draws the window
 
 
 class _AfterWindow(Rule):
-    """The rest of a rule after its crop.
+    """A first rule without its crop, which the decoder does.
 
     Args:
-        rule: The first rule of a plan, whose crop the decoder does.
+        rule: The first rule of a plan.
     """
 
     def __init__(self, rule: Window) -> None:
@@ -110,7 +110,7 @@ def plan_transforms(plan: Plan) -> Plan:
 def probe_session(
     loader: DataLoader[Any], options: LoaderOptions, session: Session, errors: ErrorPolicy, clock: Clock | None
 ) -> None:
-    """Measure what a loader can do alone, and keep the result in its session.
+    """Measure the speed of a loader alone, and store the result in its session.
 
     The order of samples, random numbers and global generators stay as they are. The result is None if no sample can be
     read.
@@ -118,9 +118,9 @@ def probe_session(
     Args:
         loader: The loader.
         options: Its options.
-        session: Its session, whose native plan is built if it is not.
+        session: Its session, whose native plan is built if necessary.
         errors: Its policy for bad samples.
-        clock: The clock of its current or latest epoch, which leaves the time of the probe out.
+        clock: The clock of the current or latest epoch. It does not count the time of the probe.
 
     Raises:
         UnsupportedDatasetError: The dataset is worker-fed.
@@ -156,7 +156,7 @@ def _probe(
         while len(bad) < count:
             rows = _draw_batches(count, bad, size, native.prefetch_depth)
             try:
-                return _Probing(loader, options, native, size, rows).run()
+                return _ProbeRun(loader, options, native, size, rows).run()
             except SampleError as error:
                 failures += 1
                 if failures > _MAX_FAILURES or not errors.handles(error):
@@ -166,7 +166,7 @@ def _probe(
 
 
 def _draw_batches(count: int, bad: Iterable[int], size: int, depth: int) -> list[list[IntArray]]:
-    """Return two lists of batches of rows: for the parts, and for all together, whose files no part has read."""
+    """Return two lists of batches of rows, for the parts and for the whole. Both read different files."""
     batches = _BATCHES + 2 * depth + 8
     good = np.setdiff1d(np.arange(count), list(bad))
     rows = np.random.default_rng().choice(good, min(len(good), 2 * batches * size), replace=False)
@@ -175,7 +175,7 @@ def _draw_batches(count: int, bad: Iterable[int], size: int, depth: int) -> list
 
 
 @dataclass
-class _Probing:
+class _ProbeRun:
     """One probe.
 
     Attributes:
@@ -195,59 +195,61 @@ class _Probing:
     def run(self) -> Probe:
         plan, reader = self.native.plan, self.native.reader
         read = decode = None
-        with ExitStack() as held:
+        with ExitStack() as resources:
             rows = self.rows[0][0]
             if plan.input_kind is InputKind.FILES:
-                read = self._read(plan_reading(plan))
+                read = self._measure_reading(plan_reading(plan))
                 with ThreadPoolExecutor(_SCAN_THREADS) as threads:
                     reader.scan(rows, lambda: threads).wait()
             with devices.on(plan.device):
-                images = reader.read_inputs(rows, reader.find_pil_only(rows), held)
+                images = reader.read_inputs(rows, reader.find_pil_only(rows), resources)
             inputs, _ = plan.draw(Draws(epoch_key(0, 0), rows, np.zeros_like(rows)), reader.sizes(rows))
             if plan.input_kind is InputKind.FILES:
-                decode, images = self._decode(plan_decoding(plan), images, inputs)
-            after = plan_transforms(plan)
+                decode, images = self._measure_decoding(plan_decoding(plan), images, inputs)
+            transform_plan = plan_transforms(plan)
             resident = self.native.source.resident or (
                 plan.input_kind is InputKind.FILES and plan.device.type == "cuda"
             )
-            transforms, _ = self._alone(after, itertools.repeat(images), inputs, self.native.prefetch_depth, resident)
-        together, parts = self._together()
+            transforms, _ = self._measure_alone(
+                transform_plan, itertools.repeat(images), inputs, self.native.prefetch_depth, resident
+            )
+        together, parts = self._measure_together()
         overlapping = plan.device.type == "cuda"
         return Probe(self.size, read, decode, transforms, together, parts, overlapping)
 
-    def _read(self, plan: Plan) -> float:
+    def _measure_reading(self, plan: Plan) -> float:
         reader = self.native.reader
         requested: deque[IntArray] = deque(maxlen=self.native.prefetch_depth + 1)
 
         def paths() -> Iterator[Any]:
-            with ExitStack() as held:
+            with ExitStack() as resources:
                 for rows in itertools.cycle(self.rows[0][1:]):
                     requested.append(rows)
-                    yield reader.read_inputs(rows, _NONE, held)
+                    yield reader.read_inputs(rows, _NONE, resources)
 
         try:
-            return self._alone(plan, paths(), {}, self.native.prefetch_depth)[0]
+            return self._measure_alone(plan, paths(), {}, self.native.prefetch_depth)[0]
         except RuntimeError:
             for row in np.concatenate(requested).tolist():
                 reader.check(row)
             raise
 
-    def _decode(self, plan: Plan, paths: Any, inputs: Inputs) -> tuple[float, list[Any]]:
-        """Return seconds a batch, and the images."""
+    def _measure_decoding(self, plan: Plan, paths: Any, inputs: Inputs) -> tuple[float, list[Any]]:
+        """Measure decoding. Return seconds a batch, and the images."""
         files = [np.fromfile(row.tobytes().rstrip(b"\0"), np.uint8) for row in paths]
         reader, rows = self.native.reader, self.rows[0][0]
         whole = 3 * int(reader.sizes(rows).prod(1).sum())
-        window = max(2, min(self.native.prefetch_depth, _IN_FLIGHT_BYTES // max(whole, 1)))
+        depth = max(2, min(self.native.prefetch_depth, _IN_FLIGHT_BYTES // max(whole, 1)))
         try:
-            seconds, images = self._alone(plan, itertools.repeat(files), inputs, window)
+            seconds, images = self._measure_alone(plan, itertools.repeat(files), inputs, depth)
         except RuntimeError:
             for row in rows.tolist():
                 reader.check(row)
             raise
         return seconds, [image.numpy() if plan.device.type == "cpu" else image for image in images]
 
-    def _alone(
-        self, plan: Plan, images: Iterator[Any], inputs: Inputs, window: int, resident: bool = False
+    def _measure_alone(
+        self, plan: Plan, images: Iterator[Any], inputs: Inputs, depth: int, resident: bool = False
     ) -> tuple[float, Any]:
         """Run a pipeline on these inputs. Return seconds a batch, and the last output."""
         threads = self.native.threads.choose(self.native.reader.input_stats())
@@ -260,12 +262,12 @@ class _Probing:
                 engine.submit(next(images), inputs)
                 views = engine.take().views
 
-            for _ in range(window - 1):
+            for _ in range(depth - 1):
                 engine.submit(next(images), inputs)
-            seconds = self._time(step, window)
+            seconds = self._time(step, depth)
         return seconds, views[0] if views else None
 
-    def _together(self) -> tuple[float, dict[Any, float]]:
+    def _measure_together(self) -> tuple[float, dict[Any, float]]:
         """Run an epoch. Return seconds a batch, and those of them that the iterating thread spends on each part."""
         native = self.native
         pool = PipelinePool(native.plan, self.size, native.threads, native.source.resident)
@@ -281,34 +283,34 @@ class _Probing:
     def _context(self) -> EpochContext:
         """Return the context of an epoch that leaves the loader's samplers, generators and progress alone."""
         batches = [rows.tolist() for rows in self.rows[1]]
-        firsts = [batch[0] for batch in batches]
+        first_rows = [batch[0] for batch in batches]
         whole = self.loader.batch_sampler is not None
         generator, view = torch.Generator(), LoaderView.from_loader(self.loader)
-        index_sampler = batches if whole else firsts
-        plain = SimpleNamespace(generator=generator, sampler=firsts, batch_sampler=batches if whole else None)
+        index_sampler = batches if whole else first_rows
+        proxy = SimpleNamespace(generator=generator, sampler=first_rows, batch_sampler=batches if whole else None)
         return EpochContext(
             replace(view, generator=generator, _index_sampler=index_sampler),
-            EpochProgress(Generators(plain), {}, 0),
+            EpochProgress(Generators(proxy), {}, 0),
             is_resumed=False,
-            sampler=firsts,
+            sampler=first_rows,
             stateful={},
             next_key=lambda _: epoch_key(0, 0),
-            errors=ErrorPolicy("raise", None),  # the loader's own counts what epochs meet
+            errors=ErrorPolicy("raise", None),  # the loader's own policy counts the errors of epochs
             batch_transform=self.options.batch_transform,
         )
 
     def _time(self, step: Callable[[], object], warmup: int) -> float:
-        """Return seconds a step, after some steps that do not count."""
+        """Return seconds a step, after warmup steps."""
         for _ in range(warmup):
             step()
-        begin, done = self._now(), 0
-        while done < _BATCHES and perf_counter() - begin < _SECONDS:
+        begin, steps = self._read_time(), 0
+        while steps < _BATCHES and perf_counter() - begin < _SECONDS:
             step()
-            done += 1
-        return (self._now() - begin) / done
+            steps += 1
+        return (self._read_time() - begin) / steps
 
-    def _now(self) -> float:
-        """Return the time at which the GPU has done all that was queued."""
+    def _read_time(self) -> float:
+        """Return the time after the GPU has finished its queue."""
         if self.native.device.type == "cuda":
             with devices.on(self.native.device):
                 torch.cuda.current_stream(self.native.device).synchronize()

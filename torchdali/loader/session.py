@@ -1,4 +1,4 @@
-"""What a loader builds for its epochs: sources, plans and pipelines."""
+"""The sources, plans and pipelines that a loader builds for its epochs."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ from torchdali.workers.validation import ProxyPlan, uses_default_collate
 __all__ = ["Session", "declared_batch_size", "make_context"]
 
 _RESIDENT_BYTES = 2**30
-"""Pixels that are in host memory already are copied to the GPU once, if they take no more than this."""
+"""Images in memory are copied to the GPU once if they take at most this many bytes."""
 
 _LARGEST_BATCH = 2**31 - 1
 """DALI's batch size is a 32-bit integer."""
 
 
 def declared_batch_size(loader: DataLoader[Any]) -> int:
-    """Return the size of a loader's batches as far as its arguments tell it; else 1."""
+    """Return the batch size from a loader's arguments; 1 if they do not tell it."""
     size: int = loader.batch_size or getattr(cast("Any", loader.batch_sampler), "batch_size", None) or 1
     return min(size, _LARGEST_BATCH)
 
@@ -55,9 +55,9 @@ def declared_batch_size(loader: DataLoader[Any]) -> int:
 def make_context(
     loader: DataLoader[Any], options: LoaderOptions, progress: ProgressTracker, errors: ErrorPolicy
 ) -> EpochContext:
-    """Return what the iterator of the epoch that begins is given of a loader."""
-    # An iterator must not hold its loader, whose persistent workers it may be: its end would wait for the garbage
-    # collector then, which may run in a forked process.
+    """Return the parts of a loader that the iterator of a new epoch needs."""
+    # An iterator must not refer to its loader, which may refer to the iterator. Else only the garbage collector ends
+    # the iterator, and that may run in a forked process.
     samplers, persists = epoch_aware_samplers(loader), bool(loader.persistent_workers)
     return EpochContext(
         view=LoaderView.from_loader(loader),
@@ -72,10 +72,10 @@ def make_context(
 
 
 class Session:
-    """The source, plans, pipelines and caches of a loader, and its iterators that are alive.
+    """The source, plans, pipelines and caches of a loader, and its live iterators.
 
-    Each is built when it is first needed, and again when something that it depends on has changed. A copy has the
-    source and has built nothing.
+    Each part is built when it is first needed. It is built again when its inputs have changed. A copy of a session has
+    the source and nothing else.
 
     Args:
         dataset: The loader's dataset.
@@ -84,9 +84,9 @@ class Session:
     Attributes:
         reader: Reads the samples of a native dataset; None for a worker-fed dataset.
         why_not_native: Why the dataset is worker-fed; empty for a native one.
-        native_plan: What was built for a native dataset.
-        proxy_plan: What was built for a worker-fed dataset.
-        iterators: The iterators that are alive.
+        native_plan: The plan of a native dataset, if it is built.
+        proxy_plan: The plan of a worker-fed dataset, if it is built.
+        iterators: The live iterators.
         probe: The result of the latest probe, and the key of the plan that it measured.
     """
 
@@ -126,7 +126,7 @@ class Session:
         return self.reader.source if self.reader else None
 
     def refresh_source(self, dataset: Any, options: LoaderOptions) -> None:
-        """Read a native dataset anew if it has changed since.
+        """Read a native dataset again if it has changed.
 
         Raises:
             ValueError: The options ask for a cache that this dataset cannot have.
@@ -140,7 +140,7 @@ class Session:
 
     def build_native_plan(self, options: LoaderOptions, loader: DataLoader[Any]) -> NativePlan:
         """Return the plan for a native dataset. Build it if the dataset, the options or the device have changed."""
-        device = graph.resolve(options.device)  # torch's current one may be set after the loader is made
+        device = graph.resolve(options.device)  # torch's current device may change after the loader is made
         key = (self.source, device, snapshot(options.transform), loader.num_workers, options.fidelity)
         key = (*key, options.cache, options.cache_bytes, options.prefetch_depth)
         if not self.native_plan or self.native_plan.key != key:
@@ -168,8 +168,10 @@ class Session:
         check_numbers(num_workers=loader.num_workers, prefetch_factor=options.prefetch_depth)
         size, resident = declared_batch_size(loader), source.resident
         if options.cache:
-            wanted = options.cache, options.cache_bytes, self.cache
-            self.cache, plan = build_cache(*wanted, cast("FileReader", reader), plan, chain, size, loader.num_workers)
+            cache_options = options.cache, options.cache_bytes, self.cache
+            self.cache, plan = build_cache(
+                *cache_options, cast("FileReader", reader), plan, chain, size, loader.num_workers
+            )
             resident = plan.input_kind is InputKind.PACKED and device.type == "cuda"
         else:
             plan = replace(fuse(plan), headers_validated=reader.validate_headers())
@@ -182,21 +184,21 @@ class Session:
         return NativePlan(key, reader, pool, chain, threads, depth, self.cache)
 
     def build_proxy_plan(self, options: LoaderOptions, loader: DataLoader[Any]) -> ProxyPlan | None:
-        """Return the plan for a worker-fed dataset; None if ``DataLoader`` alone does all that there is to do."""
+        """Return the plan for a worker-fed dataset; None if ``DataLoader`` does everything."""
         device = graph.resolve(options.device)
         transforms = options.transform is not None or options.batch_transform is not None
         if not transforms and device.type == "cpu" and options.on_error == "raise":
             return None
         key = (device, snapshot(options.transform), options.fidelity, uses_default_collate(loader))
         if self.proxy_plan is None or self.proxy_plan.state != key:
-            routes = None
+            pipelines = None
             if options.transform is not None:
-                routes = PipelineCache(options.transform, device, options.fidelity, declared_batch_size(loader), 0)
+                pipelines = PipelineCache(options.transform, device, options.fidelity, declared_batch_size(loader), 0)
             if device.type == "cuda":
                 machine.warn_of_few_connections()
             self.proxy_plan = ProxyPlan(
                 key,
-                routes,
+                pipelines,
                 device,
                 machine.memory_for_batches(device),
                 finder=ImageFinder(check_images(options.images)),
@@ -226,7 +228,7 @@ class Session:
         return iterator.start()
 
     def rewind(self) -> None:
-        """Undo what iterators that were left early drew ahead from the loader's generators."""
+        """Rewind the loader's generators, from which abandoned iterators drew ahead."""
         for iterator in list(self.iterators):
             iterator.rewind()
 

@@ -1,4 +1,4 @@
-"""What an epoch's times mean: what is the bottleneck, and one sentence that says so."""
+"""The diagnosis of an epoch's times: the bottleneck, and one sentence about it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torchdali.pipeline.clock import WAIT_THRESHOLD, Clock, Part
 from torchdali.pipeline.plan import Step
 from torchdali.transforms.spec import InputKind
 
-__all__ = ["UNMEASURED", "decoding", "diagnose", "model", "storage", "transforms"]
+__all__ = ["UNMEASURED", "describe_decoding", "describe_model", "describe_storage", "describe_transforms", "diagnose"]
 
-_FEW = 8
+_FEW_BATCHES = 8
 _IN_DALI = {
     InputKind.FILES: "reading, decoding and transforming in DALI is",
     InputKind.ENCODED: "decoding and transforming in DALI is",
@@ -25,21 +25,21 @@ _IN_DALI = {
 
 
 class _Loader(NamedTuple):
-    """What a sentence says of the loader besides.
+    """The options of the loader that the sentence mentions.
 
     Attributes:
-        cached: Whether it has a cache, and can be probed no more.
-        given: Whether it has a ``transform=``.
+        has_cache: Whether it has a cache, and cannot be probed.
+        has_transform: Whether it has a ``transform=``.
     """
 
-    cached: bool = False
-    given: bool = False
+    has_cache: bool = False
+    has_transform: bool = False
 
-    def nothing(self, clock: Clock) -> str:
-        """That nothing runs in DALI, where it is so."""
+    def explain_idle_dali(self, clock: Clock) -> str:
+        """Return why nothing runs in DALI; empty if something does."""
         if clock.input_kind:
             return ""
-        return "; transform= found no image" if self.given else "; without transform= nothing runs in DALI"
+        return "; transform= found no image" if self.has_transform else "; without transform= nothing runs in DALI"
 
 
 UNMEASURED = Stats(
@@ -49,78 +49,85 @@ UNMEASURED = Stats(
 )
 
 
-def model(taken: float, possible: float | None) -> str:
-    """The sentence for a training step that the loader keeps up with, from images/s taken and possible."""
+def describe_model(taken: float, possible: float | None) -> str:
+    """Return the sentence for a training step that the loader keeps up with.
+
+    Args:
+        taken: Images/s that the training loop takes.
+        possible: Images/s that the loader could deliver; None if that is not known.
+    """
     if possible is None:
         return f"your model is the bottleneck: it takes {taken:,.0f} images/s, and a faster loader would change nothing"
     used = f"{min(taken, possible):,.0f} of {possible:,.0f} images/s used"
     return f"your model is the bottleneck: {used}, and a faster loader would change nothing"
 
 
-def storage(part: float, whole: float) -> str:
-    """The sentence for files that come slowly, from the seconds of reading, and of all, for each batch."""
-    return f"storage is the bottleneck: reading takes {_of(part, whole)}"
+def describe_storage(part: float, whole: float) -> str:
+    """Return the sentence for slow storage, from the seconds a batch of reading and of everything."""
+    return f"storage is the bottleneck: reading takes {_format_share(part, whole)}"
 
 
-def decoding(part: float, whole: float) -> str:
-    """The sentence for images that are decoded slowly, from the seconds of decoding, and of all, for each batch."""
-    return f"decoding is the bottleneck: it takes {_of(part, whole)}"
+def describe_decoding(part: float, whole: float) -> str:
+    """Return the sentence for slow decoding, from the seconds a batch of decoding and of everything."""
+    return f"decoding is the bottleneck: it takes {_format_share(part, whole)}"
 
 
-def transforms(part: float, whole: float) -> str:
-    """The sentence for transforms in DALI, from their seconds, and those of all, for each batch."""
-    return f"the transforms in DALI are the bottleneck: they take {_of(part, whole)}"
+def describe_transforms(part: float, whole: float) -> str:
+    """Return the sentence for slow transforms in DALI, from their seconds a batch and those of everything."""
+    return f"the transforms in DALI are the bottleneck: they take {_format_share(part, whole)}"
 
 
-def _of(part: float, whole: float) -> str:
+def _format_share(part: float, whole: float) -> str:
     return f"{milliseconds(min(part, whole))} of {milliseconds(whole)} ms a batch"
 
 
 def diagnose(
     clock: Clock | None,
     probe: Probe | None,
-    asked: int | None,
+    num_workers: int | None,
     steps: Sequence[Step] = (),
     *,
-    cached: bool = False,
-    given: bool = False,
+    has_cache: bool = False,
+    has_transform: bool = False,
 ) -> Stats:
-    """What an epoch's clock says.
+    """Return the statistics of an epoch, with its bottleneck.
 
     Args:
-        clock: The epoch's; None before the first one.
-        probe: What was measured beside it.
-        asked: How many workers ask the dataset for samples, 0 where the iterating thread does; None where nobody does.
-        steps: The chain of transforms, where there was no epoch.
-        cached: Whether the loader has a cache, and can be probed no more.
-        given: Whether there is a ``transform=``.
+        clock: The clock of the epoch; None before the first epoch.
+        probe: The result of a probe, if there was one.
+        num_workers: Number of worker processes of a worker-fed dataset; None for a native dataset.
+        steps: The chain of transforms, if there was no epoch.
+        has_cache: Whether the loader has a cache, and cannot be probed.
+        has_transform: Whether the loader has a ``transform=``.
     """
     if clock is None or clock.start is None:
         if probe is None:
             return Stats(verdict="the epoch had no batch") if clock and clock.over else Stats()
-        verdict = f"{_at_best(probe, steps)}; {probe.rate:,.0f} images/s are possible"
+        verdict = f"{_describe_alone(probe, steps)}; {probe.rate:,.0f} images/s are possible"
         return Stats(possible=probe.rate, probe=probe, bottleneck=probe.bottleneck, verdict=verdict)
-    stats = _measured(clock, probe)
+    stats = _summarize(clock, probe)
     if not stats.timed:
-        said = "one batch was handed out, and nothing can be said before the second"
+        verdict = "one batch was handed out, and nothing can be said before the second"
         if stats.batches > 1:
-            said = "no batch followed another one, without an exception between, and nothing can be said"
-        if clock.behind:
-            said = "the GPU has not come to the second batch yet, and nothing can be said before"
-        return replace(stats, verdict=said)
+            verdict = "no batch followed another one, without an exception between, and nothing can be said"
+        if clock.is_behind:
+            verdict = "the GPU has not come to the second batch yet, and nothing can be said before"
+        return replace(stats, verdict=verdict)
     bottleneck = _find_bottleneck(stats, clock)
     stats = replace(
-        stats, bottleneck=bottleneck, possible=probe.rate if probe else _possible(stats, clock, bottleneck, bool(asked))
+        stats,
+        bottleneck=bottleneck,
+        possible=probe.rate if probe else _estimate_rate(stats, clock, bottleneck, bool(num_workers)),
     )
-    few = f" (of {_number(stats.timed, 'batch', 'batches')} only)" if stats.timed < _FEW else ""
-    return replace(stats, verdict=_sentence(stats, clock, asked, _Loader(cached, given)) + few)
+    note = f" (of {_format_count(stats.timed, 'batch', 'batches')} only)" if stats.timed < _FEW_BATCHES else ""
+    return replace(stats, verdict=_describe(stats, clock, num_workers, _Loader(has_cache, has_transform)) + note)
 
 
-def _number(count: int, one: str, more: str) -> str:
-    return f"{count} {one if count == 1 else more}"
+def _format_count(count: int, singular: str, plural: str) -> str:
+    return f"{count} {singular if count == 1 else plural}"
 
 
-def _measured(clock: Clock, probe: Probe | None) -> Stats:
+def _summarize(clock: Clock, probe: Probe | None) -> Stats:
     clock.read()
     timed = clock.timed
     time = timed.waited + timed.consumer
@@ -146,32 +153,35 @@ def _measured(clock: Clock, probe: Probe | None) -> Stats:
 
 
 def _find_bottleneck(stats: Stats, clock: Clock) -> Bottleneck:
-    if stats.over and (stats.start or 0.0) > _rest(stats):
+    if stats.over and (stats.start or 0.0) > _seconds_after_first(stats):
         return "start"
     if stats.waited_share < WAIT_THRESHOLD:
         return "model"
-    parts = _work(stats)
+    parts = _wait_by_part(stats)
     bottleneck = HOST[max(parts, key=parts.__getitem__)]
     if bottleneck == "pipeline" and clock.input_kind is InputKind.PIXELS:
         return "transforms"
     return stats.probe.in_dali if bottleneck == "pipeline" and stats.probe else bottleneck
 
 
-def _rest(stats: Stats) -> float:
-    """The time after the first batch, in seconds; a GPU may be at work long after the host's."""
+def _seconds_after_first(stats: Stats) -> float:
+    """Return the seconds after the first batch. The GPU's time may end long after the host's."""
     return (stats.waited + stats.consumer) / stats.timed * (stats.batches - 1)
 
 
-def _work(stats: Stats) -> dict[Part, float]:
-    """What the training loop waited for; on a GPU it may wait for DALI when the host does not."""
+def _wait_by_part(stats: Stats) -> dict[Part, float]:
+    """Return the parts for which the training loop waited. On a GPU it may wait for DALI when the host does not."""
     parts = dict(stats.parts)
     own = sum(seconds for part, seconds in parts.items() if part != "DALI")
     parts["DALI"] = max(parts.get("DALI", 0.0), stats.waited - own)
     return parts
 
 
-def _possible(stats: Stats, clock: Clock, bottleneck: Bottleneck, workers: bool) -> float | None:
-    """Images/s, where the loader shows what it can do: what runs beside the training loop does when it always waits."""
+def _estimate_rate(stats: Stats, clock: Clock, bottleneck: Bottleneck, workers: bool) -> float | None:
+    """Return the images/s that the loader could deliver; None if the epoch does not show it.
+
+    Work beside the training loop shows its full speed only if the loop always waits.
+    """
     if bottleneck in ("start", "model"):
         return None
     if bottleneck in ("pipeline", "transforms", "storage") or (bottleneck == "dataset" and workers):
@@ -180,48 +190,53 @@ def _possible(stats: Stats, clock: Clock, bottleneck: Bottleneck, workers: bool)
     return None if clock.input_kind and stats.waited_share < 0.9 else alone  # DALI may need the time between batches
 
 
-def _sentence(stats: Stats, clock: Clock, asked: int | None, loader: _Loader) -> str:
+def _describe(stats: Stats, clock: Clock, num_workers: int | None, loader: _Loader) -> str:
     assert stats.taken is not None
     if stats.bottleneck == "start":
         start = stats.start or 0.0
-        whole = start + _rest(stats)
-        digits = 1 if whole >= 1 else 3
+        total = start + _seconds_after_first(stats)
+        digits = 1 if total >= 1 else 3
         return (
-            f"the start is the bottleneck: {start:,.{digits}f} of {whole:,.{digits}f} s passed before the first batch"
+            f"the start is the bottleneck: {start:,.{digits}f} of {total:,.{digits}f} s passed before the first batch"
         )
     if stats.bottleneck == "model":
-        return model(stats.taken, stats.possible) + loader.nothing(clock)
-    return f"{_naming(stats, clock, asked, loader)}; the training loop waited {stats.waited_share:.0%} of the time"
+        return describe_model(stats.taken, stats.possible) + loader.explain_idle_dali(clock)
+    text = _describe_bottleneck(stats, clock, num_workers, loader)
+    return f"{text}; the training loop waited {stats.waited_share:.0%} of the time"
 
 
-def _naming(stats: Stats, clock: Clock, asked: int | None, loader: _Loader) -> str:
-    bottleneck, parts = stats.bottleneck, _work(stats)
+def _describe_bottleneck(stats: Stats, clock: Clock, num_workers: int | None, loader: _Loader) -> str:
+    bottleneck, parts = stats.bottleneck, _wait_by_part(stats)
     if stats.probe and bottleneck == stats.probe.in_dali:
-        return _in_dali(stats.probe)
+        return _describe_dali(stats.probe)
     if bottleneck in ("pipeline", "transforms"):
-        probed = asked is None and not loader.cached and bottleneck == "pipeline"
-        hint = "; stats(probe=True) tells which of them" if probed else ""
+        can_probe = num_workers is None and not loader.has_cache and bottleneck == "pipeline"
+        hint = "; stats(probe=True) tells which of them" if can_probe else ""
         return f"{_IN_DALI[clock.input_kind or InputKind.FILES]} the bottleneck{hint}"
     seconds = next(x for part, x in parts.items() if HOST[part] == bottleneck) / stats.timed
-    takes = _of(seconds, (stats.waited + stats.consumer) / stats.timed)
+    takes = _format_share(seconds, (stats.waited + stats.consumer) / stats.timed)
     if bottleneck == "dataset":
-        where = f"in {_number(asked, 'worker', 'workers')}" if asked else "in this process (num_workers=0)"
-        named = f"the dataset's own __getitem__ {where} is the bottleneck"
-        return f"{named}: waiting for it takes {takes}{loader.nothing(clock)}"
-    if bottleneck == "storage" and loader.cached:
+        where = (
+            f"in {_format_count(num_workers, 'worker', 'workers')}"
+            if num_workers
+            else "in this process (num_workers=0)"
+        )
+        subject = f"the dataset's own __getitem__ {where} is the bottleneck"
+        return f"{subject}: waiting for it takes {takes}{loader.explain_idle_dali(clock)}"
+    if bottleneck == "storage" and loader.has_cache:
         return f"storage is the bottleneck: reading files for the cache, or looking whether they changed, takes {takes}"
-    return f"{_in_thread(bottleneck, clock.steps)} {takes}"
+    return f"{_describe_thread(bottleneck, clock.steps)} {takes}"
 
 
-def _in_thread(bottleneck: Bottleneck, steps: Sequence[Step]) -> str:
-    """What the iterating thread does."""
+def _describe_thread(bottleneck: Bottleneck, steps: Sequence[Step]) -> str:
+    """Return the start of the sentence for work in the iterating thread. The time follows."""
     if bottleneck == "torch":
-        found = [step for step in steps if step.where == "torch"]
-        single = [step for step in found if "for each sample" in step.note]
+        torch_steps = [step for step in steps if step.where == "torch"]
+        single = [step for step in torch_steps if "for each sample" in step.note]
         how = "sample by sample" if single else "on whole batches"
-        named = [f"{type(step.transform).__name__} at position {step.position}" for step in (single or found)[:1]]
-        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-        return f"transforms that run in torch, {how}, are the bottleneck: {''.join(named)}{more} take"
+        names = [f"{type(step.transform).__name__} at position {step.position}" for step in (single or torch_steps)[:1]]
+        more = f" and {len(torch_steps) - 1} more" if len(torch_steps) > 1 else ""
+        return f"transforms that run in torch, {how}, are the bottleneck: {''.join(names)}{more} take"
     return {
         "storage": "storage is the bottleneck: reading the headers of files that were not known yet takes",
         "host": "the iterating thread is the bottleneck: drawing parameters and feeding DALI takes",
@@ -230,17 +245,17 @@ def _in_thread(bottleneck: Bottleneck, steps: Sequence[Step]) -> str:
     }.get(bottleneck, f"{bottleneck} is the bottleneck: it takes")
 
 
-def _in_dali(probe: Probe) -> str:
+def _describe_dali(probe: Probe) -> str:
     if probe.in_dali == "storage":
-        return storage(probe.read or 0.0, probe.together)
+        return describe_storage(probe.read or 0.0, probe.together)
     if probe.in_dali == "decoding":
-        return decoding(probe.decode or 0.0, probe.together)
-    return transforms(probe.transforms, probe.together)
+        return describe_decoding(probe.decode or 0.0, probe.together)
+    return describe_transforms(probe.transforms, probe.together)
 
 
-def _at_best(probe: Probe, steps: Sequence[Step]) -> str:
-    """What is the bottleneck of the loader alone."""
+def _describe_alone(probe: Probe, steps: Sequence[Step]) -> str:
+    """Return the sentence for the bottleneck of the loader alone."""
     if probe.bottleneck == probe.in_dali:
-        return _in_dali(probe)
+        return _describe_dali(probe)
     seconds = next(x for part, x in probe.parts.items() if HOST[part] == probe.bottleneck)
-    return f"{_in_thread(probe.bottleneck, steps)} {_of(seconds, probe.together)}"
+    return f"{_describe_thread(probe.bottleneck, steps)} {_format_share(seconds, probe.together)}"

@@ -158,7 +158,7 @@ class Clock:
         self._lapped += seconds
 
     @property
-    def behind(self) -> bool:
+    def is_behind(self) -> bool:
         """Whether a batch was yielded whose events the GPU has not reached yet."""
         return bool(self._unread)
 

@@ -108,7 +108,7 @@ def test_transforms_for_whole_batches(dataset: ImageFolder) -> None:
     clock = loader._clock
     assert clock is not None
     assert "torch" in case.parts
-    assert "on whole batches, are the bottleneck: LinearTransformation at position 4 take" in verdict._sentence(
+    assert "on whole batches, are the bottleneck: LinearTransformation at position 4 take" in verdict._describe(
         case, clock, None, verdict._Loader()
     )
 
@@ -314,8 +314,8 @@ def test_with_a_cache(dataset: ImageFolder, kind: Any) -> None:
     stats, clock = loader.stats(), loader._clock
     assert clock is not None
     said = {
-        bottleneck: verdict._naming(
-            dataclasses.replace(stats, bottleneck=bottleneck), clock, None, verdict._Loader(cached=True)
+        bottleneck: verdict._describe_bottleneck(
+            dataclasses.replace(stats, bottleneck=bottleneck), clock, None, verdict._Loader(has_cache=True)
         )
         for bottleneck in ("pipeline", "storage")
     }

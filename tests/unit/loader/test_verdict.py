@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from torchdali.loader.stats import Bottleneck, Probe, Stats
-from torchdali.loader.verdict import diagnose, model, storage
+from torchdali.loader.verdict import describe_model, describe_storage, diagnose
 from torchdali.pipeline.clock import Clock, Part
 from torchdali.transforms.spec import InputKind
 
@@ -115,6 +115,7 @@ def test_what_a_dataset_without_dali_can_give(monkeypatch: pytest.MonkeyPatch) -
     assert (told.diagnose(0).bottleneck, told.diagnose(0).possible) == ("model", None)
 
 
+CACHE, TRANSFORM = {"has_cache": True}, {"has_transform": True}
 PROBE = Probe(4, 0.1, 0.4, 0.2, 0.5, {"DALI": 0.3, "feed": 0.1}, True)
 
 
@@ -122,19 +123,19 @@ PROBE = Probe(4, 0.1, 0.4, 0.2, 0.5, {"DALI": 0.3, "feed": 0.1}, True)
     ("input_kind", "part", "asked", "about", "bottleneck", "possible", "said"),
     [
         ("files", "DALI", None, {}, "pipeline", 0.25, "reading, decoding and transforming in DALI is the bottleneck; "),
-        ("files", "DALI", None, {"cached": True}, "pipeline", 0.25, "reading, decoding and transforming in DALI is"),
-        ("encoded", "DALI", 2, {"given": True}, "pipeline", 0.25, "decoding and transforming in DALI is the bottlenec"),
+        ("files", "DALI", None, CACHE, "pipeline", 0.25, "reading, decoding and transforming in DALI is"),
+        ("encoded", "DALI", 2, TRANSFORM, "pipeline", 0.25, "decoding and transforming in DALI is the bottlenec"),
         ("pixels", "DALI", None, {}, "transforms", 0.25, "DALI, whose only work is the transforms, is the bottleneck;"),
-        ("packed", "DALI", None, {"cached": True}, "pipeline", 0.25, "DALI, which transforms what is in the cache, an"),
+        ("packed", "DALI", None, CACHE, "pipeline", 0.25, "DALI, which transforms what is in the cache, an"),
         ("files", "DALI", None, {"probe": PROBE}, "decoding", 8, "decoding is the bottleneck: it takes 400 of 500 ms "),
         ("files", "DALI", None, {"probe": replace(PROBE, read=0.45)}, "storage", 8, "storage is the bottleneck: readi"),
         ("files", "DALI", None, {"probe": replace(PROBE, transforms=0.45)}, "transforms", 8, "the transforms in DALI"),
         ("files", "collate", None, {"probe": PROBE}, "collate", 8, "the iterating thread is the bottleneck: targets a"),
         ("files", "headers", None, {}, "storage", 0.25, "storage is the bottleneck: reading the headers of files that"),
-        ("files", "headers", None, {"cached": True}, "storage", 0.25, "storage is the bottleneck: reading files for t"),
+        ("files", "headers", None, CACHE, "storage", 0.25, "storage is the bottleneck: reading files for t"),
         ("pixels", "feed", None, {}, "host", None, "the iterating thread is the bottleneck: drawing parameters and fe"),
         (None, "dataset", 1, {}, "dataset", 0.25, "the dataset's own __getitem__ in 1 worker is the bottleneck: waiti"),
-        (None, "dataset", 0, {"given": True}, "dataset", 1 / 3, "the dataset's own __getitem__ in this process (num"),
+        (None, "dataset", 0, TRANSFORM, "dataset", 1 / 3, "the dataset's own __getitem__ in this process (num"),
     ],
 )
 def test_what_is_waited_for(
@@ -182,8 +183,8 @@ def test_a_gpu_waits_when_the_host_does_not(
 
 def test_no_part_is_more_than_the_whole() -> None:
     """Though what is measured apart may take longer than all of it together did."""
-    assert model(12, 10).startswith("your model is the bottleneck: 10 of 10 images/s used")
-    assert storage(2, 1) == "storage is the bottleneck: reading takes 1,000 of 1,000 ms a batch"
+    assert describe_model(12, 10).startswith("your model is the bottleneck: 10 of 10 images/s used")
+    assert describe_storage(2, 1) == "storage is the bottleneck: reading takes 1,000 of 1,000 ms a batch"
 
 
 def test_what_was_said_stays(monkeypatch: pytest.MonkeyPatch) -> None:

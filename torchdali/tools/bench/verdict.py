@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchdali.loader.stats import Bottleneck, Probe
-from torchdali.loader.verdict import decoding, model, storage, transforms
+from torchdali.loader.verdict import describe_decoding, describe_model, describe_storage, describe_transforms
 from torchdali.pipeline.clock import WAIT_THRESHOLD
 
 _WORTHWHILE = 1.1
@@ -71,11 +71,11 @@ def _diagnose_training(ours: Run, theirs: Run, trained: Mapping[str, Run], cores
         return Verdict("not measured", False, f"these figures contradict each other: {text}; {_AGAIN}")
     if their_rate >= _KEEPS_UP * top:
         saved = f"{_format_cpu(with_theirs)} CPU-seconds for 1,000 images instead of {_format_cpu(with_ours)}"
-        text = f"{model(their_rate, theirs['images_per_s'])}; DataLoader keeps up, with {saved}"
+        text = f"{describe_model(their_rate, theirs['images_per_s'])}; DataLoader keeps up, with {saved}"
         return Verdict("model", False, f"torchdali would not help: {text}")
     gain = our_rate / their_rate
     if our_rate >= _KEEPS_UP * top or with_ours["waiting_share"] < WAIT_THRESHOLD:
-        text = f"with torchdali {model(our_rate, ours['images_per_s'])}"
+        text = f"with torchdali {describe_model(our_rate, ours['images_per_s'])}"
         if our_rate < _KEEPS_UP * top:
             text += f"; loading on the same GPU and cores costs it {1 - our_rate / top:.0%}"
         return Verdict("model", gain >= _WORTHWHILE, f"{text}; {_describe_gain(gain, 'it trains')}")
@@ -105,14 +105,14 @@ def _find_bottleneck(ours: Run, cores: int) -> tuple[str, str]:
     if probe is None:
         return "not measured", "the bottleneck could not be measured"
     if probe.bottleneck == "storage":
-        return probe.bottleneck, storage(probe.read or 0.0, probe.together)
+        return probe.bottleneck, describe_storage(probe.read or 0.0, probe.together)
     if ours["busy_cores"] >= _BUSY * cores:
         busy = f"{ours['busy_cores']:.1f} of {cores} are busy, most of all with {_WORK.get(probe.bottleneck, 'Python')}"
         return "cores", f"the CPU cores are the bottleneck: {busy}"
     if probe.bottleneck == "decoding":
-        return probe.bottleneck, decoding(probe.decode or 0.0, probe.together)
+        return probe.bottleneck, describe_decoding(probe.decode or 0.0, probe.together)
     if probe.bottleneck == "transforms":
-        return probe.bottleneck, transforms(probe.transforms, probe.together)
+        return probe.bottleneck, describe_transforms(probe.transforms, probe.together)
     return probe.bottleneck, _IN_THREAD.get(
         probe.bottleneck, f"the iterating thread is the bottleneck ({probe.bottleneck})"
     )
