@@ -12,12 +12,13 @@ import numpy as np
 import numpy.typing as npt
 import torchvision
 from torch.utils.data import ConcatDataset, IterableDataset, Subset
-from torchvision.datasets import DatasetFolder, folder
+from torchvision.datasets import folder
 from torchvision.datasets.folder import default_loader, pil_loader
 
 from torchdali.errors import UnsupportedDatasetError
 from torchdali.sources.arrays import Arrays, ArraySource, as_array, find_base_class, get_targets
 from torchdali.sources.combined import CombinedSource
+from torchdali.sources.files import FILE_CLASSES, check_joint_transform, get_attributes, get_loader, get_pairs
 from torchdali.sources.folder import FileSource
 from torchdali.sources.headers.table import HeaderColumns
 from torchdali.sources.index import ImageIndex
@@ -32,9 +33,9 @@ _Places = range | IntArray
 """Places of samples; a range where they are consecutive, which then take no memory."""
 
 _HINT = (
-    "torchvision's ImageFolder and DatasetFolder with the default image loader, ImageIndex, CIFAR10, CIFAR100, MNIST, "
-    "FashionMNIST, KMNIST, EMNIST, QMNIST, SVHN and STL10 are read without being asked for samples, as are datasets "
-    "with a method torchdali_source(); also under Subset, random_split and ConcatDataset"
+    "torchvision's image folders and the other datasets of its own that docs/datasets.md lists as native, with the "
+    "default image loader, and ImageIndex are read without being asked for samples, as are datasets with a method "
+    "torchdali_source(); also under Subset, random_split and ConcatDataset"
 )
 
 _METHOD = "torchdali_source"
@@ -44,7 +45,7 @@ def from_dataset(dataset: Any) -> Source:
     """Return the source of a dataset: its files, arrays or own source, its targets and transforms.
 
     Args:
-        dataset: A ``DatasetFolder``, ``ImageFolder`` or ``ImageIndex``, one of torchvision's datasets in memory, one
+        dataset: One of torchvision's datasets of image files or in memory, an ``ImageIndex``, one
             with a method ``torchdali_source()``, or ``Subset`` and ``ConcatDataset`` of such, nested.
 
     Raises:
@@ -85,7 +86,7 @@ def _open(dataset: Any) -> Source:
     which = None
     if len(leaves) > 1 and any(functions):
         which = _rows_of_leaves(ends, _array(places))[0].astype(np.min_scalar_type(len(leaves)))
-    classes = len({name for leaf in leaves for name in leaf.classes})
+    classes = len({name for leaf in leaves for name in getattr(leaf, "classes", ())})
     where = f" in {classes:,} {'class' if classes == 1 else 'classes'}" if classes else ""
     description = f"{len(places):,} files{where} ({_outline(dataset)})"
     paths, values, columns, files = _files(leaves, ends[-1], places)
@@ -97,15 +98,21 @@ _FILES, _ARRAYS, _OWN = "image folders", "datasets in memory", "datasets with a 
 
 
 def _leaf_kind(leaf: Any) -> str:
-    if isinstance(leaf, (DatasetFolder, ImageIndex)):
+    base = _base(leaf)
+    if base is ImageIndex or base in FILE_CLASSES:
         return _FILES
-    return _ARRAYS if find_base_class(leaf) else _OWN
+    return _ARRAYS if base else _OWN
 
 
 def _rows_of_leaves(ends: Sequence[int], places: IntArray) -> tuple[IntArray, IntArray]:
     """Return for each sample the index of its dataset, and its row there."""
     which = np.searchsorted(ends, places, "right")
     return which, places - np.array([0, *ends])[which]
+
+
+def _pairs(leaf: Any) -> list[tuple[Any, Any]]:
+    """Return the path and the target of each sample of a dataset of files."""
+    return get_pairs(leaf, cast("type[Any]", _base(leaf)))
 
 
 class _DatasetFiles(FileSource):
@@ -125,12 +132,12 @@ def _files(
     """Return paths, targets, headers and file numbers of samples; ``places`` are those in all leaves together."""
     whole = isinstance(places, range) and len(places) == count
     if not any(isinstance(leaf, ImageIndex) for leaf in leaves):
-        samples: Any = leaves[0].samples if len(leaves) == 1 else [*chain(*(leaf.samples for leaf in leaves))]
+        samples: Any = _pairs(leaves[0]) if len(leaves) == 1 else [*chain(*map(_pairs, leaves))]
         table, targets = read_samples(samples if whole else (samples[i] for i in _array(places).tolist()))
         return Paths([table]), targets, None, None
     # The arrays of an index stay where they are: its samples are known by their rows in it.
     pairs = [
-        (leaf.paths, leaf.targets) if isinstance(leaf, ImageIndex) else read_samples(leaf.samples) for leaf in leaves
+        (leaf.paths, leaf.targets) if isinstance(leaf, ImageIndex) else read_samples(_pairs(leaf)) for leaf in leaves
     ]
     known = [leaf.headers() if isinstance(leaf, ImageIndex) else HeaderColumns.unknown(len(leaf)) for leaf in leaves]
     columns = known[0] if len(known) == 1 else HeaderColumns(*map(np.concatenate, zip(*known, strict=True)))
@@ -181,8 +188,9 @@ def _state(dataset: Any) -> object:
         return _Objects([dataset])
     about = [dataset.transform, dataset.target_transform]
     text = repr(dataset.transform), snapshot(dataset.transform)
-    if base is DatasetFolder:
-        return _Objects(dataset.samples), _Objects([*about, dataset.loader]), text, _image_backend()
+    if base in FILE_CLASSES:
+        samples = [_Objects(getattr(dataset, name)) for name in FILE_CLASSES[base]]
+        return samples, _Objects(get_attributes(dataset, base)), text, _image_backend()
     if base is ImageIndex:
         return _Objects([*about, dataset]), text
     # Images are read where they are; targets were copied.
@@ -244,7 +252,7 @@ def _array(places: _Places) -> IntArray:
 
 def _base(dataset: Any) -> type[Any] | None:
     """The class whose ``__getitem__`` a dataset has, if it has not its own."""
-    bases: tuple[type[Any], ...] = (Subset, ConcatDataset, DatasetFolder, ImageIndex)
+    bases: tuple[type[Any], ...] = (Subset, ConcatDataset, ImageIndex, *FILE_CLASSES)
     return next((base for base in bases if isinstance(dataset, base)), None) or find_base_class(dataset)
 
 
@@ -287,17 +295,31 @@ def _checked(dataset: Any) -> int:
         raise UnsupportedDatasetError(f"{name} is not an image folder or torchvision's in-memory dataset. {_HINT}.")
     if not _is_plain(dataset, base):
         raise UnsupportedDatasetError(f"{name} overrides how samples are fetched (__getitem__). {_HINT}.")
-    if base is DatasetFolder:
-        loader = dataset.loader
-        other = loader is not pil_loader and (loader is not default_loader or _image_backend() != "PIL")
-        if other or _patched(folder.pil_loader):
-            called = getattr(loader, "__name__", repr(loader))
-            raise UnsupportedDatasetError(f"{name} opens its files with a loader of its own, {called}. {_HINT}.")
-    images = dataset.samples if base is DatasetFolder else dataset.paths if base is ImageIndex else dataset.data
+    if base in FILE_CLASSES:
+        _check_loader(dataset, base)
+        check_joint_transform(dataset, base)
+        images = getattr(dataset, FILE_CLASSES[base][0])
+    else:
+        images = dataset.paths if base is ImageIndex else dataset.data
     count = len(images)
     if len(dataset) != count:
         raise UnsupportedDatasetError(f"{name} has {count} images and says that it has {len(dataset)}. {_HINT}.")
     return count
+
+
+def _check_loader(dataset: Any, base: type[Any]) -> None:
+    """Raise where a dataset of files opens them otherwise than :func:`pil_loader`."""
+    loader = get_loader(dataset, base)
+    other = loader is not pil_loader and (loader is not default_loader or _image_backend() != "PIL")
+    name = type(dataset).__name__
+    if loader is None:
+        raise UnsupportedDatasetError(
+            f"{name} opens its files without a loader, so that images keep their mode. For RGB images give it "
+            "loader=torchvision.datasets.folder.default_loader."
+        )
+    if other or _patched(folder.pil_loader):
+        called = getattr(loader, "__name__", repr(loader))
+        raise UnsupportedDatasetError(f"{name} opens its files with a loader of its own, {called}. {_HINT}.")
 
 
 def _image_backend() -> str:

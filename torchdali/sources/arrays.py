@@ -1,4 +1,4 @@
-"""Images in memory as one array: torchvision's CIFAR, MNIST and its relatives, SVHN and STL10."""
+"""Images in memory as one array: torchvision's CIFAR, MNIST and its relatives, SVHN, STL10, USPS and SEMEION."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torchvision.datasets import CIFAR10, MNIST, QMNIST, STL10, SVHN
+from torchvision.datasets import CIFAR10, MNIST, QMNIST, SEMEION, STL10, SVHN, USPS
 
 from torchdali.errors import UnsupportedDatasetError
 from torchdali.sources.source import Source, Targets
@@ -19,7 +19,7 @@ __all__ = ["ArraySource", "Arrays", "as_array", "find_base_class", "get_targets"
 
 Pixels = npt.NDArray[np.uint8]
 
-_FAMILIES: tuple[type[Any], ...] = (CIFAR10, SVHN, STL10, QMNIST, MNIST)
+_FAMILIES: tuple[type[Any], ...] = (CIFAR10, SVHN, STL10, QMNIST, MNIST, SEMEION, USPS)
 """The classes that define ``__getitem__``. A subclass precedes its base class."""
 
 _CHUNK_BYTES = 64 * 2**20  # gathered in host memory at a time, while images are copied to a GPU
@@ -32,7 +32,7 @@ def find_base_class(dataset: Any) -> type[Any] | None:
 
 def get_targets(dataset: Any) -> Any:
     """Return the attribute that holds the targets of a dataset in memory."""
-    return getattr(dataset, "labels" if _is_a(dataset, SVHN, STL10) else "targets")
+    return getattr(dataset, "labels" if _is_a(dataset, SVHN, STL10, SEMEION) else "targets")
 
 
 def as_array(values: Any) -> npt.NDArray[Any] | None:
@@ -65,9 +65,9 @@ class Arrays:
         self.name = type(dataset).__name__
         self._data: Any = dataset.data
         self._axes = (0, 2, 3, 1) if _is_a(dataset, SVHN, STL10) else (0, 1, 2, 3)
-        grey = _is_a(dataset, MNIST)
+        grey = _is_a(dataset, MNIST, SEMEION, USPS)
         array = as_array(self._data)
-        if array is None or _is_a(self._data, torch.Tensor) != grey or array.dtype != np.uint8:
+        if array is None or _is_a(self._data, torch.Tensor) != _is_a(dataset, MNIST) or array.dtype != np.uint8:
             raise UnsupportedDatasetError(f"the data of {self.name} is not of the type that torchvision gives it")
         height, width, channels = self.pixels.shape[1:] if array.ndim == 3 + (not grey) else (0, 0, 0)
         if 0 in (height, width) or channels != (1 if grey else 3):

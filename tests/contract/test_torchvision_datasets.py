@@ -1,0 +1,200 @@
+"""torchvision's datasets of image files give DataLoader's batches without being asked for samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import same
+from helpers.crops import EXACT
+from torch.utils.data import ConcatDataset, DataLoader, Subset
+from torchvision import datasets
+from torchvision.datasets.folder import default_loader, pil_loader
+from torchvision.transforms import v2
+
+from torchdali import DALILoader
+from torchdali.errors import UnsupportedDatasetError
+from torchdali.sources import from_dataset
+from torchdali.sources.adopters import dataset_state
+
+pytestmark = pytest.mark.timeout(60)
+
+Files = list[str]
+Labels = list[int]
+
+
+def zipped(files: Files, labels: Labels) -> dict[str, Any]:
+    return {"_image_files": [Path(file) for file in files], "_labels": labels, "loader": default_loader}
+
+
+def paired(name: str = "_samples") -> Callable[[Files, Labels], dict[str, Any]]:
+    return lambda files, labels: {name: list(zip(files, labels, strict=True)), "loader": default_loader}
+
+
+def inaturalist(*kinds: str) -> Callable[[Files, Labels], dict[str, Any]]:
+    def make(files: Files, labels: Labels) -> dict[str, Any]:
+        paths = [Path(file) for file in files]
+        folders = sorted({path.parent for path in paths})
+        return {
+            "root": str(folders[0].parent),
+            "all_categories": [folder.name for folder in folders],
+            "categories_map": [{"family": 7 + i, "order": 70 + i} for i in range(len(folders))],
+            "index": [(folders.index(path.parent), path.name) for path in paths],
+            "target_type": list(kinds),
+            "loader": pil_loader,
+        }
+
+    return make
+
+
+def pet(*kinds: str) -> Callable[[Files, Labels], dict[str, Any]]:
+    return lambda files, labels: {
+        "_images": [Path(file) for file in files],
+        "_labels": labels,
+        "_bin_labels": [label % 2 for label in labels],
+        "_segs": files,
+        "_target_types": list(kinds),
+    }
+
+
+ATTRIBUTES: dict[str, tuple[type[Any], Callable[[Files, Labels], dict[str, Any]]]] = {
+    "CLEVRClassification": (datasets.CLEVRClassification, zipped),
+    "Country211": (datasets.Country211, paired("samples")),
+    "DTD": (datasets.DTD, zipped),
+    "EuroSAT": (datasets.EuroSAT, paired("samples")),
+    "FGVCAircraft": (datasets.FGVCAircraft, zipped),
+    "Flowers102": (datasets.Flowers102, zipped),
+    "Food101": (datasets.Food101, zipped),
+    "GTSRB": (datasets.GTSRB, paired()),
+    "ImageNet": (datasets.ImageNet, paired("samples")),
+    "INaturalist": (datasets.INaturalist, inaturalist("full")),
+    "INaturalist, two targets": (datasets.INaturalist, inaturalist("family", "full")),
+    "Imagenette": (datasets.Imagenette, paired()),
+    "LFWPeople": (datasets.LFWPeople, lambda f, n: {"data": f, "targets": n, "_loader": default_loader}),
+    "OxfordIIITPet": (datasets.OxfordIIITPet, pet("category")),
+    "OxfordIIITPet, binary": (datasets.OxfordIIITPet, pet("binary-category")),
+    "OxfordIIITPet, two targets": (datasets.OxfordIIITPet, pet("category", "binary-category")),
+    "Places365": (datasets.Places365, paired("imgs")),
+    "RenderedSST2": (datasets.RenderedSST2, paired()),
+    "StanfordCars": (datasets.StanfordCars, paired()),
+    "SUN397": (datasets.SUN397, zipped),
+}
+
+Make = Callable[..., Any]
+
+
+@pytest.fixture
+def make(pictures: Path) -> Make:
+    """Makes one of the datasets, by its name. Its ``__init__`` is left out, which downloads or lists files."""
+    files = sorted(map(str, pictures.glob("*/*")))
+
+    def make(name: str, transform: Any = EXACT, target_transform: Any = None, base: Any = None, **other: Any) -> Any:
+        kind, attributes = ATTRIBUTES[name]
+        dataset: Any = object.__new__(base or kind)
+        datasets.VisionDataset.__init__(dataset, "", transform=transform, target_transform=target_transform)
+        labels = [(3 * i) % 7 for i in range(len(files))]
+        vars(dataset).update(attributes(files, labels), **other)
+        return dataset
+
+    return make
+
+
+def assert_batches_are_dataloaders(dataset: Any) -> None:
+    order = [3, 0, 0, len(dataset) - 1, 5, -1, 1]
+    ours = list(DALILoader(dataset, 3, sampler=order, device="cpu"))
+    assert same(ours, list(DataLoader(dataset, 3, sampler=order)))
+
+
+@pytest.mark.parametrize("name", ATTRIBUTES)
+def test_batches_are_dataloaders(make: Make, name: str) -> None:
+    dataset = make(name)
+    assert "files" in from_dataset(dataset).describe()
+    assert_batches_are_dataloaders(dataset)
+
+
+@pytest.mark.parametrize("name", ["Food101", "INaturalist, two targets", "OxfordIIITPet, two targets", "Places365"])
+def test_targets_are_transformed(make: Make, name: str) -> None:
+    dataset = make(name, target_transform=repr)
+    from_dataset(dataset)
+    assert_batches_are_dataloaders(dataset)
+
+
+@pytest.mark.parametrize("name", ["SEMEION", "USPS"])
+@pytest.mark.parametrize("target_transform", [None, str])
+def test_digits_in_memory_give_dataloaders_batches(name: str, target_transform: Any) -> None:
+    kind = getattr(datasets, name)
+    dataset = kind.__new__(kind)
+    datasets.VisionDataset.__init__(dataset, "", transform=v2.PILToTensor(), target_transform=target_transform)
+    rng = np.random.default_rng(4)
+    dataset.data = rng.integers(0, 256, (9, 16, 16), np.uint8)
+    digits = rng.integers(0, 10, 9)
+    vars(dataset).update(labels=digits) if name == "SEMEION" else vars(dataset).update(targets=digits.tolist())
+    assert "in memory" in from_dataset(dataset).describe()
+    assert_batches_are_dataloaders(dataset)
+
+
+def test_subsets_and_concatenations_are_read_too(make: Make) -> None:
+    transform = v2.Compose([EXACT])
+    parts = [make(name, transform) for name in ("Food101", "INaturalist", "OxfordIIITPet")]
+    both: Any = ConcatDataset[Any](parts)
+    dataset: Any = Subset[Any](both, [len(parts[0]) + 2, 1, 0, 2 * len(parts[0]) + 4, 3, 4])
+    assert "Subset of ConcatDataset of Food101, INaturalist, OxfordIIITPet" in from_dataset(dataset).describe()
+    assert_batches_are_dataloaders(dataset)
+
+
+class Overriding(datasets.Food101):
+    def __getitem__(self, idx: int) -> Any:
+        return super().__getitem__(idx)[0], -1
+
+
+class Harmless(datasets.Food101):
+    pass
+
+
+def test_subclass_without_a_getitem_of_its_own_is_read_too(make: Make) -> None:
+    assert "(Harmless)" in from_dataset(make("Food101", base=Harmless)).describe()
+
+
+REJECTED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "__getitem__": ("Food101", {"base": Overriding}, "Overriding overrides how samples are fetched"),
+    "loader": ("Food101", {"loader": len}, "Food101 opens its files with a loader of its own, len"),
+    "LFWPeople's loader": ("LFWPeople", {"_loader": len}, "LFWPeople opens its files with a loader of its own, len"),
+    "mode kept": ("INaturalist", {"loader": None}, "INaturalist opens its files without a loader"),
+    "segmentation": ("OxfordIIITPet", {"_target_types": ["segmentation"]}, "target_types category or binary"),
+    "joint transform": ("Places365", {"transforms": print}, "Places365 must have its transforms as"),
+    "no transform": ("Places365", {"transforms": None}, "Places365 must have its transforms as"),
+    "transform that is not called": ("OxfordIIITPet", {"transform": v2.ToImage()}, "OxfordIIITPet must have its"),
+    "few labels": ("Food101", {"_labels": [1]}, "Food101 cannot be read.*ValueError"),
+}
+
+
+@pytest.mark.parametrize(("name", "options", "text"), REJECTED.values(), ids=REJECTED.keys())
+def test_what_is_fetched_in_another_way_is_asked_for_samples(
+    make: Make, name: str, options: dict[str, Any], text: str
+) -> None:
+    dataset = make(name, base=options.get("base"))
+    vars(dataset).update(options)
+    with pytest.raises(UnsupportedDatasetError, match=text):
+        from_dataset(dataset)
+
+
+CHANGES: dict[str, tuple[str, Callable[[Any], object]]] = {
+    "samples": ("GTSRB", lambda d: d._samples.pop()),
+    "labels": ("Food101", lambda d: d._labels.__setitem__(0, 1000)),
+    "loader": ("Food101", lambda d: setattr(d, "loader", len)),
+    "second target": ("OxfordIIITPet", lambda d: d._target_types.append("binary-category")),
+    "target type": ("INaturalist", lambda d: d.target_type.append("family")),
+    "joint transform": ("Places365", lambda d: setattr(d.transforms, "transform", v2.ToImage())),
+}
+
+
+@pytest.mark.parametrize(("name", "change"), CHANGES.values(), ids=CHANGES.keys())
+def test_changes_are_seen(make: Make, name: str, change: Callable[[Any], object]) -> None:
+    dataset = make(name)
+    before = dataset_state(dataset)
+    assert dataset_state(dataset) == before
+    change(dataset)
+    assert dataset_state(dataset) != before

@@ -1,0 +1,60 @@
+"""The table of torchvision's datasets in docs/datasets.md says of each what the loader does with it."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+from torchvision import datasets
+
+from torchdali.sources.arrays import find_base_class
+from torchdali.sources.files import FILE_CLASSES
+
+PAGE = Path(__file__).parents[2] / "docs" / "datasets.md"
+
+NATIVE, WITH_TRANSFORM, NOT_YET = ROWS = ("Nothing to change", "Give `transform=`", "Not yet")
+
+EXCEPTIONS = {
+    "CocoCaptions": WITH_TRANSFORM,  # it calls transforms, and its target is text
+    "HMDB51": NOT_YET,  # videos
+    "Kinetics": NOT_YET,
+    "MovingMNIST": NOT_YET,
+    "UCF101": NOT_YET,
+    "LFWPairs": NOT_YET,  # two images, which draw random numbers of their own
+    "PhotoTour": NOT_YET,
+    "WIDERFace": NOT_YET,  # boxes
+}
+"""Classes of which the source of ``__getitem__`` does not tell the row."""
+
+
+def find_row(kind: type[Any]) -> str:
+    """Return the row of a dataset. A joint transform gets masks, boxes or a flow beside the image."""
+    bases = [base for base in kind.__mro__ if base in FILE_CLASSES]
+    if bases or find_base_class(object.__new__(kind)):
+        assert not bases or vars(bases[0])["__getitem__"] is kind.__getitem__
+        return NATIVE
+    function = next(vars(base)["__getitem__"] for base in kind.__mro__ if "__getitem__" in vars(base))
+    joint = "self.transforms(" in inspect.getsource(function)
+    inherited = "super().__getitem__" in inspect.getsource(function)  # flows and stereo pairs
+    return EXCEPTIONS.get(kind.__name__, NOT_YET if joint or inherited else WITH_TRANSFORM)
+
+
+def make_table() -> dict[str, list[str]]:
+    """Return the names in each row, for the installed torchvision."""
+    kinds: list[Any] = [getattr(datasets, name) for name in datasets.__all__]
+    classes = [kind for kind in kinds if isinstance(kind, type) and kind is not datasets.VisionDataset]
+    rows: dict[str, list[str]] = {row: [] for row in ROWS}
+    for kind in sorted(classes, key=lambda kind: kind.__name__.lower()):
+        rows[find_row(kind)].append(kind.__name__)
+    return rows
+
+
+def test_table_says_for_each_dataset_what_to_do() -> None:
+    text = PAGE.read_text()
+    for row, names in make_table().items():
+        cells = re.findall(rf"^\| {re.escape(row)} \| (.*) \|$", text, re.MULTILINE)
+        assert len(cells) == 1, row
+        documented = [name for name in re.findall(r"`(\w+)`", cells[0]) if hasattr(datasets, name)]
+        assert documented == names, f"{row}: {', '.join(f'`{name}`' for name in names)}"
