@@ -138,7 +138,10 @@ def test_as_many_ranks_with_seeds_of_their_own(of_rank: Ranks) -> None:
     assert not difference(resumed(of_rank, 2, state), list(rest))
     with (
         in_group(2, 3),
-        pytest.raises(ValueError, match=r"2 ranks had random numbers of its own.* on 3 ranks: give seed="),
+        pytest.raises(
+            ValueError,
+            match=r"2 ranks with different random numbers must be loaded on as many ranks, got 3; .* give seed=",
+        ),
     ):
         of_rank(3, 2).load_state_dict(state)
 
@@ -293,20 +296,20 @@ def test_states_that_do_not_belong_together(of_rank: Ranks) -> None:
     of_own = own.state_dict()
     ahead = copy.deepcopy(states[1]) | {"batches": 3, "asked": 3}
     for given, text in (
-        ([], "no states to be merged"),
-        (states[:1], r"states of ranks \[0\], and there should be one of each from 0 to 1"),
-        (states[1:], r"states of ranks \[1\]"),
-        ([*states, states[0]], r"ranks \[0, 0, 1\]"),
+        ([], "a list with the states of all ranks, got an empty one"),
+        (states[:1], r"must be of ranks 0 to 1, one of each, got ranks \[0\]"),
+        (states[1:], r"got ranks \[1\]"),
+        ([*states, states[0]], r"got ranks \[0, 0, 1\]"),
         ([states[0], ahead], "batches is 2 on rank 0 and 3 on rank 1"),
         ([states[0], {**states[1], "epoch": 9}], "epoch is 0 on rank 0 and 9 on rank 1"),
         ([states[0], {**states[1], "begun": False}], "begun is True on rank 0 and False on rank 1"),
         ([states[0], {**states[1], "start": 4}], "start is 0 on rank 0 and 4 on rank 1"),
         ([states[0], {**states[1], "samplers": {}}], "samplers is .* on rank 0 and {} on rank 1"),
         ([states[0], {**states[1], "loader": {**states[1]["loader"], "seed": 6}}], "loader is .* on rank 0 and .* on"),
-        ([of_own], "is that of one rank"),
-        ([alone], "is that of one rank, of a loader with distributed='auto'"),
-        ([merge(states)], "is that of one rank"),
-        ([{**states[0], "version": 9}, states[1]], "of version 9"),
+        ([of_own], "must be of one rank"),
+        ([alone], "must be of one rank, got one without a rank; save it from a loader with distributed='auto'"),
+        ([merge(states)], "must be of one rank"),
+        ([{**states[0], "version": 9}, states[1]], "got version 9"),
     ):
         with pytest.raises(ValueError, match=text):
             merge(given)
@@ -327,11 +330,14 @@ def test_states_of_all_ranks_are_for_loaders_that_share_alike(of_rank: Ranks) ->
 def test_refusals_say_what_helps(of_rank: Ranks) -> None:
     with in_group(0, 2):
         own = of_rank(2, 0).state_dict()
-    with in_group(0, 3), pytest.raises(ValueError, match=r"merge makes one of those of all 2 ranks"):
+    with (
+        in_group(0, 3),
+        pytest.raises(ValueError, match=r"can load the result of torchdali\.state\.merge of all 2 ranks"),
+    ):
         of_rank(3, 0).load_state_dict(own)
     with in_group(0, 1):
         state = merge([of_rank(1, 0).state_dict()])
     alone: DALILoader[Any] = DALILoader(of_rank.dataset, 2, shuffle=True, distributed="auto", **of_rank.own)
     assert "ranks" not in alone.state_dict()["loader"]
-    with pytest.raises(ValueError, match=r"Call torch\.distributed\.init_process_group before; a process alone"):
+    with pytest.raises(ValueError, match=r"call torch\.distributed\.init_process_group before; a single process"):
         alone.load_state_dict(state)

@@ -340,7 +340,7 @@ def test_a_state_that_is_refused_leaves_the_epoch(make: Make) -> None:
 @pytest.mark.parametrize("what", [None, [], 3, "loader.pt"])
 def test_what_is_no_state(make: Make, what: Any) -> None:
     loader = make()
-    with pytest.raises(TypeError, match=f"dictionary that state_dict.* returned, not {type(what).__name__}"):
+    with pytest.raises(TypeError, match=f"dictionary that state_dict.* returned, got {type(what).__name__};"):
         loader.load_state_dict(what)
     with pytest.raises(TypeError, match="dictionary that state_dict"):
         merge([what])
@@ -349,11 +349,11 @@ def test_what_is_no_state(make: Make, what: Any) -> None:
 
 def test_states_to_be_merged_are_a_list(make: Make) -> None:
     state = make().state_dict()
-    with pytest.raises(TypeError, match=r"this is one state; .* a list of those of all ranks"):
+    with pytest.raises(TypeError, match=r"a list with the states of all ranks, got one state"):
         merge(state)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ValueError, match="no states to be merged"):
+    with pytest.raises(ValueError, match="a list with the states of all ranks, got an empty one"):
         merge([])
-    with pytest.raises(ValueError, match=r"version None, .*; no DALILoader made it"):
+    with pytest.raises(ValueError, match=r"got version None; no DALILoader saved it"):
         make().load_state_dict({"_num_yielded": 3})
     assert state["version"] == 1
 

@@ -31,7 +31,7 @@ __all__ = [
 
 VERSION = 1
 
-_ABOUT: tuple[tuple[type, tuple[str, ...]], ...] = (
+_SAMPLER_ATTRIBUTES: tuple[tuple[type, tuple[str, ...]], ...] = (
     (BatchSampler, ("batch_size", "drop_last")),
     (RandomSampler, ("replacement", "num_samples")),
     (WeightedRandomSampler, ("replacement", "num_samples")),
@@ -43,15 +43,15 @@ _ABOUT: tuple[tuple[type, tuple[str, ...]], ...] = (
 def describe(loader: Any) -> dict[str, Any]:
     """Return the properties of a loader that must be equal in a loader that loads its state."""
     shard = find_shared_sampler(loader)
-    samplers = {path: _describe_sampler(one, shard) for path, one in find_samplers(loader).items()}
+    samplers = {path: _describe_sampler(sampler, shard) for path, sampler in find_samplers(loader).items()}
     iterable = isinstance(loader.dataset, IterableDataset)
-    asked = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+    index_sampler = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
     return {
-        "dataset": None if iterable else _length(loader.dataset),
-        "batch_size": _batch_size(loader),
+        "dataset": None if iterable else _get_length(loader.dataset),
+        "batch_size": _get_batch_size(loader),
         "drop_last": loader.drop_last,
         **samplers,
-        "batches": None if iterable else _length(asked),
+        "batches": None if iterable else _get_length(index_sampler),
         "seed": loader.seed,
         "persistent_workers": loader.persistent_workers,
         **({"num_workers": loader.num_workers} if iterable else {}),
@@ -59,11 +59,11 @@ def describe(loader: Any) -> dict[str, Any]:
     }
 
 
-_OF_RANKS = ("ranks", "rank", "batch_size", "batches")
+_RANK_PROPERTIES = ("ranks", "rank", "batch_size", "batches")
 """Properties that may differ if the state is a merged one."""
 
 
-def _batch_size(loader: Any) -> int | None:
+def _get_batch_size(loader: Any) -> int | None:
     return loader.batch_sampler.batch_size if type(loader.batch_sampler) is BatchSampler else loader.batch_size
 
 
@@ -71,18 +71,18 @@ def _describe_sampler(sampler: Any, shard: DistributedSampler[Any] | None) -> st
     if shard is not None and sampler is shard:
         name = "distributed='auto': DistributedSampler" if type(shard) is Shard else type(shard).__name__
         values = f"shuffle={shard.shuffle}, seed={shard.seed}, drop_last={shard.drop_last}"
-        return f"{name}({values}) of {_length(cast('Sized', shard.dataset))} samples"
+        return f"{name}({values}) of {_get_length(cast('Sized', shard.dataset))} samples"
     if type(sampler) is BatchSampler:
         return f"BatchSampler(drop_last={sampler.drop_last})"
-    for kind, names in _ABOUT:
+    for kind, names in _SAMPLER_ATTRIBUTES:
         if isinstance(sampler, kind):
             values = ", ".join(f"{name}={getattr(sampler, name, None)!r}" for name in names)
             return f"{type(sampler).__name__}({values})"
-    length = _length(sampler)
+    length = _get_length(sampler)
     return type(sampler).__name__ if length is None else f"{type(sampler).__name__} of {length}"
 
 
-def _length(sized: Sized) -> int | None:
+def _get_length(sized: Sized) -> int | None:
     try:
         return len(sized)
     except (TypeError, NotImplementedError):
@@ -111,7 +111,7 @@ def is_stateful(value: Any) -> bool:
         inspect.signature(save).bind()
     except TypeError:
         return False
-    except ValueError:  # a function of C tells no signature
+    except ValueError:  # a function written in C may have no signature
         pass
     return True
 
@@ -134,17 +134,17 @@ def build_state(loader: Any, progress: EpochProgress | None, epochs: int, used: 
         epochs: How many were begun.
         used: Names of the generators that were seen to be drawn from.
     """
-    begun = progress if progress and (not progress.finished or _stays(loader, progress)) else None
+    begun = progress if progress and (not progress.finished or _keeps_stream(loader, progress)) else None
     # A sampler may have made a generator in an epoch that is finished, so look for generators again.
     generators = begun.generators if begun else Generators(loader)
-    names, shard = generators.always | used, find_shared_sampler(loader)
-    now = _text({name: state for name, state in generators.states().items() if name in names})
+    names, shard = generators.required | used, find_shared_sampler(loader)
+    now = _encode({name: state for name, state in generators.states().items() if name in names})
     if begun:
         progress, samplers, states, first = begun, begun.samplers, begun.sampler_states(), begun.first_states
-        made = _text({name: state for name, state in begun.rng_at_start.items() if name in names})
+        made = _encode({name: state for name, state in begun.rng_at_start.items() if name in names})
     else:
         samplers, made = read_epochs(loader, upcoming=True), now
-        states = first = {path: one.state_dict() for path, one in find_stateful(loader).items()}
+        states = first = {path: sampler.state_dict() for path, sampler in find_stateful(loader).items()}
         # Persistent workers keep their base seed.
         seed = progress.base_seed if progress and loader.persistent_workers else None
         progress = EpochProgress(generators, {}, epochs, drew_base_seed=seed is None, base_seed=seed)
@@ -155,7 +155,7 @@ def build_state(loader: Any, progress: EpochProgress | None, epochs: int, used: 
         "over": begun is not None and begun.finished,
         "epoch": progress.epoch,
         "start": progress.start,
-        "reached": count_consumed(shard, progress.start, progress.num_yielded * (_batch_size(loader) or 1))
+        "reached": count_consumed(shard, progress.start, progress.num_yielded * (_get_batch_size(loader) or 1))
         if shard
         else 0,
         "batches": progress.num_yielded,
@@ -172,20 +172,20 @@ def build_state(loader: Any, progress: EpochProgress | None, epochs: int, used: 
         ),
         "generators": now,
         "generators_at_begin": made,
-        "draws": [[0, _text(progress.rng_at_first_request)]] if progress.rng_at_first_request else [],
+        "draws": [[0, _encode(progress.rng_at_first_request)]] if progress.rng_at_first_request else [],
         "worker": progress.worker,
         "workers": [[worker, *astuple(stream)] for worker, stream in progress.streams.items()],
     }
 
 
-def _stays(loader: Any, progress: EpochProgress) -> bool:
+def _keeps_stream(loader: Any, progress: EpochProgress) -> bool:
     """Return whether the next epoch uses the same stateful stream, and not a new copy of the user's dataset."""
     return (loader.persistent_workers or not loader.num_workers) and any(
         stream.has_state for stream in progress.streams.values()
     )
 
 
-def _text(states: States) -> dict[str, str]:
+def _encode(states: States) -> dict[str, str]:
     return {name: to_text(state) for name, state in states.items()}
 
 
@@ -195,56 +195,70 @@ def check_state(state: Mapping[str, Any], loader: Any) -> Checkpoint:
     Raises:
         ValueError: The state belongs to another loader, or is damaged. The message says what differs.
     """
-    state, ours = _select_rank(state, loader), describe(loader)
-    theirs = cast("dict[str, Any]", state.get("loader", {}))
+    state, current = _select_rank(state, loader), describe(loader)
+    saved_properties = cast("dict[str, Any]", state.get("loader", {}))
     differing = [
-        f"{name} is {theirs.get(name, 'none')!r} in the state and {ours.get(name, 'none')!r} here"
-        for name in dict.fromkeys([*theirs, *ours])
-        if theirs.get(name, "none") != ours.get(name, "none")
+        f"{name} is {saved_properties.get(name, 'none')!r} in the state and {current.get(name, 'none')!r} here"
+        for name in dict.fromkeys([*saved_properties, *current])
+        if saved_properties.get(name, "none") != current.get(name, "none")
     ]
     if differing:
-        raise ValueError(f"the state is of another loader: {'; '.join(differing)}{_advice(theirs, loader)}")
+        raise ValueError(
+            "the state must come from a loader like this one; make the loader as it was when the state was saved: "
+            f"{'; '.join(differing)}{_advice(saved_properties, loader)}"
+        )
     try:
         saved = Checkpoint(
             copy.deepcopy(dict(state)),
             _decode(state["generators"]),
             _decode(state["generators_at_begin"]),
             _decode_draws(state["draws"]),
-            {worker: StreamProgress(*copy.deepcopy(about)) for worker, *about in state["workers"]},
+            {worker: StreamProgress(*copy.deepcopy(values)) for worker, *values in state["workers"]},
         )
     except (KeyError, TypeError, ValueError, IndexError, binascii.Error) as error:
         refuse_damaged(repr(error), error)
-    known = Generators(loader)
-    missing = {*saved.rng_now, *saved.rng_at_start} - {*known.own, *known.late, *known.shared}
+    generators = Generators(loader)
+    missing = {*saved.rng_now, *saved.rng_at_start} - {*generators.own, *generators.lazy, *generators.shared}
     if missing:
-        raise ValueError(f"the state has generators that this loader has not: {', '.join(sorted(missing))}")
+        raise ValueError(
+            f"the loader must have all generators of the state, got none for {', '.join(sorted(missing))}; give them "
+            "to the loader or its sampler, as when the state was saved"
+        )
     for states in (saved.rng_now, saved.rng_at_start, saved.rng_at_first_request):
-        known.check(states)
+        generators.check(states)
     return saved
 
 
-def _advice(theirs: Mapping[str, Any], loader: Any) -> str:
+def _advice(saved_properties: Mapping[str, Any], loader: Any) -> str:
     """Return what to do about a difference in ranks."""
-    ranks, shard = theirs.get("ranks"), find_shared_sampler(loader)
+    ranks, shard = saved_properties.get("ranks"), find_shared_sampler(loader)
     if ranks and (shard is None or shard.num_replicas != ranks):
-        return f". torchdali.state.merge makes one of those of all {ranks} ranks, which any number of ranks can load"
-    if shard is None and loader.distributed and str(theirs.get("sampler")).startswith("distr"):
-        return ". Call torch.distributed.init_process_group before; a process alone is a group of size 1"
+        return f". Any number of ranks can load the result of torchdali.state.merge of all {ranks} ranks"
+    if shard is None and loader.distributed and str(saved_properties.get("sampler")).startswith("distr"):
+        return ". Or call torch.distributed.init_process_group before; a single process is a group of size 1"
     return ""
 
 
 def check_version(state: object) -> None:
     """Raise if a state is no dictionary, has another version, or is damaged."""
     if not isinstance(state, Mapping):
-        raise TypeError(f"a state is the dictionary that state_dict() returned, not {type(state).__name__}")
+        raise TypeError(
+            f"a state must be the dictionary that state_dict() returned, got {type(state).__name__}; "
+            "load_state_dict({}) loads nothing"
+        )
     version = cast("Mapping[str, Any]", state).get("version")
     if version != VERSION:
-        foreign = "; no DALILoader made it" if version is None else ""
-        raise ValueError(f"the state is of version {version!r}, this torchdali reads version {VERSION}{foreign}")
+        advice = "no DALILoader saved it" if version is None else "load it with the torchdali that saved it"
+        raise ValueError(f"the state must be of version {VERSION}, got version {version!r}; {advice}")
     check_values(cast("Mapping[str, Any]", state))
 
 
-_OWN: dict[str, Any] = {"base_seed": None, "base_seed_drawn": True, "generators": {}, "generators_at_begin": {}}
+_RANK_DEFAULTS: dict[str, Any] = {
+    "base_seed": None,
+    "base_seed_drawn": True,
+    "generators": {},
+    "generators_at_begin": {},
+}
 """The entries that each rank has for itself, with the values of a rank without a state."""
 
 
@@ -266,62 +280,67 @@ def merge(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         TypeError: ``states`` is a single state, or contains something that is no state.
     """
     if isinstance(states, Mapping):
-        raise TypeError("this is one state; merge() takes a list of those of all ranks")
-    given: list[dict[str, Any]] = []
+        raise TypeError("merge() must get a list with the states of all ranks, got one state; gather the others")
+    rank_states: list[dict[str, Any]] = []
     for state in states:
         check_version(state)
-        given.append(copy.deepcopy(dict(state)))
-    if not given:
-        raise ValueError("there are no states to be merged; merge() takes a list of those of all ranks")
-    for state in given:
+        rank_states.append(copy.deepcopy(dict(state)))
+    if not rank_states:
+        raise ValueError("merge() must get a list with the states of all ranks, got an empty one; gather them first")
+    for state in rank_states:
         if "rank" not in state.get("loader", {}):
             raise ValueError(
-                "a state to be merged is that of one rank, of a loader with distributed='auto' in a process group or "
-                "with a DistributedSampler; this one is not"
+                "each state to merge must be of one rank, got one without a rank; save it from a loader with "
+                "distributed='auto' in a process group, or with a DistributedSampler"
             )
-    given.sort(key=lambda state: state["loader"]["rank"])
-    there, wanted = [state["loader"].pop("rank") for state in given], given[0]["loader"]["ranks"]
-    if there != list(range(wanted)):
-        raise ValueError(f"there are states of ranks {there}, and there should be one of each from 0 to {wanted - 1}")
-    first = given[0]
-    for rank, state in enumerate(given):
+    rank_states.sort(key=lambda state: state["loader"]["rank"])
+    ranks, num_ranks = [state["loader"].pop("rank") for state in rank_states], rank_states[0]["loader"]["ranks"]
+    if ranks != list(range(num_ranks)):
+        raise ValueError(
+            f"the states must be of ranks 0 to {num_ranks - 1}, one of each, got ranks {ranks}; call state_dict() "
+            "on every rank"
+        )
+    first = rank_states[0]
+    for rank, state in enumerate(rank_states):
         for name in ("loader", "begun", "epoch", "samplers", "start", "batches"):
             if state[name] != first[name]:
                 raise ValueError(
-                    f"the states are not of the same place: {name} is {first[name]!r} on rank 0 and {state[name]!r} on "
-                    f"rank {rank}; take them after as many batches on all ranks"
+                    f"the states must be of one batch, but {name} is {first[name]!r} on rank 0 and {state[name]!r} "
+                    f"on rank {rank}; call state_dict() after the same number of batches on all ranks"
                 )
-    own = [{name: state[name] for name in _OWN} for state in given]
+    own = [{name: state[name] for name in _RANK_DEFAULTS} for state in rank_states]
     return {
-        **{name: value for name, value in first.items() if name not in _OWN},
-        "loader": {name: value for name, value in first["loader"].items() if name not in _OF_RANKS},
+        **{name: value for name, value in first.items() if name not in _RANK_DEFAULTS},
+        "loader": {name: value for name, value in first["loader"].items() if name not in _RANK_PROPERTIES},
         "start": first["reached"],
         "batches": 0,
         "asked": 0,
         "draws": [],
-        "ranks": wanted,
-        "of_ranks": own if any(one != own[0] for one in own) else own[:1],
+        "ranks": num_ranks,
+        "of_ranks": own if any(entry != own[0] for entry in own) else own[:1],
     }
 
 
 def _select_rank(state: Mapping[str, Any], loader: Any) -> Mapping[str, Any]:
     """Return this rank's part of a merged state. Another rank's state becomes this rank's, at the same batch."""
     if "of_ranks" not in state:
-        about, here = state.get("loader", {}), describe(loader)
-        return {**state, "loader": {**about, "rank": here["rank"]}} if "rank" in about and "rank" in here else state
+        properties, current = state.get("loader", {}), describe(loader)
+        if "rank" not in properties or "rank" not in current:
+            return state
+        return {**state, "loader": {**properties, "rank": current["rank"]}}
     of_ranks: list[dict[str, Any]] = state["of_ranks"]
-    own, shard, here = of_ranks[0], find_shared_sampler(loader), describe(loader)
+    own, shard, current = of_ranks[0], find_shared_sampler(loader), describe(loader)
     if len(of_ranks) > 1 and shard:
-        own = of_ranks[shard.rank] if shard.num_replicas == state["ranks"] else _OWN
-        seeds = {one["base_seed"] for one in of_ranks}
-        if own is _OWN and state["begun"] and loader.seed is None and len(seeds) > 1:
+        own = of_ranks[shard.rank] if shard.num_replicas == state["ranks"] else _RANK_DEFAULTS
+        seeds = {entry["base_seed"] for entry in of_ranks}
+        if own is _RANK_DEFAULTS and state["begun"] and loader.seed is None and len(seeds) > 1:
             raise ValueError(
-                f"each of the {state['ranks']} ranks had random numbers of its own, so that samples cannot look the "
-                f"same on {shard.num_replicas} ranks: give seed=, or the same torch.manual_seed on each rank"
+                f"a state of {state['ranks']} ranks with different random numbers must be loaded on as many ranks, got "
+                f"{shard.num_replicas}; load it on {state['ranks']} ranks, and give seed= to the next run"
             )
-    about = state["loader"] | {name: here[name] for name in _OF_RANKS if name in here}
-    rest = {name: value for name, value in state.items() if name not in ("ranks", "of_ranks")}
-    return {**rest, **own, "loader": about}
+    properties = state["loader"] | {name: current[name] for name in _RANK_PROPERTIES if name in current}
+    shared = {name: value for name, value in state.items() if name not in ("ranks", "of_ranks")}
+    return {**shared, **own, "loader": properties}
 
 
 def _decode(states: Mapping[str, str]) -> States:

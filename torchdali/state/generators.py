@@ -32,14 +32,14 @@ State = Any
 States = dict[str, State]
 
 TORCH = "torch"
-_FOREIGN: dict[str, Any] = {"python": random, "numpy": np.random}
-_DRAWING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
-_KNOWN = (
-    *(*_DRAWING, SequentialSampler, BatchSampler, DistributedSampler, _InfiniteConstantSampler),
+_NON_TORCH: dict[str, Any] = {"python": random, "numpy": np.random}
+_RANDOM_SAMPLERS = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+_KNOWN_SAMPLERS = (
+    *(*_RANDOM_SAMPLERS, SequentialSampler, BatchSampler, DistributedSampler, _InfiniteConstantSampler),
     *(Shard, list, tuple, range, torch.Tensor, np.ndarray),
 )
 """Exactly these types are known to draw from torch's generators or from none."""
-_KINDS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+_GENERATOR_TYPES = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 
 
 _BIT_GENERATORS: dict[str, Any] = {
@@ -53,16 +53,16 @@ def find_samplers(loader: Any) -> dict[str, Any]:
     """Return a loader's samplers by their paths: first the one that the loader iterates over, then those inside it."""
     first = "sampler" if loader.batch_sampler is None else "batch_sampler"
     samplers: dict[str, Any] = {}
-    waiting: list[tuple[str, Any]] = [(first, getattr(loader, first)), ("sampler", loader.sampler)]
-    while waiting:
-        path, sampler = waiting.pop(0)
+    queue: list[tuple[str, Any]] = [(first, getattr(loader, first)), ("sampler", loader.sampler)]
+    while queue:
+        path, sampler = queue.pop(0)
         if any(sampler is other for other in samplers.values()):
             continue
         samplers[path] = sampler
         for name, value in _attributes(sampler):
             if _is_sampler(value) or hasattr(value, "set_epoch") or name in ("sampler", "batch_sampler"):
                 # The loader's own sampler comes last, under its short name.
-                waiting.insert(0, ("sampler" if value is loader.sampler else f"{path}.{name}", value))
+                queue.insert(0, ("sampler" if value is loader.sampler else f"{path}.{name}", value))
     return samplers
 
 
@@ -82,70 +82,69 @@ class Generators:
 
     Attributes:
         own: Generators that were given to the loader or are attributes of its samplers.
-        late: Samplers that may make a generator later, by the name that the generator will have.
+        lazy: Samplers that may make a generator later, by the name that the generator will have.
         shared: The global generators that a sampler may draw from.
-        foreign: Names of the global generators that are not torch's.
-        always: Names of the generators that every state of the loader contains, drawn from or not.
+        non_torch: Names of the global generators that are not torch's.
+        required: Names of the generators that every state of the loader contains, drawn from or not.
     """
 
     def __init__(self, loader: Any) -> None:
         samplers = find_samplers(loader)
         attributes = [("generator", loader.generator)]
-        attributes += [(f"{path}.{name}", value) for path, one in samplers.items() for name, value in _attributes(one)]
+        attributes += [(f"{path}.{name}", value) for path, x in samplers.items() for name, value in _attributes(x)]
         self._seeds: torch.Generator | None = loader.generator
         self.own: dict[str, Any] = {}
         for name, value in attributes:
             known = [torch.default_generator, *self.own.values()]
-            if isinstance(value, _KINDS) and not any(value is other for other in known):
+            if isinstance(value, _GENERATOR_TYPES) and not any(value is other for other in known):
                 self.own[name] = value
-        self.late: dict[str, Any] = {
-            f"{path}.{name}": one
-            for path, one in samplers.items()
-            if type(one) not in _KNOWN
-            for name, value in _attributes(one)
+        self.lazy: dict[str, Any] = {
+            f"{path}.{name}": sampler
+            for path, sampler in samplers.items()
+            if type(sampler) not in _KNOWN_SAMPLERS
+            for name, value in _attributes(sampler)
             if value is None
         }
         self.shared: dict[str, Any] = {TORCH: torch.default_generator}
-        if not all(type(one) in _KNOWN for one in samplers.values()):
-            self.shared |= _FOREIGN
-        self.foreign = self.shared.keys() - {TORCH}
+        if not all(type(sampler) in _KNOWN_SAMPLERS for sampler in samplers.values()):
+            self.shared |= _NON_TORCH
+        self.non_torch = self.shared.keys() - {TORCH}
         from_torch = (
             loader.generator is None
             or len(self.shared) > 1
-            or any(isinstance(one, _DRAWING) and cast("Any", one).generator is None for one in samplers.values())
+            or any(isinstance(x, _RANDOM_SAMPLERS) and cast("Any", x).generator is None for x in samplers.values())
         )
-        self.always = {*self.own, *([TORCH] if from_torch else [])}
+        self.required = {*self.own, *([TORCH] if from_torch else [])}
 
     def states(self) -> States:
         """Return the present state of each generator."""
-        return {name: _read(one) for name, one in (self.own | self.shared).items()}
+        return {name: _read(generator) for name, generator in (self.own | self.shared).items()}
 
     def set(self, states: Mapping[str, State]) -> None:
         """Restore the states of the named generators."""
-        every = self.own | self.shared
+        generators = self.own | self.shared
         for name, state in states.items():
-            _write(every[name], state)
+            _write(generators[name], state)
 
     def make(self, states: Mapping[str, State]) -> None:
-        """Make the generators that samplers make late, if there is a state for them."""
-        for name in states.keys() & self.late.keys():
+        """Make the generators that samplers make later, if there is a state for them."""
+        for name in states.keys() & self.lazy.keys():
             made = _make(states[name])
-            setattr(self.late.pop(name), name.rpartition(".")[2], made)
+            setattr(self.lazy.pop(name), name.rpartition(".")[2], made)
             self.own[name] = made
 
     def check(self, states: Mapping[str, State]) -> None:
         """Raise ValueError if a state cannot be restored. Try it on another generator, so that none changes."""
-        every = self.own | self.shared
+        generators = self.own | self.shared
         for name, state in states.items():
             try:
                 copy = _make(state)
                 _write(copy, state)
             except Exception as error:  # noqa: BLE001 - the generators raise various classes
                 refuse_damaged(f"the state of the generator {name}: {error!r}", error)
-            if name in every and type(copy) is not type(_make(_read(every[name]))):
-                refuse_damaged(
-                    f"{name} is a {type(every[name]).__name__}, and its state that of a {type(copy).__name__}"
-                )
+            if name in generators and type(copy) is not type(_make(_read(generators[name]))):
+                kind = type(generators[name]).__name__
+                refuse_damaged(f"{name} must be the state of a {kind}, got that of a {type(copy).__name__}")
 
     def draw_seed(self) -> int:
         """Draw a base seed for workers as DataLoader does."""

@@ -1,4 +1,4 @@
-"""What a state must look like. A damaged one is refused before anything changes."""
+"""Check the values of a state before anything changes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["check_values", "refuse_damaged"]
 
 _INT64 = 2**63 - 1
 _MOST_AHEAD = 2**20
-"""Batches that are requested ahead of those that were yielded, at most."""
+"""The most batches that are requested ahead of those that were yielded."""
 _MOST_WORKERS = 2**16
 
 _FLAGS = ("begun", "over", "base_seed_drawn")
@@ -18,8 +18,8 @@ _TEXTS = ("generators", "generators_at_begin")
 
 
 def refuse_damaged(problem: str, cause: Exception | None = None) -> NoReturn:
-    """Raise the ValueError of a state that ``state_dict()`` did not return like this."""
-    raise ValueError(f"this is no state of a DALILoader, or a damaged one: {problem}") from cause
+    """Raise ValueError for a state that is not as ``state_dict()`` returned it."""
+    raise ValueError(f"the state is damaged, or no DALILoader saved it; load another one: {problem}") from cause
 
 
 def check_values(state: Mapping[str, Any]) -> None:

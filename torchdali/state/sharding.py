@@ -53,26 +53,26 @@ class Sharding:
         mode: The loader's argument ``distributed``.
         loader: The loader.
         shuffle: The loader's argument.
-        given: The name of the argument that gives the order of samples: "sampler", "batch_sampler" or None.
+        order_argument: The name of the argument that gives the order of samples: "sampler", "batch_sampler" or None.
 
     Raises:
         ValueError: The mode does not go with the dataset or the other arguments.
     """
 
-    def __init__(self, mode: Literal["auto"] | None, loader: Any, shuffle: bool | None, given: str | None) -> None:
+    def __init__(
+        self, mode: Literal["auto"] | None, loader: Any, shuffle: bool | None, order_argument: str | None
+    ) -> None:
         self._mode: Literal["auto"] | None = mode
         self._shuffle = bool(shuffle)
         self._is_iterable = isinstance(loader.dataset, IterableDataset)
-        self._given = given
+        self._order_argument = order_argument
         self._has_warned = False
-        if mode and given:
-            raise ValueError(
-                f"distributed='auto' makes a DistributedSampler, which leaves no room for {given}=: leave one out"
-            )
+        if mode and order_argument:
+            raise ValueError(f"distributed must be None with {order_argument}=, got 'auto'; leave one of them out")
         if mode and self._is_iterable:
             raise ValueError(
-                "distributed='auto' gives each rank a share of the indices, and an IterableDataset has none: let it "
-                "skip what is for other ranks (torch.distributed.get_rank(), get_world_size())"
+                "distributed must be None for an IterableDataset, which has no indices to share, got 'auto'; let the "
+                "dataset skip the samples of other ranks (torch.distributed.get_rank(), get_world_size())"
             )
         self.set_sampler(loader)
 
@@ -87,11 +87,11 @@ class Sharding:
         shard = Shard(loader.dataset, world, rank, self._shuffle, loader.seed or 0, loader.drop_last)
         if isinstance(old, Shard):
             shard.set_epoch(old.next_epoch)
-        # DataLoader's __setattr__ refuses new samplers.
+        # DataLoader's __setattr__ raises for a new sampler, so write past it.
         vars(loader)["sampler"] = shard
         if loader.batch_sampler is not None:
             vars(loader)["batch_sampler"] = BatchSampler(shard, loader.batch_size, loader.drop_last)
-        loader._iterator = None  # noqa: SLF001 - torch's: persistent workers, which the old sampler feeds
+        loader._iterator = None  # noqa: SLF001 - torch's: its persistent workers get indices from the old sampler
 
     def set_epoch(self, loader: Any, epoch: int) -> None:
         """Set the number of the next epoch in all samplers that have a ``set_epoch``."""
@@ -110,7 +110,7 @@ class Sharding:
 
     def _warning(self) -> str | None:
         """Return the warning for a loader that gives all samples to each of several processes; else None."""
-        if self._given or self._is_iterable:
+        if self._order_argument or self._is_iterable:
             return None
         if group := rank_and_world_size():
             if group[1] == 1:
@@ -140,8 +140,8 @@ class Sharding:
             return {"ranks": f"{rank}; what each gets is the dataset's own matter"}
         shard = loader.sampler
         if not isinstance(shard, Shard):
-            if self._given:
-                return {"ranks": f"{rank}; what each gets is the {self._given}'s own matter"}
+            if self._order_argument:
+                return {"ranks": f"{rank}; what each gets is the {self._order_argument}'s own matter"}
             return {"ranks": f"{rank}; all samples to each"}
         count = len(loader.dataset)
         extra = shard.total_size - count

@@ -81,12 +81,12 @@ class ProgressTracker:
         if self.progress:
             if self.progress.is_disturbed:
                 raise RuntimeError(
-                    "where the sampler is cannot be saved: it draws from a generator from which other code draws "
-                    "between batches, too. Give it a generator of its own, or state_dict() and load_state_dict()"
+                    "the sampler must not share a generator with other code, but other code drew from it between "
+                    "batches; give the sampler a generator of its own, or state_dict() and load_state_dict()"
                 )
             self._note_used(self.progress)
         # A sampler that has not run yet may still draw from any global generator, so save them all.
-        used = self._used if self._has_asked_sampler else self._used | Generators(loader).foreign
+        used = self._used if self._has_asked_sampler else self._used | Generators(loader).non_torch
         return build_state(loader, self.progress, self.next_epoch, used)
 
     def _note_used(self, progress: EpochProgress) -> None:
@@ -123,7 +123,7 @@ class ProgressTracker:
         if checkpoint.in_progress:
             self.next_epoch = _check_epoch(checkpoint, self.next_epoch, read_epochs(loader))
         generators.make(checkpoint.rng_at_start)
-        self._used |= checkpoint.rng_now.keys() - generators.always
+        self._used |= checkpoint.rng_now.keys() - generators.required
         generators.set(checkpoint.rng_at_start)
         start = checkpoint.state["start"]
         self.progress = EpochProgress(
@@ -173,9 +173,11 @@ def _set_epochs(loader: Any, epochs: _SamplerEpochs) -> None:
 
 def _check_is_resumable(loader: Any, is_native: bool) -> None:
     if isinstance(loader.dataset, IterDataPipe):
-        raise UnsupportedDatasetError("the place of a datapipe is not saved")
+        raise UnsupportedDatasetError(
+            "dataset must not be a datapipe, because torch cannot resume one; use an IterableDataset"
+        )
     if loader.num_workers and not loader.in_order and not is_native:
-        raise ValueError("with in_order=False batches come in an order that cannot be found again")
+        raise ValueError("in_order must be True to save or load a state, got False; leave out in_order=False")
 
 
 def _check_epoch(checkpoint: Checkpoint, epoch: int, sampler_epochs: _SamplerEpochs) -> int:
@@ -187,6 +189,7 @@ def _check_epoch(checkpoint: Checkpoint, epoch: int, sampler_epochs: _SamplerEpo
     for owner, was, now in compared:
         if was != now:
             raise ValueError(
-                f"the state that was loaded is of epoch {was}, and {owner}set_epoch({now}) was called since"
+                f"the epoch must be {was} as in the loaded state, got {owner}set_epoch({now}); call set_epoch before "
+                "load_state_dict(), or not for this epoch"
             )
     return in_state

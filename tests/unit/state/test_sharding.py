@@ -108,9 +108,9 @@ class Stream(IterableDataset):
 @pytest.mark.parametrize(
     ("dataset", "given", "text"),
     [
-        (DATA, "sampler", "leaves no room for sampler=: leave one out"),
-        (DATA, "batch_sampler", "leaves no room for batch_sampler=: leave one out"),
-        (Stream(), None, "an IterableDataset has none: let it skip"),
+        (DATA, "sampler", "must be None with sampler=, got 'auto'; leave one of them out"),
+        (DATA, "batch_sampler", "must be None with batch_sampler=, got 'auto'; leave one of them out"),
+        (Stream(), None, "for an IterableDataset, .* got 'auto'; let the dataset skip"),
     ],
 )
 def test_arguments_that_exclude_each_other_are_refused(dataset, given, text):
