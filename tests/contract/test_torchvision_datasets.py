@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from conftest import same
 from helpers.crops import EXACT
 from torch.utils.data import ConcatDataset, DataLoader, Subset
@@ -198,3 +199,39 @@ def test_changes_are_seen(make: Make, name: str, change: Callable[[Any], object]
     assert dataset_state(dataset) == before
     change(dataset)
     assert dataset_state(dataset) != before
+
+
+# Datasets that need the loader's transform=
+
+
+def omniglot(files: Files, labels: Labels) -> dict[str, Any]:
+    folder = Path(files[0]).parent
+    images = [(Path(file).name, 0) for file in files if Path(file).parent == folder]
+    return {
+        "target_folder": str(folder.parent),
+        "_characters": [folder.name],
+        "_flat_character_images": images,
+        "loader": None,
+    }
+
+
+def celeba(files: Files, labels: Labels) -> dict[str, Any]:
+    attributes = torch.arange(2 * len(files)).reshape(-1, 2)
+    return {"base_folder": "", "filename": files, "target_type": ["attr"], "attr": attributes}
+
+
+@pytest.mark.filterwarnings("ignore:unclosed file", "ignore::pytest.PytestUnraisableExceptionWarning")  # of CelebA
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("name", "attributes"), [("Omniglot", omniglot), ("CelebA", celeba)])
+def test_transform_of_the_loader_gives_dataloaders_batches(
+    pictures: Path, name: str, attributes: Callable[[Files, Labels], dict[str, Any]], workers: int
+) -> None:
+    files = sorted(map(str, pictures.glob("*/*")))
+    dataset: Any = object.__new__(getattr(datasets, name))
+    datasets.VisionDataset.__init__(dataset, "")
+    vars(dataset).update(attributes(files, []))
+    with pytest.raises(UnsupportedDatasetError):
+        from_dataset(dataset)
+    ours = list(DALILoader(dataset, 3, device="cpu", transform=EXACT, num_workers=workers))
+    dataset.transform = EXACT
+    assert same(ours, list(DataLoader(dataset, 3)))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, Subset
 
 from torchdali.errors import TransformError
 from torchdali.loader.native_plan import NativePlan
@@ -107,7 +107,7 @@ def _describe_worker_fed(loader: DataLoader[Any], options: LoaderOptions, proxy:
     rows = {"source": f"{type(loader.dataset).__name__}, worker-fed: its samples come from {where}, as in DataLoader"}
     rows["not native"] = why
     if proxy is None or proxy.pipelines is None:
-        rows["transforms"] = "none: without transform= nothing runs in DALI"
+        rows["transforms"] = f"none: without transform= nothing runs in DALI{_describe_movable(loader.dataset)}"
         rows["collate"] = f"{_function_name(loader.collate_fn)}, where the samples are made"
         device = "cpu" if proxy is None else str(proxy.device)
         copy = "" if device == "cpu" else f", then copied to {device} from pinned memory, on a stream of its own"
@@ -141,6 +141,19 @@ def _describe_worker_fed(loader: DataLoader[Any], options: LoaderOptions, proxy:
         or "not known before the first batch",
         "window": window,
     }
+
+
+def _describe_movable(dataset: Any) -> str:
+    """Return what to move to the loader, if a dataset has a transform of torchvision's; empty if it has none."""
+    while isinstance(dataset, Subset):
+        dataset = cast("Any", dataset).dataset
+    for name, value in getattr(dataset, "__dict__", {}).items():
+        if type(value).__module__.startswith("torchvision.transforms"):
+            return (
+                f". For the GPU, return images without {type(dataset).__name__}.{name}, and give it to the loader as "
+                "transform="
+            )
+    return ""
 
 
 def _describe_threads(threads: Threads, stats: InputStats = NOTHING_SEEN) -> str:

@@ -11,7 +11,8 @@ from typing import Any
 import PIL.Image
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset, IterableDataset, Subset
+from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
@@ -111,6 +112,26 @@ def test_nothing_in_dali(options: dict[str, Any]) -> None:
     assert found["on error"].startswith("a black image takes the place")
     assert found["timeout"] == ("1 s a batch" if options else "none")
     assert ("batch" in found) == bool(options)
+
+
+class Wrapped(Samples):
+    """Another dataset's samples, their images transformed."""
+
+    def __init__(self, augment: Any) -> None:
+        super().__init__()
+        self.augment = augment
+
+    def __getitem__(self, index: int) -> Any:
+        image, label = super().__getitem__(index)
+        return self.augment(image), label
+
+
+@pytest.mark.parametrize("wrap", [lambda d: d, lambda d: Subset(d, [1, 0])], ids=["itself", "Subset"])
+def test_transform_that_could_run_in_dali_is_named(wrap: Callable[[Any], Any]) -> None:
+    hint = ". For the GPU, return images without Wrapped.augment, and give it to the loader as transform="
+    for augment, text in ((CROP, hint), (v1.ToTensor(), hint), (torch.tensor, "")):
+        found = rows(DALILoader(wrap(Wrapped(augment)), device="cpu"))
+        assert found["transforms"] == f"none: without transform= nothing runs in DALI{text}"
 
 
 def test_where_images_are() -> None:
