@@ -103,8 +103,8 @@ def _describe_native(loader: DataLoader[Any], options: LoaderOptions, native: Na
 
 def _describe_worker_fed(loader: DataLoader[Any], options: LoaderOptions, proxy: ProxyPlan | None, why: str) -> Rows:
     workers = "1 worker process" if loader.num_workers == 1 else f"{loader.num_workers} worker processes"
-    where = workers if loader.num_workers else "this process (num_workers=0)"
-    rows = {"source": f"{type(loader.dataset).__name__}, worker-fed: its samples come from {where}, as in DataLoader"}
+    origin = workers if loader.num_workers else "this process (num_workers=0)"
+    rows = {"source": f"{type(loader.dataset).__name__}, worker-fed: its samples come from {origin}, as in DataLoader"}
     rows["not native"] = why
     if proxy is None or proxy.pipelines is None:
         rows["transforms"] = f"none: without transform= nothing runs in DALI{_describe_movable(loader.dataset)}"

@@ -87,7 +87,7 @@ class Clock:
     def __init__(self, device: torch.device) -> None:
         self._gpu = device if device.type == "cuda" else None
         self._began = self._lapped = self._entered = perf_counter()
-        self._left: float | None = None
+        self._last_yield: float | None = None
         self._inside = self._starved = False
         # When the latest batch was yielded, and when the next was requested.
         self._events: tuple[Event | None, Event | None] = (None, None)
@@ -143,9 +143,9 @@ class Clock:
                 self._unread.append((before, requested, yielded, images, self._laps))
             self._events = (yielded, None)
             self.read()
-        elif self._left is not None:
-            self._add(self._entered - self._left, now - self._entered, images, self._laps)
-        self._left = now
+        elif self._last_yield is not None:
+            self._add(self._entered - self._last_yield, now - self._entered, images, self._laps)
+        self._last_yield = now
 
     def end(self) -> None:
         """End the epoch's time."""
@@ -153,7 +153,7 @@ class Clock:
 
     def skip(self, seconds: float = 0.0) -> None:
         """Do not count the time since the latest batch, nor some seconds of the epoch."""
-        self._left, self._events = None, (None, None)
+        self._last_yield, self._events = None, (None, None)
         self._began += seconds
         self._lapped += seconds
 

@@ -225,22 +225,23 @@ def fuse(plan: Plan) -> Plan:
     else:
         branches = [_put_channels_first(_fuse_neighbours(view.rules)) for view in views]
         views = tuple(
-            replace(view, rules=own, channels_first=is_chw) for view, (own, is_chw) in zip(views, branches, strict=True)
+            replace(view, rules=fused, channels_first=is_chw)
+            for view, (fused, is_chw) in zip(views, branches, strict=True)
         )
     window = plan.decodes and bool(rules) and isinstance(rules[0], Window) and rules[0].stays_inside
     return replace(plan, rules=rules, views=views, decode_window=window)
 
 
 def _fuse_neighbours(rules: Sequence[Rule]) -> tuple[Rule, ...]:
-    done: list[Rule] = []
+    fused: list[Rule] = []
     for rule in rules:
         if rule.operators:
-            done.append(rule)
-            while len(done) > 1 and (
-                both := done[-1].fuse_with_previous(done[-2]) or done[-2].fuse_with_next(done[-1])
+            fused.append(rule)
+            while len(fused) > 1 and (
+                both := fused[-1].fuse_with_previous(fused[-2]) or fused[-2].fuse_with_next(fused[-1])
             ):
-                done[-2:] = [both]
-    return tuple(done)
+                fused[-2:] = [both]
+    return tuple(fused)
 
 
 def _put_channels_first(rules: tuple[Rule, ...]) -> tuple[tuple[Rule, ...], bool]:

@@ -171,14 +171,14 @@ class CompiledTransform:
         with ExitStack() as files:
             paths = [""] * len(images)
             for i in rows.tolist():
-                paths[i] = _path_of(images[i], files)
-            reader = FileReader(_GivenFiles(paths))
-            feed = Prefetcher(prefetch_depth=1, timeout=0)
+                paths[i] = _get_path(images[i], files)
+            reader = FileReader(_InputFiles(paths))
+            prefetcher = Prefetcher(prefetch_depth=1, timeout=0)
             try:
-                feed.put(Batch(reader, pool, rows, draws))
-                return feed.get().views
+                prefetcher.put(Batch(reader, pool, rows, draws))
+                return prefetcher.get().views
             finally:
-                feed.close()
+                prefetcher.close()
 
     def _from_pixels(self, pool: PipelinePool, images: Any, rows: IntArray, draws: Draws, resident: bool) -> Views:
         if isinstance(images, torch.Tensor):
@@ -201,7 +201,7 @@ class CompiledTransform:
             pool.release(runner)
 
 
-class _GivenFiles(Source):
+class _InputFiles(Source):
     """The files that a transform is called with. Encoded bytes become files in memory, named by their position."""
 
     kind = InputKind.FILES
@@ -243,13 +243,13 @@ def _merge(plans: Sequence[Plan], rows: Sequence[Sequence[int]], results: Sequen
     """Return the results of several kinds of images as those of one kind. Each kind has its ``rows``."""
     has_views = [plan.container is not None and not plan.suffix for plan in plans]
     merged: list[Any] = [None] * sum(map(len, rows))
-    for own, result, views in zip(rows, results, has_views, strict=True):
-        for row, image in zip(own, zip(*result, strict=True) if views else result, strict=True):
+    for positions, result, views in zip(rows, results, has_views, strict=True):
+        for row, image in zip(positions, zip(*result, strict=True) if views else result, strict=True):
             merged[row] = image
     return [_stack(list(view)) for view in zip(*merged, strict=True)] if any(has_views) else _stack(merged)
 
 
-def _path_of(image: Any, files: ExitStack) -> str:
+def _get_path(image: Any, files: ExitStack) -> str:
     """Return the path of a file. Encoded bytes become a file in memory, which ``files`` closes."""
     if isinstance(image, (str, os.PathLike)):
         return os.fspath(cast("str | os.PathLike[str]", image))

@@ -23,13 +23,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["Images", "stream_of", "to_array", "to_torch"]
+__all__ = ["Images", "get_stream", "to_array", "to_torch"]
 
 Images = torch.Tensor | list[torch.Tensor]
 """A batch of images: one tensor, or one per sample if shapes differ."""
 
 
-def stream_of(device: torch.device) -> Any:
+def get_stream(device: torch.device) -> Any:
     """Return the stream for ``Pipeline.share_outputs``: torch's current stream, or None on the CPU."""
     return torch.cuda.current_stream(device) if device.type == "cuda" else None
 
@@ -39,11 +39,11 @@ def to_torch(outputs: Any, stream: Any) -> Images:
 
     Args:
         outputs: An output of ``share_outputs``.
-        stream: The stream that it was bound to, from :func:`stream_of`.
+        stream: The stream that it was bound to, from :func:`get_stream`.
     """
     if outputs.is_dense_tensor() or len({tuple(shape) for shape in outputs.shape()}) == 1:
         return _adopt(outputs.as_tensor(), stream)
-    if outputs.ndim() == 1:  # for a cache, to which slices of one tensor will do: DALI makes one per sample slowly
+    if outputs.ndim() == 1:  # packed for a cache: DALI is slow to make a tensor for each sample
         lengths: list[int] = [length for (length,) in outputs.shape()]
         batch = _adopt(outputs.as_reshaped_tensor([sum(lengths)]), stream)
         return list(torch.split(batch, lengths))
@@ -51,8 +51,8 @@ def to_torch(outputs: Any, stream: Any) -> Images:
 
 
 def _adopt(tensor: Any, stream: Any) -> torch.Tensor:
-    # Passing a capsule takes a quarter of the time in which torch.from_dlpack gets one itself. In DLPack's protocol
-    # CUDA's default stream has the number 1.
+    # Passing a capsule takes a quarter of the time that torch.from_dlpack takes to get one. In DLPack's protocol CUDA's
+    # default stream has the number 1.
     capsule = tensor.__dlpack__(stream=stream.cuda_stream or 1) if stream else tensor.__dlpack__()
     return torch.from_dlpack(capsule)
 

@@ -1,4 +1,4 @@
-"""A running pipeline: its inputs, its runs in flight, its fate at a fork."""
+"""The runner of a pipeline: its inputs, its runs in flight, and what happens at a fork."""
 
 from __future__ import annotations
 
@@ -84,12 +84,12 @@ class PipelineRunner:
         """Schedule a run, without waiting for it. Return the run's number.
 
         Args:
-            images: The batch, in the form that the plan's ``input_kind`` says. On the host it is not copied, and must
-                not change.
+            images: The batch, in the form that the plan's ``input_kind`` says. DALI does not copy an array on the
+                host, so it must not change.
             inputs: The parameters that the plan feeds.
             resources: Closed when the run is done. The runner takes them over.
         """
-        with self._whole_call():
+        with self._end_epoch_on_error():
             self._release_finished()
             self._pipeline.feed_input(self._input_kind.value, images)
             for name, value in inputs.items():
@@ -113,7 +113,7 @@ class PipelineRunner:
             EpochEndedError: The oldest run is another one, because an earlier call was interrupted.
             RunTimeoutError: It did not finish in time. The runner cannot be used any more.
         """
-        with self._whole_call():
+        with self._end_epoch_on_error():
             if number not in (None, self._num_taken + 1) or not self._resources:
                 raise EpochEndedError(INTERRUPTED)
             outputs = self._take(timeout)
@@ -122,12 +122,12 @@ class PipelineRunner:
                 raise outputs
             return outputs
         finally:
-            del outputs  # raised, its traceback would hold it in a cycle
+            del outputs  # CPython: the traceback of a raised exception refers to this frame, which would be a cycle
 
     @contextmanager
-    def _whole_call(self) -> Generator[None, None, None]:
-        """Break the runner, and end the epoch, if an exception leaves the block: DALI may have done half of a call."""
-        if self._closed:  # by a cache that was replaced; the feed then runs the batch again
+    def _end_epoch_on_error(self) -> Generator[None, None, None]:
+        """End the epoch, and mark the runner as broken, if the block raises: DALI may have done half of a call."""
+        if self._closed:  # by a cache that was replaced; the prefetcher then runs the batch again
             raise RuntimeError("the runner was closed with this run in flight")
         if self.broken:
             raise EpochEndedError(INTERRUPTED)
@@ -143,14 +143,14 @@ class PipelineRunner:
 
     def _take(self, timeout: float) -> RunOutputs | Exception:
         """Return the result of the oldest run, or what DALI raised in it."""
-        stream = dlpack.stream_of(self._device)
+        stream = dlpack.get_stream(self._device)
 
         def share() -> Any:
             with devices.on(self._device):  # in the thread that waits, too
                 return self._pipeline.share_outputs(stream)
 
         try:
-            outputs = _within(timeout, share) if timeout else share()
+            outputs = _call_with_timeout(timeout, share) if timeout else share()
         except RunTimeoutError:
             self._abandon()
             raise
@@ -159,7 +159,7 @@ class PipelineRunner:
                 raise
             self._num_taken += 1
             self._resources.popleft().close()
-            # DALI's message names the file, and its binding makes no str of a name that is not UTF-8.
+            # DALI's message contains the file's name. Its binding raises UnicodeDecodeError if that is not UTF-8.
             return RuntimeError(str(error)) if isinstance(error, UnicodeDecodeError) else error
         views: Views = [dlpack.to_torch(outputs[i], stream) for i in range(self._views)]
         file_info = [dlpack.to_array(outputs[i]) for i in range(self._views, len(outputs))]
@@ -175,7 +175,7 @@ class PipelineRunner:
             self._unreleased.popleft()[1].close()
 
     def _abandon(self) -> None:
-        """Leak the pipeline and what its runs read: a closed file descriptor could be reused while DALI reads it."""
+        """Leak the pipeline and the files of its runs. A closed descriptor could be reused while DALI reads from it."""
         graph.leak(self._pipeline)
         _leaked.extend(self._resources)
         self._resources.clear()
@@ -214,8 +214,8 @@ def _keep_until_done(images: Any) -> None:
     """Do nothing. As a callback it keeps the fed arrays alive, which DALI reads without a copy."""
 
 
-def _within(timeout: float, call: Callable[[], Any]) -> Any:
-    """Return the result of ``call`` from a thread, which is left behind if it does not return in time.
+def _call_with_timeout(timeout: float, call: Callable[[], Any]) -> Any:
+    """Run ``call`` in a thread and return its result. Abandon the thread if it does not return in time.
 
     If no thread can be started, wait here without a limit. Otherwise the next batch would get this run's result.
     """

@@ -40,19 +40,19 @@ def as_kind(image: torch.Tensor, kind: Kind) -> Any:
     return tv_tensors.Image(image) if kind == "image" else image
 
 
-_lent = threading.RLock()
+_generators_lock = threading.RLock()
 _PATIENCE = 10.0
-"""Seconds that a thread waits for another one. The other thread's transforms may be waiting for this thread."""
+"""Seconds that a thread waits for another one. The transforms of the other may wait for this thread, a deadlock."""
 
 
-def _free_again() -> None:
-    """Replace the lock in a forked child: the thread that held it is not there."""
-    global _lent
-    _lent = threading.RLock()
+def _reset_lock() -> None:
+    """Replace the lock in a forked child, which lacks the thread that held it."""
+    global _generators_lock
+    _generators_lock = threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_free_again)
+    os.register_at_fork(after_in_child=_reset_lock)
 
 
 @contextmanager
@@ -61,12 +61,12 @@ def seeded(device: torch.device) -> Generator[Callable[[int], None], None, None]
 
     One thread at a time. Otherwise a thread could restore the states that another thread had seeded.
     """
-    lock, taken = _lent, _lent.acquire(timeout=_PATIENCE)
+    lock, is_acquired = _generators_lock, _generators_lock.acquire(timeout=_PATIENCE)
     try:
         with _seeded(device) as seed:
             yield seed
     finally:
-        if taken:
+        if is_acquired:
             lock.release()
 
 
@@ -101,17 +101,17 @@ def run_on_batch(tail: Sequence[tuple[Kind, TorchTransform]], images: Images) ->
         images: ``(N, C, H, W)``, or one tensor per sample if shapes differ.
     """
     together = isinstance(images, torch.Tensor)
-    done = [images] if together else list(images)
-    if not done:
+    results = [images] if together else list(images)
+    if not results:
         return []
-    with cpu_semantics(done[0].device, any(transform.resizes for _, transform in tail)):
+    with cpu_semantics(results[0].device, any(transform.resizes for _, transform in tail)):
         for kind, transform in tail:
             try:
-                done = [transform(as_kind(each, kind)) for each in done]
+                results = [transform(as_kind(each, kind)) for each in results]
             except Exception as error:
                 add_note(error, f"while {_name_of(transform)} ran in torch on a batch of {len(images)}")
                 raise
-    plain = [each.as_subclass(torch.Tensor) for each in done]
+    plain = [each.as_subclass(torch.Tensor) for each in results]
     return plain[0] if together else plain
 
 
@@ -154,7 +154,7 @@ def run_in_torch(plan: Plan, images: Sequence[Any], seeds: IntArray, name: Calla
         seeds: ``(N,)`` seeds below 2**63.
         name: Returns the name of the sample in a row.
     """
-    done: list[Any] = []
+    results: list[Any] = []
     resizing = any(transform.resizes for transform in plan.suffix)
     with cpu_semantics(plan.device, resizing), seeded(plan.device) as seed:
         for row, (image, number) in enumerate(zip(images, seeds.tolist(), strict=True)):
@@ -165,8 +165,8 @@ def run_in_torch(plan: Plan, images: Sequence[Any], seeds: IntArray, name: Calla
                 except Exception as error:
                     add_note(error, f"while {_name_of(transform)} ran in torch on {name(row)}")
                     raise
-            done.append(image)
-    return done
+            results.append(image)
+    return results
 
 
 def _name_of(transform: TorchTransform) -> str:

@@ -1,4 +1,4 @@
-"""Whether a card decodes JPEGs in hardware."""
+"""Find out whether a GPU decodes JPEGs in hardware."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def has_jpeg_engine(device: torch.device) -> bool:
     if capability in _WITH_ENGINE or capability < _FIRST_WITH_ENGINE:
         return capability in _WITH_ENGINE
     with devices.on(device):
-        return _nvjpeg_finds_engine()
+        return _ask_nvjpeg()
 
 
-def _nvjpeg_finds_engine() -> bool:
+def _ask_nvjpeg() -> bool:
     try:
         folder = Path(next(iter(importlib.import_module("nvidia.nvjpeg").__path__))) / "lib"
         nvjpeg = ctypes.CDLL(str(next(folder.glob("libnvjpeg.so*"))))

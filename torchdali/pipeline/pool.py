@@ -1,4 +1,4 @@
-"""Pipelines that are kept from epoch to epoch: a pool for each plan, and a pool for each kind of image."""
+"""Pools of pipelines, which outlive an epoch: one pool for each plan, or for each kind of image."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class PipelineCache:
         self._pools: dict[tuple[InputKey, int | None], PipelinePool] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy, pickled or not, has built nothing yet."""
+        """Leave the pipelines out. A copy builds its own."""
         return {**self.__dict__, "_pools": {}}
 
     def __iter__(self) -> Iterator[InputKey]:

@@ -16,7 +16,7 @@ from torchvision.transforms import InterpolationMode, v2
 from torchdali.samples.tree import tree_map
 
 _FEW_KERNELS = {torch.uint16, torch.uint32, torch.uint64}
-"""Types that torch handles on the CPU and not on CUDA."""
+"""Types for which torch lacks most CUDA kernels: https://github.com/pytorch/pytorch/issues/58734."""
 
 _PRODUCTS = {
     *(torch.bmm, torch.mm, torch.matmul, torch.einsum),
@@ -28,7 +28,7 @@ _LINEAR = (v1.LinearTransformation, v2.LinearTransformation)
 """They hold a matrix. It is moved to the GPU, unless the transform is hidden inside another one."""
 
 _ONLY_ON_THE_CPU = (
-    "interpolation parameters can not be handled",  # an antialiased resize by a factor of about 50 or more
+    "interpolation parameters can not be handled",  # an antialiased resize by a large factor: https://github.com/pytorch/vision/issues/7671
     "does not have a deterministic implementation",
     "Deterministic behavior was enabled",  # cuBLAS without CUBLAS_WORKSPACE_CONFIG
 )
@@ -76,10 +76,10 @@ class TorchTransform:
 
 def _with_matrix_on(transform: Any, device: torch.device) -> Any:
     """Return a copy with its matrix on a device. torchvision needs it on the device of the images."""
-    moved = copy.copy(transform)
-    moved.transformation_matrix = transform.transformation_matrix.to(device)
-    moved.mean_vector = transform.mean_vector.to(device)
-    return moved
+    clone = copy.copy(transform)
+    clone.transformation_matrix = transform.transformation_matrix.to(device)
+    clone.mean_vector = transform.mean_vector.to(device)
+    return clone
 
 
 def _runs_on_host(transform: Any) -> bool:
@@ -128,7 +128,7 @@ def _needs_mode() -> bool:
     """Return whether any call may need the mode. It costs each call some microseconds."""
     try:
         exact = torch.get_float32_matmul_precision() == "highest"
-    except RuntimeError:  # torch raises it if precisions were set for single backends
+    except RuntimeError:  # precisions were set by backend: https://github.com/pytorch/pytorch/issues/179445
         exact = False
     return not exact or torch.are_deterministic_algorithms_enabled()
 

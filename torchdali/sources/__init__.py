@@ -1,4 +1,4 @@
-"""Where images come from: a source reads files, bytes or pixels by row, instead of asking a dataset for each sample."""
+"""Sources of images. A source reads files, bytes or pixels by row, without calling a dataset's ``__getitem__``."""
 
 from torchdali.sources.adopters import dataset_state, from_dataset
 from torchdali.sources.folder import FileSource

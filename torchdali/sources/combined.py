@@ -1,4 +1,4 @@
-"""Several sources as one: what Subset and ConcatDataset make of datasets with a source of their own."""
+"""Several sources as one source, for Subset and ConcatDataset of datasets that have their own sources."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ __all__ = ["CombinedSource"]
 
 
 class CombinedSource(Source):
-    """Some samples of some sources.
+    """Selected samples of several sources.
 
     Args:
         sources: The sources.
         which: ``(N,)`` for each sample the index of its source.
-        rows: ``(N,)`` for each sample its row there.
+        rows: ``(N,)`` for each sample its row in that source.
 
     Raises:
-        UnsupportedDatasetError: The sources differ in kind, spec or place.
+        UnsupportedDatasetError: The sources differ in kind, in spec, or in whether they are on the GPU.
     """
 
     def __init__(self, sources: Sequence[Source], which: IntArray, rows: IntArray) -> None:
@@ -45,27 +45,27 @@ class CombinedSource(Source):
         """Return what the sources read, in the order of the rows."""
         which, rows = self._which[rows], self._rows[rows]
         images: list[Any] = [None] * len(rows)
-        for number, source in enumerate(self._sources):
-            places = np.flatnonzero(which == number)
-            part: Any = source.read(rows[places]) if len(places) else []
-            if self.kind is InputKind.FILES and hasattr(part, "dtype"):  # arrays of paths differ in length
+        for i, source in enumerate(self._sources):
+            positions = np.flatnonzero(which == i)
+            part: Any = source.read(rows[positions]) if len(positions) else []
+            if self.kind is InputKind.FILES and hasattr(part, "dtype"):  # arrays of paths differ in width
                 part = [path.tobytes().rstrip(b"\0") for path in part]
-            for place, image in zip(places.tolist(), part, strict=True):
-                images[place] = image
+            for position, image in zip(positions.tolist(), part, strict=True):
+                images[position] = image
         return images
 
     def target(self, row: int) -> Any:
         """Return the target of a sample."""
-        return self._source_of(row).target(int(self._rows[row]))
+        return self._find_source(row).target(int(self._rows[row]))
 
     def name(self, row: int) -> str:
         """Return the name of a sample in its source."""
-        return self._source_of(row).name(int(self._rows[row]))
+        return self._find_source(row).name(int(self._rows[row]))
 
-    def _source_of(self, row: int) -> Source:
+    def _find_source(self, row: int) -> Source:
         return self._sources[int(self._which[row])]
 
     def describe(self) -> str:
-        """Return the number of samples and the sources that they are from."""
+        """Return the number of samples and the types of their sources."""
         names = dict.fromkeys(type(source).__name__ for source in self._sources)
         return f"{len(self):,} samples of {', '.join(names)}"

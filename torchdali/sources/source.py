@@ -1,4 +1,4 @@
-"""What a source of samples must have, so that the pipelines can read it."""
+"""The interface of a source, which the pipelines read."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Source(ABC):
         """Return the name of a sample for messages: mostly that of its file."""
 
     def describe(self) -> str:
-        """Return what this is, for ``explain()``."""
+        """Return a description, for ``explain()``."""
         return f"{len(self):,} samples of {type(self).__name__}"
 
     def labels(self, rows: IntArray) -> IntArray | None:
@@ -68,7 +68,7 @@ class Source(ABC):
         return None
 
     def headers(self) -> HeaderTable | None:
-        """Return what is known of the headers of ``FILES`` already, or None."""
+        """Return the known headers of ``FILES``, or None."""
         return None
 
     def has_same_files(self, other: Source) -> bool:
@@ -86,11 +86,11 @@ class Source(ABC):
 
 
 class Targets:
-    """The targets of samples, and what transforms them.
+    """The targets of samples, and their transforms.
 
     Args:
         values: The target of each sample: an array of integers, or a list of anything.
-        functions: The target transforms; None where there is none.
+        functions: The target transforms, each a function or None.
         which: ``(N,)`` for each sample the index of its target transform; None if all have the first.
     """
 

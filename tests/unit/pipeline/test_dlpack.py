@@ -65,7 +65,7 @@ def test_bytes_of_any_length_are_parts_of_one_tensor(device):
         )
     pipeline.feed_input("given", given)
     pipeline.schedule_run()
-    stream = dlpack.stream_of(torch.device(device))
+    stream = dlpack.get_stream(torch.device(device))
     (outputs,) = pipeline.share_outputs(stream)
     parts = dlpack.to_torch(outputs, stream)
     pipeline.release_outputs()

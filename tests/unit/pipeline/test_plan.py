@@ -221,7 +221,7 @@ def test_generators_that_another_thread_keeps_are_waited_for_no_longer_than_is_o
     inside.wait()
     process = os.fork()
     if not process:
-        os._exit(not fallback._lent.acquire(blocking=False))
+        os._exit(not fallback._generators_lock.acquire(blocking=False))
     with seeded(torch.device("cpu")) as seed:
         seed(7)
         drawn = torch.rand(1)

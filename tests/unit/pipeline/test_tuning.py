@@ -151,7 +151,7 @@ def test_nvjpeg_is_asked_only_where_the_kind_of_card_does_not_tell(
 
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
     monkeypatch.setattr(devices, "on", lambda _device: nullcontext())
-    monkeypatch.setattr(jpeg_engine, "_nvjpeg_finds_engine", ask)
+    monkeypatch.setattr(jpeg_engine, "_ask_nvjpeg", ask)
     assert jpeg_engine.has_jpeg_engine.__wrapped__(CUDA) is engine
 
 
@@ -159,7 +159,7 @@ def test_nvjpeg_is_asked_only_where_the_kind_of_card_does_not_tell(
 def test_nvjpeg_says_of_this_card_what_its_kind_does() -> None:
     if (torch.cuda.get_device_capability(0)) not in jpeg_engine._WITH_ENGINE:
         pytest.skip("a card whose kind does not tell")
-    assert jpeg_engine._nvjpeg_finds_engine()
+    assert jpeg_engine._ask_nvjpeg()
 
 
 @pytest.mark.parametrize(

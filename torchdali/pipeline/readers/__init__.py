@@ -1,4 +1,4 @@
-"""Readers feed the pipelines: they read a source, and know what headers say, what PIL must decode, what is damaged."""
+"""Readers feed the pipelines. They read a source and its headers, and find files that are damaged or for PIL."""
 
 from torchdali.pipeline.readers.base import Reader
 from torchdali.pipeline.readers.encoded import EncodedBatch, EncodedFile, EncodedReader

@@ -28,7 +28,7 @@ class EncodedBatch(Reader):
     """The files of one batch, in memory.
 
     Args:
-        owner: The reader that it is a batch of.
+        owner: The reader of the whole source.
         load: Returns the files of some rows.
         patience: As for :class:`Scan`.
     """
@@ -79,7 +79,7 @@ class EncodedBatch(Reader):
 
 
 class EncodedReader(Reader):
-    """Reads a source that gives the bytes of image files. They are read anew for every batch."""
+    """Reads a source that gives the bytes of image files. They are read again for every batch."""
 
     def __init__(self, source: Source) -> None:
         super().__init__(source)
@@ -106,7 +106,7 @@ class EncodedReader(Reader):
         self._num_read += 1
         self._num_non_engine += not header.baseline
         if header.jpeg and header.native and data[-2:].tobytes() != b"\xff\xd9":
-            with self.blame(row, "decoded"):  # the JPEG engine fills what is missing with grey and reports nothing
+            with self.blame(row, "decoded"):  # a GPU's JPEG engine fills the missing part with grey, silently
                 decode_to_ppm(data)
         return data, header
 

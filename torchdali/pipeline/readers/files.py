@@ -1,4 +1,4 @@
-"""Image files on a disk, and what their headers said."""
+"""The reader of image files on a disk, with a table of their headers."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ _Size = tuple[int, int]
 
 
 class FileReader(Reader):
-    """Reads files, whose paths are one gather and one dense input of the pipeline.
+    """Reads files. Their paths are one gather and one dense input of the pipeline.
 
-    A file's header is read when its row first comes up, and kept.
+    A file's header is read when its row is first requested, and stored.
 
     Args:
         source: The files.
-        header_reader: Reads the first bytes of many files in DALI's threads; without it they are read one by one.
+        header_reader: Reads the first bytes of many files in DALI's threads. Without it files are read one by one.
 
     Attributes:
-        table: What headers said.
+        table: The known headers.
     """
 
     _validates = False
@@ -53,13 +53,13 @@ class FileReader(Reader):
         self._black: dict[int, _Size] = {}
 
     def __reduce__(self) -> tuple[type[FileReader], tuple[Source, HeaderReader | None]]:
-        # Another process reads the headers anew: the table is as long as the dataset.
+        # Another process reads the headers again, because the table is as long as the dataset.
         return FileReader, (self.source, self._header_reader)
 
     def paths(self, rows: IntArray) -> npt.NDArray[np.uint8]:
         """Return ``(N, L)`` the paths of samples for DALI, padded with NUL."""
         paths = self._read_paths(rows)
-        if (paths == ord(":")).any() and b"://" in paths.tobytes():  # DALI would open a URI, of a network even
+        if (paths == ord(":")).any() and b"://" in paths.tobytes():  # DALI would open a URI, even of a network
             paths = _pad([os.path.abspath(path) for path in map(_unpad, paths)])  # noqa: PTH100 - resolve() follows links
         return paths
 
@@ -85,17 +85,17 @@ class FileReader(Reader):
 
     def validate_headers(self) -> bool:
         """Return whether DALI reads each header before it decodes any, and leaves the files that it refuses to PIL."""
-        # It stays true for the iterators that rely on it. Headers that an index knew were not read by DALI.
+        # It stays true, because iterators rely on it. DALI has not validated headers that come from an index.
         reader = self._header_reader
         self._validates = self._validates or bool(reader and reader.device.type == "cuda" and self.table.is_empty)
         return self._validates
 
     def sizes(self, rows: IntArray) -> IntArray:
-        # Another batch, or a cache, may have forgotten some since they were scanned.
+        # Another batch, or a cache, may have forgotten some of them after the scan.
         if len(unknown := self.table.find_unknown(rows)):
             if self._validates:
                 self._read_many(unknown)
-            else:  # in this thread, which waits for no other file
+            else:  # in this thread, so that it waits only for these files
                 self._read_each(unknown.tolist())
         return self.table.sizes(rows)
 
@@ -160,7 +160,7 @@ class FileReader(Reader):
             header_bytes, lengths = self._header_reader(self.paths(rows), self._validates)
         except HeaderError:
             return False
-        except RuntimeError:  # there are no threads, or no memory, for it
+        except RuntimeError:  # there are no threads or no memory for the pipeline
             if self._validates:
                 raise
             return False
@@ -209,7 +209,7 @@ class FileReader(Reader):
         return self.table.total_bytes(rows)
 
     def find_pil_only(self, rows: IntArray) -> IntArray:
-        too_large = self.table.sizes(rows).prod(axis=1) > max_pixels()  # as an index may say
+        too_large = self.table.sizes(rows).prod(axis=1) > max_pixels()  # an index may have such sizes
         return np.flatnonzero(~self.table.is_native(rows) | too_large)
 
     def mark_pil_only(self, row: int) -> None:
@@ -223,8 +223,8 @@ class FileReader(Reader):
     def check_endings(self, rows: IntArray, endings: npt.NDArray[np.uint8]) -> None:
         """Raise SampleError if a JPEG ends before its image does.
 
-        The JPEG engine fills what is missing with grey and reports nothing. A file that ends in an end-of-image marker
-        is complete. Some others have bytes after their image, so PIL reads each of those once.
+        A GPU's JPEG engine fills the missing part with grey, and reports no error. A file that ends in an end-of-image
+        marker is complete. Some others have bytes after their image, so PIL reads each of those once.
         """
         marked = (endings[:, 0] == 0xFF) & (endings[:, 1] == 0xD9)
         suspects = self.table.may_be_truncated(rows) & ~marked

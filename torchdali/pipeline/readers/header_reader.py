@@ -19,8 +19,8 @@ from torchdali.sources.headers.batch import MANY
 
 __all__ = ["HeaderError", "HeaderReader"]
 
-_AT_THE_BEGINNING = 8
-_ENOUGH = 8
+_NUM_WARMUP = 8
+_MIN_BATCHES = 8
 _PATIENCE = 5.0
 
 
@@ -61,7 +61,7 @@ class HeaderReader(lifecycle.Resource):
         super().__init__()
 
     def renew(self) -> None:
-        """As of :class:`torchdali.runtime.lifecycle.Resource`."""
+        """See :class:`torchdali.runtime.lifecycle.Resource`."""
         self._reading = _Reading()
 
     def __call__(
@@ -81,10 +81,10 @@ class HeaderReader(lifecycle.Resource):
             RuntimeError: There are no threads or there is no memory for the pipeline.
         """
         while True:
-            with lifecycle.native_call(), devices.on(self.device):  # in the loop, so that none is built at exit
+            with lifecycle.native_call(), devices.on(self.device):  # in the loop, so that no pipeline is built at exit
                 reading = self._reading
                 with reading.lock:
-                    if reading is self._reading:  # it may have been abandoned while this thread waited
+                    if reading is self._reading:  # else it was abandoned while this thread waited
                         self._build(reading, len(paths), validate_headers)
                     if reading is not self._reading:
                         reading.close()  # abandoned while it was built
@@ -104,17 +104,17 @@ class HeaderReader(lifecycle.Resource):
         A large batch has 32 files or more. The first eight do not count, because a pipeline is built beside them with
         Python's global lock held. The median ignores batches that waited for the training.
         """
-        counted = self._waits[_AT_THE_BEGINNING:]
-        return median(counted) if len(counted) >= _ENOUGH else 0.0
+        waits = self._waits[_NUM_WARMUP:]
+        return median(waits) if len(waits) >= _MIN_BATCHES else 0.0
 
     def _read_timed(self, reading: _Reading, paths: npt.NDArray[np.uint8]) -> Any:
-        began, worked = perf_counter(), process_time()
-        read = _read(reading, paths)
-        took, work = perf_counter() - began, process_time() - worked
-        if len(paths) >= MANY and len(self._waits) < _AT_THE_BEGINNING + 2 * _ENOUGH:
-            waited = max(0.0, took - work / min(WAITING, machine.available_cores()))
+        begin, cpu_begin = perf_counter(), process_time()
+        outputs = _read(reading, paths)
+        seconds, cpu_seconds = perf_counter() - begin, process_time() - cpu_begin
+        if len(paths) >= MANY and len(self._waits) < _NUM_WARMUP + 2 * _MIN_BATCHES:
+            waited = max(0.0, seconds - cpu_seconds / min(WAITING, machine.available_cores()))
             self._waits.append(waited * WAITING / len(paths))
-        return read
+        return outputs
 
     def _build(self, reading: _Reading, count: int, validate_headers: bool) -> None:
         fits = reading.batch_size >= count and reading.validates == validate_headers
@@ -150,14 +150,14 @@ class HeaderReader(lifecycle.Resource):
 
 def _read(reading: _Reading, paths: npt.NDArray[np.uint8]) -> Any:
     pipeline = reading.pipeline
-    reading.broken = True  # until the end: after an interrupt the next call would get this run's outputs
+    reading.broken = True  # stays so after an interrupt: the next call would get this run's outputs
     pipeline.feed_input(graph.HEADER_PATHS, paths)
     pipeline.schedule_run()
     try:
         header_bytes, lengths = (dlpack.to_array(output) for output in pipeline.share_outputs()[:2])
-        if pipeline is reading.pipeline:  # it may have been abandoned meanwhile
+        if pipeline is reading.pipeline:  # else it was abandoned meanwhile
             pipeline.release_outputs()
-    except (RuntimeError, UnicodeDecodeError) as error:  # the latter if a file's name is not UTF-8
+    except (RuntimeError, UnicodeDecodeError) as error:  # UnicodeDecodeError if DALI's message has a name not in UTF-8
         if not is_raised_by_dali(error):
             raise
         reading.broken = False
