@@ -11,6 +11,7 @@ import pytest
 import torch
 from conftest import same
 from helpers.crops import EXACT
+from PIL import Image
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 from torchvision import datasets
 from torchvision.datasets.folder import default_loader, pil_loader
@@ -80,7 +81,7 @@ ATTRIBUTES: dict[str, tuple[type[Any], Callable[[Files, Labels], dict[str, Any]]
     "OxfordIIITPet, two targets": (datasets.OxfordIIITPet, pet("category", "binary-category")),
     "Places365": (datasets.Places365, paired("imgs")),
     "RenderedSST2": (datasets.RenderedSST2, paired()),
-    "StanfordCars": (datasets.StanfordCars, paired()),
+    "StanfordCars": (datasets.StanfordCars, lambda f, n: paired()(f, [np.uint8(label) for label in n])),
     "SUN397": (datasets.SUN397, zipped),
 }
 
@@ -112,6 +113,17 @@ def assert_batches_are_dataloaders(dataset: Any) -> None:
 @pytest.mark.parametrize("name", ATTRIBUTES)
 def test_batches_are_dataloaders(make: Make, name: str) -> None:
     dataset = make(name)
+    assert "files" in from_dataset(dataset).describe()
+    assert_batches_are_dataloaders(dataset)
+
+
+def test_dataset_of_its_own_constructor_is_read(pictures: Path, tmp_path: Path) -> None:
+    for i, file in enumerate(sorted(pictures.glob("*/*"))):
+        folder = tmp_path / "gtsrb" / "GTSRB" / "Training" / f"0000{i % 3}"
+        folder.mkdir(parents=True, exist_ok=True)
+        with Image.open(file) as image:
+            image.save(folder / f"{i:05}.ppm")
+    dataset = datasets.GTSRB(tmp_path, transform=EXACT)
     assert "files" in from_dataset(dataset).describe()
     assert_batches_are_dataloaders(dataset)
 

@@ -129,7 +129,7 @@ class Wrapped(Samples):
 @pytest.mark.parametrize("wrap", [lambda d: d, lambda d: Subset(d, [1, 0])], ids=["itself", "Subset"])
 def test_transform_that_could_run_in_dali_is_named(wrap: Callable[[Any], Any]) -> None:
     hint = ". For the GPU, return images without Wrapped.augment, and give it to the loader as transform="
-    for augment, text in ((CROP, hint), (v1.ToTensor(), hint), (torch.tensor, "")):
+    for augment, text in ((CROP, hint), (v1.ToTensor(), hint), (torch.nn.Identity(), "")):
         found = rows(DALILoader(wrap(Wrapped(augment)), device="cpu"))
         assert found["transforms"] == f"none: without transform= nothing runs in DALI{text}"
 
