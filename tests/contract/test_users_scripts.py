@@ -325,3 +325,18 @@ def test_a_plain_loader_of_our_attributes_does_not_lose_the_transforms_in_silenc
         next(iter(DataLoader(native.dataset, collate_fn=native.collate_fn)))
     native.transform = None
     assert native.collate_fn is torch.utils.data.default_collate
+
+
+# Types of batches
+
+
+@pytest.mark.parametrize("native", [True, False], ids=["native", "worker-fed"])
+def test_batches_are_tv_tensors_where_the_script_says_so(native: bool, pictures: Path) -> None:
+    chain = v2.Compose([v2.Resize((8, 8)), v2.ToImage()])
+    dataset: Any = ImageFolder(pictures, chain) if native else [(PICTURE, 1)]
+    loader = DALILoader(dataset, 2, transform=None if native else chain, device="cpu")
+    for wanted in ("TVTensor", "Tensor"):
+        with tv_tensors.set_return_type(wanted):
+            theirs = next(iter(DataLoader(ImageFolder(pictures, chain), 2)))[0]
+            assert type(next(iter(loader))[0]) is type(theirs)
+    assert type(theirs) is torch.Tensor

@@ -16,7 +16,15 @@ from torch.utils import _pytree as pytree  # pyright: ignore[reportPrivateUsage]
 from torchdali.loader.native_plan import NativePlan
 from torchdali.pipeline.clock import Clock
 from torchdali.pipeline.engine import Views
-from torchdali.pipeline.fallback import as_samples, call_on_batch, call_seeded, check_shapes, run_on_batch, seeded
+from torchdali.pipeline.fallback import (
+    as_batch,
+    as_samples,
+    call_on_batch,
+    call_seeded,
+    check_shapes,
+    run_on_batch,
+    seeded,
+)
 from torchdali.pipeline.feed import Batch, Prefetcher
 from torchdali.pipeline.retry import RetryingPrefetcher
 from torchdali.runtime import devices
@@ -203,7 +211,8 @@ class NativeIterator(ResumableIterator):
             for images in views:
                 self._check_shapes(batch, images)
             labels = to_device(torch.from_numpy(labels), self._native.device)
-            return [views[0] if plan.container is None else views, labels]
+            typed = [as_batch(plan, images) for images in views]
+            return [typed[0] if plan.container is None else typed, labels]
         images, targets = self._samples(batch, views, labels)
         if stack and plan.container is None:
             self._check_shapes(batch, images)

@@ -26,7 +26,7 @@ from torchdali.transforms.spec import IntArray, Kind
 
 _to_pil_image = cast("Callable[..., Any]", F.to_pil_image)
 
-__all__ = ["as_samples", "call_on_batch", "call_seeded", "check_shapes", "run_on_batch", "seeded"]
+__all__ = ["as_batch", "as_samples", "call_on_batch", "call_seeded", "check_shapes", "run_on_batch", "seeded"]
 
 
 def as_kind(image: torch.Tensor, kind: Kind) -> Any:
@@ -39,6 +39,8 @@ def as_kind(image: torch.Tensor, kind: Kind) -> Any:
         return image.permute(1, 2, 0).contiguous().cpu().numpy()
     return tv_tensors.Image(image) if kind == "image" else image
 
+
+_PIXEL = torch.zeros(1, 1, 1)
 
 _generators_lock = threading.RLock()
 _PATIENCE = 10.0
@@ -113,6 +115,15 @@ def run_on_batch(tail: Sequence[tuple[Kind, TorchTransform]], images: Images) ->
                 raise
     plain = [each.as_subclass(torch.Tensor) for each in results]
     return plain[0] if together else plain
+
+
+def as_batch(plan: Plan, images: Images) -> Images:
+    """Return stacked images in the type that ``default_collate`` would return.
+
+    That is ``tv_tensors.Image`` within ``tv_tensors.set_return_type("TVTensor")``, which has no public getter.
+    """
+    returns_image = plan.spec.kind == "image" and isinstance(tv_tensors.Image(_PIXEL) + 0, tv_tensors.Image)
+    return tv_tensors.Image(images) if returns_image and isinstance(images, torch.Tensor) else images
 
 
 def as_samples(

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from torchdali.errors import TransformError
-from torchdali.pipeline.fallback import as_samples, check_shapes, run_on_batch
+from torchdali.pipeline.fallback import as_batch, as_samples, check_shapes, run_on_batch
 from torchdali.pipeline.feed import Batch
 from torchdali.pipeline.plan import Plan
 from torchdali.samples.tree import Placeholder, collate, convert, reorder_samples, tree_map
@@ -83,7 +83,8 @@ def _stack_columns(packed: Packed, runs: Sequence[Batch], batched: bool, chain: 
             for part in parts:
                 if not isinstance(part, torch.Tensor):
                     check_shapes(part, chain, lambda row, first=slot * count: _name_sample(runs[0], first + row))
-            columns[slot] = parts[0] if runs[0].pool.plan.container is None else parts
+            typed = [as_batch(runs[0].pool.plan, part) for part in parts]
+            columns[slot] = typed[0] if runs[0].pool.plan.container is None else typed
         return columns
     images = _restore_images(packed, runs)
     if not batched:
