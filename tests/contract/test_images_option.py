@@ -193,3 +193,17 @@ def test_files_in_an_archive_are_opened_as_datasets_does(tmp_path: Path) -> None
     assert [error.index for error in loader.errors] == [3]
     assert "4.png" in str(loader.errors[0])
     assert "there is no such file" in str(loader.errors[0])
+
+
+@pytest.mark.parametrize("kind", ["PNG", "TIFF"])
+@pytest.mark.parametrize("as_path", [True, False], ids=["path", "bytes"])
+def test_files_of_16_bits_keep_them(kind: str, as_path: bool, tmp_path: Path) -> None:
+    depth = np.asarray(PHOTO.convert("L")).astype(np.uint16) * 257 - 100
+    picture = Image.fromarray(depth)
+    path = tmp_path / f"depth.{kind.lower()}"
+    picture.save(path, kind)
+    chain = v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
+    sample: Any = path if as_path else path.read_bytes()
+    (batch,) = DALILoader([(sample, 0)], transform=chain, device="cpu")  # type: ignore[arg-type]
+    assert torch.equal(batch[0][0], chain(depth[..., None]))
+    assert len(batch[0].unique()) > 100

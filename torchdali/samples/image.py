@@ -38,6 +38,8 @@ PIXEL_DTYPES = (
 """The dtypes of pixels that DALI takes."""
 _TENSOR_LIKE = ("L", "LA", "RGB", "RGBA", "I")
 """Modes of PIL images that can be restored from a tensor, so that transforms get the same image as in torchvision."""
+_DEEP = ("I;16", "I;16B", "I;16L", "I;16N", "I", "F")
+"""Modes of PIL images with more than 8 bits."""
 _CONVERT = "of which transforms for PIL images make something else than transforms for tensors: begin with v2.ToImage()"
 
 _open: Callable[..., Any] = PIL.Image.open
@@ -109,19 +111,23 @@ def to_image_input(leaf: Any, first: First = "conversion") -> ImageInput:
         image = _wrap_encoded(file) if file is not None else _wrap_pixels("pil", _pil_to_array(leaf))
         return image._replace(pil=read_pil_header(leaf))
     if isinstance(leaf, PurePath):
-        return _read_file(leaf)
+        return _read_file(leaf, first)
     if isinstance(leaf, StoredURL):
-        return _wrap_encoded(_download(leaf))
+        return _wrap_encoded(_download(leaf), first)
     if isinstance(leaf, (bytes, bytearray, memoryview)):
-        return _wrap_encoded(np.frombuffer(cast("bytes", leaf), np.uint8))
+        return _wrap_encoded(np.frombuffer(cast("bytes", leaf), np.uint8), first)
     if isinstance(leaf, np.ndarray):
         array: npt.NDArray[Any] = cast("Any", leaf)
+        if array.ndim == 1 and array.dtype == np.uint8:
+            return _wrap_encoded(np.ascontiguousarray(array), first)
         if first in ("rule", "RGB") and array.dtype != np.uint8:
             raise RefusedError(f"it is an array of {array.dtype}, {_CONVERT}")
-        return _wrap_encoded(np.ascontiguousarray(array)) if array.ndim == 1 else _wrap_pixels("array", array)
+        if array.ndim != 3:
+            raise RefusedError(f"it is an array of shape {array.shape}, not (H, W, C)")
+        return _wrap_pixels("array", array)
     tensor: torch.Tensor = leaf.detach()
     if tensor.ndim == 1:
-        return _wrap_encoded(tensor.cpu().contiguous().numpy())
+        return _wrap_encoded(tensor.cpu().contiguous().numpy(), first)
     if tensor.layout != torch.strided:
         raise RefusedError(f"it is a tensor of layout {tensor.layout}, not strided")
     if tensor.ndim != 3:
@@ -132,7 +138,7 @@ def to_image_input(leaf: Any, first: First = "conversion") -> ImageInput:
     return _wrap_pixels(kind, tensor.as_subclass(torch.Tensor).resolve_neg().permute(1, 2, 0).cpu().numpy())
 
 
-def _read_file(path: PurePath) -> ImageInput:
+def _read_file(path: PurePath, first: First) -> ImageInput:
     """Return the path of a file. If DALI would decode it differently from PIL, PIL decodes it here."""
     name = os.path.abspath(path)  # noqa: PTH100 - resolve() would follow links
     try:
@@ -144,7 +150,7 @@ def _read_file(path: PurePath) -> ImageInput:
             raise
         raise UnreadableError(f"it cannot be read as an image ({error_text(error)})") from error
     if not header.native:
-        return _wrap_encoded(np.fromfile(name, np.uint8))
+        return _wrap_encoded(np.fromfile(name, np.uint8), first)
     data = np.frombuffer(os.fsencode(name), np.uint8)
     return ImageInput((Spec(), InputKind.FILES), (header.height, header.width), data, header)
 
@@ -210,14 +216,21 @@ def _read_undecoded(image: Any) -> _Bytes | None:
         return None
 
 
-def _wrap_encoded(data: _Bytes) -> ImageInput:
-    """Return an encoded file. If DALI would decode it differently from PIL, PIL decodes it here."""
+def _wrap_encoded(data: _Bytes, first: First = "conversion") -> ImageInput:
+    """Return an encoded file. If DALI would decode it differently from PIL, PIL decodes it here.
+
+    Grey images of more than 8 bits keep them: ``convert("RGB")`` would clip them.
+    """
     memory = memoryview(cast("Any", data))
     size: tuple[int, int] | None = None
     try:
         header = parse_header(memory)
         size = header.height, header.width
         is_complete = not header.jpeg or bytes(memory[-2:]) == b"\xff\xd9"
+        if not header.native:
+            with _open(io.BytesIO(cast("Any", data))) as image:
+                if image.mode in _DEEP:
+                    return to_image_input(image, first)
         if not (header.native and is_complete):
             pixels = decode_to_ppm(data)  # raises if PIL cannot read a JPEG that has no end marker; DALI might
             data = data if header.native else pixels
