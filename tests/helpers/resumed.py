@@ -91,7 +91,7 @@ class Ranks:
 
 
 def in_group(rank: int, world: int) -> Any:
-    return mock.patch("torchdali.state.sharding.rank_and_world_size", return_value=(rank, world))
+    return mock.patch("torchdali.state.sharding.get_rank_and_world_size", return_value=(rank, world))
 
 
 class Remembering:

@@ -29,7 +29,7 @@ from torchdali.sources import Source, dataset_state, from_dataset
 from torchdali.state.checkpoint import find_stateful
 from torchdali.state.context import EpochContext, LoaderView
 from torchdali.state.iterator import ResumableIterator
-from torchdali.state.sharding import epoch_aware_samplers
+from torchdali.state.sharding import find_epoch_aware_samplers
 from torchdali.state.tracker import ProgressTracker
 from torchdali.transforms import flatten, snapshot
 from torchdali.transforms.spec import InputKind
@@ -58,7 +58,7 @@ def make_context(
     """Return the parts of a loader that the iterator of a new epoch needs."""
     # An iterator must not refer to its loader, which may refer to the iterator. Else only the garbage collector ends
     # the iterator, and that may run in a forked process.
-    samplers, persists = epoch_aware_samplers(loader), bool(loader.persistent_workers)
+    samplers, persists = find_epoch_aware_samplers(loader), bool(loader.persistent_workers)
     return EpochContext(
         view=LoaderView.from_loader(loader),
         progress=progress.require_progress(loader),

@@ -28,7 +28,7 @@ from torchdali.state.context import EpochContext, LoaderView
 from torchdali.state.fast_forward import fast_forward, restart_if_empty
 from torchdali.state.lookahead import SamplerLookahead
 from torchdali.state.progress import Checkpoint, EpochProgress, StreamProgress
-from torchdali.state.remainder import remaining
+from torchdali.state.remainder import skip_consumed
 from torchdali.state.stream import Stream
 
 __all__ = ["ResumableIterator"]
@@ -237,7 +237,7 @@ class ResumableIterator(_BaseDataLoaderIter):
     def _skip_yielded(self, iterator: Any, saved: Checkpoint, is_loaded: bool = False) -> Any:
         """Return a sampler's iterator after the batches that were yielded."""
         return fast_forward(
-            remaining(self._index_sampler, self.progress.start),
+            skip_consumed(self._index_sampler, self.progress.start),
             iterator,
             saved.num_yielded,
             is_batched=self._auto_collation,
@@ -250,7 +250,7 @@ class ResumableIterator(_BaseDataLoaderIter):
 
         The generators are then as they were at its first request.
         """
-        seeded, sampler = saved.state["base_seed_drawn"], remaining(self._index_sampler, self.progress.start)
+        seeded, sampler = saved.state["base_seed_drawn"], skip_consumed(self._index_sampler, self.progress.start)
         self.progress.generators.set(saved.rng_at_start)
         if saved.state["iterators"] > 1:
             iter(sampler)

@@ -10,7 +10,7 @@ from torch.utils.data import BatchSampler, DistributedSampler
 
 from torchdali.state.sharding import Shard
 
-__all__ = ["RemainingShard", "count_consumed", "find_shared_sampler", "remaining"]
+__all__ = ["RemainingShard", "count_consumed", "find_shared_sampler", "skip_consumed"]
 
 
 def find_shared_sampler(loader: Any) -> DistributedSampler[Any] | None:
@@ -67,7 +67,7 @@ def _order(sampler: DistributedSampler[Any]) -> list[int]:
     return list(alone)
 
 
-def remaining(index_sampler: Any, start: int) -> Iterable[Any]:
+def skip_consumed(index_sampler: Any, start: int) -> Iterable[Any]:
     """Return a sampler of the rest of an epoch.
 
     Args:

@@ -10,17 +10,17 @@ from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset
 
 from torchdali.runtime.warning import warn_user
 
-__all__ = ["Shard", "Sharding", "epoch_aware_samplers", "rank_and_world_size"]
+__all__ = ["Shard", "Sharding", "find_epoch_aware_samplers", "get_rank_and_world_size"]
 
 
-def rank_and_world_size() -> tuple[int, int] | None:
+def get_rank_and_world_size() -> tuple[int, int] | None:
     """Return this process's rank in the default process group, and the group's size. None without a group."""
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()
     return None
 
 
-def epoch_aware_samplers(loader: Any) -> list[Any]:
+def find_epoch_aware_samplers(loader: Any) -> list[Any]:
     """Return the loader's samplers that have a ``set_epoch``, each once."""
     samplers: list[Any] = [loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)]
     return list({id(sampler): sampler for sampler in samplers if hasattr(sampler, "set_epoch")}.values())
@@ -78,7 +78,7 @@ class Sharding:
 
     def set_sampler(self, loader: Any) -> None:
         """Give the loader a sampler for its rank, once there is a process group. Does nothing if it has one."""
-        if not self._mode or (group := rank_and_world_size()) is None:
+        if not self._mode or (group := get_rank_and_world_size()) is None:
             return
         rank, world = group
         old: Any = loader.sampler
@@ -96,7 +96,7 @@ class Sharding:
     def set_epoch(self, loader: Any, epoch: int) -> None:
         """Set the number of the next epoch in all samplers that have a ``set_epoch``."""
         self.set_sampler(loader)
-        for sampler in epoch_aware_samplers(loader):
+        for sampler in find_epoch_aware_samplers(loader):
             sampler.set_epoch(epoch)
 
     def begin_epoch(self, loader: Any) -> None:
@@ -112,7 +112,7 @@ class Sharding:
         """Return the warning for a loader that gives all samples to each of several processes; else None."""
         if self._order_argument or self._is_iterable:
             return None
-        if group := rank_and_world_size():
+        if group := get_rank_and_world_size():
             if group[1] == 1:
                 return None
             return (
@@ -132,7 +132,7 @@ class Sharding:
     def describe(self, loader: Any) -> dict[str, str]:
         """Return the row "ranks" of ``explain()``, if there is something to say."""
         self.set_sampler(loader)
-        group = rank_and_world_size()
+        group = get_rank_and_world_size()
         if group is None:
             return {"ranks": "no process group is initialised: all samples"} if self._mode else {}
         rank = f"{group[0]} of 0 to {group[1] - 1}"

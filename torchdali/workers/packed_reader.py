@@ -23,7 +23,7 @@ from torchdali.workers.shared_memory import SharedBuffer
 
 __all__ = ["open_packed"]
 
-Fault = Callable[[int, str, str], SampleError]
+ErrorFactory = Callable[[int, str, str], SampleError]
 
 
 class PackedReader(Reader):
@@ -32,12 +32,12 @@ class PackedReader(Reader):
     Args:
         packed: The batch.
         group: The images.
-        fault: Makes the error that blames a sample of the batch.
+        make_error: Makes the error that blames a sample of the batch.
     """
 
-    def __init__(self, packed: Packed, group: PackedImages, fault: Fault) -> None:
-        # There is no source beside the batch.
-        self._packed, self._group, self._fault = packed, group, fault
+    def __init__(self, packed: Packed, group: PackedImages, make_error: ErrorFactory) -> None:
+        # Reader.__init__ needs a source, which a packed batch has not.
+        self._packed, self._group, self._make_error = packed, group, make_error
         self._input_kind = group.input_kind
         self._black: dict[int, tuple[int, int]] = {}
 
@@ -45,8 +45,8 @@ class PackedReader(Reader):
         return f"sample {self.error(row, '').index}"
 
     def error(self, row: int, reason: str) -> SampleError:
-        place = self._packed.key_paths[int(self._group.slot[row])] if self._packed.key_paths else ""
-        return self._fault(int(self._group.sample[row]), place or "its image", reason)
+        key_path = self._packed.key_paths[int(self._group.slot[row])] if self._packed.key_paths else ""
+        return self._make_error(int(self._group.sample[row]), key_path or "its image", reason)
 
     def pil_header(self, row: int) -> PILHeader | None:
         return self._group.pil[row] if self._group.pil and row not in self._black else None
@@ -57,8 +57,8 @@ class PackedReader(Reader):
     def read_inputs(self, rows: IntArray, by_pil: IntArray, resources: ExitStack) -> Any:
         """Return views of the buffer, which is not reused until the run is done; one array if that is dense."""
         resources.callback(_keep_until_done, self._packed.block)
-        if (whole := self._read_dense(rows)) is not None:
-            return whole
+        if (dense := self._read_dense(rows)) is not None:
+            return dense
         images: list[npt.NDArray[Any]] = [self.image(row) for row in rows.tolist()]
         if self._input_kind is InputKind.ENCODED:
             for place in by_pil.tolist():
@@ -124,14 +124,14 @@ class PackedFileReader(FileReader):
     Args:
         packed: The batch.
         group: The paths.
-        fault: Makes the error that blames a sample of the batch.
+        make_error: Makes the error that blames a sample of the batch.
     """
 
-    def __init__(self, packed: Packed, group: PackedImages, fault: Fault) -> None:
-        paths = PackedReader(packed, group, fault)
+    def __init__(self, packed: Packed, group: PackedImages, make_error: ErrorFactory) -> None:
+        paths = PackedReader(packed, group, make_error)
         names = [os.fsdecode(paths.image(row).tobytes()) for row in range(len(group.size))]
         super().__init__(FileSource(Paths([build_table(names)])))
-        self._packed, self._group, self._fault = packed, group, fault
+        self._packed, self._group, self._make_error = packed, group, make_error
         for row, header in enumerate(group.headers):
             self.table.update(row, header)
 
@@ -139,7 +139,7 @@ class PackedFileReader(FileReader):
         return f"sample {self.error(row, '').index}, {self.path(row)}"
 
     def error(self, row: int, reason: str) -> SampleError:
-        return self._fault(int(self._group.sample[row]), self.path(row), reason)
+        return self._make_error(int(self._group.sample[row]), self.path(row), reason)
 
     def find_substitutes(self, bad: npt.NDArray[np.bool_]) -> IntArray | None:
         return _find_sample_substitutes(self._packed, self._group, bad)
@@ -157,10 +157,10 @@ def _find_sample_substitutes(packed: Packed, group: PackedImages, bad: npt.NDArr
     return None if substitutes is None else (np.arange(slots)[:, None] * count + substitutes).reshape(-1)
 
 
-def open_packed(packed: Packed, group: PackedImages, fault: Fault) -> Reader:
+def open_packed(packed: Packed, group: PackedImages, make_error: ErrorFactory) -> Reader:
     """Return the reader of the images of one kind of one batch."""
     kind = PackedFileReader if group.input_kind is InputKind.FILES else PackedReader
-    return kind(packed, group, fault)
+    return kind(packed, group, make_error)
 
 
 def _keep_until_done(block: Any) -> None:

@@ -18,7 +18,7 @@ from torchdali.workers.packing import Packed
 __all__ = ["BatchKeys", "SampleKeys"]
 
 _STREAM = 2**40
-"""Samples that one worker's stream may have."""
+"""The most samples that a worker's stream can have."""
 
 
 @dataclass(frozen=True)
@@ -37,24 +37,24 @@ class BatchKeys:
     names: Sequence[Any]
     suffix: str = ""
 
-    def make_error(self, sample: int, named: str, reason: str) -> SampleError:
+    def make_error(self, sample: int, name: str, reason: str) -> SampleError:
         """Build the error that blames a sample, by its number in the batch."""
-        return SampleError(self.names[sample], named + self.suffix, reason)
+        return SampleError(self.names[sample], name + self.suffix, reason)
 
 
 class SampleKeys:
     """Keys of the samples of one epoch.
 
     Args:
-        batched: Whether the sampler yields the indices of a whole batch.
-        stream: Whether the dataset has no indices.
-        workers: Whether each of several processes has a stream of its own.
+        is_batched: Whether the sampler yields the indices of a whole batch.
+        is_stream: Whether the dataset has no indices.
+        has_workers: Whether each of several processes has a stream of its own.
     """
 
-    def __init__(self, batched: bool, stream: bool, workers: bool) -> None:
-        self._batched, self._stream, self._workers = batched, stream, workers
+    def __init__(self, is_batched: bool, is_stream: bool, has_workers: bool) -> None:
+        self._is_batched, self._is_stream, self._has_workers = is_batched, is_stream, has_workers
         self._occurrences = Occurrences()
-        self._streamed: dict[int, int] = {}
+        self._stream_samples: dict[int, int] = {}
         self._sent: dict[int, Any] = {}
 
     def remember(self, task: int, index: Any) -> Any:
@@ -70,26 +70,26 @@ class SampleKeys:
 
     def resume_streams(self, samples: Mapping[int, int]) -> None:
         """Set the number of samples of each worker's stream before the point of resumption."""
-        self._streamed = dict(samples)
+        self._stream_samples = dict(samples)
 
     def make_batch_keys(self, packed: Packed) -> BatchKeys:
         """Make the keys of a batch. Call it once for each batch; a failed batch counts as empty."""
-        indices = self._indices(packed)
-        if not self._stream:
+        indices = self._pop_indices(packed)
+        if not self._is_stream:
             keys = np.array([_make_key(index) for index in indices], np.int64)
             return BatchKeys(keys, self._occurrences.count(keys.tolist()), indices)
-        first = self._streamed.get(packed.worker, 0)
-        self._streamed[packed.worker] = first + packed.count
+        first = self._stream_samples.get(packed.worker, 0)
+        self._stream_samples[packed.worker] = first + packed.count
         names = np.arange(first, first + packed.count, dtype=np.int64)
-        suffix = f", worker {packed.worker}" if self._workers else ""
+        suffix = f", worker {packed.worker}" if self._has_workers else ""
         return BatchKeys(packed.worker * _STREAM + names, np.zeros_like(names), names.tolist(), suffix)
 
-    def _indices(self, packed: Packed) -> Sequence[Any]:
+    def _pop_indices(self, packed: Packed) -> Sequence[Any]:
         """Return the sampler's indices, or numbers if there is not one index for each sample."""
-        if packed.task not in self._sent:  # one that failed before it was asked for
+        if packed.task not in self._sent:  # it failed before indices were requested
             return []
         sent = self._sent.pop(packed.task)
-        if not self._batched:
+        if not self._is_batched:
             return [sent]
         indices: list[Any] = list(cast("Iterable[Any]", sent)) if isinstance(sent, Iterable) else []
         return indices if packed.count in (len(indices), 0) else [(sent, i) for i in range(packed.count)]
@@ -108,10 +108,10 @@ def _make_key(index: Any) -> int:
 
 def _make_keys(indices: Iterable[IntArray | list[Any]]) -> Iterator[IntArray]:
     """Yield the keys of many indices, in chunks."""
-    for some in indices:
-        if isinstance(some, np.ndarray):
-            yield some
-        elif set(map(type, some)) == {int} and min(some) >= -(2**63) and max(some) < 2**63:
-            yield np.array(some, np.int64)
+    for chunk in indices:
+        if isinstance(chunk, np.ndarray):
+            yield chunk
+        elif set(map(type, chunk)) == {int} and min(chunk) >= -(2**63) and max(chunk) < 2**63:
+            yield np.array(chunk, np.int64)
         else:
-            yield np.array(list(map(_make_key, some)), np.int64)
+            yield np.array(list(map(_make_key, chunk)), np.int64)

@@ -1,11 +1,11 @@
-"""Memory that a worker process fills and the main process reads: one block a batch, reused.
+"""Shared memory that a worker fills and the main process reads: one block for each batch, reused.
 
-A block is an anonymous file in memory (``memfd_create``). The main process opens it through ``/proc``, maps it once
-and recognises it when it comes back. There is nothing in ``/dev/shm``, whose size containers limit, and nothing to
-clean up: the kernel frees a block when both processes have let go of it, however they end.
+A block is an anonymous file in memory (``memfd_create``). The main process opens it through ``/proc`` and maps it once,
+however often the worker reuses it. Blocks are not in ``/dev/shm``, whose size containers limit. They need no clean-up:
+the kernel frees a block when both processes have closed it or ended.
 
-The first byte of a block says whose it is. The worker sets it before it sends the block, the main process clears it
-when it has read the contents.
+The first byte of a block says whether it is in use. The worker sets it before it sends the block. The main process
+clears it when it has read the contents.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _Block:
 
     def __init__(self) -> None:
         self.file = os.memfd_create("torchdali", os.MFD_CLOEXEC)
-        # A process that ended may have had the same number; a file that is still mapped keeps its inode's.
+        # Process ids are reused, but not the inode of a file that is still mapped.
         self.key = (os.getpid(), os.fstat(self.file).st_ino)
         self.capacity = 0
         self._memory: Any = None
@@ -58,7 +58,7 @@ class _Block:
     def _grow(self, needed: int) -> None:
         capacity = -(-int(needed * _GROWTH) // _PAGE) * _PAGE
         try:
-            # Reserved at once: a write to a page that cannot be had would end the process with a bus error.
+            # Reserve the pages now. If memory ran out later, a write would end the process with SIGBUS.
             os.posix_fallocate(self.file, 0, capacity)
             self._memory = np.frombuffer(mmap.mmap(self.file, capacity), np.uint8)
         except OSError as error:
@@ -78,7 +78,7 @@ class _Block:
 
 
 class SharedBufferPool:
-    """The blocks of one worker: as many as are in flight or being read."""
+    """The blocks of one worker: one for each batch that is in flight or being read."""
 
     def __init__(self) -> None:
         self._blocks: list[_Block] = []
@@ -87,7 +87,7 @@ class SharedBufferPool:
         """Return memory for ``length`` bytes, and the handle to send.
 
         Raises:
-            MemoryError: There is not enough; the text says how much is needed, and what to do.
+            MemoryError: There is not enough shared memory.
         """
         idle = [block for block in self._blocks if block.is_free]
         block = max(idle, key=lambda block: block.capacity, default=None)
@@ -155,7 +155,7 @@ def _receive(file: int, key: tuple[int, int], capacity: int) -> SharedBuffer:
 
 
 class SharedBufferHandle:
-    """What a worker sends of a block, the arguments of :class:`Mapping`; unpickled, it is a :class:`SharedBuffer`."""
+    """The message that sends a block: arguments of :class:`MappedFile`. Unpickled, it is a :class:`SharedBuffer`."""
 
     def __init__(self, file: int, key: tuple[int, int], capacity: int) -> None:
         self._arguments = file, key, capacity

@@ -26,10 +26,10 @@ def merge_images(
     """Merge the transformed images into a batch.
 
     Args:
-        packed: The batch as it came.
-        runs: What DALI made of its images: one run for each kind.
-        batched: Whether it is a list of samples, or one sample.
-        collate_fn: The user's; None where the rest is collated already, by one of DataLoader's.
+        packed: The batch from the worker.
+        runs: The runs of its images in DALI, one for each group.
+        batched: Whether it is a list of samples, and not one sample.
+        collate_fn: The user's. None if the samples are already collated by one of DataLoader's own.
         chain: The transforms, for advice in messages.
     """
     if collate_fn is None:
@@ -44,7 +44,7 @@ def merge_images(
 
 
 def substitute_samples(packed: Packed, runs: Sequence[Batch], uses_default_collate: bool) -> None:
-    """Where DALI substituted the images of another sample, substitute the rest of that sample too."""
+    """If DALI substituted the images of another sample, substitute its other parts too."""
     order: list[int] = packed.groups[0].sample[runs[0].rows][: packed.count].tolist()
     if len(runs) == 1 and order != list(range(packed.count)):
         packed.data = reorder_samples(packed.data, order) if uses_default_collate else [packed.data[i] for i in order]
@@ -75,7 +75,7 @@ def _stack_columns(packed: Packed, runs: Sequence[Batch], batched: bool, chain: 
             check_stackable(run.pool.plan)
     slots = range(len(packed.key_paths))
     if batched and len(runs) == 1 and not runs[0].pool.plan.suffix:
-        # Images come slot by slot, so those of one slot are a view of what DALI put out.
+        # Images come slot by slot, so those of one slot are a view of DALI's output.
         views, count = _run_tail(runs[0]), packed.count
         columns: dict[int, Any] = {}
         for slot in slots:
@@ -90,9 +90,9 @@ def _stack_columns(packed: Packed, runs: Sequence[Batch], batched: bool, chain: 
     if not batched:
         return {slot: convert(images[0, slot]) for slot in slots}
     names = {
-        place: _name_sample(run, row)
+        position: _name_sample(run, row)
         for group, run in zip(packed.groups, runs, strict=True)
-        for row, place in enumerate(_list_positions(group))
+        for row, position in enumerate(_list_positions(group))
     }
     for slot in slots:
         check_shapes([images[i, slot] for i in range(packed.count)], chain, lambda i, slot=slot: names[i, slot])

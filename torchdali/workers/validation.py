@@ -20,10 +20,10 @@ from torchdali.samples.tree import convert, format_key_paths, is_default_collate
 from torchdali.transforms.rng import Draws
 from torchdali.workers.packing import Packed
 
-__all__ = ["Fault", "PendingBatch", "ProxyPlan", "check_sizes", "uses_default_collate"]
+__all__ = ["ErrorFactory", "PendingBatch", "ProxyPlan", "check_sizes", "uses_default_collate"]
 
-Fault = Callable[[int, str, str], SampleError]
-"""Makes the error that blames a sample: its number in the batch, what is at fault, and why."""
+ErrorFactory = Callable[[int, str, str], SampleError]
+"""Makes the error of a sample from its number in the batch, the name of the bad part, and the reason."""
 
 
 @dataclass
@@ -65,7 +65,7 @@ class ProxyPlan:
         self.prefetch_depth = min(self.prefetch_depth, choose_prefetch_depth(size, self.memory, self.memory))
         return pools
 
-    def check_key_paths(self, packed: Packed, fault: Fault) -> None:
+    def check_key_paths(self, packed: Packed, make_error: ErrorFactory) -> None:
         """Raise SampleError if no image was found in samples that are structured like earlier ones with images.
 
         Batches may differ in structure, keys and number of images, as in ``DataLoader``.
@@ -76,9 +76,9 @@ class ProxyPlan:
             self.has_images = True
             if packed.key_paths:
                 self.key_paths[packed.structure] = packed.key_paths
-        elif at := self.key_paths.get(packed.structure):
-            reason = f"no image was found in it, in the batches before they were at {format_key_paths(at)}"
-            raise fault(0, format_key_paths(at), f"{reason}; it is {packed.outline}")
+        elif key_paths := self.key_paths.get(packed.structure):
+            reason = f"no image was found in it, in the batches before they were at {format_key_paths(key_paths)}"
+            raise make_error(0, format_key_paths(key_paths), f"{reason}; it is {packed.outline}")
         elif not self.has_images and not self.has_warned:
             self.has_warned = True
             warn_user(
@@ -106,11 +106,13 @@ class PendingBatch:
 
 def uses_default_collate(loader: Any) -> bool:
     """Return True if ``collate_fn`` is the one that DataLoader would choose. It needs no images to work."""
-    alone = not loader._auto_collation  # noqa: SLF001
-    return is_default_collate(loader.collate_fn) or (alone and unguard_collate(loader.collate_fn) is convert)
+    if is_default_collate(loader.collate_fn):
+        return True
+    is_batched: bool = loader._auto_collation  # noqa: SLF001 - torch's
+    return not is_batched and unguard_collate(loader.collate_fn) is convert
 
 
-def check_sizes(packed: Packed, fault: Fault) -> None:
+def check_sizes(packed: Packed, make_error: ErrorFactory) -> None:
     """Raise an error if the images of one sample differ in size: they share random parameters."""
     sample, slot, size = (
         np.concatenate([getattr(group, name) for group in packed.groups]) for name in ("sample", "slot", "size")
@@ -120,10 +122,10 @@ def check_sizes(packed: Packed, fault: Fault) -> None:
     differing = np.flatnonzero((first[sample] != size).any(1))
     if len(differing):
         row = int(differing[0])
-        one, other = first[sample[row]].tolist(), size[row].tolist()
-        raise fault(
+        expected, other = first[sample[row]].tolist(), size[row].tolist()
+        raise make_error(
             int(sample[row]),
             packed.key_paths[int(slot[row])] if packed.key_paths else "its images",
-            f"its images differ in size, {one[0]}x{one[1]} and {other[0]}x{other[1]}, and a random transform draws "
-            "once for all images of a sample; bring them to one size in the dataset",
+            f"its images differ in size, {expected[0]}x{expected[1]} and {other[0]}x{other[1]}, and a random transform "
+            "draws once for all images of a sample; bring them to one size in the dataset",
         )

@@ -83,7 +83,7 @@ def test_only_the_file_that_dali_refuses_is_left_to_pil(pictures, monkeypatch):
 
 def test_keys_that_were_passed_over_are_counted_whatever_they_are():
     some = [1, np.int64(1), True, torch.tensor(1), 2**70, "a", (1, 2), -(2**70)]
-    asked, passed = (SampleKeys(batched=True, stream=False, workers=False) for _ in range(2))
+    asked, passed = (SampleKeys(is_batched=True, is_stream=False, has_workers=False) for _ in range(2))
     asked.remember(0, some)
     asked.make_batch_keys(Packed(None, len(some), task=0))
     passed.fast_forward([some])

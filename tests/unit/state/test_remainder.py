@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from torch.utils.data import BatchSampler, DistributedSampler, SequentialSampler
 
-from torchdali.state.remainder import RemainingShard, count_consumed, find_shared_sampler, remaining
+from torchdali.state.remainder import RemainingShard, count_consumed, find_shared_sampler, skip_consumed
 from torchdali.state.sharding import Shard
 
 RANKS = (1, 2, 3, 5)
@@ -92,6 +92,6 @@ def test_only_samplers_of_torch_and_torchdali_are_shared():
 def test_the_rest_has_batches_of_the_same_size():
     (sampler,) = samplers(12, 1, drop_last=False)
     batches = BatchSampler(sampler, 4, drop_last=False)
-    assert remaining(batches, 0) is batches
-    assert list(remaining(batches, 5)) == list(BatchSampler(order(12)[5:], 4, drop_last=False))
-    assert list(remaining(sampler, 5)) == order(12)[5:]
+    assert skip_consumed(batches, 0) is batches
+    assert list(skip_consumed(batches, 5)) == list(BatchSampler(order(12)[5:], 4, drop_last=False))
+    assert list(skip_consumed(sampler, 5)) == order(12)[5:]

@@ -8,7 +8,7 @@ import pytest
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, SequentialSampler
 
 from torchdali.state import sharding
-from torchdali.state.sharding import Shard, Sharding, epoch_aware_samplers, rank_and_world_size
+from torchdali.state.sharding import Shard, Sharding, find_epoch_aware_samplers, get_rank_and_world_size
 
 DATA = range(10)
 
@@ -20,11 +20,11 @@ def loader(dataset=DATA, **options):
 
 
 def in_group(monkeypatch, rank=1, world=3):
-    monkeypatch.setattr(sharding, "rank_and_world_size", lambda: (rank, world))
+    monkeypatch.setattr(sharding, "get_rank_and_world_size", lambda: (rank, world))
 
 
 def test_a_single_process_has_no_group():
-    assert rank_and_world_size() is None
+    assert get_rank_and_world_size() is None
 
 
 def test_a_shard_is_a_distributed_sampler_that_counts_its_epochs():
@@ -128,8 +128,8 @@ class Batches(BatchSampler):
 def test_each_sampler_with_epochs_is_told_its_epoch():
     shard = DistributedSampler(DATA, 2, 0)
     batches = Batches(shard, 2, drop_last=False)
-    assert epoch_aware_samplers(loader()) == []
-    assert epoch_aware_samplers(loader(sampler=shard, batch_size=2)) == [shard]
+    assert find_epoch_aware_samplers(loader()) == []
+    assert find_epoch_aware_samplers(loader(sampler=shard, batch_size=2)) == [shard]
     ours = loader(batch_sampler=batches)
     Sharding(None, ours, None, "batch_sampler").set_epoch(ours, 6)
     assert (shard.epoch, batches.epoch) == (6, 6)
