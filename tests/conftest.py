@@ -142,6 +142,12 @@ def photographs(tmp_path_factory: pytest.TempPathFactory) -> ImageFolder:
 
 
 @pytest.fixture
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal in which ``explain()`` wraps no line."""
+    monkeypatch.setenv("COLUMNS", "1000")
+
+
+@pytest.fixture
 def fresh_pictures(pictures: Path, tmp_path: Path) -> Path:
     """A copy of the pictures that a test may damage."""
     return Path(shutil.copytree(pictures, tmp_path / "fresh"))

@@ -24,7 +24,7 @@ from torchvision.transforms import v2
 from torchdali import DALILoader, SampleError
 from torchdali.transforms import MultiView
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("wide")]
 
 KINDS = ["host", "device"]
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

@@ -66,7 +66,8 @@ def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 # The README's loader asks for pinned memory, which DataLoader says of too where there is no accelerator.
 @pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true:UserWarning")
 @pytest.mark.usefixtures("in_folder")
-def test_code_of_the_readme(capsys: pytest.CaptureFixture[str]) -> None:
+def test_code_of_the_readme(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     code = "\n".join(blocks("python"))
     for written, run in {"batch_size=256": "batch_size=12", "range(90)": "range(1)"}.items():
         assert code.count(written) == 1, f"README.md no longer says {written}"

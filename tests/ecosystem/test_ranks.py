@@ -24,7 +24,7 @@ from torchdali.pipeline import graph
 from torchdali.runtime.devices import on
 from torchdali.state.sharding import Shard
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.timeout(240), pytest.mark.usefixtures("wide")]
 RANKS = 2
 Seen = list[dict[str, Any]]
 

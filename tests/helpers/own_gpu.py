@@ -82,7 +82,7 @@ def seen(loader: Any) -> list[Any]:
 def explained(loader: Any) -> str:
     text = io.StringIO()
     loader.explain(text)
-    return text.getvalue()
+    return text.getvalue().replace("\n           ", " ")  # as if no line was wrapped
 
 
 def steps(folder: ImageFolder, files: list[str]) -> dict[str, Callable[[], Any]]:

@@ -20,6 +20,7 @@ from torchdali.pipeline.fallback import seeded
 from torchdali.pipeline.plan import Plan
 from torchdali.pipeline.tuning import Threads
 from torchdali.runtime import machine
+from torchdali.runtime.columns import wrap_columns
 from torchdali.samples.finder import RULE
 from torchdali.samples.guard import unguard_collate
 from torchdali.samples.image import RefusedError, to_image_input
@@ -38,8 +39,8 @@ Rows = dict[str, str]
 
 def describe_loader(
     loader: DataLoader[Any], options: LoaderOptions, session: Session, shards: Sharding, errors: ErrorPolicy
-) -> Rows:
-    """Return the rows of ``explain()``: a label and a text for each."""
+) -> str:
+    """Return what a loader will do, in lines of a label and a text."""
     device = graph.resolve(options.device)
     rows = {"device": f"{_describe_device(options, device)}, fidelity {options.fidelity}", **shards.describe(loader)}
     timeout = f"{loader.timeout} s a batch" if loader.timeout else "none"
@@ -49,7 +50,8 @@ def describe_loader(
     else:
         proxy = session.build_proxy_plan(options, loader)
         rows |= _describe_worker_fed(loader, options, proxy, session.why_not_native) | on_error
-    return rows | ({"driver": machine.connections()} if device.type == "cuda" else {})
+    rows |= {"driver": machine.connections()} if device.type == "cuda" else {}
+    return wrap_columns("\n".join(f"{label:<11}{row}" if label.strip() else row for label, row in rows.items()))
 
 
 def collect_stats(loader: DataLoader[Any], options: LoaderOptions, session: Session, clock: Clock | None) -> Stats:

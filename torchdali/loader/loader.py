@@ -329,11 +329,10 @@ class DALILoader(DataLoader[_T]):
         """Print what the loader will do: source, transforms and what runs them, random numbers, output, settings.
 
         Args:
-            file: Where to print; standard output by default.
+            file: Where to print; standard output by default. Lines have the terminal's width, or 80 columns.
         """
         self._refresh()
-        rows = describe_loader(self, self._options, self._session, self._shards, self._error_policy)
-        text = "\n".join(f"{label:<11}{row}" if label.strip() else row for label, row in rows.items())
+        text = describe_loader(self, self._options, self._session, self._shards, self._error_policy)
         (file or sys.stdout).write(f"{type(self).__name__}\n{text}\n")
 
     def stats(self, probe: bool = False) -> Stats:

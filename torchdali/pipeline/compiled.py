@@ -22,6 +22,7 @@ from torchdali.pipeline.plan import Plan
 from torchdali.pipeline.pool import InputKey, PipelineCache, PipelinePool
 from torchdali.pipeline.readers import FileReader
 from torchdali.pipeline.tuning import check_numbers
+from torchdali.runtime.columns import wrap_columns
 from torchdali.runtime.lifecycle import disable_compile
 from torchdali.samples.image import PIXEL_DTYPES
 from torchdali.sources import Source
@@ -115,13 +116,13 @@ class CompiledTransform:
         return results[0] if len(results) == 1 else _merge(plans, list(groups.values()), results)
 
     def explain(self, file: TextIO | None = None) -> None:
-        """Print what will run, and where, for files and PIL images.
+        """Print what will run, and where, for files and PIL images, in lines as those of :meth:`DALILoader.explain`.
 
         Args:
             file: Where to print; standard output by default.
         """
         plan = self._pipelines.plan(Spec(), InputKind.FILES)
-        (file or sys.stdout).write(f"{type(self).__name__} on {self.device}\n{plan}\n")
+        (file or sys.stdout).write(f"{type(self).__name__} on {self.device}\n{wrap_columns(str(plan))}\n")
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.transform!r}, device={str(self.device)!r})"

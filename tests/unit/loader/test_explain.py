@@ -17,6 +17,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from torchdali import DALILoader
+from torchdali import compile as compile_transform
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.filterwarnings("ignore:This DataLoader will create")]
 
@@ -206,3 +207,23 @@ def test_a_dataset_that_changed_is_explained_as_it_is_now(dataset: ImageFolder, 
     assert rows(loader)["source"].startswith("5 files")
     dataset.loader = lambda path: picture()
     assert "worker-fed" in rows(loader)["source"]
+
+
+@pytest.mark.parametrize("width", [None, 60, 200])
+def test_lines_are_wrapped_in_their_column(monkeypatch: pytest.MonkeyPatch, width: int | None) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if width:
+        monkeypatch.setenv("COLUMNS", str(width))
+    chain = v2.Compose([v2.ToImage(), v2.RandomResizedCrop(8)])
+    texts = [io.StringIO(), io.StringIO()]
+    DALILoader(Samples(), 2, transform=chain, device="cpu").explain(texts[0])
+    compile_transform(chain, device="cpu").explain(texts[1])
+    for lines in (text.getvalue().splitlines() for text in texts):
+        assert max(map(len, lines)) <= (width or 80)
+        first = next(i for i, line in enumerate(lines) if "RandomResizedCrop(" in line)
+        assert lines[first].startswith("        2  DALI CPU  Random")
+        assert lines[first + 1][:21].isspace()
+        assert not lines[first + 1][21].isspace()
+    lines = texts[0].getvalue().splitlines()
+    continued = lines[next(i for i, line in enumerate(lines) if line.startswith("not native")) + 1]
+    assert (continued[:11], continued[11].strip()) == (" " * 11, continued[11])
