@@ -20,8 +20,7 @@ def wrap_columns(text: str) -> str:
     width = shutil.get_terminal_size().columns
 
     def wrap(line: str) -> str:
-        indent = _SECOND if line[_SECOND - 2 : _SECOND].isspace() else _LABEL
-        options = {"break_long_words": False, "break_on_hyphens": False, "replace_whitespace": False}
-        return textwrap.fill(line, width, subsequent_indent=" " * indent, **options)
+        indent = " " * (_SECOND if line[_SECOND - 2 : _SECOND].isspace() else _LABEL)
+        return textwrap.fill(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
     return "\n".join(map(wrap, text.splitlines()))
