@@ -231,8 +231,9 @@ def commands() -> click.Group:
         DataLoader, of which a DALILoader with the same arguments is explained. It may also be a function or class
         without arguments that makes one of them. The file is imported, not run as a script.
 
-        SCRIPT: explain the first loader of either kind that this script iterates over. The script runs up to there in
-        this process, with ARGUMENTS, and is then ended. What it does before, such as making folders, is done.
+        SCRIPT: explain the first loader of either kind that this script iterates over. The script runs up to there,
+        with ARGUMENTS. Then it is killed, with all processes that it has started: no except or finally of it runs.
+        What it does before, such as making folders, is done.
 
         Exits with 0 if something was explained, with 1 if the script ended before it iterated over a loader, or
         raised an exception, and with 2 if an option is wrong.

@@ -374,3 +374,44 @@ def test_a_notebook_is_no_script(tmp_path: Path) -> None:
     result = run(tmp_path / "book.ipynb")
     assert result.exit_code == 2
     assert "is a notebook: call loader.explain() in it" in " ".join(result.output.split())
+
+
+STUBBORN = """
+import atexit, multiprocessing, time
+from pathlib import Path
+from torch.utils.data import DataLoader
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import v2
+
+def write(name):
+    Path(__file__).with_name(f"{name}.written").touch()
+
+def train():
+    loader = DataLoader(ImageFolder(PICTURES, v2.ToImage()), 1)
+    try:
+        for batch in loader:
+            write("batch")
+    except BaseException:
+        write("except")
+    finally:
+        write("finally")
+
+if __name__ == "__main__":
+    atexit.register(write, "atexit")
+    START
+    write("after")
+"""
+SPAWN = """
+    processes = [multiprocessing.get_context("spawn").Process(target=train) for _ in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+"""
+
+
+@pytest.mark.parametrize("start", ["train()", pytest.param(SPAWN.strip(), marks=pytest.mark.slow)])
+def test_no_code_of_a_script_runs_after_the_explanation(script: Any, tmp_path: Path, start: str) -> None:
+    result = run(script(STUBBORN.replace("START", start)))
+    assert (result.exit_code, result.output.count("24 files in 3 classes")) == (0, 1), result.output
+    assert [path.name for path in tmp_path.glob("*.written")] == []

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import inspect
+import io
 import os
-import runpy
+import signal
 import sys
 import threading
+import time
 import traceback
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
+from subprocess import Popen
+from tempfile import TemporaryDirectory
 from typing import Any, TextIO, cast
 
 from torch.utils.data import DataLoader, Dataset, IterableDataset
@@ -25,6 +28,7 @@ from torchdali.tools.bench.folder import is_factory, load_object, load_transform
 _BATCH = 256
 _DEFAULT_PREFETCH_FACTOR = 2
 """DataLoader's default. It does not tell whether the user gave this number."""
+_REPORT, _DEVICE, _GROUP = "TORCHDALI_EXPLAIN_REPORT", "TORCHDALI_EXPLAIN_DEVICE", "TORCHDALI_EXPLAIN_GROUP"
 _COPIED = (
     "num_workers",
     "collate_fn",
@@ -139,86 +143,76 @@ def convert_loader(loader: DataLoader[Any], device: str) -> DALILoader[Any]:
     return DALILoader(loader.dataset, device=device, **options)
 
 
-class _ExplainedError(BaseException):
-    """Ends a script. It is no Exception, so that the script does not catch it as an error of its own."""
-
-
 def explain_script(script: Path, arguments: Sequence[str], device: str, file: TextIO) -> bool:
     """Run ``python SCRIPT ARGUMENTS`` up to where it first iterates over a loader, and explain that loader.
+
+    The script runs in its own process group, which is killed after the explanation. No ``except`` or ``finally`` of the
+    script runs then. ``script_hook`` calls :func:`stop_at_loader` in all its processes.
 
     Returns:
         Whether the script iterated over a loader.
 
     Raises:
-        SystemExit: The script failed before. Its error is printed to stderr, as by the interpreter.
-        TorchDALIError: The loader cannot do what it is asked to.
+        SystemExit: The script failed before, or the loader cannot do what it is asked to.
     """
-    done = False
-
-    def stop(loader: DataLoader[Any]) -> Any:
-        nonlocal done
-        if not done:
-            done = True
-            file.write(f"{_describe_caller()} first iterates over a loader.\n")
-            _explain_loader(loader, device, file)
-        if threading.current_thread() is not threading.main_thread():
-            file.flush()
-            os._exit(0)  # an exception would end only this thread
-        raise _ExplainedError
-
-    with _run_as_main(script, arguments), _replace_iter(stop):
+    hook = str(Path(__file__).with_name("script_hook"))
+    with TemporaryDirectory() as folder:
+        path = os.pathsep.join(filter(None, [hook, os.environ.get("PYTHONPATH")]))
+        options = {"PYTHONPATH": path, _REPORT: folder, _DEVICE: device}
+        process = Popen([sys.executable, str(script), *arguments], env=os.environ | options, start_new_session=True)
         try:
-            runpy.run_path(str(script), run_name="__main__")
-        except _ExplainedError:
-            pass
-        except SystemExit as ended:
-            if not done and ended.code not in (None, 0):
-                raise
-        except Exception as error:
-            if done and isinstance(error, TorchDALIError):
-                raise  # from the explanation, not from the script
-            traceback.print_exception(error.with_traceback(_skip_to_script(error.__traceback__, script)))
-            raise SystemExit(1) from error
-    return done
+            code = process.wait()
+        finally:
+            with suppress(ProcessLookupError):  # none is left
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        report, error = Path(folder, "report"), Path(folder, "error")
+        if report.exists():
+            file.write(report.read_text())
+            if text := error.read_text():
+                sys.exit(text)
+            return True
+    if code:
+        sys.exit(code if code > 0 else 128 - code)
+    return False
 
 
-def _skip_to_script(frames: TracebackType | None, script: Path) -> TracebackType | None:
-    """Return the frames from the script's on, or None if there is no frame of the script."""
-    while frames and frames.tb_frame.f_code.co_filename != str(script):
-        frames = frames.tb_next
-    return frames
+def stop_at_loader(loader: DataLoader[Any]) -> None:
+    """Explain a loader that a script iterates over, for :func:`explain_script`, and kill the script.
+
+    Returns only if the explanation itself iterates. A second thread or process waits until the explanation is there.
+    """
+    folder = Path(os.environ[_REPORT])
+    thread = f"{os.getpid()} {threading.get_ident()}"
+    try:
+        with Path(folder, "thread").open("x") as claim:
+            claim.write(thread)
+    except FileExistsError:
+        if Path(folder, "thread").read_text() == thread:
+            return
+        while folder.exists() and not Path(folder, "report").exists():
+            time.sleep(0.05)
+    else:
+        text, error = io.StringIO(), ""
+        text.write(f"{_describe_caller()} first iterates over a loader.\n")
+        try:
+            _explain_loader(loader, os.environ[_DEVICE], text)
+        except TorchDALIError as reason:
+            error = f"torchdali: {reason}"
+        except BaseException:  # noqa: BLE001 - also SystemExit of user code: the script must not continue
+            error = traceback.format_exc()
+        Path(folder, "error").write_text(error)
+        Path(folder, "unfinished").write_text(text.getvalue())
+        Path(folder, "unfinished").rename(folder / "report")
+        sys.stdout.flush()
+        sys.stderr.flush()
+    with suppress(ProcessLookupError):
+        os.killpg(int(os.environ[_GROUP]), signal.SIGKILL)
+    os.killpg(0, signal.SIGKILL)  # launchers such as torchrun may put a process into a group of its own
 
 
 def _describe_caller() -> str:
-    """Return the position of the code, in the script or in what it uses, that called this module."""
-    frame = next(frame for frame in reversed(traceback.extract_stack()) if frame.filename != __file__)
+    """Return the position of the code, in the script or in what it uses, that iterates."""
+    here = Path(__file__).parent
+    frame = next(frame for frame in reversed(traceback.extract_stack()) if here not in Path(frame.filename).parents)
     return f"{frame.filename}, line {frame.lineno}, in {frame.name},"
-
-
-@contextmanager
-def _run_as_main(script: Path, arguments: Sequence[str]) -> Generator[None, None, None]:
-    argv, path = sys.argv, list(sys.path)
-    sys.argv = [str(script), *arguments]
-    sys.path.insert(0, str(script.resolve().parent))
-    try:
-        yield
-    finally:
-        sys.argv, sys.path[:] = argv, path
-
-
-@contextmanager
-def _replace_iter(replacement: Callable[[DataLoader[Any]], Any]) -> Generator[None, None, None]:
-    """Call ``replacement`` instead of the ``__iter__`` of loaders."""
-    kinds: list[Any] = [DataLoader, DALILoader]
-    originals = [kind.__iter__ for kind in kinds]
-
-    def call_replacement(self: DataLoader[Any]) -> Any:
-        return replacement(self)
-
-    for kind in kinds:
-        kind.__iter__ = call_replacement
-    try:
-        yield
-    finally:
-        for kind, original in zip(kinds, originals, strict=True):
-            kind.__iter__ = original
