@@ -21,6 +21,9 @@ from torchdali import DALILoader
 from torchdali.errors import UnsupportedDatasetError
 from torchdali.sources import from_dataset
 from torchdali.sources.adopters import dataset_state
+from torchdali.sources.folder import FileSource
+from torchdali.sources.paths import Paths, build_table
+from torchdali.sources.source import Targets
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -171,7 +174,30 @@ def test_subclass_without_a_getitem_of_its_own_is_read_too(make: Make) -> None:
     assert "(Harmless)" in from_dataset(make("Food101", base=Harmless)).describe()
 
 
+class OwnSource(datasets.Food101):
+    def __getitem__(self, idx: int) -> Any:
+        return super().__getitem__(idx)[0], idx
+
+    def torchdali_source(self) -> FileSource:
+        files = list(map(str, self._image_files))
+        return FileSource(Paths([build_table(files)]), Targets(range(len(files))), self.transform)
+
+
+class OverridingOwnSource(OwnSource):
+    def __getitem__(self, idx: int) -> Any:
+        return super().__getitem__(idx)[0], -1
+
+
+def test_source_of_a_subclass_comes_first(make: Make) -> None:
+    dataset = make("Food101", base=OwnSource)
+    assert from_dataset(dataset).target(5) == 5
+    whole = list(DALILoader(dataset, 3, device="cpu"))
+    assert same(whole, list(DataLoader(dataset, 3)))
+    assert_batches_are_dataloaders(Subset[Any](dataset, range(1, 8)))
+
+
 REJECTED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "__getitem__ after a source": ("Food101", {"base": OverridingOwnSource}, "OverridingOwnSource overrides how"),
     "__getitem__": ("Food101", {"base": Overriding}, "Overriding overrides how samples are fetched"),
     "loader": ("Food101", {"loader": len}, "Food101 opens its files with a loader of its own, len"),
     "LFWPeople's loader": ("LFWPeople", {"_loader": len}, "LFWPeople opens its files with a loader of its own, len"),

@@ -181,7 +181,7 @@ def _state(dataset: Any) -> object:
     if _is_plain(dataset, ConcatDataset):
         return list(dataset.cumulative_sizes), [_state(one) for one in dataset.datasets]
     base = _base(dataset)
-    if base is None and _has_own_source(dataset):
+    if _has_own_source(dataset):
         own = [getattr(dataset, name, None) for name in ("transform", "target_transform")]
         return _Objects([dataset, *own]), repr(own[0]), snapshot(own[0])
     if base is None or not _is_plain(dataset, base):
@@ -251,7 +251,9 @@ def _array(places: _Places) -> IntArray:
 
 
 def _base(dataset: Any) -> type[Any] | None:
-    """The class whose ``__getitem__`` a dataset has, if it has not its own."""
+    """Return the known class that a dataset is of; None if it is of none, or has a source of its own."""
+    if _has_own_source(dataset):
+        return None
     bases: tuple[type[Any], ...] = (Subset, ConcatDataset, ImageIndex, *FILE_CLASSES)
     return next((base for base in bases if isinstance(dataset, base)), None) or find_base_class(dataset)
 
