@@ -27,17 +27,17 @@ _log = logging.getLogger("torchdali")
 
 def limit_size(size: tuple[int, int] | None) -> tuple[int, int] | None:
     """Return the size if a black image may have it. Return None if PIL would not decode an image of that size."""
-    most = PIL.Image.MAX_IMAGE_PIXELS
+    max_pixels = PIL.Image.MAX_IMAGE_PIXELS
     if not size or not 0 < min(size) <= max(size) <= _LONGEST:
         return None
-    return size if not most or size[0] * size[1] <= most else None
+    return size if not max_pixels or size[0] * size[1] <= max_pixels else None
 
 
 def find_substitutes(bad: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64] | None:
-    """Return ``(N,)`` for each place itself, or the next one that is not bad; None if all are.
+    """Return ``(N,)`` for each position itself, or the next good position. Return None if all are bad.
 
     Args:
-        bad: ``(N,)`` whether a place is bad. The first place follows the last one.
+        bad: ``(N,)`` whether a position is bad. The first position follows the last.
     """
     good = np.flatnonzero(~bad)
     return good[np.searchsorted(good, np.arange(len(bad))) % len(good)] if len(good) else None
@@ -58,7 +58,7 @@ class ErrorPolicy:
         self.mode: OnError = mode
         self.limit = None if limit is None else int(limit)
         self.errors: list[SampleError] = []
-        self._known: set[tuple[Any, str]] = set()
+        self._recorded: set[tuple[Any, str]] = set()
 
     def __bool__(self) -> bool:
         return self.mode != "raise"
@@ -78,16 +78,18 @@ class ErrorPolicy:
             SampleError: There are more than ``max_errors``.
         """
         key = error.index, error.path
-        if key in self._known:
+        if key in self._recorded:
             return
         if self.limit is not None and len(self.errors) >= self.limit:
             raise SampleError(error.index, error.path, f"{error.reason}; max_errors={self.limit} were found before")
-        self._known.add(key)
-        kept = SampleError(*key, error.reason)  # without what it was raised in
-        self.errors.append(kept)
-        done = "another sample of its batch takes its place" if self.mode == "skip" else "a black image takes its place"
+        self._recorded.add(key)
+        entry = SampleError(*key, error.reason)  # a copy without the traceback, which would hold a batch
+        self.errors.append(entry)
+        action = (
+            "another sample of its batch takes its place" if self.mode == "skip" else "a black image takes its place"
+        )
         # A name that is not UTF-8 has surrogates, which no log file takes.
-        _log.warning("%s; %s", str(kept).encode(errors="backslashreplace").decode(), done)
+        _log.warning("%s; %s", str(entry).encode(errors="backslashreplace").decode(), action)
 
     def describe(self) -> str:
         """Return the policy in words, for ``explain()``."""

@@ -56,7 +56,7 @@ _START = 18
 IMAGE_SUFFIXES = (*IMG_EXTENSIONS, ".gif", ".jp2", ".jpe")
 """Of image files, in lower case."""
 
-# Asked first, because to ask an abstract base class takes longer.
+# Checked first, because a check against an abstract base class takes longer.
 _NEVER_PARTS = (str, bytes, int, float, np.ndarray, np.generic, torch.Tensor, PIL.Image.Image, PurePath)
 
 _collate = cast("Callable[..., Any]", data_utils.collate.collate)
@@ -77,7 +77,7 @@ def is_default_collate(collate_fn: Any, read: bool = False) -> bool:
         return False
     known = cast("dict[Any, Any]", data_utils.collate.default_collate_fn_map)
     others = [kind for kind, how in known.items() if getattr(how, "__module__", None) != data_utils.collate.__name__]
-    kinds = [one for kind in others for one in (cast("tuple[Any, ...]", kind) if isinstance(kind, tuple) else (kind,))]
+    kinds = [x for kind in others for x in (cast("tuple[Any, ...]", kind) if isinstance(kind, tuple) else (kind,))]
     leaves = (*_IMAGES, int) if read else _IMAGES
     if any(issubclass(leaf, kind) for kind in kinds for leaf in leaves):
         return False
@@ -164,7 +164,7 @@ def reorder_samples(node: Any, order: Sequence[int]) -> Any:
         return node[torch.tensor(list(order), device=node.device)]
     if isinstance(node, Placeholder):
         return node
-    if _is_sequence(node) and len(node) == len(order) and all(isinstance(one, (str, bytes)) for one in node):
+    if _is_sequence(node) and len(node) == len(order) and all(isinstance(x, (str, bytes)) for x in node):
         return _rebuild(node, [node[i] for i in order])
     parts = _children(node)
     may_be_empty = isinstance(node, Mapping) or _is_sequence(node) or _is_dataclass(node)
@@ -300,7 +300,7 @@ def with_placeholders(sample: Tree, images: Sequence[tuple[str, Any]]) -> Any:
             return places[part.key_path]
         done = [walk(child) for child in part.parts]
         kept = all(new is old.node for new, old in zip(done, part.parts, strict=True))
-        # What may make other parts when it is asked again is not to be asked again.
+        # A mapping may return new values at each access, so build a plain copy of the values that were read.
         node = cast("object", part.node)
         made = bool(done) and type(node) is not dict and isinstance(node, Mapping)
         return part.node if kept and not made else _rebuild(part.node, done)
@@ -310,13 +310,13 @@ def with_placeholders(sample: Tree, images: Sequence[tuple[str, Any]]) -> Any:
 
 def _collate_placeholders(batch: Sequence[Any], *, collate_fn_map: Any) -> Placeholder:  # noqa: ARG001 - torch passes it
     first = batch[0]
-    if not all(isinstance(one, Placeholder) and one.number == first.number for one in batch):
+    if not all(isinstance(x, Placeholder) and x.number == first.number for x in batch):
         raise TypeError("the samples of a batch have their images in different places")
     return first
 
 
 def _collate_dataclasses(batch: Sequence[Any], *, collate_fn_map: Any) -> Any:
-    columns = zip(*([part for _, part in _children(one)] for one in batch), strict=True)
+    columns = zip(*([part for _, part in _children(x)] for x in batch), strict=True)
     return _rebuild(batch[0], [_collate(list(column), collate_fn_map=collate_fn_map) for column in columns])
 
 
@@ -330,7 +330,7 @@ class _Dataclass(metaclass=_AnyDataclass):
 
 
 def collate(samples: Sequence[Any]) -> Any:
-    """Collate as ``default_collate`` does, dataclasses too. A batch of placeholders becomes one."""
+    """Collate as ``default_collate`` does, dataclasses too. A batch of placeholders becomes a single one."""
     how: dict[Any, Any] = {
         Placeholder: _collate_placeholders,
         **data_utils.collate.default_collate_fn_map,

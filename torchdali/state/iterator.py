@@ -94,11 +94,11 @@ class ResumableIterator(_BaseDataLoaderIter):
         except DeferredError as deferred:
             error = deferred.error
         except BaseException as fatal:
-            ended = isinstance(fatal, EpochEndedError)
-            of_torch = str(fatal).startswith("DataLoader ")  # it timed out, or a worker died
-            self._ended = str(fatal) if ended or of_torch else INTERRUPTED
+            is_ours = isinstance(fatal, EpochEndedError)
+            is_torchs = str(fatal).startswith("DataLoader ")  # it timed out, or a worker died
+            self._ended = str(fatal) if is_ours or is_torchs else INTERRUPTED
             self._drop()
-            if not ended:
+            if not is_ours:
                 raise
             cause = fatal.__cause__
             if cause and self._ended == INTERRUPTED:
@@ -201,8 +201,8 @@ class ResumableIterator(_BaseDataLoaderIter):
                 progress.streams[0] = StreamProgress(state=state)
             return
         progress.checkpoint = None
-        given = saved.state
-        progress.num_iterators, progress.drew_base_seed = given["iterators"], given["base_seed_drawn"]
+        state = saved.state
+        progress.num_iterators, progress.drew_base_seed = state["iterators"], state["base_seed_drawn"]
         batches = saved.num_yielded
         if self._stream:
             self._resume_stream(saved)
@@ -215,9 +215,9 @@ class ResumableIterator(_BaseDataLoaderIter):
             self._sampler_iter = self._skip_yielded(self._remake_iterator(saved, "state"), saved)
         progress.num_requested = progress.num_yielded = self._num_resumed = self._num_requested = batches
         progress.rng_at_first_request = saved.rng_at_first_request
-        first, kept = ({path: saved.sampler_state(path).get(at) for path in self._stateful} for at in _STATES)
-        self._lookahead.restart(first, kept)
-        while progress.num_requested < given["asked"]:
+        first, current = ({path: saved.sampler_state(path).get(key) for path in self._stateful} for key in _STATES)
+        self._lookahead.restart(first, current)
+        while progress.num_requested < state["asked"]:
             try:
                 self._backlog.append(self._lookahead.request(super()._next_index))
             except Exception as error:  # noqa: BLE001

@@ -50,12 +50,12 @@ class RemainingShard:
 
     def __iter__(self) -> Iterator[int]:
         ranks, order = self._sampler.num_replicas, _order(self._sampler)
-        rest = order[self._start :]
+        indices = order[self._start :]
         if self._sampler.drop_last:
-            rest = rest[: len(rest) // ranks * ranks]
+            indices = indices[: len(indices) // ranks * ranks]
         else:
-            rest += islice(cycle(order), -len(rest) % ranks)
-        return iter(rest[self._sampler.rank :: ranks])
+            indices += islice(cycle(order), -len(indices) % ranks)
+        return iter(indices[self._sampler.rank :: ranks])
 
 
 def _order(sampler: DistributedSampler[Any]) -> list[int]:
@@ -77,6 +77,6 @@ def skip_consumed(index_sampler: Any, start: int) -> Iterable[Any]:
     if not start:
         return index_sampler
     if type(index_sampler) is BatchSampler:
-        rest: Any = RemainingShard(index_sampler.sampler, start)  # pyright: ignore[reportArgumentType]
-        return BatchSampler(rest, index_sampler.batch_size, index_sampler.drop_last)
+        shard: Any = RemainingShard(index_sampler.sampler, start)  # pyright: ignore[reportArgumentType]
+        return BatchSampler(shard, index_sampler.batch_size, index_sampler.drop_last)
     return RemainingShard(index_sampler, start)

@@ -31,8 +31,8 @@ class Stream(IterableDataset[Any]):
         self._saved: Mapping[int, StreamProgress] = saved
         self._process = os.getpid()
         self._iterator: Any = None
-        self._ended = False
-        self._asked = self._raised = 0
+        self._has_ended = False
+        self._num_requested = self._num_raised = 0
         self._failure: ExceptionWrapper | None = None
 
     def __iter__(self) -> Iterator[Any]:
@@ -43,33 +43,33 @@ class Stream(IterableDataset[Any]):
             self.dataset.load_state_dict(state["dataset"])
         iterator = cast("Iterator[Any]", iter(self.dataset))
         self._iterator = iterator
-        self._asked, self._raised, self._failure = 0, state.get("raised", 0), None
+        self._num_requested, self._num_raised, self._failure = 0, state.get("raised", 0), None
         if "iterator" in state:
             self._iterator.load_state_dict(state["iterator"])
         elif progress and not progress.has_state:
-            _fast_forward(iterator, progress.samples, self._raised)
-        self._ended = bool(state.get("ended"))
+            _fast_forward(iterator, progress.samples, self._num_raised)
+        self._has_ended = bool(state.get("ended"))
         return self
 
     def __next__(self) -> Any:
         if self._failure:
             return self._failure  # DataLoader drops such a batch, so take no more samples for it
-        if self._ended:  # an iterator that has loaded a state may not know that it has ended
+        if self._has_ended:  # an iterator that has loaded a state may not know that it has ended
             raise StopIteration
         try:
             sample = next(self._iterator)
         except StopIteration:
-            self._ended = True
+            self._has_ended = True
             raise
         except Exception:
-            self._asked += 1
-            self._raised += 1
-            self._ended = getattr(self._iterator, "gi_frame", self) is None  # a generator that raised has ended
+            self._num_requested += 1
+            self._num_raised += 1
+            self._has_ended = getattr(self._iterator, "gi_frame", self) is None  # a generator that raised has ended
             if not self._worker_info():
                 raise
             self._failure = self._wrap_exception()
             return self._failure
-        self._asked += 1
+        self._num_requested += 1
         return sample
 
     def build_batch(self, build: Callable[[Any], Any], samples: Any) -> Any:
@@ -89,8 +89,8 @@ class Stream(IterableDataset[Any]):
 
     def take_progress(self) -> tuple[int, dict[str, Any]]:
         """Return how many samples were requested since the last call, and the present state."""
-        asked, self._asked = self._asked, 0
-        return asked, self.state()
+        count, self._num_requested = self._num_requested, 0
+        return count, self.state()
 
     def state(self) -> dict[str, Any]:
         """Return the states of the dataset and its iterator that torchdata's ``StatefulDataLoader`` would save."""
@@ -100,8 +100,8 @@ class Stream(IterableDataset[Any]):
         if is_stateful(self._iterator):
             states["iterator"] = copy.deepcopy(self._iterator.state_dict())
         if not states:
-            return {"raised": self._raised} if self._raised else {}
-        return states | ({"ended": True} if self._ended else {})
+            return {"raised": self._num_raised} if self._num_raised else {}
+        return states | ({"ended": True} if self._has_ended else {})
 
     def _worker_info(self) -> Any:
         """Return torch's information on the worker process that this runs in, or None."""
