@@ -340,3 +340,36 @@ def test_batches_are_tv_tensors_where_the_script_says_so(native: bool, pictures:
             theirs = next(iter(DataLoader(ImageFolder(pictures, chain), 2)))[0]
             assert type(next(iter(loader))[0]) is type(theirs)
     assert type(theirs) is torch.Tensor
+
+
+# Random numbers on several ranks
+
+
+class Repeated(torch.utils.data.Sampler[int]):
+    """Each sample three times in a row, dealt to three ranks in turn."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def __len__(self) -> int:
+        return 6
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(torch.arange(6).repeat_interleave(3).tolist()[self.rank :: 3])
+
+
+def test_copies_of_a_sample_on_several_ranks_look_different(pictures: Path) -> None:
+    crop = v2.Compose([v2.Resize((40, 40)), v2.RandomCrop(16), v2.ToImage()])
+
+    def load(sampler: Any) -> torch.Tensor:
+        loader = DALILoader(ImageFolder(pictures, crop), 3, sampler=sampler, seed=0, device="cpu")
+        return torch.cat([images for images, _ in loader])
+
+    ranks = [load(Repeated(rank)) for rank in range(3)]
+    assert len({tuple(images.flatten(1).sum(1).tolist()) for images in ranks}) == 3
+    assert torch.equal(ranks[1], load(Repeated(1)))
+    shards = [
+        torch.utils.data.DistributedSampler(ImageFolder(pictures), 2, rank, shuffle=False, seed=0) for rank in (0, 1)
+    ]
+    whole = load(torch.utils.data.SequentialSampler(ImageFolder(pictures)))
+    assert all(torch.equal(load(shard), whole[rank::2]) for rank, shard in enumerate(shards)), "disjoint: no rank"

@@ -29,7 +29,7 @@ from torchdali.sources import Source, dataset_state, from_dataset
 from torchdali.state.checkpoint import find_stateful
 from torchdali.state.context import EpochContext, LoaderView
 from torchdali.state.iterator import ResumableIterator
-from torchdali.state.sharding import find_epoch_aware_samplers
+from torchdali.state.sharding import find_epoch_aware_samplers, find_sampler_rank
 from torchdali.state.tracker import ProgressTracker
 from torchdali.transforms import flatten, snapshot
 from torchdali.transforms.spec import InputKind
@@ -65,7 +65,9 @@ def make_context(
         is_resumed=progress.is_loaded,
         sampler=loader.sampler,
         stateful=find_stateful(loader),
-        next_key=partial(progress.keys.next, samplers=samplers, persistent_workers=persists),
+        next_key=partial(
+            progress.keys.next, samplers=samplers, persistent_workers=persists, rank=find_sampler_rank(loader)
+        ),
         errors=errors,
         batch_transform=options.batch_transform,
     )

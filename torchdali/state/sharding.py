@@ -10,7 +10,7 @@ from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset
 
 from torchdali.runtime.warning import warn_user
 
-__all__ = ["Shard", "Sharding", "find_epoch_aware_samplers", "get_rank_and_world_size"]
+__all__ = ["Shard", "Sharding", "find_epoch_aware_samplers", "find_sampler_rank", "get_rank_and_world_size"]
 
 
 def get_rank_and_world_size() -> tuple[int, int] | None:
@@ -22,8 +22,21 @@ def get_rank_and_world_size() -> tuple[int, int] | None:
 
 def find_epoch_aware_samplers(loader: Any) -> list[Any]:
     """Return the loader's samplers that have a ``set_epoch``, each once."""
-    samplers: list[Any] = [loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)]
-    return list({id(sampler): sampler for sampler in samplers if hasattr(sampler, "set_epoch")}.values())
+    return list({id(sampler): sampler for sampler in _list_samplers(loader) if hasattr(sampler, "set_epoch")}.values())
+
+
+def _list_samplers(loader: Any) -> list[Any]:
+    return [loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)]
+
+
+def find_sampler_rank(loader: Any) -> int:
+    """Return the rank of a sampler other than ``DistributedSampler``; 0 if there is none.
+
+    Such a sampler may repeat augmentations: it gives copies of a sample to several ranks, which must look different.
+    """
+    ranks = [sampler.rank for sampler in _list_samplers(loader) if type(getattr(sampler, "rank", None)) is int]
+    is_disjoint = any(isinstance(sampler, DistributedSampler) for sampler in _list_samplers(loader))
+    return ranks[0] if ranks and not is_disjoint else 0
 
 
 class Shard(DistributedSampler[Any]):
