@@ -6,6 +6,7 @@ import errno
 import io
 import os
 import re
+import resource
 import struct
 import warnings
 import zlib
@@ -373,3 +374,19 @@ def test_copies_of_a_sample_on_several_ranks_look_different(pictures: Path) -> N
     ]
     whole = load(torch.utils.data.SequentialSampler(ImageFolder(pictures)))
     assert all(torch.equal(load(shard), whole[rank::2]) for rank, shard in enumerate(shards)), "disjoint: no rank"
+
+
+@pytest.mark.parametrize("count", [4, 40], ids=["few", "many"])
+@pytest.mark.parametrize("kind", [b"eXIf", b"IDAT"])
+def test_a_png_whose_chunk_is_longer_than_its_file_does_not_reach_dali(kind: bytes, count: int, tmp_path: Path) -> None:
+    """DALI would take gigabytes for it. PIL says what it is."""
+    (tmp_path / "a").mkdir()
+    whole = encoded(PICTURE, "PNG")
+    damaged = whole[:33] + struct.pack(">I", 0x80000020) + kind + whole[33:]
+    for i in range(count):
+        (tmp_path / "a" / f"{i:02}.png").write_bytes(damaged if i == 1 else whole)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    loader = DALILoader(ImageFolder(tmp_path, v2.ToImage()), count, device="cpu", on_error="skip")
+    assert sum(len(images) for images, _ in loader) == count
+    assert [error.index for error in loader.errors] == [1]
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 700 * 1024

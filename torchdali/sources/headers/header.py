@@ -152,10 +152,24 @@ def _parse(read: Callable[[int], bytes], length: int) -> Header | None:
     return None
 
 
+def are_png_chunks_within(start: bytes, most: int) -> bool:
+    """Return whether no chunk that begins in a PNG's first bytes is said to end after ``most`` bytes of the file.
+
+    DALI 2.4 makes room for a chunk before it reads it: gigabytes for a file of 120 bytes, if its length is damaged.
+    """
+    offset = len(PNG_SIGNATURE)
+    while offset + 8 <= len(start):
+        offset += 12 + int.from_bytes(start[offset : offset + 4], "big")
+        if offset > most:
+            return False
+    return True
+
+
 def _parse_png(start: bytes, length: int) -> Header | None:
     width, height = int.from_bytes(start[16:20], "big"), int.from_bytes(start[20:24], "big")
     native = start[24:25] == b"\x08" and start[25:26] in (b"\0", b"\2", b"\3")
     native = native and b"acTL" not in start  # DALI may decode the second image of an animated PNG
+    native = native and are_png_chunks_within(start, length)
     native = native and start.count(b"IHDR") == 1  # PIL takes the last of two, and DALI refuses the file
     return Header(height, width, length, False, True) if native and 0 < height * width <= max_pixels() else None
 
