@@ -86,6 +86,7 @@ for folder in sorted(root.iterdir()):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)  # on a GPU it builds fifteen pipelines, in 80 s
 def test_no_file_in_a_large_batch_kills_the_process(device, run_script, tmp_path):
     """DALI's decoder reads headers in several threads from 32 images on.
 
