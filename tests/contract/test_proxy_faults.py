@@ -109,11 +109,11 @@ def test_error_of_a_transform_in_torch_names_its_sample(stacks: bool, device: st
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="exceptions have notes from Python 3.11 on")
 @every_number
 def test_samples_without_image_that_cannot_be_collated_are_described(workers: Any, device: str) -> None:
-    """Grey arrays of two axes, for one, which are no images to torchdali, and not of one size."""
-    grey = [np.zeros((height, 9), np.uint8) for height in range(20, 20 + PER_BATCH)]
+    """Arrays of two axes and float64, for one, which are no images to torchdali, and not of one size."""
+    grey = [np.zeros((height, 9)) for height in range(20, 20 + PER_BATCH)]
     loader = DALILoader(grey, PER_BATCH, transform=EXACT, device=device, **workers)
     error = raised(RuntimeError, iter(loader))
-    assert "no image for transform= was found in a sample, which is ndarray (20, 9) uint8" in error.text
+    assert "no image for transform= was found in a sample, which is ndarray (20, 9) float64" in error.text
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="exceptions have notes from Python 3.11 on")
@@ -123,7 +123,8 @@ def test_a_second_path_that_cannot_be_collated_is_told_from_the_image(
 ) -> None:
     """As those of a mask, which are not taken for images beside a first one."""
     pairs = [{"image": path, "mask": path} for path in sorted(pictures.glob("*/*.jpg"))]
-    error = raised(TypeError, iter(DALILoader(pairs, PER_BATCH, transform=EXACT, device=device, **workers)))
+    loader = DALILoader(pairs, PER_BATCH, transform=EXACT, device=device, images="image", **workers)
+    error = raised(TypeError, iter(loader))
     assert "found <class 'pathlib.PosixPath'>" in error.text
     told = "transform= took as image ['image'] of a sample, which is ['image'] PosixPath; ['mask'] PosixPath"
     assert told in error.text

@@ -11,12 +11,19 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from torchdali.sources.headers.header import ENDS, FRAMES, PNG_SIGNATURE, SCAN, are_png_chunks_within, max_pixels
+from torchdali.sources.headers.header import (
+    ENDS,
+    FRAMES,
+    LARGE_CHUNK,
+    PNG_SIGNATURE,
+    SCAN,
+    are_png_chunks_within,
+    max_pixels,
+)
 from torchdali.transforms.spec import IntArray
 
 __all__ = ["LARGE", "MANY", "Headers", "parse"]
 
-_LARGE_CHUNK = 2**24  # bytes; a PNG with a larger chunk is looked at alone
 _SEGMENT_BYTES = 20  # bytes that are read of a segment, from its marker
 
 LARGE = 0xFFFF
@@ -69,7 +76,7 @@ def _parse_pngs(data: Bytes, headers: Headers) -> None:
 
 
 def _is_plain_png(start: bytes) -> bool:
-    return b"acTL" not in start and start.count(b"IHDR") == 1 and are_png_chunks_within(start, _LARGE_CHUNK)
+    return b"acTL" not in start and start.count(b"IHDR") == 1 and are_png_chunks_within(start, LARGE_CHUNK)
 
 
 def _parse_jpegs(data: Bytes, headers: Headers) -> None:
