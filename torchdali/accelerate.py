@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from torchdali.errors import TransformError
 from torchdali.loader import DALILoader
+from torchdali.samples.guard import GuardedCollate, unguard_collate
 from torchdali.state.generators import TORCH, Generators
 
 try:
@@ -36,16 +36,10 @@ __all__ = ["Accelerator", "prepare_data_loader", "skip_first_batches"]
 _OF_BATCHES = ("dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "drop_last", "distributed")
 _KEPT = [name for name in inspect.signature(cast("Any", DALILoader)).parameters if name not in _OF_BATCHES]
 _GLOBAL = (TORCH, "numpy", "python")
-
-
-class _Guard:
-    """The ``collate_fn`` of a prepared loader. It raises if Accelerate makes a plain loader with it."""
-
-    def __call__(self, _: Any) -> Any:
-        raise TransformError(
-            "Accelerate made a plain DataLoader of a prepared DALILoader, without its transforms: use the "
-            "skip_first_batches of torchdali.accelerate or of its Accelerator"
-        )
+_PLAIN_LOADER = (
+    "Accelerate made a plain DataLoader of a prepared DALILoader, without its transforms: use the "
+    "skip_first_batches of torchdali.accelerate or of its Accelerator"
+)
 
 
 class _Base(DALILoader[Any]):
@@ -124,7 +118,7 @@ class _Prepared:
     @property
     def collate_fn(self) -> Any:
         """A function that raises. Accelerate makes some loaders from the attributes of others."""
-        return _Guard()
+        return GuardedCollate(unguard_collate(self.template.collate_fn), _PLAIN_LOADER)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state after the batches that were yielded.

@@ -19,7 +19,7 @@ PAGE = PACKAGE.parent / "docs" / "errors.md"
 NOT_FOR_USERS = ("tools/parity", "tools/bench/loading.py", "tools/bench/training.py")
 """Where messages are about the project's own work."""
 
-NO_ERRORS = {"Unsupported", "_ExplainedError"}
+NO_ERRORS = {"Unsupported"}
 """What is raised and never seen as an error: why a transform runs in torch is told by explain()."""
 
 LAST_IS_THE_REASON = {"SampleError", "SampleTransformError", "error", "make_error", "_make_error"}
@@ -110,7 +110,7 @@ def _said(node: ast.AST) -> Iterator[ast.expr]:
         yield from call.args[-1:] if name in LAST_IS_THE_REASON else call.args[:1]
     elif name in ("warn", "warn_user", "exit", "RefusedError", "end"):
         yield from call.args[:1]
-    elif name in ("Problem", "add_note"):
+    elif name in ("GuardedCollate", "Problem", "add_note"):
         yield from call.args[-1:]
 
 
