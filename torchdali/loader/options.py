@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 
 from torchdali.pipeline.tuning import check_numbers
-from torchdali.samples.finder import Images, check_images
+from torchdali.samples.finder import ImageFinder, Images
 from torchdali.samples.on_error import OnError
 from torchdali.transforms import check_callable, flatten
 from torchdali.transforms.spec import Fidelity, check_fidelity
@@ -50,11 +50,16 @@ class LoaderOptions:
         check_numbers(seed=self.seed)
         if self.seed is not None:  # a state may hold an int, but none of numpy's
             object.__setattr__(self, "seed", operator.index(self.seed))
-        check_images(self.images)
+        ImageFinder.parse(self.images)  # raises if it names nothing
         self._check_cache()
         self._check_on_error()
         if self.distributed not in (None, "auto"):
             raise ValueError(f"distributed must be None or 'auto', got {self.distributed!r}")
+
+    @property
+    def finder(self) -> ImageFinder:
+        """Finds the images of a sample."""
+        return ImageFinder.parse(self.images)
 
     def _check_cache(self) -> None:
         if self.cache not in (None, "host", "device"):

@@ -22,7 +22,6 @@ from torchdali.pipeline.pool import PipelineCache, PipelinePool
 from torchdali.pipeline.readers import FileReader, Reader, open_reader
 from torchdali.pipeline.tuning import Threads, check_numbers, choose_prefetch_depth
 from torchdali.runtime import devices, machine
-from torchdali.samples.finder import ImageFinder, check_images
 from torchdali.samples.on_error import ErrorPolicy
 from torchdali.samples.tree import is_default_collate
 from torchdali.sources import Source, dataset_state, from_dataset
@@ -100,7 +99,7 @@ class Session:
         self.probe: tuple[object, Probe | None] | None = None
         self._open_source(dataset)
         self._check_cache(options)
-        if self.reader is not None and check_images(options.images) not in (None, ((0,),)):
+        if self.reader is not None and options.finder.images not in (None, ((0,),)):
             raise ValueError(
                 f"images must be None or 0 for a native dataset, whose samples are (image, target), got "
                 f"{options.images!r}; leave it out"
@@ -203,7 +202,7 @@ class Session:
                 pipelines,
                 device,
                 machine.memory_for_batches(device),
-                finder=ImageFinder(check_images(options.images)),
+                finder=options.finder,
             )
         return self.proxy_plan
 

@@ -25,7 +25,7 @@ from torchdali.samples.tree import (
     tree_leaves,
 )
 
-__all__ = ["RULE", "ImageFinder", "Images", "check_images"]
+__all__ = ["RULE", "ImageFinder", "Images"]
 
 RULE = (
     "all PIL images and tv_tensors.Image of a sample, else the first array (H, W, C), tensor (C, H, W), encoded file "
@@ -43,27 +43,6 @@ Images = Key | tuple[Key, ...] | list[Key | tuple[Key, ...]]
 Leaves = list[tuple[str, Any]]
 
 
-def check_images(images: Images | None) -> tuple[tuple[Key, ...], ...] | None:
-    """Return ``images=`` as key paths, each a tuple of keys.
-
-    Raises:
-        TypeError: It is neither a key path nor a list of them.
-        ValueError: It names nothing, or one part twice.
-    """
-    if images is None:
-        return None
-    key_paths: list[Any] = images if isinstance(images, list) else [images]
-    result = tuple(cast("tuple[Any, ...]", x) if isinstance(x, tuple) else (x,) for x in key_paths)
-    if not all(keys and all(type(key) in (str, int) for key in keys) for keys in result):
-        raise TypeError(
-            "images must be a key or an index of a sample, a tuple of them for a nested part, or a list of these, "
-            f"got {images!r}"
-        )
-    if not result or len(set(result)) < len(result):
-        raise ValueError(f"images must name one part of a sample or more, each once, got {images!r}")
-    return result
-
-
 @dataclass(frozen=True)
 class ImageFinder:
     """Finds the images of samples.
@@ -73,6 +52,27 @@ class ImageFinder:
     """
 
     images: tuple[tuple[Key, ...], ...] | None = None
+
+    @classmethod
+    def parse(cls, images: Images | None) -> ImageFinder:
+        """Return the finder for the argument ``images=``.
+
+        Raises:
+            TypeError: It is neither a key path nor a list of them.
+            ValueError: It names nothing, or one part twice.
+        """
+        if images is None:
+            return cls()
+        key_paths: list[Any] = images if isinstance(images, list) else [images]
+        result = tuple(cast("tuple[Any, ...]", x) if isinstance(x, tuple) else (x,) for x in key_paths)
+        if not all(keys and all(type(key) in (str, int) for key in keys) for keys in result):
+            raise TypeError(
+                "images must be a key or an index of a sample, a tuple of them for a nested part, or a list of these, "
+                f"got {images!r}"
+            )
+        if not result or len(set(result)) < len(result):
+            raise ValueError(f"images must name one part of a sample or more, each once, got {images!r}")
+        return cls(result)
 
     def find(self, sample: Tree) -> Leaves:
         """Return the images of a sample with their key paths.

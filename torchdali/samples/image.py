@@ -226,14 +226,13 @@ def _wrap_encoded(data: _Bytes, first: First = "conversion") -> ImageInput:
     try:
         header = parse_header(memory)
         size = header.height, header.width
-        is_complete = not header.jpeg or bytes(memory[-2:]) == b"\xff\xd9"
         if not header.native:
             with _open(io.BytesIO(cast("Any", data))) as image:
                 if image.mode in _DEEP:
                     return to_image_input(image, first)
-        if not (header.native and is_complete):
-            pixels = decode_to_ppm(data)  # raises if PIL cannot read a JPEG that has no end marker; DALI might
-            data = data if header.native else pixels
+                data = encode_ppm(image.convert("RGB"))
+        elif header.jpeg and bytes(memory[-2:]) != b"\xff\xd9":
+            decode_to_ppm(data)  # raises if PIL cannot read a JPEG that has no end marker; DALI might
     except UNREADABLE as error:
         if is_system_fault(error):
             raise
