@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -18,12 +17,10 @@ from torchdali.samples.pil import PILHeader
 from torchdali.sources import FileSource, parse_header
 from torchdali.sources.paths import Paths, build_table
 from torchdali.transforms.spec import NOTHING_SEEN, InputKind, InputStats, IntArray
-from torchdali.workers.packing import Packed, PackedImages
+from torchdali.workers.packing import ErrorFactory, Packed, PackedImages
 from torchdali.workers.shared_memory import SharedBuffer
 
 __all__ = ["open_packed"]
-
-ErrorFactory = Callable[[int, str, str], SampleError]
 
 
 class PackedReader(Reader):

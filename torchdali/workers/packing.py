@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import get_worker_info
 from torchvision import tv_tensors
 
-from torchdali.errors import TransformError
+from torchdali.errors import SampleError, TransformError
 from torchdali.runtime.exceptions import add_note
 from torchdali.samples.finder import ImageFinder
 from torchdali.samples.image import ImageInput, RefusedError, StoredURL, UnreadableError, make_black, to_image_input
@@ -41,6 +41,7 @@ from torchdali.workers.pickling import pickle_batch
 from torchdali.workers.shared_memory import SharedBuffer, SharedBufferHandle, SharedBufferPool, align
 
 __all__ = [
+    "ErrorFactory",
     "Packed",
     "PackedImages",
     "Packer",
@@ -50,6 +51,9 @@ __all__ = [
 ]
 
 _NONE_LEFT = "and no other sample of its batch can take its place"
+
+ErrorFactory = Callable[[int, str, str], SampleError]
+"""Makes the error of a sample from its number in the batch, the name of the bad part, and the reason."""
 
 
 class SampleFailure(NamedTuple):

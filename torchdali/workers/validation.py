@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,12 +17,9 @@ from torchdali.samples.finder import RULE, ImageFinder
 from torchdali.samples.guard import unguard_collate
 from torchdali.samples.tree import convert, format_key_paths, is_default_collate
 from torchdali.transforms.rng import Draws
-from torchdali.workers.packing import Packed
+from torchdali.workers.packing import ErrorFactory, Packed
 
-__all__ = ["ErrorFactory", "PendingBatch", "ProxyPlan", "check_sizes", "uses_default_collate"]
-
-ErrorFactory = Callable[[int, str, str], SampleError]
-"""Makes the error of a sample from its number in the batch, the name of the bad part, and the reason."""
+__all__ = ["PendingBatch", "ProxyPlan", "check_sizes", "uses_default_collate"]
 
 
 @dataclass
