@@ -207,3 +207,15 @@ def test_files_of_16_bits_keep_them(kind: str, as_path: bool, tmp_path: Path) ->
     (batch,) = DALILoader([(sample, 0)], transform=chain, device="cpu")  # type: ignore[arg-type]
     assert torch.equal(batch[0][0], chain(depth[..., None]))
     assert len(batch[0].unique()) > 100
+
+
+def test_lists_of_any_length_do_not_fill_the_memory_or_the_plan() -> None:
+    samples = [(PHOTO, [0] * i, [PHOTO] * (i % 12)) for i in range(150)]
+    loader = DALILoader(samples, transform=v2.Compose([v2.ToImage(), v2.CenterCrop(4)]), device="cpu")  # type: ignore[arg-type]
+    assert sum(1 for _ in loader) == 150
+    plan = loader._session.proxy_plan
+    assert plan is not None
+    assert len(plan.key_paths) == 100
+    text = io.StringIO()
+    loader.explain(text)
+    assert "[2][6], ...: uint8" in " ".join(text.getvalue().split())

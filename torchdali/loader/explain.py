@@ -36,6 +36,8 @@ __all__ = ["collect_stats", "describe_loader"]
 
 Rows = dict[str, str]
 
+_MAX_KEY_PATHS = 8
+
 
 def describe_loader(
     loader: DataLoader[Any], options: LoaderOptions, session: Session, shards: Sharding, errors: ErrorPolicy
@@ -167,8 +169,9 @@ def _describe_images(loader: DataLoader[Any], proxy: ProxyPlan) -> tuple[str, Se
     assert proxy.pipelines is not None
     if keys := list(proxy.pipelines):
         kinds = [f"{spec} ({input_kind})" for spec, input_kind, _ in keys]
-        key_paths = [path for paths in proxy.key_paths.values() for path in paths]
-        location = format_key_paths(list(dict.fromkeys(key_paths))) if key_paths else "where a sample has them"
+        key_paths = list(dict.fromkeys(path for paths in proxy.key_paths.values() for path in paths))
+        more = ", ..." if len(key_paths) > _MAX_KEY_PATHS else ""
+        location = f"{format_key_paths(key_paths[:_MAX_KEY_PATHS])}{more}" if key_paths else "where a sample has them"
         return f"at {location}: {', '.join(kinds)}", [proxy.pipelines.pool(key).plan for key in keys]
     if isinstance(loader.dataset, IterableDataset):
         return f"not known before the first batch: {RULE}", []

@@ -21,6 +21,9 @@ from torchdali.workers.packing import ErrorFactory, Packed
 
 __all__ = ["PendingBatch", "ProxyPlan", "check_sizes", "uses_default_collate"]
 
+_MAX_STRUCTURES = 100
+"""Number of structures that are remembered. Samples with lists of any length may all differ in structure."""
+
 
 @dataclass
 class ProxyPlan:
@@ -32,7 +35,7 @@ class ProxyPlan:
         device: Where batches are made.
         memory: Bytes that batches in flight may take.
         prefetch_depth: Batches in flight if there are workers. Reduced to what fits when the size of a batch is known.
-        key_paths: For each structure of samples that batches had so far, the key paths of the images.
+        key_paths: The key paths of the images for each structure of samples that batches had so far, up to a number.
         finder: Finds the images of a sample.
         has_images: Whether there was an image.
         has_warned: Whether the user was warned that no sample has an image.
@@ -70,7 +73,7 @@ class ProxyPlan:
             return
         if packed.groups:
             self.has_images = True
-            if packed.key_paths:
+            if packed.key_paths and len(self.key_paths) < _MAX_STRUCTURES:
                 self.key_paths[packed.structure] = packed.key_paths
         elif key_paths := self.key_paths.get(packed.structure):
             reason = f"no image was found in it, in the batches before they were at {format_key_paths(key_paths)}"
