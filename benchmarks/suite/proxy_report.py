@@ -116,6 +116,8 @@ def bars(runs: list[Run]) -> Bars | None:
     most = max((run["cores"] for run in runs), default=0)
     runs = [run for run in runs if run["cores"] == most and run["status"] == "ok"]
     sources = [source for source in _SOURCES if any(run["source"] == source for run in runs)]
+    # The native image folder is torchdali's, and no other system has one.
+    runs = [{**run, "system": "torchdali"} if run["system"] == "native" else run for run in runs]
     groups: list[tuple[str, list[float | None]]] = []
     for name in dict.fromkeys(run["system"] for run in runs):
         best = [_best([run for run in runs if run["source"] == source], name) for source in sources]
