@@ -1,10 +1,10 @@
-# The habits: make demo, make quick, make test, make check, make bench. Each makes .venv first and needs only Python 3.10+.
+# The habits: make demo, make quick, make test, make check, make docs, make bench. Each makes .venv first and needs only Python 3.10+.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo quick test check bench clean
+.PHONY: demo quick test check docs bench clean
 .DEFAULT_GOAL := test
 
 # Debian and Ubuntu ship python3 without ensurepip; where `venv` cannot make pip, the system package is added.
@@ -34,6 +34,10 @@ check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
+
+# The site, in build/docs/index.html. Warnings are errors, but all of them are shown.
+docs: $(READY)
+	$(BIN)/python -m sphinx --builder html --fail-on-warning --keep-going --quiet docs build/docs
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks decode loader training startup proxy

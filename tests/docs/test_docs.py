@@ -220,6 +220,20 @@ def test_links_lead_somewhere(document: str) -> None:
             assert not anchor or anchor in anchors(path), target
 
 
+def test_site_has_every_page_once() -> None:
+    trees = re.findall(r"^```{toctree}\n(.*?)^```$", (ROOT / "docs" / "index.md").read_text(), re.MULTILINE | re.DOTALL)
+    listed = [line for tree in trees for line in tree.splitlines() if re.fullmatch(r"\w+", line)]
+    assert sorted([*listed, "index"]) == sorted(path.stem for path in (ROOT / "docs").glob("*.md"))
+
+
+def test_api_page_has_every_public_name() -> None:
+    page = (ROOT / "docs" / "api.md").read_text()
+    documented = set(re.findall(r"^\.\. auto\w+:: torchdali\.([\w.]+)$", page, re.MULTILINE))
+    errors = {name for name in torchdali.__all__ if name.endswith("Error")}
+    assert "errors" in documented
+    assert not set(torchdali.__all__) - errors - documented
+
+
 def test_names_of_the_architecture_exist() -> None:
     """Each name in code is defined in the package or imported there; each path is a file or folder of it."""
     package = Path(torchdali.__file__).parent
