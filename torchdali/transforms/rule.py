@@ -23,6 +23,7 @@ import torch
 from torchdali.transforms.chain import is_unmodified
 from torchdali.transforms.rng import Draws
 from torchdali.transforms.spec import Fidelity, IntArray, Params, Sample, Spec
+from torchdali.transforms.spec import SampleTransformError as SampleTransformError
 
 Node = Any
 """A DALI ``DataNode``: an edge of the graph, with one value for each sample of the batch."""
@@ -33,18 +34,6 @@ Nodes = Mapping[str, Node]
 
 class Unsupported(Exception):  # noqa: N818
     """Raised by ``infer``: this transform with these arguments runs in torch. The message tells why."""
-
-
-class SampleTransformError(Exception):
-    """Raised by ``draw``: one sample of the batch cannot be transformed.
-
-    Attributes:
-        row: Row of the sample in the batch.
-    """
-
-    def __init__(self, row: int, reason: str) -> None:
-        super().__init__(reason)
-        self.row = row
 
 
 class Input(NamedTuple):

@@ -57,6 +57,18 @@ Sample = Mapping[str, Any]
 Inputs = dict[str, npt.NDArray[Any]]
 
 
+class SampleTransformError(Exception):
+    """Raised by ``draw`` or ``move``: one sample of the batch cannot be transformed.
+
+    Attributes:
+        row: Row of the sample in the batch.
+    """
+
+    def __init__(self, row: int, reason: str) -> None:
+        super().__init__(reason)
+        self.row = row
+
+
 class InputStats(NamedTuple):
     """Statistics of the files read so far, which decide the number of threads.
 

@@ -1,0 +1,295 @@
+"""What belongs to the images of a batch and moves with them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torchvision import tv_tensors
+from torchvision.tv_tensors import BoundingBoxFormat
+
+from torchdali.transforms.spec import IntArray, SampleTransformError
+from torchdali.transforms.targets.boxes import Boxes
+from torchdali.transforms.targets.maps import AffineMaps
+from torchdali.transforms.targets.points import Points
+from torchdali.transforms.targets.ragged import Flags, Ragged, Values, canvas
+
+
+def _kind(leaf: torch.Tensor) -> tuple[Any, ...]:
+    """Return what leaves must have in common to be moved as one array."""
+    if isinstance(leaf, tv_tensors.BoundingBoxes):
+        return Boxes, leaf.dtype, leaf.format, leaf.clamping_mode, leaf.shape[1:]
+    if isinstance(leaf, tv_tensors.KeyPoints):
+        return Points, leaf.dtype, leaf.shape[1:]
+    raise ValueError(f"targets must be BoundingBoxes or KeyPoints, got {type(leaf).__name__}")
+
+
+class Targets:
+    """Boxes and key points of a batch.
+
+    A rule moves them by the parameters that it drew for the images. Arguments have one row for each sample. Pairs are
+    (y, x), such as (top, left) and (height, width), in pixels. ``on`` is ``(N,)`` flags: which samples a move concerns,
+    or None for all.
+
+    Args:
+        size: ``(N, 2)`` heights and widths of the images.
+        groups: Boxes and key points, each of one kind.
+        places: For each sample, the group of each leaf and its number in the group. :meth:`leaves` needs it.
+
+    Attributes:
+        size: ``(N, 2)`` heights and widths of the images now.
+    """
+
+    def __init__(
+        self, size: IntArray, groups: Iterable[Boxes | Points], places: list[list[tuple[int, int]]] | None = None
+    ) -> None:
+        self.size: IntArray = size
+        self.groups = list(groups)
+        self._places = places
+
+    @classmethod
+    def collect(cls, samples: Sequence[Sequence[torch.Tensor]], size: IntArray) -> Targets:
+        """Return the targets of a batch.
+
+        Args:
+            samples: The ``BoundingBoxes`` and ``KeyPoints`` of each sample. They are not changed.
+            size: ``(N, 2)`` heights and widths of the images.
+        """
+        leaves: defaultdict[tuple[Any, ...], list[Any]] = defaultdict(list)
+        owners: defaultdict[tuple[Any, ...], list[int]] = defaultdict(list)
+        places: list[list[tuple[tuple[Any, ...], int]]] = []
+        for i, sample in enumerate(samples):
+            places.append([])
+            for leaf in sample:
+                kind = _kind(leaf)
+                places[-1].append((kind, len(leaves[kind])))
+                leaves[kind].append(leaf)
+                owners[kind].append(i)
+        number = {kind: n for n, kind in enumerate(leaves)}
+        groups = [kind[0].collect(leaves[kind], np.array(owners[kind], np.int64)) for kind in leaves]
+        return cls(size, groups, [[(number[kind], n) for kind, n in place] for place in places])
+
+    def leaves(self) -> list[list[torch.Tensor]]:
+        """Return the targets of each sample as torchvision's types, in the order of :meth:`collect`.
+
+        Leaves of one kind are views of one tensor.
+        """
+        if self._places is None:
+            raise ValueError("the places of the leaves in their samples are not known")
+        parts = [group.split() for group in self.groups]
+        return [
+            [self.groups[group].wrap(parts[group][n], canvas(self.size, i)) for group, n in place]
+            for i, place in enumerate(self._places)
+        ]
+
+    @property
+    def boxes(self) -> list[Boxes]:
+        """The boxes of the batch, by kind."""
+        return [group for group in self.groups if isinstance(group, Boxes)]
+
+    @property
+    def points(self) -> list[Points]:
+        """The key points of the batch, by kind."""
+        return [group for group in self.groups if isinstance(group, Points)]
+
+    def select_rows(self, rows: IntArray) -> Targets:
+        """Return the targets of some samples, ``rows`` in ascending order. Their moves do not move these."""
+        return Targets(self.size[rows], [group.select_rows(rows, len(self.size)) for group in self.groups])
+
+    def put_rows(self, rows: IntArray, part: Targets) -> None:
+        """Take back targets that :meth:`select_rows` returned.
+
+        Raises:
+            ValueError: Their dtype, their format or their clamping mode is another one now.
+        """
+        for group, moved in zip(self.groups, part.groups, strict=True):
+            group.put_rows(rows, moved, len(self.size))
+        self.size = self.size.copy()
+        self.size[rows] = part.size
+
+    def flip(self, axis: int, on: Flags | None = None) -> None:
+        """Mirror along x if ``axis`` is 0, along y if it is 1."""
+        for group in self.groups:
+            group.flip(self.size, axis, on)
+
+    def crop(self, start: IntArray, shape: IntArray, on: Flags | None = None) -> None:
+        """Take windows of ``shape`` at ``start``. Boxes are clamped to them."""
+        for group in self.groups:
+            group.crop(start, shape, on)
+        self._set_size(shape, on)
+
+    def crop_center(self, shape: IntArray) -> None:
+        """Take the middle, of ``shape``. Where the image is padded, torchvision may be one pixel off with boxes."""
+        # torchvision rounds half a pixel to even for boxes, also where it rounds down for the padding of the image.
+        self.crop(np.rint((self.size - shape) / 2).astype(np.int64), shape)
+
+    def pad(
+        self, before: IntArray, after: IntArray, fill: float = 0, mode: str = "constant", on: Flags | None = None
+    ) -> None:
+        """Add borders.
+
+        Args:
+            before: ``(N, 2)`` heights above and widths on the left.
+            after: ``(N, 2)`` heights below and widths on the right.
+            fill: Value of the borders of masks.
+            mode: Padding mode.
+            on: ``(N,)`` samples that get a border, or None for all.
+
+        Raises:
+            SampleTransformError: There are boxes or points, and the mode is not ``"constant"``.
+        """
+        del fill  # masks alone have pixels
+        for group in self.groups:
+            if mode != "constant" and len(group.owners):
+                what = "bounding boxes" if isinstance(group, Boxes) else "KeyPoints"
+                raise SampleTransformError(
+                    int(group.owners[0]),
+                    f"Padding mode '{mode}' is not supported with {what}; use padding_mode='constant'",
+                )
+        shape = self.size + before + after
+        for group in self.groups:
+            group.pad(before, shape, on)
+        self._set_size(shape, on)
+
+    def pad_and_crop(
+        self,
+        before: IntArray,
+        after: IntArray,
+        start: IntArray,
+        shape: IntArray,
+        fill: float = 0,
+        mode: str = "constant",
+    ) -> None:
+        """Add borders, then take windows, as torchvision's ``RandomCrop``. It skips a step that changes nothing.
+
+        Args:
+            before: ``(N, 2)`` heights above and widths on the left.
+            after: ``(N, 2)`` heights below and widths on the right.
+            start: ``(N, 2)`` top left pixels of the windows, in the images with their borders.
+            shape: ``(N, 2)`` shapes of the windows.
+            fill: Value of the borders of masks.
+            mode: Padding mode.
+        """
+        padded = ((before != 0) | (after != 0)).any(axis=1)
+        if padded.any():
+            self.pad(before, after, fill, mode, padded)
+        self.crop(start, shape, (self.size != shape).any(axis=1))
+
+    def resize(self, size: IntArray, interpolation: str = "nearest", on: Flags | None = None) -> None:
+        """Resize images to ``size``.
+
+        Args:
+            size: ``(N, 2)`` new heights and widths.
+            interpolation: ``"nearest"`` or ``"nearest-exact"``, for masks.
+            on: ``(N,)`` samples to resize, or None for all.
+        """
+        del interpolation  # masks alone have pixels
+        for group in self.groups:
+            group.resize(self.size, size, on)
+        self._set_size(size, on)
+
+    def rotate(
+        self,
+        angle: Values,
+        size: IntArray,
+        expand: bool = False,
+        center: list[float] | None = None,
+        fill: float = 0,
+        on: Flags | None = None,
+    ) -> None:
+        """Turn images by ``angle`` degrees, counterclockwise.
+
+        Args:
+            angle: ``(N,)`` degrees.
+            size: ``(N, 2)`` heights and widths of the results. With ``expand``, torchvision may give boxes a canvas
+                that is a pixel larger than the image (https://github.com/pytorch/vision/issues/8654). Here it is the
+                image's size.
+            expand: Whether the result is large enough for the whole image.
+            center: (x, y) in pixels, or None for the middle.
+            fill: Value of masks outside of the image.
+            on: ``(N,)`` samples to turn, or None for all.
+        """
+        del fill  # masks alone have pixels
+        for group in self.groups:
+            group.rotate(self.size, angle, expand, center, on)
+        self._set_size(size, on)
+
+    def affine(self, maps: AffineMaps, fill: float = 0, on: Flags | None = None) -> None:
+        """Move images by affine maps. Masks are ``fill`` outside of the image."""
+        del fill  # masks alone have pixels
+        for group in self.groups:
+            group.affine(self.size, maps, on)
+
+    def perspective(self, corners: IntArray, fill: float = 0, on: Flags | None = None) -> None:
+        """Move the corner pixels of images to ``corners``, ``(N, 4, 2)`` (x, y), clockwise from the top left.
+
+        Masks are ``fill`` outside of the image.
+        """
+        del fill  # masks alone have pixels
+        for group in self.groups:
+            group.perspective(self.size, corners, on)
+
+    def convert_boxes(self, box_format: BoundingBoxFormat) -> None:
+        """Convert boxes to another format.
+
+        Raises:
+            ValueError: One of the two formats is rotated.
+        """
+        for boxes in self.boxes:
+            boxes.convert(box_format)
+
+    def set_clamping_mode(self, mode: str | None) -> None:
+        """Set the clamping mode of boxes."""
+        for boxes in self.boxes:
+            boxes.clamping_mode = mode
+
+    def clamp_boxes(self, mode: str | None = "auto") -> None:
+        """Clamp boxes to their images, in their own clamping mode or in another one."""
+        for boxes in self.boxes:
+            boxes.clamp(self.size, None, mode)
+
+    def clamp_points(self) -> None:
+        """Clamp key points to their images."""
+        for points in self.points:
+            points.clamp(self.size, None)
+
+    def sanitize_boxes(self, min_size: float, min_area: float) -> None:
+        """Drop boxes that are too small or leave their image.
+
+        Raises:
+            SampleTransformError: A sample has no boxes, or several tensors of them.
+        """
+        self.check_one_leaf(self.boxes, "bounding boxes")
+        for boxes in self.boxes:
+            boxes.drop(boxes.find_valid(self.size, min_size, min_area))
+
+    def sanitize_points(self) -> None:
+        """Drop key points, or groups of them, that leave their image.
+
+        Raises:
+            SampleTransformError: A sample has no key points, or several tensors of them.
+        """
+        self.check_one_leaf(self.points, "key points")
+        for points in self.points:
+            points.drop(points.find_valid(self.size))
+
+    def check_one_leaf(self, groups: Sequence[Ragged], what: str) -> None:
+        """Raise SampleTransformError unless each sample has one tensor among the groups."""
+        count = np.zeros(len(self.size), np.int64)
+        for group in groups:
+            np.add.at(count, group.owners, 1)
+        if (count != 1).any():
+            row = int(np.argmax(count != 1))
+            raise SampleTransformError(
+                row, f"the sample must have one tensor of {what}, got {int(count[row])}; add an empty one or merge them"
+            )
+
+    def _set_size(self, size: IntArray, on: Flags | None) -> None:
+        if on is None:
+            self.size = size.astype(np.int64)
+        else:
+            self.size = self.size.copy()
+            self.size[on] = size[on]
