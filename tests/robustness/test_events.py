@@ -13,51 +13,43 @@ import torchdali
 pytestmark = pytest.mark.timeout(60)
 
 
-# In processes of their own: a child of this one would collect whatever other tests left behind.
-FORKS = """
+# In a process of its own: a child of this one would collect whatever other tests left behind.
+FORK = """
 import gc, os, sys
-from torchdali.runtime.events import OwnedByProcess
+os.register_at_fork(after_in_child=gc.collect)  # runs before the hook of torchdali
+from torchdali.runtime.lifecycle import Resource
 
-class Box(OwnedByProcess, list):
-    "Lets go of what it holds when it is freed."
+class Box(Resource):
+    def renew(self):
+        os.write(1, b"renewed ")
 
-def alone(box):
-    pass
+    def __del__(self, write=os.write):
+        write(1, b"freed ")
 
-def in_a_cycle(box):
-    box.append(box)
+def make():
+    box = Box()
+    box.cycle = [box]
+    return box
 
-def in_a_cycle_with_another(box):
-    box.append([box])
-
-content = object()
-before = sys.getrefcount(content)
-box = Box()
-box.append(content)
-globals()[sys.argv[1]](box)
+gc.disable()
+box, alone = make(), Box()
+make()  # is garbage as the process is forked
 child = os.fork()
 if not child:
-    del box
+    del box, alone
     gc.collect()
-    os._exit(sys.getrefcount(content) - before)
-print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-del box
+    sys.exit()
+status = os.waitpid(child, 0)[1]
+os.write(1, b"| ")
+del box, alone
 gc.collect()
-print(sys.getrefcount(content) - before)
+sys.exit(status)
 """
 
 
-@pytest.mark.parametrize("tie", ["alone", "in_a_cycle", "in_a_cycle_with_another"])
-def test_only_the_process_that_made_it_frees_it(run_script: Any, tie: str) -> None:
-    done = run_script(FORKS, tie, PYTHONWARNINGS="ignore::DeprecationWarning")
-    assert (done.returncode, done.stderr, done.stdout) == (0, "", "1\n0\n")
-
-
-def test_the_process_that_made_it_ends_without_a_word(run_script: Any) -> None:
-    done = run_script(
-        "from torchdali.runtime.events import OwnedByProcess\nkept = OwnedByProcess()\nkept.itself = kept"
-    )
-    assert (done.returncode, done.stderr) == (0, "")
+def test_a_forked_child_renews_what_it_inherits_and_only_the_parent_frees_it(run_script: Any) -> None:
+    done = run_script(FORK, PYTHONWARNINGS="ignore::DeprecationWarning")
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", "renewed " * 3 + "| " + "freed " * 3)
 
 
 def test_no_event_is_made_that_a_forked_process_could_free() -> None:
@@ -66,30 +58,6 @@ def test_no_event_is_made_that_a_forked_process_could_free() -> None:
     for module in package.rglob("*.py"):
         if module.parent.name not in ("bench", "demo", "commands"):
             assert not re.search(r"record_event\(\)|torch\.cuda\.Event\(", module.read_text()), module
-
-
-RENEWED = """
-import os, sys
-from torchdali.runtime.lifecycle import Resource
-
-class Counted(Resource):
-    renewed = 0
-
-    def renew(self):
-        self.renewed += 1
-
-kept, dropped = Counted(), Counted()
-del dropped
-child = os.fork()
-if not child:
-    os._exit(kept.renewed)
-print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), kept.renewed)
-"""
-
-
-def test_only_the_child_of_a_fork_renews_its_resources(run_script: Any) -> None:
-    done = run_script(RENEWED, PYTHONWARNINGS="ignore::DeprecationWarning")
-    assert (done.returncode, done.stderr, done.stdout) == (0, "", "1 0\n")
 
 
 ABANDONED = """

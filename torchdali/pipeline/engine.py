@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import queue
 import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,7 +45,7 @@ class RunTimeoutError(Exception):
     """A run did not finish in time."""
 
 
-class PipelineRunner:
+class PipelineRunner(lifecycle.Resource):
     """A built pipeline and its scheduled runs.
 
     Args:
@@ -54,6 +53,9 @@ class PipelineRunner:
         batch_size: Maximum number of samples in a run.
         threads: Number of DALI's CPU threads.
         resident: Whether pixels are fed from the device's own memory.
+
+    Attributes:
+        broken: Whether it cannot be used any more: interrupted, timed out, closed, or inherited by a forked process.
     """
 
     def __init__(self, plan: Plan, batch_size: int, threads: int, resident: bool = False) -> None:
@@ -62,18 +64,17 @@ class PipelineRunner:
         self._input_kind = plan.input_kind
         self._resources: deque[ExitStack] = deque()
         self._unreleased: deque[tuple[Event | None, ExitStack]] = deque()
-        self._broken = self._closed = False
+        self.broken = self._closed = self._is_inherited = False
         self._num_submitted = self._num_taken = 0
-        self._process = os.getpid()
         self._device = plan.device
         with devices.on(plan.device):
             self._pipeline: Any = graph.build(plan, batch_size, threads, resident)
         lifecycle.install_exit_hook()
+        super().__init__()
 
-    @property
-    def broken(self) -> bool:
-        """Whether it cannot be used any more: interrupted, timed out, or inherited by a forked process."""
-        return self._broken or self._process != os.getpid()
+    def renew(self) -> None:
+        """See :class:`torchdali.runtime.lifecycle.Resource`."""
+        self.broken = self._is_inherited = True
 
     @property
     def in_flight(self) -> int:
@@ -131,7 +132,7 @@ class PipelineRunner:
             raise RuntimeError("the runner was closed with this run in flight")
         if self.broken:
             raise EpochEndedError(INTERRUPTED)
-        self._broken = True
+        self.broken = True
         with lifecycle.native_call(), devices.on(self._device):
             try:
                 yield
@@ -139,7 +140,7 @@ class PipelineRunner:
                 raise
             except Exception as error:
                 raise EpochEndedError(INTERRUPTED) from error
-        self._broken = False
+        self.broken = False
 
     def _take(self, timeout: float) -> RunOutputs | Exception:
         """Return the result of the oldest run, or what DALI raised in it."""
@@ -188,17 +189,17 @@ class PipelineRunner:
 
     def close(self) -> None:
         """Wait for the runs in flight, drop them, and free the pipeline's threads and memory."""
-        self._broken = self._closed = True
-        # A forked process frees nothing, and must not call CUDA.
-        is_owner = self._process == os.getpid()
-        if is_owner and devices.failed(self._device.index):
+        self.broken = self._closed = True
+        if self._is_inherited:
+            return  # a forked process frees nothing, and must not call CUDA
+        if devices.failed(self._device.index):
             self._resources.extend(stack for _, stack in self._unreleased)
             self._unreleased.clear()
             self._abandon()
-        with devices.on(self._device) if is_owner else nullcontext():
+        with devices.on(self._device):
             self._pipeline.close()
             for event, stack in self._unreleased:
-                if event and is_owner:
+                if event:
                     event.synchronize()
                 self._resources.append(stack)
         self._unreleased.clear()

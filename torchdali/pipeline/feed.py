@@ -6,7 +6,6 @@ milliseconds a batch. No thread of torchdali can outlive an epoch or hide an exc
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -24,7 +23,7 @@ from torchdali.pipeline.pool import PipelinePool
 from torchdali.pipeline.readers import Reader, Scan, ScanTimeoutError
 from torchdali.pipeline.tuning import pinned_bytes
 from torchdali.runtime import devices
-from torchdali.runtime.exceptions import CLOSED, FORKED, NEW_EPOCH, EpochEndedError, defer
+from torchdali.runtime.exceptions import CLOSED, NEW_EPOCH, EpochEndedError, defer
 from torchdali.runtime.threads import DaemonThreadPoolExecutor
 from torchdali.transforms import SampleTransformError
 from torchdali.transforms.rng import Draws
@@ -100,7 +99,6 @@ class Prefetcher:
         self._in_flight: deque[Batch] = deque()
         self._runners: list[tuple[PipelinePool, PipelineRunner]] = []
         self._threads: DaemonThreadPoolExecutor | None = None
-        self._process = os.getpid()
         self._ended = ""
         self._timed_out = f"DataLoader timed out after {timeout} seconds; {NEW_EPOCH}"
 
@@ -151,8 +149,6 @@ class Prefetcher:
                 del failure
 
     def _check(self) -> None:
-        if self._process != os.getpid():
-            raise EpochEndedError(FORKED)
         if self._ended:
             raise EpochEndedError(self._ended)
 
@@ -168,10 +164,9 @@ class Prefetcher:
         if self._threads:
             self._threads.shutdown(wait=False, cancel_futures=True)
             self._threads = None
-        if self._process == os.getpid():
-            while self._runners:
-                pool, runner = self._runners.pop()
-                pool.release(runner)
+        while self._runners:
+            pool, runner = self._runners.pop()
+            pool.release(runner)
 
     def _scan_threads(self) -> DaemonThreadPoolExecutor:
         if self._threads is None:

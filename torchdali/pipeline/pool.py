@@ -79,8 +79,8 @@ class PipelinePool:
         self._in_use.clear()
 
     def close_idle(self) -> bool:
-        """Free the threads and memory of idle runners. Return whether there were any."""
-        closed = bool(self._idle)
+        """Free the threads and memory of idle runners. Return whether there were any, not counting inherited ones."""
+        closed = not all(runner.broken for runner in self._idle)
         while self._idle:
             self._idle.pop().close()
         return closed

@@ -1,36 +1,21 @@
-"""CUDA events that a forked process may inherit and drop."""
+"""CUDA events that a forked process may inherit."""
 
 from __future__ import annotations
 
-import ctypes
-import os
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-__all__ = ["Event", "OwnedByProcess"]
+from torchdali.runtime.lifecycle import Resource
+
+__all__ = ["Event"]
 
 
-class OwnedByProcess:
-    """Freed only by the process that made it. A forked process leaks its copy instead."""
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        self._process = os.getpid()
-
-    # The defaults are needed at interpreter exit, when the module's names are already gone.
-    def __del__(
-        self,
-        own: Callable[[], int] = os.getpid,
-        keep: Callable[[Any], Any] = ctypes.pythonapi.Py_IncRef,
-        reference: Callable[[Any], Any] = ctypes.py_object,
-    ) -> None:
-        if self._process != own():
-            keep(reference(self))
-
-
-class Event(OwnedByProcess, torch.cuda.Event):
-    """A ``torch.cuda.Event`` that a forked process may drop.
+class Event(Resource, torch.cuda.Event):
+    """A ``torch.cuda.Event`` that a forked process does not free.
 
     To free an event, torch calls CUDA. CUDA refuses that in a forked process, and then torch aborts the process.
     """
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        super().__init__()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import os
 import threading
 import time
@@ -23,7 +24,11 @@ _threads_inside: set[int] = set()
 
 
 class Resource:
-    """Something with locks, threads or native handles. It is told of forks and of the end of the process."""
+    """Something with locks, threads or native handles. It is told of forks and of the end of the process.
+
+    A forked child never destroys the resources that it inherits. The destructor of a pipeline would wait for threads
+    that only the parent has, and that of a CUDA event would call CUDA, which ends the child.
+    """
 
     def __init__(self) -> None:
         _resources.add(self)
@@ -36,15 +41,22 @@ class Resource:
 
 
 _resources: weakref.WeakSet[Resource] = weakref.WeakSet()
+_held: list[Resource] = []
 
 
-def _renew_all() -> None:
-    for resource in list(_resources):
+def _before_fork() -> None:
+    _held.extend(_resources)  # the child may collect garbage before its own hook runs
+
+
+def _after_fork_in_child() -> None:
+    for resource in _held:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(resource))  # never destroyed, not even when the interpreter ends
         resource.renew()
+    _held.clear()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_all)
+    os.register_at_fork(before=_before_fork, after_in_parent=_held.clear, after_in_child=_after_fork_in_child)
 
 
 def install_exit_hook() -> None:

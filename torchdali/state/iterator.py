@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
@@ -37,7 +36,7 @@ _ITERATOR = "iterator"
 _STATES = ("state_at_begin", "state")
 
 
-class ResumableIterator(_BaseDataLoaderIter):
+class ResumableIterator(_BaseDataLoaderIter, lifecycle.Resource):
     """An iterator of an epoch that can be saved and resumed.
 
     It comes after torch's classes in the order of inheritance, so that their workers get the indices that it returns.
@@ -58,13 +57,20 @@ class ResumableIterator(_BaseDataLoaderIter):
     """Why the epoch gives no further batch before it is over; empty while it runs."""
 
     def __init__(self, view: LoaderView) -> None:
-        self._process, self._lock = os.getpid(), RLock()
+        self._lock = RLock()
+        lifecycle.Resource.__init__(self)
         self.progress: EpochProgress = self._context.progress
         super().__init__(cast("Any", view))
         self._start_counts(view)
         if self.progress.checkpoint and self.progress.checkpoint.base_seed is not None:
             self._base_seed = self.progress.checkpoint.base_seed
         self.progress.base_seed = int(self._base_seed)
+
+    def renew(self) -> None:
+        """See :class:`torchdali.runtime.lifecycle.Resource`."""
+        self._lock = RLock()
+        if self._needs_own_process:
+            self._ended = FORKED
 
     @disable_compile
     @lifecycle.native_call()
@@ -76,8 +82,6 @@ class ResumableIterator(_BaseDataLoaderIter):
         exception of a signal handler. It can come at any point, so the work in flight can no longer be matched to
         batches.
         """
-        if self._needs_own_process and self._process != os.getpid():
-            raise RuntimeError(FORKED)
         with self._lock:  # several threads may share the iterator
             return self._next_or_end()
 
@@ -175,6 +179,8 @@ class ResumableIterator(_BaseDataLoaderIter):
 
     def close(self) -> None:
         """End the epoch early, and its workers."""
+        if self._ended == FORKED:
+            return  # the workers are the parent's
         if not self.progress.finished:
             self._ended = CLOSED
         self._end_workers()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from itertools import repeat
@@ -24,19 +23,20 @@ class Stream(IterableDataset[Any]):
     Args:
         dataset: The dataset.
         saved: The progress from which each worker's stream resumes, in the next epoch only.
+        in_worker: Whether it runs in a worker. A loader without workers may itself be used in another loader's worker.
     """
 
-    def __init__(self, dataset: Any, saved: Mapping[int, StreamProgress]) -> None:
+    def __init__(self, dataset: Any, saved: Mapping[int, StreamProgress], in_worker: bool) -> None:
         self.dataset = dataset
         self._saved: Mapping[int, StreamProgress] = saved
-        self._process = os.getpid()
+        self._in_worker = in_worker
         self._iterator: Any = None
         self._has_ended = False
         self._num_requested = self._num_raised = 0
         self._failure: ExceptionWrapper | None = None
 
     def __iter__(self) -> Iterator[Any]:
-        info = self._worker_info()
+        info = get_worker_info() if self._in_worker else None
         progress, self._saved = self._saved.get(info.id if info else 0), {}
         state: dict[str, Any] = progress.state if progress else {}
         if "dataset" in state:
@@ -65,7 +65,7 @@ class Stream(IterableDataset[Any]):
             self._num_requested += 1
             self._num_raised += 1
             self._has_ended = getattr(self._iterator, "gi_frame", self) is None  # a generator that raised has ended
-            if not self._worker_info():
+            if not self._in_worker:
                 raise
             self._failure = self._wrap_exception()
             return self._failure
@@ -78,7 +78,7 @@ class Stream(IterableDataset[Any]):
         DataLoader sends nothing beside an exception that is raised, and the stream's progress must be sent with it.
         """
         failure, self._failure = self._failure, None
-        if failure or not self._worker_info():
+        if failure or not self._in_worker:
             return failure or build(samples)
         try:
             return build(samples)
@@ -103,14 +103,10 @@ class Stream(IterableDataset[Any]):
             return {"raised": self._num_raised} if self._num_raised else {}
         return states | ({"ended": True} if self._has_ended else {})
 
-    def _worker_info(self) -> Any:
-        """Return torch's information on the worker process that this runs in, or None."""
-        # A dataset may itself use a loader, in a worker of another loader.
-        return get_worker_info() if self._process != os.getpid() else None
-
     def _wrap_exception(self) -> ExceptionWrapper:
         """Return the exception that is being handled, wrapped as DataLoader wraps it."""
-        return ExceptionWrapper(where=f"in DataLoader worker process {self._worker_info().id}")
+        info: Any = get_worker_info()
+        return ExceptionWrapper(where=f"in DataLoader worker process {info.id}")
 
     def __repr__(self) -> str:
         return repr(self.dataset)

@@ -6,7 +6,6 @@ number and does not use CUDA.
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -158,6 +157,7 @@ class Packer:
         on_error: What happens to samples that cannot be read or decoded.
         finder: Finds the images of a sample. By default it goes by their types and shapes.
         keeps_pil: Whether to pack the attributes of PIL images besides their pixels.
+        in_worker: Whether it runs in a worker. A loader without workers may itself be used in another loader's worker.
     """
 
     def __init__(
@@ -170,21 +170,20 @@ class Packer:
         on_error: OnError = "raise",
         finder: ImageFinder | None = None,
         keeps_pil: bool = False,
+        in_worker: bool = False,
     ) -> None:
         self._collate, self._batched, self._images = collate_fn, batched, images
         self._uses_default_collate = uses_default_collate
         self._first: First = first
         self._on_error = on_error
         self._finder = finder or ImageFinder()
-        self._keeps_pil = keeps_pil
-        self._process = os.getpid()
+        self._keeps_pil, self._in_worker = keeps_pil, in_worker
         self._pool: SharedBufferPool | None = None
 
     @property
     def worker(self) -> Any:
         """torch's information on the worker that this runs in. None in the loader's process."""
-        # A dataset may itself use a loader without workers, in a worker of another loader.
-        return get_worker_info() if self._process != os.getpid() else None
+        return get_worker_info() if self._in_worker else None
 
     def __call__(self, data: Any) -> Packed:
         """Pack a list of samples, or one sample."""

@@ -85,7 +85,7 @@ class Parallel(ResumableIterator):
     @property
     def is_lost(self) -> bool:
         """Whether the workers can be used no more, in this epoch or another one."""
-        return bool(self._ended) or self._process != os.getpid()
+        return bool(self._ended)
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         if first_iter:
@@ -175,13 +175,9 @@ class Parallel(ResumableIterator):
         self._task_info.clear()  # torch keeps batches here that came early
 
     def _end_workers(self) -> None:
-        """End the workers. In a forked process, only forget them, because they belong to its parent."""
-        if not hasattr(self, "_workers"):
-            return  # the constructor failed before it started one
-        if self._process != os.getpid():
-            self._forget_workers()
-            return
-        cast("Any", super()).__del__()
+        """End the workers. There are none if the constructor failed before it started one."""
+        if hasattr(self, "_workers"):
+            cast("Any", super()).__del__()
 
     def _forget_workers(self) -> None:
         if self._worker_pids_set:

@@ -104,6 +104,7 @@ class _ProxyEpoch(ResumableIterator):
             self._error_policy.mode,
             self.proxy.finder,
             keeps_pil=pipelines is not None and pipelines.keeps_pil,
+            in_worker=view.num_workers > 0,
         )
         # Without images the whole batch is copied to the device, so torch's thread may pin it.
         pins_memory = self.proxy.device.type == "cuda" and not images

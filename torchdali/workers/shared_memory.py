@@ -20,6 +20,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from torchdali.runtime.lifecycle import Resource
+
 __all__ = ["MappedFile", "SharedBuffer", "SharedBufferHandle", "SharedBufferPool", "align"]
 
 _ALIGNMENT = 64
@@ -129,21 +131,20 @@ class MappedFile:
 _mapped_files: weakref.WeakValueDictionary[tuple[int, int], MappedFile] = weakref.WeakValueDictionary()
 
 
-class SharedBuffer:
+class SharedBuffer(Resource):
     """One filling of a block. When it is dropped, the worker may fill the block again."""
 
     def __init__(self, mapped_file: MappedFile) -> None:
         self.mapped_file = mapped_file
-        self._process = os.getpid()
+        super().__init__()
 
     @property
     def contents(self) -> npt.NDArray[np.uint8]:
         """All bytes after the header. They may be read while this object lives."""
         return self.mapped_file.memory[_HEADER:]
 
-    def __del__(self, own: Callable[[], int] = os.getpid, free: int = _FREE) -> None:
-        if self._process == own():  # a forked child drops what its parent still reads
-            self.mapped_file.memory[0] = free
+    def __del__(self, free: int = _FREE) -> None:
+        self.mapped_file.memory[0] = free
 
 
 def _receive(file: int, key: tuple[int, int], capacity: int) -> SharedBuffer:

@@ -245,9 +245,7 @@ def test_workers_use_their_blocks_again(take: int) -> None:
 def packer(monkeypatch: pytest.MonkeyPatch) -> Packer:
     """As if this were a worker."""
     monkeypatch.setattr(packing, "get_worker_info", lambda: SimpleNamespace(id=0))
-    packer = Packer(default_collate, True, True, True)
-    packer._process = 0
-    return packer
+    return Packer(default_collate, True, True, True, in_worker=True)
 
 
 def received(batch: Packed, rows: list[int], held: ExitStack, group: int = 0) -> Any:

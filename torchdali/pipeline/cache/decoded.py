@@ -185,7 +185,7 @@ class DecodedPrefetcher(Prefetcher):
         self._lookups.clear()
         self._decoding.clear()
         self._decoder.close()
-        if self._looked_up and not self._decoded and self._process == os.getpid():
+        if self._looked_up and not self._decoded:
             self.cache.release_decoder()
 
     def enqueue(self, images: DecodedBatch) -> None:
