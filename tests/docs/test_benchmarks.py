@@ -14,7 +14,7 @@ from PIL import Image
 from benchmarks import options
 from benchmarks.common import data, page_cache
 from benchmarks.common.data import KINDS
-from benchmarks.studies import index, memory, scale, transform_report, transforms
+from benchmarks.studies import index, memory, scale, transform_report, transforms, versions
 from benchmarks.studies.transform_worker import Worker
 from benchmarks.suite.all import BENCHMARKS
 from benchmarks.systems import batches as batches_module
@@ -351,3 +351,16 @@ def test_the_table_names_where_torchdali_is_slower():
     assert lines[4][1:3] == ["torch", "torch"]
     assert summary.startswith("torchdali is slower than another system in 1 of 2 rows: `Pad(16)`.")
     assert "- run by torch: `AugMix()`: no rule" in summary
+
+
+def test_two_versions_are_compared_turn_by_turn() -> None:
+    """The median is of the ratios of neighbouring turns, not the ratio of the medians."""
+    old, new = [100.0, 200.0, 300.0], [110.0, 180.0, 300.0]
+    run = {"case": "resnet18", "cores": 4, "rates": {"old": old, "new": new, "batch": [400.0]}}
+    run["ratios"] = versions.summarize(old, new)
+    assert run["ratios"] == pytest.approx([0.95, 1.0, 1.05])
+    machine = {"gpu": None, "driver": None, "cpu": "CPU", "cores": 4, "memory_gib": 1, "versions": {}, "commit": "c"}
+    page = versions.render({"runs": [run], "machine": machine, "old": "1", "new": "2", "command": "python"})
+    row = [cell.strip() for cell in page.splitlines()[-1].split("|")[1:-1]]
+    case = "beside a step of ResNet-18, 4 cores, 3 turns"
+    assert row == [case, "200 (100 to 300)", "180 (110 to 300)", "1.000", "0.950 to 1.050", "400"]
