@@ -17,7 +17,7 @@ What to expect: first what runs where (``explain()``), then one line for each ep
 the scans of ``val``, and the training images per second. At the end come the patients with scans that were not
 recognised. The workers still decode the PNGs, which then takes the most time, but they no longer transform them. A
 dataset of files that DALI can decode (8-bit JPEGs and PNGs) can return paths instead of pixels, which is faster:
-docs/datasets.md.
+docs/own_datasets.md.
 """
 
 from __future__ import annotations

@@ -135,26 +135,60 @@ def test_readme_names_both_commands() -> None:
     assert {"make demo", "make test"} <= set(commands)
 
 
-def test_code_of_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    code, of_index = re.findall(
-        r"^```python\n(.*?)^```$", (ROOT / "docs" / "datasets.md").read_text(), re.MULTILINE | re.DOTALL
+def run_page(page: str, replaced: dict[str, str] | None = None, **names: Any) -> dict[str, Any]:
+    """Run the code of a page, and return its names."""
+    code = "\n".join(
+        re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs" / page).read_text(), re.MULTILINE | re.DOTALL)
     )
+    for written, instead in (replaced or {}).items():
+        assert written in code, f"{page} no longer says {written}"
+        code = code.replace(written, instead)
+    exec(compile(code, f"docs/{page}", "exec"), names)
+    return names
+
+
+def write_table(name: str, header: str, lines: list[str]) -> None:
+    Path(name).write_text("\n".join([header, *lines]))
+
+
+def test_code_of_own_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     files = [path for path, _ in write_photographs(tmp_path / "data" / "train").samples]
-    lines = [f"{path},{40 + i},p{i}" for i, path in enumerate(files)]
-    Path("scans.csv").write_text("\n".join(["file,age,patient", *lines]))
+    write_table("scans.csv", "file,age,patient", [f"{path},{40 + i},p{i}" for i, path in enumerate(files)])
     # Without worker processes, which could not import what is defined here.
-    namespace: dict[str, Any] = {}
-    exec(compile(code.replace("num_workers=8", 'device="cpu"'), "docs/datasets.md", "exec"), namespace)
-    batch = namespace["batch"]
+    batch = run_page("own_datasets.md", {"num_workers=8": 'device="cpu"'})["batch"]
     assert batch["scan"].shape == (len(files), 3, 224, 224)
     assert batch["scan"].dtype == torch.float32
     assert sorted(batch["age"].tolist()) == [40 + i for i in range(len(files))]
 
-    Path("list.csv").write_text("\n".join(["path,label", *(f"{path},{i % 3}" for i, path in enumerate(files))]))
-    exec(compile(of_index, "docs/datasets.md", "exec"), namespace)
-    assert len(namespace["dataset"]) == len(namespace["ImageIndex"]("listed.npz")) == len(files)
-    assert len(next(iter(namespace["loader"]))[0]) == len(files)
+
+def test_code_of_image_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    files = [path for path, _ in write_photographs(tmp_path / "data" / "train").samples]
+    write_table("list.csv", "path,label", [f"{path},{i % 3}" for i, path in enumerate(files)])
+    names = run_page("image_folders.md")
+    assert names["classes"] == names["dataset"].classes
+    assert len(names["dataset"]) == len(names["ImageIndex"]("listed.npz")) == len(files)
+    assert len(next(iter(names["loader"]))[0]) == len(files)
+
+
+def test_code_of_csv_and_medical(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    files = [path for path, _ in write_photographs(tmp_path / "data" / "train").samples]
+    lines = [f"{path},{i % 3},{i % 2},0.5,p{i}" for i, path in enumerate(files)]
+    write_table("labels.csv", "file,label,edema,effusion,patient", lines)
+    Path("scans").mkdir()
+    for number in range(4):
+        scan = np.random.default_rng(number).integers(0, 60_000, (40 + number, 50), np.uint16)
+        Image.fromarray(scan).save(f"scans/{number}.png")
+    names = run_page("csv_and_medical.md", {", num_workers=2": "", "(224, 224)": "(64, 48)"})
+    assert names["labels"].tolist().count(0) == len(files) // 3
+    assert set(names["loader"].dataset[1]["findings"].tolist()) == {1.0, 0.5}
+    assert names["batch"].shape == (4, 1, 64, 48)
+    assert names["batch"].dtype == torch.float32
+    assert -2 <= float(names["batch"].min()) < float(names["batch"].max()) <= 2
 
 
 @pytest.mark.usefixtures("in_folder")

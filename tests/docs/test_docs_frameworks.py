@@ -1,4 +1,4 @@
-"""The code of docs/frameworks.md runs, section by section, where the framework is installed."""
+"""The code of the pages on frameworks runs, page by page, where the framework is installed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-PAGE = Path(__file__).parents[2] / "docs" / "frameworks.md"
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = ("lightning", "accelerate", "transformers", "hugging_face", "timm", "fastai", "ray_train", "inference")
 
 pytestmark = [
     pytest.mark.timeout(110),
@@ -20,10 +21,20 @@ pytestmark = [
 ]
 
 
-def code_of(heading: str) -> str:
-    section = re.split(r"^## ", PAGE.read_text(), flags=re.MULTILINE)
-    (text,) = [one for one in section if one.startswith(heading)]
+def code_of(page: str) -> str:
+    text = (DOCS / f"{page}.md").read_text()
     return "\n".join(re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
+
+
+def run(page: str, replaced: dict[str, str] | None = None) -> dict[str, Any]:
+    """Run a page's code with small images, and return its names."""
+    code = code_of(page)
+    for written, instead in {"(224": "(32", **(replaced or {})}.items():
+        assert written in code or written == "(224", f"{page}.md no longer says {written}"
+        code = code.replace(written, instead)
+    names: dict[str, Any] = {"__name__": page}
+    exec(compile(code, f"docs/{page}.md", "exec"), names)
+    return names
 
 
 @pytest.fixture
@@ -35,9 +46,9 @@ def in_folder(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
 
-@pytest.mark.parametrize("heading", re.findall(r"^## (.+)$", PAGE.read_text(), re.MULTILINE))
-def test_a_section_imports_all_names_that_it_uses(heading: str) -> None:
-    tree = ast.parse(code_of(heading))
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_imports_all_names_that_it_uses(page: str) -> None:
+    tree = ast.parse(code_of(page))
     nodes = list(ast.walk(tree))
     names = [node for node in nodes if isinstance(node, ast.Name)]
     bound = {node.id for node in names if isinstance(node.ctx, ast.Store)} | set(dir(builtins))
@@ -51,9 +62,7 @@ def test_a_section_imports_all_names_that_it_uses(heading: str) -> None:
 @pytest.mark.usefixtures("in_folder")
 def test_lightning() -> None:
     pytest.importorskip("lightning", reason="needs lightning")
-    found: dict[str, Any] = {}
-    code = code_of("Lightning").replace("Trainer(", "Trainer(accelerator='cpu', logger=False, ").replace("(224", "(32")
-    exec(compile(code, "docs/frameworks.md", "exec"), found)
+    found = run("lightning", {"Trainer(": "Trainer(accelerator='cpu', logger=False, "})
     assert found["trainer"].global_step == 2
     assert 0 <= found["trainer"].callback_metrics["acc"] <= 1
 
@@ -61,9 +70,7 @@ def test_lightning() -> None:
 @pytest.mark.usefixtures("in_folder")
 def test_accelerate() -> None:
     pytest.importorskip("accelerate", reason="needs accelerate")
-    found: dict[str, Any] = {}
-    code = code_of("Accelerate").replace("Accelerator(grad", "Accelerator(cpu=True, grad").replace("(224", "(32")
-    exec(compile(code, "docs/frameworks.md", "exec"), found)
+    found = run("accelerate", {"Accelerator(grad": "Accelerator(cpu=True, grad"})
     assert type(found["loader"].base_dataloader).__base__ is found["DataLoader"]
     assert torch.isfinite(found["loss"])
 
@@ -71,8 +78,7 @@ def test_accelerate() -> None:
 @pytest.mark.usefixtures("in_folder")
 def test_transformers(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers", reason="needs transformers")
-    found: dict[str, Any] = {}
-    exec(compile(code_of("The Trainer of transformers").replace("(224", "(32"), "docs/frameworks.md", "exec"), found)
+    found = run("transformers")
     settings = {"report_to": [], "use_cpu": True, "save_strategy": "no", "per_device_train_batch_size": 12}
     data = found["ImageFolder"]("data/train")
     arguments = transformers.TrainingArguments(str(tmp_path), num_train_epochs=1, **settings)
@@ -80,21 +86,42 @@ def test_transformers(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("in_folder")
-def test_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_datasets(tmp_path: Path) -> None:
     pytest.importorskip("datasets", reason="needs datasets")
-    found: dict[str, Any] = {}
-    code = code_of("datasets").replace('split="train"', f'split="train", cache_dir={str(tmp_path / "cache")!r}')
-    exec(compile(code.replace("(224", "(32"), "docs/frameworks.md", "exec"), found)
+    found = run("hugging_face", {'split="train"': f'split="train", cache_dir={str(tmp_path / "cache")!r}'})
     assert found["batch"]["image"].shape == (12, 3, 32, 32)
     assert found["batch"]["label"].max() <= 2
 
 
 @pytest.mark.usefixtures("in_folder")
+def test_timm() -> None:
+    pytest.importorskip("timm", reason="needs timm")
+    small = "config['input_size'] = (3, 32, 32)\ntrain = create_transform("
+    found = run("timm", {"train = create_transform(": small})
+    assert found["images"].shape == (12, 3, 32, 32)
+    assert next(iter(found["val_loader"]))[0].shape == (12, 3, 32, 32)
+
+
+@pytest.mark.usefixtures("in_folder")
 def test_fastai() -> None:
     pytest.importorskip("fastai", reason="needs fastai")
-    found: dict[str, Any] = {}
-    exec(compile(code_of("fastai").replace("(224", "(32"), "docs/frameworks.md", "exec"), found)
+    found = run("fastai")
     assert found["predictions"].shape == (24, 3)
+
+
+@pytest.mark.usefixtures("in_folder")
+def test_ray_train() -> None:
+    pytest.importorskip("ray", reason="needs ray[train], which is not in the extra dev: 500 MB")
+    assert run("ray_train")["result"].error is None
+
+
+@pytest.mark.usefixtures("in_folder")
+def test_inference() -> None:
+    found = run("inference", {"Resize(256)": "Resize(32)"})
+    assert [path for path, _ in found["table"]] == [path for path, _ in found["dataset"].samples]
+    assert found["scores"].shape == (4, 3)
+    expected = found["model"](next(iter(found["loader"]))[0][:4]).softmax(1)
+    torch.testing.assert_close(found["scores"], expected)
 
 
 class Net(torch.nn.Module):
