@@ -18,7 +18,7 @@ from torchdali import DALILoader, DALIUnavailableError
 
 pytestmark = pytest.mark.timeout(50)
 
-INSTALL = r"pip install 'nvidia-dali-cuda120>=2\.4,<3'"
+INSTALL = r"pip install 'nvidia-dali-cuda120>=2\.4,<3' \(or nvidia-dali-cuda130, if the driver supports CUDA 13\)"
 
 
 def stub(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
@@ -48,7 +48,7 @@ UNAVAILABLE = {
     ),
     "library missing": (
         lambda patch: fail_to_load(patch, OSError("libcudart.so.12: cannot open shared object file")),
-        rf"does not load.*libcudart.*{INSTALL}",
+        rf"does not load.*libcudart.*only one build of DALI may be installed: {INSTALL}$",
     ),
     "wrong Python": (
         lambda patch: fail_to_load(patch, ImportError("undefined symbol: _PyThing")),
@@ -101,7 +101,9 @@ def test_torchdali_is_imported_without_dali(run_script: Script, pictures: Path) 
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("NVIDIA DALI is not installed (No module named 'nvidia.dali')")
-    assert done.stdout.endswith("pip install 'nvidia-dali-cuda120>=2.4,<3'\n")
+    assert done.stdout.endswith(
+        "pip install 'nvidia-dali-cuda120>=2.4,<3' (or nvidia-dali-cuda130, if the driver supports CUDA 13)\n"
+    )
 
 
 @pytest.mark.parametrize("wanted", ["cuda", "cuda:1", 0, torch.device("cuda")], ids=str)

@@ -30,7 +30,8 @@ ADDING = (ROOT / "docs" / "adding_a_transform.md").read_text()
 ARGUMENTS = (ROOT / "docs" / "arguments.md").read_text()
 DIFFERENCES = (ROOT / "docs" / "differences.md").read_text()
 PARITY = (ROOT / "docs" / "parity.md").read_text()
-DOCUMENTS = ("README.md", "CHANGELOG.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))
+PAGES = sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))
+DOCUMENTS = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", *PAGES)
 
 
 def blocks(language: str) -> list[str]:

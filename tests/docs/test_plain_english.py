@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 DOCS = sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))
-PAGES = ("README.md", "CHANGELOG.md", "recipes/README.md", *DOCS)
+PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "recipes/README.md", *DOCS)
 
 MEAN = 16
 """A page's mean sentence has fewer words."""

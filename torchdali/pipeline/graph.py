@@ -37,7 +37,7 @@ __all__ = [
     "unavailable_on",
 ]
 
-_INSTALL = "pip install 'nvidia-dali-cuda120>=2.4,<3'"
+_INSTALL = "pip install 'nvidia-dali-cuda120>=2.4,<3' (or nvidia-dali-cuda130, if the driver supports CUDA 13)"
 HEADER_PATHS = "paths"
 
 
@@ -59,8 +59,8 @@ def require_dali() -> Any:
         raise DALIUnavailableError(f"NVIDIA DALI is not installed ({error}): {_INSTALL}") from error
     except (ImportError, OSError, RuntimeError) as error:
         raise DALIUnavailableError(
-            f"NVIDIA DALI is installed but does not load ({error}). The package must fit the driver and Python: "
-            f"pip uninstall any nvidia-dali-* and {_INSTALL}"
+            f"NVIDIA DALI is installed but does not load ({error}). Its package must fit the driver, Python and the "
+            f"processor, and only one build of DALI may be installed: {_INSTALL}"
         ) from error
     version: str = dali.__version__
     if tuple(int(part) for part in version.split(".")[:2]) < (2, 4):
