@@ -39,6 +39,7 @@ class Ragged:
         leaf: ``(M,)`` leaf of each row.
         kept: ``(M,)`` number that each row had at the beginning. Rows that were dropped are missing.
         begin: ``(L,)`` number that the first row of each leaf had at the beginning.
+        count_at_first: ``(L,)`` numbers of rows of the leaves at the beginning.
     """
 
     def __init__(self, values: Values, counts: IntArray, owners: IntArray) -> None:
@@ -47,6 +48,7 @@ class Ragged:
         self.leaf: IntArray = np.repeat(np.arange(len(counts)), counts)
         self.kept: IntArray = np.arange(len(values))
         self.begin: IntArray = np.cumsum(counts) - counts
+        self.count_at_first = counts
 
     @property
     def row(self) -> IntArray:
@@ -82,6 +84,7 @@ class Ragged:
         chosen = _number_rows(leaves, len(self.owners))[self.leaf]
         part = self._copy()
         part.owners, part.begin = number[self.owners[leaves]], self.begin[leaves]
+        part.count_at_first = self.count_at_first[leaves]
         part.values, part.leaf, part.kept = self.values[chosen >= 0], chosen[chosen >= 0], self.kept[chosen >= 0]
         return part
 

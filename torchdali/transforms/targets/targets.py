@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 from torchvision import tv_tensors
+from torchvision.transforms.v2 import functional as F
 from torchvision.tv_tensors import BoundingBoxFormat
 
 from torchdali.transforms.spec import IntArray, SampleTransformError
 from torchdali.transforms.targets.boxes import Boxes
-from torchdali.transforms.targets.maps import AffineMaps
+from torchdali.transforms.targets.maps import AffineMaps, corner_points
+from torchdali.transforms.targets.pixels import Pixels
 from torchdali.transforms.targets.points import Points
 from torchdali.transforms.targets.ragged import Flags, Ragged, Values, canvas
 
@@ -24,11 +26,11 @@ def _kind(leaf: torch.Tensor) -> tuple[Any, ...]:
         return Boxes, leaf.dtype, leaf.format, leaf.clamping_mode, leaf.shape[1:]
     if isinstance(leaf, tv_tensors.KeyPoints):
         return Points, leaf.dtype, leaf.shape[1:]
-    raise ValueError(f"targets must be BoundingBoxes or KeyPoints, got {type(leaf).__name__}")
+    raise ValueError(f"targets must be BoundingBoxes, KeyPoints or Mask, got {type(leaf).__name__}")
 
 
 class Targets:
-    """Boxes and key points of a batch.
+    """Boxes, key points and masks of a batch.
 
     A rule moves them by the parameters that it drew for the images. Arguments have one row for each sample. Pairs are
     (y, x), such as (top, left) and (height, width), in pixels. ``on`` is ``(N,)`` flags: which samples a move concerns,
@@ -37,53 +39,90 @@ class Targets:
     Args:
         size: ``(N, 2)`` heights and widths of the images.
         groups: Boxes and key points, each of one kind.
-        places: For each sample, the group of each leaf and its number in the group. :meth:`leaves` needs it.
+        pixels: Where the pixels of masks come from, or None if there are no masks.
 
     Attributes:
         size: ``(N, 2)`` heights and widths of the images now.
     """
 
-    def __init__(
-        self, size: IntArray, groups: Iterable[Boxes | Points], places: list[list[tuple[int, int]]] | None = None
-    ) -> None:
+    def __init__(self, size: IntArray, groups: Iterable[Boxes | Points] = (), pixels: Pixels | None = None) -> None:
         self.size: IntArray = size
         self.groups = list(groups)
-        self._places = places
+        self.pixels = pixels
+        self._places: list[list[tuple[int, int] | torch.Tensor]] | None = None
+        self._sanitized = False
 
     @classmethod
     def collect(cls, samples: Sequence[Sequence[torch.Tensor]], size: IntArray) -> Targets:
         """Return the targets of a batch.
 
         Args:
-            samples: The ``BoundingBoxes`` and ``KeyPoints`` of each sample. They are not changed.
+            samples: The ``BoundingBoxes``, ``KeyPoints`` and ``Mask`` of each sample. They are not changed.
             size: ``(N, 2)`` heights and widths of the images.
         """
         leaves: defaultdict[tuple[Any, ...], list[Any]] = defaultdict(list)
         owners: defaultdict[tuple[Any, ...], list[int]] = defaultdict(list)
-        places: list[list[tuple[tuple[Any, ...], int]]] = []
+        number: dict[tuple[Any, ...], int] = {}
+        places: list[list[tuple[int, int] | torch.Tensor]] = []
+        has_masks = np.zeros(len(size), bool)
         for i, sample in enumerate(samples):
             places.append([])
             for leaf in sample:
+                if isinstance(leaf, tv_tensors.Mask):
+                    has_masks[i] = True
+                    places[-1].append(leaf)
+                    continue
                 kind = _kind(leaf)
-                places[-1].append((kind, len(leaves[kind])))
+                places[-1].append((number.setdefault(kind, len(number)), len(leaves[kind])))
                 leaves[kind].append(leaf)
                 owners[kind].append(i)
-        number = {kind: n for n, kind in enumerate(leaves)}
-        groups = [kind[0].collect(leaves[kind], np.array(owners[kind], np.int64)) for kind in leaves]
-        return cls(size, groups, [[(number[kind], n) for kind, n in place] for place in places])
+        groups = [kind[0].collect(leaves[kind], np.array(owners[kind], np.int64)) for kind in number]
+        targets = cls(size, groups, Pixels(size, has_masks) if has_masks.any() else None)
+        targets._places = places
+        return targets
 
     def leaves(self) -> list[list[torch.Tensor]]:
         """Return the targets of each sample as torchvision's types, in the order of :meth:`collect`.
 
-        Leaves of one kind are views of one tensor.
+        Leaves of one kind are views of one tensor. Masks are taken on the host.
         """
         if self._places is None:
             raise ValueError("the places of the leaves in their samples are not known")
         parts = [group.split() for group in self.groups]
+        chosen = self.find_chosen_masks()
         return [
-            [self.groups[group].wrap(parts[group][n], canvas(self.size, i)) for group, n in place]
-            for i, place in enumerate(self._places)
+            [
+                self._take_mask(i, place, chosen)
+                if isinstance(place, torch.Tensor)
+                else self.groups[place[0]].wrap(parts[place[0]][place[1]], canvas(self.size, i))
+                for place in sample
+            ]
+            for i, sample in enumerate(self._places)
         ]
+
+    def find_chosen_masks(self) -> dict[int, tuple[int, IntArray]]:
+        """Return for each sample whose boxes were sanitized how many boxes it had, and which are left.
+
+        Masks of ``(N, H, W)`` lose the masks of boxes that were dropped, if N is the number of boxes.
+        """
+        if not self._sanitized:
+            return {}
+        return {
+            row: (count, kept)
+            for boxes in self.boxes
+            for row, count, kept in zip(
+                boxes.owners.tolist(), boxes.count_at_first.tolist(), boxes.kept_in_leaf(), strict=True
+            )
+        }
+
+    def _take_mask(self, i: int, mask: torch.Tensor, chosen: dict[int, tuple[int, IntArray]]) -> torch.Tensor:
+        if self.pixels is None:
+            raise ValueError("the pixels of masks are not known")
+        array = mask.as_subclass(torch.Tensor).numpy()
+        count, kept = chosen.get(i, (-1, None))
+        if array.ndim > 2 and len(array) == count and kept is not None:
+            array = array[kept]
+        return tv_tensors.Mask(torch.from_numpy(np.ascontiguousarray(self.pixels.take(i, array))))
 
     @property
     def boxes(self) -> list[Boxes]:
@@ -97,7 +136,8 @@ class Targets:
 
     def select_rows(self, rows: IntArray) -> Targets:
         """Return the targets of some samples, ``rows`` in ascending order. Their moves do not move these."""
-        return Targets(self.size[rows], [group.select_rows(rows, len(self.size)) for group in self.groups])
+        groups = [group.select_rows(rows, len(self.size)) for group in self.groups]
+        return Targets(self.size[rows], groups, self.pixels and self.pixels.select_rows(rows))
 
     def put_rows(self, rows: IntArray, part: Targets) -> None:
         """Take back targets that :meth:`select_rows` returned.
@@ -107,6 +147,9 @@ class Targets:
         """
         for group, moved in zip(self.groups, part.groups, strict=True):
             group.put_rows(rows, moved, len(self.size))
+        if self.pixels and part.pixels:
+            self.pixels.put_rows(rows, part.pixels)
+        self._sanitized |= part._sanitized
         self.size = self.size.copy()
         self.size[rows] = part.size
 
@@ -114,17 +157,28 @@ class Targets:
         """Mirror along x if ``axis`` is 0, along y if it is 1."""
         for group in self.groups:
             group.flip(self.size, axis, on)
+        if self.pixels:
+            self.pixels.flip(axis, on)
 
     def crop(self, start: IntArray, shape: IntArray, on: Flags | None = None) -> None:
         """Take windows of ``shape`` at ``start``. Boxes are clamped to them."""
         for group in self.groups:
             group.crop(start, shape, on)
+        if self.pixels:
+            self.pixels.cut(start, shape, 0, on)
         self._set_size(shape, on)
 
-    def crop_center(self, shape: IntArray) -> None:
-        """Take the middle, of ``shape``. Where the image is padded, torchvision may be one pixel off with boxes."""
-        # torchvision rounds half a pixel to even for boxes, also where it rounds down for the padding of the image.
-        self.crop(np.rint((self.size - shape) / 2).astype(np.int64), shape)
+    def crop_center(self, start: IntArray, shape: IntArray) -> None:
+        """Take the middle, windows of ``shape`` at ``start``. Where an image is padded, boxes may be a pixel beside it.
+
+        torchvision rounds half a pixel down when it pads the image, but to even when it moves the boxes.
+        """
+        middle = np.rint((self.size - shape) / 2).astype(np.int64)
+        for group in self.groups:
+            group.crop(middle, shape, None)
+        if self.pixels:
+            self.pixels.cut(start, shape)
+        self._set_size(shape, None)
 
     def pad(
         self, before: IntArray, after: IntArray, fill: float = 0, mode: str = "constant", on: Flags | None = None
@@ -141,7 +195,6 @@ class Targets:
         Raises:
             SampleTransformError: There are boxes or points, and the mode is not ``"constant"``.
         """
-        del fill  # masks alone have pixels
         for group in self.groups:
             if mode != "constant" and len(group.owners):
                 what = "bounding boxes" if isinstance(group, Boxes) else "KeyPoints"
@@ -152,6 +205,10 @@ class Targets:
         shape = self.size + before + after
         for group in self.groups:
             group.pad(before, shape, on)
+        if self.pixels and mode == "constant":
+            self.pixels.cut(-before, shape, fill, on)
+        elif self.pixels:
+            self.pixels.repeat_border(before, after, mode, on)
         self._set_size(shape, on)
 
     def pad_and_crop(
@@ -186,9 +243,10 @@ class Targets:
             interpolation: ``"nearest"`` or ``"nearest-exact"``, for masks.
             on: ``(N,)`` samples to resize, or None for all.
         """
-        del interpolation  # masks alone have pixels
         for group in self.groups:
             group.resize(self.size, size, on)
+        if self.pixels:
+            self.pixels.resize(size, interpolation, on)
         self._set_size(size, on)
 
     def rotate(
@@ -212,25 +270,29 @@ class Targets:
             fill: Value of masks outside of the image.
             on: ``(N,)`` samples to turn, or None for all.
         """
-        del fill  # masks alone have pixels
         for group in self.groups:
             group.rotate(self.size, angle, expand, center, on)
+        if self.pixels:
+            self.pixels.warp(lambda mask, i: F.rotate_mask(mask, float(angle[i]), expand, center), fill, on)
         self._set_size(size, on)
 
     def affine(self, maps: AffineMaps, fill: float = 0, on: Flags | None = None) -> None:
         """Move images by affine maps. Masks are ``fill`` outside of the image."""
-        del fill  # masks alone have pixels
         for group in self.groups:
             group.affine(self.size, maps, on)
+        if self.pixels:
+            self.pixels.warp(lambda mask, i: F.affine_mask(mask, *maps.row(i)[:4], center=maps.center), fill, on)
 
     def perspective(self, corners: IntArray, fill: float = 0, on: Flags | None = None) -> None:
         """Move the corner pixels of images to ``corners``, ``(N, 4, 2)`` (x, y), clockwise from the top left.
 
         Masks are ``fill`` outside of the image.
         """
-        del fill  # masks alone have pixels
         for group in self.groups:
             group.perspective(self.size, corners, on)
+        if self.pixels:
+            size = self.size
+            self.pixels.warp(lambda mask, i: F.perspective_mask(mask, *corner_points(size, corners, i)), fill, on)
 
     def convert_boxes(self, box_format: BoundingBoxFormat) -> None:
         """Convert boxes to another format.
@@ -265,6 +327,7 @@ class Targets:
         self.check_one_leaf(self.boxes, "bounding boxes")
         for boxes in self.boxes:
             boxes.drop(boxes.find_valid(self.size, min_size, min_area))
+        self._sanitized = True
 
     def sanitize_points(self) -> None:
         """Drop key points, or groups of them, that leave their image.

@@ -1,0 +1,293 @@
+"""Masks of a batch: where each of their pixels comes from.
+
+A mask is never moved step by step. The moves change an index, and all masks of a sample are taken by it once. Every
+move of torchvision picks pixels from masks, so the result is equal to torchvision's.
+
+An index counts the rows and columns of the mask as it was at the beginning. A negative number is a code for a fill
+value: -1 for the first fill, -2 for the second, and so on. A later border lies over an earlier one, so the least code
+of a pixel's row and column is that pixel's code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torchvision import tv_tensors
+from torchvision.transforms import InterpolationMode
+from torchvision.transforms.v2 import functional as F
+
+from torchdali.transforms.spec import IntArray
+from torchdali.transforms.targets.ragged import Flags, Values
+
+Index = npt.NDArray[np.int64]
+_EXACT_IN_FLOAT32 = 2**24
+
+
+def find_mask_fill(transform: Any) -> float:
+    """Return the value with which a transform of torchvision fills masks.
+
+    Raises:
+        ValueError: It is not one number.
+    """
+    fill: Any = transform.fill
+    if isinstance(fill, dict):
+        # torchvision asks with `in` for the exact type. Therefore the default of a defaultdict does not count.
+        by_type = cast("dict[Any, Any]", fill)
+        name = next((name for name in (tv_tensors.Mask, "others") if name in by_type), None)
+        fill = None if name is None else by_type[name]
+    if fill is None:
+        return 0
+    if not isinstance(fill, (int, float)):
+        raise ValueError(  # noqa: TRY004 - as torchvision's pad
+            f"the fill of masks must be one number, got {fill!r}; "
+            "set fill={tv_tensors.Image: ..., tv_tensors.Mask: NUMBER}"
+        )
+    return fill
+
+
+@lru_cache(maxsize=8192)
+def _find_nearest(old: int, new: int, interpolation: str) -> Index:
+    """Return ``(new,)``: which of ``old`` pixels in a line torchvision's resize of masks takes."""
+    line = torch.arange(old, dtype=torch.float32).expand(1, 1, old)
+    return F.resize_mask(line, [1, new], InterpolationMode(interpolation))[0, 0].numpy().astype(np.int64)
+
+
+def _window(start: int, length: int, old: int, code: int) -> Index:
+    """Return ``(length,)`` pixels of a line from ``start`` on; outside of the line it is ``code``."""
+    positions = np.arange(start, start + length)
+    return np.where((positions >= 0) & (positions < old), positions, code)
+
+
+def _pick(line: Index, positions: Index) -> Index:
+    """Return the entries of an index at positions that may be codes."""
+    return (
+        line[positions]
+        if positions.min(initial=0) >= 0
+        else np.where(positions >= 0, line[np.maximum(positions, 0)], positions)
+    )
+
+
+def _to_index(numbers: torch.Tensor) -> Index:
+    """Return positions counted from 0, given numbers counted from 1. What is not of the image is -1."""
+    return numbers.numpy().astype(np.int64) - 1
+
+
+def _find_runs(codes: Index, code: int) -> Iterator[slice]:
+    """Return the parts of a line that have one code."""
+    ends = np.flatnonzero(np.diff(codes == code, prepend=False, append=False)).tolist()
+    return (slice(*pair) for pair in zip(ends[::2], ends[1::2], strict=True))
+
+
+def _find_inner(line: Index) -> slice:
+    """Return the part of a line between its outer borders. A border that was repeated may lie in it."""
+    inner = np.flatnonzero(line >= 0)
+    return slice(int(inner[0]), int(inner[-1]) + 1) if len(inner) else slice(0, 0)
+
+
+class Pixels:
+    """Where the pixels of the masks of a batch come from.
+
+    Arguments have one row for each sample. Pairs are (y, x). ``on`` is ``(N,)`` flags of samples, or None for all.
+
+    Args:
+        size: ``(N, 2)`` heights and widths of the masks.
+        has_masks: ``(N,)`` which samples have masks. The others take no time.
+    """
+
+    def __init__(self, size: IntArray, has_masks: Flags) -> None:
+        self.has_masks = has_masks
+        self._begin = size
+        self._lines: dict[int, tuple[Index, Index]] = {}
+        """Rows and columns of samples that were moved along the axes only."""
+        self._planes: dict[int, Index] = {}
+        """``(H, W)`` numbers of pixels, row by row, of samples that were warped."""
+        self._fills: list[float] = []
+
+    def select_rows(self, rows: IntArray) -> Pixels:
+        """Return the pixels of some samples. The sample at ``rows[i]`` gets the number ``i``."""
+        part = Pixels(self._begin[rows], self.has_masks[rows])
+        numbers = {i: int(row) for i, row in enumerate(rows)}
+        part._lines = {i: self._lines[row] for i, row in numbers.items() if row in self._lines}
+        part._planes = {i: self._planes[row] for i, row in numbers.items() if row in self._planes}
+        part._fills = self._fills  # shared, so that codes mean the same
+        return part
+
+    def put_rows(self, rows: IntArray, part: Pixels) -> None:
+        """Take back pixels that :meth:`select_rows` returned."""
+        for i, row in enumerate(int(row) for row in rows):
+            self._lines.pop(row, None)
+            self._planes.pop(row, None)
+            if i in part._lines:
+                self._lines[row] = part._lines[i]
+            if i in part._planes:
+                self._planes[row] = part._planes[i]
+
+    def flip(self, axis: int, on: Flags | None = None) -> None:
+        """Mirror along x if ``axis`` is 0, along y if it is 1."""
+        for i in self._rows(on):
+            self._move(i, 1 - axis, np.arange(self._shape(i)[1 - axis])[::-1])
+
+    def cut(self, start: IntArray, shape: IntArray, fill: float = 0, on: Flags | None = None) -> None:
+        """Take windows of ``shape`` at ``start``. Outside of the image they are ``fill``."""
+        code = self._find_code(fill)
+        for i in self._rows(on):
+            for axis, old in enumerate(self._shape(i)):
+                first, length = int(start[i, axis]), int(shape[i, axis])
+                if first or length != old:
+                    self._move(i, axis, _window(first, length, old, code))
+
+    def repeat_border(self, before: IntArray, after: IntArray, mode: Any, on: Flags | None = None) -> None:
+        """Add borders that repeat the image; ``mode`` is ``"edge"``, ``"reflect"`` or ``"symmetric"``."""
+        for i in self._rows(on):
+            for axis, old in enumerate(self._shape(i)):
+                width = (int(before[i, axis]), int(after[i, axis]))
+                if any(width):
+                    self._move(i, axis, np.pad(np.arange(old), width, mode=mode))
+
+    def resize(self, size: IntArray, interpolation: str = "nearest", on: Flags | None = None) -> None:
+        """Resize to ``size``, by ``"nearest"`` or ``"nearest-exact"``."""
+        for i in self._rows(on):
+            for axis, old in enumerate(self._shape(i)):
+                new = int(size[i, axis])
+                if new != old:
+                    self._move(i, axis, _find_nearest(old, new, interpolation))
+
+    def warp(self, kernel: Callable[[torch.Tensor, int], torch.Tensor], fill: float, on: Flags | None = None) -> None:
+        """Move pixels by one of torchvision's kernels that do not keep the axes.
+
+        Args:
+            kernel: Function of a mask, ``(C, H, W)``, and of the sample's number. It sets zero outside of the image.
+            fill: Value outside of the image.
+            on: ``(N,)`` samples to move, or None for all.
+        """
+        code = self._find_code(fill)
+        for i in self._rows(on):
+            plane = self._make_plane(i)
+            height, width = self._shape(i)
+            if height * width < _EXACT_IN_FLOAT32:
+                numbers = torch.arange(1, height * width + 1, dtype=torch.float32).view(1, height, width)
+                source = _to_index(kernel(numbers, i)[0])
+            else:
+                rows = torch.arange(1, height + 1, dtype=torch.float32)[:, None].expand(height, width)
+                columns = torch.arange(1, width + 1, dtype=torch.float32).expand(height, width)
+                row, column = (_to_index(x) for x in kernel(torch.stack((rows, columns)), i))
+                source = np.where(row >= 0, row * width + column, -1)
+            self._planes[i] = np.where(source >= 0, plane.reshape(-1)[source], code)
+            self._lines.pop(i, None)
+
+    def take(self, i: int, mask: Values) -> Values:
+        """Return masks of one sample as they are after all moves.
+
+        Args:
+            i: The sample's number.
+            mask: ``(..., H, W)`` masks.
+
+        Raises:
+            ValueError: They do not have the size of their image.
+        """
+        self._check_size(i, mask.shape)
+        if i in self._planes:
+            plane = self._planes[i]
+            out = mask.reshape(*mask.shape[:-2], mask.shape[-2] * mask.shape[-1]).take(np.maximum(plane, 0), axis=-1)
+            for code in range(-1, int(plane.min(initial=0)) - 1, -1):
+                out[..., plane == code] = self._get_fill(code)
+            return out
+        if i not in self._lines:
+            return mask
+        rows, columns = self._lines[i]
+        if min(rows.min(initial=0), columns.min(initial=0)) >= 0:
+            return mask.take(columns, axis=-1).take(rows, axis=-2)  # columns first: half the time
+        height, width = _find_inner(rows), _find_inner(columns)
+        out = np.empty((*mask.shape[:-2], len(rows), len(columns)), mask.dtype)
+        if height.stop and width.stop:
+            inside = np.maximum(rows[height], 0)
+            low = int(inside.min())
+            part = mask[..., low : int(inside.max()) + 1, :].take(np.maximum(columns[width], 0), axis=-1)
+            out[..., height, width] = part.take(inside - low, axis=-2)
+        self._paint(i, out)
+        return out
+
+    def gather(self, i: int, mask: torch.Tensor) -> torch.Tensor:
+        """Return masks of one sample as :meth:`take` does, on the device of ``mask`` and its current stream."""
+        self._check_size(i, mask.shape)
+        device = mask.device
+        if i in self._planes:
+            plane = torch.from_numpy(self._planes[i]).to(device, non_blocking=True)
+            flat = mask.reshape(*mask.shape[:-2], mask.shape[-2] * mask.shape[-1])
+            out = flat.index_select(-1, plane.clamp(min=0).flatten()).reshape(*mask.shape[:-2], *plane.shape)
+            for code in range(-1, int(self._planes[i].min(initial=0)) - 1, -1):
+                out.masked_fill_(plane == code, self._get_fill(code))
+            return out
+        if i not in self._lines:
+            return mask
+        rows, columns = self._lines[i]
+        both = torch.from_numpy(np.concatenate([np.maximum(line, 0) for line in (rows, columns)]))
+        both = both.to(device, non_blocking=True)
+        out = mask.index_select(-1, both[len(rows) :]).index_select(-2, both[: len(rows)])
+        self._paint(i, out)
+        return out
+
+    def _rows(self, on: Flags | None) -> list[int]:
+        """Return the samples that are moved and have masks."""
+        return np.flatnonzero(self.has_masks if on is None else self.has_masks & on).tolist()
+
+    def _shape(self, i: int) -> tuple[int, int]:
+        if i in self._planes:
+            height, width = (int(side) for side in self._planes[i].shape)
+            return height, width
+        rows, columns = self._get_lines(i)
+        return len(rows), len(columns)
+
+    def _get_lines(self, i: int) -> tuple[Index, Index]:
+        if i in self._lines:
+            return self._lines[i]
+        return np.arange(int(self._begin[i, 0])), np.arange(int(self._begin[i, 1]))
+
+    def _move(self, i: int, axis: int, positions: Index) -> None:
+        """Take lines of the image at ``positions``, which may be codes: rows if ``axis`` is 0, columns if it is 1."""
+        if i in self._planes:
+            taken = self._planes[i].take(np.maximum(positions, 0), axis=axis)
+            codes = np.expand_dims(positions, 1 - axis)
+            self._planes[i] = np.where(codes >= 0, taken, codes)
+            return
+        lines = list(self._get_lines(i))
+        lines[axis] = _pick(lines[axis], positions)
+        self._lines[i] = (lines[0], lines[1])
+
+    def _make_plane(self, i: int) -> Index:
+        if i in self._planes:
+            return self._planes[i]
+        width = int(self._begin[i, 1])
+        rows, columns = self._get_lines(i)
+        codes = np.minimum(rows[:, None], columns)
+        return np.where(codes >= 0, rows[:, None] * width + columns, codes)
+
+    def _find_code(self, fill: float) -> int:
+        """Return the code of a fill value that lies over all earlier ones."""
+        if not self._fills or self._fills[-1] != fill:
+            self._fills.append(fill)
+        return -len(self._fills)
+
+    def _get_fill(self, code: int) -> float:
+        return self._fills[-code - 1]
+
+    def _paint(self, i: int, out: Any) -> None:
+        """Set the borders of ``out``, ``(..., H, W)``, an array or a tensor. The latest border is painted last."""
+        rows, columns = self._lines[i]
+        for code in range(-1, min(int(rows.min(initial=0)), int(columns.min(initial=0))) - 1, -1):
+            for run in _find_runs(rows, code):
+                out[..., run, :] = self._get_fill(code)
+            for run in _find_runs(columns, code):
+                out[..., run] = self._get_fill(code)
+
+    def _check_size(self, i: int, shape: tuple[int, ...]) -> None:
+        height, width = int(self._begin[i, 0]), int(self._begin[i, 1])
+        if tuple(shape[-2:]) != (height, width):
+            raise ValueError(
+                f"masks must have the size {height} x {width} of their image, got a shape of {tuple(shape)}"
+            )
