@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 ORDER = (
-    "errors < runtime < transforms < sources < samples < pipeline | state < workers < loader"
+    "errors < runtime < transforms < sources < datasets < samples < pipeline | state < workers < loader"
     " < __init__, lightning, accelerate < tools < __main__"
 )
 """Packages beside ``|`` do not know each other. Those beside ``,`` may."""
@@ -92,6 +92,6 @@ def test_files_are_short() -> None:
     assert {path: lines for path, lines in lengths.items() if lines > LONGEST} == {}
 
 
-def test_the_root_holds_nine_packages_and_three_modules() -> None:
+def test_the_root_holds_ten_packages_and_three_modules() -> None:
     names = {path.name for path in (ROOT / "torchdali").iterdir()} - {"__pycache__", "__init__.py", "__main__.py"}
-    assert len(names - {"py.typed"}) == 12, sorted(names)
+    assert len(names - {"py.typed"}) == 13, sorted(names)

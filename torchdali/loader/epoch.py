@@ -30,7 +30,7 @@ from torchdali.pipeline.retry import RetryingPrefetcher
 from torchdali.runtime import devices
 from torchdali.runtime.exceptions import DeferredError, EpochEndedError, add_note, defer, deferred_errors
 from torchdali.samples.transfer import pin_memory
-from torchdali.samples.tree import is_default_collate
+from torchdali.samples.tree import Placeholder, collate, is_default_collate, tree_map
 from torchdali.state.context import EpochContext
 from torchdali.state.iterator import ResumableIterator
 from torchdali.transforms.occurrences import DenseOccurrences
@@ -206,17 +206,21 @@ class NativeIterator(ResumableIterator):
         if plan.tail:
             self.clock.lap("torch")
         stack = is_default_collate(self._collate, read=True)
-        labels = self._native.source.labels(batch.rows)
-        if stack and not plan.suffix and labels is not None and len(batch.rows):
+        source = self._native.source
+        labels = source.labels(batch.rows)
+        if stack and not plan.suffix and (labels is not None or not source.is_pair) and len(batch.rows):
             for images in views:
                 self._check_shapes(batch, images)
-            labels = to_device(torch.from_numpy(labels), self._native.device)
             typed = [as_batch(plan, images) for images in views]
-            return [typed[0] if plan.container is None else typed, labels]
+            stacked = typed[0] if plan.container is None else typed
+            if labels is None or not source.is_pair:
+                return self._collate_around(batch, stacked)
+            return [stacked, to_device(torch.from_numpy(labels), self._native.device)]
         images, targets = self._samples(batch, views, labels)
         if stack and plan.container is None:
             self._check_shapes(batch, images)
-        samples = list(zip(images, targets, strict=True))
+        rows = batch.rows.tolist()
+        samples = [source.make_sample(*parts) for parts in zip(rows, images, targets, strict=True)]
         data, device = samples if self._auto_collation else samples[0], self._native.device
         if stack or not len(batch.rows):
             data = self._collate(data)
@@ -238,8 +242,20 @@ class NativeIterator(ResumableIterator):
             lambda row: reader.pil_header(batch.rows[row]),
         )
         self.clock.lap("torch" if self._native.plan.suffix else "collate")
-        if labels is not None:
-            return images, labels.tolist()
+        return images, self._targets(batch, seeds) if labels is None else labels.tolist()
+
+    def _collate_around(self, batch: Batch, images: Any) -> Any:
+        """Return a batch of samples that are no pairs: collate their other parts, and put in the batch of images."""
+        seeds = batch.draws.select_position(self._native.plan.suffix_position).seeds()
+        rows, targets = batch.rows.tolist(), self._targets(batch, seeds)
+        source = self._native.source
+        samples = [source.make_sample(row, Placeholder(0), target) for row, target in zip(rows, targets, strict=True)]
+        data = _map_tensors(torch.Tensor, partial(to_device, device=self._native.device), collate(samples))
+        return tree_map(data, lambda leaf: images if isinstance(leaf, Placeholder) else leaf)
+
+    def _targets(self, batch: Batch, seeds: IntArray) -> list[Any]:
+        """Return targets as the dataset gives them. What draws random numbers for them is seeded for each sample."""
+        reader = self._native.reader
         targets: list[Any] = []
         with seeded(self._native.device) as seed:
             for index, number in zip(batch.rows.tolist(), seeds.tolist(), strict=True):
@@ -249,7 +265,7 @@ class NativeIterator(ResumableIterator):
                 except Exception as error:
                     add_note(error, f"while the target was made of {reader.name(index)}")
                     raise
-        return images, targets
+        return targets
 
     def _check_shapes(self, batch: Batch, images: Sequence[Any] | torch.Tensor) -> None:
         if not isinstance(images, torch.Tensor):

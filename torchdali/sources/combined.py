@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from torchdali.errors import UnsupportedDatasetError
+from torchdali.sources.headers.table import HeaderColumns, HeaderTable
 from torchdali.sources.source import Source
 from torchdali.transforms.spec import InputKind, IntArray
 
@@ -31,6 +32,7 @@ class CombinedSource(Source):
         self._which, self._rows = which, rows
         first = sources[0]
         self.kind, self.spec, self.transform, self.resident = first.kind, first.spec, first.transform, first.resident
+        self.is_pair = all(source.is_pair for source in sources)
         for other in sources[1:]:
             if (other.kind, other.spec, other.resident) != (self.kind, self.spec, self.resident):
                 raise UnsupportedDatasetError(
@@ -57,6 +59,33 @@ class CombinedSource(Source):
     def target(self, row: int) -> Any:
         """Return the target of a sample."""
         return self._find_source(row).target(int(self._rows[row]))
+
+    def labels(self, rows: IntArray) -> IntArray | None:
+        """Return ``(N,)`` int64 targets; None if those of a source are not plain integers."""
+        which, rows = self._which[rows], self._rows[rows]
+        labels = np.empty(len(rows), np.int64)
+        indices: list[int] = np.unique(which).tolist()
+        for i in indices:
+            mask: Any = which == i
+            part = self._sources[i].labels(rows[mask])
+            if part is None:
+                return None
+            labels[mask] = part
+        return labels
+
+    def make_sample(self, row: int, image: Any, target: Any) -> Any:
+        """Return a sample as its source makes it."""
+        return self._find_source(row).make_sample(int(self._rows[row]), image, target)
+
+    def headers(self) -> HeaderTable | None:
+        """Return one table for all sources; None if one has none."""
+        tables = [source.headers() for source in self._sources]
+        columns = [table.columns for table in tables if table is not None]
+        if self.kind is not InputKind.ENCODED or len(columns) < len(tables):
+            return None
+        starts = np.cumsum([0, *(len(source) for source in self._sources)])
+        files = (starts[self._which] + self._rows).astype(np.min_scalar_type(starts[-1]))
+        return HeaderTable(HeaderColumns(*map(np.concatenate, zip(*columns, strict=True))), files)
 
     def name(self, row: int) -> str:
         """Return the name of a sample in its source."""

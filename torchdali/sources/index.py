@@ -22,7 +22,7 @@ from torchdali.sources.headers.header import UNREADABLE, read_header
 from torchdali.sources.headers.table import HeaderColumns, HeaderTable
 from torchdali.sources.paths import Table, as_int64, read_samples, shrink_to_int32
 
-__all__ = ["ImageIndex"]
+__all__ = ["ImageIndex", "map_arrays"]
 
 _Name = str | os.PathLike[str]
 
@@ -69,7 +69,7 @@ class ImageIndex(Dataset[tuple[Any, Any]]):
         self._open()
 
     def _open(self) -> None:
-        arrays, self._opened = _map_arrays(self.file, "r")
+        arrays, self._opened = map_arrays(self.file, "r")
         self.paths: Table = arrays.get("paths", np.empty(0))
         self.targets: npt.NDArray[np.integer[Any]] = arrays.get("labels", np.empty(0))
         classes = arrays.get("classes", np.empty(0, np.str_))
@@ -90,7 +90,7 @@ class ImageIndex(Dataset[tuple[Any, Any]]):
         opened = None
         if self.has_headers:
             with suppress(OSError, ValueError):
-                arrays, opened = _map_arrays(self.file, "c")
+                arrays, opened = map_arrays(self.file, "c")
         if opened != self._opened:  # the file has been replaced since
             return HeaderColumns.unknown(len(self))
         return HeaderColumns(*(arrays[name] for name in HeaderColumns._fields))
@@ -207,7 +207,7 @@ def _has_headers(arrays: dict[str, npt.NDArray[Any]], file: Path, count: int) ->
     return True
 
 
-def _map_arrays(file: Path, mode: Literal["r", "c"]) -> tuple[dict[str, npt.NDArray[Any]], object]:
+def map_arrays(file: Path, mode: Literal["r", "c"]) -> tuple[dict[str, npt.NDArray[Any]], object]:
     """Map the arrays of an uncompressed ``.npz``. Return them, and the identity of the file.
 
     ``numpy.load`` ignores ``mmap_mode`` for an ``.npz``.

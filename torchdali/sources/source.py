@@ -28,12 +28,14 @@ class Source(ABC):
         spec: The images as the first transform gets them. ``InputKind.PIXELS`` needs its ``size``.
         transform: The dataset's own transform, or None. It comes before the loader's ``transform=``.
         resident: Whether :meth:`read` returns tensors on the GPU.
+        is_pair: Whether a sample is a pair of image and target. If not, :meth:`make_sample` makes it.
     """
 
     kind: InputKind = InputKind.ENCODED
     spec: Spec = Spec()
     transform: Any = None
     resident: bool = False
+    is_pair: bool = True
 
     @abstractmethod
     def __len__(self) -> int:
@@ -67,8 +69,12 @@ class Source(ABC):
         """Return ``(N,)`` int64 targets of some samples at once; None if targets are not plain integers."""
         return None
 
+    def make_sample(self, row: int, image: Any, target: Any) -> Any:
+        """Return the sample of a transformed image and its target, as ``__getitem__`` of the dataset returns it."""
+        return image, target
+
     def headers(self) -> HeaderTable | None:
-        """Return the known headers of ``FILES``, or None."""
+        """Return the known headers, or None. With ``ENCODED`` a table means that the bytes of a row never change."""
         return None
 
     def has_same_files(self, other: Source) -> bool:

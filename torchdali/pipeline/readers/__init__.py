@@ -6,6 +6,7 @@ from torchdali.pipeline.readers.files import FileReader
 from torchdali.pipeline.readers.header_reader import HeaderReader
 from torchdali.pipeline.readers.pixels import PixelReader
 from torchdali.pipeline.readers.scan import Scan, ScanTimeoutError
+from torchdali.pipeline.readers.stored import StoredReader
 from torchdali.sources import Source
 from torchdali.transforms.spec import InputKind
 
@@ -27,4 +28,7 @@ def open_reader(source: Source) -> Reader:
     """Return the reader for what a source reads."""
     if source.kind is InputKind.FILES:
         return FileReader(source, HeaderReader())
-    return EncodedReader(source) if source.kind is InputKind.ENCODED else PixelReader(source)
+    if source.kind is InputKind.PIXELS:
+        return PixelReader(source)
+    table = source.headers()
+    return EncodedReader(source) if table is None else StoredReader(source, table)

@@ -95,6 +95,10 @@ class HeaderTable:
         """Return the rows whose headers are not known yet, each row once."""
         return np.unique(rows[self._sizes[self._to_files(rows), 0] == 0])
 
+    def is_unknown(self, rows: IntArray) -> npt.NDArray[np.bool_]:
+        """Return ``(N,)`` whether the headers of files are not known yet."""
+        return self._sizes[self._to_files(rows), 0] == 0
+
     def sizes(self, rows: IntArray) -> IntArray:
         """Return ``(N, 2)`` heights and widths."""
         files = self._to_files(rows)
@@ -108,6 +112,16 @@ class HeaderTable:
         """Return ``(N,)`` whether DALI decodes the files as PIL does."""
         flags: Any = self._flags[self._to_files(rows)]
         return flags & _NATIVE != 0
+
+    def headers(self, rows: IntArray) -> list[Header]:
+        """Return headers that are known."""
+        files = self._to_files(rows)
+        flags, sizes = self._flags[files].tolist(), self.sizes(rows).tolist()
+        columns = zip(sizes, self._lengths[files].tolist(), flags, strict=True)
+        return [
+            Header(height, width, length, bool(flag & _JPEG), bool(flag & _NATIVE), bool(flag & _BASELINE))
+            for (height, width), length, flag in columns
+        ]
 
     def non_engine_share(self) -> float:
         """Return the share of the known files that the GPU's JPEG engine does not decode."""

@@ -1,0 +1,217 @@
+"""The index of shards: where each image is, in arrays that all processes of a machine share."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import sys
+import time
+from array import array
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from torchdali.datasets.shards import Column, stat_shard
+from torchdali.sources.index import map_arrays
+from torchdali.sources.paths import shrink_to_int32
+from torchdali.transforms.spec import IntArray
+
+__all__ = ["Place", "ShardIndex", "find_index", "open_index"]
+
+_PROGRESS_INTERVAL = 0.2  # seconds
+_LARGEST = 2**32 - 1
+
+
+class Place(NamedTuple):
+    """Where a sample is in its shard.
+
+    Attributes:
+        key: Its name, for messages.
+        offset: The first byte of its image.
+        length: Bytes of its image.
+        start: The first byte of all its parts.
+        span: Bytes of all its parts.
+        label: Its target if that is an int, else None.
+    """
+
+    key: str
+    offset: int
+    length: int
+    start: int = 0
+    span: int = 0
+    label: int | None = None
+
+
+@dataclass(frozen=True)
+class ShardIndex:
+    """The columns of an index, mapped into memory.
+
+    Attributes:
+        file: The file.
+        stamps: ``(S, 2)`` int64 length and time of modification of each shard.
+        shard: ``(N,)`` the number of each sample's shard.
+        offsets: ``(N,)`` int64 where its image begins.
+        lengths: ``(N,)`` uint32 bytes of its image.
+        labels: ``(N,)`` its target, if all targets are integers.
+        starts: ``(N,)`` int64 where its parts begin, if targets must be read from them.
+        spans: ``(N,)`` uint32 bytes of its parts, likewise.
+    """
+
+    file: Path
+    stamps: IntArray
+    shard: Column
+    offsets: Column
+    lengths: Column
+    labels: Column | None
+    starts: Column | None
+    spans: Column | None
+
+    @property
+    def bytes_per_row(self) -> float:
+        """Bytes that each sample takes."""
+        columns = (self.shard, self.offsets, self.lengths, self.labels, self.starts, self.spans)
+        return sum(column.nbytes for column in columns if column is not None) / max(len(self.shard), 1)
+
+
+def find_index(paths: Sequence[str], content: str) -> Path:
+    """Return where the index of some shards is kept: beside the first of them.
+
+    Args:
+        paths: The shards.
+        content: What the index says of them, so that other labels have another index.
+    """
+    folder = Path(paths[0]).parent
+    digest = hashlib.sha256("\0".join([content, *_relative_names(paths)]).encode(errors="surrogateescape")).hexdigest()
+    return folder / f"torchdali-{digest[:12]}.npz"
+
+
+def _relative_names(paths: Sequence[str]) -> list[str]:
+    folder = os.path.dirname(paths[0]) or "."  # noqa: PTH120 - relpath takes text
+    return [os.path.relpath(path, folder) for path in paths]
+
+
+def open_index(
+    file: Path, paths: Sequence[str], content: str, scan: Callable[[str], Iterable[Place]], needs_spans: bool
+) -> ShardIndex:
+    """Map an index. Make it first if there is none.
+
+    Args:
+        file: The index.
+        paths: The shards.
+        content: See :func:`find_index`.
+        scan: Yields the samples of a shard.
+        needs_spans: Whether targets must be read from the parts of samples, even if all of them are integers.
+
+    Raises:
+        ValueError: A shard has changed since the index was made, the index is of other shards, or it is damaged; or a
+            shard is damaged and the index cannot be made.
+        OSError: A file cannot be read or written.
+    """
+    if not file.exists():
+        with _lock(file):
+            if not file.exists():  # another process may have made it in the meantime
+                _write_index(file, paths, content, scan, needs_spans)
+    arrays, _ = map_arrays(file, "r")
+    missing = [name for name in ("content", "names", "stamps", "shard", "offsets", "lengths") if name not in arrays]
+    if missing:
+        raise ValueError(f"{file} is no index of shards: it has no array {missing[0]!r}")
+    if arrays["content"].tobytes().decode(errors="replace") != content:
+        raise ValueError(
+            f"{file} is an index of {arrays['content'].tobytes().decode(errors='replace')}, and {content} is wanted; "
+            "give another index="
+        )
+    stamps, names = arrays["stamps"], "\0".join(map(_base_name, paths)).encode(errors="surrogateescape")
+    if arrays["names"].tobytes() != names or stamps.shape != (len(paths), 2) or stamps.dtype != np.int64:
+        raise ValueError(f"{file} is the index of other shards than {paths[0]} and its like; give another index=")
+    for path, stamp in zip(paths, stamps.tolist(), strict=True):
+        if [*stat_shard(path)] != stamp:
+            raise ValueError(f"{path} has changed since {file} was made; delete the index, and it is made anew")
+    columns = {name: arrays.get(name) for name in ("shard", "offsets", "lengths", "labels", "starts", "spans")}
+    for name, column in columns.items():
+        if column is not None and (column.dtype.kind not in "iu" or column.shape != arrays["shard"].shape[:1]):
+            raise ValueError(f"{file} is damaged: its array {name!r} must be integers, one for each image")
+    return ShardIndex(file, np.array(stamps), **cast("Any", columns))
+
+
+def _base_name(path: str) -> str:
+    return os.path.basename(path)  # noqa: PTH119 - of thousands of texts
+
+
+@contextmanager
+def _lock(file: Path) -> Generator[None, None, None]:
+    """Let one process make an index while others wait for it, where the file system has locks."""
+    lock = Path(f"{file}.lock")
+    try:
+        stream = lock.open("wb")
+    except OSError as error:
+        raise OSError(f"{file} cannot be written ({error.strerror}); give index= a file that can") from error
+    with stream:
+        with suppress(OSError):
+            fcntl.flock(stream, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)
+
+
+def _write_index(
+    file: Path, paths: Sequence[str], content: str, scan: Callable[[str], Iterable[Place]], needs_spans: bool
+) -> None:
+    shard, offsets, lengths = array("I"), array("q"), array("I")
+    starts, spans, labels = array("q"), array("I"), array("q")
+    stamps: list[tuple[int, int]] = []
+    has_labels, shown = not needs_spans, 0.0
+    for number, path in enumerate(paths):
+        stamps.append(stat_shard(path))
+        for place in scan(path):
+            if place.length > _LARGEST or place.span > _LARGEST:
+                raise ValueError(f"{path}: sample {place.key} has more than 4 GiB")
+            shard.append(number)
+            offsets.append(place.offset)
+            lengths.append(place.length)
+            starts.append(place.start)
+            spans.append(place.span)
+            if place.label is None:
+                has_labels = False
+            if has_labels:
+                labels.append(cast("int", place.label))
+            if time.monotonic() - shown > _PROGRESS_INTERVAL:
+                shown = _show_progress(f"{len(offsets):,} images in {number:,} of {len(paths):,} shards")
+        if stat_shard(path) != stamps[-1]:
+            raise ValueError(f"{path} changed while its index was made")
+    if not offsets:
+        raise ValueError(f"{paths[0]} and their like have no image that the arguments name: {content}")
+    _show_progress(f"{len(offsets):,} images in {len(paths):,} shards\n")
+    arrays: dict[str, npt.NDArray[Any]] = {
+        "content": np.frombuffer(content.encode(), np.uint8),
+        "names": np.frombuffer("\0".join(map(_base_name, paths)).encode(errors="surrogateescape"), np.uint8),
+        "stamps": np.array(stamps, np.int64).reshape(-1, 2),
+        "shard": np.array(shard, np.min_scalar_type(len(paths))),
+        "offsets": np.array(offsets, np.int64),
+        "lengths": np.array(lengths, np.uint32),
+    }
+    if has_labels:
+        arrays["labels"] = shrink_to_int32(np.array(labels, np.int64))
+    elif spans and max(spans):
+        arrays |= {"starts": np.array(starts, np.int64), "spans": np.array(spans, np.uint32)}
+    unfinished = Path(f"{file}.{os.getpid()}.unfinished")
+    try:
+        with unfinished.open("wb") as stream:
+            np.savez(stream, **cast("Any", arrays))
+        unfinished.replace(file)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _show_progress(text: str) -> float:
+    """Write a line over the last one, in a terminal. Return the time."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\rtorchdali: indexed {text}")
+        sys.stderr.flush()
+    return time.monotonic()

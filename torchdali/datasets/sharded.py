@@ -1,0 +1,148 @@
+"""The base of datasets in shards: files with many samples each, whose places an index holds."""
+
+from __future__ import annotations
+
+import os
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from torchdali.datasets.base import EncodedDataset, Label
+from torchdali.datasets.index import Place, ShardIndex, find_index, open_index
+from torchdali.datasets.patterns import Pattern, expand
+from torchdali.datasets.shards import Bytes, Shards
+from torchdali.transforms.spec import IntArray
+
+__all__ = ["ShardedDataset"]
+
+
+class ShardedDataset(EncodedDataset):
+    """Images in shards. ``DALILoader`` reads them without a copy, and in any order.
+
+    Args:
+        shards: The files: a path, a pattern such as ``"train-{000..146}.tar"`` or ``"train-*.tar"``, or several.
+        content: What decides the index: the names of image and target.
+        label: See :class:`EncodedDataset`.
+        transform: See :class:`EncodedDataset`.
+        target_transform: See :class:`EncodedDataset`.
+        index: The file of the index; None for a name beside the first shard. It is made if it does not exist.
+        is_mapped: Whether to map shards into memory. If not, images are read into memory of their own.
+
+    Attributes:
+        shards: The shards.
+        index: The index.
+
+    Raises:
+        ValueError: A shard is damaged, or it has changed since the index was made.
+        OSError: A shard cannot be read, or the index cannot be written.
+    """
+
+    _kind: ClassVar[str] = ""
+
+    def __init__(
+        self,
+        shards: Pattern,
+        content: str,
+        label: Label,
+        transform: Callable[[Any], Any] | None,
+        target_transform: Callable[[Any], Any] | None,
+        index: str | os.PathLike[str] | None,
+        is_mapped: bool,
+    ) -> None:
+        super().__init__(label, transform, target_transform)
+        self._paths, self._is_mapped = self._find_shards(shards), is_mapped
+        target = label if label is None or isinstance(label, str) else "parts"
+        self._content = f"{self._kind}({content}, label={target!r})"
+        self._file = Path(index).expanduser() if index is not None else find_index(self._paths, self._content)
+        self._open()
+
+    def _find_shards(self, shards: Pattern) -> list[str]:
+        return expand(shards)
+
+    def _open(self) -> None:
+        needs_spans = not isinstance(self.label, str)
+        self.index: ShardIndex = open_index(self._file, self._paths, self._content, self._scan, needs_spans)
+        self.shards: Shards = Shards(self._paths, self.index.stamps, str(self._file), self._is_mapped)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the arrays out. Another process maps the index itself."""
+        return {name: value for name, value in self.__dict__.items() if name not in ("index", "shards")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._open()
+
+    @abstractmethod
+    def _scan(self, path: str) -> Iterator[Place]:
+        """Yield the samples of a shard, in their order.
+
+        Raises:
+            ValueError: The shard is damaged.
+        """
+
+    @abstractmethod
+    def _read_fields(self, data: Bytes, names: tuple[str, ...] | None) -> dict[str, Any]:
+        """Return parts of a sample, decoded.
+
+        Args:
+            data: The bytes of all its parts.
+            names: The parts; None for all but the image.
+
+        Raises:
+            KeyError: It has no such part.
+        """
+
+    def __len__(self) -> int:
+        return len(self.index.offsets)
+
+    def read(self, rows: IntArray) -> list[Bytes]:
+        index = self.index
+        return self.shards.read(index.shard[rows], index.offsets[rows], index.lengths[rows])
+
+    def labels(self, rows: IntArray) -> IntArray | None:
+        return None if self.index.labels is None else self.index.labels[rows].astype(np.int64)
+
+    def read_target(self, row: int) -> Any:
+        """Return the target of a sample, before ``target_transform``.
+
+        Raises:
+            ValueError: The sample lacks a part, or it is damaged.
+        """
+        if self.label is None:
+            return None
+        index = self.index
+        if index.labels is not None and isinstance(self.label, str):
+            return int(index.labels[row])
+        if index.starts is None or index.spans is None:
+            raise ValueError(f"{index.file} is damaged: it has neither labels nor the places of parts")
+        rows = np.array([row], np.int64)
+        (data,) = self.shards.read(index.shard[rows], index.starts[rows], index.spans[rows])
+        if callable(self.label):
+            return self.label(self._read_fields(data, None))
+        try:
+            if isinstance(self.label, str):
+                return self._read_fields(data, (self.label,))[self.label]
+            return self._read_fields(data, tuple(self.label))
+        except KeyError as error:
+            raise ValueError(f"{self.name(row)} has no part {error}, which label= names") from error
+
+    def name(self, row: int) -> str:
+        """Return the shard, key and offset of a sample. It does not touch mappings."""
+        shard, offset = int(self.index.shard[row]), int(self.index.offsets[row])
+        path = self._paths[shard] if shard < len(self._paths) else f"shard {shard}"
+        try:
+            key = self._read_key(path, row)
+        except (OSError, ValueError):
+            key = ""
+        return f"{path}, {key or 'an image'} at byte {offset:,}"
+
+    def _read_key(self, path: str, row: int) -> str:
+        """Return the key of a sample, from its shard."""
+        return ""
+
+    def __repr__(self) -> str:
+        first = self._paths[0] if len(self._paths) == 1 else f"{len(self._paths):,} shards from {self._paths[0]} on"
+        return f"{type(self).__name__} of {first}"
