@@ -97,39 +97,7 @@ wrong: Theirs[str] = DataLoader(data)
 IMPORTS = "from torch.utils.data import DataLoader", "from torchdali import DALILoader as DataLoader"
 
 
-def lines_with_errors(folder: Path, source: str) -> set[int]:
-    """What pyright, at its strictest, says of a script."""
-    script = folder / "script.py"
-    script.write_text(source)
-    settings = {"include": [str(script)], "typeCheckingMode": "strict", "pythonPlatform": "Linux"}
-    settings["extraPaths"] = [str(Path(__file__).parents[2])]
-    (folder / "pyrightconfig.json").write_text(json.dumps(settings))
-    pyright = shutil.which("pyright", path=str(Path(sys.executable).parent)) or shutil.which("pyright")
-    if pyright is None:
-        pytest.skip("pyright is not installed")
-    command = [pyright, "--outputjson", "-p", str(folder), "--pythonpath", sys.executable]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-    found = json.loads(done.stdout)["generalDiagnostics"]
-    return {one["range"]["start"]["line"] for one in found if one["severity"] == "error"}
-
-
-@pytest.mark.slow
-def test_what_is_right_for_a_dataloader_is_right(tmp_path: Path) -> None:
-    theirs, ours = (lines_with_errors(tmp_path, USED.format(imported=line)) for line in IMPORTS)
-    assert len(theirs) <= 3  # where torch itself leaves types out
-    assert ours <= theirs
-
-
-@pytest.mark.slow
-def test_what_is_wrong_for_a_dataloader_is_wrong(tmp_path: Path) -> None:
-    theirs, ours = (lines_with_errors(tmp_path, MISTAKEN.format(imported=line)) for line in IMPORTS)
-    assert len(theirs) == 7
-    assert ours == theirs
-
-
-@pytest.mark.slow
-def test_own_arguments_and_a_folders_path_are_known(tmp_path: Path) -> None:
-    source = """
+OWN = """
 from pathlib import Path
 from torchdali import DALILoader
 
@@ -139,7 +107,38 @@ DALILoader(Path("data"), fidelity="fast", max_errors=3, cache_bytes=2**20, distr
 DALILoader("data", fidelity="fastest")
 DALILoader("data", on_error=None)
 """
-    assert lines_with_errors(tmp_path, source) == {7, 8}
+
+
+def find_errors(folder: Path, sources: dict[str, str]) -> dict[str, set[int]]:
+    """The lines in which pyright, at its strictest, finds an error, for each script."""
+    for name, source in sources.items():
+        (folder / f"{name}.py").write_text(source)
+    settings = {"include": [str(folder)], "typeCheckingMode": "strict", "pythonPlatform": "Linux"}
+    settings["extraPaths"] = [str(Path(__file__).parents[2])]
+    (folder / "pyrightconfig.json").write_text(json.dumps(settings))
+    pyright = shutil.which("pyright", path=str(Path(sys.executable).parent)) or shutil.which("pyright")
+    if pyright is None:
+        pytest.skip("pyright is not installed")
+    command = [pyright, "--outputjson", "-p", str(folder), "--pythonpath", sys.executable]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    lines: dict[str, set[int]] = {name: set() for name in sources}
+    for one in json.loads(done.stdout)["generalDiagnostics"]:
+        if one["severity"] == "error":
+            lines[Path(one["file"]).stem].add(one["range"]["start"]["line"])
+    return lines
+
+
+@pytest.mark.slow
+def test_type_checkers_know_a_loader_as_they_know_a_dataloader(tmp_path: Path) -> None:
+    theirs, ours = IMPORTS
+    sources = {"used_theirs": USED.format(imported=theirs), "used_ours": USED.format(imported=ours), "own": OWN}
+    sources |= {"mistaken_theirs": MISTAKEN.format(imported=theirs), "mistaken_ours": MISTAKEN.format(imported=ours)}
+    lines = find_errors(tmp_path, sources)
+    assert len(lines["used_theirs"]) <= 3  # where torch itself leaves types out
+    assert lines["used_ours"] <= lines["used_theirs"]
+    assert len(lines["mistaken_theirs"]) == 7
+    assert lines["mistaken_ours"] == lines["mistaken_theirs"]
+    assert lines["own"] == {7, 8}
 
 
 class Inherits(DALILoader):

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import re
 import sys
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
-from conftest import Script
 from torchvision.datasets import ImageFolder
 
 import torchdali
@@ -76,34 +74,6 @@ def test_unusable_dali_is_one_error_that_says_what_to_install(
 def test_newer_versions_are_taken(monkeypatch: pytest.MonkeyPatch, dataset: ImageFolder, version: str) -> None:
     stub(monkeypatch, version)
     assert len(DALILoader(dataset, device="cpu")) == len(dataset)
-
-
-@pytest.mark.slow
-def test_torchdali_is_imported_without_dali(run_script: Script, pictures: Path) -> None:
-    done = run_script(
-        """
-        import sys
-
-        class Blocker:
-            @staticmethod
-            def find_spec(name, *_):
-                if name.partition(".")[0] == "nvidia" and name != "nvidia":
-                    raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-        sys.meta_path.insert(0, Blocker)
-        from torchdali import DALILoader, DALIUnavailableError
-        try:
-            DALILoader(sys.argv[1])
-        except DALIUnavailableError as error:
-            print(error)
-        """,
-        pictures,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("NVIDIA DALI is not installed (No module named 'nvidia.dali')")
-    assert done.stdout.endswith(
-        "pip install 'nvidia-dali-cuda120>=2.4,<3' (or nvidia-dali-cuda130, if the driver supports CUDA 13)\n"
-    )
 
 
 @pytest.mark.parametrize("wanted", ["cuda", "cuda:1", 0, torch.device("cuda")], ids=str)

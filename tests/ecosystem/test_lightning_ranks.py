@@ -71,7 +71,7 @@ GPUS = [
 ]
 
 
-@pytest.mark.parametrize(("strategy", "device"), [("ddp_spawn", "cpu"), pytest.param("fsdp", "cuda", marks=GPUS)])
+@pytest.mark.parametrize(("strategy", "device"), [pytest.param("fsdp", "cuda", marks=GPUS)])
 def test_other_strategies_get_the_loaders(pictures: Path, tmp_path: Path, strategy: str, device: str) -> None:
     run(strategy, pictures, tmp_path, device)
     for rank in range(2):

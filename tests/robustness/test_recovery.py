@@ -212,32 +212,23 @@ from torchdali import DALILoader
 answer = os.open
 os.open = lambda path, *how: threading.Event().wait() if str(path).endswith("7.jpg") else answer(path, *how)
 crop = v2.Compose([v2.ToImage(), v2.CenterCrop(8)])
-loader = DALILoader(sys.argv[1], 2, transform=crop, timeout=float(sys.argv[2]), device="cpu")
-if loader.timeout == 0:
-    threading.Timer(1, os.kill, (os.getpid(), 2)).start()
+loader = DALILoader(sys.argv[1], 2, transform=crop, timeout=0.3, device="cpu")
 try:
     list(loader)
-except (RuntimeError, KeyboardInterrupt) as error:
-    print(type(error).__name__, error)
-if len(sys.argv) > 3:
-    loader.close()
+except RuntimeError as error:
+    print(error)
+loader.close()
 print("done", flush=True)
 """
 
 
-@pytest.mark.parametrize(
-    ("timeout", "raised", "close"),
-    [(0.3, "RuntimeError DataLoader timed out after 0.3 seconds", []), (0, "KeyboardInterrupt", ["close"])],
-)
-def test_a_process_ends_beside_storage_that_does_not_answer(
-    run_script: Script, pictures: Path, timeout: float, raised: str, close: list[str]
-) -> None:
+def test_a_process_ends_beside_storage_that_does_not_answer(run_script: Script, pictures: Path) -> None:
     try:
-        done = run_script(SILENT, pictures, timeout, *close)
+        done = run_script(SILENT, pictures)
     except subprocess.TimeoutExpired as expired:
         pytest.fail(f"it did not end; it said {expired.stdout}")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(raised)
+    assert done.stdout.startswith("DataLoader timed out after 0.3 seconds")
     assert done.stdout.endswith("done\n")
 
 

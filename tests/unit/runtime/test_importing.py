@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -19,8 +18,6 @@ VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
 IMPORT = """
 import json, os, sys, warnings
 warnings.simplefilter("error")
-import torch
-{before}
 import torchdali
 {after}
 loaded = sorted({{name.partition(".")[0] for name in sys.modules}} | {{n for n in sys.modules if "dali" in n}})
@@ -28,15 +25,11 @@ print(json.dumps([os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS"), torchdali.runti
 """
 
 
-def import_it(run_script: Script, before: str = "", after: str = "", **variables: str | None) -> list[Any]:
-    done = run_script(IMPORT.format(before=before, after=after), **variables)
-    assert (done.returncode, done.stderr) == (0, "")
-    return json.loads(done.stdout)
-
-
 @pytest.mark.slow
 def test_import_loads_no_more_than_it_needs_and_asks_for_32_connections(run_script: Script) -> None:
-    value, said, loaded = import_it(run_script, **{VARIABLE: None})
+    done = run_script(IMPORT.format(after=""), **{VARIABLE: None})
+    assert (done.returncode, done.stderr) == (0, "")
+    value, said, loaded = json.loads(done.stdout)
     assert value == "32"
     assert said == f"{VARIABLE}=32 (set by torchdali)"
     assert {"torchdali", "torchvision"} <= set(loaded)
@@ -53,23 +46,20 @@ def test_import_loads_no_more_than_it_needs_and_asks_for_32_connections(run_scri
     assert not heavy & set(loaded)
 
 
-@pytest.mark.slow
-def test_import_after_cuda_sets_nothing_and_the_first_compilation_warns_once(run_script: Script) -> None:
-    value, said, _ = import_it(
-        run_script,
-        before="torch.cuda.is_initialized = lambda: True",
-        after="""
-with warnings.catch_warnings(record=True) as caught:
-    warnings.simplefilter("always")
+def test_an_import_after_cuda_sets_nothing_and_the_first_compilation_warns_once(
+    monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(machine, "_state", {"source": "not set", "warned": ""})
+    machine.set_connections()
     for _ in range(3):
-        torchdali.runtime.machine.warn_of_few_connections()
-assert len(caught) == 1
-assert "CUDA_DEVICE_MAX_CONNECTIONS" in str(caught[0].message) and "Import torchdali first" in str(caught[0].message)
-""",
-        **{VARIABLE: None},
-    )
-    assert value is None
-    assert said == f"{VARIABLE}=8 (the default) (CUDA was initialised before torchdali was imported)"
+        machine.warn_of_few_connections()
+    (warning,) = recwarn.list
+    assert VARIABLE in str(warning.message)
+    assert "Import torchdali first" in str(warning.message)
+    assert VARIABLE not in machine.os.environ
+    assert machine.connections() == f"{VARIABLE}=8 (the default) (CUDA was initialised before torchdali was imported)"
 
 
 @pytest.mark.parametrize("cuda", [False, True], ids=["before CUDA", "after CUDA"])
@@ -90,5 +80,5 @@ def test_a_number_of_connections_is_never_overridden(
 @pytest.mark.gpu
 def test_connections_count_on_the_device(run_script: Script, pictures: Path) -> None:
     loader = f"torchdali.DALILoader({str(pictures)!r}, device='cuda', transform=torchdali.transforms.ToImage())"
-    done = run_script(IMPORT.format(before="", after=f"{loader}.explain()"), **{VARIABLE: None})
+    done = run_script(IMPORT.format(after=f"{loader}.explain()"), **{VARIABLE: None})
     assert f"{VARIABLE}=32 (set by torchdali)" in done.stdout

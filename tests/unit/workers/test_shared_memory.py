@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import gc
 import mmap
 import multiprocessing
 import os
 import pickle
 import signal
-import threading
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -332,83 +329,3 @@ def test_a_dataset_may_reuse_its_array(name: str, batch_size: int | None, worker
     for (image, index), (true, number) in zip(kept, theirs, strict=True):
         assert int(index) == int(number)
         assert torch.equal(image.reshape(3, 24, 24), torch.as_tensor(true).reshape(24, 24, 3).permute(2, 0, 1))
-
-
-def test_workers_that_inherit_nothing() -> None:
-    dataset, transform = Photographs(12), IDENTITIES["crop of all"]
-    loader = DALILoader(
-        dataset, 3, num_workers=1, transform=transform, multiprocessing_context="forkserver", device="cpu"
-    )
-    kept = list(loader)
-    assert [batch[1].tolist() for batch in kept] == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]]
-    assert all(of_right_images(batch, dataset, transform) for batch in kept)
-
-
-# What is left behind
-
-
-def left() -> dict[str, int]:
-    return {
-        "threads": threading.active_count(),
-        "processes": len(multiprocessing.active_children()),
-        "files": len(os.listdir("/proc/self/fd")),  # noqa: PTH208
-        "blocks": open_blocks(),
-        "mapped": mapped_blocks(),
-    }
-
-
-def at_rest(count: Callable[[], Any]) -> Any:
-    """The count, when it has not changed for half a second."""
-    now, since = count(), time.monotonic()
-    while time.monotonic() - since < 0.5:
-        time.sleep(0.02)
-        if count() != now:
-            now, since = count(), time.monotonic()
-    return now
-
-
-def settled(count: Callable[[], Any], wanted: Any) -> Any:
-    """The count, when it is what is wanted or two seconds later."""
-    end = time.monotonic() + 2
-    while count() != wanted and time.monotonic() < end:
-        time.sleep(0.02)
-    return count()
-
-
-class Failing(Photographs):
-    def __getitem__(self, index: int) -> Any:
-        if index % 8 == 5:
-            raise OSError("mine") if index < 20 else StopIteration
-        return super().__getitem__(index)
-
-
-def use(number: int, loader: Any) -> None:
-    """Epochs that are whole, left early, left before they began, and that fail."""
-    iterator = iter(loader)
-    for _ in range([99, 3, 0, 1][number % 4]):
-        try:
-            if next(iterator, None) is None:
-                break
-        except OSError:
-            continue
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}])
-@pytest.mark.parametrize("kind", [Photographs, Failing])
-def test_loaders_leave_nothing_behind(kind: type[Photographs], workers: dict[str, Any]) -> None:
-    transform = IDENTITIES["crop of all"]
-
-    def run(loaders: int) -> None:
-        for number in range(loaders):
-            use(number, DALILoader(kind(), 3, transform=transform, device="cpu", **workers))
-
-    run(2)  # what torch, DALI and multiprocessing make once
-    gc.collect()
-    before = at_rest(left)  # the threads of what was before may be about to end
-    gc.disable()
-    try:
-        run(9)
-        assert settled(left, before) == before
-    finally:
-        gc.enable()
