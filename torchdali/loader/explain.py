@@ -189,7 +189,8 @@ def _describe_images(loader: DataLoader[Any], proxy: ProxyPlan) -> tuple[str, Se
     if not images:
         return f"none in dataset[0], which is {describe_sample(parts)}: {RULE}", []
     try:
-        keys = list(dict.fromkeys(to_image_input(leaf, proxy.pipelines.first).key for _, leaf in images))
+        first, turns = proxy.pipelines.first, proxy.pipelines.adjust_orientation
+        keys = list(dict.fromkeys(to_image_input(leaf, first, turns).key for _, leaf in images))
     except RefusedError as error:
         return f"at {format_key_paths([key_path for key_path, _ in images])}, of which one cannot be taken: {error}", []
     kinds = [f"{spec} ({input_kind})" for spec, input_kind in keys]

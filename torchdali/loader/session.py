@@ -156,9 +156,11 @@ class Session:
         reader, source = self.reader, self.reader.source.to_device(device, _RESIDENT_BYTES)
         if source is not reader.source:
             reader = open_reader(source)
-        reader.move_to(device)
-        chain = tuple(flatten(source.transform) + flatten(options.transform))
+        chain: tuple[Any, ...] = tuple(flatten(source.transform) + flatten(options.transform))
         plan = compile_plan(list(chain), device, options.fidelity, source.spec, source.kind)
+        if plan.adjust_orientation != reader.adjust_orientation and source.kind.is_encoded:
+            reader = self.reader = open_reader(source, plan.adjust_orientation)
+        reader.move_to(device)
         if is_default_collate(loader.collate_fn, read=True) and not plan.suffix and plan.spec.kind == "pil":
             raise TransformError(
                 "the transforms end in PIL images, which default_collate does not take; add v2.ToImage() or "

@@ -16,10 +16,11 @@ from torchdali.runtime.exceptions import add_note
 from torchdali.transforms import Rule, Unsupported, Views, find_rule, flatten, infer
 from torchdali.transforms.rules.conversion import Identity, PILToTensor, ToImage, ToTensor
 from torchdali.transforms.rules.crop import Window
+from torchdali.transforms.rules.orientation import ExifTransposeRule
 from torchdali.transforms.rules.photometric import RGB
 from torchdali.transforms.spec import Fidelity, First, InputKind, Kind, Spec
 
-__all__ = ["compile_plan", "find_first", "fuse"]
+__all__ = ["adjusts_orientation", "compile_plan", "find_first", "fuse"]
 
 _CONVERSIONS = (ToImage, PILToTensor, ToTensor)
 _WITH_ALPHA = (2, 4)
@@ -38,6 +39,7 @@ class _Compiler:
         self.tail: list[tuple[Kind, TorchTransform]] = []
         self.suffix: list[TorchTransform] = []
         self.number = 0
+        self.adjust_orientation = False
 
     def add(self, position: int, leaf: Any) -> None:
         """Add the next transform of the chain."""
@@ -88,6 +90,8 @@ class _Compiler:
             raise Unsupported("it takes one image, and the sample is several")
         copies = [rule for _ in self.branches if (rule := find_rule(leaf))]
         first = copies[0]
+        if isinstance(first, ExifTransposeRule):
+            first.is_first = self.container is None and all(isinstance(rule, Identity) for rule in self.branches[0][0])
         if isinstance(first, Views):
             if self.container is not None:
                 raise Unsupported("the sample is several images already")
@@ -105,7 +109,9 @@ class _Compiler:
             ]
         ends = [rule.assign_positions(self.number) for rule in copies]
         self.number = ends[0]
-        where = "DALI" if first.operators else "nothing"
+        turns = isinstance(first, ExifTransposeRule) and first.is_first and self.branches[0][1].kind == "pil"
+        self.adjust_orientation = self.adjust_orientation or turns
+        where = "DALI" if first.operators or turns else "nothing"
         self.steps.append(Step(position, leaf, where, first.operators, first.randomness))
 
     def _refuse_alpha(self, rules: Iterable[Rule]) -> None:
@@ -138,25 +144,20 @@ def _takes_several(transform: Any) -> bool:
 
 
 def find_first(chain: Iterable[Any]) -> First:
-    """Return the kind of the first transform of a chain that does something."""
+    """Return the kind of the first transform of a chain that does something to pixels where they are."""
     for leaf in chain:
         rule = find_rule(leaf)
-        if not isinstance(rule, Identity):
+        if not isinstance(rule, (Identity, ExifTransposeRule)):
             if rule is None:
                 return "torch"
             return "RGB" if isinstance(rule, RGB) else "conversion" if isinstance(rule, _CONVERSIONS) else "rule"
     return "rule"
 
 
-def keeps_pil(chain: Iterable[Any]) -> bool:
-    """Return whether torch's transforms, or ``collate_fn``, get PIL images that no transform has converted before."""
-    for leaf in chain:
-        rule = find_rule(leaf)
-        if rule is None:
-            return True
-        if isinstance(rule, _CONVERSIONS):
-            return False
-    return True
+def adjusts_orientation(chain: Iterable[Any]) -> bool:
+    """Return whether a chain begins with ExifTranspose, so that images are turned while they are decoded."""
+    rules = (find_rule(leaf) for leaf in chain)
+    return isinstance(next((rule for rule in rules if not isinstance(rule, Identity)), None), ExifTransposeRule)
 
 
 def compile_plan(
@@ -208,7 +209,8 @@ def compile_plan(
         device=device,
         fidelity=fidelity,
         input_kind=input_kind,
-        keeps_pil=kind == "pil" and out.kind == "pil" and keeps_pil(chain),
+        adjust_orientation=compiler.adjust_orientation,
+        keeps_pil=kind == "pil" and out.kind == "pil",
     )
 
 

@@ -24,7 +24,7 @@ from torchdali.pipeline.readers import FileReader
 from torchdali.pipeline.tuning import check_numbers
 from torchdali.runtime.columns import wrap_columns
 from torchdali.runtime.lifecycle import disable_compile
-from torchdali.samples.image import PIXEL_DTYPES
+from torchdali.samples.image import PIXEL_DTYPES, convert_to_rgb
 from torchdali.sources import Source
 from torchdali.transforms import SampleTransformError, check_callable, flatten
 from torchdali.transforms.rng import Draws, Words, draw_seed, epoch_key
@@ -173,7 +173,7 @@ class CompiledTransform:
             paths = [""] * len(images)
             for i in rows.tolist():
                 paths[i] = _get_path(images[i], files)
-            reader = FileReader(_InputFiles(paths))
+            reader = FileReader(_InputFiles(paths), adjust_orientation=pool.plan.adjust_orientation)
             prefetcher = Prefetcher(prefetch_depth=1, timeout=0)
             try:
                 prefetcher.put(Batch(reader, pool, rows, draws))
@@ -187,7 +187,7 @@ class CompiledTransform:
             size = np.tile(np.array(images.shape[2:], np.int64), (len(rows), 1))
             pixels = pixels if resident else pixels.cpu().numpy()
         else:
-            pixels = [_pixels(images[i], resident) for i in rows.tolist()]
+            pixels = [_pixels(images[i], resident, pool.plan.adjust_orientation) for i in rows.tolist()]
             size = np.array([image.shape[:2] for image in pixels], np.int64)
         try:
             inputs, _ = pool.plan.draw(draws, size)
@@ -261,10 +261,10 @@ def _get_path(image: Any, files: ExitStack) -> str:
     return f"{_IN_MEMORY}{file}"
 
 
-def _pixels(image: Any, resident: bool) -> Any:
+def _pixels(image: Any, resident: bool, adjust_orientation: bool) -> Any:
     """Return an image for DALI, HWC: an array, or a tensor on the device."""
     if isinstance(image, PIL.Image.Image):
-        return np.array(image.convert("RGB"))
+        return np.array(convert_to_rgb(image, adjust_orientation))
     pixels = image.permute(1, 2, 0).contiguous()
     return pixels if resident else pixels.cpu().numpy()
 

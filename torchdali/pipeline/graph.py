@@ -296,7 +296,7 @@ def _build_input(ops: _Operators, plan: Plan, nodes: dict[str, Any], resident: b
     return _decode(ops, plan, encoded, nodes), ending, length
 
 
-def _with_header(ops: _Operators, encoded: Any, window: Mapping[str, Any]) -> Any:
+def _with_header(ops: _Operators, plan: Plan, encoded: Any, window: Mapping[str, Any]) -> Any:
     """Return the files, after operators that fail if DALI cannot read a header, or a window is outside its image.
 
     DALI 2.4's decoders read the headers of 32 files and more in several threads. If one thread fails, the decoder
@@ -304,10 +304,11 @@ def _with_header(ops: _Operators, encoded: Any, window: Mapping[str, Any]) -> An
 
     Args:
         ops: The operators.
+        plan: The plan.
         encoded: The files.
         window: Start and shape of the windows to decode, if files may have changed since the windows were drawn.
     """
-    sides = ops.fn.peek_image_shape(encoded, dtype=ops.types.INT32, adjust_orientation=False)
+    sides = ops.fn.peek_image_shape(encoded, dtype=ops.types.INT32, adjust_orientation=plan.adjust_orientation)
     # The maximum is always the file's length, because that is never below 3, the number of sides. It makes the length
     # depend on the sides. Use few operators: each one that needs a thread waits for the decoder's threads.
     length = ops.math.max(encoded.shape(dtype=ops.types.INT32), sides.shape(dtype=ops.types.INT32))
@@ -322,7 +323,7 @@ def _decode(ops: _Operators, plan: Plan, encoded: Any, nodes: dict[str, Any]) ->
     options: dict[str, Any] = {
         "device": "mixed" if ops.device == "gpu" else "cpu",
         "output_type": ops.types.RGB,
-        "adjust_orientation": False,  # ImageFolder ignores EXIF
+        "adjust_orientation": plan.adjust_orientation,
     }
     if ops.device == "gpu":
         # By default DALI decodes a third of the images with CUDA kernels, although the JPEG engine alone is faster.
@@ -332,7 +333,7 @@ def _decode(ops: _Operators, plan: Plan, encoded: Any, nodes: dict[str, Any]) ->
         options["affine"] = False
     window = plan.select_params(0, nodes) if plan.decode_window else {}
     if not plan.headers_validated:  # with a GPU and 16 cores the operators cost up to a tenth of the images/s
-        encoded = _with_header(ops, encoded, window if plan.input_kind is InputKind.FILES else {})
+        encoded = _with_header(ops, plan, encoded, window if plan.input_kind is InputKind.FILES else {})
     if window:
         return ops.fn.decoders.image_slice(
             encoded, start=window["start"], shape=window["shape"], axes=[0, 1], **options
@@ -382,15 +383,8 @@ def decode_files(paths: Sequence[str], device: torch.device, **options: Any) -> 
     pipeline = _pipeline_class(dali)(len(paths), 1, device.index if gpu else None, exec_dynamic=True)
     with pipeline:
         encoded = dali.fn.external_source(name="files", ndim=1, dtype=dali.types.UINT8)
-        pipeline.set_outputs(
-            dali.fn.decoders.image(
-                encoded,
-                device="mixed" if gpu else "cpu",
-                output_type=dali.types.RGB,
-                adjust_orientation=False,
-                **options,
-            )
-        )
+        settings = {"output_type": dali.types.RGB, "adjust_orientation": False, **options}
+        pipeline.set_outputs(dali.fn.decoders.image(encoded, device="mixed" if gpu else "cpu", **settings))
     pipeline.build()
     pipeline.feed_input("files", [np.fromfile(path, np.uint8) for path in paths])
     (images,) = pipeline.run()

@@ -80,6 +80,7 @@ class Plan:
         input_kind: How samples are fed.
         decode_window: Whether the decoder decodes only the window of the first rule.
         headers_validated: Whether DALI has already read the header of each file, so that the decoder is safe.
+        adjust_orientation: Whether images are turned by their EXIF orientation while they are decoded.
         keeps_pil: Whether the images after DALI are PIL images that no transform has converted: they keep metadata.
     """
 
@@ -96,6 +97,7 @@ class Plan:
     input_kind: InputKind = InputKind.FILES
     decode_window: bool = False
     headers_validated: bool = False
+    adjust_orientation: bool = False
     keeps_pil: bool = False
     # A hint of `Draws.precompute` for the next batch. It changes no number.
     _blocks: dict[int, int] = field(default_factory=dict[int, int], init=False, compare=False, repr=False)
@@ -191,6 +193,7 @@ class Plan:
         lines: list[str] = []
         if self.input_kind is not InputKind.PIXELS:
             decode = "the window of the first crop alone" if self.decode_window else "whole images"
+            decode += ", turned by EXIF" if self.adjust_orientation else ""
             target = ", into the cache" if self.input_kind is InputKind.PACKED else ""
             lines.append(f"{'decode':<11}{backend:<10}{decode}{target}")
         for step in self.steps:

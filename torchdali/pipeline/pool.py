@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from torchdali.pipeline import graph
-from torchdali.pipeline.compile import compile_plan, find_first, fuse, keeps_pil
+from torchdali.pipeline.compile import adjusts_orientation, compile_plan, find_first, fuse
 from torchdali.pipeline.engine import PipelineRunner
 from torchdali.pipeline.plan import Plan
 from torchdali.pipeline.tuning import Threads
@@ -128,9 +128,14 @@ class PipelineCache:
         return find_first(self.chain)
 
     @property
+    def adjust_orientation(self) -> bool:
+        """Whether images are turned by their EXIF orientation, as :func:`adjusts_orientation` returns it."""
+        return adjusts_orientation(self.chain)
+
+    @property
     def keeps_pil(self) -> bool:
-        """Whether what a PIL image has besides pixels must be kept, as :func:`keeps_pil` returns it."""
-        return keeps_pil(self.chain)
+        """Whether torch's transforms or ``collate_fn`` get PIL images, so that their metadata must be kept."""
+        return self.plan(Spec(), InputKind.PIXELS).keeps_pil
 
     def close(self) -> None:
         """Free the pipelines."""

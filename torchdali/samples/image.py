@@ -12,11 +12,13 @@ import numpy as np
 import numpy.typing as npt
 import PIL.Image
 import torch
+from PIL import ExifTags, ImageOps
 from torchvision import tv_tensors
 
 from torchdali.samples.on_error import limit_size
 from torchdali.samples.pil import PILHeader, read_pil_header
 from torchdali.sources import UNREADABLE, Header, error_text, is_system_fault, parse_header, read_header
+from torchdali.sources.headers.metadata import turn_info
 from torchdali.transforms.spec import First, InputKind, Spec
 
 __all__ = [
@@ -25,6 +27,7 @@ __all__ = [
     "RefusedError",
     "StoredURL",
     "UnreadableError",
+    "convert_to_rgb",
     "decode_to_ppm",
     "encode_ppm",
     "make_black",
@@ -40,6 +43,7 @@ _TENSOR_LIKE = ("L", "LA", "RGB", "RGBA", "I")
 """Modes of PIL images that can be restored from a tensor, so that transforms get the same image as in torchvision."""
 _DEEP = ("I;16", "I;16B", "I;16L", "I;16N", "I", "F")
 """Modes of PIL images with more than 8 bits."""
+_ORIENTATION = int(ExifTags.Base.Orientation)
 _CONVERT = "of which transforms for PIL images make something else than transforms for tensors: begin with v2.ToImage()"
 
 _open: Callable[..., Any] = PIL.Image.open
@@ -90,12 +94,13 @@ class UnreadableError(RefusedError):
         self.size = limit_size(size)
 
 
-def to_image_input(leaf: Any, first: First = "conversion") -> ImageInput:
+def to_image_input(leaf: Any, first: First = "conversion", adjust_orientation: bool = False) -> ImageInput:
     """Convert an image into an input of DALI.
 
     Args:
         leaf: The image.
         first: What the transforms begin with.
+        adjust_orientation: Whether the image is turned by its EXIF orientation, here or while DALI decodes it.
 
     Raises:
         RefusedError: It cannot be converted.
@@ -107,19 +112,21 @@ def to_image_input(leaf: Any, first: First = "conversion") -> ImageInput:
             leaf = leaf.convert("RGB")  # as that transform does with a PIL image
         if first == "rule" and leaf.mode not in _TENSOR_LIKE:
             raise RefusedError(f"it is a PIL image of mode {leaf.mode!r}, {_CONVERT}, or convert it in the dataset")
+        if adjust_orientation:
+            return _turn_pil_image(leaf)
         file = _read_undecoded(leaf)
         image = _wrap_encoded(file) if file is not None else _wrap_pixels("pil", _pil_to_array(leaf))
         return image._replace(pil=read_pil_header(leaf))
     if isinstance(leaf, PurePath):
-        return _read_file(leaf, first)
+        return _read_file(leaf, first, adjust_orientation)
     if isinstance(leaf, StoredURL):
-        return _wrap_encoded(_download(leaf), first)
+        return _wrap_encoded(_download(leaf), first, adjust_orientation)
     if isinstance(leaf, (bytes, bytearray, memoryview)):
-        return _wrap_encoded(np.frombuffer(cast("bytes", leaf), np.uint8), first)
+        return _wrap_encoded(np.frombuffer(cast("bytes", leaf), np.uint8), first, adjust_orientation)
     if isinstance(leaf, np.ndarray):
         array: npt.NDArray[Any] = cast("Any", leaf)
         if array.ndim == 1 and array.dtype == np.uint8:
-            return _wrap_encoded(np.ascontiguousarray(array), first)
+            return _wrap_encoded(np.ascontiguousarray(array), first, adjust_orientation)
         if first in ("rule", "RGB") and array.dtype != np.uint8:
             raise RefusedError(f"it is an array of {array.dtype}, {_CONVERT}")
         if array.ndim != 3:
@@ -127,7 +134,7 @@ def to_image_input(leaf: Any, first: First = "conversion") -> ImageInput:
         return _wrap_pixels("array", array)
     tensor: torch.Tensor = leaf.detach()
     if tensor.ndim == 1:
-        return _wrap_encoded(tensor.cpu().contiguous().numpy(), first)
+        return _wrap_encoded(tensor.cpu().contiguous().numpy(), first, adjust_orientation)
     if tensor.layout != torch.strided:
         raise RefusedError(f"it is a tensor of layout {tensor.layout}, not strided")
     if tensor.ndim != 3:
@@ -138,11 +145,28 @@ def to_image_input(leaf: Any, first: First = "conversion") -> ImageInput:
     return _wrap_pixels(kind, tensor.as_subclass(torch.Tensor).resolve_neg().permute(1, 2, 0).cpu().numpy())
 
 
-def _read_file(path: PurePath, first: First) -> ImageInput:
+def _turn_pil_image(image: PIL.Image.Image) -> ImageInput:
+    """Turn an image by its EXIF orientation. DALI turns one that PIL has not decoded, if it finds the same one."""
+    file = _read_undecoded(image)
+    try:
+        orientation = image.getexif().get(_ORIENTATION, 1)
+        if file is not None and parse_header(memoryview(cast("Any", file)), True).orientation == orientation:
+            header = read_pil_header(image)._replace(info=turn_info(image.mode, image.info), format=None)
+            return _wrap_encoded(file, adjust_orientation=True)._replace(pil=header)
+        turned = ImageOps.exif_transpose(image)
+    except (*UNREADABLE, AttributeError, AssertionError) as error:
+        if is_system_fault(error):
+            raise
+        size = image.height, image.width
+        raise UnreadableError(f"it cannot be turned by its EXIF data ({error_text(error)})", size) from error
+    return _wrap_pixels("pil", _pil_to_array(turned))._replace(pil=read_pil_header(turned))
+
+
+def _read_file(path: PurePath, first: First, adjust_orientation: bool) -> ImageInput:
     """Return the path of a file. If DALI would decode it differently from PIL, PIL decodes it here."""
     name = os.path.abspath(path)  # noqa: PTH100 - resolve() would follow links
     try:
-        header = read_header(name)
+        header = read_header(name, adjust_orientation)
     except FileNotFoundError:
         raise UnreadableError("there is no such file") from None
     except UNREADABLE as error:
@@ -150,7 +174,7 @@ def _read_file(path: PurePath, first: First) -> ImageInput:
             raise
         raise UnreadableError(f"it cannot be read as an image ({error_text(error)})") from error
     if not header.native:
-        return _wrap_encoded(np.fromfile(name, np.uint8), first)
+        return _wrap_encoded(np.fromfile(name, np.uint8), first, adjust_orientation)
     data = np.frombuffer(os.fsencode(name), np.uint8)
     return ImageInput((Spec(), InputKind.FILES), (header.height, header.width), data, header)
 
@@ -216,7 +240,7 @@ def _read_undecoded(image: Any) -> _Bytes | None:
         return None
 
 
-def _wrap_encoded(data: _Bytes, first: First = "conversion") -> ImageInput:
+def _wrap_encoded(data: _Bytes, first: First = "conversion", adjust_orientation: bool = False) -> ImageInput:
     """Return an encoded file. If DALI would decode it differently from PIL, PIL decodes it here.
 
     Grey images of more than 8 bits keep them: ``convert("RGB")`` would clip them.
@@ -224,13 +248,13 @@ def _wrap_encoded(data: _Bytes, first: First = "conversion") -> ImageInput:
     memory = memoryview(cast("Any", data))
     size: tuple[int, int] | None = None
     try:
-        header = parse_header(memory)
+        header = parse_header(memory, adjust_orientation)
         size = header.height, header.width
         if not header.native:
             with _open(io.BytesIO(cast("Any", data))) as image:
                 if image.mode in _DEEP:
-                    return to_image_input(image, first)
-                data = encode_ppm(image.convert("RGB"))
+                    return to_image_input(image, first, adjust_orientation)
+                data = encode_ppm(convert_to_rgb(image, adjust_orientation))
         elif header.jpeg and bytes(memory[-2:]) != b"\xff\xd9":
             decode_to_ppm(data)  # raises if PIL cannot read a JPEG that has no end marker; DALI might
     except UNREADABLE as error:
@@ -240,14 +264,20 @@ def _wrap_encoded(data: _Bytes, first: First = "conversion") -> ImageInput:
     return ImageInput((Spec(), InputKind.ENCODED), size, data)
 
 
-def decode_to_ppm(data: _Bytes) -> _Bytes:
-    """Decode an image file with PIL, as torchvision's default loader does, and return its pixels as a PPM file.
+def convert_to_rgb(image: PIL.Image.Image, adjust_orientation: bool) -> PIL.Image.Image:
+    """Return the image as torchvision's default loader does, turned by its EXIF orientation if that is asked for."""
+    image = image.convert("RGB")
+    return ImageOps.exif_transpose(image) if adjust_orientation else image
+
+
+def decode_to_ppm(data: _Bytes, adjust_orientation: bool = False) -> _Bytes:
+    """Decode an image file with PIL, and return the pixels of :func:`convert_to_rgb` as a PPM file.
 
     Raises:
         OSError: PIL cannot read it. Other exceptions are listed in ``UNREADABLE``.
     """
     with _open(io.BytesIO(cast("Any", data))) as image:
-        return encode_ppm(image.convert("RGB"))
+        return encode_ppm(convert_to_rgb(image, adjust_orientation))
 
 
 def encode_ppm(image: PIL.Image.Image) -> _Bytes:

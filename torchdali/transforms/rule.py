@@ -14,11 +14,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from types import FunctionType
 from typing import Any, ClassVar, NamedTuple, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torchvision import transforms as v1
+from torchvision.transforms import v2
 
 from torchdali.transforms.chain import is_unmodified
 from torchdali.transforms.rng import Draws
@@ -67,7 +70,7 @@ class Ops(Protocol):
         ...
 
 
-_RULES: dict[type | str, type[Rule]] = {}
+_RULES: dict[type | str | Callable[..., Any], type[Rule]] = {}
 
 
 class Rule(ABC):
@@ -81,6 +84,9 @@ class Rule(ABC):
     """Classes of transforms. A class of a package that may be missing is given by its full name.
 
     Their subclasses may do anything, so they have no rule."""
+
+    functions: ClassVar[tuple[Callable[..., Any], ...]] = ()
+    """Functions that do what the rule does. Each is in a chain as it is, or in a ``Lambda``."""
 
     randomness: str = ""
     """Random numbers that ``draw`` draws for a sample, in words. Empty if there are none."""
@@ -96,7 +102,7 @@ class Rule(ABC):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        for handled in cls.__dict__.get("handles", ()):
+        for handled in (*cls.__dict__.get("handles", ()), *cls.__dict__.get("functions", ())):
             if handled in _RULES:
                 raise TypeError(f"{handled} has two rules: {_RULES[handled]} and {cls}")
             _RULES[handled] = cls
@@ -199,6 +205,11 @@ def first_faulty_row(faults: npt.NDArray[np.bool_] | IntArray) -> int | None:
 
 def _find_rule_class(transform: Any) -> type[Rule] | None:
     kind = type(cast("object", transform))
+    if kind is FunctionType:
+        return _RULES.get(transform)
+    if kind in (v1.Lambda, v2.Lambda) and type(transform.lambd) is FunctionType:
+        has_all_types = kind is v1.Lambda or transform.types == (object,)
+        return _RULES.get(transform.lambd) if has_all_types and is_unmodified(transform) else None
     rule = _RULES.get(kind) or _RULES.get(f"{kind.__module__}.{kind.__qualname__}")
     return rule if rule and is_unmodified(transform) else None
 

@@ -30,12 +30,13 @@ class PackedReader(Reader):
         packed: The batch.
         group: The images.
         make_error: Makes the error that blames a sample of the batch.
+        adjust_orientation: As for :class:`Reader`.
     """
 
-    def __init__(self, packed: Packed, group: PackedImages, make_error: ErrorFactory) -> None:
+    def __init__(self, packed: Packed, group: PackedImages, make_error: ErrorFactory, adjust_orientation: bool) -> None:
         # Reader.__init__ needs a source, which a packed batch has not.
         self._packed, self._group, self._make_error = packed, group, make_error
-        self._input_kind = group.input_kind
+        self._input_kind, self.adjust_orientation = group.input_kind, adjust_orientation
         self._black: dict[int, tuple[int, int]] = {}
 
     def name(self, row: int) -> str:
@@ -59,7 +60,7 @@ class PackedReader(Reader):
         images: list[npt.NDArray[Any]] = [self.image(row) for row in rows.tolist()]
         if self._input_kind is InputKind.ENCODED:
             for place in by_pil.tolist():
-                images[place] = decode_to_ppm(self.image(int(rows[place])))
+                images[place] = decode_to_ppm(self.image(int(rows[place])), self.adjust_orientation)
         return images
 
     def input_stats(self) -> InputStats:
@@ -71,7 +72,7 @@ class PackedReader(Reader):
     def check(self, row: int) -> None:
         if self._input_kind is InputKind.ENCODED:
             with self.blame(row, "decoded"):
-                decode_to_ppm(self.image(row))
+                decode_to_ppm(self.image(row), self.adjust_orientation)
 
     def substitute_black(self, row: int, size: tuple[int, int]) -> None:
         self._black[row] = size
@@ -122,12 +123,13 @@ class PackedFileReader(FileReader):
         packed: The batch.
         group: The paths.
         make_error: Makes the error that blames a sample of the batch.
+        adjust_orientation: As for :class:`Reader`.
     """
 
-    def __init__(self, packed: Packed, group: PackedImages, make_error: ErrorFactory) -> None:
-        paths = PackedReader(packed, group, make_error)
+    def __init__(self, packed: Packed, group: PackedImages, make_error: ErrorFactory, adjust_orientation: bool) -> None:
+        paths = PackedReader(packed, group, make_error, adjust_orientation)
         names = [os.fsdecode(paths.image(row).tobytes()) for row in range(len(group.size))]
-        super().__init__(FileSource(Paths([build_table(names)])))
+        super().__init__(FileSource(Paths([build_table(names)])), adjust_orientation=adjust_orientation)
         self._packed, self._group, self._make_error = packed, group, make_error
         for row, header in enumerate(group.headers):
             self.table.update(row, header)
@@ -154,10 +156,12 @@ def _find_sample_substitutes(packed: Packed, group: PackedImages, bad: npt.NDArr
     return None if substitutes is None else (np.arange(slots)[:, None] * count + substitutes).reshape(-1)
 
 
-def open_packed(packed: Packed, group: PackedImages, make_error: ErrorFactory) -> Reader:
+def open_packed(
+    packed: Packed, group: PackedImages, make_error: ErrorFactory, adjust_orientation: bool = False
+) -> Reader:
     """Return the reader of the images of one kind of one batch."""
     kind = PackedFileReader if group.input_kind is InputKind.FILES else PackedReader
-    return kind(packed, group, make_error)
+    return kind(packed, group, make_error, adjust_orientation)
 
 
 def _keep_until_done(block: Any) -> None:

@@ -158,6 +158,7 @@ class Packer:
         finder: Finds the images of a sample. By default it goes by their types and shapes.
         keeps_pil: Whether to pack the attributes of PIL images besides their pixels.
         in_worker: Whether it runs in a worker. A loader without workers may itself be used in another loader's worker.
+        adjust_orientation: As for :func:`to_image_input`.
     """
 
     def __init__(
@@ -171,13 +172,14 @@ class Packer:
         finder: ImageFinder | None = None,
         keeps_pil: bool = False,
         in_worker: bool = False,
+        adjust_orientation: bool = False,
     ) -> None:
         self._collate, self._batched, self._images = collate_fn, batched, images
         self._uses_default_collate = uses_default_collate
         self._first: First = first
         self._on_error = on_error
         self._finder = finder or ImageFinder()
-        self._keeps_pil, self._in_worker = keeps_pil, in_worker
+        self._keeps_pil, self._in_worker, self._adjust_orientation = keeps_pil, in_worker, adjust_orientation
         self._pool: SharedBufferPool | None = None
 
     @property
@@ -281,7 +283,7 @@ class Packer:
                     continue
                 key_path, leaf = sample_images[slot]
                 try:
-                    images.append((sample, slot, to_image_input(leaf, self._first)))
+                    images.append((sample, slot, to_image_input(leaf, self._first, self._adjust_orientation)))
                 except RefusedError as error:
                     name = str(leaf) if isinstance(leaf, (PurePath, StoredURL)) else key_path or "the sample itself"
                     if self._on_error != "raise" and isinstance(error, UnreadableError):

@@ -105,6 +105,7 @@ class _ProxyEpoch(ResumableIterator):
             self.proxy.finder,
             keeps_pil=pipelines is not None and pipelines.keeps_pil,
             in_worker=view.num_workers > 0,
+            adjust_orientation=pipelines is not None and pipelines.adjust_orientation,
         )
         # Without images the whole batch is copied to the device, so torch's thread may pin it.
         pins_memory = self.proxy.device.type == "cuda" and not images
@@ -269,7 +270,7 @@ class _ProxyEpoch(ResumableIterator):
         pending.failed = [keys.make_error(sample, *why) for sample, why in packed.failed.items()]
         self.proxy.check_key_paths(packed, make_error)
         for group, pool in zip(packed.groups, self.proxy.get_pools(packed), strict=True):
-            reader = open_packed(packed, group, make_error)
+            reader = open_packed(packed, group, make_error, pool.plan.adjust_orientation)
             self.clock.input_kind, self.clock.steps = group.input_kind, pool.plan.steps
             rows = np.arange(len(group.sample))
             pending.runs.append(Batch(reader, pool, rows, pending.draws.select_rows(group.sample)))

@@ -42,11 +42,11 @@ def build_cache(
         threads: Number of DALI's CPU threads; 0 for automatic.
     """
     if kind == "host":
-        state: object = (kind, budget)
+        state: object = (kind, budget, plan.adjust_orientation)
         remainder, prefix, transforms = fuse(replace(plan, input_kind=InputKind.ENCODED)), None, ()
     else:
         prefix, remainder, transforms = split_plan(plan, chain, files.source.spec)
-        state = (kind, budget, plan.device, plan.fidelity, snapshot(transforms))
+        state = (kind, budget, plan.device, plan.fidelity, plan.adjust_orientation, snapshot(transforms))
     if previous:
         if previous.reuse(files, state):
             return previous, remainder

@@ -69,7 +69,7 @@ class EncodedCache(Cache):
             self._drop(row, offset)
         with files.blame(row, "read as an image"):
             data, modified = _read(files.path(row))
-            header = parse_header(data.data)._replace(modified=modified)
+            header = parse_header(data.data, files.adjust_orientation)._replace(modified=modified)
         files.table.update(row, header)
         files.check_endings(np.array([row]), np.pad(data[-2:], (2, 0))[None, -2:])
         self._add(row, data, header)

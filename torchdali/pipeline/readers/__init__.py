@@ -24,11 +24,11 @@ __all__ = [
 ]
 
 
-def open_reader(source: Source) -> Reader:
-    """Return the reader for what a source reads."""
+def open_reader(source: Source, adjust_orientation: bool = False) -> Reader:
+    """Return the reader for what a source reads; ``adjust_orientation`` as for :class:`Reader`."""
     if source.kind is InputKind.FILES:
-        return FileReader(source, HeaderReader())
+        return FileReader(source, HeaderReader(), adjust_orientation)
     if source.kind is InputKind.PIXELS:
         return PixelReader(source)
-    table = source.headers()
-    return EncodedReader(source) if table is None else StoredReader(source, table)
+    table = None if adjust_orientation else source.headers()  # a table tells no orientations
+    return EncodedReader(source, adjust_orientation) if table is None else StoredReader(source, table)

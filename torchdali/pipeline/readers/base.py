@@ -29,6 +29,7 @@ class Reader:
 
     Args:
         source: The samples.
+        adjust_orientation: Whether images are turned by their EXIF orientation while they are decoded. Sizes follow it.
 
     Attributes:
         bad_rows: Rows of samples that are known to be unreadable, if ``on_error`` lets others take their place.
@@ -37,8 +38,10 @@ class Reader:
     bad_rows: frozenset[int] = frozenset()
     _missing_rows: frozenset[int] = frozenset()
 
-    def __init__(self, source: Source) -> None:
-        self.source = source
+    adjust_orientation: bool = False
+
+    def __init__(self, source: Source, adjust_orientation: bool = False) -> None:
+        self.source, self.adjust_orientation = source, adjust_orientation
 
     def mark_bad(self, rows: Iterable[int], error: SampleError) -> None:
         """Mark samples as bad: permanently if the content is bad, for this epoch if the system failed to read it."""

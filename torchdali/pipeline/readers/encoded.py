@@ -41,7 +41,7 @@ class EncodedBatch(Reader):
         patience: float = 0.0,
         chunk: int = CHUNK,
     ) -> None:
-        super().__init__(owner.source)
+        super().__init__(owner.source, owner.adjust_orientation)
         self._owner, self._load, self._patience, self._chunk = owner, load, patience, chunk
         self._files: dict[int, EncodedFile] = {}
 
@@ -61,7 +61,7 @@ class EncodedBatch(Reader):
         for position in by_pil.tolist():
             row = int(rows[position])
             with self.blame(row, "decoded"):
-                images[position] = decode_to_ppm(self._files[row][0])
+                images[position] = decode_to_ppm(self._files[row][0], self.adjust_orientation)
         return images
 
     def input_stats(self) -> InputStats:
@@ -77,7 +77,7 @@ class EncodedBatch(Reader):
     def check(self, row: int) -> None:
         if row in self._files:
             with self.blame(row, "decoded"):
-                decode_to_ppm(self._files[row][0])
+                decode_to_ppm(self._files[row][0], self.adjust_orientation)
 
     def forget(self, rows: IntArray) -> None:
         self._owner.forget(rows)
@@ -86,8 +86,8 @@ class EncodedBatch(Reader):
 class EncodedReader(Reader):
     """Reads a source that gives the bytes of image files. They are read again for every batch."""
 
-    def __init__(self, source: Source) -> None:
-        super().__init__(source)
+    def __init__(self, source: Source, adjust_orientation: bool = False) -> None:
+        super().__init__(source, adjust_orientation)
         self._black: dict[int, Bytes] = {}
         self._pil_only: set[int] = set()
         self._num_read = self._num_non_engine = 0
@@ -107,7 +107,7 @@ class EncodedReader(Reader):
     def _inspect(self, row: int, content: Any) -> EncodedFile:
         data: Bytes = np.frombuffer(content, np.uint8)
         with self.blame(row, "read as an image"):
-            header = parse_header(data.data)
+            header = parse_header(data.data, self.adjust_orientation)
         self._num_read += 1
         self._num_non_engine += not header.baseline
         if header.jpeg and header.native and data[-2:].tobytes() != b"\xff\xd9":

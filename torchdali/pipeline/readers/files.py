@@ -17,10 +17,12 @@ from torchdali.errors import SampleError
 from torchdali.pipeline.readers.base import Reader
 from torchdali.pipeline.readers.header_reader import HeaderError, HeaderReader
 from torchdali.pipeline.readers.scan import Scan
+from torchdali.samples.image import convert_to_rgb
 from torchdali.samples.pil import PILHeader, read_pil_header
 from torchdali.sources import UNREADABLE, Header, Source, read_header
 from torchdali.sources.headers.batch import MANY, parse
 from torchdali.sources.headers.header import max_pixels
+from torchdali.sources.headers.metadata import has_late_metadata, turn_info
 from torchdali.sources.headers.table import HeaderColumns, HeaderTable
 from torchdali.sources.paths import Paths, build_table
 from torchdali.transforms.spec import InputStats, IntArray
@@ -39,6 +41,7 @@ class FileReader(Reader):
     Args:
         source: The files.
         header_reader: Reads the first bytes of many files in DALI's threads. Without it files are read one by one.
+        adjust_orientation: As for :class:`Reader`. The headers of an index do not tell orientations, and are not used.
 
     Attributes:
         table: The known headers.
@@ -46,15 +49,18 @@ class FileReader(Reader):
 
     _validates = False
 
-    def __init__(self, source: Source, header_reader: HeaderReader | None = None) -> None:
-        super().__init__(source)
-        self.table = source.headers() or HeaderTable(HeaderColumns.unknown(len(source)))
+    def __init__(
+        self, source: Source, header_reader: HeaderReader | None = None, adjust_orientation: bool = False
+    ) -> None:
+        super().__init__(source, adjust_orientation)
+        known = None if adjust_orientation else source.headers()
+        self.table = known or HeaderTable(HeaderColumns.unknown(len(source)))
         self._header_reader = header_reader
         self._black: dict[int, _Size] = {}
 
-    def __reduce__(self) -> tuple[type[FileReader], tuple[Source, HeaderReader | None]]:
+    def __reduce__(self) -> tuple[type[FileReader], tuple[Source, HeaderReader | None, bool]]:
         # Another process reads the headers again, because the table is as long as the dataset.
-        return FileReader, (self.source, self._header_reader)
+        return FileReader, (self.source, self._header_reader, self.adjust_orientation)
 
     def paths(self, rows: IntArray) -> npt.NDArray[np.uint8]:
         """Return ``(N, L)`` the paths of samples for DALI, padded with NUL."""
@@ -72,8 +78,8 @@ class FileReader(Reader):
         return paths if hasattr(paths, "dtype") else _pad(paths)
 
     def share_headers(self, other: FileReader) -> bool:
-        """Use the header table of another reader, if it has the same files. Return whether it has."""
-        if not self.source.has_same_files(other.source):
+        """Use the header table of another reader, if it has the same files and sizes. Return whether it has."""
+        if self.adjust_orientation != other.adjust_orientation or not self.source.has_same_files(other.source):
             return False
         self.table = other.table
         return True
@@ -165,7 +171,7 @@ class FileReader(Reader):
                 raise
             return False
         if not self.table.has_stamps:
-            self.table.update_many(rows, parse(header_bytes), lengths)
+            self.table.update_many(rows, parse(header_bytes, self.adjust_orientation), lengths)
         self._read_each(self.table.find_unknown(rows).tolist())
         return True
 
@@ -176,7 +182,7 @@ class FileReader(Reader):
     def _is_native(self, row: int) -> bool:
         """Return whether DALI decodes a file as PIL does, as far as Python tells; learn the header of one for PIL."""
         with self.blame(row, "read as an image"):
-            header = read_header(self.path(row))
+            header = read_header(self.path(row), self.adjust_orientation)
         if not header.native:
             self.table.update(row, header)
         return header.native
@@ -195,7 +201,7 @@ class FileReader(Reader):
             self.table.update(row, Header(black.height, black.width, 0, jpeg=False, native=False))
             return
         with self.blame(row, "read as an image"):
-            header = read_header(self.path(row))
+            header = read_header(self.path(row), self.adjust_orientation)
         self.table.update(row, header._replace(native=header.native and not by_pil))
 
     def abandon(self) -> None:
@@ -239,7 +245,7 @@ class FileReader(Reader):
         self.table.forget(rows)
 
     def load(self, row: int) -> PIL.Image.Image:
-        """Return the image as torchvision's default loader reads it.
+        """Return the image as torchvision's default loader reads it, turned if ``adjust_orientation`` says so.
 
         Raises:
             SampleError: The file is missing, truncated or no image.
@@ -248,7 +254,7 @@ class FileReader(Reader):
             return black
         path = self.path(row)
         with self.blame(row, "decoded"), _open(path) as image:
-            return image.convert("RGB")
+            return convert_to_rgb(image, self.adjust_orientation)
 
     def read_size(self, row: int) -> _Size | None:
         with suppress(SampleError):
@@ -260,7 +266,10 @@ class FileReader(Reader):
             return None
         try:
             with _open(self.path(row)) as image:
-                return read_pil_header(image, converted=True)
+                if has_late_metadata(image):
+                    image.load()
+                header = read_pil_header(image, converted=True)
+                return header._replace(info=turn_info("RGB", header.info)) if self.adjust_orientation else header
         except UNREADABLE:
             return None
 

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchdali.sources.headers.header import (
+    APP1,
     ENDS,
     FRAMES,
     LARGE_CHUNK,
@@ -52,17 +53,19 @@ class Headers(NamedTuple):
     baseline: Flags
 
 
-def parse(data: Bytes) -> Headers:
+def parse(data: Bytes, adjust_orientation: bool = False) -> Headers:
     """Read the headers of JPEGs and PNGs.
 
     Args:
         data: ``(N, 2048)`` the first bytes of each file, padded with 0.
+        adjust_orientation: Whether files that may name an orientation stay unknown: all PNGs, and JPEGs with metadata.
     """
     count = len(data)
     nothing: Flags = np.zeros(count, np.bool_)
     headers = Headers(nothing.copy(), np.zeros((count, 2), np.int64), nothing.copy(), nothing.copy())
-    _parse_pngs(data, headers)
-    _parse_jpegs(data, headers)
+    if not adjust_orientation:
+        _parse_pngs(data, headers)
+    _parse_jpegs(data, headers, adjust_orientation)
     return headers
 
 
@@ -79,7 +82,7 @@ def _is_plain_png(start: bytes) -> bool:
     return b"acTL" not in start and start.count(b"IHDR") == 1 and are_png_chunks_within(start, LARGE_CHUNK)
 
 
-def _parse_jpegs(data: Bytes, headers: Headers) -> None:
+def _parse_jpegs(data: Bytes, headers: Headers, adjust_orientation: bool) -> None:
     """Follow the markers (ITU-T T.81, annex B) of all JPEGs at once, up to their first scans."""
     rows = np.flatnonzero((data[:, :3] == (0xFF, 0xD8, 0xFF)).all(1))
     offsets = np.full(len(data), 2)
@@ -95,7 +98,7 @@ def _parse_jpegs(data: Bytes, headers: Headers) -> None:
         _parse_frames(data, headers, rows[frame], offset[frame])
         one_frame[rows[frame]] = True
         scanned[rows[marker == SCAN]] = True
-        more = ~second_frame & ~np.isin(marker, (*ENDS, SCAN))
+        more = ~second_frame & ~np.isin(marker, (*ENDS, SCAN, *([APP1] if adjust_orientation else [])))
         rows, offset, marker = rows[more], offset[more], marker[more]
         adobe = rows[(marker == 0xEE) & _has_text(data, rows, offset + 4, b"Adobe")]
         adobe_rgb[adobe] = data[adobe, offsets[adobe] + 15] == 0

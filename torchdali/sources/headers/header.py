@@ -18,7 +18,17 @@ from typing import Any, NamedTuple
 
 import PIL.Image
 
+from torchdali.sources.headers.metadata import (
+    find_in_exif,
+    has_late_metadata,
+    has_png_orientation,
+    has_xmp_orientation,
+    is_sideways,
+    read_orientation,
+)
+
 __all__ = [
+    "APP1",
     "ENDS",
     "FRAMES",
     "HEADER_BYTES",
@@ -68,6 +78,8 @@ FRAMES = (0xC0, 0xC1, 0xC2)
 ENDS = (*sorted({*range(0xC3, 0xD0)} - {0xC4, 0xC8, 0xCC}), 0xD9)
 """JPEG markers of other frames, and of the end of the image."""
 SCAN = 0xDA
+APP1 = 0xE1
+"""JPEG marker of EXIF and XMP data."""
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
@@ -75,7 +87,7 @@ class Header(NamedTuple):
     """The header of an image file.
 
     Attributes:
-        height: Height in pixels. It ignores the EXIF orientation, as ``ImageFolder`` does.
+        height: Height in pixels, after a turn by ``orientation``.
         width: Width in pixels.
         length: Length of the file in bytes.
         jpeg: Whether the file is a JPEG.
@@ -83,6 +95,7 @@ class Header(NamedTuple):
             files can be native. CMYK, 16-bit, transparent and animated images are not.
         baseline: Whether the file is a baseline JPEG, which JPEG engines decode.
         modified: Time of the file's last modification in nanoseconds; 0 for bytes in memory.
+        orientation: EXIF orientation, 1 to 8. It is 1 if it was not asked for: ``ImageFolder`` ignores it.
     """
 
     height: int
@@ -92,6 +105,7 @@ class Header(NamedTuple):
     native: bool
     baseline: bool = False
     modified: int = 0
+    orientation: int = 1
 
 
 def error_text(error: BaseException) -> str:
@@ -118,37 +132,50 @@ def open_file(path: str) -> tuple[int, os.stat_result]:
     return file, status
 
 
-def read_header(path: str) -> Header:
+def read_header(path: str, adjust_orientation: bool = False) -> Header:
     """Read the header of an image file.
+
+    Args:
+        path: The file.
+        adjust_orientation: Whether decoders turn the image by its EXIF orientation.
 
     Raises:
         OSError: The file cannot be read, or PIL does not know its format (``PIL.UnidentifiedImageError``).
     """
     file, status = open_file(path)
     try:
-        header = _parse(lambda offset: os.pread(file, HEADER_BYTES, offset), status.st_size)
+        header = _parse(lambda offset: os.pread(file, HEADER_BYTES, offset), status.st_size, adjust_orientation)
     finally:
         os.close(file)
-    return (header or _read_with_pil(path, status.st_size))._replace(modified=status.st_mtime_ns)
+    header = header or _read_with_pil(path, status.st_size, adjust_orientation)
+    return header._replace(modified=status.st_mtime_ns)
 
 
-def parse_header(encoded: memoryview) -> Header:
+def parse_header(encoded: memoryview, adjust_orientation: bool = False) -> Header:
     """Read the header of an image file in memory.
+
+    Args:
+        encoded: The file.
+        adjust_orientation: As for :func:`read_header`.
 
     Raises:
         OSError: PIL does not know the format.
     """
-    header = _parse(lambda offset: bytes(encoded[offset : offset + HEADER_BYTES]), len(encoded))
-    return header or _read_with_pil(io.BytesIO(encoded), len(encoded))
+    header = _parse(lambda offset: bytes(encoded[offset : offset + HEADER_BYTES]), len(encoded), adjust_orientation)
+    return header or _read_with_pil(io.BytesIO(encoded), len(encoded), adjust_orientation)
 
 
-def _parse(read: Callable[[int], bytes], length: int) -> Header | None:
+def _parse(read: Callable[[int], bytes], length: int, adjust_orientation: bool) -> Header | None:
     """Return the header, or None if only PIL can read it. ``read`` returns the bytes from an offset on."""
     start = read(0)
     if start.startswith(b"\xff\xd8\xff"):
-        return _parse_jpeg(read, start, length)
+        header = _parse_jpeg(read, start, length, adjust_orientation)
+        if header and is_sideways(header.orientation):
+            return header._replace(height=header.width, width=header.height)
+        return header
     if start.startswith(PNG_SIGNATURE) and start[12:16] == b"IHDR":
-        return _parse_png(start, length)
+        header = _parse_png(start, length)
+        return None if header and adjust_orientation and has_png_orientation(read) else header
     return None
 
 
@@ -178,12 +205,14 @@ def _parse_png(start: bytes, length: int) -> Header | None:
     return Header(height, width, length, False, True) if native and 0 < height * width <= max_pixels() else None
 
 
-def _parse_jpeg(read: Callable[[int], bytes], start: bytes, length: int) -> Header | None:
+def _parse_jpeg(read: Callable[[int], bytes], start: bytes, length: int, adjust_orientation: bool) -> Header | None:
     """Follow the markers (ITU-T T.81, annex B) up to the first scan.
 
     The first frame header is not enough. DALI takes the last of two, with another size and precision, and may crash.
     """
     offset, adobe_rgb = 2, False
+    orientation: int | None = None
+    has_xmp = False
     header: Header | None = None
     window, window_offset = start, 0
     while True:
@@ -198,7 +227,19 @@ def _parse_jpeg(read: Callable[[int], bytes], start: bytes, length: int) -> Head
             continue
         body = i + 4
         if marker == SCAN:
-            return None if adobe_rgb else header
+            is_for_pil = adobe_rgb or (has_xmp and not orientation)  # PIL looks at XMP data if EXIF names none
+            return header._replace(orientation=orientation or 1) if header and not is_for_pil else None
+        if marker == APP1 and adjust_orientation:
+            end = offset + 2 + int.from_bytes(window[i + 2 : i + 4], "big")
+            if window[body : body + 6] == b"Exif\0\0":
+                if orientation is not None:  # PIL joins several parts
+                    return None
+                size = max(end - offset - 10, 0)
+                orientation = find_in_exif(read(offset + 10)[:size], size)
+                if orientation is None:
+                    return None
+            elif window[body : body + 4] == b"http":
+                has_xmp = has_xmp or has_xmp_orientation(read, offset, end)
         if marker in FRAMES and body + 12 <= len(window):
             if header:
                 return None
@@ -218,12 +259,17 @@ def _parse_jpeg(read: Callable[[int], bytes], start: bytes, length: int) -> Head
         offset += 2 + int.from_bytes(window[i + 2 : i + 4], "big")
 
 
-def _read_with_pil(file: str | io.BytesIO, length: int) -> Header:
+def _read_with_pil(file: str | io.BytesIO, length: int, adjust_orientation: bool) -> Header:
     with _open(file) as image:
+        if adjust_orientation and image.format == "PNG" and has_late_metadata(image):
+            image.load()
+        orientation = read_orientation(image.info) if adjust_orientation else 1
         native = (
             image.format == "WEBP"
             and image.mode == "RGB"
             and not getattr(image, "is_animated", False)
             and "transparency" not in image.info
+            and not {"exif", "xmp"} & image.info.keys()  # DALI 2.4 does not read the chunks of such files
         )
-        return Header(image.height, image.width, length, image.format == "JPEG", native)
+        size = (image.width, image.height) if is_sideways(orientation) else (image.height, image.width)
+        return Header(*size, length, image.format == "JPEG", native, orientation=orientation)
