@@ -33,7 +33,7 @@ extensions = [
     "sphinxcontrib.mermaid",
 ]
 source_suffix = {".md": "markdown"}
-exclude_patterns = ["notebooks"]
+exclude_patterns = ["notebooks"]  # GitHub shows them; pages link to ../docs/notebooks/
 
 html_theme = "furo"
 html_copy_source = False
