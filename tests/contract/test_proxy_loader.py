@@ -74,7 +74,7 @@ def test_explain_says_where_images_are_and_draws_nothing(files: list[Path], devi
     assert "CenterCrop" in text
     stream = DALILoader(Stream(Pictures(files), shares=True), 4, transform=EXACT, device=device)
     assert "images not known before the first batch" in explained(stream)
-    assert "threads not known before the first batch window" in explained(stream)
+    assert "threads not known before the first batch prefetch" in explained(stream)
     after = [torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()]  # type: ignore # noqa: NPY002
     assert same(after, before)
     next(iter(stream))
@@ -86,7 +86,9 @@ def test_explain_says_where_images_are_and_draws_nothing(files: list[Path], devi
     assert "none in dataset[0], which is [0] int" in explained(
         DALILoader([(1, 2)], transform=EXACT, device=device)  # pyright: ignore[reportArgumentType]
     )
-    assert "without transform= nothing runs in DALI" in explained(DALILoader(Pictures(files), device=device))
+    assert "Nothing runs in DALI: give transform= to the loader" in explained(
+        DALILoader(Pictures(files), device=device)
+    )
     assert "at ['image']" in text
 
 

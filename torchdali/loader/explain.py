@@ -17,10 +17,10 @@ from torchdali.loader.verdict import UNMEASURED, diagnose
 from torchdali.pipeline import graph
 from torchdali.pipeline.clock import Clock
 from torchdali.pipeline.fallback import seeded
-from torchdali.pipeline.plan import Plan
+from torchdali.pipeline.plan import Plan, summarize_plans
 from torchdali.pipeline.tuning import Threads
 from torchdali.runtime import machine
-from torchdali.runtime.columns import wrap_columns
+from torchdali.runtime.columns import LABEL, Explanation
 from torchdali.samples.finder import RULE
 from torchdali.samples.guard import unguard_collate
 from torchdali.samples.image import RefusedError, to_image_input
@@ -37,23 +37,30 @@ __all__ = ["collect_stats", "describe_loader"]
 Rows = dict[str, str]
 
 _MAX_KEY_PATHS = 8
+_UNKNOWN = "What runs in DALI is known after the first batch"
+_NO_IMAGE = "Nothing runs in DALI: dataset[0] has no image"
+_FAILURE = 'The first batch will fail: the row "images" says why'
 
 
 def describe_loader(
     loader: DataLoader[Any], options: LoaderOptions, session: Session, shards: Sharding, errors: ErrorPolicy
-) -> str:
-    """Return what a loader will do, in lines of a label and a text."""
+) -> Explanation:
+    """Return what a loader will do: what runs in DALI, what to change, and the plan."""
     device = graph.resolve(options.device)
     rows = {"device": f"{_describe_device(options, device)}, fidelity {options.fidelity}", **shards.describe(loader)}
     timeout = f"{loader.timeout} s a batch" if loader.timeout else "none"
     on_error = {"on error": errors.describe(), "timeout": timeout}
     if session.source is not None:
-        rows |= _describe_native(loader, options, session.build_native_plan(options, loader), on_error)
+        native = session.build_native_plan(options, loader)
+        answer, to_do = summarize_plans([native.plan])
+        rows |= _describe_native(loader, options, native, on_error)
     else:
         proxy = session.build_proxy_plan(options, loader)
-        rows |= _describe_worker_fed(loader, options, proxy, session.why_not_native) | on_error
+        answer, to_do, others = _describe_worker_fed(loader, options, proxy, session.why_not_native)
+        rows |= others | on_error
     rows |= {"driver": machine.connections()} if device.type == "cuda" else {}
-    return wrap_columns("\n".join(f"{label:<11}{row}" if label.strip() else row for label, row in rows.items()))
+    lines = [f"{label:<{LABEL}}{row}" if label.strip() else row for label, row in rows.items()]
+    return Explanation(answer, to_do, "\n".join(lines))
 
 
 def collect_stats(loader: DataLoader[Any], options: LoaderOptions, session: Session, clock: Clock | None) -> Stats:
@@ -94,7 +101,7 @@ def _describe_native(loader: DataLoader[Any], options: LoaderOptions, native: Na
         "random": _describe_random(options, "index, occurrence, transform"),
         **({"cache": native.cache.describe()} if native.cache else {}),
         "threads": _describe_threads(native.threads, native.reader.input_stats()),
-        "window": f"{native.prefetch_depth} batches in flight ("
+        "prefetch": f"depth {native.prefetch_depth} batches ("
         + (
             "prefetch_factor)"
             if options.prefetch_depth
@@ -105,18 +112,23 @@ def _describe_native(loader: DataLoader[Any], options: LoaderOptions, native: Na
     }
 
 
-def _describe_worker_fed(loader: DataLoader[Any], options: LoaderOptions, proxy: ProxyPlan | None, why: str) -> Rows:
+def _describe_worker_fed(
+    loader: DataLoader[Any], options: LoaderOptions, proxy: ProxyPlan | None, why: str
+) -> tuple[str, str, Rows]:
+    """Return what runs in DALI, what to change, and the rows."""
     workers = "1 worker process" if loader.num_workers == 1 else f"{loader.num_workers} worker processes"
     origin = workers if loader.num_workers else "this process (num_workers=0)"
     rows = {"source": f"{type(loader.dataset).__name__}, worker-fed: its samples come from {origin}, as in DataLoader"}
     rows["not native"] = why
     if proxy is None or proxy.pipelines is None:
-        rows["transforms"] = f"none: without transform= nothing runs in DALI{_describe_movable(loader.dataset)}"
+        rows["transforms"] = "none of the loader; those of the dataset run where its samples are made"
         rows["collate"] = f"{_function_name(loader.collate_fn)}, where the samples are made"
         device = "cpu" if proxy is None else str(proxy.device)
         copy = "" if device == "cpu" else f", then copied to {device} from pinned memory, on a stream of its own"
-        return {**rows, "output": f"as DataLoader's{copy}", **_describe_batch_transform(options)}
-    rows["images"], plans = _describe_images(loader, proxy)
+        rows = {**rows, "output": f"as DataLoader's{copy}", **_describe_batch_transform(options)}
+        return "Nothing runs in DALI: give transform= to the loader", _describe_movable(loader.dataset), rows
+    rows["images"], plans, problem = _describe_images(loader, proxy)
+    answer, to_do = summarize_plans(plans) if plans else (problem, "")
     rows |= {("" if i == 0 else " " * i): str(plan) for i, plan in enumerate(plans)}
     if uses_default_collate(loader):
         rows["collate"] = f"{_function_name(loader.collate_fn)}, where the samples are made, of all but the images"
@@ -129,12 +141,12 @@ def _describe_worker_fed(loader: DataLoader[Any], options: LoaderOptions, proxy:
     counter = "index, occurrence, transform"
     if isinstance(loader.dataset, IterableDataset):
         counter = "worker, place in its stream, transform"
-    window = (
-        f"{proxy.prefetch_depth} batches in DALI, beside those of the workers"
+    prefetch = (
+        f"depth {proxy.prefetch_depth} batches in DALI, beside those of the workers"
         if loader.num_workers
-        else "no batch ahead"
+        else "depth 0: no batch is made ahead"
     )
-    return {
+    rows = {
         **rows,
         "output": "; ".join(dict.fromkeys(map(_describe_output, plans))) or "images as the transforms leave them",
         **_describe_batch_transform(options),
@@ -143,8 +155,9 @@ def _describe_worker_fed(loader: DataLoader[Any], options: LoaderOptions, proxy:
             dict.fromkeys(_describe_threads(proxy.pipelines.threads(plan.input_kind)) for plan in plans)
         )
         or "not known before the first batch",
-        "window": window,
+        "prefetch": prefetch,
     }
+    return answer, to_do, rows
 
 
 def _describe_movable(dataset: Any) -> str:
@@ -153,10 +166,7 @@ def _describe_movable(dataset: Any) -> str:
         dataset = cast("Any", dataset).dataset
     for name, value in getattr(dataset, "__dict__", {}).items():
         if type(value).__module__.startswith("torchvision.transforms"):
-            return (
-                f". For the GPU, return images without {type(dataset).__name__}.{name}, and give it to the loader as "
-                "transform="
-            )
+            return f"return images without {type(dataset).__name__}.{name}, and give it to the loader as transform="
     return ""
 
 
@@ -164,44 +174,47 @@ def _describe_threads(threads: Threads, stats: InputStats = NOTHING_SEEN) -> str
     return f"{threads.choose(stats)} of DALI ({threads.explain(stats)})"
 
 
-def _describe_images(loader: DataLoader[Any], proxy: ProxyPlan) -> tuple[str, Sequence[Plan]]:
-    """Return where the images are in a sample, and their plans. Use the batches so far, or else the first sample."""
+def _describe_images(loader: DataLoader[Any], proxy: ProxyPlan) -> tuple[str, Sequence[Plan], str]:
+    """Return where the images are in a sample, their plans, and why there are none.
+
+    Use the batches so far, or else the first sample.
+    """
     assert proxy.pipelines is not None
     if keys := list(proxy.pipelines):
         kinds = [f"{spec} ({input_kind})" for spec, input_kind, _ in keys]
         key_paths = list(dict.fromkeys(path for paths in proxy.key_paths.values() for path in paths))
         more = ", ..." if len(key_paths) > _MAX_KEY_PATHS else ""
         location = f"{format_key_paths(key_paths[:_MAX_KEY_PATHS])}{more}" if key_paths else "where a sample has them"
-        return f"at {location}: {', '.join(kinds)}", [proxy.pipelines.pool(key).plan for key in keys]
+        return f"at {location}: {', '.join(kinds)}", [proxy.pipelines.pool(key).plan for key in keys], ""
     if isinstance(loader.dataset, IterableDataset):
-        return f"not known before the first batch: {RULE}", []
+        return f"not known before the first batch: {RULE}", [], _UNKNOWN
     try:
         with seeded(proxy.device):
             sample = loader.dataset[0]
     except Exception as error:  # noqa: BLE001 - a dataset may raise anything, and explain() must not fail
-        return f"not known before the first batch (dataset[0] raises {error!r}): {RULE}", []
+        return f"not known before the first batch (dataset[0] raises {error!r}): {RULE}", [], _UNKNOWN
     parts = build_tree(sample)
     try:
         refuse_annotations(parts)
         images = proxy.finder.find(parts)
     except TransformError as error:
-        return f"the first batch will fail: {error}", []
+        return f"the first batch will fail: {error}", [], _FAILURE
     if not images:
-        return f"none in dataset[0], which is {describe_sample(parts)}: {RULE}", []
+        return f"none in dataset[0], which is {describe_sample(parts)}: {RULE}", [], _NO_IMAGE
+    location = format_key_paths([key_path for key_path, _ in images])
     try:
         first, turns = proxy.pipelines.first, proxy.pipelines.adjust_orientation
         keys = list(dict.fromkeys(to_image_input(leaf, first, turns).key for _, leaf in images))
     except RefusedError as error:
-        return f"at {format_key_paths([key_path for key_path, _ in images])}, of which one cannot be taken: {error}", []
+        return f"at {location}, of which one cannot be taken: {error}", [], _FAILURE
     kinds = [f"{spec} ({input_kind})" for spec, input_kind in keys]
-    location = format_key_paths([key_path for key_path, _ in images])
     plans = [proxy.pipelines.plan(*key) for key in keys]
     try:
         for plan in plans if uses_default_collate(loader) and loader.batch_sampler is not None else ():
             check_stackable(plan)
     except TransformError as error:
-        return f"at {location}; the first batch will fail: {error}", []
-    return f"at {location} of dataset[0]: {', '.join(kinds)}; {proxy.finder.explain(parts, images)}", plans
+        return f"at {location}; the first batch will fail: {error}", [], _FAILURE
+    return f"at {location} of dataset[0]: {', '.join(kinds)}; {proxy.finder.explain(parts, images)}", plans, ""
 
 
 def _describe_output(plan: Plan) -> str:

@@ -326,14 +326,13 @@ class DALILoader(DataLoader[_T]):
         self._progress.load_state_dict(self, state_dict, self._is_native)
 
     def explain(self, file: TextIO | None = None) -> None:
-        """Print what the loader will do: source, transforms and what runs them, random numbers, output, settings.
+        """Print how many transforms run in DALI, what to change, and the plan: source, transforms, output, settings.
 
         Args:
-            file: Where to print; standard output by default. Lines have the terminal's width, or 80 columns.
+            file: Where to print, in lines of at most 80 columns. Standard output by default; in a notebook a table.
         """
         self._refresh()
-        text = describe_loader(self, self._options, self._session, self._shards, self._error_policy)
-        (file or sys.stdout).write(f"{type(self).__name__}\n{text}\n")
+        describe_loader(self, self._options, self._session, self._shards, self._error_policy).show(file)
 
     def stats(self, probe: bool = False) -> Stats:
         """Return the times of the current or latest epoch, and its bottleneck; ``print`` shows a table.

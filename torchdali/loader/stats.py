@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from torchdali.pipeline.clock import Part
+from torchdali.runtime.columns import LABEL, make_table, wrap_columns
 
 __all__ = ["HOST", "Bottleneck", "Probe", "Stats", "milliseconds"]
 
@@ -42,6 +43,21 @@ HOST: dict[Part, Bottleneck] = {
     "batch_transform": "batch_transform",
 }
 """The bottleneck if most of the wait is for this part."""
+
+
+_TO_DO: dict[Bottleneck, str] = {
+    "start": "train longer in each epoch; the first one also builds the pipeline",
+    "storage": 'use a faster disk, cache="host", or more num_workers',
+    "decoding": "store smaller images; on the CPU use more cores",
+    "transforms": 'use fewer or cheaper transforms, or fidelity="fast"; on the CPU more cores',
+    "torch": "replace these transforms, or write a rule for them (docs/adding_a_transform.md)",
+    "collate": "leave collate_fn out if it only stacks the samples; make targets in advance",
+    "batch_transform": "make batch_transform cheaper",
+    "host": "use larger batches",
+    "sampler": "use a sampler that has its indices ready",
+    "dataset": "use more num_workers; return paths or encoded bytes, and give the transforms to transform=",
+}
+"""What helps against a bottleneck. The verdict says it for the others."""
 
 
 def milliseconds(seconds: float) -> str:
@@ -101,7 +117,7 @@ class Probe:
 
 @dataclass(frozen=True, repr=False)
 class Stats:
-    """The times of one epoch, so far or in all. ``str`` returns a table, whose last line is the verdict.
+    """The times of one epoch, so far or in all. ``str`` returns lines that begin with the verdict.
 
     Waits do not include the first batch, whose time is ``start``. On a GPU a wait is the time for which torch's current
     stream was idle before a batch. On the CPU it is the time that ``next()`` took.
@@ -156,33 +172,41 @@ class Stats:
         return self.bottleneck
 
     def __str__(self) -> str:
-        return "\n".join(f"{label:<11}{row}" for label, row in self._rows())
+        return wrap_columns(f"{'verdict':<{LABEL}}{self.verdict}\n{self._lines}").rstrip()
 
     __repr__ = __str__
 
+    def _repr_html_(self) -> str:
+        return make_table(self.verdict, self._lines)
+
+    @property
+    def _lines(self) -> str:
+        return "\n".join(f"{label:<{LABEL}}{row}" for label, row in self._rows())
+
     def _rows(self) -> list[tuple[str, str]]:
-        rows: list[tuple[str, str]] = []
+        rows = [("to do", _TO_DO[self.bottleneck])] if self.bottleneck in _TO_DO else []
         if self.start is not None:
             state = "in all" if self.over else "so far"
             rows += [
-                ("batches", f"{self.batches:,} with {self.images:,} images in {self.elapsed:,.1f} s {state}"),
+                ("epoch", f"{self.batches:,} batches with {self.images:,} images in {self.elapsed:,.1f} s {state}"),
                 ("start", f"{self.start:,.2f} s until the first batch"),
             ]
         if self.taken is not None:
-            waits = {"p50": self.waited_p50, "p99": self.waited_p99, "longest": self.waited_max}
+            possible = "" if self.possible is None else f"; {self.possible:,.0f} images/s possible"
+            waits = {"median": self.waited_p50, "p99": self.waited_p99, "longest": self.waited_max}
             each = ", ".join(f"{name} {milliseconds(x)}" for name, x in waits.items()) + " ms"
             parts = ", ".join(f"{part} {milliseconds(x / self.timed)}" for part in HOST if (x := self.parts.get(part)))
             rows += [
-                ("taken", f"{self.taken:,.0f} images/s"),
-                ("waited", f"{self.waited:,.2f} s, {self.waited_share:.1%} of the time: {each}"),
+                ("throughput", f"{self.taken:,.0f} images/s{possible}"),
+                ("waiting", f"{self.waited:,.2f} s, {self.waited_share:.1%} of the time: {each}"),
                 ("", f"noticeably for {self.waited_batches:.1%} of the batches"),
-                ("consumer", f"{milliseconds(self.consumer / self.timed)} ms a batch between batches"),
-                ("in next()", f"{parts} ms a batch of the iterating thread"),
+                ("step", f"{milliseconds(self.consumer / self.timed)} ms a batch in the training step"),
+                ("loader", f"{parts} ms a batch in next(), on the iterating thread"),
             ]
-        if self.possible is not None:
-            rows.append(("possible", f"{self.possible:,.0f} images/s"))
+        elif self.possible is not None:
+            rows.append(("throughput", f"{self.possible:,.0f} images/s possible"))
         if self.probe is not None:
             alone = {"read": self.probe.read, "decode": self.probe.decode, "transforms": self.probe.transforms}
             each = ", ".join(f"{name} {milliseconds(x)}" for name, x in alone.items() if x is not None)
-            rows.append(("alone", f"{each}; together {milliseconds(self.probe.together)} ms a batch (probe)"))
-        return [*rows, ("verdict", self.verdict)]
+            rows.append(("probe", f"each alone: {each}; together {milliseconds(self.probe.together)} ms a batch"))
+        return rows

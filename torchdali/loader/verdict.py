@@ -44,8 +44,8 @@ class _Loader(NamedTuple):
 
 UNMEASURED = Stats(
     bottleneck="not measured",
-    verdict="nothing is measured: on the CPU, without transform= and batch_transform=, a dataset that is asked for "
-    "samples is DataLoader's affair alone, and DALI does nothing for it",
+    verdict="nothing is measured: on the CPU, without transform= and batch_transform=, the batches of a worker-fed "
+    "dataset are made by DataLoader alone",
 )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any, TextIO, cast
@@ -18,11 +17,11 @@ from torchdali.pipeline import graph
 from torchdali.pipeline.engine import Views
 from torchdali.pipeline.fallback import as_samples, run_on_batch
 from torchdali.pipeline.feed import Batch, Prefetcher
-from torchdali.pipeline.plan import Plan
+from torchdali.pipeline.plan import Plan, summarize_plans
 from torchdali.pipeline.pool import InputKey, PipelineCache, PipelinePool
 from torchdali.pipeline.readers import FileReader
 from torchdali.pipeline.tuning import check_numbers
-from torchdali.runtime.columns import wrap_columns
+from torchdali.runtime.columns import Explanation
 from torchdali.runtime.lifecycle import disable_compile
 from torchdali.samples.image import PIXEL_DTYPES, convert_to_rgb
 from torchdali.sources import Source
@@ -119,10 +118,10 @@ class CompiledTransform:
         """Print what will run, and where, for files and PIL images, in lines as those of :meth:`DALILoader.explain`.
 
         Args:
-            file: Where to print; standard output by default.
+            file: Where to print; standard output by default, and in a notebook a table.
         """
         plan = self._pipelines.plan(Spec(), InputKind.FILES)
-        (file or sys.stdout).write(f"{type(self).__name__} on {self.device}\n{wrap_columns(str(plan))}\n")
+        Explanation(*summarize_plans([plan]), str(plan)).show(file)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.transform!r}, device={str(self.device)!r})"

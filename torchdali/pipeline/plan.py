@@ -15,11 +15,11 @@ import numpy as np
 import torch
 
 from torchdali.pipeline.torch_transform import TorchTransform
-from torchdali.transforms import Input, Rule, SampleTransformError
+from torchdali.transforms import Input, Rule, SampleTransformError, find_rule
 from torchdali.transforms.rng import Draws
 from torchdali.transforms.spec import Fidelity, InputKind, Inputs, IntArray, Kind, Params, Spec
 
-__all__ = ["Plan", "Step", "View"]
+__all__ = ["Plan", "Step", "View", "summarize_plans"]
 
 
 @dataclass(frozen=True)
@@ -226,6 +226,34 @@ class Plan:
                 text = text.removeprefix("slice").removeprefix(", ")
             if text:
                 yield text
+
+
+def summarize_plans(plans: Sequence[Plan]) -> tuple[str, str]:
+    """Return how many transforms of a chain run in DALI, and what to change so that more do; empty if nothing.
+
+    Args:
+        plans: The plans of the chain, for one or several kinds of images.
+    """
+    device = plans[0].device
+    plan = min(plans, key=_count_in_dali)
+    total, counts = len(plan.steps), sorted({_count_in_dali(plan) for plan in plans})
+    if not total:
+        return f"{'DALI decodes' if plan.decodes else 'Images are copied'} on {device}: there are no transforms", ""
+    verb = "transform runs" if total == 1 else "transforms run"
+    answer = f"{' to '.join(map(str, counts[:: len(counts) - 1 or 1]))} of {total} {verb} in DALI on {device}"
+    first = next((step for step in plan.steps if step.where == "torch"), None)
+    if first is None:
+        return answer, ""
+    name = f"transform {first.position}, {type(first.transform).__name__},"
+    blocked = sum(find_rule(step.transform) is not None for step in plan.steps[first.position :])
+    if blocked:
+        return answer, f"place {name} last if you can: then {blocked} more could run in DALI"
+    return answer, f"replace {name} if it is slow: torch runs it, for the reason below it"
+
+
+def _count_in_dali(plan: Plan) -> int:
+    """Return the number of transforms that torch does not run. Some of them need no operator."""
+    return sum(step.where != "torch" for step in plan.steps)
 
 
 def _input_name(rule: int, name: str) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import PIL.Image
@@ -59,6 +61,13 @@ def rows(loader: DALILoader[Any]) -> dict[str, str]:
     return found
 
 
+def begins(loader: DALILoader[Any]) -> list[str]:
+    """The answer, and what there is to do."""
+    text = io.StringIO()
+    loader.explain(text)
+    return [text.getvalue().splitlines()[0], rows(loader).get("to do", "")]
+
+
 def asked(of: Any = None, **options: Any) -> dict[str, str]:
     return rows(DALILoader(Samples(of) if of else Samples(), 2, device="cpu", **{"transform": CROP, **options}))
 
@@ -71,7 +80,7 @@ def test_a_dataset_that_is_asked() -> None:
     found = asked()
     assert list(found) == [
         *("device", "source", "not native", "images", "operators", "collate"),
-        *("output", "random", "threads", "window", "on error", "timeout"),
+        *("output", "random", "threads", "prefetch", "on error", "timeout"),
     ]
     assert (
         found["source"] == "Samples, worker-fed: its samples come from this process (num_workers=0), as in DataLoader"
@@ -80,7 +89,7 @@ def test_a_dataset_that_is_asked() -> None:
     assert found["collate"] == "default_collate, where the samples are made, of all but the images"
     assert found["output"] == "images uint8 (3, 8, 8), batch in front, contiguous"
     assert found["random"].startswith("Philox4x32-10 keyed by DataLoader's base seed of the epoch, index, occurrence, ")
-    assert found["window"] == "no batch ahead"
+    assert found["prefetch"] == "depth 0: no batch is made ahead"
     assert (found["on error"], found["timeout"]) == (
         "a sample that cannot be read or decoded is raised, in its turn",
         "none",
@@ -93,7 +102,7 @@ def test_with_workers(workers: int, said: str) -> None:
     assert f"its samples come from {said}, as" in found["source"]
     assert found["timeout"] == "30 s a batch"
     assert "keyed by seed 0, epoch, index" in found["random"]
-    assert found["window"] == "6 batches in DALI, beside those of the workers"
+    assert found["prefetch"] == "depth 6 batches in DALI, beside those of the workers"
     assert found["on error"].startswith("the next sample of its batch takes the place")
     assert found["collate"].startswith("collated, in this process, on the list of samples")
     assert "crosses from the workers piece by piece" in found["collate"]
@@ -108,7 +117,8 @@ def test_without_workers_nothing_crosses() -> None:
 @pytest.mark.parametrize("options", [{}, {"batch_transform": collated, "num_workers": 2}])
 def test_nothing_in_dali(options: dict[str, Any]) -> None:
     found = asked(transform=None, on_error="replace", timeout=1 if options else 0, **options)
-    assert found["transforms"] == "none: without transform= nothing runs in DALI"
+    assert found["transforms"] == "none of the loader; those of the dataset run where its samples are made"
+    assert "to do" not in found
     assert (found["output"], found["collate"]) == ("as DataLoader's", "default_collate, where the samples are made")
     assert found["on error"].startswith("a black image takes the place")
     assert found["timeout"] == ("1 s a batch" if options else "none")
@@ -129,10 +139,10 @@ class Wrapped(Samples):
 
 @pytest.mark.parametrize("wrap", [lambda d: d, lambda d: Subset(d, [1, 0])], ids=["itself", "Subset"])
 def test_transform_that_could_run_in_dali_is_named(wrap: Callable[[Any], Any]) -> None:
-    hint = ". For the GPU, return images without Wrapped.augment, and give it to the loader as transform="
+    hint = "return images without Wrapped.augment, and give it to the loader as transform="
     for augment, text in ((CROP, hint), (v1.ToTensor(), hint), (torch.nn.Identity(), "")):
-        found = rows(DALILoader(wrap(Wrapped(augment)), device="cpu"))
-        assert found["transforms"] == f"none: without transform= nothing runs in DALI{text}"
+        loader = DALILoader(wrap(Wrapped(augment)), device="cpu")
+        assert begins(loader) == ["Nothing runs in DALI: give transform= to the loader", text]
 
 
 def test_where_images_are() -> None:
@@ -209,6 +219,77 @@ def test_a_dataset_that_changed_is_explained_as_it_is_now(dataset: ImageFolder, 
     assert "worker-fed" in rows(loader)["source"]
 
 
+CHAINS: dict[str, tuple[list[Any], str, str]] = {
+    "all": ([v2.ToImage(), v2.RandomCrop(8)], "2 of 2 transforms run in DALI on cpu", ""),
+    "one": ([v2.RandomCrop(8)], "1 of 1 transform runs in DALI on cpu", ""),
+    "the last not": (
+        LEFT_BY_TORCH,
+        "1 of 2 transforms run in DALI on cpu",
+        "replace transform 2, Lambda, if it is slow: torch runs it, for the reason below it",
+    ),
+    "the first not": (
+        [v2.Lambda(torch.clone), v2.ToImage(), v2.RandomCrop(8), v2.Lambda(torch.clone)],
+        "0 of 4 transforms run in DALI on cpu",
+        "place transform 1, Lambda, last if you can: then 2 more could run in DALI",
+    ),
+}
+
+
+@pytest.mark.parametrize(("chain", "answer", "to_do"), CHAINS.values(), ids=CHAINS.keys())
+def test_the_first_line_is_the_answer(chain: list[Any], answer: str, to_do: str) -> None:
+    for transform in (chain, v2.Compose(chain)):
+        loader = DALILoader(Samples(), 2, transform=transform, device="cpu", collate_fn=collated)
+        assert begins(loader) == [answer, to_do]
+    text = io.StringIO()
+    compile_transform(v2.Compose(chain), device="cpu").explain(text)
+    assert text.getvalue().splitlines()[0] == answer
+
+
+def test_the_answer_without_a_plan(dataset: ImageFolder) -> None:
+    stream = DALILoader(Stream(), 2, transform=CROP, device="cpu")
+    assert begins(stream) == ["What runs in DALI is known after the first batch", ""]
+    refused = DALILoader(Samples(lambda _: (picture("HSV"), 1)), 2, transform=v2.RandomCrop(8), device="cpu")
+    assert begins(refused) == ['The first batch will fail: the row "images" says why', ""]
+    nothing = DALILoader(Samples(lambda _: {"label": 1}), 2, transform=CROP, device="cpu")
+    assert begins(nothing) == ["Nothing runs in DALI: dataset[0] has no image", ""]
+    dataset.transform = None
+    files = DALILoader(dataset, 2, device="cpu", collate_fn=collated)
+    assert begins(files) == ["DALI decodes on cpu: there are no transforms", ""]
+
+
+def test_the_answer_for_several_kinds_of_images() -> None:
+    grayscale = [v2.ToImage(), v2.RGB(), v2.ColorJitter(hue=0.1)]
+    kinds = DALILoader(
+        Samples(lambda _: {"colour": picture(), "map": torch.rand(2, 20, 30)}),
+        2, transform=grayscale, images=["colour", "map"], device="cpu", collate_fn=collated,
+    )  # fmt: skip
+    assert begins(kinds)[0] == "1 to 3 of 3 transforms run in DALI on cpu"
+
+
+def test_in_a_notebook_it_is_a_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    shown: list[Any] = []
+    display = SimpleNamespace(display=shown.append)
+    monkeypatch.setitem(sys.modules, "IPython.display", display)
+    shell = SimpleNamespace()
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell, display=display))
+    loader = DALILoader(Samples(), 2, transform=v2.Lambda(lambda x: x), images=["<b>"], device="cpu")
+    loader.explain()
+    assert shown == []
+    printed = capsys.readouterr().out
+    shell.kernel = None
+    loader.explain()
+    (table,) = shown
+    assert (repr(table), capsys.readouterr().out) == (printed, "")
+    page = table._repr_html_()
+    assert page.startswith("<div><p><b>The first batch will fail: the row &quot;images&quot; says why</b></p><table ")
+    assert "&lt;b&gt;" in page
+    assert "<b>'" not in page
+    assert page.count("<th ") == len(table.rows.splitlines())
+    text = io.StringIO()
+    loader.explain(text)
+    assert text.getvalue() == printed
+
+
 @pytest.mark.parametrize("width", [None, 60, 200])
 def test_lines_are_wrapped_in_their_column(monkeypatch: pytest.MonkeyPatch, width: int | None) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
@@ -221,6 +302,7 @@ def test_lines_are_wrapped_in_their_column(monkeypatch: pytest.MonkeyPatch, widt
     for lines in (text.getvalue().splitlines() for text in texts):
         assert max(map(len, lines)) <= (width or 80)
         first = next(i for i, line in enumerate(lines) if "RandomResizedCrop(" in line)
+        assert lines[0] == "2 of 2 transforms run in DALI on cpu"
         assert lines[first].startswith("        2  DALI CPU  Random")
         assert lines[first + 1][:21].isspace()
         assert not lines[first + 1][21].isspace()

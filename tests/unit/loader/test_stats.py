@@ -296,13 +296,23 @@ def test_what_is_given_cannot_be_changed_and_prints_a_table(dataset: ImageFolder
     with pytest.raises(dataclasses.FrozenInstanceError):
         stats.batches = 1  # pyright: ignore[reportAttributeAccessIssue]
     rows = [line[:11].strip() for line in repr(stats).splitlines()]
-    assert rows[:4] == ["batches", "start", "taken", "waited"]
+    assert [row for row in rows if row not in ("", "to do")] == [
+        *("verdict", "epoch", "start", "throughput", "waiting", "step", "loader"),
+    ]
     assert "s in all" in str(stats)
-    assert rows[-1] == "verdict"
-    assert str(stats).endswith(stats.verdict)
-    assert max(map(len, str(stats).splitlines()[:-1])) <= 120
+    assert " ".join(str(stats).split()).startswith(f"verdict {stats.verdict}")
+    assert max(map(len, str(stats).splitlines())) <= 80
     assert sum(stats.parts.values()) == pytest.approx(stats.waited), "what is done in next() is what is waited for"
     assert 0 <= stats.waited_p50 <= stats.waited_p99 <= stats.waited_max <= stats.waited
+
+
+def test_what_helps_stands_below_the_verdict() -> None:
+    lines = str(Stats(bottleneck="host", verdict="<the verdict>")).splitlines()
+    assert lines == ["verdict    <the verdict>", "to do      use larger batches"]
+    assert str(Stats(bottleneck="model", verdict="no")) == "verdict    no"
+    page = Stats(bottleneck="host", verdict="<the verdict>")._repr_html_()
+    assert page.startswith("<div><p><b>&lt;the verdict&gt;</b></p><table ")
+    assert (page.count("<th "), "use larger batches" in page) == (1, True)
 
 
 @pytest.mark.parametrize("kind", ["host", "device"])

@@ -293,7 +293,7 @@ def test_explain_says_what_runs_where_and_what_has_no_effect(pictures, capsys):
         "in 3 classes",
         "seed 1, epoch",
         "2 of DALI (num_workers)",
-        "3 batches in flight (prefetch_factor)",
+        "depth 3 batches (prefetch_factor)",
         "persistent_workers",
         "default_collate",
     ):

@@ -133,19 +133,40 @@ def test_a_folder_without_classes_and_a_transform(pictures: Path, mine: Path) ->
     [
         ("ours", ["24 files in 3 classes (ImageFolder)", "RandomResizedCrop(size=(40, 40)"]),
         ("folder", ["24 files in 3 classes (ImageFolder)", "RandomResizedCrop(size=(40, 40)"]),
-        ("chain", ["CompiledTransform on cpu", "RandomResizedCrop(size=(40, 40)"]),
-        ("several", ["CompiledTransform on cpu", "CenterCrop(size=(20, 20))"]),
-        ("mine", ["CompiledTransform on cpu", "torchdali has no rule for function"]),
+        ("chain", ["3 of 3 transforms run in DALI on cpu decode", "RandomResizedCrop(size=(40, 40)"]),
+        ("several", ["2 of 2 transforms run in DALI on cpu decode", "CenterCrop(size=(20, 20))"]),
+        (
+            "mine",
+            [
+                "0 of 1 transform runs in DALI on cpu to do replace transform 1, function",
+                "torchdali has no rule for function",
+            ],
+        ),
         (
             "Pictures",
             [
                 "Pictures, worker-fed: its samples come from",
-                "given as transform=: CompiledTransform",
+                "given as transform=: 3 of 3 transforms run in DALI on cpu decode",
                 "probability 0.25",
             ],
         ),
-        ("both", ["both(), part 1: DALILoader", "both(), part 2: A DataLoader. In its place", "RandomResizedCrop"]),
-        ("named", ["named(), train: DALILoader", "named(), val: A DataLoader.", "its samples come from this process"]),
+        (
+            "both",
+            [
+                "both(), part 1: 3 of 3 transforms run in DALI on cpu device",
+                "both(), part 2: A DataLoader. In its place, with the same arguments: 3 of 3 transforms run in DALI",
+                "RandomResizedCrop",
+            ],
+        ),
+        (
+            "named",
+            [
+                "named(), train: 3 of 3 transforms run in DALI on cpu device",
+                "named(), val: A DataLoader. In its place, with the same arguments: Nothing runs in DALI: give",
+                "to do return images without Pictures.transform, and give it to the loader as transform= device",
+                "its samples come from this process",
+            ],
+        ),
     ],
 )
 def test_what_a_file_has_under_a_name(mine: Path, name: str, expected: list[str]) -> None:
@@ -226,7 +247,7 @@ def test_a_prefetch_factor_that_nobody_chose(dataset: ImageFolder, capsys: pytes
     convert_loader(DataLoader(dataset, 2, num_workers=2), "cpu").explain()
     assert "(chosen: 6, or what fits" in capsys.readouterr().out
     convert_loader(DataLoader(dataset, 2, num_workers=2, prefetch_factor=3), "cpu").explain()
-    assert "3 batches in flight (prefetch_factor)" in capsys.readouterr().out
+    assert "depth 3 batches (prefetch_factor)" in capsys.readouterr().out
 
 
 # Scripts
