@@ -88,16 +88,25 @@ def reachable_inventories(folder: Path) -> dict[str, tuple[str, str]]:
 intersphinx_mapping = reachable_inventories(ROOT / "build" / "inventories")
 
 
-def link_to_repository(app: Any, name: str, source: list[str]) -> None:  # noqa: ARG001
-    """Let links to files that are not in docs/ lead to the repository."""
+def prepare(app: Any, name: str, source: list[str]) -> None:  # noqa: ARG001
+    """Make of a page that GitHub shows one for the site.
+
+    Links to files that are not in docs/ lead to the repository. The lists of the first page become trees of pages.
+    """
 
     def absolute(match: re.Match[str]) -> str:
         kind = "tree" if (ROOT / match[1].partition("#")[0]).is_dir() else "blob"
         return f"]({REPOSITORY}/{kind}/main/{match[1]})"
 
     source[0] = re.sub(r"\]\(\.\./([^)]*)\)", absolute, source[0])
+    if name == "index":
+        _, *sections = re.split(r"^## ", source[0], flags=re.MULTILINE)
+        for section in sections:
+            pages = re.findall(r"^- \[[^]]*\]\((\w+)\.md\)", section, re.MULTILINE)
+            options = [":hidden:", f":caption: {section.splitlines()[0]}"]
+            source[0] += "\n".join(["\n```{toctree}", *options, "", *pages, "```\n"])
 
 
 def setup(app: Any) -> None:
     """Connect the function above."""
-    app.connect("source-read", link_to_repository)
+    app.connect("source-read", prepare)
