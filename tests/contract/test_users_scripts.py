@@ -124,7 +124,7 @@ def explained(loader: DALILoader[Any]) -> str:
 @pytest.mark.parametrize(
     ("dataset", "transform", "text"),
     [
-        (Boxes(), v2.RandomHorizontalFlip(1.0), "a sample has a BoundingBoxes at [1]['boxes']"),
+        (Boxes(), v2.FiveCrop(8), "transform 1, FiveCrop: BoundingBoxes'es and Mask's are not supported by FiveCrop()"),
         ([(PICTURE, 1)] * 4, v2.CenterCrop(8), "the transforms end in PIL images or arrays"),
     ],
     ids=["boxes", "PIL images"],

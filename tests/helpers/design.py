@@ -34,6 +34,7 @@ DESIGN: dict[str, Bound] = {
             *("RandomHorizontalFlip", "RandomVerticalFlip", "RandomSolarize", "RandomPosterize", "RandomInvert"),
             *("RandomAutocontrast", "Grayscale", "RandomGrayscale", "JPEG", "RandomErasing"),
             *("RandomChannelPermutation", "RGB"),
+            *("ConvertBoundingBoxFormat", "ClampBoundingBoxes", "SetClampingMode", "ClampKeyPoints"),
         ),
         NOTHING,
     ),

@@ -15,12 +15,14 @@ from torchdali.loader.session import Session
 from torchdali.loader.stats import Stats
 from torchdali.loader.verdict import UNMEASURED, diagnose
 from torchdali.pipeline import graph
+from torchdali.pipeline.annotations import check_annotations
 from torchdali.pipeline.clock import Clock
 from torchdali.pipeline.fallback import seeded
 from torchdali.pipeline.plan import Plan, summarize_plans
 from torchdali.pipeline.tuning import Threads
 from torchdali.runtime import machine
 from torchdali.runtime.columns import LABEL, Explanation
+from torchdali.samples.annotations import find_annotations, find_labels_getters
 from torchdali.samples.finder import RULE
 from torchdali.samples.guard import unguard_collate
 from torchdali.samples.image import RefusedError, to_image_input
@@ -28,7 +30,6 @@ from torchdali.samples.on_error import ErrorPolicy
 from torchdali.samples.tree import build_tree, describe_sample, format_key_paths
 from torchdali.state.sharding import Sharding
 from torchdali.transforms.spec import NOTHING_SEEN, InputStats
-from torchdali.workers.packing import refuse_annotations
 from torchdali.workers.unpacking import check_stackable
 from torchdali.workers.validation import ProxyPlan, uses_default_collate
 
@@ -195,9 +196,11 @@ def _describe_images(loader: DataLoader[Any], proxy: ProxyPlan) -> tuple[str, Se
         return f"not known before the first batch (dataset[0] raises {error!r}): {RULE}", [], _UNKNOWN
     parts = build_tree(sample)
     try:
-        refuse_annotations(parts)
         images = proxy.finder.find(parts)
-    except TransformError as error:
+        annotations = find_annotations(parts, find_labels_getters(proxy.pipelines.chain))
+        if annotations.moved:
+            check_annotations(proxy.pipelines.chain, annotations.kinds)
+    except (TransformError, ValueError) as error:
         return f"the first batch will fail: {error}", [], _FAILURE
     if not images:
         return f"none in dataset[0], which is {describe_sample(parts)}: {RULE}", [], _NO_IMAGE

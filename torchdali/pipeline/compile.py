@@ -38,6 +38,7 @@ class _Compiler:
         self.container: type[list[Any] | tuple[Any, ...]] | None = None
         self.tail: list[tuple[Kind, TorchTransform]] = []
         self.suffix: list[TorchTransform] = []
+        self.moves: list[Rule] = []
         self.number = 0
         self.adjust_orientation = False
 
@@ -107,6 +108,7 @@ class _Compiler:
             self.branches = [
                 ([*rules, rule], spec) for rule, (rules, _), spec in zip(copies, self.branches, specs, strict=True)
             ]
+        self.moves += [first] if first.moves else []
         ends = [rule.assign_positions(self.number) for rule in copies]
         self.number = ends[0]
         turns = isinstance(first, ExifTransposeRule) and first.is_first and self.branches[0][1].kind == "pil"
@@ -130,6 +132,7 @@ class _Compiler:
                 return False
             specs.append(out)
         self.tail.append((self.branches[0][1].kind, TorchTransform(leaf, self.device)))
+        self.moves += [rule for rule in (find_rule(leaf),) if rule and rule.moves]
         self.branches = [(rules, spec) for (rules, _), spec in zip(self.branches, specs, strict=True)]
         return True
 
@@ -208,6 +211,7 @@ def compile_plan(
         suffix_position=compiler.number,
         device=device,
         fidelity=fidelity,
+        moves=tuple(compiler.moves),
         input_kind=input_kind,
         adjust_orientation=compiler.adjust_orientation,
         keeps_pil=kind == "pil" and out.kind == "pil",

@@ -26,7 +26,17 @@ from torchdali.transforms.spec import IntArray, Kind
 
 _to_pil_image = cast("Callable[..., Any]", F.to_pil_image)
 
-__all__ = ["as_batch", "as_samples", "call_on_batch", "call_seeded", "check_shapes", "run_on_batch", "seeded"]
+__all__ = [
+    "as_batch",
+    "as_inputs",
+    "as_samples",
+    "call_on_batch",
+    "call_seeded",
+    "check_shapes",
+    "run_in_torch",
+    "run_on_batch",
+    "seeded",
+]
 
 
 def as_kind(image: torch.Tensor, kind: Kind) -> Any:
@@ -142,6 +152,16 @@ def as_samples(
         name: Returns the name of the sample in a row.
         pil_header: Returns what the PIL image in a row had besides pixels, if that is known.
     """
+    images = as_inputs(plan, views, pil_header)
+    return run_in_torch(plan, images, seeds, name) if plan.suffix else images
+
+
+def as_inputs(
+    plan: Plan,
+    views: Sequence[Images],
+    pil_header: Callable[[int], PILHeader | None] = lambda row: None,  # noqa: ARG005
+) -> list[Any]:
+    """Return each sample's images before the plan's suffix. The arguments are those of :func:`as_samples`."""
     each = [[as_kind(image, plan.spec.kind) for image in images] for images in views]
     if plan.keeps_pil and views:
         headers = [pil_header(row) for row in range(len(each[0]))]
@@ -150,12 +170,13 @@ def as_samples(
             for images in each
         ]
     rows = zip(*each, strict=True)  # an empty batch has no views and no rows
-    images = [row[0] if plan.container is None else plan.container(row) for row in rows]
-    return run_in_torch(plan, images, seeds, name) if plan.suffix else images
+    return [row[0] if plan.container is None else plan.container(row) for row in rows]
 
 
-def run_in_torch(plan: Plan, images: Sequence[Any], seeds: IntArray, name: Callable[[int], str]) -> list[Any]:
-    """Call the transforms of the plan's suffix on each image. A note names the sample if a transform raises.
+def run_in_torch(
+    plan: Plan, images: Sequence[Any], seeds: IntArray, name: Callable[[int], str], unpack: bool = False
+) -> list[Any]:
+    """Call the transforms of the plan's suffix on each image, or sample. A note names it if a transform raises.
 
     The transforms draw from the global generators. These are seeded for each sample, and restored in the end.
 
@@ -164,6 +185,7 @@ def run_in_torch(plan: Plan, images: Sequence[Any], seeds: IntArray, name: Calla
         images: One object per sample, of the type that torchvision would pass.
         seeds: ``(N,)`` seeds below 2**63.
         name: Returns the name of the sample in a row.
+        unpack: Whether the parts of a tuple become several arguments, as in torchvision's ``Compose``.
     """
     results: list[Any] = []
     resizing = any(transform.resizes for transform in plan.suffix)
@@ -172,7 +194,7 @@ def run_in_torch(plan: Plan, images: Sequence[Any], seeds: IntArray, name: Calla
             seed(number)
             for transform in plan.suffix:
                 try:
-                    image = transform(image)
+                    image = transform(*image) if unpack and type(image) is tuple else transform(image)
                 except Exception as error:
                     add_note(error, f"while {_name_of(transform)} ran in torch on {name(row)}")
                     raise

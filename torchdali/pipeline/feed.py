@@ -28,6 +28,7 @@ from torchdali.runtime.threads import DaemonThreadPoolExecutor
 from torchdali.transforms import SampleTransformError
 from torchdali.transforms.rng import Draws
 from torchdali.transforms.spec import InputKind, Inputs, IntArray, Params
+from torchdali.transforms.targets import Targets
 
 __all__ = ["Batch", "Prefetcher"]
 
@@ -51,6 +52,7 @@ class Batch:
         error: The error to raise in its turn.
         size: ``(N, 2)`` heights and widths that its parameters were drawn for.
         inputs: The parameters that are fed for it.
+        targets: The boxes, masks and key points of its samples, after all moves, if there are any.
     """
 
     reader: Reader
@@ -65,6 +67,7 @@ class Batch:
     error: Exception | None = None
     size: IntArray = field(default_factory=lambda: np.empty((0, 2), np.int64))
     inputs: Inputs = field(default_factory=dict[str, npt.NDArray[Any]])
+    targets: Targets | None = None
 
     @property
     def images(self) -> Images:
@@ -210,7 +213,8 @@ class Prefetcher:
             self._clock.lap("headers")
         try:
             batch.size = batch.reader.sizes(batch.rows)
-            batch.inputs, batch.params = batch.pool.plan.draw(batch.draws, batch.size)
+            batch.targets = batch.reader.targets(batch.rows)  # new ones if the batch runs again
+            batch.inputs, batch.params = batch.pool.plan.draw(batch.draws, batch.size, batch.targets)
         except SampleTransformError as error:
             raise batch.reader.error(int(batch.rows[error.row]), str(error)) from error
 

@@ -7,7 +7,8 @@ A :class:`Plan` is frozen. ``compile.py`` makes it and fuses its operators, ``gr
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -18,6 +19,7 @@ from torchdali.pipeline.torch_transform import TorchTransform
 from torchdali.transforms import Input, Rule, SampleTransformError, find_rule
 from torchdali.transforms.rng import Draws
 from torchdali.transforms.spec import Fidelity, InputKind, Inputs, IntArray, Kind, Params, Spec
+from torchdali.transforms.targets import Targets
 
 __all__ = ["Plan", "Step", "View", "summarize_plans"]
 
@@ -77,6 +79,7 @@ class Plan:
         suffix_position: The position that keys the random numbers of the suffix.
         device: Where DALI runs.
         fidelity: "exact" or "fast".
+        moves: The rules as the user wrote them, before the suffix, that move or change boxes, masks and key points.
         input_kind: How samples are fed.
         decode_window: Whether the decoder decodes only the window of the first rule.
         headers_validated: Whether DALI has already read the header of each file, so that the decoder is safe.
@@ -94,6 +97,7 @@ class Plan:
     suffix_position: int
     device: torch.device
     fidelity: Fidelity
+    moves: tuple[Rule, ...] = ()
     input_kind: InputKind = InputKind.FILES
     decode_window: bool = False
     headers_validated: bool = False
@@ -123,6 +127,12 @@ class Plan:
         return any(step.randomness or step.where == "torch" for step in self.steps)
 
     @property
+    def end_with_annotations(self) -> int | None:
+        """Position, from 1, of the first transform that torch runs only if samples have boxes, masks or key points."""
+        transforms = [rule.transform for rule in self.moves if rule.moves_in_torch]
+        return next((step.position for step in self.steps if any(step.transform is x for x in transforms)), None)
+
+    @property
     def uses_torch(self) -> bool:
         """Whether torch runs anything."""
         return bool(self.tail or self.suffix)
@@ -144,12 +154,13 @@ class Plan:
         trunk = [(next(index), rule) for rule in self.rules]
         return trunk, [[(next(index), rule) for rule in view.rules] for view in self.views]
 
-    def draw(self, draws: Draws, size: IntArray) -> tuple[Inputs, list[Params]]:
-        """Draw a batch's parameters.
+    def draw(self, draws: Draws, size: IntArray, targets: Targets | None = None) -> tuple[Inputs, list[Params]]:
+        """Draw a batch's parameters, and move its boxes, masks and key points.
 
         Args:
             draws: The random numbers of the batch's samples.
             size: ``(N, 2)`` heights and widths of the files.
+            targets: The boxes, masks and key points of the batch. They are changed.
 
         Returns:
             The inputs to feed, contiguous and of the declared types; and the parameters of each rule, also those that
@@ -161,13 +172,16 @@ class Plan:
         inputs: Inputs = {}
         by_rule: list[Params] = []
         draws = draws.precompute(self._blocks)
+        if targets is None:
+            self._check_needs(self.moves)
+        else:
+            draws = draws.keep_params()
+            self._move(draws, size, targets)
 
         def draw_rules(rules: Sequence[tuple[int, Rule]], size: IntArray) -> IntArray:
             for i, rule in rules:
-                try:
+                with self._name_in_errors(rule):
                     params = rule.draw(draws.select_position(rule.position), size)
-                except SampleTransformError as error:
-                    raise SampleTransformError(error.row, f"{self._origin(rule)}: {error}") from error
                 for name, declared in rule.inputs.items():
                     inputs[_input_name(i, name)] = np.ascontiguousarray(params[name], declared.dtype)
                 size = rule.output_size(size, params)
@@ -179,6 +193,32 @@ class Plan:
         for rules in views:
             draw_rules(rules, size)
         return inputs, by_rule
+
+    def _move(self, draws: Draws, size: IntArray, targets: Targets) -> None:
+        """Move boxes, masks and key points by what the rules draw. The images' operators draw the same numbers again.
+
+        What a rule draws from the boxes is stored in ``draws``.
+        """
+        for i, rule in enumerate(self.moves):
+            if targets.is_pure:  # after ToPureTensor there are plain tensors, which torchvision leaves alone
+                self._check_needs(self.moves[i:])
+                return
+            with self._name_in_errors(rule):
+                params = rule.draw_and_move(draws.select_position(rule.position), size, targets)
+            size = rule.output_size(size, params)
+
+    def _check_needs(self, rules: Sequence[Rule]) -> None:
+        """Raise SampleTransformError if a rule needs boxes or key points, for samples that have none."""
+        for rule in rules:
+            if rule.needs:
+                raise SampleTransformError(0, f"{self._origin(rule)}: {rule.needs}")
+
+    @contextmanager
+    def _name_in_errors(self, rule: Rule) -> Generator[None, None, None]:
+        try:
+            yield
+        except SampleTransformError as error:
+            raise SampleTransformError(error.row, f"{self._origin(rule)}: {error}") from error
 
     def _origin(self, rule: Rule) -> str:
         """Return the transform that a rule comes from, as messages name it."""

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from torchdali.pipeline import graph
+from torchdali.pipeline.annotations import check_annotations
 from torchdali.pipeline.compile import adjusts_orientation, compile_plan, find_first, fuse
 from torchdali.pipeline.engine import PipelineRunner
 from torchdali.pipeline.plan import Plan
@@ -114,6 +115,7 @@ class PipelineCache:
         self._fidelity: Fidelity = fidelity
         self._batch_size = batch_size
         self._pools: dict[tuple[InputKey, int | None], PipelinePool] = {}
+        self._checked: set[frozenset[type]] = set()
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the pipelines out. A copy builds its own."""
@@ -160,16 +162,28 @@ class PipelineCache:
             pool = self._pools[key, until] = PipelinePool(plan, self._batch_size, self.threads(input_kind), resident)
         return pool
 
-    def pools(self, keys: Sequence[InputKey], together: bool) -> list[PipelinePool]:
+    def pools(
+        self, keys: Sequence[InputKey], together: bool, annotations: frozenset[type] = frozenset()
+    ) -> list[PipelinePool]:
         """Return the pipelines for several kinds of image.
 
         Args:
             keys: The kinds.
             together: Whether some samples have images of several kinds. torchvision draws once for all images of a
                 sample.
+            annotations: Types of the boxes, masks and key points that some samples have.
+
+        Raises:
+            TransformError: A transform does not take such annotations.
         """
         pools = [self.pool(key) for key in keys]
-        until = _find_common_end([pool.plan for pool in pools]) if together else None
+        ends = [_find_common_end([pool.plan for pool in pools])] if together else []
+        if annotations:
+            if annotations not in self._checked:
+                check_annotations(self.chain, annotations)
+                self._checked.add(annotations)
+            ends += [pool.plan.end_with_annotations for pool in pools]
+        until = min((end for end in ends if end), default=None)
         return [self.pool(key, until) for key in keys] if until else pools
 
 

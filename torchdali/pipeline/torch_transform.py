@@ -60,18 +60,18 @@ class TorchTransform:
             isinstance(transform, v2.ToDtype) and isinstance(dtype, torch.dtype) and dtype.is_floating_point
         )
 
-    def __call__(self, image: Any) -> Any:
-        """Return the transformed image."""
-        host = image if self._device.type == "cpu" else tree_map(image, self._on_host)
-        result = self.transform(host)
-        if host is image:
+    def __call__(self, *inputs: Any) -> Any:
+        """Return the transformed image, or the transformed parts of a sample."""
+        host = inputs if self._device.type == "cpu" else tree_map(inputs, self._on_host)
+        result = self.transform(*host)
+        if host is inputs:
             return result
         return tree_map(result, lambda x: x.to(self._device) if isinstance(x, torch.Tensor) else x)
 
     def _on_host(self, leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
             return leaf
-        return leaf.cpu() if self._runs_on_host or (leaf.dtype in _FEW_KERNELS and not self._to_floats) else leaf
+        return leaf.to("cpu") if self._runs_on_host or (leaf.dtype in _FEW_KERNELS and not self._to_floats) else leaf
 
 
 def _with_matrix_on(transform: Any, device: torch.device) -> Any:

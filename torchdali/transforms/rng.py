@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from torchdali.transforms.spec import IntArray
+from torchdali.transforms.spec import IntArray, Params
 
 Words = npt.NDArray[np.uint32]
 
@@ -77,6 +77,18 @@ class _Precomputed(NamedTuple):
     rows: Any
 
 
+class _Drawn(NamedTuple):
+    """Parameters that rules drew for a batch, where fused rules find them.
+
+    Attributes:
+        size: Number of samples of the batch.
+        params: The parameters by the position of the transform.
+    """
+
+    size: int
+    params: dict[int, Params]
+
+
 class Draws:
     """Random numbers of one transform for the samples of one batch.
 
@@ -88,6 +100,7 @@ class Draws:
         occurrence: ``(N,)`` how often each index was drawn before in this epoch.
         position: The transform's position in the chain, counted from 0; below 65,536.
         precomputed: Blocks that are already computed.
+        drawn: Parameters that rules have drawn for the batch.
     """
 
     def __init__(
@@ -97,9 +110,11 @@ class Draws:
         occurrence: IntArray,
         position: int = 0,
         precomputed: _Precomputed | None = None,
+        drawn: _Drawn | None = None,
     ) -> None:
         self._key, self._index, self._occurrence, self._position = key, index, occurrence, position
         self._precomputed = precomputed or _Precomputed({}, {}, slice(None))
+        self._drawn = drawn
         made = self._precomputed.made.get(position)
         self._ready: Words = np.empty((len(index), 0, 4), np.uint32) if made is None else made[self._precomputed.rows]
         self._block = self._ready.shape[1]
@@ -109,15 +124,38 @@ class Draws:
 
     def select_position(self, position: int) -> Draws:
         """Return the numbers of another transform for the same samples."""
-        return Draws(self._key, self._index, self._occurrence, position, self._precomputed)
+        return Draws(self._key, self._index, self._occurrence, position, self._precomputed, self._drawn)
 
     def select_rows(self, rows: IntArray) -> Draws:
         """Return the numbers of some of the samples. They are the same as among all samples."""
         precomputed = self._precomputed
         chosen: Any = rows if isinstance(precomputed.rows, slice) else precomputed.rows[rows]
         return Draws(
-            self._key, self._index[rows], self._occurrence[rows], self._position, precomputed._replace(rows=chosen)
+            self._key,
+            self._index[rows],
+            self._occurrence[rows],
+            self._position,
+            precomputed._replace(rows=chosen),
+            self._drawn,
         )
+
+    def keep_params(self) -> Draws:
+        """Return the same draws, which keep the parameters that rules store in them."""
+        return Draws(self._key, self._index, self._occurrence, self._position, self._precomputed, _Drawn(len(self), {}))
+
+    def store(self, params: Params) -> None:
+        """Store the parameters that this transform drew for these samples."""
+        assert self._drawn is not None
+        whole = self._drawn.params.setdefault(self._position, {})
+        for name, values in params.items():
+            if name not in whole:
+                whole[name] = np.zeros((self._drawn.size, *values.shape[1:]), values.dtype)
+            whole[name][self._precomputed.rows] = values
+
+    def load(self) -> Params | None:
+        """Return the parameters that this transform stored for these samples, or None."""
+        whole = self._drawn and self._drawn.params.get(self._position)
+        return {name: values[self._precomputed.rows] for name, values in whole.items()} if whole else None
 
     def precompute(self, blocks: dict[int, int]) -> Draws:
         """Return the same draws, with the first numbers of many transforms computed at once.
@@ -133,7 +171,8 @@ class Draws:
         words = self._compute_blocks(np.array(counter, np.uint32))
         ends = list(accumulate(count for _, count in expected))
         made = {position: words[:, end - count : end] for (position, count), end in zip(expected, ends, strict=True)}
-        return Draws(self._key, self._index, self._occurrence, self._position, _Precomputed(made, blocks, slice(None)))
+        precomputed = _Precomputed(made, blocks, slice(None))
+        return Draws(self._key, self._index, self._occurrence, self._position, precomputed, self._drawn)
 
     def words(self, count: int) -> Words:
         """Return ``(N, count)`` uniform words of 32 bits."""

@@ -27,6 +27,7 @@ from torchdali.transforms.chain import is_unmodified
 from torchdali.transforms.rng import Draws
 from torchdali.transforms.spec import Fidelity, IntArray, Params, Sample, Spec
 from torchdali.transforms.spec import SampleTransformError as SampleTransformError
+from torchdali.transforms.targets import Targets
 
 Node = Any
 """A DALI ``DataNode``: an edge of the graph, with one value for each sample of the batch."""
@@ -100,6 +101,15 @@ class Rule(ABC):
     position: int = 0
     """Position of the transform in the chain. It is a part of the key of its random numbers."""
 
+    needs: str = ""
+    """torchvision's message if a sample lacks the boxes or key points that it must have. Empty if it needs none."""
+
+    moves_in_torch: bool = False
+    """Whether torch must run the transform if a sample has boxes, masks or key points, because ``move`` cannot."""
+
+    moves: bool = False
+    """Whether ``move`` or ``output_size`` does anything: boxes, masks and key points depend on the parameters."""
+
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         for handled in (*cls.__dict__.get("handles", ()), *cls.__dict__.get("functions", ())):
@@ -151,6 +161,38 @@ class Rule(ABC):
     def output_size(self, size: IntArray, params: Params) -> IntArray:
         """Return ``(N, 2)`` heights and widths of the output images, in pixels."""
         return size
+
+    def draw_and_move(self, draws: Draws, size: IntArray, targets: Targets) -> Params:
+        """Draw the parameters of a batch that has boxes, masks or key points, and move these.
+
+        Args:
+            draws: As for ``draw``.
+            size: As for ``draw``.
+            targets: The boxes, masks and key points of the batch.
+
+        Raises:
+            SampleTransformError: A sample cannot be transformed.
+        """
+        params = self.draw(draws, size)
+        if self.moves:
+            self.move(targets, params)
+        return params
+
+    def move(self, targets: Targets, params: Params) -> None:  # noqa: B027 - most rules move nothing
+        """Move the boxes, masks and key points of a batch as the images move. Set :attr:`moves` too."""
+
+    def make_params(self, sample: Sample, size: tuple[int, int]) -> dict[str, Any] | None:
+        """Return what torchvision's ``make_params`` would return if it had drawn the same numbers. Tests use it.
+
+        Args:
+            sample: The parameters that were drawn for a sample.
+            size: Height and width of the sample's images before the transform.
+
+        Returns:
+            The parameters. None if the transform is not applied to the sample.
+        """
+        del sample, size
+        return {}
 
     def lower(self, ops: Ops, image: Node, params: Nodes) -> Node:
         """Emit the operators for ``image`` (HWC), and return the result (HWC)."""
@@ -233,6 +275,7 @@ class Composite(Rule):
     def infer(self, spec: Spec) -> Spec:
         for part in self.parts:
             spec = infer(part, spec)
+        self.inherit_moves()
         return spec
 
     @property
@@ -246,10 +289,23 @@ class Composite(Rule):
             start = part.assign_positions(start)
         return start
 
+    def inherit_moves(self) -> None:
+        """Take over from the parts whether they move boxes, masks and key points."""
+        self.moves = any(part.moves for part in self.parts)
+        self.moves_in_torch = any(part.moves_in_torch for part in self.parts)
+
     def draw(self, draws: Draws, size: IntArray) -> Params:
         params: Params = {}
         for i, part in enumerate(self.parts):
             drawn = part.draw(draws.select_position(part.position), size)
+            size = part.output_size(size, drawn)
+            params |= {f"{i}_{name}": value for name, value in drawn.items()}
+        return params
+
+    def draw_and_move(self, draws: Draws, size: IntArray, targets: Targets) -> Params:
+        params: Params = {}
+        for i, part in enumerate(self.parts):
+            drawn = part.draw_and_move(draws.select_position(part.position), size, targets)
             size = part.output_size(size, drawn)
             params |= {f"{i}_{name}": value for name, value in drawn.items()}
         return params

@@ -17,6 +17,7 @@ from torchdali.samples.pil import PILHeader
 from torchdali.sources import FileSource, parse_header
 from torchdali.sources.paths import Paths, build_table
 from torchdali.transforms.spec import NOTHING_SEEN, InputKind, InputStats, IntArray
+from torchdali.transforms.targets import Targets
 from torchdali.workers.packing import ErrorFactory, Packed, PackedImages
 from torchdali.workers.shared_memory import SharedBuffer
 
@@ -51,6 +52,9 @@ class PackedReader(Reader):
 
     def sizes(self, rows: IntArray) -> IntArray:
         return self._group.size[rows]
+
+    def targets(self, rows: IntArray) -> Targets | None:
+        return _select_targets(self._packed, self._group, rows)
 
     def read_inputs(self, rows: IntArray, by_pil: IntArray, resources: ExitStack) -> Any:
         """Return views of the buffer, which is not reused until the run is done; one array if that is dense."""
@@ -140,8 +144,16 @@ class PackedFileReader(FileReader):
     def error(self, row: int, reason: str) -> SampleError:
         return self._make_error(int(self._group.sample[row]), self.path(row), reason)
 
+    def targets(self, rows: IntArray) -> Targets | None:
+        return _select_targets(self._packed, self._group, rows)
+
     def find_substitutes(self, bad: npt.NDArray[np.bool_]) -> IntArray | None:
         return _find_sample_substitutes(self._packed, self._group, bad)
+
+
+def _select_targets(packed: Packed, group: PackedImages, rows: IntArray) -> Targets | None:
+    """Return the boxes, masks and key points of each image. Images of one sample get the same ones."""
+    return packed.targets.select(group.sample[rows], group.size[rows]) if packed.targets else None
 
 
 def _find_sample_substitutes(packed: Packed, group: PackedImages, bad: npt.NDArray[np.bool_]) -> IntArray | None:

@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch.utils.data import get_worker_info
-from torchvision import tv_tensors
 
-from torchdali.errors import SampleError, TransformError
+from torchdali.errors import SampleError
 from torchdali.runtime.exceptions import add_note
+from torchdali.samples.annotations import LabelsGetters, check_has_image
 from torchdali.samples.finder import ImageFinder
 from torchdali.samples.image import ImageInput, RefusedError, StoredURL, UnreadableError, make_black, to_image_input
 from torchdali.samples.on_error import SIZE, OnError, find_substitutes
@@ -36,6 +36,7 @@ from torchdali.samples.tree import (
 )
 from torchdali.sources import Header
 from torchdali.transforms.spec import First, InputKind, IntArray, Spec
+from torchdali.workers.packed_targets import PackedTargets, pack_targets
 from torchdali.workers.pickling import pickle_batch
 from torchdali.workers.shared_memory import SharedBuffer, SharedBufferHandle, SharedBufferPool, align
 
@@ -46,7 +47,6 @@ __all__ = [
     "Packer",
     "SampleFailure",
     "map_substitutes",
-    "refuse_annotations",
 ]
 
 _NONE_LEFT = "and no other sample of its batch can take its place"
@@ -111,6 +111,7 @@ class Packed:
         failed: The same for samples that were replaced by a substitute or a black image.
         structure: The key paths of the first sample's parts, if all samples have the same structure.
         outline: The parts of the first sample in words, if it has no image.
+        targets: The boxes, masks and key points, if there are any. Then the samples are not collated.
         task: torch's number of the batch.
         state: The state of the stream after the batch.
     """
@@ -125,6 +126,7 @@ class Packed:
     failed: dict[int, tuple[str, str]] = field(default_factory=dict[int, tuple[str, str]])
     structure: tuple[str, ...] = ()
     outline: str = ""
+    targets: PackedTargets | None = None
     task: int = 0
     state: dict[str, Any] = field(default_factory=dict[str, Any])
 
@@ -159,6 +161,7 @@ class Packer:
         keeps_pil: Whether to pack the attributes of PIL images besides their pixels.
         in_worker: Whether it runs in a worker. A loader without workers may itself be used in another loader's worker.
         adjust_orientation: As for :func:`to_image_input`.
+        labels_getters: Those of the transforms.
     """
 
     def __init__(
@@ -173,6 +176,7 @@ class Packer:
         keeps_pil: bool = False,
         in_worker: bool = False,
         adjust_orientation: bool = False,
+        labels_getters: LabelsGetters = (),
     ) -> None:
         self._collate, self._batched, self._images = collate_fn, batched, images
         self._uses_default_collate = uses_default_collate
@@ -180,6 +184,7 @@ class Packer:
         self._on_error = on_error
         self._finder = finder or ImageFinder()
         self._keeps_pil, self._in_worker, self._adjust_orientation = keeps_pil, in_worker, adjust_orientation
+        self._labels_getters = labels_getters
         self._pool: SharedBufferPool | None = None
 
     @property
@@ -225,13 +230,13 @@ class Packer:
     def _fill(self, packed: Packed, data: Any, samples: list[Any], in_worker: bool) -> dict[int, tuple[str, str]]:
         """Pack the samples. Return the samples to substitute, with a name and a reason for each."""
         trees = [build_tree(sample) for sample in samples] if self._images else []
-        for tree in trees:
-            refuse_annotations(tree)
         image_lists = [self._finder.find(tree) for tree in trees]
         if trees and self._uses_default_collate:
             packed.structure = tuple(path for path, _ in tree_leaves(trees[0]))
         if not any(image_lists):
             packed.outline = describe_sample(trees[0]) if trees else packed.outline
+            for tree in trees:
+                check_has_image(tree)
             try:
                 packed.data = self._collate(data)
             except Exception as error:
@@ -255,8 +260,12 @@ class Packer:
         images, unreadable = self._convert(packed, image_lists)
         if unreadable or packed.reasons:
             return unreadable
-        stripped = [with_placeholders(tree, leaves) for tree, leaves in zip(trees, image_lists, strict=True)]
-        if not self._uses_default_collate:
+        packed.targets, annotations, packed.reasons = pack_targets(trees, image_lists, self._labels_getters)
+        if packed.reasons:
+            return {}
+        parts = [[*leaves, *other.leaves] for leaves, other in zip(image_lists, annotations, strict=True)]
+        stripped = [with_placeholders(tree, leaves) for tree, leaves in zip(trees, parts, strict=True)]
+        if not self._uses_default_collate or packed.targets is not None:
             packed.data = stripped
         else:
             try:
@@ -266,7 +275,9 @@ class Packer:
                 add_note(error, f"transform= took as image {paths} of a sample, which is {describe_sample(trees[0])}")
                 raise
         if in_worker:  # torch sends each tensor by a file descriptor, and uncollated samples have too many tensors
-            packed.data = pickle_batch(packed.data, tensors_by_value=not self._uses_default_collate)
+            by_value = not self._uses_default_collate or packed.targets is not None
+            packed.data = pickle_batch(packed.data, tensors_by_value=by_value)
+            packed.targets = cast("Any", packed.targets and pickle_batch(packed.targets, tensors_by_value=True))
         self._pack(packed, images, in_worker)  # last: the block of a batch that fails later would never become free
         return {}
 
@@ -385,15 +396,3 @@ def _find_common_key_paths(
 
 def _is_iterable_batch(data: Any) -> bool:
     return isinstance(data, Iterable) and not isinstance(data, (Mapping, str, bytes))
-
-
-def refuse_annotations(sample: Tree) -> None:
-    """Raise TransformError if a sample has an annotation that torchvision's transforms change along with the image."""
-    for path, leaf in tree_leaves(sample):
-        if isinstance(leaf, tv_tensors.TVTensor) and not isinstance(leaf, tv_tensors.Image):
-            raise TransformError(
-                f"a sample has a {type(leaf).__name__} at {path or 'its top'}, which torchvision's transforms change "
-                "along with the image, and transform= does not: put the transform into the dataset, or what is to run "
-                "on the GPU after it (conversion, normalization) alone into transform= and hand the annotation over "
-                "as a plain tensor"
-            )

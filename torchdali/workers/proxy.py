@@ -31,6 +31,7 @@ from torchdali.pipeline.feed import Batch, Prefetcher
 from torchdali.pipeline.retry import RetryingPrefetcher
 from torchdali.runtime import devices
 from torchdali.runtime.exceptions import DeferredError, EpochEndedError, defer, deferred_errors
+from torchdali.samples.annotations import find_labels_getters
 from torchdali.samples.on_error import ErrorPolicy
 from torchdali.samples.transfer import Transfer, pin_memory
 from torchdali.state.context import EpochContext, LoaderView
@@ -38,7 +39,6 @@ from torchdali.state.iterator import ResumableIterator
 from torchdali.state.progress import Checkpoint
 from torchdali.state.stream import is_stream
 from torchdali.transforms.rng import Draws
-from torchdali.transforms.spec import First
 from torchdali.workers.dataset import AnnotatedDataset, StreamPacker, put_stream
 from torchdali.workers.packed_reader import open_packed
 from torchdali.workers.packing import Packed, Packer, map_substitutes
@@ -92,8 +92,7 @@ class _ProxyEpoch(ResumableIterator):
     def _make_view(self, view: LoaderView) -> LoaderView:
         """Return the view of the loader that torch's iterator reads."""
         pipelines = self.proxy.pipelines
-        images: bool = pipelines is not None
-        first: First = pipelines.first if pipelines else "conversion"
+        images, first = pipelines is not None, pipelines.first if pipelines else "conversion"
         batches: bool = cast("Any", view)._auto_collation  # noqa: SLF001 - torch's
         packer = Packer(
             view.collate_fn,
@@ -106,6 +105,7 @@ class _ProxyEpoch(ResumableIterator):
             keeps_pil=pipelines is not None and pipelines.keeps_pil,
             in_worker=view.num_workers > 0,
             adjust_orientation=pipelines is not None and pipelines.adjust_orientation,
+            labels_getters=find_labels_getters(pipelines.chain) if pipelines else (),
         )
         # Without images the whole batch is copied to the device, so torch's thread may pin it.
         pins_memory = self.proxy.device.type == "cuda" and not images
@@ -274,8 +274,7 @@ class _ProxyEpoch(ResumableIterator):
             self.clock.input_kind, self.clock.steps = group.input_kind, pool.plan.steps
             rows = np.arange(len(group.sample))
             pending.runs.append(Batch(reader, pool, rows, pending.draws.select_rows(group.sample)))
-        if any(run.pool.plan.random for run in pending.runs):
-            check_sizes(packed, make_error)
+        check_sizes(packed, [run.pool.plan for run in pending.runs], make_error)
         # Only now, after all checks: each run that was put must be got again.
         for run in pending.runs:
             assert self._prefetcher is not None
@@ -293,7 +292,8 @@ class _ProxyEpoch(ResumableIterator):
             if not self._uses_default_collate:
                 collate_draws = draws.select_position(_COLLATE_STEP)
                 collate = partial(call_seeded, self._user_collate, draws=collate_draws, device=proxy.device)
-            data = merge_images(packed, pending.runs, self._auto_collation, collate, proxy.pipelines.chain)
+            chain = proxy.pipelines.chain
+            data = merge_images(packed, pending.runs, self._auto_collation, collate, chain, self._transfer)
             self.clock.lap("torch" if any(run.pool.plan.uses_torch for run in pending.runs) else "collate")
         data = self._transfer(data)
         if self._transform_batch is not None and packed.count:

@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 from torchdali.errors import TransformError
-from torchdali.pipeline.fallback import as_batch, as_samples, check_shapes, run_on_batch
+from torchdali.pipeline.fallback import as_batch, as_inputs, check_shapes, run_in_torch, run_on_batch
 from torchdali.pipeline.feed import Batch
 from torchdali.pipeline.plan import Plan
 from torchdali.samples.tree import Placeholder, collate, convert, reorder_samples, tree_map
@@ -21,9 +22,14 @@ Filled = dict[tuple[int, int], Any]
 
 
 def merge_images(
-    packed: Packed, runs: Sequence[Batch], batched: bool, collate_fn: Callable[[Any], Any] | None, chain: Sequence[Any]
+    packed: Packed,
+    runs: Sequence[Batch],
+    batched: bool,
+    collate_fn: Callable[[Any], Any] | None,
+    chain: Sequence[Any],
+    move: Callable[[Any], Any],
 ) -> Any:
-    """Merge the transformed images into a batch.
+    """Merge the transformed images, and boxes, masks and key points, into a batch.
 
     Args:
         packed: The batch from the worker.
@@ -31,38 +37,86 @@ def merge_images(
         batched: Whether it is a list of samples, and not one sample.
         collate_fn: The user's. None if the samples are already collated by one of DataLoader's own.
         chain: The transforms, for advice in messages.
+        move: Copies the tensors of a structure to the device of the images.
     """
+    if packed.targets is not None:
+        return _merge_samples(packed, runs, batched, collate_fn, chain, move)
     if collate_fn is None:
         columns = _stack_columns(packed, runs, batched, chain)
         return tree_map(packed.data, lambda leaf: columns[leaf.number] if isinstance(leaf, Placeholder) else leaf)
-    images = _restore_images(packed, runs)
-    samples = [
-        tree_map(sample, lambda leaf, i=i: images[i, leaf.number] if isinstance(leaf, Placeholder) else leaf)
-        for i, sample in enumerate(packed.data)
-    ]
+    samples = _fill(packed.data, _restore_images(packed, runs))
     return collate_fn(samples if batched else samples[0])
+
+
+def _fill(samples: Sequence[Any], parts: Filled) -> list[Any]:
+    """Return samples with parts in place of their placeholders."""
+
+    def fill(leaf: Any, i: int) -> Any:
+        return parts.get((i, leaf.number), leaf) if isinstance(leaf, Placeholder) else leaf
+
+    return [tree_map(sample, partial(fill, i=i)) for i, sample in enumerate(samples)]
+
+
+def _merge_samples(
+    packed: Packed,
+    runs: Sequence[Batch],
+    batched: bool,
+    collate_fn: Callable[[Any], Any] | None,
+    chain: Sequence[Any],
+    move: Callable[[Any], Any],
+) -> Any:
+    """Merge samples with boxes, masks or key points, which are collated last: they may differ in shape."""
+    targets: Filled = {}
+    for group, run in zip(packed.groups, runs, strict=True):
+        assert packed.targets
+        assert run.targets
+        unpacked = packed.targets.unpack(run.targets, group.sample[run.rows], move)
+        # The images of a sample have the same annotations. Those of the first one are taken.
+        sample, slot = group.sample.tolist(), group.slot.tolist()
+        targets |= {(sample[row], number): leaf for (row, number), leaf in unpacked.items() if slot[row] == 0}
+    samples = _fill(packed.data, targets)
+    if collate_fn is None and batched and not any(run.pool.plan.suffix for run in runs):
+        columns = _stack_columns(packed, runs, batched, chain)
+        return tree_map(collate(samples), lambda leaf: columns[leaf.number] if isinstance(leaf, Placeholder) else leaf)
+    samples = _fill(samples, _restore_images(packed, runs, with_suffix=False))
+    _run_suffix(packed, runs, samples)
+    collate_fn = collate_fn or (collate if batched else convert)
+    return collate_fn(samples if batched else samples[0])
+
+
+def _run_suffix(packed: Packed, runs: Sequence[Batch], samples: list[Any]) -> None:
+    """Run the transforms without a rule on whole samples, in place."""
+    for group, run in zip(packed.groups, runs, strict=True):
+        plan = run.pool.plan
+        rows = np.flatnonzero(group.slot == 0)
+        if not plan.suffix or not len(rows):
+            continue
+        numbers = group.sample[rows].tolist()
+        seeds = run.draws.select_position(plan.suffix_position).seeds()[rows]
+        done = run_in_torch(
+            plan, [samples[i] for i in numbers], seeds, lambda i, rows=rows, run=run: _name_sample(run, rows[i]), True
+        )
+        for i, sample in zip(numbers, done, strict=True):
+            samples[i] = sample
 
 
 def substitute_samples(packed: Packed, runs: Sequence[Batch], uses_default_collate: bool) -> None:
     """If DALI substituted the images of another sample, substitute its other parts too."""
     order: list[int] = packed.groups[0].sample[runs[0].rows][: packed.count].tolist()
     if len(runs) == 1 and order != list(range(packed.count)):
-        packed.data = reorder_samples(packed.data, order) if uses_default_collate else [packed.data[i] for i in order]
+        is_collated = uses_default_collate and packed.targets is None
+        packed.data = reorder_samples(packed.data, order) if is_collated else [packed.data[i] for i in order]
 
 
-def _restore_images(packed: Packed, runs: Sequence[Batch]) -> Filled:
+def _restore_images(packed: Packed, runs: Sequence[Batch], with_suffix: bool = True) -> Filled:
     """Return each image after all transforms, of the type that torchvision returns, by sample and slot."""
     images: Filled = {}
     for group, run in zip(packed.groups, runs, strict=True):
         plan = run.pool.plan
-        seeds = run.draws.select_position(plan.suffix_position).seeds()
-        done = as_samples(
-            plan,
-            _run_tail(run),
-            seeds,
-            partial(_name_sample, run),
-            lambda row, run=run: run.reader.pil_header(int(run.rows[row])),
-        )
+        done = as_inputs(plan, _run_tail(run), lambda row, run=run: run.reader.pil_header(int(run.rows[row])))
+        if with_suffix and plan.suffix:
+            seeds = run.draws.select_position(plan.suffix_position).seeds()
+            done = run_in_torch(plan, done, seeds, partial(_name_sample, run))
         for (sample, slot), image in zip(_list_positions(group), done, strict=True):
             images[sample, slot] = image
     return images

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 
 from torchdali.errors import SampleError
 from torchdali.pipeline.feed import Batch
+from torchdali.pipeline.plan import Plan
 from torchdali.pipeline.pool import PipelineCache, PipelinePool
 from torchdali.pipeline.tuning import choose_prefetch_depth
 from torchdali.runtime.warning import warn_user
@@ -17,6 +19,7 @@ from torchdali.samples.finder import RULE, ImageFinder
 from torchdali.samples.guard import unguard_collate
 from torchdali.samples.tree import convert, format_key_paths, is_default_collate
 from torchdali.transforms.rng import Draws
+from torchdali.workers.packed_targets import PackedTargets
 from torchdali.workers.packing import ErrorFactory, Packed
 
 __all__ = ["PendingBatch", "ProxyPlan", "check_sizes", "uses_default_collate"]
@@ -58,7 +61,9 @@ class ProxyPlan:
         assert self.pipelines is not None
         samples = [np.unique(group.sample) for group in packed.groups]
         together = len(np.unique(np.concatenate(samples))) < sum(map(len, samples))
-        pools = self.pipelines.pools([(group.spec, group.input_kind, False) for group in packed.groups], together)
+        keys = [(group.spec, group.input_kind, False) for group in packed.groups]
+        kinds = packed.targets.kinds if packed.targets is not None else frozenset[type]()
+        pools = self.pipelines.pools(keys, together, kinds)
         each = zip(packed.groups, pools, strict=True)
         size = sum(int(group.length.sum()) + len(group.sample) * pool.plan.sample_bytes for group, pool in each)
         self.prefetch_depth = min(self.prefetch_depth, choose_prefetch_depth(size, self.memory, self.memory))
@@ -111,8 +116,21 @@ def uses_default_collate(loader: Any) -> bool:
     return not is_batched and unguard_collate(loader.collate_fn) is convert
 
 
-def check_sizes(packed: Packed, make_error: ErrorFactory) -> None:
-    """Raise an error if the images of one sample differ in size: they share random parameters."""
+def check_sizes(packed: Packed, plans: Sequence[Plan], make_error: ErrorFactory) -> None:
+    """Raise an error if images of one sample that share random parameters, or its annotations, differ in size.
+
+    Args:
+        packed: The batch.
+        plans: The plan of each group of its images.
+        make_error: Makes the error that blames a sample.
+    """
+    if any(plan.random for plan in plans):
+        _check_image_sizes(packed, make_error)
+    if packed.targets:
+        _check_canvas_sizes(packed, packed.targets, plans, make_error)
+
+
+def _check_image_sizes(packed: Packed, make_error: ErrorFactory) -> None:
     sample, slot, size = (
         np.concatenate([getattr(group, name) for group in packed.groups]) for name in ("sample", "slot", "size")
     )
@@ -128,3 +146,21 @@ def check_sizes(packed: Packed, make_error: ErrorFactory) -> None:
             f"its images differ in size, {expected[0]}x{expected[1]} and {other[0]}x{other[1]}, and a random transform "
             "draws once for all images of a sample; bring them to one size in the dataset",
         )
+
+
+def _check_canvas_sizes(
+    packed: Packed, targets: PackedTargets, plans: Sequence[Plan], make_error: ErrorFactory
+) -> None:
+    """Raise an error if the boxes, masks or key points of a sample are for an image of another size."""
+    for group, plan in zip(packed.groups, plans, strict=True):
+        canvas = targets.targets.size[group.sample]
+        differing = np.flatnonzero((canvas != group.size).any(1) & targets.exist[group.sample])
+        if plan.moves and len(differing):
+            row = int(differing[0])
+            image, other = tuple(group.size[row].tolist()), tuple(canvas[row].tolist())
+            raise make_error(
+                int(group.sample[row]),
+                packed.key_paths[int(group.slot[row])] if packed.key_paths else "its annotations",
+                f"Found multiple HxW dimensions in the sample: {image} of the image, {other} of boxes, masks or key "
+                "points; bring them to one size in the dataset",
+            )

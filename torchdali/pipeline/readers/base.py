@@ -18,6 +18,7 @@ from torchdali.samples.on_error import find_substitutes
 from torchdali.samples.pil import PILHeader
 from torchdali.sources import UNREADABLE, Source, error_text, is_system_fault
 from torchdali.transforms.spec import NOTHING_SEEN, InputStats, IntArray
+from torchdali.transforms.targets import Targets
 
 __all__ = ["Reader"]
 
@@ -113,6 +114,10 @@ class Reader:
     def sizes(self, rows: IntArray) -> IntArray:
         """Return ``(N, 2)`` heights and widths of a batch that was scanned."""
         raise NotImplementedError
+
+    def targets(self, rows: IntArray) -> Targets | None:
+        """Return the boxes, masks and key points of a batch, which moves may change; None if there are none."""
+        return None
 
     def read_inputs(self, rows: IntArray, by_pil: IntArray, resources: ExitStack) -> Any:
         """Return the images of a batch, in the form that the plan's ``input_kind`` says.

@@ -54,6 +54,8 @@ TWICE = "an operation enlarges a difference of one level from the operation befo
 
 CASES: dict[str, Case] = {
     "Identity": Case([v2.Identity(), v2.ToImage(), v2.ToPureTensor()], *EXACT),
+    "Annotations": Case([v2.ToImage(), v2.ConvertBoundingBoxFormat("XYXY"), v2.ClampBoundingBoxes()], *EXACT),
+    "Key points": Case([v2.ToImage(), v2.SetClampingMode("hard"), v2.ClampKeyPoints()], *EXACT),
     "PILToTensor": Case([v2.PILToTensor()], *EXACT),
     "ToTensor v1": Case([v1.ToTensor()], *EXACT),
     "ToDtype scaled": Case([*F32], *EXACT),

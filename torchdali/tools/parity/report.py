@@ -18,18 +18,12 @@ from torchdali.transforms import Rule
 
 TORCH_ONLY: dict[str, str] = {
     "AutoAugmentPolicy": "an enum of policies",
-    "ClampBoundingBoxes": "changes bounding boxes alone",
-    "ClampKeyPoints": "changes key points alone",
     "Compose": "taken apart: its transforms are taken one by one",
-    "ConvertBoundingBoxFormat": "changes bounding boxes alone",
     "CutMix": "mixes the samples of a batch: `batch_transform=`",
     "InterpolationMode": "an enum of filters",
     "Lambda": "any Python function",
     "MixUp": "mixes the samples of a batch: `batch_transform=`",
     "RandomIoUCrop": "crops by bounding boxes",
-    "SanitizeBoundingBoxes": "removes bounding boxes",
-    "SanitizeKeyPoints": "removes key points",
-    "SetClampingMode": "changes bounding boxes alone",
     "ToPILImage": "makes a PIL image, on the host",
     "Transform": "the base class of the others",
     "UniformTemporalSubsample": "takes frames of videos",

@@ -19,6 +19,7 @@ from torchdali.transforms.rng import Draws
 from torchdali.transforms.rule import Chain, Composite, Input, Node, Nodes, Ops, SampleTransformError, Unsupported
 from torchdali.transforms.rules.conversion import TYPES
 from torchdali.transforms.spec import IntArray, Params, Sample, Spec
+from torchdali.transforms.targets import Targets
 
 Mask = npt.NDArray[np.bool_]
 
@@ -46,6 +47,7 @@ class MaskedChains(Composite):
 
     def infer(self, spec: Spec) -> Spec:
         outs = [part.infer(spec) for part in self.parts]
+        self.inherit_moves()
         if not self.covers_every_sample:
             outs.append(spec)
         if len({replace(out, size=None, unit=True) for out in outs}) > 1:
@@ -67,12 +69,24 @@ class MaskedChains(Composite):
         return {**{name: Input(np.bool_) for name, _ in self.stages}, **super().inputs}
 
     def draw(self, draws: Draws, size: IntArray) -> Params:
+        return self._draw(draws, size, None)
+
+    def draw_and_move(self, draws: Draws, size: IntArray, targets: Targets) -> Params:
+        return self._draw(draws, size, targets)
+
+    def _draw(self, draws: Draws, size: IntArray, targets: Targets | None) -> Params:
         params: Params = dict(self.masks(draws))
         for name, i in self.stages:
             rows = np.flatnonzero(params[name])
             part = self.parts[i]
+            part_draws = draws.select_rows(rows).select_position(part.position)
             try:
-                drawn = part.draw(draws.select_rows(rows).select_position(part.position), size[rows])
+                if targets is None or not part.moves:
+                    drawn = part.draw(part_draws, size[rows])
+                else:
+                    chosen = targets.select_rows(rows)
+                    drawn = part.draw_and_move(part_draws, size[rows], chosen)
+                    targets.put_rows(rows, chosen)
             except SampleTransformError as error:
                 raise SampleTransformError(int(rows[error.row]), str(error)) from error
             size = np.array(size)

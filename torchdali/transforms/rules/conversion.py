@@ -14,8 +14,11 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
+from torchdali.errors import TransformError
 from torchdali.transforms.rule import Node, Nodes, Ops, Rule, Unsupported
-from torchdali.transforms.spec import Sample, Spec
+from torchdali.transforms.spec import Params, Sample, Spec
+from torchdali.transforms.targets import Targets
+from torchdali.transforms.targets.pixels import find_mask_fill
 
 TYPES: dict[str, type] = {"pil": PIL.Image.Image, "image": tv_tensors.Image, "tensor": torch.Tensor}
 """Type that torchvision would hold, by :attr:`torchdali.transforms.spec.Spec.kind`."""
@@ -34,6 +37,11 @@ def select_for_kind(argument: Any, spec: Spec, name: str) -> Any:
         if key in by_type:
             return by_type[key]
     raise Unsupported(f"its {name} neither {TYPES[spec.kind].__name__} nor 'others'")
+
+
+def resolve_mask_fill(transform: Any, targets: Targets) -> float:
+    """Return the fill of a transform for masks, if there are any."""
+    return find_mask_fill(transform) if targets.pixels else 0
 
 
 class Identity(Rule):
@@ -61,12 +69,16 @@ class ToImage(Rule):
 
 
 class ToPureTensor(Rule):
-    """Rule of ToPureTensor: it changes the kind only, as :class:`ToImage`."""
+    """Rule of ToPureTensor: it changes the kind only, as :class:`ToImage`. Boxes, masks and points get plain too."""
 
     handles = (v2.ToPureTensor,)
+    moves = True
 
     def infer(self, spec: Spec) -> Spec:
         return replace(spec, kind="tensor") if spec.kind == "image" else spec
+
+    def move(self, targets: Targets, params: Params) -> None:
+        targets.to_pure_tensor()
 
     def infer_batch(self, spec: Spec) -> Spec | None:
         return None if spec.kind == "pil" else self.infer(spec)
@@ -126,6 +138,8 @@ class ToDtype(Rule):
         self.scale: bool = getattr(transform, "scale", True)
         self.source = torch.uint8
         self.target: torch.dtype | None = None
+        # A single dtype is for images alone.
+        self.moves = isinstance(getattr(transform, "dtype", None), dict)
 
     def infer(self, spec: Spec) -> Spec:
         if spec.kind == "pil":
@@ -150,6 +164,19 @@ class ToDtype(Rule):
             return None if spec.kind == "pil" else replace(spec, dtype=self._dtype_for(spec) or spec.dtype)
         except Unsupported:
             return None
+
+    def move(self, targets: Targets, params: Params) -> None:
+        targets.to_dtype(self._find_dtype)
+
+    def _find_dtype(self, kind: type) -> torch.dtype | None:
+        """Return the dtype for boxes, masks or key points. None leaves them as they are."""
+        by_type = cast("dict[Any, torch.dtype | None]", self.transform.dtype)
+        for key in (kind, "others"):
+            if key in by_type:
+                return by_type[key]
+        raise TransformError(
+            f'ToDtype: No dtype was specified for type {kind.__name__}; add it, or "others", to the dictionary'
+        )
 
     def _dtype_for(self, spec: Spec) -> torch.dtype | None:
         return select_for_kind(self.transform.dtype, spec, "dtypes name")

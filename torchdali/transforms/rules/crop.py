@@ -25,14 +25,16 @@ from torchdali.transforms.rule import (
     check_whole_pixels,
     first_faulty_row,
 )
-from torchdali.transforms.rules.conversion import TYPES, select_for_kind
+from torchdali.transforms.rules.conversion import TYPES, resolve_mask_fill, select_for_kind
 from torchdali.transforms.spec import IntArray, Params, Sample, Spec
+from torchdali.transforms.targets import Targets
 
 
 class Window(Rule):
     """Rule of a rectangle ``start`` (top, left), ``shape`` (height, width). It is filled outside of the image."""
 
     operators = "slice"
+    moves = True
     stays_inside = False
     """Whether the window never leaves the image. Then a decoder may decode the window only."""
     fill: Sequence[float] = (0.0,)
@@ -154,6 +156,9 @@ class CenterCrop(Window):
         # torchvision rounds half a pixel to even when it crops, and down when it pads.
         start = np.where(spare >= 0, np.rint(spare / 2).astype(np.int64), -(-spare // 2))
         return start, shape
+
+    def move(self, targets: Targets, params: Params) -> None:
+        targets.crop_center(params["start"].astype(np.int64), params["shape"].astype(np.int64))
 
     def reference(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
         return F.center_crop(image, list(self.size))
@@ -292,6 +297,10 @@ class Pad(Window):
         self.border.check(size)
         return super().draw(draws, size) if self.border.mode == "constant" else {}
 
+    def move(self, targets: Targets, params: Params) -> None:
+        before, after = (np.broadcast_to(x, targets.size.shape) for x in (self.border.before, self.border.after))
+        targets.pad(before, after, resolve_mask_fill(self.transform, targets), self.border.mode)
+
     def output_size(self, size: IntArray, params: Params) -> IntArray:
         return size + self.border.before + self.border.after
 
@@ -359,6 +368,30 @@ class RandomCrop(Window):
             )
         start = np.floor(draws.uniform(2) * (padded - shape + 1)).astype(np.int64)
         return (start if self._repeats_border else start - before), shape
+
+    def _find_borders(self, size: IntArray) -> tuple[IntArray, IntArray]:
+        """Return ``(N, 2)`` widths of the borders before and after images of ``size``."""
+        before, after = self.border.before, self.border.after
+        missing = np.maximum(np.array(self.size) - (size + before + after), 0) * bool(self.transform.pad_if_needed)
+        return before + missing, after + missing
+
+    def move(self, targets: Targets, params: Params) -> None:
+        before, after = self._find_borders(targets.size)
+        start = params["start"] + (0 if self._repeats_border else before)
+        fill, mode = resolve_mask_fill(self.transform, targets), self.transform.padding_mode
+        targets.pad_and_crop(before, after, start, params["shape"].astype(np.int64), fill, mode)
+
+    def make_params(self, sample: Sample, size: tuple[int, int]) -> dict[str, Any] | None:
+        before, after = self._find_borders(np.array([size]))
+        padded = np.array(size) + before[0] + after[0]
+        top, left = (sample["start"] + (0 if self._repeats_border else before[0])).tolist()
+        (above, before_left), (below, right) = before[0].tolist(), after[0].tolist()
+        return {
+            "needs_crop": bool((padded != self.size).any()),
+            **dict(zip(("top", "left", "height", "width"), (top, left, *self.size), strict=True)),
+            "needs_pad": bool(before.any() or after.any()),
+            "padding": [before_left, above, right, below],
+        }
 
     def lower(self, ops: Ops, image: Node, params: Nodes) -> Node:
         return super().lower(ops, self.border.lower(ops, image) if self._repeats_border else image, params)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -125,15 +127,12 @@ class RandomPhotometricDistort(Rule):
         return permute(ops, image, params["matrix"], self.spec) if self._coloured else image
 
     def reference(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
-        brightness, contrast, saturation, hue = (None if np.isnan(x) else float(x) for x in sample["factors"])
-        return self.transform.transform(
-            image,
-            {
-                "brightness_factor": brightness,
-                "contrast_factor": contrast,
-                "saturation_factor": saturation,
-                "hue_factor": hue,
-                "contrast_before": bool(sample["first"]),
-                "channel_permutation": sample["order"].tolist(),
-            },
-        )
+        return self.transform.transform(image, self.make_params(sample, (0, 0)))
+
+    def make_params(self, sample: Sample, size: tuple[int, int]) -> dict[str, Any] | None:
+        factors = (None if np.isnan(x) else float(x) for x in sample["factors"])
+        return {
+            **{f"{name}_factor": factor for name, factor in zip(self.names, factors, strict=True)},
+            "contrast_before": bool(sample["first"]),
+            "channel_permutation": sample["order"].tolist(),
+        }

@@ -35,6 +35,7 @@ class ElasticTransform(Warp):
     handles = (v2.ElasticTransform, v1.ElasticTransform)
     operators = "arithmetic, gaussian_blur, remap"
     randomness = "two uniform numbers for every pixel"
+    moves_in_torch = True
     unsupported_when = (
         "on the CPU, where DALI has no remap; interpolation neither nearest nor bilinear; not uint8 or float32; sigma "
         "above 63"

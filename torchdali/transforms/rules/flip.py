@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from torchvision import transforms as v1
@@ -11,6 +13,7 @@ from torchvision.transforms.v2 import functional as F
 from torchdali.transforms.rng import Draws
 from torchdali.transforms.rule import Composite, Input, Node, Nodes, Ops, Rule
 from torchdali.transforms.spec import IntArray, Params, Sample, Spec
+from torchdali.transforms.targets import Targets
 
 
 class RandomHorizontalFlip(Rule):
@@ -19,6 +22,7 @@ class RandomHorizontalFlip(Rule):
     handles = (v2.RandomHorizontalFlip, v1.RandomHorizontalFlip)
     operators = "flip"
     axis = "horizontal"
+    moves = True
 
     def infer(self, spec: Spec) -> Spec:
         self.randomness = f"flip with probability {self.transform.p:g}"
@@ -33,6 +37,12 @@ class RandomHorizontalFlip(Rule):
 
     def lower(self, ops: Ops, image: Node, params: Nodes) -> Node:
         return ops.fn.flip(image, **{"horizontal": 0, self.axis: params["flip"]})
+
+    def move(self, targets: Targets, params: Params) -> None:
+        targets.flip(int(self.axis == "vertical"), params["flip"].astype(bool))
+
+    def make_params(self, sample: Sample, size: tuple[int, int]) -> dict[str, Any] | None:
+        return {} if sample["flip"] else None
 
     def reference(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
         return F.horizontal_flip(image) if sample["flip"] else image

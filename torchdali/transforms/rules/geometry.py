@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torchvision import transforms as v1
 from torchvision.transforms import InterpolationMode, v2
+from torchvision.transforms.functional import _get_perspective_coeffs  # pyright: ignore[reportPrivateUsage]
 from torchvision.transforms.v2 import functional as F
 
 from torchdali.transforms.rng import Draws
@@ -33,14 +34,23 @@ from torchdali.transforms.rules._warp import (
     rotation_matrices,
     warp,
 )
+from torchdali.transforms.rules.conversion import resolve_mask_fill
 from torchdali.transforms.rules.flip import Flips, RandomHorizontalFlip, RandomVerticalFlip
 from torchdali.transforms.spec import IntArray, Params, Sample, Spec
+from torchdali.transforms.targets import Targets
+from torchdali.transforms.targets.maps import AffineMaps
+
+
+def _corners_of(height: int, width: int) -> list[list[int]]:
+    """Return the positions ``[x, y]`` of an image's corner pixels, clockwise from the top left."""
+    return [[0, 0], [width - 1, 0], [width - 1, height - 1], [0, height - 1]]
 
 
 class Warp(Rule):
     """Rule of a map of the plane that is drawn for each sample."""
 
     operators = "warp_perspective"
+    moves = True
     unsupported_when: ClassVar[str] = (
         "interpolation neither nearest nor bilinear; not uint8 or float32; not 1, 3 or 4 channels"
     )
@@ -105,6 +115,13 @@ class RandomRotation(Warp):
     def output_size(self, size: IntArray, params: Params) -> IntArray:
         return params["size"]
 
+    def move(self, targets: Targets, params: Params) -> None:
+        transform, size = self.transform, params["size"].astype(np.int64)
+        targets.rotate(params["angle"], size, transform.expand, transform.center, resolve_mask_fill(transform, targets))
+
+    def make_params(self, sample: Sample, size: tuple[int, int]) -> dict[str, Any] | None:
+        return {"angle": float(sample["angle"])}
+
     def reference(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
         angle, transform = float(sample["angle"]), self.transform
         return F.rotate(image, angle, expand=transform.expand, center=transform.center, **self.how)
@@ -114,6 +131,7 @@ class RandomAffine(Warp):
     """Rule of RandomAffine: random rotation, translation, scale and shear."""
 
     handles = (v2.RandomAffine, v1.RandomAffine)
+    _drawn = ("angle", "translate", "scale", "shear")
 
     def infer(self, spec: Spec) -> Spec:
         transform, shear = self.transform, self.transform.shear
@@ -139,6 +157,14 @@ class RandomAffine(Warp):
                 shear[:, 1] = draws.uniform_range(*transform.shear[2:])
         matrix = affine_matrices(angle, translate, scale, shear, transform.center, size)
         return {"matrix": matrix, "angle": angle, "translate": translate, "scale": scale, "shear": shear}
+
+    def move(self, targets: Targets, params: Params) -> None:
+        angle, translate, scale, shear = (params[name] for name in self._drawn)
+        maps = AffineMaps(angle, translate, scale, shear, self.transform.center)
+        targets.affine(maps, resolve_mask_fill(self.transform, targets))
+
+    def make_params(self, sample: Sample, size: tuple[int, int]) -> dict[str, Any] | None:
+        return {name: sample[name].tolist() for name in self._drawn}
 
     def reference(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
         translate, shear = sample["translate"].tolist(), sample["shear"].tolist()
@@ -180,11 +206,17 @@ class RandomPerspective(Warp):
             return super().lower(ops, image, params)
         return ops.when(params["warp"], lambda x, p: Warp.lower(self, ops, x, p), image, {"matrix": params["matrix"]})
 
+    def move(self, targets: Targets, params: Params) -> None:
+        targets.perspective(params["corners"], resolve_mask_fill(self.transform, targets), params["apply"])
+
+    def make_params(self, sample: Sample, size: tuple[int, int]) -> dict[str, Any] | None:
+        corners = _corners_of(*size), sample["corners"].tolist()
+        return {"coefficients": _get_perspective_coeffs(*corners)} if sample["apply"] else None
+
     def reference(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
         if not sample["apply"]:
             return image
-        height, width = image.shape[-2:]
-        start = [[0, 0], [width - 1, 0], [width - 1, height - 1], [0, height - 1]]
+        start = _corners_of(*image.shape[-2:])
         return F.perspective(image, start, sample["corners"].tolist(), **self.how)
 
 

@@ -11,9 +11,11 @@ from torchvision.transforms import v2
 
 from torchdali.transforms.rng import Draws, Words
 from torchdali.transforms.rule import Unsupported
+from torchdali.transforms.rules.conversion import resolve_mask_fill
 from torchdali.transforms.rules.crop import Window, resolve_fill
 from torchdali.transforms.rules.resize import Resizing, compute_resized_size
-from torchdali.transforms.spec import IntArray, Spec
+from torchdali.transforms.spec import IntArray, Params, Sample, Spec
+from torchdali.transforms.targets import Targets
 
 Floats = npt.NDArray[np.float32]
 
@@ -90,12 +92,27 @@ class RandomZoomOut(Window):
         return replace(spec.with_fill(self.fill), size=None)
 
     def window(self, draws: Draws, size: IntArray) -> tuple[IntArray, IntArray]:
+        params = self.draw(draws, size)
+        return params["start"].astype(np.int64), params["shape"].astype(np.int64)
+
+    def draw(self, draws: Draws, size: IntArray) -> Params:
         low, high = self.transform.side_range
         drawn = to_fractions(draws.words(4))
         apply = drawn[:, :1] < np.float32(self.transform.p)
         canvas = scale_size(size, interpolate(low, high, drawn[:, 1:2]))
         start = scale_size(canvas - size, drawn[:, 2:])
-        return np.where(apply, -start, 0), np.where(apply, canvas, size)
+        start, shape = np.where(apply, -start, 0), np.where(apply, canvas, size)
+        return {"start": start.astype(np.int32), "shape": shape.astype(np.int32), "apply": apply[:, 0]}
+
+    def move(self, targets: Targets, params: Params) -> None:
+        before = -params["start"].astype(np.int64)
+        after = params["shape"] - before - targets.size
+        targets.pad(before, after, resolve_mask_fill(self.transform, targets), on=params["apply"])
+
+    def make_params(self, sample: Sample, size: tuple[int, int]) -> dict[str, Any] | None:
+        (top, left), (height, width) = (-sample["start"]).tolist(), sample["shape"].tolist()
+        padding = [left, top, width - left - size[1], height - top - size[0]]
+        return {"padding": padding} if sample["apply"] else None
 
 
 def to_fractions(words: Words) -> Floats:

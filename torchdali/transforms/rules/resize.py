@@ -27,6 +27,7 @@ from torchdali.transforms.rule import (
     first_faulty_row,
 )
 from torchdali.transforms.spec import IntArray, Params, Sample, Spec
+from torchdali.transforms.targets import Targets
 
 _BY_PILLOW_CONSTANT = {
     0: InterpolationMode.NEAREST,
@@ -187,6 +188,7 @@ class Resizing(Rule):
     """Base class of rules that resize the whole image to what ``sizes`` returns."""
 
     operators = "resize"
+    moves = True
     unsupported_when = "not uint8 or float32; bicubic without antialias; lanczos, box, hamming"
 
     @abstractmethod
@@ -206,6 +208,14 @@ class Resizing(Rule):
 
     def output_size(self, size: IntArray, params: Params) -> IntArray:
         return np.stack((params["height"], params["width"]), axis=1).astype(np.int64)
+
+    def move(self, targets: Targets, params: Params) -> None:
+        mode: Any = self.transform.interpolation
+        is_exact = mode in (InterpolationMode.NEAREST_EXACT, InterpolationMode.NEAREST_EXACT.value)
+        targets.resize(self.output_size(targets.size, params), "nearest-exact" if is_exact else "nearest")
+
+    def make_params(self, sample: Sample, size: tuple[int, int]) -> dict[str, Any] | None:
+        return {"size": [int(sample["height"]), int(sample["width"])]}
 
     def lower(self, ops: Ops, image: Node, params: Nodes) -> Node:
         return self.resampling.lower(ops, image, params)

@@ -17,6 +17,7 @@ from torchdali.transforms.rules._boxes import ATTEMPTS, random_boxes
 from torchdali.transforms.rules.crop import Window
 from torchdali.transforms.rules.resize import Resampling
 from torchdali.transforms.spec import IntArray, Params, Sample, Spec
+from torchdali.transforms.targets import Targets
 
 
 class RandomResizedCrop(Window):
@@ -78,6 +79,14 @@ class RandomResizedCrop(Window):
 
     def output_size(self, size: IntArray, params: Params) -> IntArray:
         return np.broadcast_to(np.array(self.size, np.int64), size.shape)
+
+    def move(self, targets: Targets, params: Params) -> None:
+        targets.crop(params["start"].astype(np.int64), params["shape"].astype(np.int64))
+        targets.resize(self.output_size(targets.size, params))
+
+    def make_params(self, sample: Sample, size: tuple[int, int]) -> dict[str, Any] | None:
+        (top, left), (height, width) = sample["start"].tolist(), sample["shape"].tolist()
+        return {"top": top, "left": left, "height": height, "width": width}
 
     def lower_window(self, ops: Ops, window: Node, params: Nodes) -> Node:
         return self.resampling.lower(ops, window, params)

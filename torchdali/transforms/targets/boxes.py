@@ -72,6 +72,8 @@ class Boxes(Ragged):
         clamping_mode: ``"soft"``, ``"hard"``, or None for boxes that may leave the image.
     """
 
+    tensor_type = tv_tensors.BoundingBoxes
+
     def __init__(
         self,
         values: Values,
@@ -256,7 +258,7 @@ class Boxes(Ragged):
     def find_valid(self, size: IntArray, min_size: float, min_area: float) -> Flags:
         """Return ``(M,)`` which boxes are large enough and inside of images of ``size``."""
         if self.is_rotated:
-            flags = self._copy()
+            flags = self.copy()
 
             def check(boxes: torch.Tensor, i: int) -> torch.Tensor:
                 valid = F.sanitize_bounding_boxes(boxes, self.format, canvas(size, i), min_size, min_area)[1]

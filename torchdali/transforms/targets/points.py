@@ -25,6 +25,8 @@ class Points(Ragged):
         owners: ``(L,)`` sample of each leaf, ascending.
     """
 
+    tensor_type = tv_tensors.KeyPoints
+
     @classmethod
     def collect(cls, leaves: Sequence[tv_tensors.KeyPoints], owners: IntArray) -> Points:
         """Return the points of leaves that have one dtype, and one shape without the first axis."""

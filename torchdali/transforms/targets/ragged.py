@@ -64,10 +64,6 @@ class Ragged:
         """Return which of its rows each leaf still has, to choose their labels and masks."""
         return np.split(self.kept - self.begin[self.leaf], np.cumsum(self.counts)[:-1]) if len(self.owners) else []
 
-    def split(self) -> tuple[torch.Tensor, ...]:
-        """Return the tensors of the leaves. They are views of one tensor."""
-        return tuple(torch.split(torch.from_numpy(np.ascontiguousarray(self.values)), self.counts.tolist()))
-
     def drop(self, valid: Flags) -> None:
         """Keep the rows that are ``valid``, ``(M,)``."""
         self.values, self.leaf, self.kept = self.values[valid], self.leaf[valid], self.kept[valid]
@@ -82,7 +78,7 @@ class Ragged:
         number = _number_rows(rows, count)
         leaves = np.flatnonzero(number[self.owners] >= 0)
         chosen = _number_rows(leaves, len(self.owners))[self.leaf]
-        part = self._copy()
+        part = self.copy()
         part.owners, part.begin = number[self.owners[leaves]], self.begin[leaves]
         part.count_at_first = self.count_at_first[leaves]
         part.values, part.leaf, part.kept = self.values[chosen >= 0], chosen[chosen >= 0], self.kept[chosen >= 0]
@@ -148,7 +144,8 @@ class Ragged:
             chosen = on[self.row].reshape(-1, *[1] * (values.ndim - 1))
             self.values = np.where(chosen, values, self.values)
 
-    def _copy(self: Self) -> Self:
+    def copy(self: Self) -> Self:
+        """Return a copy whose moves do not change this object."""
         part = object.__new__(type(self))
         part.__dict__.update(self.__dict__)
         return part

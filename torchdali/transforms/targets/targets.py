@@ -2,142 +2,33 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
-import torch
-from torchvision import tv_tensors
 from torchvision.transforms.v2 import functional as F
 from torchvision.tv_tensors import BoundingBoxFormat
 
 from torchdali.transforms.spec import IntArray, SampleTransformError
 from torchdali.transforms.targets.boxes import Boxes
+from torchdali.transforms.targets.leaves import Leaves
 from torchdali.transforms.targets.maps import AffineMaps, corner_points
-from torchdali.transforms.targets.pixels import Pixels
-from torchdali.transforms.targets.points import Points
-from torchdali.transforms.targets.ragged import Flags, Ragged, Values, canvas
+from torchdali.transforms.targets.ragged import Flags, Ragged, Values
 
 
-def _kind(leaf: torch.Tensor) -> tuple[Any, ...]:
-    """Return what leaves must have in common to be moved as one array."""
-    if isinstance(leaf, tv_tensors.BoundingBoxes):
-        return Boxes, leaf.dtype, leaf.format, leaf.clamping_mode, leaf.shape[1:]
-    if isinstance(leaf, tv_tensors.KeyPoints):
-        return Points, leaf.dtype, leaf.shape[1:]
-    raise ValueError(f"targets must be BoundingBoxes, KeyPoints or Mask, got {type(leaf).__name__}")
-
-
-class Targets:
-    """Boxes, key points and masks of a batch.
+class Targets(Leaves):
+    """Boxes, key points and masks of a batch, and their moves.
 
     A rule moves them by the parameters that it drew for the images. Arguments have one row for each sample. Pairs are
     (y, x), such as (top, left) and (height, width), in pixels. ``on`` is ``(N,)`` flags: which samples a move concerns,
-    or None for all.
-
-    Args:
-        size: ``(N, 2)`` heights and widths of the images.
-        groups: Boxes and key points, each of one kind.
-        pixels: Where the pixels of masks come from, or None if there are no masks.
-
-    Attributes:
-        size: ``(N, 2)`` heights and widths of the images now.
+    or None for all. The arguments and attributes are those of :class:`Leaves`.
     """
-
-    def __init__(self, size: IntArray, groups: Iterable[Boxes | Points] = (), pixels: Pixels | None = None) -> None:
-        self.size: IntArray = size
-        self.groups = list(groups)
-        self.pixels = pixels
-        self._places: list[list[tuple[int, int] | torch.Tensor]] | None = None
-        self._sanitized = False
-
-    @classmethod
-    def collect(cls, samples: Sequence[Sequence[torch.Tensor]], size: IntArray) -> Targets:
-        """Return the targets of a batch.
-
-        Args:
-            samples: The ``BoundingBoxes``, ``KeyPoints`` and ``Mask`` of each sample. They are not changed.
-            size: ``(N, 2)`` heights and widths of the images.
-        """
-        leaves: defaultdict[tuple[Any, ...], list[Any]] = defaultdict(list)
-        owners: defaultdict[tuple[Any, ...], list[int]] = defaultdict(list)
-        number: dict[tuple[Any, ...], int] = {}
-        places: list[list[tuple[int, int] | torch.Tensor]] = []
-        has_masks = np.zeros(len(size), bool)
-        for i, sample in enumerate(samples):
-            places.append([])
-            for leaf in sample:
-                if isinstance(leaf, tv_tensors.Mask):
-                    has_masks[i] = True
-                    places[-1].append(leaf)
-                    continue
-                kind = _kind(leaf)
-                places[-1].append((number.setdefault(kind, len(number)), len(leaves[kind])))
-                leaves[kind].append(leaf)
-                owners[kind].append(i)
-        groups = [kind[0].collect(leaves[kind], np.array(owners[kind], np.int64)) for kind in number]
-        targets = cls(size, groups, Pixels(size, has_masks) if has_masks.any() else None)
-        targets._places = places
-        return targets
-
-    def leaves(self) -> list[list[torch.Tensor]]:
-        """Return the targets of each sample as torchvision's types, in the order of :meth:`collect`.
-
-        Leaves of one kind are views of one tensor. Masks are taken on the host.
-        """
-        if self._places is None:
-            raise ValueError("the places of the leaves in their samples are not known")
-        parts = [group.split() for group in self.groups]
-        chosen = self.find_chosen_masks()
-        return [
-            [
-                self._take_mask(i, place, chosen)
-                if isinstance(place, torch.Tensor)
-                else self.groups[place[0]].wrap(parts[place[0]][place[1]], canvas(self.size, i))
-                for place in sample
-            ]
-            for i, sample in enumerate(self._places)
-        ]
-
-    def find_chosen_masks(self) -> dict[int, tuple[int, IntArray]]:
-        """Return for each sample whose boxes were sanitized how many boxes it had, and which are left.
-
-        Masks of ``(N, H, W)`` lose the masks of boxes that were dropped, if N is the number of boxes.
-        """
-        if not self._sanitized:
-            return {}
-        return {
-            row: (count, kept)
-            for boxes in self.boxes
-            for row, count, kept in zip(
-                boxes.owners.tolist(), boxes.count_at_first.tolist(), boxes.kept_in_leaf(), strict=True
-            )
-        }
-
-    def _take_mask(self, i: int, mask: torch.Tensor, chosen: dict[int, tuple[int, IntArray]]) -> torch.Tensor:
-        if self.pixels is None:
-            raise ValueError("the pixels of masks are not known")
-        array = mask.as_subclass(torch.Tensor).numpy()
-        count, kept = chosen.get(i, (-1, None))
-        if array.ndim > 2 and len(array) == count and kept is not None:
-            array = array[kept]
-        return tv_tensors.Mask(torch.from_numpy(np.ascontiguousarray(self.pixels.take(i, array))))
-
-    @property
-    def boxes(self) -> list[Boxes]:
-        """The boxes of the batch, by kind."""
-        return [group for group in self.groups if isinstance(group, Boxes)]
-
-    @property
-    def points(self) -> list[Points]:
-        """The key points of the batch, by kind."""
-        return [group for group in self.groups if isinstance(group, Points)]
 
     def select_rows(self, rows: IntArray) -> Targets:
         """Return the targets of some samples, ``rows`` in ascending order. Their moves do not move these."""
         groups = [group.select_rows(rows, len(self.size)) for group in self.groups]
-        return Targets(self.size[rows], groups, self.pixels and self.pixels.select_rows(rows))
+        part = Targets(self.size[rows], groups, self.pixels and self.pixels.select_rows(rows))
+        part.is_pure, part.mask_dtype = self.is_pure, self.mask_dtype
+        return part
 
     def put_rows(self, rows: IntArray, part: Targets) -> None:
         """Take back targets that :meth:`select_rows` returned.
@@ -145,11 +36,16 @@ class Targets:
         Raises:
             ValueError: Their dtype, their format or their clamping mode is another one now.
         """
+        if (part.is_pure, part.mask_dtype) != (self.is_pure, self.mask_dtype):
+            raise ValueError(
+                "all samples must get masks of one dtype, and plain tensors or none; apply ToDtype and ToPureTensor to "
+                "all of them"
+            )
         for group, moved in zip(self.groups, part.groups, strict=True):
             group.put_rows(rows, moved, len(self.size))
         if self.pixels and part.pixels:
             self.pixels.put_rows(rows, part.pixels)
-        self._sanitized |= part._sanitized
+        self.is_sanitized |= part.is_sanitized
         self.size = self.size.copy()
         self.size[rows] = part.size
 
@@ -327,7 +223,7 @@ class Targets:
         self.check_one_leaf(self.boxes, "bounding boxes")
         for boxes in self.boxes:
             boxes.drop(boxes.find_valid(self.size, min_size, min_area))
-        self._sanitized = True
+        self.is_sanitized = True
 
     def sanitize_points(self) -> None:
         """Drop key points, or groups of them, that leave their image.

@@ -1,0 +1,116 @@
+"""Boxes, masks and key points move with the image, as torchvision moves them with the same parameters."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, cast
+
+import pytest
+import torch
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+
+from tests.helpers.annotated import SEED, Annotated, load_expected
+from torchdali import DALILoader
+
+FILL: Any = {tv_tensors.Mask: 3, "others": [123.0, 117.0, 104.0]}
+END = [
+    v2.ToDtype(torch.float32, scale=True),
+    v2.ConvertBoundingBoxFormat("XYXY"),
+    v2.SanitizeBoundingBoxes(labels_getter=lambda sample: (sample[1]["labels"], sample[1]["area"])),
+    v2.ToPureTensor(),
+]
+PRESETS: dict[str, list[Any]] = {
+    "hflip": [v2.RandomHorizontalFlip()],
+    "multiscale": [v2.RandomShortestSize([48, 56, 64, 72], max_size=100), v2.RandomHorizontalFlip()],
+    "lsj": [
+        v2.ScaleJitter((96, 96)),
+        v2.RandomCrop((96, 96), pad_if_needed=True, fill=FILL),
+        v2.RandomHorizontalFlip(),
+    ],
+}
+CHAINS: dict[str, list[Any]] = {
+    "both flips": [v2.RandomHorizontalFlip(), v2.RandomVerticalFlip()],
+    "resize": [v2.Resize(40), v2.CenterCrop(36)],
+    "resize both": [v2.Resize((40, 61))],
+    "longest side": [v2.Resize(None, max_size=50)],
+    "center crop, padded": [v2.CenterCrop((81, 60))],
+    "crop with padding": [v2.RandomCrop(48, padding=(3, 5, 7, 9), pad_if_needed=True, fill=FILL)],
+    "crop": [v2.RandomCrop((40, 30)), v2.RandomVerticalFlip()],
+    "resized crop": [v2.RandomResizedCrop((40, 30))],
+    "pad": [v2.Pad((3, 0, 5, 7), fill=FILL), v2.RandomHorizontalFlip()],
+    "zoom out": [v2.RandomZoomOut(fill=FILL), v2.RandomHorizontalFlip()],
+    "random resize": [v2.RandomResize(30, 60)],
+    "rotation": [v2.RandomRotation([-40, 40], fill=FILL)],
+    "affine": [v2.RandomAffine([-30, 30], (0.1, 0.2), (0.7, 1.3), (-10, 10, -5, 5), fill=FILL)],
+    "perspective": [v2.RandomPerspective(0.4, p=0.7, fill=FILL)],
+    "flip and affine": [v2.RandomHorizontalFlip(), v2.RandomVerticalFlip(), v2.RandomAffine([-20, 20])],
+    "apply": [v2.RandomApply([v2.RandomResizedCrop((40, 40)), v2.RandomHorizontalFlip()], p=0.5)],
+    "choice": [v2.RandomChoice([v2.RandomCrop(30), v2.Resize((20, 50)), v2.RandomRotation([-20, 20])])],
+    "order": [v2.RandomOrder([v2.Resize((50, 40)), v2.RandomCrop(16), v2.RandomHorizontalFlip()])],
+    "annotations": [
+        v2.ClampBoundingBoxes(),
+        v2.ConvertBoundingBoxFormat("CXCYWH"),
+        v2.ToDtype({tv_tensors.BoundingBoxes: torch.float64, "others": None}),
+        v2.Pad(4),
+        v2.SanitizeBoundingBoxes(min_size=4, min_area=30),
+    ],
+    "photometric": [v2.RandomPhotometricDistort(p=1), v2.RandomCrop(40)],
+}
+WARPS = ("rotation", "affine", "perspective", "flip and affine", "choice")
+COUNT = 12
+"""Samples of a chain. TORCHDALI_SAMPLES=200 asks for more."""
+
+
+def as_lists(batch: list[Any]) -> Any:
+    return tuple(zip(*batch, strict=True))
+
+
+def assert_same(ours: Any, expected: Any, tolerance: float, place: str = "") -> None:
+    """Both are equal in structure, type, dtype, shape and value. Images may differ a little."""
+    assert type(ours) is type(expected), place
+    if isinstance(expected, (list, tuple)):
+        assert_parts_same(dict(enumerate(ours)), dict(enumerate(cast("list[Any]", expected))), tolerance, place)
+    elif isinstance(expected, dict):
+        assert_parts_same(ours, cast("dict[Any, Any]", expected), tolerance, place)
+    elif isinstance(expected, torch.Tensor):
+        ours = ours.to("cpu")
+        assert (ours.dtype, ours.shape) == (expected.dtype, expected.shape), place
+        for name in ("canvas_size", "format", "clamping_mode"):
+            assert getattr(ours, name, None) == getattr(expected, name, None), (place, name)
+        if "][0][" in place:
+            difference = (ours.float() - expected.float()).abs() / (1 if expected.is_floating_point() else 255)
+            assert difference.mean() < 0.01, place
+        else:
+            torch.testing.assert_close(ours, expected, rtol=0, atol=tolerance, msg=lambda text: f"{place}: {text}")
+    else:
+        assert ours == expected, place
+
+
+def assert_parts_same(ours: dict[Any, Any], expected: dict[Any, Any], tolerance: float, place: str) -> None:
+    assert list(ours) == list(expected), place
+    for key, value in expected.items():
+        assert_same(ours[key], value, tolerance, f"{place}[{key!r}]")
+
+
+def check(images: Any, chain: list[Any], device: str, tolerance: float = 0.0, workers: int = 0, **form: Any) -> None:
+    dataset = Annotated(images, int(os.environ.get("TORCHDALI_SAMPLES", COUNT)), **form)
+    loader = DALILoader(
+        dataset, 4, transform=v2.Compose(chain), seed=SEED, device=device, collate_fn=as_lists, num_workers=workers
+    )
+    assert_same(list(loader), load_expected(dataset, chain, 4, as_lists), tolerance)
+
+
+@pytest.fixture(scope="module")
+def images(photographs: Any) -> list[torch.Tensor]:
+    return [v2.functional.pil_to_tensor(photographs[i][0]) for i in range(len(photographs))]
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_of_the_detection_reference(images: Any, device: str, name: str) -> None:
+    check(images, [*PRESETS[name], *END], device)
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_chains(images: Any, device: str, name: str) -> None:
+    check(images, CHAINS[name], device, 2e-4 if name in WARPS else 0.0)

@@ -1,0 +1,204 @@
+"""The boxes, key points and masks of a batch: collected from samples, and given back to them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torchvision import tv_tensors
+
+from torchdali.transforms.spec import IntArray
+from torchdali.transforms.targets.boxes import Boxes
+from torchdali.transforms.targets.pixels import Pixels
+from torchdali.transforms.targets.points import Points
+from torchdali.transforms.targets.ragged import canvas
+
+Self = TypeVar("Self", bound="Leaves")
+
+
+def _kind(leaf: torch.Tensor) -> tuple[Any, ...]:
+    """Return what leaves must have in common to be moved as one array."""
+    if isinstance(leaf, tv_tensors.BoundingBoxes):
+        return Boxes, leaf.dtype, leaf.format, leaf.clamping_mode, leaf.shape[1:]
+    if isinstance(leaf, tv_tensors.KeyPoints):
+        return Points, leaf.dtype, leaf.shape[1:]
+    raise ValueError(f"targets must be BoundingBoxes, KeyPoints or Mask, got {type(leaf).__name__}")
+
+
+class Leaves:
+    """Boxes, key points and masks of a batch. A leaf is one tensor of one sample.
+
+    Args:
+        size: ``(N, 2)`` heights and widths of the images.
+        groups: Boxes and key points, each of one kind.
+        pixels: Where the pixels of masks come from, or None if there are no masks.
+
+    Attributes:
+        size: ``(N, 2)`` heights and widths of the images now.
+        is_pure: Whether boxes, points and masks are plain tensors now. Then nothing moves them.
+        mask_dtype: The dtype that masks get in the end, or None for their own.
+        is_sanitized: Whether boxes were dropped, and their masks with them.
+        places: For each sample, the mask, or the group of boxes or points and the number in it, of each leaf.
+    """
+
+    def __init__(self, size: IntArray, groups: Iterable[Boxes | Points] = (), pixels: Pixels | None = None) -> None:
+        self.size: IntArray = size
+        self.groups = list(groups)
+        self.pixels = pixels
+        self.is_pure = False
+        self.mask_dtype: torch.dtype | None = None
+        self.is_sanitized = False
+        self.places: list[list[tuple[int, int] | torch.Tensor]] | None = None
+
+    @classmethod
+    def collect(cls: type[Self], samples: Sequence[Sequence[torch.Tensor]], size: IntArray) -> Self:
+        """Return the targets of a batch.
+
+        Args:
+            samples: The ``BoundingBoxes``, ``KeyPoints`` and ``Mask`` of each sample. They are not changed.
+            size: ``(N, 2)`` heights and widths of the images.
+        """
+        leaves: defaultdict[tuple[Any, ...], list[Any]] = defaultdict(list)
+        owners: defaultdict[tuple[Any, ...], list[int]] = defaultdict(list)
+        number: dict[tuple[Any, ...], int] = {}
+        places: list[list[tuple[int, int] | torch.Tensor]] = []
+        has_masks = np.zeros(len(size), bool)
+        for i, sample in enumerate(samples):
+            places.append([])
+            for leaf in sample:
+                if isinstance(leaf, tv_tensors.Mask):
+                    has_masks[i] = True
+                    places[-1].append(leaf)
+                    continue
+                kind = _kind(leaf)
+                places[-1].append((number.setdefault(kind, len(number)), len(leaves[kind])))
+                leaves[kind].append(leaf)
+                owners[kind].append(i)
+        groups = [kind[0].collect(leaves[kind], np.array(owners[kind], np.int64)) for kind in number]
+        targets = cls(size, groups, Pixels(size, has_masks) if has_masks.any() else None)
+        targets.places = places
+        return targets
+
+    def leaves(self, move: Callable[[Any], Any] = lambda tensors: tensors) -> list[list[torch.Tensor]]:
+        """Return the targets of each sample as torchvision's types, in the order of :meth:`collect`.
+
+        Boxes and points of one kind are views of one tensor.
+
+        Args:
+            move: Copies a list of tensors to the device of the images. Masks are taken there.
+        """
+        places = self._known_places
+        tensors: list[torch.Tensor] = move([torch.from_numpy(np.ascontiguousarray(x.values)) for x in self.groups])
+        parts: list[tuple[torch.Tensor, ...]] = [
+            tensor.split(group.counts.tolist()) for tensor, group in zip(tensors, self.groups, strict=True)
+        ]
+        masks: Iterator[torch.Tensor] = iter(move(self._find_masks()))
+        return [
+            [
+                self._take_mask(i, next(masks))
+                if isinstance(place, torch.Tensor)
+                else self._wrap(i, self.groups[place[0]], parts[place[0]][place[1]])
+                for place in sample
+            ]
+            for i, sample in enumerate(places)
+        ]
+
+    @property
+    def _known_places(self) -> list[list[tuple[int, int] | torch.Tensor]]:
+        if self.places is None:
+            raise ValueError("the places of the leaves in their samples are not known")
+        return self.places
+
+    def _wrap(self, i: int, group: Boxes | Points, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor if self.is_pure else group.wrap(tensor, canvas(self.size, i))
+
+    def kept(self) -> list[list[IntArray]]:
+        """Return which of its rows each leaf still has, in the order of :meth:`collect`; nothing for masks."""
+        parts = [group.kept_in_leaf() for group in self.groups]
+        nothing = np.empty(0, np.int64)
+        return [
+            [nothing if isinstance(place, torch.Tensor) else parts[place[0]][place[1]] for place in sample]
+            for sample in self._known_places
+        ]
+
+    def take(self: Self, rows: IntArray, size: IntArray) -> Self:
+        """Return the targets of samples in any order. Moves do not change this object, which was never moved.
+
+        Args:
+            rows: ``(M,)`` numbers of the samples. They may repeat.
+            size: ``(M, 2)`` heights and widths of their images.
+        """
+        if not np.array_equal(rows, np.arange(len(self.size))):
+            leaves = self.leaves()
+            return type(self).collect([leaves[int(i)] for i in rows], size)
+        pixels = self.pixels and Pixels(size, self.pixels.has_masks)
+        part = type(self)(size, [group.copy() for group in self.groups], pixels)
+        part.places = self.places
+        return part
+
+    def to_pure_tensor(self) -> None:
+        """Make plain tensors of boxes, points and masks."""
+        self.is_pure = True
+
+    def to_dtype(self, find_dtype: Callable[[type], torch.dtype | None]) -> None:
+        """Convert boxes, points and masks.
+
+        Args:
+            find_dtype: Returns the new dtype for torchvision's type, or None to convert nothing.
+        """
+        for group in self.groups:
+            if dtype := find_dtype(group.tensor_type):
+                group.values = torch.from_numpy(group.values).to(dtype).numpy()
+        if self.pixels:
+            self.mask_dtype = find_dtype(tv_tensors.Mask) or self.mask_dtype
+
+    def find_chosen_masks(self) -> dict[int, tuple[int, IntArray]]:
+        """Return for each sample whose boxes were sanitized how many boxes it had, and which are left.
+
+        Masks of ``(N, H, W)`` lose the masks of boxes that were dropped, if N is the number of boxes.
+        """
+        if not self.is_sanitized:
+            return {}
+        return {
+            row: (count, kept)
+            for boxes in self.boxes
+            for row, count, kept in zip(
+                boxes.owners.tolist(), boxes.count_at_first.tolist(), boxes.kept_in_leaf(), strict=True
+            )
+        }
+
+    def _find_masks(self) -> list[torch.Tensor]:
+        """Return the masks of all samples, without those of boxes that were dropped."""
+        chosen = self.find_chosen_masks()
+        masks: list[torch.Tensor] = []
+        for i, sample in enumerate(self._known_places):
+            count, kept = chosen.get(i, (-1, None))
+            for place in sample:
+                if isinstance(place, torch.Tensor):
+                    mask = place.as_subclass(torch.Tensor)
+                    drops = kept is not None and mask.ndim > 2 and len(mask) == count > len(kept)
+                    masks.append(mask[torch.from_numpy(kept)] if drops else mask)
+        return masks
+
+    def _take_mask(self, i: int, mask: torch.Tensor) -> torch.Tensor:
+        if self.pixels is None:
+            raise ValueError("the pixels of masks are not known")
+        if mask.device.type == "cpu":
+            mask = torch.from_numpy(np.ascontiguousarray(self.pixels.take(i, mask.numpy())))
+        else:
+            mask = self.pixels.gather(i, mask)
+        mask = mask.to(self.mask_dtype or mask.dtype)
+        return mask if self.is_pure else tv_tensors.Mask(mask)
+
+    @property
+    def boxes(self) -> list[Boxes]:
+        """The boxes of the batch, by kind."""
+        return [group for group in self.groups if isinstance(group, Boxes)]
+
+    @property
+    def points(self) -> list[Points]:
+        """The key points of the batch, by kind."""
+        return [group for group in self.groups if isinstance(group, Points)]

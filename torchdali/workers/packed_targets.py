@@ -1,0 +1,132 @@
+"""The boxes, masks and key points of a packed batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torchvision.transforms.v2 import functional as F
+
+from torchdali.errors import TransformError
+from torchdali.samples.annotations import Annotations, LabelsGetters, check_has_image, find_annotations
+from torchdali.samples.tree import Tree, describe_sample
+from torchdali.transforms.spec import IntArray
+from torchdali.transforms.targets import Targets
+
+__all__ = ["PackedTargets", "pack_targets"]
+
+Move = Callable[[Any], Any]
+"""Copies the tensors of a structure to the device."""
+
+
+def _get_canvas(leaf: Any) -> tuple[int, int]:
+    """Return height and width of the image that an annotation is for."""
+    height, width = F.get_size(leaf)
+    return height, width
+
+
+@dataclass
+class PackedTargets:
+    """The annotations of a batch, as flat arrays.
+
+    Attributes:
+        targets: Boxes, masks and key points of all samples, and the sizes of their images.
+        exist: ``(N,)`` which samples have any.
+        kinds: Types of these, from torchvision.
+        labels: For each sample, the tensors that lose the rows of dropped boxes or key points.
+        owners: For each of the labels, the number in its sample of the boxes or key points that it belongs to.
+        first: ``(N,)`` number of each sample's first placeholder.
+    """
+
+    targets: Targets
+    exist: npt.NDArray[np.bool_]
+    kinds: frozenset[type]
+    labels: list[list[torch.Tensor]]
+    owners: list[list[int]]
+    first: IntArray
+
+    def select(self, samples: IntArray, size: IntArray) -> Targets:
+        """Return the targets of some samples, in any order. Moves do not change the packed ones.
+
+        Args:
+            samples: ``(M,)`` numbers of the samples.
+            size: ``(M, 2)`` heights and widths of their images.
+        """
+        return self.targets.take(samples, size)
+
+    def unpack(self, moved: Targets, samples: IntArray, move: Move) -> dict[tuple[int, int], Any]:
+        """Return annotations after all moves, by the row in ``samples`` and the number of the placeholder.
+
+        Args:
+            moved: The targets that :meth:`select` returned, after all moves.
+            samples: ``(M,)`` numbers of the samples.
+            move: Copies tensors to the device of the images.
+        """
+        leaves = moved.leaves(move)
+        labels = self._select_labels(moved, samples, move)
+        return {
+            (row, int(self.first[sample]) + number): leaf
+            for row, sample in enumerate(samples.tolist())
+            for number, leaf in enumerate([*leaves[row], *labels[row]])
+        }
+
+    def _select_labels(self, moved: Targets, samples: IntArray, move: Move) -> list[list[torch.Tensor]]:
+        if not any(self.labels):
+            return [[] for _ in samples]
+        rows: Iterable[tuple[int, list[IntArray]]] = zip(samples.tolist(), moved.kept(), strict=True)
+        labels = [
+            [
+                label if len(label) == len(indices[owner]) else label[torch.from_numpy(indices[owner])]
+                for label, owner in zip(self.labels[sample], self.owners[sample], strict=True)
+            ]
+            for sample, indices in rows
+        ]
+        return cast("list[list[torch.Tensor]]", move(labels))
+
+
+def pack_targets(
+    samples: Sequence[Tree], image_lists: Sequence[Sequence[Any]], labels_getters: LabelsGetters
+) -> tuple[PackedTargets | None, list[Annotations], dict[int, tuple[str, str]]]:
+    """Find the annotations of the samples of a batch, and pack them.
+
+    Args:
+        samples: The samples.
+        image_lists: The images of each sample. Placeholders of annotations are numbered after those of images.
+        labels_getters: Those of the transforms.
+
+    Returns:
+        The packed annotations, or None if there are none; the annotations of each sample; by the number of a sample,
+        the name of a part that is wrong and the reason.
+
+    Raises:
+        TransformError: An annotation cannot be moved, or its sample has no image.
+    """
+    annotations: list[Annotations] = []
+    reasons: dict[int, tuple[str, str]] = {}
+    for i, (sample, images) in enumerate(zip(samples, image_lists, strict=True)):
+        try:
+            annotations.append(find_annotations(sample, labels_getters))
+        except TransformError:  # it is a ValueError too
+            raise
+        except ValueError as error:
+            reasons.setdefault(i, ("its labels", f"{error}; it is {describe_sample(sample)}"))
+            annotations.append(Annotations([], [], []))
+        if annotations[-1].moved and not images:
+            check_has_image(sample)
+    if reasons or not any(each.moved for each in annotations):
+        return None, annotations, reasons
+    sizes = [{_get_canvas(leaf) for _, leaf in each.moved} for each in annotations]
+    canvas = np.array([min(size, default=(0, 0)) for size in sizes], np.int64).reshape(-1, 2)
+    packed = PackedTargets(
+        Targets.collect([[leaf for _, leaf in each.moved] for each in annotations], canvas),
+        np.array([len(size) > 0 for size in sizes], bool),
+        frozenset(kind for each in annotations for kind in each.kinds),
+        [[leaf for _, leaf in each.labels] for each in annotations],
+        [each.owners for each in annotations],
+        np.array([len(images) for images in image_lists], np.int64),
+    )
+    return packed, annotations, reasons
