@@ -1,5 +1,10 @@
-"""Datasets of images that lie in larger files, in any order: tar files. ``DataLoader`` takes them, too."""
+"""Datasets of images that lie in larger files or in tables. ``DataLoader`` takes them, too."""
 
+from torchdali.datasets.lmdb import LMDB
+from torchdali.datasets.recordio import RecordIO
+from torchdali.datasets.table import Table
 from torchdali.datasets.tar import Tar
+from torchdali.datasets.tfrecord import TFRecord
+from torchdali.datasets.zip import Zip
 
-__all__ = ["Tar"]
+__all__ = ["LMDB", "RecordIO", "TFRecord", "Table", "Tar", "Zip"]

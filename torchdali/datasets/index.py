@@ -37,7 +37,7 @@ class Place(NamedTuple):
         length: Bytes of its image.
         start: The first byte of all its parts.
         span: Bytes of all its parts.
-        label: Its target if that is an int, else None.
+        label: Its target if that is an int; the name of its class; or None.
     """
 
     key: str
@@ -45,7 +45,7 @@ class Place(NamedTuple):
     length: int
     start: int = 0
     span: int = 0
-    label: int | None = None
+    label: int | str | None = None
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,7 @@ class ShardIndex:
         labels: ``(N,)`` its target, if all targets are integers.
         starts: ``(N,)`` int64 where its parts begin, if targets must be read from them.
         spans: ``(N,)`` uint32 bytes of its parts, likewise.
+        classes: The names of classes by label, if labels are classes.
     """
 
     file: Path
@@ -71,6 +72,7 @@ class ShardIndex:
     labels: Column | None
     starts: Column | None
     spans: Column | None
+    classes: tuple[str, ...] = ()
 
     @property
     def bytes_per_row(self) -> float:
@@ -136,7 +138,8 @@ def open_index(
     for name, column in columns.items():
         if column is not None and (column.dtype.kind not in "iu" or column.shape != arrays["shard"].shape[:1]):
             raise ValueError(f"{file} is damaged: its array {name!r} must be integers, one for each image")
-    return ShardIndex(file, np.array(stamps), **cast("Any", columns))
+    classes = tuple(map(str, arrays.get("classes", ())))
+    return ShardIndex(file, np.array(stamps), **cast("Any", columns), classes=classes)
 
 
 def _base_name(path: str) -> str:
@@ -165,6 +168,7 @@ def _write_index(
 ) -> None:
     shard, offsets, lengths = array("I"), array("q"), array("I")
     starts, spans, labels = array("q"), array("I"), array("q")
+    classes: dict[str, int] = {}
     stamps: list[tuple[int, int]] = []
     has_labels, shown = not needs_spans, 0.0
     for number, path in enumerate(paths):
@@ -179,8 +183,10 @@ def _write_index(
             spans.append(place.span)
             if place.label is None:
                 has_labels = False
-            if has_labels:
-                labels.append(cast("int", place.label))
+            elif has_labels:
+                labels.append(
+                    classes.setdefault(place.label, len(classes)) if isinstance(place.label, str) else place.label
+                )
             if time.monotonic() - shown > _PROGRESS_INTERVAL:
                 shown = _show_progress(f"{len(offsets):,} images in {number:,} of {len(paths):,} shards")
         if stat_shard(path) != stamps[-1]:
@@ -198,6 +204,12 @@ def _write_index(
     }
     if has_labels:
         arrays["labels"] = shrink_to_int32(np.array(labels, np.int64))
+        if classes:
+            names = sorted(classes)
+            numbers = np.empty(len(names), np.int64)
+            numbers[[classes[name] for name in names]] = np.arange(len(names))
+            arrays["labels"] = numbers[arrays["labels"]].astype(np.int32)
+            arrays["classes"] = np.array(names, np.str_)
     elif spans and max(spans):
         arrays |= {"starts": np.array(starts, np.int64), "spans": np.array(spans, np.uint32)}
     unfinished = Path(f"{file}.{os.getpid()}.unfinished")

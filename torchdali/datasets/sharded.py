@@ -140,8 +140,14 @@ class ShardedDataset(EncodedDataset):
         return f"{path}, {key or 'an image'} at byte {offset:,}"
 
     def _read_key(self, path: str, row: int) -> str:
-        """Return the key of a sample, from its shard."""
-        return ""
+        """Return the key of a sample, from its shard; without keys its number there."""
+        shards: Any = self.index.shard
+        return f"image {row - int(shards.searchsorted(shards[row]))}"
+
+    @property
+    def classes(self) -> list[str]:
+        """The names of the classes, by label; empty if labels are no classes."""
+        return list(self.index.classes)
 
     def __repr__(self) -> str:
         first = self._paths[0] if len(self._paths) == 1 else f"{len(self._paths):,} shards from {self._paths[0]} on"

@@ -1,0 +1,175 @@
+"""Images that a table lists: a CSV or Parquet file with a column of paths, or of image files."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torchvision.datasets.folder import pil_loader
+
+from torchdali.datasets.base import EncodedDataset, Label, make_sample
+from torchdali.datasets.fields import open_rgb
+from torchdali.datasets.shards import Bytes
+from torchdali.sources import FileSource, Source
+from torchdali.sources.arrow import ArrowColumn
+from torchdali.sources.paths import Paths, as_int64, build_table
+from torchdali.sources.paths import Table as PathTable
+from torchdali.transforms.spec import IntArray
+
+__all__ = ["Table"]
+
+
+class Table(EncodedDataset):
+    """Images that a table lists. The columns that are used are read into memory.
+
+    Args:
+        file: A ``.csv`` file with the names of columns in its first line, or a ``.parquet`` file, for which the package
+            ``pyarrow`` must be installed.
+        image: The column of images: of paths, or in a Parquet file of image files as bytes.
+        label: The column of targets; a function of the dictionary of all columns other than the image; or several
+            names: samples then are dictionaries with the image as ``"image"``. None: samples are images. A column of a
+            CSV file is of ints or floats if all its values are, else of texts.
+        root: The folder of relative paths; None for that of the table.
+        transform: Called with each image, as in ``ImageFolder``.
+        target_transform: Called with each target.
+
+    Raises:
+        ValueError: It has no such column, or is neither a CSV nor a Parquet file.
+        OSError: It cannot be read.
+    """
+
+    def __init__(
+        self,
+        file: str | os.PathLike[str],
+        image: str = "file",
+        label: Label = None,
+        root: str | os.PathLike[str] | None = None,
+        transform: Callable[[Any], Any] | None = None,
+        target_transform: Callable[[Any], Any] | None = None,
+    ) -> None:
+        super().__init__(label, transform, target_transform)
+        self.file = Path(file).expanduser()
+        names = None if callable(label) else [label] if isinstance(label, str) else [*(label or ())]
+        read = {".csv": _read_csv, ".parquet": _read_parquet}.get(self.file.suffix.lower())
+        if read is None:
+            raise ValueError(f"{self.file} must be a .csv or a .parquet file")
+        images, self._columns = read(self.file, image, names)
+        self.paths: PathTable | None = None
+        self._images: ArrowColumn | None = None
+        if isinstance(images, ArrowColumn):
+            self._images, self._count = images, len(images)
+        else:
+            folder = Path(root).expanduser() if root is not None else self.file.parent
+            self.paths, self._count = build_table([os.path.join(folder, path) for path in images]), len(images)  # noqa: PTH118 - of millions
+
+    def __len__(self) -> int:
+        return self._count
+
+    def read(self, rows: IntArray) -> list[Bytes]:
+        if self._images is not None:
+            return self._images.read(rows)
+        return [np.fromfile(self._path(row), np.uint8) for row in rows.tolist()]
+
+    def _path(self, row: int) -> str:
+        assert self.paths is not None
+        return os.fsdecode(self.paths[row])
+
+    def labels(self, rows: IntArray) -> IntArray | None:
+        column: Any = self._columns.get(self.label) if isinstance(self.label, str) else None
+        return column[rows] if hasattr(column, "dtype") else None
+
+    def read_target(self, row: int) -> Any:
+        values = {name: column[row] for name, column in self._columns.items()}
+        values = {name: int(value) if hasattr(value, "dtype") else value for name, value in values.items()}
+        if self.label is None or isinstance(self.label, str):
+            return values[self.label] if self.label else None
+        return self.label(values) if callable(self.label) else values
+
+    def name(self, row: int) -> str:
+        return self._path(row) if self.paths is not None else f"{self.file}, row {row}"
+
+    def __getitem__(self, index: int) -> Any:
+        """Return a sample. The image is opened as ``ImageFolder`` opens it."""
+        row = range(len(self))[index]
+        image = pil_loader(self._path(row)) if self._images is None else open_rgb(self.read(np.array([row]))[0])
+        return make_sample(self.label, self.transform(image) if self.transform else image, self.target(row))
+
+    def torchdali_source(self) -> Source:
+        """Return the source that ``DALILoader`` reads."""
+        return super().torchdali_source() if self.paths is None else _ListedFiles(self, self.paths)
+
+    def __repr__(self) -> str:
+        return f"Table of {self.file}"
+
+
+class _ListedFiles(FileSource):
+    """The files that a table lists."""
+
+    def __init__(self, dataset: Table, paths: PathTable) -> None:
+        super().__init__(Paths([paths]), None, dataset.transform, f"{len(dataset):,} files ({dataset!r})")
+        self._dataset = dataset
+        self.is_pair = isinstance(dataset.label, str) or callable(dataset.label)
+
+    def target(self, row: int) -> Any:
+        return self._dataset.target(row)
+
+    def labels(self, rows: IntArray) -> IntArray | None:
+        return None if self._dataset.target_transform or not self.is_pair else self._dataset.labels(rows)
+
+    def make_sample(self, row: int, image: Any, target: Any) -> Any:
+        return make_sample(self._dataset.label, image, target)
+
+
+def _read_csv(file: Path, image: str, names: Sequence[str] | None) -> tuple[list[str], dict[str, Any]]:
+    """Return the column of images and the other columns that are used."""
+    with file.open(newline="", encoding="utf-8-sig") as stream:
+        rows = csv.DictReader(stream)
+        others = _check_columns(file, image, names, list(rows.fieldnames or ()))
+        table: list[tuple[str, ...]] = [tuple(_get_cells(file, row, [image, *others])) for row in rows]
+    columns = [*zip(*table, strict=True)] or [()] * (1 + len(others))
+    return list(columns[0]), {name: _convert(column) for name, column in zip(others, columns[1:], strict=True)}
+
+
+def _get_cells(file: Path, row: dict[str, Any], names: Sequence[str]) -> Iterator[str]:
+    for name in names:
+        if row[name] is None:
+            raise ValueError(f"{file} has a line without a value of {name!r}: {[*row.values()]!r:.80}")
+        yield row[name]
+
+
+def _check_columns(file: Path, image: str, names: Sequence[str] | None, known: Sequence[str]) -> list[str]:
+    """Return the columns other than the image's that are used."""
+    for name in (image, *(names or ())):
+        if name not in known:
+            raise ValueError(f"{file} has no column {name!r}; it has {', '.join(known)}")
+    return [name for name in known if name != image] if names is None else list(names)
+
+
+def _convert(texts: Sequence[str]) -> Any:
+    """Return a column as ints or floats if all of its texts are such."""
+    for kind in (int, float):
+        try:
+            return _compress([kind(text) for text in texts])
+        except ValueError:
+            pass
+    return list(texts)
+
+
+def _compress(values: list[Any]) -> Any:
+    """Return a column of ints as ``(N,)`` int64, others as they are."""
+    numbers = as_int64(values)
+    return values if numbers is None else numbers
+
+
+def _read_parquet(file: Path, image: str, names: Sequence[str] | None) -> tuple[Any, dict[str, Any]]:
+    parquet: Any = import_module("pyarrow.parquet")
+    others = _check_columns(file, image, names, parquet.read_schema(file).names)
+    table: Any = parquet.read_table(file, columns=[image, *others])
+    column: Any = table[image]
+    columns = {name: _compress(table[name].to_pylist()) for name in others}
+    return column.to_pylist() if str(column.type) in ("string", "large_string") else ArrowColumn(column), columns
