@@ -12,11 +12,12 @@ import textwrap
 from collections.abc import Callable, Iterable
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
+from helpers.started import run_python
 from PIL import Image
 from torch.utils.data._utils.signal_handling import _set_SIGCHLD_handler
 from torchvision.datasets import ImageFolder
@@ -185,11 +186,16 @@ def fresh(fresh_pictures: Path, numbered: Numbered) -> ImageFolder:
 
 @pytest.fixture
 def run_script(tmp_path: Path) -> Script:
-    """Runs Python code in a process of its own. A value of None takes a variable out of its environment."""
+    """Runs Python code in a process of its own: one that has imported torch and DALI, unless it must be fresh.
 
-    def run(code: str, *arguments: object, timeout: float = 100, **variables: str | None) -> Any:
+    A value of None takes a variable out of the environment of a fresh one.
+    """
+
+    def run(code: str, *arguments: object, timeout: float = 100, fresh: bool = False, **variables: str | None) -> Any:
         script = tmp_path / "script.py"
         script.write_text(textwrap.dedent(code))
+        if not fresh and not torch.cuda.is_available():
+            return run_python(script, *arguments, timeout=timeout, **cast("dict[str, str]", variables))
         merged = {**os.environ, **variables}
         return subprocess.run(
             [sys.executable, str(script), *map(str, arguments)],

@@ -18,7 +18,7 @@ import PIL.Image
 import pytest
 import torch
 from conftest import CROP, PER_BATCH, assert_pairs, encoded, in_order
-from helpers.crops import DOES, EXACT, WORKERS, Crops, Truth, every_number, every_use, raised
+from helpers.crops import DOES, EXACT, WORKERS, Crops, Truth, every_number, every_way, raised
 from torch.utils.data import DataLoader, default_collate
 from torchvision.transforms import v2
 
@@ -61,8 +61,7 @@ def refusing(index: int, image: Any) -> Any:
     return image
 
 
-@every_use
-@every_number
+@every_way
 def test_error_of_the_dataset_comes_in_its_turn(workers: Any, does: Any, device: str) -> None:
     loader, truth = (
         DALILoader(Crops(refusing), PER_BATCH, device=device, **workers, **does),

@@ -79,3 +79,14 @@ WORKERS: dict[str, dict[str, Any]] = {
 every_number = pytest.mark.parametrize("workers", WORKERS.values(), ids=WORKERS)
 with_workers = pytest.mark.parametrize("workers", list(WORKERS.values())[1:], ids=list(WORKERS)[1:])
 every_use = pytest.mark.parametrize("does", DOES.values(), ids=DOES)
+WAYS = [("workers", "transform"), ("persistent", "batch_transform"), ("workers", "nothing")]
+"""Each use with workers, and each kind of workers. What differs between these does not depend on the use."""
+
+
+def _parametrize(ways: list[tuple[str, str]]) -> pytest.MarkDecorator:
+    params = [pytest.param(WORKERS[workers], DOES[does], id=f"{workers}-{does}") for workers, does in ways]
+    return pytest.mark.parametrize(("workers", "does"), params)
+
+
+every_way_with_workers = _parametrize(WAYS)
+every_way = _parametrize([*WAYS, ("none", "transform"), ("none", "batch_transform")])

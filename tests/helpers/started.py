@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,8 @@ def become(request: dict[str, Any]) -> None:
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])
+    if "PYTHONWARNINGS" in os.environ:  # which Python reads when it starts
+        warnings.simplefilter("ignore", DeprecationWarning)
     first, *others = request["arguments"]
     if first == "-m":
         sys.path[0] = request["cwd"]

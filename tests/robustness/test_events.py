@@ -48,7 +48,7 @@ sys.exit(status)
 
 
 def test_a_forked_child_renews_what_it_inherits_and_only_the_parent_frees_it(run_script: Any) -> None:
-    done = run_script(FORK, PYTHONWARNINGS="ignore::DeprecationWarning")
+    done = run_script(FORK, fresh=True, PYTHONWARNINGS="ignore::DeprecationWarning")
     assert (done.returncode, done.stderr, done.stdout) == (0, "", "renewed " * 3 + "| " + "freed " * 3)
 
 

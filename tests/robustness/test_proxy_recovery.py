@@ -18,7 +18,7 @@ import nvidia.dali
 import pytest
 import torch
 from conftest import PER_BATCH, Script, assert_pairs, in_order
-from helpers.crops import DOES, EXACT, WORKERS, Crops, Truth, every_number, every_use, raised, with_workers
+from helpers.crops import DOES, EXACT, WORKERS, Crops, Truth, every_way, every_way_with_workers, raised
 from torch.utils.data import DataLoader
 
 from torchdali import DALILoader
@@ -44,8 +44,7 @@ def until_raised(iterator: Iterator[Any], taken: list[Any]) -> Iterator[None]:
 # Epochs that end early
 
 
-@every_use
-@every_number
+@every_way
 def test_after_a_break_anywhere_the_next_epoch_is_whole(workers: Any, does: Any, device: str) -> None:
     rng, truth = random.Random(0), Truth(does.get("transform"))
     loader = DALILoader(Crops(), PER_BATCH, shuffle=True, device=device, **workers, **does)
@@ -59,12 +58,10 @@ def test_after_a_break_anywhere_the_next_epoch_is_whole(workers: Any, does: Any,
         assert sorted(torch.cat([labels for _, labels in whole]).tolist()) == list(range(24))
 
 
-@every_use
-@with_workers
-@pytest.mark.parametrize("on_error", ["raise", "skip"])
-def test_an_iterator_that_is_left_ends_its_workers_at_once(workers: Any, does: Any, on_error: Any) -> None:
+@every_way_with_workers
+def test_an_iterator_that_is_left_ends_its_workers_at_once(workers: Any, does: Any) -> None:
     """The garbage collector, which may come late, would take the workers' queues apart before they were told to end."""
-    loader = DALILoader(Crops(), PER_BATCH, device="cpu", on_error=on_error, **workers, **does)
+    loader = DALILoader(Crops(), PER_BATCH, device="cpu", on_error="skip", **workers, **does)
     gc.disable()
     try:
         iterator = iter(loader)
@@ -139,10 +136,9 @@ class Sealing(Crops):
         return image, Sealed() if sealed else label
 
 
-@with_workers
 @pytest.mark.parametrize("transform", [EXACT, None], ids=["transform", "nothing"])
-def test_a_batch_that_cannot_be_read_is_not_waited_for(workers: Any, transform: Any) -> None:
-    loader = DALILoader(Sealing(), PER_BATCH, collate_fn=list, transform=transform, device="cpu", **workers)
+def test_a_batch_that_cannot_be_read_is_not_waited_for(transform: Any) -> None:
+    loader = DALILoader(Sealing(), PER_BATCH, collate_fn=list, transform=transform, device="cpu", num_workers=2)
     iterator = iter(loader)
     assert raised(ValueError, until_raised(iterator, [])).args == ("mine",)
     for _ in range(2):
@@ -165,8 +161,7 @@ def stuck(index: int, image: Any) -> Any:
     return image
 
 
-@every_use
-@with_workers
+@every_way_with_workers
 @pytest.mark.parametrize("fault", [slow, stuck])
 def test_a_killed_worker_is_named_at_once(fault: Any, workers: Any, does: Any, device: str) -> None:
     loader = DALILoader(Crops(fault), PER_BATCH, device=device, **workers, **does)
@@ -227,22 +222,17 @@ def interrupted() -> None:
 
 
 @pytest.mark.parametrize("workers", [WORKERS["none"], WORKERS["persistent"]], ids=["none", "persistent"])
-@pytest.mark.parametrize(
-    ("owner", "name"),
-    [
-        (nvidia.dali.Pipeline, "share_outputs"),
-        (ParallelProxyIterator, "_receive"),
-    ],
-    ids=lambda value: getattr(value, "__name__", value),
-)
 def test_an_interrupt_ends_the_epoch_and_the_next_one_is_whole(
-    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, workers: Any, device: str
+    monkeypatch: pytest.MonkeyPatch, workers: Any, device: str
 ) -> None:
     loader = DALILoader(Crops(), PER_BATCH, transform=EXACT, device=device, **workers)
     iterator, taken = iter(loader), []
-    if owner is ParallelProxyIterator and not workers:
-        owner, name = type(iterator), "_next_index"
-    at(monkeypatch, owner, name, 4, interrupted)
+    at(
+        monkeypatch,
+        *((type(iterator), "_receive") if workers else (nvidia.dali.Pipeline, "share_outputs")),
+        4,
+        interrupted,
+    )
     raised(KeyboardInterrupt, until_raised(iterator, taken))
     assert "interrupted" in str(raised(RuntimeError, iterator))
     assert_pairs(taken, Truth())
@@ -256,7 +246,7 @@ from conftest import assert_pairs, in_order
 from helpers.crops import DOES, Crops, Truth
 from torchdali import DALILoader
 
-os.setpgrp()
+os.getpgrp() == os.getpid() or os.setpgrp()
 rng, interrupts = random.Random(0), 0
 
 def interrupted_epochs(loader, truth):
@@ -389,9 +379,8 @@ except KeyError as error:
 )
 def test_processes_end_well(run_script: Script, name: str, workers: str, does: str) -> None:
     here = os.path.dirname(os.path.dirname(__file__))  # noqa: PTH120
-    done = run_script(
-        PRELUDE + SCRIPTS[name] + 'print("done")', here, workers, does, PYTHONWARNINGS="ignore::DeprecationWarning"
-    )
+    code, options = PRELUDE + SCRIPTS[name] + 'print("done")', {"PYTHONWARNINGS": "ignore::DeprecationWarning"}
+    done = run_script(code, here, workers, does, fresh=name == "exit", **options)
     assert (done.returncode, done.stderr, done.stdout) == (0, "", "done\n")
 
 

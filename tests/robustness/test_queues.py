@@ -14,16 +14,12 @@ from typing import Any
 import pytest
 import torch
 from conftest import PER_BATCH, Script, assert_pairs, in_order
-from helpers.crops import DOES, EXACT, Crops, Truth, every_use, with_workers
+from helpers.crops import DOES, EXACT, WORKERS, Crops, Truth, every_way_with_workers
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from torchdali import DALILoader
 
 pytestmark = pytest.mark.timeout(60)
-
-in_workers = pytest.mark.parametrize(
-    "does", [DOES["batch_transform"], DOES["nothing"]], ids=["batch_transform", "nothing"]
-)
 
 
 def until_end(loader: DataLoader[Any]) -> Iterator[Any]:
@@ -49,8 +45,11 @@ class Locked(Crops):
         return image, threading.Lock() if index == 7 else label
 
 
-@in_workers
-@with_workers
+@pytest.mark.parametrize(
+    ("workers", "does"),
+    [(WORKERS["workers"], {}), (WORKERS["persistent"], DOES["batch_transform"])],
+    ids=["plain", "fed"],
+)
 def test_a_batch_that_cannot_be_sent_is_an_error_in_its_turn(workers: Any, does: Any) -> None:
     """It would never come, and DataLoader waits for it for ever."""
     loader = DALILoader(Locked(), PER_BATCH, collate_fn=list, device="cpu", **workers, **does)
@@ -70,8 +69,7 @@ def refuse_in_words_of_its_own(index: int, image: Any) -> Any:
     return image
 
 
-@every_use
-@with_workers
+@every_way_with_workers
 def test_an_exception_that_cannot_be_sent_is_told_in_words(workers: Any, does: Any) -> None:
     loader = DALILoader(Crops(refuse_in_words_of_its_own), PER_BATCH, device="cpu", **workers, **does)
     found = list(until_end(loader))
@@ -79,8 +77,7 @@ def test_an_exception_that_cannot_be_sent_is_told_in_words(workers: Any, does: A
     assert_pairs(found, Truth(does.get("transform")), in_order()[:2] + in_order()[3:])
 
 
-@every_use
-@with_workers
+@every_way_with_workers
 def test_an_exception_of_a_worker_keeps_no_worker(workers: Any, does: Any) -> None:
     """In a cycle with its traceback, it would hold the iterator until the garbage collector comes."""
     loader = DALILoader(Crops(refuse_in_words_of_its_own), PER_BATCH, device="cpu", **workers, **does)
@@ -134,8 +131,7 @@ class Indices(BatchSampler):
         return len(in_order())
 
 
-@every_use
-@with_workers
+@every_way_with_workers
 @pytest.mark.parametrize("whole", [True, False])
 def test_indices_that_cannot_be_sent_are_an_error_in_their_turn(whole: bool, workers: Any, does: Any) -> None:
     """DataLoader waits for such a batch for ever."""

@@ -7,20 +7,23 @@ import multiprocessing
 import os
 import pickle
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import PER_BATCH, Script, assert_pairs, in_order
-from helpers.crops import DOES, EXACT, Crops, Truth, with_workers
+from helpers.crops import DOES, EXACT, WORKERS, Crops, Truth, with_workers
 
 from torchdali import DALILoader
-from torchdali.workers.startup import WorkerInit
+from torchdali.workers import processes
+from torchdali.workers.startup import StartupCheck, WorkerInit
 
 
-@with_workers
-@pytest.mark.parametrize("does", [DOES["transform"], DOES["batch_transform"]], ids=["transform", "batch_transform"])
+@pytest.mark.parametrize(
+    ("workers", "does"), [(WORKERS["workers"], DOES["transform"]), (WORKERS["persistent"], DOES["batch_transform"])]
+)
 def test_workers_leave_interrupts_to_the_parent(workers: Any, does: Any) -> None:
     """A terminal's interrupt that the parent survives, as a notebook does, ends no worker."""
     loader = DALILoader(Crops(count=120), PER_BATCH, device="cpu", **workers, **does)
@@ -56,33 +59,26 @@ HIT = """
 import ctypes, functools, os, signal, sys
 sys.path.insert(0, sys.argv[1])
 from conftest import assert_pairs, in_order
-from helpers.crops import EXACT, WORKERS, Crops, Truth
+from helpers.crops import EXACT, Crops, Truth
 from torchdali import DALILoader
 
 # Of C, as a terminal's: Python looks for it when os.fork() has returned.
 hit = functools.partial(getattr(ctypes.CDLL(None), "raise"), signal.SIGINT)
-os.register_at_fork(**{sys.argv[2]: hit})
-forks = []
-os.register_at_fork(before=lambda: forks.append(1))
+os.register_at_fork(after_in_child=hit)
 me = os.getpid()
-loader = DALILoader(Crops(), 3, transform=EXACT, device="cpu", **WORKERS[sys.argv[3]])
+loader = DALILoader(Crops(), 3, transform=EXACT, device="cpu", num_workers=2)
 try:
     assert_pairs(loader, Truth(), in_order())
 except KeyboardInterrupt:
-    print("interrupted", os.getpid() == me, len(forks))
+    print("interrupted")
 print("done", os.getpid() == me)
 """
 
 
 def test_an_interrupt_does_not_leave_a_fork_in_the_worker(run_script: Script) -> None:
     """It would go on as the parent: os.fork() raises it where nothing but the script's own code catches it."""
-    done = run_script(HIT, Path(__file__).parents[1], "after_in_child", "workers")
+    done = run_script(HIT, Path(__file__).parents[1])
     assert (done.returncode, done.stdout) == (0, "done True\n"), done.stderr
-
-
-def test_an_interrupt_waits_until_workers_have_started(run_script: Script) -> None:
-    done = run_script(HIT, Path(__file__).parents[1], "after_in_parent", "persistent")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "interrupted True 2\ndone True\n", "")
 
 
 @pytest.fixture
@@ -115,48 +111,32 @@ def test_an_interrupted_start_leaves_no_worker_behind(hit_once: list[Any], worke
 
 # Workers that never begin
 
-NEVER = """
-import os, sys, time
-sys.path.insert(0, sys.argv[1])
-from conftest import assert_pairs, in_order
-from helpers.crops import DOES, WORKERS, Crops, Truth
-import torchdali.workers.processes
-from torchdali import DALILoader
 
-torchdali.workers.processes._START_TIMEOUT = 1.0
-does = DOES[sys.argv[3]]
-truth, forks, hangs = Truth(does.get("transform")), [], {2}
-os.register_at_fork(before=lambda: forks.append(1), after_in_child=lambda: len(forks) in hangs and time.sleep(1000))
+def test_a_worker_that_never_begins_is_named_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    begin = StartupCheck.__call__
 
-def slow(worker):
-    time.sleep(2)
+    def hang(check: Any, worker: int) -> None:
+        time.sleep(1000 if worker else 0)
+        begin(check, worker)
 
-loader = DALILoader(Crops(), 3, device="cpu", **WORKERS[sys.argv[2]], **does)
-iterator = iter(loader)
-one, other = iterator._workers
-for _ in range(2):
-    try:
-        assert_pairs(iterator, truth, in_order())
-    except RuntimeError as error:
-        print(str(error).replace(str(other.pid), "OTHER"))
-print(one.is_alive(), other.exitcode)
-if does or sys.argv[2] == "workers":  # persistent workers of DataLoader's own kind stay as they are
-    assert_pairs(loader, truth, in_order())
-del iterator, loader
-loader = DALILoader(Crops(), 3, device="cpu", worker_init_fn=slow, **WORKERS[sys.argv[2]], **does)
-assert_pairs(loader, truth, in_order())
-print("done")
-"""
+    monkeypatch.setattr(processes, "_START_TIMEOUT", 0.5)
+    monkeypatch.setattr(StartupCheck, "__call__", hang)
+    loader = DALILoader(Crops(), PER_BATCH, transform=EXACT, device="cpu", **WORKERS["persistent"])
+    iterator = iter(loader)
+    one, other = iterator._workers
+    text = rf"^DataLoader worker \(pid {other.pid}\) did not begin within 0.5 s after the fork. Most likely it waits"
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=text):
+            list(iterator)
+    assert (one.is_alive(), other.exitcode) == (True, -signal.SIGKILL)
+    monkeypatch.setattr(StartupCheck, "__call__", begin)
+    loader.worker_init_fn = slow
+    assert_pairs(loader, Truth(), in_order())
 
 
-def test_a_worker_that_never_begins_is_named_and_ended(run_script: Script) -> None:
-    """One that is only slow, in its ``worker_init_fn``, is waited for."""
-    done = run_script(NEVER, Path(__file__).parents[1], "persistent", "transform")
-    assert done.returncode == 0, done.stderr
-    first, again, alive, end = done.stdout.splitlines()
-    assert again == first
-    assert first.startswith("DataLoader worker (pid OTHER) did not begin within 1 s after the fork. Most likely")
-    assert (alive, end) == ("True -9", "done")
+def slow(worker: int) -> None:
+    """Take longer than a worker may take to begin."""
+    time.sleep(1)
 
 
 def test_only_what_a_worker_inherited_is_kept_from_the_garbage_collector() -> None:

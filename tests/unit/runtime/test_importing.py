@@ -27,7 +27,7 @@ print(json.dumps([os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS"), torchdali.runti
 
 @pytest.mark.slow
 def test_import_loads_no_more_than_it_needs_and_asks_for_32_connections(run_script: Script) -> None:
-    done = run_script(IMPORT.format(after=""), **{VARIABLE: None})
+    done = run_script(IMPORT.format(after=""), fresh=True, **{VARIABLE: None})
     assert (done.returncode, done.stderr) == (0, "")
     value, said, loaded = json.loads(done.stdout)
     assert value == "32"
@@ -80,5 +80,5 @@ def test_a_number_of_connections_is_never_overridden(
 @pytest.mark.gpu
 def test_connections_count_on_the_device(run_script: Script, pictures: Path) -> None:
     loader = f"torchdali.DALILoader({str(pictures)!r}, device='cuda', transform=torchdali.transforms.ToImage())"
-    done = run_script(IMPORT.format(after=f"{loader}.explain()"), **{VARIABLE: None})
+    done = run_script(IMPORT.format(after=f"{loader}.explain()"), fresh=True, **{VARIABLE: None})
     assert f"{VARIABLE}=32 (set by torchdali)" in done.stdout
