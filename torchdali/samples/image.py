@@ -22,6 +22,7 @@ from torchdali.sources.headers.metadata import turn_info
 from torchdali.transforms.spec import First, InputKind, Spec
 
 __all__ = [
+    "DEEP_MODES",
     "PIXEL_DTYPES",
     "ImageInput",
     "RefusedError",
@@ -41,7 +42,7 @@ PIXEL_DTYPES = (
 """The dtypes of pixels that DALI takes."""
 _TENSOR_LIKE = ("L", "LA", "RGB", "RGBA", "I")
 """Modes of PIL images that can be restored from a tensor, so that transforms get the same image as in torchvision."""
-_DEEP = ("I;16", "I;16B", "I;16L", "I;16N", "I", "F")
+DEEP_MODES = ("I;16", "I;16B", "I;16L", "I;16N", "I", "F")
 """Modes of PIL images with more than 8 bits."""
 _ORIENTATION = int(ExifTags.Base.Orientation)
 _CONVERT = "of which transforms for PIL images make something else than transforms for tensors: begin with v2.ToImage()"
@@ -252,7 +253,7 @@ def _wrap_encoded(data: _Bytes, first: First = "conversion", adjust_orientation:
         size = header.height, header.width
         if not header.native:
             with _open(io.BytesIO(cast("Any", data))) as image:
-                if image.mode in _DEEP:
+                if image.mode in DEEP_MODES:
                     return to_image_input(image, first, adjust_orientation)
                 data = encode_ppm(convert_to_rgb(image, adjust_orientation))
         elif header.jpeg and bytes(memory[-2:]) != b"\xff\xd9":

@@ -69,6 +69,8 @@ def write_one_of_each(root: Path) -> set[tuple[str, str]]:
     """Write a folder with each kind of problem among sound files, and return the expected problems."""
     picture = load_photograph()
     jpeg, png, webp = (encoded(picture, kind) for kind in ("JPEG", "PNG", "WEBP"))
+    grey = np.asarray(picture.convert("L"))
+    deep, shallow = Image.fromarray(grey.astype(np.uint16) * 200), Image.fromarray(grey.astype(np.uint16))
     contents = {
         "half.jpg": (jpeg[: len(jpeg) // 2], "truncated"),
         "last_line.jpg": (jpeg[:-30], "truncated"),
@@ -84,6 +86,9 @@ def write_one_of_each(root: Path) -> set[tuple[str, str]]:
         "webp.tif": (webp, "mislabelled"),
         "picture.txt": (jpeg, "mislabelled"),
         "picture": (png, "mislabelled"),
+        "deep.png": (encoded(deep, "PNG"), "clipped"),
+        "deep.tif": (encoded(deep, "TIFF"), "clipped"),
+        "float.tif": (encoded(Image.fromarray(grey.astype(np.float32) / 255), "TIFF"), "clipped"),
         "empty.jpg": (b"", "empty"),
         "page.jpg": (b"<!DOCTYPE html><title>404</title>", "no image"),
         "noise.png": (bytes(range(256)) * 20, "no image"),
@@ -98,6 +103,7 @@ def write_one_of_each(root: Path) -> set[tuple[str, str]]:
         "g.ppm": encoded(picture, "PPM"),
         "cmyk.jpg": encoded(picture.convert("CMYK"), "JPEG"),
         "alpha.png": encoded(picture.convert("RGBA"), "PNG"),
+        "shallow.png": encoded(shallow, "PNG"),
         "more.jpg": jpeg + b"bytes after the image are legal",
         "notes.txt": b"no picture",
         "BM.md": b"BM, and no picture either",
@@ -135,12 +141,14 @@ def test_one_of_each_kind(tmp_path: Path, device: str) -> None:
     assert len(report["problems"]) == len(expected)
     assert all(one["reason"] for one in report["problems"])
     assert report["left_out"] == {".gif": 1, ".jpe": 1}
-    assert report["images"] == 25
+    assert report["images"] == 29
     assert report["device"].startswith(device)
     reasons = {Path(one["path"]).name: one["reason"] for one in report["problems"]}
     assert reasons["png.jpg"] == "it is named as JPEG, and its content is PNG"
     assert "<!DOCTYPE html>" in reasons["page.jpg"]
     assert reasons["no_end.png"] == "it ends before its image does; PIL still reads it"
+    top = int(np.asarray(load_photograph().convert("L")).max()) * 200
+    assert reasons["deep.png"].endswith(f"to {top}, of which ImageFolder makes whole numbers up to 255")
     assert reasons["gone.jpg"] == "it is a link to a file that is not there"
     assert "because of its name" in reasons["picture.txt"]
 
@@ -256,7 +264,7 @@ def test_the_bar_comes_to_its_end(tmp_path: Path) -> None:
     write_one_of_each(tmp_path)
     bar = io.StringIO()
     command.check(tmp_path, device="cpu", console=Console(file=io.StringIO()), progress=Console(file=bar, width=200))
-    assert " 25/25 " in bar.getvalue()
+    assert " 29/29 " in bar.getvalue()
 
 
 def test_what_pil_calls_a_bomb(fresh_pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

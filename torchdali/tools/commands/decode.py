@@ -6,8 +6,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
+from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 import PIL.Image
 import torch
 from torchvision.transforms import v2
@@ -18,6 +20,7 @@ from torchdali.pipeline.engine import PipelineRunner, RunOutputs
 from torchdali.pipeline.pool import PipelinePool
 from torchdali.pipeline.readers import FileReader
 from torchdali.pipeline.tuning import Threads
+from torchdali.samples.image import DEEP_MODES
 from torchdali.tools.commands.files import Problem, is_cut_off
 from torchdali.transforms.rng import Draws, epoch_key
 from torchdali.transforms.spec import IntArray
@@ -177,7 +180,21 @@ class Decoder:
             return diagnose(error)
         except Exception as error:  # noqa: BLE001 - on files made to break it, PIL raises errors of any type
             return Problem(self._reader.path(row), "corrupt", f"it cannot be decoded ({error!r})")
-        return None
+        return _find_clipping(self._reader.path(row))
+
+
+def _find_clipping(path: str) -> Problem | None:
+    """Return the problem of a file that PIL decodes and whose values ``convert("RGB")`` clips to 8 bits."""
+    with cast("Any", PIL.Image.open)(path) as image:
+        if image.mode not in DEEP_MODES:
+            return None
+        values: npt.NDArray[Any] = np.asarray(image)
+        if np.array_equal(values, np.clip(values, 0, 255).astype(np.uint8)):
+            return None
+        reason = (
+            f"its values are {values.min():g} to {values.max():g}, of which ImageFolder makes whole numbers up to 255"
+        )
+    return Problem(path, "clipped", reason)
 
 
 def diagnose(error: SampleError) -> Problem:
