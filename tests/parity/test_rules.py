@@ -8,11 +8,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torchvision import transforms as v1
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
+import torchdali
+from torchdali import SampleError
 from torchdali.tools.parity.cases import CASES
 from torchdali.tools.parity.compare import compare_chain, compile_chain, exceeded_bounds, measure
 from torchdali.tools.parity.distributions import (
@@ -104,3 +107,37 @@ def test_boxes_are_torchvisions_for_the_same_random_numbers(monkeypatch):
             *windows["shape"][row].tolist(),
         ]
     assert wrong <= 1  # torchvision works in float32, and a half may round the other way
+
+
+SIZES = ((1, 1), (1, 30), (2, 3), (5, 2), (7, 40), (20, 20), (60, 9), (61, 64))
+
+
+@pytest.mark.parametrize("mode", ["reflect", "symmetric"])
+@pytest.mark.parametrize("padding", [24, (3, 7, 41, 0), (0, 9)], ids=str)
+def test_pil_images_are_reflected_as_often_as_a_border_is_wide(mode, padding, device):
+    noise = np.random.default_rng(0)
+    images = [Image.fromarray(noise.integers(0, 256, (*size, 3), np.uint8)) for size in SIZES]
+    pad = v2.Pad(padding, padding_mode=mode)
+    for chain in ([pad], [v2.RandomApply([pad], p=1.0)], [v2.CenterCrop((20, 5)), pad]):
+        theirs = v2.Compose([*chain, v2.PILToTensor()])
+        for rows in (slice(None), slice(-1, None)):  # all, and only those that are reflected once
+            ours = torchdali.compile(v2.Compose([*chain, v2.PILToTensor()]), device=device)(images[rows])
+            for one, image in zip(ours, images[rows], strict=True):
+                assert torch.equal(one.cpu(), theirs(image))
+
+
+def test_random_crops_of_wide_borders_are_windows_of_numpys(device):
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (20, 9, 3), np.uint8))
+    crop = torchdali.compile(
+        v2.Compose([v2.RandomCrop(32, padding=24, padding_mode="reflect"), v2.PILToTensor()]), device=device
+    )
+    padded = v2.PILToTensor()(v2.Pad(24, padding_mode="reflect")(image))
+    windows = padded.unfold(1, 32, 1).unfold(2, 32, 1).permute(1, 2, 0, 3, 4)
+    for one in crop([image] * 8):
+        assert (windows == one.cpu()).all(dim=(2, 3, 4)).any()
+
+
+def test_a_border_wider_than_a_tensor_is_refused_as_in_torch():
+    pad = torchdali.compile(v2.Pad(24, padding_mode="reflect"), device="cpu")
+    with pytest.raises(SampleError, match=r"image 1\b.*a border narrower than the image of \(24, 40\)"):
+        pad([torch.zeros(3, 40, 40, dtype=torch.uint8), torch.zeros(3, 24, 40, dtype=torch.uint8)])

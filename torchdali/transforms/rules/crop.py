@@ -25,6 +25,7 @@ from torchdali.transforms.rule import (
     check_whole_pixels,
     first_faulty_row,
 )
+from torchdali.transforms.rules._border import Border
 from torchdali.transforms.rules.conversion import TYPES, resolve_mask_fill, select_for_kind
 from torchdali.transforms.spec import IntArray, Params, Sample, Spec
 from torchdali.transforms.targets import Targets
@@ -164,72 +165,6 @@ class CenterCrop(Window):
         return F.center_crop(image, list(self.size))
 
 
-class Border:
-    """Padding of ``Pad`` and ``RandomCrop``.
-
-    Args:
-        left: Width on the left, in pixels.
-        top: Height at the top, in pixels.
-        right: Width on the right, in pixels.
-        bottom: Height at the bottom, in pixels.
-        mode: ``"constant"``, ``"edge"``, ``"reflect"`` or ``"symmetric"``.
-    """
-
-    def __init__(self, left: int, top: int, right: int, bottom: int, mode: str) -> None:
-        self.before = np.array([top, left], np.int64)
-        self.after = np.array([bottom, right], np.int64)
-        self.mode = mode
-
-    @classmethod
-    def parse(cls, padding: Any, mode: str) -> Border:
-        """Parse torchvision's ``padding``: one number, (horizontal, vertical), or (left, top, right, bottom)."""
-        sides = [padding] if isinstance(padding, int) else list(padding or [0])
-        left, top, right, bottom = (sides * 4)[:4] if len(sides) < 4 else sides
-        return cls(left, top, right, bottom, mode)
-
-    def check(self, size: IntArray) -> None:
-        """Raise SampleTransformError if a border that repeats the image is wider than the image."""
-        if self.mode not in ("reflect", "symmetric"):
-            return
-        widest = np.maximum(self.before, self.after) + (self.mode == "reflect")
-        if (row := first_faulty_row(size < widest)) is not None:
-            raise SampleTransformError(
-                row, f"padding_mode={self.mode!r} needs a border narrower than the image of {tuple(size[row].tolist())}"
-            )
-
-    @property
-    def exists(self) -> bool:
-        """Whether any side has a border."""
-        return bool(self.before.any() or self.after.any())
-
-    def lower(self, ops: Ops, image: Node) -> Node:
-        """Emit a border that repeats the image: first above and below, then on both sides."""
-        for axis in (0, 1):
-            before, after = int(self.before[axis]), int(self.after[axis])
-            strips = [self._strip(ops, image, axis, before, False)] if before else []
-            strips.append(image)
-            if after:
-                strips.append(self._strip(ops, image, axis, after, True))
-            image = ops.fn.cat(*strips, axis=axis) if len(strips) > 1 else image
-        return image
-
-    def _strip(self, ops: Ops, image: Node, axis: int, width: int, at_end: bool) -> Node:
-        def rows(count: int, offset: int) -> Node:
-            source = ops.fn.flip(image, horizontal=axis, vertical=1 - axis) if at_end else image
-            strip = ops.fn.slice(source, start=[offset], shape=[count], axes=[axis])
-            return ops.fn.flip(strip, horizontal=axis, vertical=1 - axis) if at_end else strip
-
-        if self.mode == "edge":
-            return ops.fn.cat(*[rows(1, 0)] * width, axis=axis)
-        strip = rows(width, 1 if self.mode == "reflect" else 0)
-        return ops.fn.flip(strip, horizontal=axis, vertical=1 - axis)
-
-    def reference(self, image: torch.Tensor) -> torch.Tensor:
-        """Apply torchvision's tensor kernel."""
-        top, left, bottom, right = (int(x) for x in (*self.before, *self.after))
-        return F.pad(image, [left, top, right, bottom], padding_mode=self.mode)
-
-
 def resolve_fill(transform: Any, spec: Spec) -> list[float]:
     """Return the fill values of a transform for images of this kind, one or one a channel.
 
@@ -280,6 +215,7 @@ class Pad(Window):
             spec = spec.with_fill(self.fill)
         elif min(*self.border.before, *self.border.after) < 0:
             raise Unsupported("negative padding goes with padding_mode='constant' only")
+        self.border.infer(spec)
         if spec.size is None:
             return spec
         height, width = (np.array(spec.size) + self.border.before + self.border.after).tolist()
@@ -287,15 +223,14 @@ class Pad(Window):
 
     @property
     def inputs(self) -> dict[str, Input]:
-        return super().inputs if self.border.mode == "constant" else {}
+        return super().inputs if self.border.mode == "constant" else self.border.inputs
 
     def window(self, draws: Draws, size: IntArray) -> tuple[IntArray, IntArray]:
         start = np.broadcast_to(-self.border.before, size.shape)
         return start, size + self.border.before + self.border.after
 
     def draw(self, draws: Draws, size: IntArray) -> Params:
-        self.border.check(size)
-        return super().draw(draws, size) if self.border.mode == "constant" else {}
+        return super().draw(draws, size) if self.border.mode == "constant" else self.border.draw(size)
 
     def move(self, targets: Targets, params: Params) -> None:
         before, after = (np.broadcast_to(x, targets.size.shape) for x in (self.border.before, self.border.after))
@@ -307,7 +242,7 @@ class Pad(Window):
     def lower(self, ops: Ops, image: Node, params: Nodes) -> Node:
         if self.border.mode == "constant":
             return super().lower(ops, image, params)
-        return self.border.lower(ops, image)
+        return self.border.lower(ops, image, params)
 
     def reference(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
         if self.border.mode == "constant":
@@ -341,6 +276,7 @@ class RandomCrop(Window):
             spec = spec.with_fill(self.fill)
         elif self.transform.pad_if_needed:
             raise Unsupported(f"pad_if_needed with padding_mode={self.border.mode!r}")
+        self.border.infer(spec)
         check_size(self.size)
         padding: Any = self.transform.padding
         if isinstance(padding, (tuple, list)) and len(cast("Sequence[int]", padding)) not in (1, 2, 4):
@@ -352,8 +288,14 @@ class RandomCrop(Window):
     def _repeats_border(self) -> bool:
         return self.border.exists and self.border.mode != "constant"
 
+    @property
+    def inputs(self) -> dict[str, Input]:
+        return {**super().inputs, **self.border.inputs}
+
+    def draw(self, draws: Draws, size: IntArray) -> Params:
+        return {**self.border.draw(size), **super().draw(draws, size)}
+
     def window(self, draws: Draws, size: IntArray) -> tuple[IntArray, IntArray]:
-        self.border.check(size)
         shape = np.broadcast_to(np.array(self.size, np.int64), size.shape)
         before = np.broadcast_to(self.border.before, size.shape)
         padded = size + self.border.before + self.border.after
@@ -394,7 +336,7 @@ class RandomCrop(Window):
         }
 
     def lower(self, ops: Ops, image: Node, params: Nodes) -> Node:
-        return super().lower(ops, self.border.lower(ops, image) if self._repeats_border else image, params)
+        return super().lower(ops, self.border.lower(ops, image, params) if self._repeats_border else image, params)
 
     def reference(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
         return super().reference(self.border.reference(image) if self._repeats_border else image, sample)
