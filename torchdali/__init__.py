@@ -33,7 +33,7 @@ from torchdali.errors import (
 from torchdali.loader import DALILoader
 from torchdali.pipeline.compiled import CompiledTransform, compile  # noqa: A004
 from torchdali.runtime.machine import set_connections
-from torchdali.sources import ImageIndex
+from torchdali.sources import ImageIndex, image_size
 
 __all__ = [
     "BatchShapeError",
@@ -47,6 +47,7 @@ __all__ = [
     "TransformError",
     "UnsupportedDatasetError",
     "compile",
+    "image_size",
 ]
 
 __version__ = "0.1.0"

@@ -12,6 +12,7 @@ from torchdali.sources.headers.header import (
     parse_header,
     read_header,
 )
+from torchdali.sources.image_size import image_size
 from torchdali.sources.index import ImageIndex
 from torchdali.sources.source import Source
 from torchdali.transforms.spec import InputKind, Spec
@@ -28,6 +29,7 @@ __all__ = [
     "dataset_state",
     "error_text",
     "from_dataset",
+    "image_size",
     "is_system_fault",
     "open_file",
     "parse_header",

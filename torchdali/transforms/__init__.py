@@ -11,6 +11,16 @@ from pkgutil import iter_modules
 
 from torchvision.transforms.v2 import *  # noqa: F403  # pyright: ignore[reportWildcardImportFromLibrary]
 
+from torchdali.transforms.augment import BGR as BGR
+from torchdali.transforms.augment import HSV as HSV
+from torchdali.transforms.augment import ColorSpace as ColorSpace
+from torchdali.transforms.augment import ColorTwist as ColorTwist
+from torchdali.transforms.augment import GridMask as GridMask
+from torchdali.transforms.augment import LookupTable as LookupTable
+from torchdali.transforms.augment import SaltAndPepper as SaltAndPepper
+from torchdali.transforms.augment import ShotNoise as ShotNoise
+from torchdali.transforms.augment import Sphere as Sphere
+from torchdali.transforms.augment import Water as Water
 from torchdali.transforms.chain import check_callable as check_callable
 from torchdali.transforms.chain import flatten as flatten
 from torchdali.transforms.rule import Input as Input

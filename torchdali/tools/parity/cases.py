@@ -13,6 +13,17 @@ from torchvision.transforms import v2 as annotated_v2
 from torchvision.transforms.v2 import functional as F
 
 from torchdali.tools.parity.case import Case
+from torchdali.transforms import (
+    BGR,
+    HSV,
+    ColorSpace,
+    ColorTwist,
+    GridMask,
+    LookupTable,
+    SaltAndPepper,
+    Sphere,
+    Water,
+)
 from torchdali.transforms.rules.views import MultiView
 
 # torchvision's transforms accept more than their annotations tell.
@@ -50,6 +61,8 @@ GREY = (1, 1, 1e-5, "a whole grey value that float32 rounds down is floored to t
 NEIGHBOUR = (255, 255, 2e-3, "a position between two pixels may be rounded to the other one in another float32 order")
 STEP = "torchvision rounds the step of its table down, and DALI's table has a resolution of 1/255"
 NEAREST = "float32 may choose either of two pixels at the same distance"
+ROUNDED = (1, 1, 1e-3, "DALI rounds halves of float32 sums that are computed in another order")
+TWIST = "float32 products in another order"
 TWICE = "an operation enlarges a difference of one level from the operation before"
 
 CASES: dict[str, Case] = {
@@ -361,4 +374,18 @@ CASES: dict[str, Case] = {
     ),
     "MultiView float": Case([MultiView([v2.RandomResizedCrop(64), v2.Resize(90)]), *F32], *V1_BILINEAR),
     "RandomApply v1": Case([v1.RandomApply([v1.CenterCrop(60)], p=0.4), v1.PILToTensor()], *EXACT),
+    "ColorTwist": Case([ColorTwist((0.7, 1.3), (0.6, 1.4), (0, 2), (-180, 180))], *ROUNDED),
+    "ColorTwist float": Case([*F32, ColorTwist(1.2, 0.7, (0, 2), (-90, 90))], 2e-6, 2e-6, 3e-7, TWIST),
+    "HSV": Case([HSV((-180, 180), (0, 2), (0.5, 1.5))], *ROUNDED),
+    "ColorSpace": Case([ColorSpace("YCbCr")], *ROUNDED),
+    "BGR": Case([BGR()], *EXACT),
+    "LookupTable": Case([LookupTable(torch.arange(255, -1, -1, dtype=torch.uint8))], *EXACT),
+    "LookupTable float": Case([v2.ToImage(), LookupTable((torch.arange(256) / 255) ** 0.5)], *EXACT),
+    "GridMask": Case([GridMask((20, 60), (0.3, 0.7), (-45, 45))], 255, 255, 0.02, NEIGHBOUR[3]),
+    "SaltAndPepper": Case([SaltAndPepper((0, 0.3), (0.2, 0.8))], *EXACT),
+    "SaltAndPepper float": Case([*F32, SaltAndPepper(0.2)], *EXACT),
+    "Water": Case([Water(phase=1.0)], 255, 255, 0.02, NEIGHBOUR[3]),
+    "Water bilinear": Case([Water((6, 4), phase=0.5, interpolation=LINEAR, fill=9)], *ROUNDED),
+    "Sphere": Case([Sphere()], 255, 255, 0.02, NEIGHBOUR[3]),
+    "Sphere float": Case([*F32, Sphere(LINEAR)], 1e-4, 1e-4, 1e-6, TWIST),
 }

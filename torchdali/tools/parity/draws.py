@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torchvision.transforms import v2 as annotated_v2
 
+from torchdali.transforms import HSV, ColorTwist, GridMask, SaltAndPepper
 from torchdali.transforms.rules._noise import reference_words, to_uniform
 from torchdali.transforms.rules._policy import OPERATIONS
 from torchdali.transforms.rules.elastic import CROSSWISE
@@ -225,7 +226,21 @@ JITTER = v2.ColorJitter(0.4, (0.5, 0.9), 0.2, 0.1)
 FLIPS = [v2.RandomHorizontalFlip(1), v2.RandomVerticalFlip(1), v2.Identity()]
 
 
+def _ranges(transform: Any) -> dict[str, Draw]:
+    """Return the draws of an augmentation's ranges."""
+
+    def number(name: str) -> Draw:
+        # The side of a tile is cut to whole pixels after it is drawn.
+        return Draw(transform, lambda p: p[name], lambda p: np.floor(p[name]) if name == "tile" else p[name])
+
+    return {f"{type(transform).__name__}: {name}": number(name) for name in transform.drawn}
+
+
 DRAWS: dict[str, Draw] = {
+    **_ranges(ColorTwist((0.7, 1.3), (0.6, 1.4), (0, 2), (-180, 180))),
+    **_ranges(HSV((-180, 180), (0, 2), (0.5, 1.5))),
+    **_ranges(GridMask((20, 60), (0.3, 0.7), (-45, 45))),
+    **_ranges(SaltAndPepper((0, 0.3), (0.2, 0.8))),
     **_window("RandomResizedCrop", v2.RandomResizedCrop(64)),
     # Most of the ten attempts fail.
     **_window("RandomResizedCrop beyond the image", v2.RandomResizedCrop(64, scale=(0.5, 1.5), ratio=(0.3, 4.0))),
