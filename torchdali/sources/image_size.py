@@ -10,7 +10,8 @@ from torchdali.sources.headers.header import parse_header, read_header
 def image_size(image: str | os.PathLike[str] | bytes | bytearray | memoryview) -> tuple[int, int]:
     """Return height and width of an image in pixels, without decoding it.
 
-    An EXIF orientation does not change them, as in ``PIL.Image.Image.size``. DALI calls this ``peek_image_shape``.
+    They are those of ``PIL.Image.open(image).size``, which turns only TIFFs by their orientation. DALI calls this
+    ``peek_image_shape``.
 
     Args:
         image: The path of an image file, or its bytes.

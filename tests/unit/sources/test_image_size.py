@@ -19,13 +19,12 @@ def test_the_size_is_pils(tmp_path: Path, suffix: str) -> None:
     Image.fromarray(skimage.data.chelsea()[:70, :110]).save(path, exif=exif)
     with Image.open(path) as image:
         expected = image.height, image.width
-    assert expected == (70, 110)
     assert torchdali.image_size(path) == torchdali.image_size(str(path)) == expected
     assert torchdali.image_size(path.read_bytes()) == torchdali.image_size(bytearray(path.read_bytes())) == expected
 
 
 def test_no_image(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="missing.jpg"):
+    with pytest.raises(FileNotFoundError, match=r"missing\.jpg"):
         torchdali.image_size(tmp_path / "missing.jpg")
     with pytest.raises(OSError, match="cannot identify"):
         torchdali.image_size(b"no image at all")
