@@ -118,7 +118,7 @@ def test_table_of_arguments() -> None:
     listed = {name for row in rows(ARGUMENTS, "Argument") for name in re.findall(r"`(\w+)`", row[0])}
     signature = set(inspect.signature(DALILoader).parameters)
     own = {"transform", "batch_transform", "device", "seed", "fidelity", "cache", "cache_bytes", "distributed"}
-    own |= {"on_error", "max_errors", "images"}
+    own |= {"on_error", "max_errors", "images", "decode_bytes"}
     assert listed == signature - own
     assert all(f"`{name}=" in ARGUMENTS for name in own)
 

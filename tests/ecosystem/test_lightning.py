@@ -153,6 +153,7 @@ def test_the_trainer_copies_a_loader_with_all_of_its_arguments(pictures: Path, t
         "on_error": "replace",
         "max_errors": 3,
         "images": 0,
+        "decode_bytes": 2**28,
     }
     ours, theirs = (set(inspect.signature(kind).parameters) for kind in (DALILoader, DataLoader))
     own = ours - theirs

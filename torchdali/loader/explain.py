@@ -16,6 +16,7 @@ from torchdali.loader.stats import Stats
 from torchdali.loader.verdict import UNMEASURED, diagnose
 from torchdali.pipeline import graph
 from torchdali.pipeline.annotations import check_annotations
+from torchdali.pipeline.cache.base import mib
 from torchdali.pipeline.clock import Clock
 from torchdali.pipeline.fallback import seeded
 from torchdali.pipeline.plan import Plan, summarize_plans
@@ -108,6 +109,7 @@ def _describe_native(loader: DataLoader[Any], options: LoaderOptions, native: Na
             if options.prefetch_depth
             else "chosen: 6, or what fits 1 GiB and an eighth of the free memory)"
         ),
+        **_describe_memory(options, native.pool.decode_bytes if plan.input_kind.is_encoded else None),
         **on_error,
         "no effect": "; ".join(no_effect),
     }
@@ -157,8 +159,16 @@ def _describe_worker_fed(
         )
         or "not known before the first batch",
         "prefetch": prefetch,
+        **_describe_memory(options, proxy.pipelines.decode_bytes),
     }
     return answer, to_do, rows
+
+
+def _describe_memory(options: LoaderOptions, decode_bytes: int | None) -> Rows:
+    """Return the limit of a run's memory; nothing if files are not decoded."""
+    origin = "decode_bytes" if options.decode_bytes else "chosen: a 128th of the free memory, 192 MiB to 1 GiB"
+    text = f"files and decoded images of a run take at most {mib(decode_bytes or 0)} ({origin})"
+    return {"memory": f"{text}; a batch of more is several runs"} if decode_bytes else {}
 
 
 def _describe_movable(dataset: Any) -> str:

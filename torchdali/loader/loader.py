@@ -50,7 +50,7 @@ else:
 
 _IMMUTABLE = ("seed", "on_error", "max_errors", "fidelity", "images")
 _TRANSFORMS = ("transform", "batch_transform")
-_MUTABLE = (*_TRANSFORMS, "device", "cache", "cache_bytes")
+_MUTABLE = (*_TRANSFORMS, "device", "cache", "cache_bytes", "decode_bytes")
 _READ_ONLY = ("distributed", "errors")
 
 
@@ -82,12 +82,10 @@ class DALILoader(DataLoader[_T]):
             ``set_epoch``, and else a count from 0. With None the random parameters follow ``torch.manual_seed`` or
             ``generator``, as in ``DataLoader``.
         fidelity: "exact" stays within the documented bounds of torchvision's tensor kernels. "fast" resizes both ways
-            in one pass, which rounds once less and takes less time on the CPU. It also runs ``v2.JPEG`` on the GPU,
-            with another encoder than torchvision's.
+            in one pass, which rounds once less and is faster on the CPU. It also runs ``v2.JPEG`` on the GPU.
         cache: What the loader keeps of an image folder after the first epoch. "host" keeps the files in host memory,
             for slow storage. "device" keeps decoded images in the memory of ``device``, after the ``Resize`` and
-            ``CenterCrop`` that the transforms begin with. Batches do not depend on it. A file whose length or time of
-            modification has changed is read again.
+            ``CenterCrop`` that the transforms begin with. Batches do not depend on it. Changed files are read again.
         cache_bytes: The most memory that the cache may take, beside that of the batches. Samples that do not fit are
             read and decoded in every epoch. None is half of the memory that is free when the first epoch begins.
         on_error: What happens to a sample that cannot be read or decoded. "raise" raises ``SampleError`` when its
@@ -103,6 +101,8 @@ class DALILoader(DataLoader[_T]):
         images: The parts of a sample that are images: a key, an index, a tuple of them for a nested part, or a list of
             these, such as ``["left", "right"]``. Strings there are paths. None takes every PIL image and
             ``tv_tensors.Image``, or else the first array (H, W, C), tensor (C, H, W), encoded file or path.
+        decode_bytes: The most memory that the files and decoded images of one run of DALI may take. A batch of large
+            images becomes several runs, and is the same batch. None is a 128th of the free memory, 192 MiB to 1 GiB.
 
     Raises:
         DALIUnavailableError: DALI is missing or cannot use the device. The message says what to install.
@@ -142,6 +142,7 @@ class DALILoader(DataLoader[_T]):
         max_errors: int | None = None,
         distributed: Literal["auto"] | None = None,
         images: Images | None = None,
+        decode_bytes: int | None = None,
     ) -> None:
         if isinstance(dataset, (str, os.PathLike)):
             dataset = cast("Dataset[_T]", ImageFolder(Path(dataset).expanduser()))
@@ -151,12 +152,12 @@ class DALILoader(DataLoader[_T]):
         prefetch_depth = None if isinstance(prefetch_factor, DefaultInt) else prefetch_factor
         options = LoaderOptions(
             transform, batch_transform, device, seed, fidelity, cache, cache_bytes, on_error, max_errors, distributed,
-            images, prefetch_depth,
+            images, decode_bytes, prefetch_depth,
         )  # fmt: skip
         # Lightning builds a loader again from the attributes with the names of arguments.
         self.transform, self.batch_transform, self.device = transform, batch_transform, device
         self.seed, self.fidelity = options.seed, fidelity
-        self.cache, self.cache_bytes = cache, cache_bytes
+        self.cache, self.cache_bytes, self.decode_bytes = cache, cache_bytes, decode_bytes
         self.on_error, self.max_errors, self.images = on_error, max_errors, images
         self._error_policy = ErrorPolicy(on_error, max_errors)
         self._progress = ProgressTracker(options.seed)

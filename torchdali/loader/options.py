@@ -42,6 +42,7 @@ class LoaderOptions:
     max_errors: int | None = None
     distributed: Literal["auto"] | None = None
     images: Images | None = None
+    decode_bytes: int | None = None
     prefetch_depth: int | None = None
 
     def __post_init__(self) -> None:
@@ -51,7 +52,7 @@ class LoaderOptions:
         if self.seed is not None:  # a state may hold an int, but none of numpy's
             object.__setattr__(self, "seed", operator.index(self.seed))
         ImageFinder.parse(self.images)  # raises if it names nothing
-        self._check_cache()
+        self._check_memory()
         self._check_on_error()
         if self.distributed not in (None, "auto"):
             raise ValueError(f"distributed must be None or 'auto', got {self.distributed!r}")
@@ -61,13 +62,14 @@ class LoaderOptions:
         """Finds the images of a sample."""
         return ImageFinder.parse(self.images)
 
-    def _check_cache(self) -> None:
+    def _check_memory(self) -> None:
         if self.cache not in (None, "host", "device"):
             raise ValueError(f"cache must be None, 'host' or 'device', got {self.cache!r}")
         if self.cache_bytes is not None and self.cache is None:
             raise ValueError("cache_bytes goes with cache='host' or cache='device'")
-        if self.cache_bytes is not None and not _is_int(self.cache_bytes, 1):
-            raise ValueError(f"cache_bytes must be a number of bytes above 0, got {self.cache_bytes!r}")
+        for name in ("cache_bytes", "decode_bytes"):
+            if (value := getattr(self, name)) is not None and not _is_int(value, 1):
+                raise ValueError(f"{name} must be a number of bytes above 0, got {value!r}")
 
     def _check_on_error(self) -> None:
         if self.on_error not in ("raise", "skip", "replace"):

@@ -270,7 +270,7 @@ class _ProbeRun:
     def _measure_together(self) -> tuple[float, dict[Any, float]]:
         """Run an epoch. Return seconds a batch, and those of them that the iterating thread spends on each part."""
         native = self.native
-        pool = PipelinePool(native.plan, self.size, native.threads, native.source.resident)
+        pool = PipelinePool(native.plan, self.size, native.threads, native.source.resident, native.pool.decode_bytes)
         epoch = NativeIterator(self._context(), replace(native, pool=pool)).start()
         try:
             seconds = self._time(lambda: next(epoch), native.prefetch_depth + 1)

@@ -143,7 +143,7 @@ class Session:
         """Return the plan for a native dataset. Build it if the dataset, the options or the device have changed."""
         device = graph.resolve(options.device)  # torch's current device may change after the loader is made
         key = (self.source, device, snapshot(options.transform), loader.num_workers, options.fidelity)
-        key = (*key, options.cache, options.cache_bytes, options.prefetch_depth)
+        key = (*key, options.cache, options.cache_bytes, options.prefetch_depth, options.decode_bytes)
         if not self.native_plan or self.native_plan.key != key:
             with devices.on(device):
                 self.native_plan = self._build_native_plan(device, key, options, loader)
@@ -173,7 +173,7 @@ class Session:
         if options.cache:
             cache_options = options.cache, options.cache_bytes, self.cache
             self.cache, plan = build_cache(
-                *cache_options, cast("FileReader", reader), plan, chain, size, loader.num_workers
+                *cache_options, cast("FileReader", reader), plan, chain, size, loader.num_workers, options.decode_bytes
             )
             resident = plan.input_kind is InputKind.PACKED and device.type == "cuda"
         else:
@@ -183,7 +183,7 @@ class Session:
         depth = options.prefetch_depth or choose_prefetch_depth(
             size * plan.sample_bytes, machine.memory_for_batches(device)
         )
-        pool = PipelinePool(plan, size, threads, resident)
+        pool = PipelinePool(plan, size, threads, resident, options.decode_bytes)
         return NativePlan(key, reader, pool, chain, threads, depth, self.cache)
 
     def build_proxy_plan(self, options: LoaderOptions, loader: DataLoader[Any]) -> ProxyPlan | None:
@@ -192,11 +192,13 @@ class Session:
         transforms = options.transform is not None or options.batch_transform is not None
         if not transforms and device.type == "cpu" and options.on_error == "raise":
             return None
-        key = (device, snapshot(options.transform), options.fidelity, uses_default_collate(loader))
+        key = device, snapshot(options.transform), options.fidelity, uses_default_collate(loader), options.decode_bytes
         if self.proxy_plan is None or self.proxy_plan.state != key:
             pipelines = None
             if options.transform is not None:
-                pipelines = PipelineCache(options.transform, device, options.fidelity, declared_batch_size(loader), 0)
+                pipelines = PipelineCache(
+                    options.transform, device, options.fidelity, declared_batch_size(loader), 0, options.decode_bytes
+                )
             if device.type == "cuda":
                 machine.warn_of_few_connections()
             self.proxy_plan = ProxyPlan(

@@ -19,6 +19,7 @@ from torchdali.errors import PipelineError, SampleError
 from torchdali.pipeline.clock import Clock
 from torchdali.pipeline.dlpack import Images
 from torchdali.pipeline.engine import PipelineRunner, RunOutputs, RunTimeoutError, Views
+from torchdali.pipeline.parts import join_outputs, split
 from torchdali.pipeline.pool import PipelinePool
 from torchdali.pipeline.readers import Reader, Scan, ScanTimeoutError
 from torchdali.pipeline.tuning import pinned_bytes
@@ -27,12 +28,17 @@ from torchdali.runtime.exceptions import CLOSED, NEW_EPOCH, EpochEndedError, def
 from torchdali.runtime.threads import DaemonThreadPoolExecutor
 from torchdali.transforms import SampleTransformError
 from torchdali.transforms.rng import Draws
-from torchdali.transforms.spec import InputKind, Inputs, IntArray, Params
+from torchdali.transforms.spec import Inputs, IntArray, Params
 from torchdali.transforms.targets import Targets
 
 __all__ = ["Batch", "Prefetcher"]
 
 _SCAN_THREADS = 16
+
+_HELD_RUNS = 2
+"""The files and PIL's pixels of all runs in flight take at most as much memory as so many runs."""
+
+_NO_POSITIONS: IntArray = np.empty(0, np.int64)
 
 
 @dataclass
@@ -48,7 +54,8 @@ class Batch:
         params: The drawn parameters, for each rule of the plan.
         scan: The scan of its headers or files, in progress.
         runner: The runner of its pipeline. None if the batch is empty or failed before.
-        run: The run's number there.
+        parts: The parts of the batch that are not scheduled yet, each a run. Most batches have one part.
+        runs: The numbers of its runs in flight, and the bytes that each holds in host memory.
         error: The error to raise in its turn.
         size: ``(N, 2)`` heights and widths that its parameters were drawn for.
         inputs: The parameters that are fed for it.
@@ -63,7 +70,8 @@ class Batch:
     params: list[Params] = field(default_factory=list[Params])
     scan: Scan | None = None
     runner: PipelineRunner | None = None
-    run: int = 0
+    parts: deque[slice] = field(default_factory=deque[slice])
+    runs: deque[tuple[int, int]] = field(default_factory=deque[tuple[int, int]])
     error: Exception | None = None
     size: IntArray = field(default_factory=lambda: np.empty((0, 2), np.int64))
     inputs: Inputs = field(default_factory=dict[str, npt.NDArray[Any]])
@@ -100,6 +108,7 @@ class Prefetcher:
         self._clock = clock or Clock(torch.device("cpu"))
         self._waiting: deque[Batch] = deque()
         self._in_flight: deque[Batch] = deque()
+        self._held_bytes = 0
         self._runners: list[tuple[PipelinePool, PipelineRunner]] = []
         self._threads: DaemonThreadPoolExecutor | None = None
         self._ended = ""
@@ -164,6 +173,7 @@ class Prefetcher:
         """Drop the batches in flight and release the runners."""
         self._waiting.clear()
         self._in_flight.clear()
+        self._held_bytes = 0
         if self._threads:
             self._threads.shutdown(wait=False, cancel_futures=True)
             self._threads = None
@@ -179,6 +189,8 @@ class Prefetcher:
     def _schedule_ready(self) -> None:
         """Schedule the batches that need no waiting."""
         while self._waiting and len(self._in_flight) < self._prefetch_depth:
+            if self._in_flight and self._in_flight[-1].parts:
+                return
             scan = self._waiting[0].scan
             if scan and not scan.done():
                 return
@@ -194,9 +206,9 @@ class Prefetcher:
         try:
             self._prepare(batch)
             if len(batch.rows):
-                runner = self._get_runner(batch)
-                batch.run = self._submit(runner, batch, batch.reader.find_pil_only(batch.rows))
-                batch.runner = runner
+                batch.runner = self._get_runner(batch)
+                batch.parts, batch.runs = deque(self._split(batch)), deque()
+                self._submit_parts(batch)
         except EpochEndedError:
             raise
         except Exception as error:  # noqa: BLE001 - raised in the batch's turn
@@ -218,18 +230,81 @@ class Prefetcher:
         except SampleTransformError as error:
             raise batch.reader.error(int(batch.rows[error.row]), str(error)) from error
 
-    def _submit(self, runner: PipelineRunner, batch: Batch, by_pil: IntArray) -> int:
-        """Schedule a batch. PIL reads the files at the positions ``by_pil``, and DALI gets their pixels."""
+    def _split(self, batch: Batch) -> list[slice]:
+        """Return the parts of a batch that are each one run."""
+        pool = batch.pool
+        if not pool.plan.decodes:
+            return [slice(0, len(batch.rows))]
+        return split(_decoded_bytes(batch.size) + batch.reader.file_bytes(batch.rows), pool.decode_bytes)
+
+    def _submit_parts(self, batch: Batch) -> None:
+        """Schedule the parts of a batch. Leave parts for later if those in flight hold much memory of the host.
+
+        The files that DALI reads are held, and the pixels that PIL decodes.
+        """
+        runner, reader = batch.runner, batch.reader
+        assert runner is not None
+        pil_only = reader.find_pil_only(batch.rows) if batch.parts else _NO_POSITIONS
+        while batch.parts:
+            part = batch.parts[0]
+            by_pil = pil_only[(pil_only >= part.start) & (pil_only < part.stop)]
+            held = int(reader.file_bytes(batch.rows[part]).sum() + _decoded_bytes(batch.size[by_pil]).sum())
+            if self._held_bytes and self._held_bytes + held > _HELD_RUNS * batch.pool.decode_bytes:
+                return
+            batch.parts.popleft()
+            batch.runs.append((self._submit(runner, batch, by_pil, part), held))
+            self._held_bytes += held
+
+    def _submit(self, runner: PipelineRunner, batch: Batch, by_pil: IntArray, part: slice) -> int:
+        """Schedule a part of a batch.
+
+        Args:
+            runner: The runner of the batch.
+            batch: The batch.
+            by_pil: Positions in the batch of files that PIL decodes. DALI gets their pixels.
+            part: The part.
+        """
+        rows, inputs = batch.rows, batch.inputs
+        if len(rows) > part.stop - part.start:
+            by_pil = by_pil[(by_pil >= part.start) & (by_pil < part.stop)] - part.start
+            rows, inputs = rows[part], {name: x[part] for name, x in inputs.items()}
         with ExitStack() as resources:
-            return runner.submit(batch.reader.read_inputs(batch.rows, by_pil, resources), batch.inputs, resources)
+            return runner.submit(batch.reader.read_inputs(rows, by_pil, resources), inputs, resources)
+
+    def _take(self, batch: Batch) -> RunOutputs:
+        """Return the outputs of a batch. Take all runs of it, also after one failed, because others follow.
+
+        Raises:
+            RuntimeError, MemoryError: A run failed.
+            Exception: The error of the batch.
+        """
+        runner, outputs, failure = batch.runner, list[RunOutputs](), batch.error and batch.claim_error()
+        if failure:
+            batch.parts.clear()
+        while runner and (batch.runs or batch.parts):
+            try:
+                self._submit_parts(batch)
+                number, held = batch.runs.popleft()
+                self._held_bytes -= held
+                outputs.append(runner.take(self._timeout, number))
+            except (EpochEndedError, RunTimeoutError):
+                raise
+            except Exception as error:  # noqa: BLE001 - raised after the other runs
+                failure = failure or error
+                batch.parts.clear()
+        if not failure:
+            return join_outputs(outputs)
+        try:
+            raise failure
+        finally:
+            del failure
 
     def _get_runner(self, batch: Batch) -> PipelineRunner:
         for pool, runner in reversed(self._runners):
             if pool is batch.pool and runner.batch_size >= len(batch.rows) and not runner.broken:
                 return runner
         reader = batch.reader
-        read_by_dali = reader.file_bytes(batch.rows) if batch.pool.plan.input_kind is InputKind.FILES else 0
-        pinned = pinned_bytes(read_by_dali, self._runs_in_flight)
+        pinned = pinned_bytes(int(reader.file_bytes(batch.rows).sum()), self._runs_in_flight)
         runner = batch.pool.acquire(len(batch.rows), reader.input_stats(), pinned)
         self._runners.append((batch.pool, runner))
         return runner
@@ -247,15 +322,12 @@ class Prefetcher:
     def _take_outputs(self, batch: Batch) -> RunOutputs:
         """Return the outputs of a run. If it failed, or files have changed, run the batch again."""
         try:
-            if batch.error:
-                raise batch.claim_error()
-            assert batch.runner is not None
             self._clock.lap("feed")
-            outputs = batch.runner.take(self._timeout, batch.run)
+            outputs = self._take(batch)
             self._clock.lap("DALI")
         except (SampleError, EpochEndedError):
             raise
-        except RuntimeError:
+        except (RuntimeError, MemoryError):
             return self._run_again(batch)
         return self._run_again(batch) if batch.reader.has_changed(batch.rows, outputs.lengths, batch.size) else outputs
 
@@ -291,15 +363,23 @@ class Prefetcher:
     def _passes_alone(self, runner: PipelineRunner, batch: Batch, position: int) -> bool:
         only = slice(position, position + 1)
         alone = Batch(batch.reader, batch.pool, batch.rows[only], batch.draws)
-        alone.inputs = {name: x[only] for name, x in batch.inputs.items()}
+        alone.size, alone.inputs = batch.size[only], {name: x[only] for name, x in batch.inputs.items()}
         return isinstance(self._try_run(runner, alone, np.empty(0, np.int64)), RunOutputs)
 
-    def _try_run(self, runner: PipelineRunner, batch: Batch, by_pil: IntArray) -> RunOutputs | RuntimeError:
+    def _try_run(self, runner: PipelineRunner, batch: Batch, by_pil: IntArray) -> RunOutputs | Exception:
         """Run a batch alone. Return its outputs, or the error that DALI raised."""
+        outputs: list[RunOutputs] = []
         try:
-            self._submit(runner, batch, by_pil)
-            return runner.take()
+            for part in self._split(batch):
+                self._submit(runner, batch, by_pil, part)
+                outputs.append(runner.take())
         except EpochEndedError:
             raise
-        except RuntimeError as error:
+        except (RuntimeError, MemoryError) as error:
             return error
+        return join_outputs(outputs)
+
+
+def _decoded_bytes(size: IntArray) -> IntArray:
+    """Return ``(N,)`` bytes of decoded RGB images of ``(N, 2)`` heights and widths."""
+    return 3 * size[:, 0] * size[:, 1]

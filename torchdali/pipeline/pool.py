@@ -12,7 +12,8 @@ from torchdali.pipeline.annotations import check_annotations
 from torchdali.pipeline.compile import adjusts_orientation, compile_plan, find_first, fuse
 from torchdali.pipeline.engine import PipelineRunner
 from torchdali.pipeline.plan import Plan
-from torchdali.pipeline.tuning import Threads
+from torchdali.pipeline.tuning import Threads, choose_decode_bytes
+from torchdali.runtime import machine
 from torchdali.transforms import flatten
 from torchdali.transforms.spec import NOTHING_SEEN, Fidelity, First, InputKind, InputStats, Spec
 
@@ -30,10 +31,18 @@ class PipelinePool:
         batch_size: The batch size that the loader declares.
         threads: Chooses the number of CPU threads of a runner.
         resident: Whether pixels are fed from the device's own memory.
+        decode_bytes: Maximum bytes of the files and decoded images of a run. None lets the pool choose.
+
+    Attributes:
+        plan: See above.
+        decode_bytes: See above.
     """
 
-    def __init__(self, plan: Plan, batch_size: int, threads: Threads, resident: bool = False) -> None:
+    def __init__(
+        self, plan: Plan, batch_size: int, threads: Threads, resident: bool = False, decode_bytes: int | None = None
+    ) -> None:
         self.plan = plan
+        self.decode_bytes = decode_bytes or choose_decode_bytes(machine.free_memory(plan.device))
         self._resident = resident
         self._batch_size = batch_size
         self._threads = threads
@@ -104,16 +113,27 @@ class PipelineCache:
         fidelity: "exact" or "fast".
         batch_size: The batch size to build for. A larger batch builds a new pipeline.
         threads: Number of DALI's CPU threads. With 0 it is chosen.
+        decode_bytes: As for :class:`PipelinePool`.
 
     Attributes:
         chain: The transforms, in order.
+        decode_bytes: See above. It is chosen if it was None.
     """
 
-    def __init__(self, transform: Any, device: torch.device, fidelity: Fidelity, batch_size: int, threads: int) -> None:
+    def __init__(
+        self,
+        transform: Any,
+        device: torch.device,
+        fidelity: Fidelity,
+        batch_size: int,
+        threads: int,
+        decode_bytes: int | None = None,
+    ) -> None:
         self.transform, self.device, self._threads = transform, device, threads
         self.chain: tuple[Any, ...] = tuple(flatten(transform))
         self._fidelity: Fidelity = fidelity
         self._batch_size = batch_size
+        self.decode_bytes = decode_bytes or choose_decode_bytes(machine.free_memory(device))
         self._pools: dict[tuple[InputKey, int | None], PipelinePool] = {}
         self._checked: set[frozenset[type]] = set()
 
@@ -159,7 +179,9 @@ class PipelineCache:
         if pool is None:
             spec, input_kind, resident = key
             plan = self.plan(spec, input_kind, until)
-            pool = self._pools[key, until] = PipelinePool(plan, self._batch_size, self.threads(input_kind), resident)
+            threads = self.threads(input_kind)
+            pool = PipelinePool(plan, self._batch_size, threads, resident, self.decode_bytes)
+            self._pools[key, until] = pool
         return pool
 
     def pools(

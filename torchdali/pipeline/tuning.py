@@ -15,7 +15,15 @@ from torchdali.pipeline import jpeg_engine
 from torchdali.runtime import machine
 from torchdali.transforms.spec import NOTHING_SEEN, InputKind, InputStats
 
-__all__ = ["WAITING", "DefaultInt", "Threads", "check_numbers", "choose_prefetch_depth", "pinned_bytes"]
+__all__ = [
+    "WAITING",
+    "DefaultInt",
+    "Threads",
+    "check_numbers",
+    "choose_decode_bytes",
+    "choose_prefetch_depth",
+    "pinned_bytes",
+]
 
 _FEW = 4
 """Number of threads that keep a JPEG engine busy.
@@ -118,6 +126,14 @@ def check_numbers(**numbers: Any) -> None:
 def choose_prefetch_depth(batch_bytes: int, memory: int, limit: int = 2**30) -> int:
     """Return the number of batches in flight: as many as fit ``memory`` and ``limit`` bytes, from 2 to 6."""
     return max(2, min(_PREFETCH_DEPTH, min(memory, limit) // max(batch_bytes, 1)))
+
+
+def choose_decode_bytes(memory: int) -> int:
+    """Return how many bytes the files and decoded images of a run may take: a 128th of ``memory``, within bounds.
+
+    The bounds are 192 MiB and 1 GiB. 256 images of ImageNet take 170 MB, so that an ordinary batch is one run.
+    """
+    return max(3 * 2**26, min(memory // 128, 2**30))
 
 
 def pinned_bytes(batch: int, prefetch_depth: int) -> int:

@@ -16,6 +16,7 @@ __all__ = [
     "available_cores",
     "available_memory",
     "connections",
+    "free_memory",
     "memory_for_batches",
     "set_connections",
     "warn_of_few_connections",
@@ -63,7 +64,12 @@ def memory_for_batches(device: torch.device) -> int:
     """Return how many bytes batches in flight may take: an eighth of a GPU's free memory. The CPU has no limit."""
     if device.type != "cuda":
         return sys.maxsize
-    return torch.cuda.mem_get_info(device)[0] // _OF_FREE_MEMORY
+    return free_memory(device) // _OF_FREE_MEMORY
+
+
+def free_memory(device: torch.device) -> int:
+    """Return how many bytes are free: of a GPU's memory, or of the host's for the CPU."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_memory()
 
 
 def available_cores() -> int:

@@ -108,8 +108,7 @@ def scan_patience(timeout: float) -> float:
 
 def default_budget(device: torch.device) -> int:
     """Return the default size limit in bytes: half of the free memory."""
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else machine.available_memory()
-    return free // _SHARE
+    return machine.free_memory(device) // _SHARE
 
 
 def mib(count: int) -> str:

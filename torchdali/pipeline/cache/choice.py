@@ -28,6 +28,7 @@ def build_cache(
     chain: Sequence[Any],
     batch_size: int,
     threads: int,
+    decode_bytes: int | None = None,
 ) -> tuple[Cache, Plan]:
     """Return a cache, and the fused plan that runs with it.
 
@@ -40,6 +41,7 @@ def build_cache(
         chain: The transforms that the plan was compiled from.
         batch_size: The batch size that the loader declares.
         threads: Number of DALI's CPU threads; 0 for automatic.
+        decode_bytes: As for :class:`PipelinePool`.
     """
     if kind == "host":
         state: object = (kind, budget, plan.adjust_orientation)
@@ -54,4 +56,4 @@ def build_cache(
     if prefix is None:
         return EncodedCache(files, state, budget), remainder
     names = ", ".join(type(transform).__name__ for transform in transforms)
-    return DecodedCache(files, state, budget, prefix, names, batch_size, threads), remainder
+    return DecodedCache(files, state, budget, prefix, names, batch_size, threads, decode_bytes), remainder

@@ -46,6 +46,7 @@ class DecodedCache(Cache):
         transforms: The names of the prefix's transforms; empty if it has none.
         batch_size: The batch size that the loader declares.
         threads: Number of DALI's CPU threads; 0 for automatic.
+        decode_bytes: As for :class:`PipelinePool`.
     """
 
     def __init__(
@@ -57,10 +58,12 @@ class DecodedCache(Cache):
         transforms: str,
         batch_size: int,
         threads: int,
+        decode_bytes: int | None = None,
     ) -> None:
         super().__init__(files, state, budget)
         count = len(files.source)
-        self.pool = PipelinePool(prefix, batch_size, Threads(threads, prefix.device, prefix.input_kind))
+        prefix_threads = Threads(threads, prefix.device, prefix.input_kind)
+        self.pool = PipelinePool(prefix, batch_size, prefix_threads, decode_bytes=decode_bytes)
         self._transforms = transforms
         self._store: Store | None = None
         self._offset = np.full(count, UNKNOWN, np.int64)

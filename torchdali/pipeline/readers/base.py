@@ -133,9 +133,9 @@ class Reader:
         """Return statistics of the files read so far, which decide the number of threads."""
         return NOTHING_SEEN
 
-    def file_bytes(self, rows: IntArray) -> int:
-        """Return the bytes of the files of a scanned batch; 0 if there are none."""
-        return 0
+    def file_bytes(self, rows: IntArray) -> IntArray:
+        """Return ``(N,)`` the bytes that DALI reads of the files of a scanned batch; 0 for images in memory."""
+        return np.zeros(len(rows), np.int64)
 
     def find_pil_only(self, rows: IntArray) -> IntArray:
         """Return ``(M,)`` positions in a scanned batch of files that DALI does not decode as PIL does."""

@@ -32,6 +32,14 @@ __all__ = ["FileReader"]
 _open: Callable[..., Any] = PIL.Image.open
 _Size = tuple[int, int]
 
+_SAMPLE = 8
+"""Number of files whose lengths are known before DALI reads many whole files for their first bytes."""
+_LONG = 2**19
+"""Mean length in bytes above which Python reads the first bytes of each file, because DALI can only read whole files.
+Those take many times as long to decode."""
+_MAX_READ = 2**28
+"""Bytes of files that DALI reads at once to validate their headers."""
+
 
 class FileReader(Reader):
     """Reads files. Their paths are one gather and one dense input of the pipeline.
@@ -57,6 +65,7 @@ class FileReader(Reader):
         self.table = known or HeaderTable(HeaderColumns.unknown(len(source)))
         self._header_reader = header_reader
         self._black: dict[int, _Size] = {}
+        self._num_read = self._bytes_read = 0
 
     def __reduce__(self) -> tuple[type[FileReader], tuple[Source, HeaderReader | None, bool]]:
         # Another process reads the headers again, because the table is as long as the dataset.
@@ -129,7 +138,8 @@ class FileReader(Reader):
         """Start to read the headers that are not known yet, in the threads of ``pool()``."""
         unknown = self.table.find_unknown(rows)
         few = len(unknown) < (1 if self._validates else MANY)
-        if few or self._header_reader is None or (self.table.has_stamps and not self._validates):
+        alone = (self.table.has_stamps or self._mean_length > _LONG) and not self._validates
+        if few or alone or self._header_reader is None:
             return Scan(unknown.tolist(), self._read_each, pool)
         return Scan([0], lambda _: self._read_many(unknown), pool)
 
@@ -142,7 +152,11 @@ class FileReader(Reader):
         replaced = np.isin(rows, list(self._black))
         self._read_each(rows[replaced].tolist())
         rows = rows[~replaced]
-        if not len(rows) or (len(rows) >= MANY and self._read_together(rows)):
+        if not self._num_read:
+            for row in rows[:_SAMPLE].tolist():
+                self._is_native(row)
+        together = len(rows) >= MANY and self._mean_length <= _LONG
+        if not len(rows) or (together and self._read_together(rows)):
             return
         if self._validates:
             self._validate_by_halves(np.array([row for row in rows.tolist() if self._is_native(row)], np.int64))
@@ -151,7 +165,8 @@ class FileReader(Reader):
 
     def _validate_by_halves(self, rows: IntArray) -> None:
         """Find the files whose headers DALI refuses, and leave them to PIL."""
-        if not len(rows) or self._read_together(rows):
+        too_long = len(rows) > 1 and len(rows) * self._mean_length > _MAX_READ
+        if not len(rows) or (not too_long and self._read_together(rows)):
             return
         if len(rows) == 1:
             self.read_header(int(rows[0]), by_pil=True)
@@ -170,6 +185,7 @@ class FileReader(Reader):
             if self._validates:
                 raise
             return False
+        self._count_bytes(len(rows), int(lengths.view(np.uint32).sum()))
         if not self.table.has_stamps:
             self.table.update_many(rows, parse(header_bytes, self.adjust_orientation), lengths)
         self._read_each(self.table.find_unknown(rows).tolist())
@@ -183,9 +199,19 @@ class FileReader(Reader):
         """Return whether DALI decodes a file as PIL does, as far as Python tells; learn the header of one for PIL."""
         with self.blame(row, "read as an image"):
             header = read_header(self.path(row), self.adjust_orientation)
+        self._count_bytes(1, header.length)
         if not header.native:
             self.table.update(row, header)
         return header.native
+
+    def _count_bytes(self, count: int, length: int) -> None:
+        self._num_read += count
+        self._bytes_read += length
+
+    @property
+    def _mean_length(self) -> float:
+        """Mean length of the files whose headers were read; 0 if there are none."""
+        return self._bytes_read / max(self._num_read, 1)
 
     def read_header(self, row: int, by_pil: bool = False) -> None:
         """Read a file's header.
@@ -202,6 +228,7 @@ class FileReader(Reader):
             return
         with self.blame(row, "read as an image"):
             header = read_header(self.path(row), self.adjust_orientation)
+        self._count_bytes(1, header.length)
         self.table.update(row, header._replace(native=header.native and not by_pil))
 
     def abandon(self) -> None:
@@ -211,8 +238,8 @@ class FileReader(Reader):
     def input_stats(self) -> InputStats:
         return InputStats(self.table.non_engine_share(), self._header_reader.wait if self._header_reader else 0.0)
 
-    def file_bytes(self, rows: IntArray) -> int:
-        return self.table.total_bytes(rows)
+    def file_bytes(self, rows: IntArray) -> IntArray:
+        return self.table.lengths(rows)
 
     def find_pil_only(self, rows: IntArray) -> IntArray:
         too_large = self.table.sizes(rows).prod(axis=1) > max_pixels()  # an index may have such sizes

@@ -131,9 +131,9 @@ class HeaderTable:
         required = _NATIVE | _BASELINE
         return int(np.count_nonzero((flags & required) != required)) / len(flags)
 
-    def total_bytes(self, rows: IntArray) -> int:
-        """Return the bytes of all these files together."""
-        return int(self._lengths[self._to_files(rows)].sum(dtype=np.int64))
+    def lengths(self, rows: IntArray) -> IntArray:
+        """Return ``(N,)`` bytes of the files, modulo 2**32."""
+        return self._lengths[self._to_files(rows)].astype(np.int64)
 
     def has_other_length(self, rows: IntArray, lengths: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
         """Return ``(N,)`` whether files have another length now. int32 lengths above 2**31 wrap around."""
