@@ -80,7 +80,7 @@ def test_a_dataset_that_is_asked() -> None:
     found = asked()
     assert list(found) == [
         *("device", "source", "not native", "images", "operators", "collate"),
-        *("output", "random", "threads", "prefetch", "on error", "timeout"),
+        *("output", "random", "threads", "prefetch", "memory", "on error", "timeout"),
     ]
     assert (
         found["source"] == "Samples, worker-fed: its samples come from this process (num_workers=0), as in DataLoader"
