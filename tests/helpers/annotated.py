@@ -106,7 +106,6 @@ class Given(Dataset[Any]):
         size = np.array([image.shape[-2:]])
         targets = Targets.collect([[leaf for leaf in leaves if is_annotation(leaf)]], size)
         plan = compile_plan(list(self.chain), torch.device("cpu"), "exact", Spec.from_input("image", image.dtype, 3))
-        assert not plan.suffix
         draws = Draws(epoch_key(SEED, 0), np.array([index]), np.zeros(1, np.int64)).keep_params()
         rules = {id(rule.transform): rule for rule in (*plan.rules, *plan.moves)}
         for transform in self.chain:

@@ -12,6 +12,7 @@ from torchvision.transforms import v2
 
 from tests.helpers.annotated import SEED, Annotated, load_expected
 from torchdali import DALILoader
+from torchdali.transforms.targets import Boxes
 
 FILL: Any = {tv_tensors.Mask: 3, "others": [123.0, 117.0, 104.0]}
 END = [
@@ -114,3 +115,32 @@ def test_presets_of_the_detection_reference(images: Any, device: str, name: str)
 @pytest.mark.parametrize("name", CHAINS)
 def test_chains(images: Any, device: str, name: str) -> None:
     check(images, CHAINS[name], device, 2e-4 if name in WARPS else 0.0)
+
+
+@pytest.mark.parametrize(("form", "dtype"), [("XYWH", torch.float32), ("CXCYWH", torch.float64), ("XYXY", torch.int64)])
+def test_formats(images: Any, form: str, dtype: torch.dtype) -> None:
+    chain = [v2.RandomZoomOut(), v2.RandomResizedCrop((40, 50)), v2.RandomHorizontalFlip(), v2.ClampBoundingBoxes()]
+    check(images, chain, "cpu", box_format=form, dtype=dtype)
+
+
+SEGMENTATION = [
+    v2.RandomResize(30, 90),
+    v2.RandomHorizontalFlip(),
+    v2.RandomCrop(48, pad_if_needed=True, fill={tv_tensors.Mask: 255, "others": 0}),
+    v2.ToDtype({tv_tensors.Image: torch.float32, tv_tensors.Mask: torch.int64, "others": None}, scale=True),
+    v2.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    v2.ToPureTensor(),
+]
+
+
+def test_the_preset_of_the_segmentation_reference(images: Any, device: str) -> None:
+    check(images, SEGMENTATION, device)
+
+
+def test_a_thousandth_of_a_pixel_is_seen(images: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    flip = Boxes.flip
+    monkeypatch.setattr(
+        Boxes, "flip", lambda self, *args: (flip(self, *args), setattr(self, "values", self.values + 1e-3))
+    )
+    with pytest.raises(AssertionError, match="boxes"):
+        check(images, [v2.RandomHorizontalFlip()], "cpu")
