@@ -1,10 +1,11 @@
 """Datasets of images that lie in larger files or in tables. ``DataLoader`` takes them, too."""
 
 from torchdali.datasets.lmdb import LMDB
+from torchdali.datasets.packing import pack
 from torchdali.datasets.recordio import RecordIO
 from torchdali.datasets.table import Table
 from torchdali.datasets.tar import Tar
 from torchdali.datasets.tfrecord import TFRecord
 from torchdali.datasets.zip import Zip
 
-__all__ = ["LMDB", "RecordIO", "TFRecord", "Table", "Tar", "Zip"]
+__all__ = ["LMDB", "RecordIO", "TFRecord", "Table", "Tar", "Zip", "pack"]

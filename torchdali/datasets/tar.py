@@ -17,7 +17,10 @@ from torchdali.datasets.sharded import ShardedDataset
 from torchdali.datasets.shards import Bytes
 from torchdali.sources import open_file
 
-__all__ = ["Member", "Tar", "read_members", "split_name"]
+__all__ = ["IMAGE_PARTS", "Member", "Tar", "read_members", "split_name"]
+
+IMAGE_PARTS = ("jpg", "jpeg", "png", "webp")
+"""The parts that are images, if the user names none."""
 
 _BLOCK = 512
 _WINDOW = 8192
@@ -75,7 +78,7 @@ class Tar(ShardedDataset):
     def __init__(
         self,
         shards: Pattern,
-        image: str | Sequence[str] = ("jpg", "jpeg", "png", "webp"),
+        image: str | Sequence[str] = IMAGE_PARTS,
         label: Label = "cls",
         transform: Callable[[Any], Any] | None = None,
         target_transform: Callable[[Any], Any] | None = None,

@@ -1,4 +1,4 @@
-"""Options and exit codes of the commands ``demo``, ``bench``, ``parity``, ``check``, ``explain`` and ``preview``.
+"""Options and exit codes of the command line.
 
 The commands themselves are in their own packages. The packages of the ``cli`` extra are imported when a command runs,
 so this module needs only torchdali's own dependencies.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -96,6 +97,16 @@ def commands() -> click.Group:
     transform_option = click.option(
         "--transform", metavar="FILE:NAME", help="Your transform, for DIR.  [default: ImageNet's for training]"
     )
+
+    image_option = click.option(
+        "--image", metavar="PART", help="The image in SHARDS: parts of a tar, a feature of a TFRecord, keys of an LMDB."
+    )
+
+    def parse_bytes(_: click.Context, __: click.Parameter, text: str) -> int:
+        match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]?)B?", text.upper())
+        if match is None or not (size := int(float(match[1]) * 1000 ** " KMGT".index(match[2] or " "))):
+            raise click.BadParameter(f"must be a size such as 500MB or 1GB, got {text!r}")
+        return size
 
     @click.group(cls=Commands)
     @click.version_option(package_name="torchdali")
@@ -186,7 +197,7 @@ def commands() -> click.Group:
             sys.exit(1)
 
     @torchdali.command()
-    @folder_argument
+    @click.argument("targets", metavar="DIR|SHARDS...", nargs=-1, required=True)
     @output_option(
         "--output",
         "out",
@@ -194,9 +205,12 @@ def commands() -> click.Group:
         endings=(".csv", ".json"),
         help="File for the problems, too.",
     )
-    @device_option("Where DALI decodes.")
-    def check(folder: Path, out: Path | None, device: str) -> None:
-        """Decode every image under DIR, and list those with a problem.
+    @device_option("Where DALI decodes. PIL decodes images in shards.")
+    @image_option
+    def check(targets: tuple[str, ...], out: Path | None, device: str, image: str | None) -> None:
+        """Decode every image under DIR or in SHARDS, and list those with a problem.
+
+        SHARDS are tar, zip, TFRecord, RecordIO or LMDB files. A problem is named by shard, key and offset.
 
         Lists files that are truncated, corrupt, empty, unreadable, no images or too large for PIL, files whose names
         tell another format than they have, and files that PIL decodes and DALI does not. A bad file does not stop it.
@@ -206,16 +220,58 @@ def commands() -> click.Group:
         images, or DALI cannot be used.
         """
         from torchdali.tools.commands.check import check as run
-        from torchdali.tools.commands.check import write_result
+        from torchdali.tools.commands.check import check_shards, write_result
 
+        path = Path(targets[0])
         try:
-            result = run(folder, device=device, console=Console())
+            if len(targets) > 1 or not path.is_dir() or (path / "data.mdb").exists():
+                result = check_shards(targets, image, console=Console())
+            else:
+                result = run(path, device=device, console=Console())
         except DALIUnavailableError as error:
             raise click.UsageError(str(error)) from error
         if out:
             write_result(result, out)
         if result.problems:
             sys.exit(1)
+
+    @torchdali.command()
+    @click.argument("shards", metavar="SHARDS...", nargs=-1, required=True)
+    @image_option
+    @click.option("--label", metavar="PART", help="The label, as label= in Python.  [default: that of Python]")
+    @output_option("--output", "out", metavar="FILE", help="The index.  [default: a file beside the first shard]")
+    def index(shards: tuple[str, ...], image: str | None, label: str | None, out: Path | None) -> None:
+        """Make the index of SHARDS, which a dataset otherwise makes at its first use.
+
+        SHARDS are tar, zip, TFRecord, RecordIO or LMDB files, or patterns such as 'train-{000..146}.tar'.
+
+        Exits with 0 if the index is there, and with 2 if a shard is damaged or has changed, or an option is wrong.
+        """
+        from torchdali.tools.commands.shards import index_shards
+
+        index_shards(shards, image, label, out, Console())
+
+    @torchdali.command()
+    @folder_argument
+    @click.argument("out", metavar="OUT", type=click.Path(file_okay=False, path_type=Path))
+    @click.option("--format", type=click.Choice(["tar"]), default="tar", expose_value=False, help="Format of shards.")
+    @click.option(
+        "--shard-size", default="1GB", show_default=True, callback=parse_bytes, help="Size of a shard at most."
+    )
+    @count_option("--resize", metavar="PIXELS", help="Shorter side of the images. Smaller ones stay as they are.")
+    @click.option("--quality", type=click.IntRange(1, 100), default=90, show_default=True, help="That of --resize.")
+    @count_option("--threads", help="Threads that write.  [default: one for each core]")
+    def pack(folder: Path, out: Path, shard_size: int, resize: int | None, quality: int, threads: int | None) -> None:
+        """Write the images under DIR, a folder of class folders, into tar files in the folder OUT.
+
+        Images stay as they are, unless --resize is given. An index and the names of the classes are written, too.
+
+        Exits with 0 if all was written, and with 2 if an image cannot be read, OUT has shards, or an option is wrong.
+        """
+        from torchdali.runtime.machine import available_cores
+        from torchdali.tools.commands.shards import pack_folder
+
+        pack_folder(folder, out, shard_size, resize, quality, threads or available_cores(), Console())
 
     @torchdali.command(cls=ScriptCommand)
     @click.argument("target", metavar="DIR|SCRIPT|FILE:NAME")

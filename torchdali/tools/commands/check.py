@@ -7,11 +7,12 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, cast
 
 import numpy as np
@@ -31,6 +32,7 @@ from torchdali.sources.headers.batch import parse
 from torchdali.sources.paths import Paths, build_table
 from torchdali.tools.commands.decode import Decoder, diagnose
 from torchdali.tools.commands.files import FileList, Problem, detect_format, find_files, format_of_name
+from torchdali.tools.commands.shards import find_problems, open_shards
 from torchdali.transforms.spec import IntArray
 
 _CHUNK = 1024
@@ -106,6 +108,30 @@ def check(
     result.problems.sort()
     result.seconds = time.perf_counter() - start
     _print_result(result, console)
+    return result
+
+
+def check_shards(
+    shards: Sequence[str], image: str | None, *, console: Console | None = None, progress: Console | None = None
+) -> CheckResult:
+    """Decode the images in shards with PIL, and print each problem, then a summary.
+
+    Args:
+        shards: The shards, or their patterns.
+        image: The images in them; None for those that their datasets take.
+        console: Console for the problems.
+        progress: Console for the progress bar.
+
+    Raises:
+        OptionError: They are no shards, or a shard is damaged so that its images cannot be listed.
+    """
+    start = time.perf_counter()
+    with TemporaryDirectory() as folder:  # an index without labels, which nothing else needs
+        dataset = open_shards(shards, image, Path(folder) / "index.npz", label=None)
+        problems = find_problems(dataset, progress or Console(stderr=True))
+    result = CheckResult(Path(shards[0]), len(dataset), problems)
+    result.seconds = time.perf_counter() - start
+    _print_result(result, console or Console())
     return result
 
 

@@ -1,0 +1,101 @@
+"""``torchdali pack``, ``index``, and ``check`` of shards."""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+from PIL import Image
+from torchvision.datasets import ImageFolder
+
+from torchdali.datasets import Tar, pack
+from torchdali.tools.cli import commands
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(commands(), [str(argument) for argument in arguments])
+
+
+def test_pack_keeps_bytes_and_order(pictures: Path, tmp_path: Path) -> None:
+    result = run("pack", pictures, tmp_path / "out", "--shard-size", "20KB", "--threads", 2)
+    assert result.exit_code == 0, result.output
+    folder, shards = ImageFolder(pictures), sorted((tmp_path / "out").glob("shard-*.tar"))
+    assert f"{len(folder)} images in {len(shards)} shards of {tmp_path / 'out'}, 0.0" in result.output
+    assert len(shards) > 2
+    dataset = Tar(shards)
+    assert [label for _, label in dataset] == folder.targets
+    assert [dataset.read(range_of(row))[0].tobytes() for row in range(len(dataset))] == [
+        Path(path).read_bytes() for path, _ in folder.samples
+    ]
+    assert (tmp_path / "out" / "classes.txt").read_text().split() == folder.classes
+    with tarfile.open(shards[1]) as archive:  # any program reads it
+        assert archive.getnames()[1].endswith(".cls")
+    assert all(path.stat().st_size < 20_000 + 10240 for path in shards)
+    again = run("pack", pictures, tmp_path / "out")
+    assert again.exit_code == 2
+    assert "has shards already, such as shard-000000.tar" in again.output
+    assert run("pack", pictures, tmp_path / "new", "--shard-size", "much").exit_code == 2
+    assert run("pack", tmp_path / "out", tmp_path / "new").exit_code == 2
+
+
+def range_of(row: int) -> np.ndarray:
+    return np.array([row])
+
+
+def test_pack_resizes(pictures: Path, tmp_path: Path) -> None:
+    Image.new("RGBA", (300, 40)).save(tmp_path / "wide.png")
+    samples = [(tmp_path / "wide.png", 2), *ImageFolder(pictures).samples[:2]]
+    dataset = pack(samples, tmp_path / "out", resize=20, quality=50)
+    assert (dataset[0][0].size, dataset[0][1]) == ((150, 20), 2)
+    assert all(min(image.size) == 20 for image, _ in dataset)
+    assert min(pack(samples, tmp_path / "large", resize=500)[1][0].size) < 100
+    with pytest.raises(ValueError, match="must have a suffix and a label of 0 or more, got -1"):
+        pack([("x.jpg", -1)], tmp_path / "none")
+    damaged = tmp_path / "damaged.jpg"
+    damaged.write_bytes(b"nothing")
+    with pytest.raises(OSError, match="cannot identify"):
+        pack([(damaged, 0)], tmp_path / "none", resize=9)
+    assert list((tmp_path / "none").iterdir()) == []
+
+
+def test_index_is_the_one_that_a_dataset_takes(pictures: Path, tmp_path: Path) -> None:
+    pack(pictures, tmp_path)
+    for file in tmp_path.glob("*.npz"):
+        file.unlink()
+    result = run("index", tmp_path / "shard-*.tar")
+    assert result.exit_code == 0, result.output
+    assert "24 images in 1 shards, 17 bytes for each, in " in result.output
+    (made,) = tmp_path.glob("*.npz")
+    assert Tar(tmp_path / "shard-000000.tar").index.file == made
+    assert run("index", tmp_path / "shard-*.tar", "--label", "cls,json", "--output", tmp_path / "i.npz").exit_code == 0
+    os.truncate(tmp_path / "shard-000000.tar", 2000)
+    refused = run("index", tmp_path / "shard-*.tar")
+    assert refused.exit_code == 2
+    assert "has changed since" in " ".join(refused.output.split())
+
+
+def test_check_names_shard_key_and_offset(pictures: Path, tmp_path: Path) -> None:
+    samples = ImageFolder(pictures).samples
+    whole = Path(samples[0][0]).read_bytes()
+    contents = {"cut": whole[: len(whole) // 2], "empty": b"", "html": b"<html>", "sound": whole}
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        for key, data in contents.items():
+            member = tarfile.TarInfo(f"{key}.jpg")
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    result = run("check", tmp_path / "a.tar")
+    assert result.exit_code == 1
+    lines = [" ".join(line.split()) for line in result.output.splitlines()]
+    assert f"truncated {tmp_path / 'a.tar'}, cut at byte 512 it ends before" in next(x for x in lines if "cut" in x)
+    assert [sum(line.startswith(kind) for line in lines) for kind in ("truncated", "empty", "no image")] == [1, 1, 1]
+    assert any("4 images" in line and "3 with problems" in line for line in lines)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.tar"]
+    assert run("check", pack(pictures, tmp_path / "out").shards.paths[0]).exit_code == 0
+    (tmp_path / "b.tar").write_bytes(b"x" * 2000)
+    assert "is no tar file, or damaged" in " ".join(run("check", tmp_path / "b.tar").output.split())
+    assert run("check", tmp_path / "missing.tar").exit_code == 2

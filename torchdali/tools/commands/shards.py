@@ -1,0 +1,145 @@
+"""``torchdali index``, ``torchdali pack``, and ``torchdali check`` of shards."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import PIL.Image
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torchvision.datasets import ImageFolder
+
+from torchdali.datasets import LMDB, RecordIO, Tar, TFRecord, Zip, pack
+from torchdali.datasets.base import EncodedDataset
+from torchdali.datasets.fields import open_rgb
+from torchdali.datasets.patterns import expand
+from torchdali.datasets.sharded import ShardedDataset
+from torchdali.errors import OptionError
+from torchdali.runtime.machine import available_cores
+from torchdali.tools.commands.files import Problem
+
+_CHUNK = 256
+
+
+def open_shards(shards: Sequence[str], image: str | None, index: Path | None, **options: Any) -> ShardedDataset:
+    """Return the dataset of some shards; their names tell which.
+
+    Args:
+        shards: The shards, or their patterns.
+        image: The images in them; None for those that the dataset takes.
+        index: The file of the index; None for a name beside the first shard.
+        options: ``label``, if it is not the dataset's own.
+
+    Raises:
+        OptionError: They cannot be read as such.
+    """
+    try:
+        paths = expand(shards)
+        kind = {".tar": Tar, ".json": Tar, ".zip": Zip, ".rec": RecordIO, ".lmdb": LMDB, ".mdb": LMDB}.get(
+            Path(paths[0]).suffix.lower(), LMDB if Path(paths[0], "data.mdb").exists() else TFRecord
+        )
+        if image:
+            options["image"] = tuple(image.split(",")) if kind is Tar else image
+        return kind(paths, index=index, **options)
+    except (ValueError, TypeError, OSError) as error:
+        raise OptionError(str(error)) from error
+
+
+def index_shards(
+    shards: Sequence[str], image: str | None, label: str | None, index: Path | None, console: Console
+) -> None:
+    """Make the index of shards, or check that the one that exists fits them."""
+    start = time.perf_counter()
+    options = {} if label is None else {"label": label.split(",") if "," in label else label}
+    dataset = open_shards(shards, image, index, **options)
+    console.print(
+        f"{len(dataset):,} images in {len(dataset.shards.paths):,} shards, {dataset.index.bytes_per_row:.0f} bytes for "
+        f"each, in {dataset.index.file} ({time.perf_counter() - start:.1f} s)",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )
+
+
+def pack_folder(
+    folder: Path, out: Path, shard_bytes: int, resize: int | None, quality: int, num_threads: int, console: Console
+) -> None:
+    """Write the images of a folder of class folders into tar files.
+
+    Raises:
+        OptionError: There are no images, or the shards cannot be written.
+    """
+    try:
+        samples = ImageFolder(folder)
+    except FileNotFoundError as error:
+        raise OptionError(str(error)) from error
+    with _make_progress() as bar:
+        task, lock = bar.add_task("packed", total=len(samples)), threading.Lock()
+
+        def advance(count: int) -> None:
+            with lock:
+                bar.advance(task, count)
+
+        try:
+            dataset = pack(samples.samples, out, shard_bytes, resize, quality, num_threads, advance)
+        except (OSError, ValueError) as error:
+            raise OptionError(str(error)) from error
+    (out / "classes.txt").write_text("".join(f"{name}\n" for name in samples.classes))
+    total = sum(Path(path).stat().st_size for path in dataset.shards.paths)
+    console.print(
+        f"{len(dataset):,} images in {len(dataset.shards.paths):,} shards of {out}, {total / 1e9:,.2f} GB",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )
+
+
+def find_problems(dataset: EncodedDataset, progress: Console) -> list[Problem]:
+    """Decode the images of shards with PIL. Return the problems, each with shard, key and offset, sorted."""
+    result: list[Problem] = []
+    starts = range(0, len(dataset), _CHUNK)
+    with _make_progress(progress) as bar, ThreadPoolExecutor(available_cores(), "torchdali-check") as threads:
+        task = bar.add_task("checked", total=len(dataset))
+        for problems in threads.map(partial(_check_rows, dataset), starts):
+            result += problems
+            bar.advance(task, _CHUNK)
+    return sorted(result)
+
+
+def _check_rows(dataset: EncodedDataset, start: int) -> list[Problem]:
+    rows = range(start, min(start + _CHUNK, len(dataset)))
+    return [Problem(dataset.name(row), *problem) for row in rows if (problem := _check_row(dataset, row))]
+
+
+def _check_row(dataset: EncodedDataset, row: int) -> tuple[str, str] | None:
+    try:
+        (data,) = dataset.read(np.array([row], np.int64))
+    except (OSError, ValueError) as error:
+        return "unreadable", f"it cannot be read ({error})"
+    if not len(data):
+        return "empty", "it has no bytes"
+    try:
+        open_rgb(data)
+    except PIL.UnidentifiedImageError:
+        return "no image", f"no format that PIL knows begins with {data[:16].tobytes()!r}"
+    except PIL.Image.DecompressionBombError as error:
+        return "too large", str(error)
+    except Exception as error:  # noqa: BLE001 - on files made to break it, PIL raises errors of any type
+        if "truncated" in str(error):
+            return "truncated", f"it ends before its image does ({error})"
+        return "corrupt", f"it cannot be decoded ({error!r})"
+    if data[:3].tobytes() == b"\xff\xd8\xff" and data[-2:].tobytes() != b"\xff\xd9":
+        return "truncated", "it does not end as a JPEG does; PIL still reads it"
+    return None
+
+
+def _make_progress(console: Console | None = None) -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=console or Console(stderr=True))
