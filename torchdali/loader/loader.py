@@ -20,10 +20,12 @@ from torchvision.datasets import ImageFolder
 from torchdali.errors import SampleError
 from torchdali.loader.explain import collect_stats, describe_loader
 from torchdali.loader.native_plan import NativePlan
-from torchdali.loader.options import LoaderOptions
+from torchdali.loader.options import IMMUTABLE, MUTABLE, TRANSFORMS, LoaderOptions, check_assignment, describe_collision
+from torchdali.loader.pictures import draw_batch
 from torchdali.loader.probe import probe_session
 from torchdali.loader.session import Session, make_context
 from torchdali.loader.stats import Stats
+from torchdali.loader.twin import read_next_batch
 from torchdali.pipeline import graph
 from torchdali.pipeline.clock import Clock
 from torchdali.pipeline.tuning import DefaultInt
@@ -47,11 +49,6 @@ else:
     from typing import TypeVar
 
     _T = TypeVar("_T", covariant=True)
-
-_IMMUTABLE = ("seed", "on_error", "max_errors", "fidelity", "images")
-_TRANSFORMS = ("transform", "batch_transform")
-_MUTABLE = (*_TRANSFORMS, "device", "cache", "cache_bytes", "decode_bytes")
-_READ_ONLY = ("distributed", "errors")
 
 
 class DALILoader(DataLoader[_T]):
@@ -146,8 +143,8 @@ class DALILoader(DataLoader[_T]):
     ) -> None:
         if isinstance(dataset, (str, os.PathLike)):
             dataset = cast("Dataset[_T]", ImageFolder(Path(dataset).expanduser()))
-        if collisions := sorted({*_IMMUTABLE, *_MUTABLE}.intersection(vars(self))):
-            raise ValueError(_name_collision(self, collisions[0]))
+        if collisions := sorted({*IMMUTABLE, *MUTABLE}.intersection(vars(self))):
+            raise ValueError(describe_collision(self, collisions[0]))
         # Lightning and Accelerate copy DataLoader's default from another loader. It is not the user's choice.
         prefetch_depth = None if isinstance(prefetch_factor, DefaultInt) else prefetch_factor
         options = LoaderOptions(
@@ -188,18 +185,13 @@ class DALILoader(DataLoader[_T]):
 
     def __setattr__(self, attr: str, val: Any) -> None:
         """Reject changes to arguments that only take effect at construction, as ``DataLoader`` does."""
-        if attr in _IMMUTABLE and attr in vars(self):
-            raise ValueError(f"{attr} attribute should not be set after {type(self).__name__} is initialized")
-        if attr in _READ_ONLY and getattr(type(self), attr) is getattr(DALILoader, attr):
-            raise ValueError(f"{attr} of a DALILoader is for reading; a subclass keeps its own under another name")
-        if attr in _TRANSFORMS and attr in vars(self) and not type(self).__module__.startswith("torchdali."):
-            raise ValueError(_name_collision(self, attr))
+        check_assignment(self, DALILoader, attr)
         if attr == "prefetch_factor" and "_options" in vars(self) and not isinstance(val, DefaultInt):
             self._options = replace(self._options, prefetch_depth=val)
         if attr == "collate_fn":
             val = guard_collate(val, self.transform is not None or self.batch_transform is not None)
         super().__setattr__(attr, val)
-        if attr in _TRANSFORMS and "collate_fn" in vars(self):
+        if attr in TRANSFORMS and "collate_fn" in vars(self):
             self.collate_fn = self.collate_fn  # guard it, or not, for the transforms that are set now
 
     def _mark_default(self) -> None:
@@ -212,7 +204,7 @@ class DALILoader(DataLoader[_T]):
         self._session.refresh_source(self.dataset, self._update_options())
 
     def _update_options(self) -> LoaderOptions:
-        self._options = replace(self._options, **{name: getattr(self, name) for name in _MUTABLE})
+        self._options = replace(self._options, **{name: getattr(self, name) for name in MUTABLE})
         return self._options
 
     def _native_plan(self) -> NativePlan:
@@ -353,6 +345,22 @@ class DALILoader(DataLoader[_T]):
             probe_session(self, self._options, self._session, self._error_policy, self._clock)
         return collect_stats(self, self._update_options(), self._session, self._clock)
 
+    def show_batch(self, max_images: int = 16, file: str | os.PathLike[str] | None = None) -> None:
+        """Draw the next batch with matplotlib: a grid of images with their labels, boxes, masks and key points.
+
+        A copy of the loader makes the batch. Order, random numbers and an epoch in progress stay as they are.
+
+        Args:
+            max_images: Maximum number of images.
+            file: Where to save the picture. Without it pyplot gets a new figure, which notebooks show.
+
+        Raises:
+            ImportError: matplotlib is not installed.
+            ValueError: The batch has no images, or an ``IterableDataset`` is without worker processes.
+        """
+        self._refresh()
+        draw_batch(self, read_next_batch(self, self._options, self._shards, self._clock), max_images, file)
+
     @property
     def _is_accelerate_prepared(self) -> bool:
         """Raise TypeError. Accelerate reads this attribute before it makes a plain ``DataLoader`` from the others."""
@@ -390,10 +398,3 @@ class DALILoader(DataLoader[_T]):
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-
-def _name_collision(loader: Any, name: str) -> str:
-    return (
-        f"{type(loader).__name__} keeps an attribute {name} of its own, which DALILoader takes for its argument "
-        f"{name}=: give the attribute another name"
-    )

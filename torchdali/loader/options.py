@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 
@@ -16,7 +16,12 @@ from torchdali.samples.on_error import OnError
 from torchdali.transforms import check_callable, flatten
 from torchdali.transforms.spec import Fidelity, check_fidelity
 
-__all__ = ["LoaderOptions"]
+__all__ = ["IMMUTABLE", "MUTABLE", "TRANSFORMS", "LoaderOptions", "check_assignment", "describe_collision"]
+
+IMMUTABLE = ("seed", "on_error", "max_errors", "fidelity", "images")
+TRANSFORMS = ("transform", "batch_transform")
+MUTABLE = (*TRANSFORMS, "device", "cache", "cache_bytes", "decode_bytes")
+_READ_ONLY = ("distributed", "errors")
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,3 +87,27 @@ class LoaderOptions:
 
 def _is_int(value: Any, least: int) -> bool:
     return isinstance(value, Integral) and value is not True and value is not False and int(value) >= least
+
+
+def describe_collision(loader: Any, name: str) -> str:
+    """Return the message for a subclass that has an attribute with the name of an argument."""
+    return (
+        f"{type(loader).__name__} keeps an attribute {name} of its own, which DALILoader takes for its argument "
+        f"{name}=: give the attribute another name"
+    )
+
+
+def check_assignment(loader: Any, base: type, name: str) -> None:
+    """Raise ValueError for an attribute that must not be assigned, or that a subclass uses for something else.
+
+    Args:
+        loader: The loader.
+        base: ``DALILoader``.
+        name: Name of the attribute.
+    """
+    if name in IMMUTABLE and name in vars(loader):
+        raise ValueError(f"{name} attribute should not be set after {type(loader).__name__} is initialized")
+    if name in _READ_ONLY and getattr(cast("Any", type(loader)), name) is getattr(base, name):
+        raise ValueError(f"{name} of a DALILoader is for reading; a subclass keeps its own under another name")
+    if name in TRANSFORMS and name in vars(loader) and not type(loader).__module__.startswith("torchdali."):
+        raise ValueError(describe_collision(loader, name))
