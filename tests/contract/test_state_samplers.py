@@ -149,6 +149,44 @@ def test_a_generator_that_a_sampler_makes_late(make: Make, kind: str, epoch: int
     assert_goes_on(make, epoch, batches, sampler=lambda: Late(kind))
 
 
+UNSEEDED: dict[str, Callable[[], Any]] = {
+    "torch's": lambda: (lambda rng: (rng.seed(), rng)[1])(torch.Generator()),
+    "python's": random.Random,
+    "numpy's": np.random.default_rng,
+    "numpy's of old": np.random.RandomState,
+}
+
+
+@pytest.mark.parametrize("kind", UNSEEDED)
+def test_a_late_generator_that_the_system_seeds(make: Make, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the epoch that makes it, its first state is unknown. Later epochs begin with a state that was saved."""
+    monkeypatch.setitem(LATE, kind, (UNSEEDED[kind], LATE[kind][1]))
+    loader = make(sampler=lambda: Late(kind))
+    iterator = iter(loader)
+    next(iterator)
+    before = torch.get_rng_state(), random.getstate()
+    with pytest.raises(RuntimeError, match=r"must make sampler\.rng with the same state again"):
+        loader.state_dict()
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert random.getstate() == before[1]
+    assert len(list(iterator)) == 12 / loader.batch_size - 1, "the epoch goes on"
+    iterator = iter(loader)
+    next(iterator)
+    again = make(sampler=lambda: Late(kind))
+    again.load_state_dict(loader.state_dict())
+    assert [labels.tolist() for _, labels in again] == [labels.tolist() for _, labels in iterator]
+
+
+def test_a_late_generator_that_torchs_seeds(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is made again from the same state of torch's generator."""
+
+    def seeded() -> random.Random:
+        return random.Random(int(torch.randint(2**40, ())))
+
+    monkeypatch.setitem(LATE, "python's", (seeded, LATE["python's"][1]))
+    assert_goes_on(make, 0, 2, sampler=lambda: Late("python's"))
+
+
 @pytest.mark.parametrize(
     ("epoch", "batches", "workers"), [(*moment, (NONE, TWO)[i % 2]) for i, moment in enumerate(MOMENTS)]
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import copy
 import json
 import random
 from collections.abc import Mapping
@@ -133,22 +134,51 @@ class Generators:
             setattr(self.lazy.pop(name), name.rpartition(".")[2], made)
             self.own[name] = made
 
+    def find_unrepeatable(self, loader: Any) -> str | None:
+        """Return the name of a generator that a sampler has made since, and would make with another state again.
+
+        A state from the same epoch cannot have it: nothing tells the state that it was made with.
+        """
+        present, samplers = Generators(loader), find_samplers(loader)
+        for name in present.own.keys() - self.own.keys():
+            path, _, attribute = name.rpartition(".")
+            if path in samplers and not _is_made_alike(samplers[path], attribute, present):
+                return name
+        return None
+
     def check(self, states: Mapping[str, State]) -> None:
         """Raise ValueError if a state cannot be restored. Try it on another generator, so that none changes."""
         generators = self.own | self.shared
         for name, state in states.items():
             try:
-                copy = _make(state)
-                _write(copy, state)
+                replica = _make(state)
+                _write(replica, state)
             except Exception as error:  # noqa: BLE001 - the generators raise various classes
                 refuse_damaged(f"the state of the generator {name}: {error!r}", error)
-            if name in generators and type(copy) is not type(_make(_read(generators[name]))):
+            if name in generators and type(replica) is not type(_make(_read(generators[name]))):
                 kind = type(generators[name]).__name__
-                refuse_damaged(f"{name} must be the state of a {kind}, got that of a {type(copy).__name__}")
+                refuse_damaged(f"{name} must be the state of a {kind}, got that of a {type(replica).__name__}")
 
     def draw_seed(self) -> int:
         """Draw a base seed for workers as DataLoader does."""
         return draw_seed(self._seeds)
+
+
+def _is_made_alike(sampler: Any, attribute: str, generators: Generators) -> bool:
+    """Return whether two copies of a sampler make generators of equal states. All generators stay as they are."""
+    states, made = generators.states(), list[State]()
+    try:
+        for _ in range(2):
+            twin = copy.copy(sampler)
+            setattr(twin, attribute, None)
+            next(iter(twin), None)
+            made.append(_read(getattr(twin, attribute)))
+            generators.set(states)
+    except Exception:  # noqa: BLE001 - a sampler may raise anything
+        return False
+    finally:
+        generators.set(states)
+    return made[0] == made[1]
 
 
 def _read(generator: Any) -> State:

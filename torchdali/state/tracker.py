@@ -84,6 +84,12 @@ class ProgressTracker:
                     "the sampler must not share a generator with other code, but other code drew from it between "
                     "batches; give the sampler a generator of its own, or state_dict() and load_state_dict()"
                 )
+            if not self.progress.finished and (name := self.progress.generators.find_unrepeatable(loader)):
+                raise RuntimeError(
+                    f"the sampler must make {name} with the same state again to resume this epoch, but two that it "
+                    "made differ; make the generator before the epoch, give it a seed, or call state_dict() after "
+                    "this epoch"
+                )
             self._note_used(self.progress)
         # A sampler that has not run yet may still draw from any global generator, so save them all.
         used = self._used if self._has_asked_sampler else self._used | Generators(loader).non_torch
