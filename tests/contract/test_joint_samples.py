@@ -79,6 +79,12 @@ def test_masks_are_stacked_with_their_images(images: Any, workers: int) -> None:
     assert [type(part) for part in ours[0]] == [torch.Tensor] * 2
 
 
+def test_masks_that_nothing_moves_outlive_the_memory_of_workers(images: Any) -> None:
+    dataset, chain = Annotated(images, 24, points=False), [v2.ToDtype(torch.float32, scale=True)]
+    ours, expected = load(dataset, chain, 2, num_workers=1), load_expected(dataset, chain, 2, as_lists)
+    assert same([batch[1] for batch in ours], [batch[1] for batch in expected])
+
+
 def test_single_samples(images: Any) -> None:
     dataset = Annotated(images, 5)
     ours = load(dataset, CHAIN, None, None)

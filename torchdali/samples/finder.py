@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -25,7 +26,7 @@ from torchdali.samples.tree import (
     tree_leaves,
 )
 
-__all__ = ["RULE", "ImageFinder", "Images"]
+__all__ = ["RULE", "ImageFinder", "Images", "find_common_key_paths"]
 
 RULE = (
     "all PIL images and tv_tensors.Image of a sample, else the first array (H, W, C), tensor (C, H, W), encoded file "
@@ -218,3 +219,27 @@ def _is_likely_image(leaf: Any) -> bool:
     if isinstance(leaf, torch.Tensor) and not isinstance(leaf, tv_tensors.TVTensor):
         return leaf.ndim == 3 and 0 < leaf.shape[0] <= MAX_CHANNELS and not leaf.is_complex()
     return False
+
+
+def find_common_key_paths(
+    samples: Sequence[Tree], image_lists: Sequence[Sequence[tuple[str, Any]]]
+) -> tuple[tuple[str, ...], dict[int, tuple[str, str]], dict[int, tuple[str, str]]]:
+    """Return the key paths that most samples have, and the samples that have others.
+
+    Returns:
+        The most common key paths; the first sample with others, with a reason; all such samples, if none of them has an
+        image.
+    """
+    key_path_lists = [tuple(path for path, _ in images) for images in image_lists]
+    ((common, _),) = Counter(filter(None, key_path_lists)).most_common(1)
+    mismatch: dict[int, tuple[str, str]] = {}
+    for number, key_paths in enumerate(key_path_lists):
+        if key_paths != common:
+            has = f"its images are at {format_key_paths(key_paths)}" if key_paths else "no image was found in it"
+            usual = format_key_paths(common)
+            reason = (
+                f"{has}, in other samples of the batch they are at {usual}; it is {describe_sample(samples[number])}"
+            )
+            mismatch[number] = (usual, reason)
+    has_others = any(key_path_lists[number] for number in mismatch)
+    return common, dict(list(mismatch.items())[:1]), {} if has_others else mismatch

@@ -153,7 +153,11 @@ class PackedFileReader(FileReader):
 
 def _select_targets(packed: Packed, group: PackedImages, rows: IntArray) -> Targets | None:
     """Return the boxes, masks and key points of each image. Images of one sample get the same ones."""
-    return packed.targets.select(group.sample[rows], group.size[rows]) if packed.targets else None
+    if packed.targets is None:
+        return None
+    if isinstance(packed.block, SharedBuffer):
+        packed.targets.attach_masks(packed.block.contents)
+    return packed.targets.select(group.sample[rows], group.size[rows])
 
 
 def _find_sample_substitutes(packed: Packed, group: PackedImages, bad: npt.NDArray[np.bool_]) -> IntArray | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
@@ -16,6 +17,7 @@ from torchdali.samples.annotations import Annotations, LabelsGetters, check_has_
 from torchdali.samples.tree import Tree, describe_sample
 from torchdali.transforms.spec import IntArray
 from torchdali.transforms.targets import Targets
+from torchdali.workers.shared_memory import align
 
 __all__ = ["PackedTargets", "pack_targets"]
 
@@ -40,6 +42,7 @@ class PackedTargets:
         labels: For each sample, the tensors that lose the rows of dropped boxes or key points.
         owners: For each of the labels, the number in its sample of the boxes or key points that it belongs to.
         first: ``(N,)`` number of each sample's first placeholder.
+        detached: Sample, place, offset, dtype and shape of each mask that lies in shared memory.
     """
 
     targets: Targets
@@ -48,6 +51,38 @@ class PackedTargets:
     labels: list[list[torch.Tensor]]
     owners: list[list[int]]
     first: IntArray
+    detached: list[tuple[int, int, int, np.dtype[Any], tuple[int, ...]]] = field(
+        default_factory=list["tuple[int, int, int, np.dtype[Any], tuple[int, ...]]"]
+    )
+
+    def detach_masks(self, offset: int) -> tuple[list[tuple[int, npt.NDArray[Any]]], int]:
+        """Take out the masks, to write them into shared memory. :meth:`attach_masks` puts them back.
+
+        Args:
+            offset: Offset of the first mask in the memory, in bytes.
+
+        Returns:
+            The offset and the values of each mask, and the offset after the last one.
+        """
+        masks: list[tuple[int, npt.NDArray[Any]]] = []
+        for sample, places in enumerate(self.targets.places or []):
+            for i, place in enumerate(places):
+                if isinstance(place, torch.Tensor):
+                    mask = place.as_subclass(torch.Tensor).resolve_neg().numpy()
+                    masks.append((offset, mask))
+                    self.detached.append((sample, i, offset, mask.dtype, mask.shape))
+                    places[i] = (0, 0)
+                    offset = align(offset + mask.nbytes)
+        return masks, offset
+
+    def attach_masks(self, memory: npt.NDArray[np.uint8]) -> None:
+        """Put masks back that lie in shared memory. They are views of it."""
+        for sample, i, start, dtype, shape in self.detached:
+            length = math.prod(shape) * dtype.itemsize
+            mask = torch.from_numpy(memory[start : start + length].view(dtype).reshape(shape))
+            assert self.targets.places is not None
+            self.targets.places[sample][i] = mask
+        self.detached.clear()
 
     def select(self, samples: IntArray, size: IntArray) -> Targets:
         """Return the targets of some samples, in any order. Moves do not change the packed ones.

@@ -6,7 +6,6 @@ number and does not use CUDA.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
@@ -20,12 +19,11 @@ from torch.utils.data import get_worker_info
 from torchdali.errors import SampleError
 from torchdali.runtime.exceptions import add_note
 from torchdali.samples.annotations import LabelsGetters, check_has_image
-from torchdali.samples.finder import ImageFinder
+from torchdali.samples.finder import ImageFinder, find_common_key_paths
 from torchdali.samples.image import ImageInput, RefusedError, StoredURL, UnreadableError, make_black, to_image_input
 from torchdali.samples.on_error import SIZE, OnError, find_substitutes
 from torchdali.samples.pil import PILHeader
 from torchdali.samples.tree import (
-    Tree,
     build_tree,
     collate,
     describe_sample,
@@ -246,7 +244,7 @@ class Packer:
             packed.data = pickle_batch(packed.data) if in_worker else packed.data
             return {}
         if self._uses_default_collate or self._on_error != "raise":
-            key_paths, mismatch, imageless = _find_common_key_paths(trees, image_lists)
+            key_paths, mismatch, imageless = find_common_key_paths(trees, image_lists)
             if self._on_error == "skip" and imageless:
                 return imageless
             if self._on_error == "replace" and imageless:
@@ -277,7 +275,6 @@ class Packer:
         if in_worker:  # torch sends each tensor by a file descriptor, and uncollated samples have too many tensors
             by_value = not self._uses_default_collate or packed.targets is not None
             packed.data = pickle_batch(packed.data, tensors_by_value=by_value)
-            packed.targets = cast("Any", packed.targets and pickle_batch(packed.targets, tensors_by_value=True))
         self._pack(packed, images, in_worker)  # last: the block of a batch that fails later would never become free
         return {}
 
@@ -326,7 +323,11 @@ class Packer:
                 group.arrays = [np.ascontiguousarray(array) for array in arrays]
             return
         self._pool = self._pool or SharedBufferPool()
+        masks, size = packed.targets.detach_masks(size) if packed.targets else ([], size)
+        packed.targets = cast("Any", packed.targets and pickle_batch(packed.targets, tensors_by_value=True))
         memory, packed.block = self._pool.take(size)
+        for start, mask in masks:
+            np.copyto(memory[start : start + mask.nbytes].view(mask.dtype).reshape(mask.shape), mask)
         for group, arrays in zip(packed.groups, array_lists, strict=True):
             for start, length, array in zip(group.start.tolist(), group.length.tolist(), arrays, strict=True):
                 np.copyto(memory[start : start + length].view(array.dtype).reshape(array.shape), array)
@@ -368,30 +369,6 @@ def _lay_out(
         [image.header for _, _, image in members if image.header],
     )
     return group, align(offset + int(length.sum()))
-
-
-def _find_common_key_paths(
-    samples: Sequence[Tree], image_lists: Sequence[Sequence[tuple[str, Any]]]
-) -> tuple[tuple[str, ...], dict[int, tuple[str, str]], dict[int, tuple[str, str]]]:
-    """Return the key paths that most samples have, and the samples that have others.
-
-    Returns:
-        The most common key paths; the first sample with others, with a reason; all such samples, if none of them has an
-        image.
-    """
-    key_path_lists = [tuple(path for path, _ in images) for images in image_lists]
-    ((common, _),) = Counter(filter(None, key_path_lists)).most_common(1)
-    mismatch: dict[int, tuple[str, str]] = {}
-    for number, key_paths in enumerate(key_path_lists):
-        if key_paths != common:
-            has = f"its images are at {format_key_paths(key_paths)}" if key_paths else "no image was found in it"
-            usual = format_key_paths(common)
-            reason = (
-                f"{has}, in other samples of the batch they are at {usual}; it is {describe_sample(samples[number])}"
-            )
-            mismatch[number] = (usual, reason)
-    has_others = any(key_path_lists[number] for number in mismatch)
-    return common, dict(list(mismatch.items())[:1]), {} if has_others else mismatch
 
 
 def _is_iterable_batch(data: Any) -> bool:

@@ -187,7 +187,10 @@ class Leaves:
         if self.pixels is None:
             raise ValueError("the pixels of masks are not known")
         if mask.device.type == "cpu":
-            mask = torch.from_numpy(np.ascontiguousarray(self.pixels.take(i, mask.numpy())))
+            array = mask.numpy()
+            taken = self.pixels.take(i, array)
+            # A mask that nothing has moved may lie in memory that a worker will use again.
+            mask = torch.from_numpy(taken.copy() if taken is array else np.ascontiguousarray(taken))
         else:
             mask = self.pixels.gather(i, mask)
         mask = mask.to(self.mask_dtype or mask.dtype)
