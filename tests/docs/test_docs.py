@@ -190,6 +190,60 @@ def test_code_of_csv_and_medical(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert -2.001 < float(names["batch"].min()) < float(names["batch"].max()) < 2.001
 
 
+def test_code_of_detection_and_masks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("data/train").mkdir(parents=True)
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (50, 60, 3), np.uint8)).save("data/train/0.jpg")
+    small = {"min_size=[480, 512, 544], max_size=800": "min_size=[100], max_size=200", "batch_size=16": "device='cpu'"}
+    names = run_page("detection_and_masks.md", small)
+    (image,), (target,) = names["images"], names["targets"]
+    assert image.shape == (3, 100, 120)
+    assert image.dtype == torch.float32
+    assert target["labels"].tolist() == [0, 2]
+    assert target["boxes"].canvas_size == (100, 120)
+    widths = (target["boxes"][:, 2] - target["boxes"][:, 0]).tolist()
+    assert widths == [52, 38], "twice as wide as before, flipped or not"
+
+
+@pytest.mark.usefixtures("in_folder")
+def test_code_of_bad_samples(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("data/train/dog/3.jpg").write_bytes(b"no image")
+    train = v2.Compose([v2.ToImage(), v2.RandomResizedCrop(32)])
+    names = run_page("bad_samples.md", train=train)
+    assert [error.path for error in names["loader"].errors] == ["data/train/dog/3.jpg"]
+    assert "11 data/train/dog/3.jpg" in capsys.readouterr().out
+
+
+def test_code_of_transforms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (50, 60, 3), np.uint8))
+    image.save("a.jpg")
+    image.save("b.jpg")
+    crop = v2.Compose([v2.ToImage(), v2.RandomResizedCrop(32)])
+    tensor = torch.zeros((3, 40, 40), dtype=torch.uint8)
+    names = run_page(
+        "transforms.md",
+        {'open("b.jpg", "rb").read()': "image_bytes"},
+        image_bytes=Path("b.jpg").read_bytes(),
+        v2=v2,
+        global_crops=crop,
+        local_crops=crop,
+        pil_image=image,
+        tensor=tensor,
+    )
+    assert len(names["views"](tensor)) == 8
+    assert names["batch"].shape == (4, 3, 224, 224)
+
+
+def test_python_of_every_page_runs() -> None:
+    """A test here names each page with Python. What explain-and-stats and the first page have is on other pages too."""
+    tests = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
+    pages = {path.name for path in (ROOT / "docs").glob("*.md") if "```python\n" in path.read_text()}
+    run = {page for page in pages if re.search(rf'[/"]{page.removesuffix(".md")}(?:\.md)?"', tests)}
+    assert pages - run - {"index.md"} == {"explain" + "_and_stats.md"}
+
+
 @pytest.mark.usefixtures("in_folder")
 def test_code_of_caches(capsys: pytest.CaptureFixture[str]) -> None:
     (code,) = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs" / "caches.md").read_text(), re.MULTILINE | re.DOTALL)
