@@ -1,5 +1,6 @@
 """Datasets of images that lie in larger files or in tables. ``DataLoader`` takes them, too."""
 
+from torchdali.datasets.hugging_face import HuggingFace
 from torchdali.datasets.lmdb import LMDB
 from torchdali.datasets.packing import pack
 from torchdali.datasets.recordio import RecordIO
@@ -8,4 +9,4 @@ from torchdali.datasets.tar import Tar
 from torchdali.datasets.tfrecord import TFRecord
 from torchdali.datasets.zip import Zip
 
-__all__ = ["LMDB", "RecordIO", "TFRecord", "Table", "Tar", "Zip", "pack"]
+__all__ = ["LMDB", "HuggingFace", "RecordIO", "TFRecord", "Table", "Tar", "Zip", "pack"]
