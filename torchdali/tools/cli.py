@@ -330,7 +330,8 @@ def commands() -> click.Group:
         """Show images of DIR through torchdali, the same through torchvision, and the difference.
 
         torchvision decodes with PIL, and gets the random numbers that torchdali has drawn. The difference is
-        magnified ten times. If a part of the transform runs in torch, both sides show the image before that part.
+        magnified until it can be seen. If a part of the transform runs in torch, both sides show the image before
+        that part.
 
         Exits with 0 if the grid was written, with 1 if a file cannot be read, and with 2 if an option is wrong or
         there are no images.

@@ -19,7 +19,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from torchdali.tools.cli import commands
-from torchdali.tools.commands.preview import Sample, _make_tile, make_samples, write_grid
+from torchdali.tools.commands.preview import Sample, _make_tile, choose_magnification, make_samples, write_grid
 from torchdali.tools.parity.compare import compile_chain
 from torchdali.transforms import MultiView
 from torchdali.transforms.rules.flip import RandomHorizontalFlip
@@ -78,7 +78,7 @@ def test_a_grid_of_three_rows(pictures: Path, mine: Path, tmp_path: Path) -> Non
 
     assert result.exit_code == 0, result.output
     assert "20 images by torchdali with DALI on the CPU" in flatten_output(result)
-    assert "difference x 10: at most 0 of 255 grey levels, 0 on average." in flatten_output(result)
+    assert "and their difference: at most 0 of 255 grey levels, 0 on average." in flatten_output(result)
     ours, theirs, difference = tiles(pixels(out), CROP)
     assert len(ours) == len(theirs) == len(difference) == 20
     assert np.array_equal(ours, theirs)
@@ -108,7 +108,8 @@ def test_a_difference_is_magnified_and_told(
     result = run(pictures, "--transform", f"{mine}:flips", "--samples", 3, "--output", out, "--device", "cpu")
     ours, theirs, difference = (np.array(row, np.int64) for row in tiles(pixels(out), CROP))
     between = np.abs(ours - theirs)
-    assert np.array_equal(difference[:3], np.minimum(10 * between[:3], 255))
+    assert np.array_equal(difference[:3], np.minimum(2 * between[:3], 255))
+    assert 2 * np.quantile(between[:3][between[:3] > 0], 0.99) <= 255
     assert f"at most {between[:3].max():.3g} of 255 grey levels, {between[:3].mean():.3g} on average" in flatten_output(
         result
     )
@@ -154,7 +155,7 @@ def test_values_become_grey_levels_again(pictures: Path, device: str, chain: lis
     images = ImageFolder(pictures)
     images.samples = images.samples[::5]
     found = make_samples(images, compile_chain([v2.ToImage(), *chain], device, fused=False), seed=3)
-    assert [one.name for one in found] == [Path(path).name for path, _ in images.samples]
+    assert [(one.folder, one.name) for one in found] == [Path(path).parts[-2:] for path, _ in images.samples]
     for one, (path, _) in zip(found, images.samples, strict=True):
         true = v2.functional.center_crop(v2.functional.pil_to_tensor(Image.open(path)), [CROP, CROP]).float()
         assert one.expected.dtype == torch.float32
@@ -187,9 +188,22 @@ def test_large_images_become_smaller_and_no_difference_is_lost(tmp_path: Path) -
     assert np.argwhere(tile[:, :, 0] == 255).tolist() == [[166, 100]]
     image = dot.permute(2, 0, 1).float()
     small = image[:, :20, :30]
-    samples = [Sample("a_very_long_name_of_a_file.jpg", image, image), Sample("x", small, small)]
+    samples = [Sample("cat", "a_very_long_name_of_a_file.jpg", image, image), Sample("<dog>", "x", small, small)]
     write_grid(tmp_path / "grid.png", samples, "", "")
-    assert pixels(tmp_path / "grid.png").shape[0] == TEXT + 2 * GAP + 3 * (334 + GAP)
+    assert pixels(tmp_path / "grid.png").shape[0] == 2 * TEXT + 2 * GAP + 3 * (334 + GAP)
+    write_grid(tmp_path / "grid.html", samples, "", "")
+    page = (tmp_path / "grid.html").read_text()
+    assert "<th>&lt;dog&gt;<small>x</small></th>" in page
+    assert "<tr><th></th><th>torchdali</th><th>torchvision</th><th>difference</th></tr>" in page
+
+
+@pytest.mark.parametrize(
+    ("differences", "factor"),
+    [([0, 0], 1), ([0, 1], 200), ([0, 2], 100), ([0, 0.5, 13], 10), ([100], 2), ([200], 1), ([1] * 500 + [255], 200)],
+)
+def test_a_difference_is_magnified_until_it_is_seen(differences: list[float], factor: int) -> None:
+    actual = torch.tensor(differences).view(1, 1, -1)
+    assert choose_magnification([Sample("", "", actual, torch.zeros_like(actual))]) == factor
 
 
 def test_the_standard_transform_of_a_folder_without_classes(pictures: Path, tmp_path: Path) -> None:
@@ -210,7 +224,7 @@ def test_names_that_are_no_text(fresh_pictures: Path, mine: Path, tmp_path: Path
     out = tmp_path / "grid.html"
     result = run(folder, "--output", out, "--samples", 100, "--transform", f"{mine}:flips")
     assert result.exit_code == 0, result.output
-    assert r"<th>\udcff.jpg</th>" in out.read_text("utf-8")
+    assert r"<th>coffee<small>\udcff.jpg</small></th>" in out.read_text("utf-8")
 
 
 def test_what_is_wrong(fresh_pictures: Path, mine: Path, tmp_path: Path) -> None:

@@ -46,6 +46,6 @@ def run(out: Path, *, epochs: int, device: str, seed: int, console: Console) -> 
     comparison = compare(reference, result, (speeds[0], speeds[1]))
     show(comparison, console)
     grid = out / "first_batch.png"
-    write_grid(comparison, grid)
-    console.print(f"Pictures: {settings.root}\nFirst augmented batch, above by DALI, below by torchvision: {grid}")
+    write_grid(comparison, settings, grid)
+    console.print(f"Pictures: {settings.root}\nAugmented images, by torchdali and by torchvision: {grid}")
     return comparison

@@ -10,15 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
-from torchvision.utils import make_grid
 
+from torchdali.tools.commands import preview
 from torchdali.tools.demo.train import (
     AUGMENT,
     NORMALIZE,
@@ -26,11 +25,11 @@ from torchdali.tools.demo.train import (
     LoaderClass,
     Settings,
     Training,
-    denormalize,
     make_loader,
     synchronize,
     train,
 )
+from torchdali.tools.parity.compare import compile_chain
 
 COLUMNS = 10
 """Number of pictures in a row of the grid."""
@@ -160,11 +159,13 @@ def describe_speed(ratio: float, *, on_gpu: bool) -> str:
     return f"{text} Without a GPU both share the same cores; torchdali is made for GPUs."
 
 
-def write_grid(comparison: Comparison, path: Path) -> None:
-    """Write a PNG of the start of the first training batch: DALILoader's above, DataLoader's below.
+def write_grid(comparison: Comparison, settings: Settings, path: Path) -> None:
+    """Write a PNG of the epoch's first images, augmented by torchdali and by torchvision, and their difference.
 
-    Each column shows one sample, with different random crops and flips.
+    Both draw the same random numbers, so that each column shows one crop of one sample.
     """
-    rows = [run.training.first[:COLUMNS] for run in (comparison.dali, comparison.torch)]
-    grid = make_grid(denormalize(torch.cat(rows)), nrow=len(rows[0]), padding=2)
-    Image.fromarray(grid.permute(1, 2, 0).numpy()).save(path)
+    images = ImageFolder(str(settings.root / "train"))
+    images.samples = [images.samples[int(number)] for number in comparison.dali.files[:COLUMNS]]
+    plan = compile_chain([v2.Compose(AUGMENT)], comparison.dali.device, fused=False)
+    text = "The first images of a shuffled epoch, augmented with the same random numbers"
+    preview.write_grid(path, preview.make_samples(images, plan, settings.seed), text, "")

@@ -62,13 +62,11 @@ class Training:
 
     Attributes:
         labels: Labels of all training images, in the order in which the network saw them.
-        first: Images of the first training batch.
         accuracy: Share of the validation images that were classified correctly.
         speed: Images per second of the median training epoch, without the first epoch if there are several.
     """
 
     labels: Tensor
-    first: Tensor
     accuracy: float
     speed: float
 
@@ -87,7 +85,6 @@ def train(loader_class: LoaderClass, settings: Settings, tick: Callable[[int], N
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 4e-3, total_steps=settings.epochs * len(train_loader))
 
     seen: list[Tensor] = []
-    first: Tensor | None = None
     seconds: list[float] = []
     for _ in range(settings.epochs):
         start = time.perf_counter()
@@ -99,7 +96,6 @@ def train(loader_class: LoaderClass, settings: Settings, tick: Callable[[int], N
             loss.backward()
             optimizer.step()
             schedule.step()
-            first = images if first is None else first
             seen.append(labels)
             tick(len(labels))
         synchronize(device)
@@ -113,10 +109,8 @@ def train(loader_class: LoaderClass, settings: Settings, tick: Callable[[int], N
             correct += (model(images).argmax(1) == labels).sum()
             tick(len(labels))
 
-    assert first is not None, "an ImageFolder is never empty, and there is at least one epoch"
     return Training(
         labels=torch.cat(seen).cpu(),
-        first=first.cpu(),
         accuracy=correct.item() / len(val_set),
         speed=len(train_set) / statistics.median(seconds[1:] or seconds),
     )
@@ -152,9 +146,3 @@ def synchronize(device: torch.device) -> None:
     """Wait until the work queued on a GPU is done, so that the time can be read."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def denormalize(images: Tensor) -> Tensor:
-    """Convert a normalized batch back to uint8."""
-    mean, std = torch.tensor(MEAN).view(3, 1, 1), torch.tensor(STD).view(3, 1, 1)
-    return (images * std + mean).mul(255).round().clamp(0, 255).to(torch.uint8)
