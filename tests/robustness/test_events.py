@@ -47,6 +47,35 @@ sys.exit(status)
 """
 
 
+OWNED = """
+import gc, os, sys
+from torchdali.runtime.events import OwnedByProcess
+
+class Box(OwnedByProcess, list):
+    "Frees what it contains when it is freed."
+
+content = object()
+before = sys.getrefcount(content)
+box = Box()
+box.append(box)  # a cycle
+box.append(content)
+child = os.fork()
+if not child:
+    del box
+    gc.collect()
+    os._exit(sys.getrefcount(content) - before)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+del box
+gc.collect()
+print(sys.getrefcount(content) - before)
+"""
+
+
+def test_only_the_process_that_made_it_frees_an_event(run_script: Any) -> None:
+    done = run_script(OWNED, PYTHONWARNINGS="ignore::DeprecationWarning")
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", "1\n0\n")
+
+
 def test_a_forked_child_renews_what_it_inherits_and_only_the_parent_frees_it(run_script: Any) -> None:
     done = run_script(FORK, fresh=True, PYTHONWARNINGS="ignore::DeprecationWarning")
     assert (done.returncode, done.stderr, done.stdout) == (0, "", "renewed " * 3 + "| " + "freed " * 3)

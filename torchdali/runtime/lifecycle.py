@@ -27,7 +27,7 @@ class Resource:
     """Something with locks, threads or native handles. It is told of forks and of the end of the process.
 
     A forked child never destroys the resources that it inherits. The destructor of a pipeline would wait for threads
-    that only the parent has, and that of a CUDA event would call CUDA, which ends the child.
+    that only the parent has. For CUDA events see :mod:`torchdali.runtime.events`.
     """
 
     def __init__(self) -> None:
