@@ -7,6 +7,7 @@ import torch
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
+from torchdali import DALILoader
 from torchdali.tools.parity.compare import compile_chain, run, split_indices
 
 FLOAT = v2.ToDtype(torch.float32, scale=True)
@@ -59,6 +60,21 @@ def test_a_map_to_nearest_pixels_takes_in_flips(name, photographs, device):
     shares = [(one != other).any(0).double().mean() for one, other in both_ways(photographs, PICKED[name], device)]
     assert len(shares) == 36
     assert sum(shares) / len(shares) < 1e-3
+
+
+@pytest.mark.parametrize("scale", [True, False])
+def test_a_conversion_takes_in_a_flip(photographs, device, scale):
+    chain = [v2.ToImage(), FLIP, v2.ToDtype(torch.float32, scale=scale)]
+    for fused, plain in both_ways(photographs, chain, device):
+        assert torch.equal(fused, plain)
+
+
+def test_a_conversion_puts_channels_first_at_no_cost(device):
+    image = torch.arange(256, dtype=torch.uint8).reshape(1, 16, 16).expand(3, 16, 16)
+    plan = compile_chain([v2.PILToTensor(), FLOAT], device)
+    assert plan.views[0].channels_first
+    ((images, _),) = DALILoader([(image, 0)], 1, transform=FLOAT, device=device)
+    assert torch.equal(images[0].cpu(), FLOAT(image)), "equal for each of the 256 values"
 
 
 NORMALIZE = v2.Normalize([0.4, 0.5, 0.6], [0.2, 0.25, 0.3])

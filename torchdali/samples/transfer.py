@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch.utils.data import _utils as data_utils  # pyright: ignore[reportPrivateUsage]
 
@@ -13,6 +14,9 @@ from torchdali.runtime import devices
 from torchdali.samples.tree import tree_map
 
 __all__ = ["Transfer", "pin_memory"]
+
+_ALIGNMENT = 16
+"""Bytes between which tensors begin in a common buffer. It is a multiple of the size of every element."""
 
 pin_memory = cast("Callable[[Any], Any]", data_utils.pin_memory.pin_memory)
 """A batch with its tensors in pinned memory, as DataLoader makes it."""
@@ -39,6 +43,19 @@ class Transfer:
         with devices.on(self._device):
             return self._move(data)
 
+    def move_together(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Move dense tensors to the device in one copy. They become views of one buffer there."""
+        if self._device.type != "cuda":
+            return list(tensors)
+        sizes = [tensor.numel() * tensor.itemsize for tensor in tensors]
+        begins = np.cumsum([0, *(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)]).tolist()
+        pinned = torch.empty(begins[-1], dtype=torch.uint8, pin_memory=True)
+        places = list(zip(begins, sizes, tensors, strict=False))
+        for begin, size, tensor in places:
+            _view_as(pinned[begin : begin + size], tensor).copy_(tensor)
+        moved = self(pinned)
+        return [_view_as(moved[begin : begin + size], tensor) for begin, size, tensor in places]
+
     def _move(self, data: Any) -> Any:
         side_stream = _get_side_stream(self._device)
         current = torch.cuda.current_stream(self._device)
@@ -62,6 +79,11 @@ class Transfer:
         for tensor in moved:
             tensor.record_stream(current)
         return data
+
+
+def _view_as(data: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """Return bytes in the dtype and shape of a tensor."""
+    return data.view(tensor.dtype).view(tensor.shape)
 
 
 @functools.cache

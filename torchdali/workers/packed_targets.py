@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +22,8 @@ from torchdali.workers.shared_memory import align
 
 __all__ = ["PackedTargets", "pack_targets"]
 
-Move = Callable[[Any], Any]
-"""Copies the tensors of a structure to the device."""
+Move = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
+"""Copies tensors to the device."""
 
 
 def _get_canvas(leaf: Any) -> tuple[int, int]:
@@ -101,26 +102,27 @@ class PackedTargets:
             samples: ``(M,)`` numbers of the samples.
             move: Copies tensors to the device of the images.
         """
-        leaves = moved.leaves(move)
-        labels = self._select_labels(moved, samples, move)
+        tensors, labels = moved.to_tensors(), self._select_labels(moved, samples)
+        on_device = move([*tensors, *(label for row in labels for label in row)])
+        leaves, others = moved.leaves(on_device[: len(tensors)]), iter(on_device[len(tensors) :])
         return {
             (row, int(self.first[sample]) + number): leaf
             for row, sample in enumerate(samples.tolist())
-            for number, leaf in enumerate([*leaves[row], *labels[row]])
+            for number, leaf in enumerate([*leaves[row], *itertools.islice(others, len(labels[row]))])
         }
 
-    def _select_labels(self, moved: Targets, samples: IntArray, move: Move) -> list[list[torch.Tensor]]:
+    def _select_labels(self, moved: Targets, samples: IntArray) -> list[list[torch.Tensor]]:
+        """Return the labels of each sample, without those of dropped boxes or key points."""
         if not any(self.labels):
             return [[] for _ in samples]
         rows: Iterable[tuple[int, list[IntArray]]] = zip(samples.tolist(), moved.kept(), strict=True)
-        labels = [
+        return [
             [
                 label if len(label) == len(indices[owner]) else label[torch.from_numpy(indices[owner])]
                 for label, owner in zip(self.labels[sample], self.owners[sample], strict=True)
             ]
             for sample, indices in rows
         ]
-        return cast("list[list[torch.Tensor]]", move(labels))
 
 
 def pack_targets(

@@ -292,8 +292,8 @@ class _ProxyEpoch(ResumableIterator):
             if not self._uses_default_collate:
                 collate_draws = draws.select_position(_COLLATE_STEP)
                 collate = partial(call_seeded, self._user_collate, draws=collate_draws, device=proxy.device)
-            chain = proxy.pipelines.chain
-            data = merge_images(packed, pending.runs, self._auto_collation, collate, chain, self._transfer)
+            chain, move = proxy.pipelines.chain, self._transfer.move_together
+            data = merge_images(packed, pending.runs, self._auto_collation, collate, chain, move)
             self.clock.lap("torch" if any(run.pool.plan.uses_torch for run in pending.runs) else "collate")
         data = self._transfer(data)
         if self._transform_batch is not None and packed.count:

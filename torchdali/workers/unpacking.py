@@ -14,6 +14,7 @@ from torchdali.pipeline.fallback import as_batch, as_inputs, check_shapes, run_i
 from torchdali.pipeline.feed import Batch
 from torchdali.pipeline.plan import Plan
 from torchdali.samples.tree import Placeholder, collate, convert, reorder_samples, tree_map
+from torchdali.workers.packed_targets import Move
 from torchdali.workers.packing import Packed, PackedImages
 
 __all__ = ["check_stackable", "merge_images", "substitute_samples"]
@@ -27,7 +28,7 @@ def merge_images(
     batched: bool,
     collate_fn: Callable[[Any], Any] | None,
     chain: Sequence[Any],
-    move: Callable[[Any], Any],
+    move: Move,
 ) -> Any:
     """Merge the transformed images, and boxes, masks and key points, into a batch.
 
@@ -37,7 +38,7 @@ def merge_images(
         batched: Whether it is a list of samples, and not one sample.
         collate_fn: The user's. None if the samples are already collated by one of DataLoader's own.
         chain: The transforms, for advice in messages.
-        move: Copies the tensors of a structure to the device of the images.
+        move: Copies tensors to the device of the images.
     """
     if packed.targets is not None:
         return _merge_samples(packed, runs, batched, collate_fn, chain, move)
@@ -63,7 +64,7 @@ def _merge_samples(
     batched: bool,
     collate_fn: Callable[[Any], Any] | None,
     chain: Sequence[Any],
-    move: Callable[[Any], Any],
+    move: Move,
 ) -> Any:
     """Merge samples with boxes, masks or key points, which are collated last: they may differ in shape."""
     targets: Filled = {}

@@ -1,9 +1,9 @@
-"""Rules of LinearTransformation, and of Normalize, alone or in one operator with the transforms before it."""
+"""Rules of ToDtype, LinearTransformation and Normalize, alone or in one operator with the transforms before them."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -11,10 +11,99 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
+from torchdali.errors import TransformError
 from torchdali.transforms.rule import Composite, Node, Nodes, Ops, Rule, Unsupported
-from torchdali.transforms.rules.conversion import ToDtype, ToTensor
+from torchdali.transforms.rules.conversion import ToTensor, select_for_kind
 from torchdali.transforms.rules.flip import RandomHorizontalFlip
-from torchdali.transforms.spec import Sample, Spec
+from torchdali.transforms.spec import Params, Sample, Spec
+from torchdali.transforms.targets import Targets
+
+
+class ToDtype(Rule):
+    """Rule of ToDtype: uint8 to float32 or float16, scaled to [0, 1] or not; float32 to float16."""
+
+    handles = (v2.ToDtype, v2.ConvertImageDtype, v1.ConvertImageDtype)
+    unsupported_when = (
+        "not uint8 to float32 or float16, nor float32 to float16 (batch by batch); dtypes that name neither the "
+        "image's type nor 'others'; v1's on a PIL image"
+    )
+
+    def __init__(self, transform: Any) -> None:
+        super().__init__(transform)
+        self.scale: bool = getattr(transform, "scale", True)
+        self.source = torch.uint8
+        self.target: torch.dtype | None = None
+        # A single dtype is for images alone.
+        self.moves = isinstance(getattr(transform, "dtype", None), dict)
+
+    def infer(self, spec: Spec) -> Spec:
+        if spec.kind == "pil":
+            if isinstance(self.transform, v1.ConvertImageDtype):
+                raise Unsupported("v1's ConvertImageDtype accepts tensors only")
+            return spec
+        self.source, self.target = spec.dtype, self._dtype_for(spec)
+        if self.target in (None, self.source):
+            self.target = None
+            return spec
+        if (self.source, self.target) not in (
+            (torch.uint8, torch.float32),
+            (torch.uint8, torch.float16),
+            (torch.float32, torch.float16),
+        ):
+            raise Unsupported(f"no rule for {self.source} to {self.target}")
+        self.operators = "arithmetic, cast" if self.scales else "cast"
+        return replace(spec, dtype=self.target, unit=spec.unit and (self.scale or not self.target.is_floating_point))
+
+    def infer_batch(self, spec: Spec) -> Spec | None:
+        try:
+            return None if spec.kind == "pil" else replace(spec, dtype=self._dtype_for(spec) or spec.dtype)
+        except Unsupported:
+            return None
+
+    def move(self, targets: Targets, params: Params) -> None:
+        targets.to_dtype(self._find_dtype)
+
+    def _find_dtype(self, kind: type) -> torch.dtype | None:
+        """Return the dtype for boxes, masks or key points. None leaves them as they are."""
+        by_type = cast("dict[Any, torch.dtype | None]", self.transform.dtype)
+        for key in (kind, "others"):
+            if key in by_type:
+                return by_type[key]
+        raise TransformError(
+            f'ToDtype: No dtype was specified for type {kind.__name__}; add it, or "others", to the dictionary'
+        )
+
+    def _dtype_for(self, spec: Spec) -> torch.dtype | None:
+        return select_for_kind(self.transform.dtype, spec, "dtypes name")
+
+    @property
+    def scales(self) -> bool:
+        """Whether values are scaled from 0..255 to [0, 1]."""
+        return self.scale and self.source == torch.uint8 and self.target is not None
+
+    def lower(self, ops: Ops, image: Node, params: Nodes) -> Node:
+        if self.target is None:
+            return image
+        if self.scales:
+            image = image * np.float32(1 / 255)
+        dtype = ops.types.FLOAT16 if self.target == torch.float16 else ops.types.FLOAT
+        return ops.fn.cast(image, dtype=dtype)
+
+    @property
+    def _is_float_scale(self) -> bool:
+        return (self.source, self.target) == (torch.uint8, torch.float32)
+
+    def fuse_with_previous(self, previous: Rule) -> Rule | None:
+        # (x - 0) / 255 is equal to torchvision's product for each of the 256 values.
+        return Arithmetic([previous, self]) if self._is_float_scale and type(previous) is RandomHorizontalFlip else None
+
+    def channels_first(self) -> Rule | None:
+        return Arithmetic([self], "CHW") if self._is_float_scale else None
+
+    def reference(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
+        if self.target is None:
+            return image
+        return F.to_dtype(image, self.target, scale=self.scale)
 
 
 class LinearTransformation(Rule):

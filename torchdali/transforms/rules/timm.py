@@ -12,9 +12,10 @@ import torch
 
 from torchdali.transforms.rng import Draws
 from torchdali.transforms.rule import Composite, Unsupported
-from torchdali.transforms.rules.conversion import PILToTensor, ToDtype, ToTensor
+from torchdali.transforms.rules.conversion import PILToTensor, ToTensor
 from torchdali.transforms.rules.crop import CenterCrop, Window, resolve_fill
 from torchdali.transforms.rules.erasing import RandomErasing
+from torchdali.transforms.rules.normalize import ToDtype
 from torchdali.transforms.rules.resize import Resizing
 from torchdali.transforms.rules.resized_crop import RandomResizedCrop
 from torchdali.transforms.spec import IntArray, Sample, Spec

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -82,20 +82,24 @@ class Leaves:
         targets.places = places
         return targets
 
-    def leaves(self, move: Callable[[Any], Any] = lambda tensors: tensors) -> list[list[torch.Tensor]]:
+    def to_tensors(self) -> list[torch.Tensor]:
+        """Return what :meth:`leaves` is made of: a tensor for each kind of boxes and points, and the masks."""
+        groups = [torch.from_numpy(np.ascontiguousarray(group.values)) for group in self.groups]
+        return [*groups, *self._find_masks()]
+
+    def leaves(self, tensors: Sequence[torch.Tensor] | None = None) -> list[list[torch.Tensor]]:
         """Return the targets of each sample as torchvision's types, in the order of :meth:`collect`.
 
         Boxes and points of one kind are views of one tensor.
 
         Args:
-            move: Copies a list of tensors to the device of the images. Masks are taken there.
+            tensors: What :meth:`to_tensors` returned, on any device. Masks are taken there.
         """
-        places = self._known_places
-        tensors: list[torch.Tensor] = move([torch.from_numpy(np.ascontiguousarray(x.values)) for x in self.groups])
+        tensors = self.to_tensors() if tensors is None else tensors
         parts: list[tuple[torch.Tensor, ...]] = [
-            tensor.split(group.counts.tolist()) for tensor, group in zip(tensors, self.groups, strict=True)
+            tensor.split(group.counts.tolist()) for tensor, group in zip(tensors, self.groups, strict=False)
         ]
-        masks: Iterator[torch.Tensor] = iter(move(self._find_masks()))
+        masks = iter(tensors[len(self.groups) :])
         return [
             [
                 self._take_mask(i, next(masks))
@@ -103,7 +107,7 @@ class Leaves:
                 else self._wrap(i, self.groups[place[0]], parts[place[0]][place[1]])
                 for place in sample
             ]
-            for i, sample in enumerate(places)
+            for i, sample in enumerate(self._known_places)
         ]
 
     @property
