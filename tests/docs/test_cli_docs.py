@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from torchdali.tools.cli import commands
 
@@ -43,6 +44,19 @@ def test_the_help_says_the_exit_codes(name: str) -> None:
     said = " ".join((COMMANDS[name].help or "").split())
     assert re.search(r"Exits with [01]", said)
     assert all(len(cells) == 3 and all(cells) for cells in table("Command | 0 | 1 | 2").values())
+
+
+@pytest.mark.parametrize("name", ["", *sorted(COMMANDS)])
+def test_the_help_is_whole_in_80_columns(name: str) -> None:
+    result = CliRunner().invoke(commands(), [*([name] if name else []), "--help"], terminal_width=80)
+    lines = result.output.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert [line for line in lines if line.endswith("...") and not line.startswith("Usage: ")] == []
+    shown = " ".join(result.output.split())
+    for command in [COMMANDS[name]] if name else COMMANDS.values():
+        first, _, rest = (command.help or "").partition("\n\n")
+        for text in [first, *(re.split(r"\n\n", rest) if name else [])]:
+            assert " ".join(text.split()) in shown
 
 
 def test_every_problem_is_explained() -> None:

@@ -28,7 +28,10 @@ def commands() -> click.Group:
     from rich.console import Console
 
     class Command(click.Command):
-        """Command whose ``OptionError`` is a wrong option."""
+        """Command whose ``OptionError`` is a wrong option, and whose summary is not cut."""
+
+        def get_short_help_str(self, limit: int = 45) -> str:  # noqa: ARG002 - click wraps it
+            return " ".join((self.help or "").partition("\n\n")[0].split())
 
         def invoke(self, ctx: click.Context) -> Any:
             try:
