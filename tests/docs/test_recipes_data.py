@@ -171,3 +171,12 @@ def test_damaged_files(tmp_path: Path, mode: str) -> None:
     assert all(row["reason"] for row in rows)
     seen = re.findall(r"(\d+) images, (\d+) damaged$", said, re.MULTILINE)
     assert seen == [(str(16 * len(classes)), str(len(classes)))] * 2
+
+
+@pytest.mark.parametrize("loader", ["torchdali", "torch"])
+def test_shards_are_packed_and_read(pictures: Path, tmp_path: Path, loader: str) -> None:
+    options = ["--shards", tmp_path, "--size", 32, "--epochs", 2, "--batch-size", 8, "--loader", loader]
+    printed = run("webdataset_shards.py", pictures, *options)
+    count = len(PHOTOGRAPHS) * PER_CLASS
+    assert printed.startswith(f"{count} images in 1 shards")
+    assert len(re.findall(rf"^epoch \d/2  loss [\d.]+  {count} images$", printed, re.MULTILINE)) == 2

@@ -21,6 +21,7 @@ from torchvision.transforms.v2 import functional as F
 
 import torchdali
 from torchdali import DALILoader
+from torchdali.datasets import Tar, pack
 from torchdali.tools.parity.case import Case
 from torchdali.tools.parity.compare import exceeded_bounds, measure
 from torchdali.tools.parity.photographs import write_photographs
@@ -52,6 +53,14 @@ def both(dataset: Any, **options: Any) -> tuple[list[Any], list[Any]]:
 
 
 # Sources
+
+
+@pytest.mark.parametrize("label", ["cls", ("cls", "__key__")])
+@pytest.mark.parametrize("mapped", [True, False])
+def test_tar_shards(pictures: Path, tmp_path: Path, label: Any, mapped: bool) -> None:
+    paths = pack(pictures, tmp_path, 60_000).shards.paths
+    assert len(paths) > 1
+    assert_batches(*both(Tar(paths, label=label, transform=EXACT, is_mapped=mapped)), mean=JPEG)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

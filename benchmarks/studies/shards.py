@@ -1,0 +1,109 @@
+"""Shards against an image folder: the loader alone, on the same pictures.
+
+    python -m benchmarks.studies.shards --images 8192 --cores 16,4
+
+Pictures are packed into tar files once. The datasets are iterated by turns over a few epochs, so that all meet the
+same state of the machine, and the median of the turns counts. All batches are on the GPU, after a random resized crop,
+a flip and the normalization. Without a GPU the numbers mean nothing. ``--cold`` drops the files from the page cache
+before each epoch, which then reads the disk under ``--root``.
+"""
+
+import argparse
+import os
+import statistics
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import v2
+
+from benchmarks.common import data
+from torchdali import DALILoader
+from torchdali.datasets import Tar, pack
+
+TURNS = 7
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--images", type=int, default=8192)
+    parser.add_argument("--batch-size", type=int, default=256)
+    parser.add_argument("--cores", default="16,4", help="numbers of cores, separated by commas")
+    parser.add_argument("--root", type=Path, help="folder of the pictures [in /dev/shm; cold: in /tmp]")
+    parser.add_argument("--cold", action="store_true", help="read the disk")
+    parser.add_argument("--turns", type=int, default=TURNS)
+    args = parser.parse_args()
+    root = args.root or data.default_root(args.images, in_memory=not args.cold)
+    data.make(root, args.images)
+    shards = root.with_name(f"{root.name}-shards")
+    if not list(shards.glob("*.tar")):
+        pack(root, shards, 2 * 10**8, num_threads=os.cpu_count() or 1)
+    transform = v2.Compose(
+        [
+            v2.ToImage(),
+            v2.RandomResizedCrop(224),
+            v2.RandomHorizontalFlip(),
+            v2.ToDtype(torch.float32, scale=True),
+            v2.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),
+        ]
+    )
+    datasets = {
+        "image folder": ImageFolder(root, transform),
+        "tar": Tar(shards / "*.tar", transform=transform),
+        "tar, samples are dictionaries": Tar(shards / "*.tar", label=("cls",), transform=transform),
+        "tar, not mapped": Tar(shards / "*.tar", transform=transform, is_mapped=False),
+    }
+    files = [*Path(root).rglob("*.*"), *shards.iterdir()]
+    available = sorted(os.sched_getaffinity(0))
+    for cores in map(int, args.cores.split(",")):
+        os.sched_setaffinity(0, available[:cores])
+        measure(datasets, args, files, min(cores, len(available)))
+        os.sched_setaffinity(0, available)
+
+
+def measure(datasets: dict[str, Any], args: argparse.Namespace, files: Iterable[Path], cores: int) -> None:
+    """Print images/s of each dataset, and its ratio to the first."""
+    loaders = {
+        name: DALILoader(dataset, args.batch_size, shuffle=True, drop_last=True) for name, dataset in datasets.items()
+    }
+    speeds: dict[str, list[float]] = {name: [] for name in loaders}
+    for turn in range(args.turns + 1):  # the first warms up
+        for name, loader in loaders.items():
+            if args.cold:
+                drop(files)
+            speed = run_epoch(loader)
+            if turn:
+                speeds[name].append(speed)
+    base = next(iter(speeds))
+    for name, turns in speeds.items():
+        ratio = statistics.median(own / other for own, other in zip(turns, speeds[base], strict=True))
+        spread = f"{min(turns):,.0f} to {max(turns):,.0f}"
+        print(f"{cores:3} cores  {name:30} {statistics.median(turns):9,.0f} images/s ({spread})  ratio {ratio:.3f}")
+    for loader in loaders.values():
+        loader.close()
+
+
+def run_epoch(loader: DALILoader) -> float:
+    """Return images/s of one epoch."""
+    start, count = time.perf_counter(), 0
+    for batch in loader:
+        images = batch["image"] if isinstance(batch, dict) else batch[0]
+        count += len(images)
+    if images.device.type == "cuda":
+        torch.cuda.synchronize()
+    return count / (time.perf_counter() - start)
+
+
+def drop(files: Iterable[Path]) -> None:
+    """Drop files from the page cache."""
+    for path in files:
+        file = os.open(path, os.O_RDONLY)
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(file)
+
+
+if __name__ == "__main__":
+    main()
