@@ -21,19 +21,26 @@ The package, from the ground up; each part imports only from those above it::
     tools         the command line
 """
 
-from torchdali.errors import (
-    BatchShapeError,
-    DALIUnavailableError,
-    PipelineError,
-    SampleError,
-    TorchDALIError,
-    TransformError,
-    UnsupportedDatasetError,
-)
-from torchdali.loader import DALILoader
-from torchdali.pipeline.compiled import CompiledTransform, compile  # noqa: A004
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from torchdali.runtime.machine import set_connections
-from torchdali.sources import ImageIndex, image_size
+
+if TYPE_CHECKING:
+    from torchdali.errors import (
+        BatchShapeError,
+        DALIUnavailableError,
+        PipelineError,
+        SampleError,
+        TorchDALIError,
+        TransformError,
+        UnsupportedDatasetError,
+    )
+    from torchdali.loader import DALILoader
+    from torchdali.pipeline.compiled import CompiledTransform, compile  # noqa: A004
+    from torchdali.sources import ImageIndex, image_size
 
 __all__ = [
     "BatchShapeError",
@@ -52,4 +59,32 @@ __all__ = [
 
 __version__ = "0.1.0"
 
+_PACKAGES = ("errors", "loader", "pipeline", "runtime", "samples", "sources", "state", "transforms", "workers")
+_MODULES = {
+    "CompiledTransform": "torchdali.pipeline.compiled",
+    "DALILoader": "torchdali.loader",
+    "ImageIndex": "torchdali.sources",
+    "compile": "torchdali.pipeline.compiled",
+    "image_size": "torchdali.sources",
+}
+"""The modules of public names. The others are exceptions."""
+
 set_connections()
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used.
+
+    A spawned worker imports this package to unpickle its arguments. It needs neither torchvision nor the loader.
+    """
+    if name in _PACKAGES:
+        return import_module(f"torchdali.{name}")
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_MODULES.get(name, "torchdali.errors")), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_PACKAGES})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import binascii
 import copy
-import inspect
 from collections.abc import Iterable, Mapping, Sized
 from dataclasses import astuple
 from typing import Any, cast
@@ -12,10 +11,11 @@ from typing import Any, cast
 from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, RandomSampler, WeightedRandomSampler
 
 from torchdali.state.generators import Generators, States, find_samplers, from_text, to_text
-from torchdali.state.progress import Checkpoint, EpochProgress, StreamProgress
+from torchdali.state.progress import Checkpoint, EpochProgress
 from torchdali.state.remainder import count_consumed, find_shared_sampler
 from torchdali.state.schema import check_values, refuse_damaged
 from torchdali.state.sharding import Shard
+from torchdali.state.stream import StreamProgress, is_stateful
 
 __all__ = [
     "VERSION",
@@ -24,7 +24,6 @@ __all__ = [
     "check_version",
     "describe",
     "find_stateful",
-    "is_stateful",
     "merge",
     "read_epochs",
 ]
@@ -97,23 +96,6 @@ def find_stateful(loader: Any) -> dict[str, Any]:
         if type(sampler) is not BatchSampler:
             break
     return {}
-
-
-def is_stateful(value: Any) -> bool:
-    """Return whether an object has the two methods of torchdata's ``Stateful``.
-
-    The ``state_dict`` of Mosaic's and of LitData's ``StreamingDataset`` needs arguments that their own loaders give.
-    """
-    save, load = getattr(value, "state_dict", None), getattr(value, "load_state_dict", None)
-    if not callable(save) or not callable(load):
-        return False
-    try:
-        inspect.signature(save).bind()
-    except TypeError:
-        return False
-    except ValueError:  # a function written in C may have no signature
-        pass
-    return True
 
 
 def read_epochs(loader: Any, upcoming: bool = False) -> dict[str, dict[str, Any]]:

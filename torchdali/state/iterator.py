@@ -22,13 +22,12 @@ from torchdali.runtime.exceptions import (
     skip_own_frames,
 )
 from torchdali.runtime.lifecycle import disable_compile
-from torchdali.state.checkpoint import is_stateful
 from torchdali.state.context import EpochContext, LoaderView
 from torchdali.state.fast_forward import fast_forward, restart_if_empty
 from torchdali.state.lookahead import SamplerLookahead
-from torchdali.state.progress import Checkpoint, EpochProgress, StreamProgress
+from torchdali.state.progress import Checkpoint, EpochProgress
 from torchdali.state.remainder import skip_consumed
-from torchdali.state.stream import Stream
+from torchdali.state.stream import Stream, StreamProgress, is_stateful
 
 __all__ = ["ResumableIterator"]
 

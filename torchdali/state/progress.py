@@ -7,33 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torchdali.state.generators import Generators, States
+from torchdali.state.stream import StreamProgress
 
-__all__ = ["Checkpoint", "EpochProgress", "StreamProgress"]
-
-
-@dataclass
-class StreamProgress:
-    """Progress of one worker's part of an ``IterableDataset``.
-
-    Attributes:
-        batches: Number of its batches that were yielded.
-        samples: Number of samples that it was asked for in these batches.
-        state: States of the dataset and of its iterator, under the names "dataset" and "iterator"; "ended" if the
-            stream has ended. Without such states, "raised": the number of exceptions that the stream raised.
-    """
-
-    batches: int = 0
-    samples: int = 0
-    state: dict[str, Any] = field(default_factory=dict[str, Any])
-
-    @property
-    def has_state(self) -> bool:
-        """Whether the dataset or its iterator has a state of its own."""
-        return "dataset" in self.state or "iterator" in self.state
-
-    def advance(self, samples: int, state: dict[str, Any]) -> StreamProgress:
-        """Return the progress one batch later."""
-        return StreamProgress(self.batches + 1, self.samples + samples, state)
+__all__ = ["Checkpoint", "EpochProgress"]
 
 
 @dataclass

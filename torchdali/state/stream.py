@@ -3,18 +3,42 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Any, cast
 
 from torch._utils import ExceptionWrapper
 from torch.utils.data import IterableDataset, IterDataPipe, get_worker_info
 
-from torchdali.state.checkpoint import is_stateful
-from torchdali.state.progress import StreamProgress
+__all__ = ["Stream", "StreamProgress", "is_stateful", "is_stream"]
 
-__all__ = ["Stream", "is_stream"]
+
+@dataclass
+class StreamProgress:
+    """Progress of one worker's part of an ``IterableDataset``.
+
+    Attributes:
+        batches: Number of its batches that were yielded.
+        samples: Number of samples that it was asked for in these batches.
+        state: States of the dataset and of its iterator, under the names "dataset" and "iterator"; "ended" if the
+            stream has ended. Without such states, "raised": the number of exceptions that the stream raised.
+    """
+
+    batches: int = 0
+    samples: int = 0
+    state: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    @property
+    def has_state(self) -> bool:
+        """Whether the dataset or its iterator has a state of its own."""
+        return "dataset" in self.state or "iterator" in self.state
+
+    def advance(self, samples: int, state: dict[str, Any]) -> StreamProgress:
+        """Return the progress one batch later."""
+        return StreamProgress(self.batches + 1, self.samples + samples, state)
 
 
 class Stream(IterableDataset[Any]):
@@ -130,3 +154,20 @@ def _fast_forward(iterator: Iterator[Any], samples: int, raised: int) -> None:
                 raise
         else:
             return
+
+
+def is_stateful(value: Any) -> bool:
+    """Return whether an object has the two methods of torchdata's ``Stateful``.
+
+    The ``state_dict`` of Mosaic's and of LitData's ``StreamingDataset`` needs arguments that their own loaders give.
+    """
+    save, load = getattr(value, "state_dict", None), getattr(value, "load_state_dict", None)
+    if not callable(save) or not callable(load):
+        return False
+    try:
+        inspect.signature(save).bind()
+    except TypeError:
+        return False
+    except ValueError:  # a function written in C may have no signature
+        pass
+    return True

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, cast
 
 from torch._utils import ExceptionWrapper
 
 from torchdali.runtime.exceptions import add_note
-from torchdali.samples.transfer import pin_memory
-from torchdali.state.context import LoaderView
-from torchdali.state.progress import EpochProgress
 from torchdali.state.stream import Stream
 from torchdali.workers.packing import Packed, Packer, SampleFailure
-from torchdali.workers.pickling import PicklingCollate, make_picklable, pickle_batch
-from torchdali.workers.startup import WorkerInit
+from torchdali.workers.pickling import make_picklable, pickle_batch
 
-__all__ = ["AnnotatedDataset", "StreamBatch", "StreamCollate", "StreamPacker", "put_stream"]
+__all__ = ["AnnotatedDataset", "StreamPacker"]
 
 
 class AnnotatedDataset:
@@ -56,58 +51,6 @@ class AnnotatedDataset:
 
     def __repr__(self) -> str:
         return repr(self.dataset)
-
-
-def put_stream(view: LoaderView, progress: EpochProgress) -> tuple[LoaderView, Stream]:
-    """Wrap the dataset of a view in a ``Stream``.
-
-    Args:
-        view: The view of a loader.
-        progress: The progress of the epoch.
-
-    Returns:
-        A view whose dataset is the stream, and the stream.
-    """
-    stream = Stream(view.dataset, progress.checkpoint.streams if progress.checkpoint else {}, view.num_workers > 0)
-    init = WorkerInit(view.worker_init_fn) if view.num_workers else view.worker_init_fn
-    return replace(view, dataset=stream, worker_init_fn=init), stream
-
-
-class StreamBatch:
-    """A batch of a stream, with the stream's state after it.
-
-    Args:
-        data: The collated batch, or the wrapped exception that was raised instead.
-        samples: Number of samples that were requested from the stream since the previous batch.
-        state: The stream's state after the batch.
-    """
-
-    def __init__(self, data: Any, samples: int, state: dict[str, Any]) -> None:
-        self.data, self.samples, self.state = data, samples, state
-
-    def pin_memory(self) -> StreamBatch:
-        """Pin the batch. DataLoader calls this."""
-        return StreamBatch(pin_memory(self.data), self.samples, self.state)
-
-
-class StreamCollate:
-    """A worker's ``collate_fn`` that adds the state of its stream.
-
-    Args:
-        collate_fn: Collates and pickles.
-        stream: The stream.
-    """
-
-    def __init__(self, collate_fn: PicklingCollate, stream: Stream) -> None:
-        self._collate, self._stream = collate_fn, stream
-
-    def __call__(self, samples: Any) -> StreamBatch:
-        """Collate a batch. If the stream or ``collate_fn`` raised an exception, it takes the place of the batch."""
-        data = self._stream.build_batch(self._collate, samples)
-        if isinstance(data, ExceptionWrapper):
-            make_picklable(data)
-        count, state = self._stream.take_progress()
-        return StreamBatch(data, count, cast("Any", pickle_batch(state)))
 
 
 class StreamPacker:

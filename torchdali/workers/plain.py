@@ -14,9 +14,9 @@ from torchdali.runtime.exceptions import DeferredError, deferred_errors
 from torchdali.state.context import EpochContext
 from torchdali.state.iterator import ResumableIterator
 from torchdali.state.stream import is_stream
-from torchdali.workers.dataset import StreamBatch, StreamCollate, put_stream
 from torchdali.workers.pickling import PicklingCollate
 from torchdali.workers.processes import Parallel
+from torchdali.workers.streams import StreamBatch, StreamCollate, put_stream
 
 __all__ = ["ParallelPlainIterator", "SerialPlainIterator"]
 

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
-import multiprocessing
-import os
 import signal
 import sys
-import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
-from multiprocessing import connection, queues, synchronize
-from multiprocessing.util import Finalize
+from multiprocessing import connection
 from typing import Any, NoReturn, cast
 
 from torch._utils import ExceptionWrapper
@@ -25,16 +18,14 @@ from torch.utils.data import _utils as data_utils  # pyright: ignore[reportPriva
 from torchdali.runtime.exceptions import INTERRUPTED, EpochEndedError, deferred_errors
 from torchdali.state.context import LoaderView
 from torchdali.state.iterator import ResumableIterator
-from torchdali.workers.pickling import UnsendableError, make_picklable, pickle_indices
+from torchdali.workers.pickling import UnsendableError
+from torchdali.workers.queues import make_context
 from torchdali.workers.startup import DeferInterrupt, StartupCheck, WorkerInit, WorkerStartup
 
 __all__ = ["Parallel"]
 
 _START_TIMEOUT = 60.0
 """Seconds after which a forked worker that has not started is killed."""
-
-_MultiprocessingQueue: Any = queues.Queue
-_MultiprocessingEvent: Any = synchronize.Event
 
 _INTERVAL: float = data_utils.MP_STATUS_CHECK_INTERVAL
 
@@ -75,7 +66,7 @@ class Parallel(ResumableIterator):
         self._startup = WorkerStartup()
         self._startup_check: StartupCheck | None = None
         is_ours = isinstance(view.worker_init_fn, WorkerInit)
-        view = replace(view, multiprocessing_context=_make_context(view))
+        view = replace(view, multiprocessing_context=make_context(view))
         if view.multiprocessing_context.get_start_method() == "fork":
             self._startup_check = StartupCheck(view.worker_init_fn, view.num_workers)
             view = replace(view, worker_init_fn=self._startup_check)
@@ -215,63 +206,6 @@ class _Failure(ExceptionWrapper):
 
     def reraise(self) -> NoReturn:
         raise self._error
-
-
-class _Queue(_MultiprocessingQueue):
-    """A queue that loses no exception of a worker, and nothing that a worker puts before it ends.
-
-    ``multiprocessing.Queue`` pickles in another thread. It prints what cannot be pickled, and never sends it.
-    """
-
-    def put(self, obj: Any, block: bool = True, timeout: float | None = None) -> None:
-        if isinstance(obj, tuple):
-            task, data = cast("tuple[Any, Any]", obj)
-            if isinstance(data, ExceptionWrapper):
-                make_picklable(data)
-            elif self._opid == os.getpid():  # in the main process, which sends indices
-                data = pickle_indices(data)
-            obj = task, data
-        super().put(obj, block, timeout)
-
-    def _start_thread(self) -> None:
-        super()._start_thread()
-        if self._jointhread and self._opid != os.getpid():  # in a worker
-            # multiprocessing's finalizer would wait for ever if the parent was killed and reads nothing any more.
-            self._jointhread.cancel()
-            arguments = [weakref.ref(self._thread), os.getppid()]
-            # The priority is that of the cancelled finalizer.
-            self._jointhread = Finalize(self._thread, _wait_until_sent, arguments, exitpriority=-5)
-
-
-def _wait_until_sent(sender: Callable[[], threading.Thread | None], parent: int) -> None:
-    """Wait for the queue's sending thread when a worker ends. Stop if the parent has died: it reads nothing more."""
-    while (thread := sender()) and thread.is_alive() and os.getppid() == parent:
-        thread.join(1)
-
-
-class _Event(_MultiprocessingEvent):
-    """The event that tells workers to end, without a lock.
-
-    ``multiprocessing.Event`` has a lock. A worker that is killed while it holds the lock would make ``set()`` hang.
-    One process sets this event, and no process may call ``wait()``, which would not return.
-    """
-
-    def is_set(self) -> bool:
-        return not self._flag._semlock._is_zero()  # noqa: SLF001
-
-    def set(self) -> None:
-        self._flag.acquire(False)
-        self._flag.release()
-
-
-def _make_context(loader: Any) -> Any:
-    """Return the loader's ``multiprocessing_context`` with these queues and events."""
-    original: Any = loader.multiprocessing_context or multiprocessing.get_context()
-    context = copy.copy(original)
-    queue: Any = _Queue
-    event: Any = _Event
-    vars(context).update(Queue=partial(queue, 0, ctx=original), Event=partial(event, ctx=original))
-    return context
 
 
 def _find_death(workers: list[Any], error: Exception) -> str:

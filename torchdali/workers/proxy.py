@@ -39,13 +39,14 @@ from torchdali.state.iterator import ResumableIterator
 from torchdali.state.progress import Checkpoint
 from torchdali.state.stream import is_stream
 from torchdali.transforms.rng import Draws
-from torchdali.workers.dataset import AnnotatedDataset, StreamPacker, put_stream
+from torchdali.workers.dataset import AnnotatedDataset, StreamPacker
 from torchdali.workers.packed_reader import open_packed
 from torchdali.workers.packing import Packed, Packer, map_substitutes
 from torchdali.workers.processes import Parallel
 from torchdali.workers.sample_keys import SampleKeys
 from torchdali.workers.shared_memory import MappedFile, SharedBuffer
 from torchdali.workers.startup import WorkerInit
+from torchdali.workers.streams import put_stream
 from torchdali.workers.unpacking import merge_images, substitute_samples
 from torchdali.workers.validation import PendingBatch, ProxyPlan, check_sizes, uses_default_collate
 
@@ -93,10 +94,9 @@ class _ProxyEpoch(ResumableIterator):
         """Return the view of the loader that torch's iterator reads."""
         pipelines = self.proxy.pipelines
         images, first = pipelines is not None, pipelines.first if pipelines else "conversion"
-        batches: bool = cast("Any", view)._auto_collation  # noqa: SLF001 - torch's
         packer = Packer(
             view.collate_fn,
-            batches,
+            cast("Any", view)._auto_collation,  # noqa: SLF001 - torch's
             self._uses_default_collate,
             images,
             first,

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import Script
 
+import torchdali
 from torchdali.runtime import machine
 
 pytestmark = pytest.mark.timeout(50)
@@ -32,8 +37,9 @@ def test_import_loads_no_more_than_it_needs_and_asks_for_32_connections(run_scri
     value, said, loaded = json.loads(done.stdout)
     assert value == "32"
     assert said == f"{VARIABLE}=32 (set by torchdali)"
-    assert {"torchdali", "torchvision"} <= set(loaded)
+    assert "torchdali" in loaded
     heavy = {
+        "torchvision",
         "lightning",
         "pytorch_lightning",
         "rich",
@@ -44,6 +50,69 @@ def test_import_loads_no_more_than_it_needs_and_asks_for_32_connections(run_scri
         "torchdali.tools.demo",
     }
     assert not heavy & set(loaded)
+
+
+IN_A_WORKER = "torchdali.workers.queues, torchdali.workers.streams, torchdali.state.stream"
+"""What a spawned worker unpickles, if DALI does nothing in the epoch."""
+
+
+def test_a_spawned_worker_imports_little(run_script: Script) -> None:
+    code = (
+        f"import sys, torch.utils.data; known = set(sys.modules); import {IN_A_WORKER}; print(set(sys.modules) - known)"
+    )
+    done = run_script(code, fresh=True)
+    loaded = {name for name in ast.literal_eval(done.stdout) if not name.startswith("torchdali")}
+    assert len(loaded) < 10
+    assert not {name for name in loaded if name.startswith(("torch", "torchvision", "PIL"))}
+
+
+WORKERS = """
+import sys
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+class Numbers(Dataset):
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        return sorted(sys.modules)
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        yield sorted(sys.modules)
+
+if __name__ == "__main__":
+    from torchdali import DALILoader
+
+    for dataset in (Numbers(), Stream()):
+        ours, theirs = (
+            set(next(iter(kind(dataset, None, num_workers=1, multiprocessing_context="spawn"))))
+            for kind in (DALILoader, DataLoader)
+        )
+        print(sorted(ours - theirs))
+"""
+
+
+@pytest.mark.slow
+def test_a_spawned_worker_imports_what_dataloaders_does(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"  # a spawned worker imports it again
+    script.write_text(WORKERS)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
+    for line in done.stdout.splitlines():
+        more = ast.literal_eval(line)
+        assert len(more) < 16
+        assert all(name.startswith("torchdali") for name in more)
+
+
+def test_public_names_are_imported_when_they_are_used() -> None:
+    assert set(torchdali.__all__) <= set(dir(torchdali))
+    for name in torchdali.__all__:
+        assert getattr(torchdali, name).__name__ == name
+    assert torchdali.DALILoader is importlib.import_module("torchdali.loader").DALILoader
+    assert torchdali.state.merge is importlib.import_module("torchdali.state.checkpoint").merge
+    for module in (torchdali, torchdali.state):
+        with pytest.raises(AttributeError, match="has no attribute 'Loader'"):
+            module.Loader  # noqa: B018
 
 
 def test_an_import_after_cuda_sets_nothing_and_the_first_compilation_warns_once(

@@ -6,7 +6,8 @@ import pytest
 from torch.utils.data import DataLoader
 
 from torchdali.state.generators import Generators
-from torchdali.state.progress import Checkpoint, EpochProgress, StreamProgress
+from torchdali.state.progress import Checkpoint, EpochProgress
+from torchdali.state.stream import StreamProgress
 
 
 def progress_of(dataset=range(8), **options):

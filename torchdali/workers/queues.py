@@ -1,0 +1,80 @@
+"""Queues and events between a loader and its workers. A spawned worker imports this module, so it imports little."""
+
+from __future__ import annotations
+
+import copy
+import multiprocessing
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from functools import partial
+from multiprocessing import queues, synchronize
+from multiprocessing.util import Finalize
+from typing import Any, cast
+
+from torch._utils import ExceptionWrapper
+
+from torchdali.workers.pickling import make_picklable, pickle_indices
+
+__all__ = ["make_context"]
+
+_MultiprocessingQueue: Any = queues.Queue
+_MultiprocessingEvent: Any = synchronize.Event
+
+
+class Queue(_MultiprocessingQueue):
+    """A queue that loses no exception of a worker, and nothing that a worker puts before it ends.
+
+    ``multiprocessing.Queue`` pickles in another thread. It prints what cannot be pickled, and never sends it.
+    """
+
+    def put(self, obj: Any, block: bool = True, timeout: float | None = None) -> None:
+        if isinstance(obj, tuple):
+            task, data = cast("tuple[Any, Any]", obj)
+            if isinstance(data, ExceptionWrapper):
+                make_picklable(data)
+            elif self._opid == os.getpid():  # in the main process, which sends indices
+                data = pickle_indices(data)
+            obj = task, data
+        super().put(obj, block, timeout)
+
+    def _start_thread(self) -> None:
+        super()._start_thread()
+        if self._jointhread and self._opid != os.getpid():  # in a worker
+            # multiprocessing's finalizer would wait for ever if the parent was killed and reads nothing any more.
+            self._jointhread.cancel()
+            arguments = [weakref.ref(self._thread), os.getppid()]
+            # The priority is that of the cancelled finalizer.
+            self._jointhread = Finalize(self._thread, _wait_until_sent, arguments, exitpriority=-5)
+
+
+def _wait_until_sent(sender: Callable[[], threading.Thread | None], parent: int) -> None:
+    """Wait for the queue's sending thread when a worker ends. Stop if the parent has died: it reads nothing more."""
+    while (thread := sender()) and thread.is_alive() and os.getppid() == parent:
+        thread.join(1)
+
+
+class Event(_MultiprocessingEvent):
+    """The event that tells workers to end, without a lock.
+
+    ``multiprocessing.Event`` has a lock. A worker that is killed while it holds the lock would make ``set()`` hang.
+    One process sets this event, and no process may call ``wait()``, which would not return.
+    """
+
+    def is_set(self) -> bool:
+        return not self._flag._semlock._is_zero()  # noqa: SLF001
+
+    def set(self) -> None:
+        self._flag.acquire(False)
+        self._flag.release()
+
+
+def make_context(loader: Any) -> Any:
+    """Return the loader's ``multiprocessing_context`` with these queues and events."""
+    original: Any = loader.multiprocessing_context or multiprocessing.get_context()
+    context = copy.copy(original)
+    queue: Any = Queue
+    event: Any = Event
+    vars(context).update(Queue=partial(queue, 0, ctx=original), Event=partial(event, ctx=original))
+    return context
