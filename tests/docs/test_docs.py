@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import io
 import itertools
 import math
 import re
+import tarfile
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -203,6 +205,20 @@ def test_code_of_detection_and_masks(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert target["boxes"].canvas_size == (100, 120)
     widths = (target["boxes"][:, 2] - target["boxes"][:, 0]).tolist()
     assert widths == [52, 38], "twice as wide as before, flipped or not"
+
+
+@pytest.mark.usefixtures("in_folder")
+def test_code_of_shards(tmp_path: Path) -> None:
+    Path("shards").mkdir()
+    with tarfile.open("shards/shard-000000.tar", "w") as shard:
+        for number, path in enumerate(sorted(Path("data").rglob("*.jpg"))):
+            shard.add(path, f"{number}.jpg")
+            entry = tarfile.TarInfo(f"{number}.cls")
+            entry.size = 1
+            shard.addfile(entry, io.BytesIO(str(number % 3).encode()))
+    names = run_page("shards_and_remote_storage.md", {"{000000..000146}": "000000"})
+    assert names["images"].shape == (24, 3, 224, 224)
+    assert torch.bincount(names["labels"]).tolist() == [8, 8, 8]
 
 
 @pytest.mark.usefixtures("in_folder")
