@@ -24,6 +24,7 @@ from torchdali.transforms.rules.crop import Window
 from torchdali.transforms.spec import Fidelity, InputKind
 
 __all__ = [
+    "HEADERS_VETTED",
     "HEADER_PATHS",
     "build",
     "build_header_reader",
@@ -38,7 +39,7 @@ __all__ = [
 ]
 
 _INSTALL = "pip install 'nvidia-dali-cuda120>=2.4,<3' (or nvidia-dali-cuda130, if the driver supports CUDA 13)"
-HEADER_PATHS = "paths"
+HEADER_PATHS, HEADERS_VETTED = "paths", "vetted"
 
 
 def require_dali() -> Any:
@@ -344,12 +345,13 @@ def _decode(ops: _Operators, plan: Plan, encoded: Any, nodes: dict[str, Any]) ->
 def build_header_reader(batch_size: int, threads: int, validate_headers: bool) -> Any:
     """Build a pipeline on the CPU that returns the first bytes of files, and their lengths.
 
-    Its input is called :data:`HEADER_PATHS`, and takes ``(N, L)`` bytes: paths, padded with NUL.
+    Its input :data:`HEADER_PATHS` takes ``(N, L)`` bytes: paths, padded with NUL.
 
     Args:
         batch_size: Maximum number of files in a run.
         threads: Number of DALI's threads.
-        validate_headers: Whether a run fails if DALI's decoder would not read a header. This adds a third output.
+        validate_headers: Whether a run fails if DALI's decoder would not read the header of a JPEG, or of another file
+            that :data:`HEADERS_VETTED` marks: DALI 2.4 may end the process for a damaged one. It adds a third output.
     """
     dali = require_dali()
     fn, types = dali.fn, dali.types
@@ -357,9 +359,14 @@ def build_header_reader(batch_size: int, threads: int, validate_headers: bool) -
     with pipeline:
         paths = fn.external_source(name=HEADER_PATHS, ndim=1, dtype=types.UINT8, no_copy=True)
         files = fn.io.file.read(paths, dont_use_mmap=True)
-        header_bytes = fn.slice(files, start=[0], shape=[HEADER_BYTES], axes=[0], out_of_bounds_policy="pad")
-        shapes = [fn.peek_image_shape(files, dtype=types.INT32)] if validate_headers else []
-        pipeline.set_outputs(header_bytes, files.shape(dtype=types.INT32), *shapes)
+        start = fn.slice(files, start=[0], shape=[HEADER_BYTES], axes=[0], out_of_bounds_policy="pad")
+        outputs = [start, files.shape(dtype=types.INT32)]
+        if validate_headers:
+            safe = fn.external_source(name=HEADERS_VETTED, ndim=0, dtype=types.BOOL)
+            safe |= (start[0] == 0xFF) & (start[1] == 0xD8)
+            ops = _Operators(dali, "cpu", "exact")
+            outputs += [ops.when(safe, lambda x, _: fn.cast_like(fn.peek_image_shape(x), x), files, {})]
+        pipeline.set_outputs(*outputs)
     pipeline.build()
     return pipeline
 
@@ -378,8 +385,7 @@ def decode_files(paths: Sequence[str], device: torch.device, **options: Any) -> 
     Raises:
         RuntimeError: DALI cannot decode one of them.
     """
-    dali = require_dali()
-    gpu = device.type == "cuda"
+    dali, gpu = require_dali(), device.type == "cuda"
     pipeline = _pipeline_class(dali)(len(paths), 1, device.index if gpu else None, exec_dynamic=True)
     with pipeline:
         encoded = dali.fn.external_source(name="files", ndim=1, dtype=dali.types.UINT8)

@@ -261,7 +261,7 @@ def vetting(device: str, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(
         HeaderReader,
         "__call__",
-        lambda self, paths, validate_headers: together.append(len(paths)) or read(self, paths, validate_headers),
+        lambda self, paths, *options: together.append(len(paths)) or read(self, paths, *options),
     )
     return together
 

@@ -47,11 +47,12 @@ class Reader:
     def mark_bad(self, rows: Iterable[int], error: SampleError) -> None:
         """Mark samples as bad: permanently if the content is bad, for this epoch if the system failed to read it."""
         self.bad_rows = self.bad_rows.union(rows)
-        if isinstance(error.__cause__, OSError) and error.__cause__.errno:  # PIL's own errors have no number
+        cause = error.__cause__
+        if isinstance(cause, MemoryError) or (isinstance(cause, OSError) and cause.errno):  # PIL's have no number
             self._missing_rows = self._missing_rows.union(rows)
 
     def begin_epoch(self) -> None:
-        """Try samples again whose files were missing: a network share may be back."""
+        """Try samples again whose files were missing or took too much memory: a network share may be back."""
         for row in self._missing_rows:
             self.restore(row)
         self.bad_rows, self._missing_rows = self.bad_rows - self._missing_rows, frozenset()

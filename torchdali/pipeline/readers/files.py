@@ -166,7 +166,7 @@ class FileReader(Reader):
     def _validate_by_halves(self, rows: IntArray) -> None:
         """Find the files whose headers DALI refuses, and leave them to PIL."""
         too_long = len(rows) > 1 and len(rows) * self._mean_length > _MAX_READ
-        if not len(rows) or (not too_long and self._read_together(rows)):
+        if not len(rows) or (not too_long and self._read_together(rows, vetted=True)):
             return
         if len(rows) == 1:
             self.read_header(int(rows[0]), by_pil=True)
@@ -174,11 +174,17 @@ class FileReader(Reader):
         for half in np.array_split(rows, 2):
             self._validate_by_halves(half)
 
-    def _read_together(self, rows: IntArray) -> bool:
-        """Return whether all headers could be read."""
+    def _read_together(self, rows: IntArray, vetted: bool = False) -> bool:
+        """Return whether all headers could be read.
+
+        Args:
+            rows: The samples.
+            vetted: Whether Python has found the files native, so that DALI may read any header. Else it reads those of
+                JPEGs alone, and other files are vetted first.
+        """
         assert self._header_reader is not None
         try:
-            header_bytes, lengths = self._header_reader(self.paths(rows), self._validates)
+            header_bytes, lengths = self._header_reader(self.paths(rows), self._validates, vetted)
         except HeaderError:
             return False
         except RuntimeError:  # there are no threads or no memory for the pipeline
@@ -186,9 +192,16 @@ class FileReader(Reader):
                 raise
             return False
         self._count_bytes(len(rows), int(lengths.view(np.uint32).sum()))
+        headers = parse(header_bytes, self.adjust_orientation)
+        to_vet = self._validates and not vetted
+        if to_vet:
+            headers.known[~headers.jpeg] = False
         if not self.table.has_stamps:
-            self.table.update_many(rows, parse(header_bytes, self.adjust_orientation), lengths)
-        self._read_each(self.table.find_unknown(rows).tolist())
+            self.table.update_many(rows, headers, lengths)
+        self._read_each(self.table.find_unknown(rows[headers.known] if to_vet else rows).tolist())
+        if to_vet:
+            unknown = self.table.find_unknown(rows).tolist()
+            self._validate_by_halves(np.array([row for row in unknown if self._is_native(row)], np.int64))
         return True
 
     def _read_each(self, rows: Sequence[int]) -> None:

@@ -65,13 +65,14 @@ class HeaderReader(lifecycle.Resource):
         self._reading = _Reading()
 
     def __call__(
-        self, paths: npt.NDArray[np.uint8], validate_headers: bool
+        self, paths: npt.NDArray[np.uint8], validate_headers: bool, vetted: bool = False
     ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
         """Return the first bytes of files, and their lengths.
 
         Args:
             paths: ``(N, L)`` the paths, padded with NUL.
-            validate_headers: Whether to raise if DALI's decoder would not read a header.
+            validate_headers: Whether to raise if DALI's decoder would not read a header of a JPEG.
+            vetted: Whether to do so for any format, because Python has found the files native.
 
         Returns:
             ``(N, 2048)``, padded with 0, and ``(N,)``.
@@ -90,7 +91,7 @@ class HeaderReader(lifecycle.Resource):
                         reading.close()  # abandoned while it was built
                         continue
                     try:
-                        return self._read_timed(reading, paths)
+                        return self._read_timed(reading, paths, vetted)
                     except HeaderError:
                         raise
                     except (AttributeError, RuntimeError):  # the pipeline was abandoned during the call
@@ -107,9 +108,9 @@ class HeaderReader(lifecycle.Resource):
         waits = self._waits[_NUM_WARMUP:]
         return median(waits) if len(waits) >= _MIN_BATCHES else 0.0
 
-    def _read_timed(self, reading: _Reading, paths: npt.NDArray[np.uint8]) -> Any:
+    def _read_timed(self, reading: _Reading, paths: npt.NDArray[np.uint8], vetted: bool) -> Any:
         begin, cpu_begin = perf_counter(), process_time()
-        outputs = _read(reading, paths)
+        outputs = _read(reading, paths, vetted)
         seconds, cpu_seconds = perf_counter() - begin, process_time() - cpu_begin
         if len(paths) >= MANY and len(self._waits) < _NUM_WARMUP + 2 * _MIN_BATCHES:
             waited = max(0.0, seconds - cpu_seconds / min(WAITING, machine.available_cores()))
@@ -148,10 +149,12 @@ class HeaderReader(lifecycle.Resource):
                 graph.leak(pipeline)
 
 
-def _read(reading: _Reading, paths: npt.NDArray[np.uint8]) -> Any:
+def _read(reading: _Reading, paths: npt.NDArray[np.uint8], vetted: bool) -> Any:
     pipeline = reading.pipeline
     reading.broken = True  # stays so after an interrupt: the next call would get this run's outputs
     pipeline.feed_input(graph.HEADER_PATHS, paths)
+    if reading.validates:
+        pipeline.feed_input(graph.HEADERS_VETTED, np.full(len(paths), vetted))
     pipeline.schedule_run()
     try:
         header_bytes, lengths = (dlpack.to_array(output) for output in pipeline.share_outputs()[:2])

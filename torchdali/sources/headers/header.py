@@ -46,9 +46,10 @@ __all__ = [
 
 UNREADABLE = (
     *(OSError, ValueError, SyntaxError, PIL.Image.DecompressionBombError),
-    *(RuntimeError, EOFError, IndexError, KeyError, TypeError, struct.error, zlib.error),
+    *(RuntimeError, EOFError, IndexError, KeyError, TypeError, struct.error, zlib.error, MemoryError),
 )
-"""The exceptions of PIL for files that are no image, or damaged."""
+"""The exceptions of PIL for files that are no image, or damaged: a damaged length may need more memory than there is.
+"""
 
 _SYSTEM_FAULTS = {
     getattr(errno, name)
@@ -110,6 +111,8 @@ class Header(NamedTuple):
 
 def error_text(error: BaseException) -> str:
     """Return the text of an exception of ``UNREADABLE``, without the name of the file or its address in memory."""
+    if isinstance(error, MemoryError):
+        return "it needs more memory than there is"
     return "cannot identify image file" if isinstance(error, PIL.UnidentifiedImageError) else str(error)
 
 
