@@ -40,7 +40,7 @@ def wrap_columns(text: str) -> str:
 
 def make_table(heading: str, text: str) -> str:
     """Return HTML of a heading, and of a table with lines of a label and text. All of it is escaped."""
-    cell = "text-align: left; vertical-align: top; border: none; padding: 1px 12px 1px 0"
+    cell = "text-align: left; vertical-align: baseline; border: none; padding: 1px 12px 1px 0; font-size: 13px"
     rows = "".join(
         f'<tr style="background: none"><th style="{cell}">{html.escape(line[:LABEL].strip())}</th>'
         f'<td style="{cell}; white-space: pre-wrap; font-family: monospace">{html.escape(line[LABEL:])}</td></tr>'

@@ -64,23 +64,23 @@ class Remembering(Sampler[int]):
         self.epoch, self.count = state["epoch"], state["count"]
 
 
-LOADERS: dict[str, Callable[[ImageFolder], DALILoader[Any]]] = {
-    "native": lambda folder: DALILoader(folder, 4, shuffle=True, transform=CHAIN, device="cpu"),
-    "a seed and a generator": lambda folder: DALILoader(
-        folder, 4, shuffle=True, transform=CHAIN, device="cpu", seed=1, generator=torch.Generator().manual_seed(2)
+LOADERS: dict[str, Callable[[ImageFolder, str], DALILoader[Any]]] = {
+    "native": lambda folder, device: DALILoader(folder, 4, shuffle=True, transform=CHAIN, device=device),
+    "a seed and a generator": lambda folder, device: DALILoader(
+        folder, 4, shuffle=True, transform=CHAIN, device=device, seed=1, generator=torch.Generator().manual_seed(2)
     ),
-    "a cache": lambda folder: DALILoader(
-        folder, 4, shuffle=True, transform=CHAIN, device="cpu", cache="host", cache_bytes=2**20
+    "a cache": lambda folder, device: DALILoader(
+        folder, 4, shuffle=True, transform=CHAIN, device=device, cache="host", cache_bytes=2**20
     ),
-    "worker-fed": lambda _: DALILoader(Pictures(), 4, shuffle=True, transform=CHAIN, device="cpu"),
-    "two workers": lambda _: DALILoader(
-        Subset(Pictures(), range(12)), 4, shuffle=True, transform=CHAIN, device="cpu", num_workers=2
+    "worker-fed": lambda _, device: DALILoader(Pictures(), 4, shuffle=True, transform=CHAIN, device=device),
+    "two workers": lambda _, device: DALILoader(
+        Subset(Pictures(), range(12)), 4, shuffle=True, transform=CHAIN, device=device, num_workers=2
     ),
-    "a stateful sampler": lambda folder: DALILoader(
-        folder, 4, sampler=Remembering(folder), transform=CHAIN, device="cpu"
+    "a stateful sampler": lambda folder, device: DALILoader(
+        folder, 4, sampler=Remembering(folder), transform=CHAIN, device=device
     ),
-    "a batch_transform": lambda folder: DALILoader(
-        folder, 4, shuffle=True, transform=FLOAT, device="cpu", batch_transform=v2.MixUp(num_classes=30)
+    "a batch_transform": lambda folder, device: DALILoader(
+        folder, 4, shuffle=True, transform=FLOAT, device=device, batch_transform=v2.MixUp(num_classes=30)
     ),
 }
 
@@ -132,11 +132,11 @@ def run_epochs(loader: DALILoader[Any], show: bool) -> list[Any]:
 
 @pytest.mark.parametrize("make", LOADERS.values(), ids=LOADERS.keys())
 def test_nothing_changes_and_the_next_batch_is_shown(
-    dataset: ImageFolder, make: Callable[[ImageFolder], DALILoader[Any]], shown: list[Any]
+    dataset: ImageFolder, make: Callable[[ImageFolder, str], DALILoader[Any]], shown: list[Any], device: str
 ) -> None:
     dataset.transform = None
-    loader = make(dataset)
-    expected = run_epochs(make(dataset), show=False)
+    loader = make(dataset, device)
+    expected = run_epochs(make(dataset, device), show=False)
     assert same(run_epochs(loader, show=True), expected)
     batches = [event for event in expected if event[0].ndim == 4]
     count = len(loader)
