@@ -22,6 +22,14 @@ END = [
     v2.ToPureTensor(),
 ]
 PRESETS: dict[str, list[Any]] = {
+    "ssdlite": [v2.RandomIoUCrop(), v2.RandomHorizontalFlip()],
+    "ssd": [
+        v2.RandomPhotometricDistort(),
+        v2.RandomZoomOut(fill=FILL),
+        v2.RandomIoUCrop(),
+        v2.RandomHorizontalFlip(),
+        v2.Resize((60, 60)),
+    ],
     "hflip": [v2.RandomHorizontalFlip()],
     "multiscale": [v2.RandomShortestSize([48, 56, 64, 72], max_size=100), v2.RandomHorizontalFlip()],
     "lsj": [

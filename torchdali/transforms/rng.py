@@ -174,6 +174,15 @@ class Draws:
         precomputed = _Precomputed(made, blocks, slice(None))
         return Draws(self._key, self._index, self._occurrence, self._position, precomputed, self._drawn)
 
+    def skip(self, blocks: int) -> Draws:
+        """Leave out blocks of four words, and return the same object. Call it before any number was drawn."""
+        if blocks:  # few samples come so far, so these blocks are not computed in advance for the next batch
+            self._precomputed = self._precomputed._replace(needs={})
+        ready = self._ready.shape[1]
+        self._ready = self._ready[:, blocks:]
+        self._block = max(ready, blocks)
+        return self
+
     def words(self, count: int) -> Words:
         """Return ``(N, count)`` uniform words of 32 bits."""
         blocks = -(-count // 4)

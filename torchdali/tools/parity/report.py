@@ -23,7 +23,6 @@ TORCH_ONLY: dict[str, str] = {
     "InterpolationMode": "an enum of filters",
     "Lambda": "any Python function",
     "MixUp": "mixes the samples of a batch: `batch_transform=`",
-    "RandomIoUCrop": "crops by bounding boxes",
     "ToPILImage": "makes a PIL image, on the host",
     "Transform": "the base class of the others",
     "UniformTemporalSubsample": "takes frames of videos",
