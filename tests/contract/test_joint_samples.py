@@ -221,7 +221,16 @@ def test_samples_without_boxes_raise_what_torchvision_raises(images: Any) -> Non
         load(dataset, [v2.RandomHorizontalFlip(), v2.SanitizeBoundingBoxes()])
 
 
-def test_explain_before_the_first_batch(images: Any, wide: None) -> None:
-    loader = DALILoader(Annotated(images, 4), 2, transform=v2.Compose(CHAIN), device="cpu")
-    loader.explain(text := io.StringIO())
-    assert "SanitizeBoundingBoxes" in text.getvalue()
+def test_explain_says_what_moves_before_and_after_the_first_batch(images: Any, wide: None) -> None:
+    dataset = Annotated(images, 4, points=False)
+    loader = DALILoader(dataset, 2, transform=v2.Compose([*CHAIN, Cut()]), device="cpu", collate_fn=as_lists)
+    loader.explain(before := io.StringIO())
+    next(iter(loader))
+    loader.explain(after := io.StringIO())
+    expected = (
+        "targets    BoundingBoxes XYXY float32 at [1]['boxes'], Mask uint8 at [1]['masks'], Mask int64 at "
+        "[1]['semantic'], with the rows of [1]['labels']: they move with the image, on the host, then in torch, as "
+        "whole samples\n"
+    )
+    assert expected in before.getvalue()
+    assert expected in after.getvalue()

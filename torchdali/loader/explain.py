@@ -130,10 +130,14 @@ def _describe_worker_fed(
         copy = "" if device == "cpu" else f", then copied to {device} from pinned memory, on a stream of its own"
         rows = {**rows, "output": f"as DataLoader's{copy}", **_describe_batch_transform(options)}
         return "Nothing runs in DALI: give transform= to the loader", _describe_movable(loader.dataset), rows
-    rows["images"], plans, problem = _describe_images(loader, proxy)
+    rows["images"], rows["targets"], plans, problem = _describe_images(loader, proxy)
+    if not rows["targets"]:
+        del rows["targets"]
     answer, to_do = summarize_plans(plans) if plans else (problem, "")
     rows |= {("" if i == 0 else " " * i): str(plan) for i, plan in enumerate(plans)}
-    if uses_default_collate(loader):
+    if uses_default_collate(loader) and "targets" in rows:
+        rows["collate"] = f"{_function_name(loader.collate_fn)}, in this process: boxes and masks may differ in shape"
+    elif uses_default_collate(loader):
         rows["collate"] = f"{_function_name(loader.collate_fn)}, where the samples are made, of all but the images"
     else:
         cost = "; so all else in a sample crosses from the workers piece by piece, and one core collates it"
@@ -185,8 +189,14 @@ def _describe_threads(threads: Threads, stats: InputStats = NOTHING_SEEN) -> str
     return f"{threads.choose(stats)} of DALI ({threads.explain(stats)})"
 
 
-def _describe_images(loader: DataLoader[Any], proxy: ProxyPlan) -> tuple[str, Sequence[Plan], str]:
-    """Return where the images are in a sample, their plans, and why there are none.
+def _describe_targets(annotations: str, plans: Sequence[Plan]) -> str:
+    """Return how boxes, masks and key points move; empty if there are none."""
+    in_torch = ", then in torch, as whole samples" if any(plan.suffix for plan in plans) else ""
+    return f"{annotations}: they move with the image, on the host{in_torch}" if annotations else ""
+
+
+def _describe_images(loader: DataLoader[Any], proxy: ProxyPlan) -> tuple[str, str, Sequence[Plan], str]:
+    """Return where the images are in a sample, their boxes and masks, their plans, and why there are none.
 
     Use the batches so far, or else the first sample.
     """
@@ -196,14 +206,15 @@ def _describe_images(loader: DataLoader[Any], proxy: ProxyPlan) -> tuple[str, Se
         key_paths = list(dict.fromkeys(path for paths in proxy.key_paths.values() for path in paths))
         more = ", ..." if len(key_paths) > _MAX_KEY_PATHS else ""
         location = f"{format_key_paths(key_paths[:_MAX_KEY_PATHS])}{more}" if key_paths else "where a sample has them"
-        return f"at {location}: {', '.join(kinds)}", [proxy.pipelines.pool(key).plan for key in keys], ""
+        plans = [proxy.pipelines.get_plan(key, bool(proxy.annotations)) for key in keys]
+        return f"at {location}: {', '.join(kinds)}", _describe_targets(proxy.annotations, plans), plans, ""
     if isinstance(loader.dataset, IterableDataset):
-        return f"not known before the first batch: {RULE}", [], _UNKNOWN
+        return f"not known before the first batch: {RULE}", "", [], _UNKNOWN
     try:
         with seeded(proxy.device):
             sample = loader.dataset[0]
     except Exception as error:  # noqa: BLE001 - a dataset may raise anything, and explain() must not fail
-        return f"not known before the first batch (dataset[0] raises {error!r}): {RULE}", [], _UNKNOWN
+        return f"not known before the first batch (dataset[0] raises {error!r}): {RULE}", "", [], _UNKNOWN
     parts = build_tree(sample)
     try:
         images = proxy.finder.find(parts)
@@ -211,23 +222,24 @@ def _describe_images(loader: DataLoader[Any], proxy: ProxyPlan) -> tuple[str, Se
         if annotations.moved:
             check_annotations(proxy.pipelines.chain, annotations.kinds)
     except (TransformError, ValueError) as error:
-        return f"the first batch will fail: {error}", [], _FAILURE
+        return f"the first batch will fail: {error}", "", [], _FAILURE
     if not images:
-        return f"none in dataset[0], which is {describe_sample(parts)}: {RULE}", [], _NO_IMAGE
+        return f"none in dataset[0], which is {describe_sample(parts)}: {RULE}", "", [], _NO_IMAGE
     location = format_key_paths([key_path for key_path, _ in images])
     try:
         first, turns = proxy.pipelines.first, proxy.pipelines.adjust_orientation
         keys = list(dict.fromkeys(to_image_input(leaf, first, turns).key for _, leaf in images))
     except RefusedError as error:
-        return f"at {location}, of which one cannot be taken: {error}", [], _FAILURE
+        return f"at {location}, of which one cannot be taken: {error}", "", [], _FAILURE
     kinds = [f"{spec} ({input_kind})" for spec, input_kind in keys]
-    plans = [proxy.pipelines.plan(*key) for key in keys]
+    plans = [proxy.pipelines.get_plan((*key, False), bool(annotations.moved)) for key in keys]
     try:
         for plan in plans if uses_default_collate(loader) and loader.batch_sampler is not None else ():
             check_stackable(plan)
     except TransformError as error:
-        return f"at {location}; the first batch will fail: {error}", [], _FAILURE
-    return f"at {location} of dataset[0]: {', '.join(kinds)}; {proxy.finder.explain(parts, images)}", plans, ""
+        return f"at {location}; the first batch will fail: {error}", "", [], _FAILURE
+    found = f"at {location} of dataset[0]: {', '.join(kinds)}; {proxy.finder.explain(parts, images)}"
+    return found, _describe_targets(annotations.describe(), plans), plans, ""
 
 
 def _describe_output(plan: Plan) -> str:

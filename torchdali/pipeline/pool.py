@@ -169,6 +169,13 @@ class PipelineCache:
         """Return the plan for one kind of image; ``until`` as for :func:`compile_plan`."""
         return fuse(compile_plan(self.transform, self.device, self._fidelity, spec, input_kind, until))
 
+    def get_plan(self, key: InputKey, has_annotations: bool) -> Plan:
+        """Return the plan for one kind of image, in samples with or without boxes, masks or key points."""
+        spec, input_kind, _ = key
+        plan = self.plan(spec, input_kind)
+        until = plan.end_with_annotations if has_annotations else None
+        return self.plan(spec, input_kind, until) if until else plan
+
     def threads(self, input_kind: InputKind) -> Threads:
         """Return DALI's CPU threads for images that are fed in this way."""
         return Threads(self._threads, self.device, input_kind)

@@ -57,6 +57,13 @@ class Annotations(NamedTuple):
         """Types of boxes, masks and key points."""
         return {type(leaf) for _, leaf in self.moved}
 
+    def describe(self) -> str:
+        """Return in words what there is and where, such as ``BoundingBoxes XYXY float32 at [1]['boxes']``."""
+        texts = [f"{_describe_leaf(leaf)} at {path or 'the top'}" for path, leaf in self.moved]
+        if self.labels:
+            texts.append(f"with the rows of {', '.join(path for path, _ in self.labels)}")
+        return ", ".join(texts)
+
     @property
     def leaves(self) -> Leaves:
         """All of them."""
@@ -113,6 +120,11 @@ def find_annotations(sample: Tree, labels_getters: LabelsGetters = ()) -> Annota
         labels += new
         owners += [number] * len(new)
     return Annotations(moved, labels, owners)
+
+
+def _describe_leaf(leaf: Any) -> str:
+    form = f" {leaf.format.name}" if isinstance(leaf, tv_tensors.BoundingBoxes) else ""
+    return f"{type(leaf).__name__}{form} {str(leaf.dtype).removeprefix('torch.')}"
 
 
 def _check_kind(path: str, leaf: Any) -> None:

@@ -40,6 +40,7 @@ class PackedTargets:
         targets: Boxes, masks and key points of all samples, and the sizes of their images.
         exist: ``(N,)`` which samples have any.
         kinds: Types of these, from torchvision.
+        outline: The annotations of one sample, in words.
         labels: For each sample, the tensors that lose the rows of dropped boxes or key points.
         owners: For each of the labels, the number in its sample of the boxes or key points that it belongs to.
         first: ``(N,)`` number of each sample's first placeholder.
@@ -49,12 +50,20 @@ class PackedTargets:
     targets: Targets
     exist: npt.NDArray[np.bool_]
     kinds: frozenset[type]
+    outline: str
     labels: list[list[torch.Tensor]]
     owners: list[list[int]]
     first: IntArray
     detached: list[tuple[int, int, int, np.dtype[Any], tuple[int, ...]]] = field(
         default_factory=list["tuple[int, int, int, np.dtype[Any], tuple[int, ...]]"]
     )
+
+    @property
+    def mask_bytes(self) -> int:
+        """Bytes of all masks."""
+        places = itertools.chain(*(self.targets.places or []))
+        attached = sum(place.nbytes for place in places if isinstance(place, torch.Tensor))
+        return attached + sum(math.prod(shape) * dtype.itemsize for *_, dtype, shape in self.detached)
 
     def detach_masks(self, offset: int) -> tuple[list[tuple[int, npt.NDArray[Any]]], int]:
         """Take out the masks, to write them into shared memory. :meth:`attach_masks` puts them back.
@@ -162,6 +171,7 @@ def pack_targets(
         Targets.collect([[leaf for _, leaf in each.moved] for each in annotations], canvas),
         np.array([len(size) > 0 for size in sizes], bool),
         frozenset(kind for each in annotations for kind in each.kinds),
+        next(each.describe() for each in annotations if each.moved),
         [[leaf for _, leaf in each.labels] for each in annotations],
         [each.owners for each in annotations],
         np.array([len(images) for images in image_lists], np.int64),

@@ -40,6 +40,7 @@ class ProxyPlan:
         prefetch_depth: Batches in flight if there are workers. Reduced to what fits when the size of a batch is known.
         key_paths: The key paths of the images for each structure of samples that batches had so far, up to a number.
         finder: Finds the images of a sample.
+        annotations: The boxes, masks and key points of a sample, in words, if there were any.
         has_images: Whether there was an image.
         has_warned: Whether the user was warned that no sample has an image.
     """
@@ -51,6 +52,7 @@ class ProxyPlan:
     prefetch_depth: int = 6
     key_paths: dict[tuple[str, ...], tuple[str, ...]] = field(default_factory=dict[tuple[str, ...], tuple[str, ...]])
     finder: ImageFinder = field(default_factory=ImageFinder)
+    annotations: str = ""
     has_images: bool = False
     has_warned: bool = False
 
@@ -66,6 +68,9 @@ class ProxyPlan:
         pools = self.pipelines.pools(keys, together, kinds)
         each = zip(packed.groups, pools, strict=True)
         size = sum(int(group.length.sum()) + len(group.sample) * pool.plan.sample_bytes for group, pool in each)
+        if packed.targets is not None:
+            self.annotations = packed.targets.outline
+            size += packed.targets.mask_bytes
         self.prefetch_depth = min(self.prefetch_depth, choose_prefetch_depth(size, self.memory, self.memory))
         return pools
 
