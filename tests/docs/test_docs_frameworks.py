@@ -91,6 +91,10 @@ def test_datasets(tmp_path: Path) -> None:
     found = run("hugging_face", {'split="train"': f'split="train", cache_dir={str(tmp_path / "cache")!r}'})
     assert found["batch"]["image"].shape == (12, 3, 32, 32)
     assert found["batch"]["label"].max() <= 2
+    images, labels = next(iter(found["loader"]))
+    assert type(found["loader"].dataset) is found["HuggingFace"]
+    assert images.shape == (12, 3, 32, 32)
+    assert labels.max() <= 2
 
 
 @pytest.mark.usefixtures("in_folder")
