@@ -7,6 +7,8 @@ import json
 import os
 import pickle
 import tarfile
+import threading
+import time
 from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
@@ -154,6 +156,15 @@ def test_parts_of_other_shapes_come_through_collate_fn(shards: str) -> None:
         assert torch.equal(image, image_too)
         assert (points == points_too).all()
         assert mask == mask_too
+
+
+def test_transforms_that_torch_runs_get_the_metadata_of_images(tmp_path: Path) -> None:
+    image = Image.open(io.BytesIO(encoded(Image.new("RGB", (40, 30)), "JPEG", dpi=(72, 99), comment=b"note")))
+    write_tar(tmp_path / "a.tar", [("a", {"jpg": encoded(image, "JPEG", dpi=(72, 99), comment=b"note"), "cls": b"0"})])
+    ask = lambda image: (image.info["dpi"], image.info["comment"], image.mode)  # noqa: E731
+    dataset = Tar(tmp_path / "a.tar", transform=ask)
+    assert ask(image) == dataset[0][0]
+    assert collect(DALILoader(dataset, collate_fn=list, device="cpu")) == [[dataset[0]]]
 
 
 def test_target_transform_gets_the_parts(shards: str) -> None:
@@ -333,3 +344,25 @@ def test_an_index_of_something_else_is_refused(own: str, tmp_path: Path) -> None
         Tar(tmp_path / "other.tar", index=index)
     with pytest.raises(OSError, match="cannot be written"):
         Tar(tmp_path / "other.tar", index=tmp_path / "missing" / "index.npz")
+
+
+def test_an_index_is_made_by_one_process_while_others_wait(own: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    scan, scanned, begun = Tar._scan, [], threading.Event()
+
+    def slow(self: Tar, path: str) -> Iterator[Any]:
+        scanned.append(path)
+        begun.set()
+        time.sleep(0.2)
+        yield from scan(self, path)
+
+    monkeypatch.setattr(Tar, "_scan", slow)
+    lengths: list[int] = []
+    threads = [threading.Thread(target=lambda: lengths.append(len(Tar(own)))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+        begun.wait(5)
+    for thread in threads:
+        thread.join()
+    assert lengths == [24] * 3
+    assert scanned == [own]
+    assert [path.suffix for path in Path(own).parent.iterdir()].count(".lock") == 0

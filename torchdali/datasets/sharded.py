@@ -118,8 +118,7 @@ class ShardedDataset(EncodedDataset):
             return int(index.labels[row])
         if index.starts is None or index.spans is None:
             raise ValueError(f"{index.file} is damaged: it has neither labels nor the places of parts")
-        rows = np.array([row], np.int64)
-        (data,) = self.shards.read(index.shard[rows], index.starts[rows], index.spans[rows])
+        data = self.shards.read_one(int(index.shard[row]), int(index.starts[row]), int(index.spans[row]))
         if callable(self.label):
             return self.label(self._read_fields(data, None))
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack, suppress
@@ -9,17 +10,20 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import PIL.Image
 
 from torchdali.errors import SampleError
 from torchdali.pipeline.readers.base import Reader
 from torchdali.pipeline.readers.scan import CHUNK, Scan
 from torchdali.samples.image import decode_to_ppm, make_black
-from torchdali.sources import Header, Source, parse_header
+from torchdali.samples.pil import PILHeader, read_pil_header
+from torchdali.sources import UNREADABLE, Header, Source, parse_header
 from torchdali.transforms.spec import InputStats, IntArray
 
 __all__ = ["EncodedBatch", "EncodedFile", "EncodedReader"]
 
 Bytes = npt.NDArray[np.uint8]
+_open: Callable[..., Any] = PIL.Image.open
 EncodedFile = tuple[Bytes, Header]
 """The bytes of a file, and its header."""
 
@@ -131,6 +135,15 @@ class EncodedReader(Reader):
         with suppress(SampleError):
             return super().read_size(row)
         return None
+
+    def pil_header(self, row: int) -> PILHeader | None:
+        if row in self._black:
+            return None
+        try:
+            with _open(io.BytesIO(self.source.read(np.array([row], np.int64))[0])) as image:
+                return read_pil_header(image, converted=True)
+        except UNREADABLE:
+            return None
 
     def restore(self, row: int) -> None:
         self._black.pop(row, None)
