@@ -55,6 +55,7 @@ def test_the_wheel_runs_the_quickstarts_loader(tmp_path: Path, pictures: Path, r
         print(torchdali.__file__)
         print(*next(iter(loader))[0].shape)
         """,
+        fresh=True,
         PYTHONPATH=str(site),
         CUDA_VISIBLE_DEVICES="",
     )
