@@ -6,7 +6,7 @@ Arithmetic is in the dtype of the boxes, as in torchvision. Integers are clamped
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -18,6 +18,8 @@ from torchdali.transforms.spec import IntArray
 from torchdali.transforms.targets.maps import AffineMaps, corner_points
 from torchdali.transforms.targets.ragged import Canvas, Flags, Ragged, Values, canvas, to_array
 
+# torchvision 0.26 converts between these two by way of XYXY.
+_CONVERTS_DIRECTLY = hasattr(cast("Any", F)._meta, "_xywh_to_cxcywh")  # noqa: SLF001
 XYXY, XYWH, CXCYWH = BoundingBoxFormat.XYXY, BoundingBoxFormat.XYWH, BoundingBoxFormat.CXCYWH
 
 
@@ -52,9 +54,9 @@ def convert(boxes: Values, old: BoundingBoxFormat, new: BoundingBoxFormat) -> Va
     """Return boxes without rotation in another format."""
     if old == new:
         return boxes
-    if (old, new) == (XYWH, CXCYWH):
+    if _CONVERTS_DIRECTLY and (old, new) == (XYWH, CXCYWH):
         return np.concatenate((boxes[:, :2] + _halve(boxes[:, 2:]), boxes[:, 2:]), axis=1)
-    if (old, new) == (CXCYWH, XYWH) and boxes.dtype.kind == "f":
+    if _CONVERTS_DIRECTLY and (old, new) == (CXCYWH, XYWH) and boxes.dtype.kind == "f":
         return np.concatenate((boxes[:, :2] - boxes[:, 2:] / boxes.dtype.type(2), boxes[:, 2:]), axis=1)
     return _from_xyxy(_to_xyxy(boxes, old), new)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import lru_cache
+from inspect import signature
 from typing import Any, cast
 
 import numpy as np
@@ -26,6 +27,9 @@ from torchdali.transforms.targets.ragged import Flags, Values
 
 Index = npt.NDArray[np.int64]
 _EXACT_IN_FLOAT32 = 2**24
+
+_HAS_EXACT_MASKS = "interpolation" in signature(F.resize_mask).parameters
+"""Whether the installed torchvision resizes masks by ``NEAREST_EXACT`` if a transform says so. 0.26 never does."""
 
 
 def find_mask_fill(transform: Any) -> float:
@@ -54,7 +58,8 @@ def find_mask_fill(transform: Any) -> float:
 def _find_nearest(old: int, new: int, interpolation: str) -> Index:
     """Return ``(new,)``: which of ``old`` pixels in a line torchvision's resize of masks takes."""
     line = torch.arange(old, dtype=torch.float32).expand(1, 1, old)
-    return F.resize_mask(line, [1, new], InterpolationMode(interpolation))[0, 0].numpy().astype(np.int64)
+    mode = InterpolationMode(interpolation)
+    return F.resize_image(line, [1, new], interpolation=mode, antialias=False)[0, 0].numpy().astype(np.int64)
 
 
 def _window(start: int, length: int, old: int, code: int) -> Index:
@@ -151,6 +156,7 @@ class Pixels:
 
     def resize(self, size: IntArray, interpolation: str = "nearest", on: Flags | None = None) -> None:
         """Resize to ``size``, by ``"nearest"`` or ``"nearest-exact"``."""
+        interpolation = interpolation if _HAS_EXACT_MASKS else "nearest"
         for i in self._rows(on):
             for axis, old in enumerate(self._shape(i)):
                 new = int(size[i, axis])
