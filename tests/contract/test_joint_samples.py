@@ -182,6 +182,28 @@ def test_a_substitute_comes_with_its_own_boxes(fresh_pictures: Path, workers: in
             assert target["boxes"].tolist() == [[0, 0, picture.shape[-1], picture.shape[-2]]]
 
 
+class Decoded(Files):
+    """The same with images that are decoded already."""
+
+    def __getitem__(self, index: int) -> Any:
+        path, target = super().__getitem__(index)
+        with Image.open(path) as image:
+            return tv_tensors.Image(F.pil_to_tensor(image.convert("RGB"))), target
+
+
+def test_a_crop_by_boxes_is_decoded_alone(pictures: Path) -> None:
+    paths = sorted(pictures.glob("*/*.jpg"))[:6]
+    sizes: list[tuple[int, int]] = []
+    for path in paths:
+        with Image.open(path) as image:
+            sizes.append((image.height, image.width))
+    chain = [v2.ToImage(), v2.RandomIoUCrop(), v2.RandomHorizontalFlip()]
+    loader = DALILoader(Files(paths, sizes), 6, transform=v2.Compose(chain), device="cpu")
+    loader.explain(text := io.StringIO())
+    assert "the window of the first crop alone" in " ".join(text.getvalue().split())
+    assert same(load(Files(paths, sizes), chain), load(Decoded(paths, sizes), chain))
+
+
 class Changed(Annotated):
     """Samples whose target is changed by a function."""
 

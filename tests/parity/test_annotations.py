@@ -23,15 +23,6 @@ END = [
 ]
 PRESETS: dict[str, list[Any]] = {
     "ssdlite": [v2.RandomIoUCrop(), v2.RandomHorizontalFlip()],
-    "ssd": [
-        v2.RandomPhotometricDistort(),
-        v2.RandomZoomOut(fill=FILL),
-        v2.RandomIoUCrop(),
-        v2.RandomHorizontalFlip(),
-        v2.Resize((60, 60)),
-    ],
-    "hflip": [v2.RandomHorizontalFlip()],
-    "multiscale": [v2.RandomShortestSize([48, 56, 64, 72], max_size=100), v2.RandomHorizontalFlip()],
     "lsj": [
         v2.ScaleJitter((96, 96)),
         v2.RandomCrop((96, 96), pad_if_needed=True, fill=FILL),
@@ -57,6 +48,8 @@ CHAINS: dict[str, list[Any]] = {
     "apply": [v2.RandomApply([v2.RandomResizedCrop((40, 40)), v2.RandomHorizontalFlip()], p=0.5)],
     "choice": [v2.RandomChoice([v2.RandomCrop(30), v2.Resize((20, 50)), v2.RandomRotation([-20, 20])])],
     "order": [v2.RandomOrder([v2.Resize((50, 40)), v2.RandomCrop(16), v2.RandomHorizontalFlip()])],
+    "iou crop": [v2.RandomApply([v2.RandomIoUCrop(), v2.Resize((50, 50))], p=0.7), v2.RandomIoUCrop()],
+    "iou crop in any order": [v2.RandomOrder([v2.RandomIoUCrop(), v2.RandomZoomOut(), v2.RandomHorizontalFlip()])],
     "annotations": [
         v2.ClampBoundingBoxes(),
         v2.ConvertBoundingBoxFormat("CXCYWH"),

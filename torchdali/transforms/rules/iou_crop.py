@@ -109,7 +109,7 @@ class RandomIoUCrop(Window):
             "within": _pad_rows(within, boxes.row, len(size)),
             "count": np.bincount(boxes.row, minlength=len(size)),
         }
-        draws.store(params)
+        draws.store({name: params[name] for name in self.inputs})
         targets.crop(start, shape, found)
         outside = np.empty(len(order), bool)
         outside[order] = ~within
@@ -134,6 +134,8 @@ class RandomIoUCrop(Window):
         found, within = np.zeros(len(size), bool), np.ones(len(boxes.row), bool)
         open_rows = np.arange(len(size))
         blocks = -(-(1 + 4 * trials) // 4)
+        if not len(size):  # RandomApply may have chosen no sample
+            return start, shape, found, within
         for number in range(ROUNDS):
             words = draws.select_rows(open_rows).skip(number * blocks).words(1 + 4 * trials)
             option = options[
