@@ -25,6 +25,7 @@ from torchvision.transforms import v2
 
 from torchdali import DALILoader, SampleError
 from torchdali.datasets import Tar
+from torchdali.loader import probe
 
 EXACT = v2.Compose([v2.ToImage(), v2.CenterCrop(24)])
 Samples = list[tuple[str, int]]
@@ -184,6 +185,17 @@ def test_order_under_wrappers_and_samplers(shards: str) -> None:
     drawn = torch.cat([labels for _, labels in DALILoader(dataset, batch_size=5, sampler=weighted, device="cpu")])
     weighted.generator = torch.Generator().manual_seed(0)
     assert drawn.tolist() == list(weighted)
+
+
+def test_what_else_a_loader_can_do(shards: str, monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    monkeypatch.setattr(probe, "_SECONDS", 0.05)
+    loader = DALILoader(Tar(shards, transform=EXACT), batch_size=5, device=device)
+    case = loader.stats(probe=True).probe
+    assert case is not None
+    assert case.read is None
+    assert min(case.decode or 0, case.transforms, case.together) > 0
+    with pytest.raises(ValueError, match="its images lie in larger files"):
+        DALILoader(Tar(shards, transform=EXACT), cache="host", device=device)
 
 
 def test_an_epoch_resumes(shards: str) -> None:

@@ -197,19 +197,22 @@ class _ProbeRun:
         read = decode = None
         with ExitStack() as resources:
             rows = self.rows[0][0]
+            decodes = plan.input_kind in (InputKind.FILES, InputKind.ENCODED)
             if plan.input_kind is InputKind.FILES:
                 read = self._measure_reading(plan_reading(plan))
+            if decodes:
+                reader = reader.for_batch()
                 with ThreadPoolExecutor(_SCAN_THREADS) as threads:
                     reader.scan(rows, lambda: threads).wait()
             with devices.on(plan.device):
                 images = reader.read_inputs(rows, reader.find_pil_only(rows), resources)
             inputs, _ = plan.draw(Draws(epoch_key(0, 0), rows, np.zeros_like(rows)), reader.sizes(rows))
             if plan.input_kind is InputKind.FILES:
+                images = [np.fromfile(row.tobytes().rstrip(b"\0"), np.uint8) for row in images]
+            if decodes:
                 decode, images = self._measure_decoding(plan_decoding(plan), images, inputs)
             transform_plan = plan_transforms(plan)
-            resident = self.native.source.resident or (
-                plan.input_kind is InputKind.FILES and plan.device.type == "cuda"
-            )
+            resident = self.native.source.resident or (decodes and plan.device.type == "cuda")
             transforms, _ = self._measure_alone(
                 transform_plan, itertools.repeat(images), inputs, self.native.prefetch_depth, resident
             )
@@ -234,9 +237,8 @@ class _ProbeRun:
                 reader.check(row)
             raise
 
-    def _measure_decoding(self, plan: Plan, paths: Any, inputs: Inputs) -> tuple[float, list[Any]]:
+    def _measure_decoding(self, plan: Plan, files: Any, inputs: Inputs) -> tuple[float, list[Any]]:
         """Measure decoding. Return seconds a batch, and the images."""
-        files = [np.fromfile(row.tobytes().rstrip(b"\0"), np.uint8) for row in paths]
         reader, rows = self.native.reader, self.rows[0][0]
         whole = 3 * int(reader.sizes(rows).prod(1).sum())
         depth = max(2, min(self.native.prefetch_depth, _IN_FLIGHT_BYTES // max(whole, 1)))

@@ -91,7 +91,8 @@ def check_has_files(kind: Kind | None, source: Source | None, why_not_native: st
         why_not_native: Why the dataset is not native, if it is not.
     """
     if kind and (source is None or source.kind is not InputKind.FILES):
-        why = why_not_native or "its images are in memory already"
+        lies = "lie in larger files" if source and source.kind is InputKind.ENCODED else "are in memory already"
+        why = why_not_native or f"its images {lies}"
         raise ValueError(
             f"cache={kind!r} keeps files by their path, size and time of modification, which only image folders "
             f"tell: {why}"
