@@ -104,6 +104,7 @@ def mutate(data: bytes, random: np.random.Generator) -> bytes:
     """Return a file with one to four changes, most of them in its header."""
     changed = bytearray(data)
     for _ in range(int(random.integers(1, 5))):
+        changed = changed or bytearray(data)
         limit = len(changed) if random.random() < 0.1 else min(HEADER, len(changed))
         place = int(random.integers(0, max(limit - 8, 1)))
         width = int(random.choice([1, 2, 4, 8]))
@@ -124,8 +125,7 @@ def mutate(data: bytes, random: np.random.Generator) -> bytes:
             _lengthen(changed, random)
         else:
             del changed[int(random.integers(1, len(changed) + 1)) :]
-            changed = changed or bytearray(data)
-    return bytes(changed)
+    return bytes(changed or data)
 
 
 def _lengthen(data: bytearray, random: np.random.Generator) -> None:

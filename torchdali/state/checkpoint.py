@@ -16,6 +16,7 @@ from torchdali.state.remainder import count_consumed, find_shared_sampler
 from torchdali.state.schema import check_values, refuse_damaged
 from torchdali.state.sharding import Shard
 from torchdali.state.stream import StreamProgress, is_stateful
+from torchdali.state.streaming import save_stream
 
 __all__ = [
     "VERSION",
@@ -116,6 +117,7 @@ def build_state(loader: Any, progress: EpochProgress | None, epochs: int, used: 
         epochs: How many were begun.
         used: Names of the generators that were seen to be drawn from.
     """
+    latest = progress
     begun = progress if progress and (not progress.finished or _keeps_stream(loader, progress)) else None
     # A sampler may have made a generator in an epoch that is finished, so look for generators again.
     generators = begun.generators if begun else Generators(loader)
@@ -130,8 +132,10 @@ def build_state(loader: Any, progress: EpochProgress | None, epochs: int, used: 
         # Persistent workers keep their base seed.
         seed = progress.base_seed if progress and loader.persistent_workers else None
         progress = EpochProgress(generators, {}, epochs, drew_base_seed=seed is None, base_seed=seed)
+    stream = save_stream(loader, latest) if latest and isinstance(loader.dataset, IterableDataset) else None
     return {
         "version": VERSION,
+        **({"stream": stream} if stream else {}),
         "loader": describe(loader),
         "begun": begun is not None,
         "over": begun is not None and begun.finished,
@@ -191,7 +195,7 @@ def check_state(state: Mapping[str, Any], loader: Any) -> Checkpoint:
         )
     try:
         saved = Checkpoint(
-            copy.deepcopy(dict(state)),
+            copy.deepcopy(dict(state)) | ({"worker": 0} if "stream" in state else {}),
             _decode(state["generators"]),
             _decode(state["generators_at_begin"]),
             _decode_draws(state["draws"]),

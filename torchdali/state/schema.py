@@ -32,6 +32,8 @@ def check_values(state: Mapping[str, Any]) -> None:
             refuse_damaged(f"{name} is missing")
     for name in ("loader", "samplers"):
         _require(isinstance(state[name], Mapping), name, "a dictionary", state[name])
+    stream = state.get("stream", {})
+    _require(isinstance(stream, Mapping), "stream", "a dictionary", stream)
     for path, saved in state["samplers"].items():
         _require(isinstance(saved, Mapping), f"samplers[{path!r}]", "a dictionary", saved)
         if "epoch" in saved:

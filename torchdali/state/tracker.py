@@ -13,6 +13,7 @@ from torchdali.state.checkpoint import build_state, check_state, check_version, 
 from torchdali.state.epoch_keys import EpochKeys
 from torchdali.state.generators import Generators, find_samplers
 from torchdali.state.progress import Checkpoint, EpochProgress
+from torchdali.state.streaming import load_stream
 
 __all__ = ["ProgressTracker"]
 
@@ -126,6 +127,8 @@ class ProgressTracker:
         if checkpoint is None:
             self.progress = EpochProgress(generators, generators.states(), self.next_epoch, read_epochs(loader))
             return
+        if "stream" in checkpoint.state:
+            load_stream(loader, checkpoint.state["stream"])
         if checkpoint.in_progress:
             self.next_epoch = _check_epoch(checkpoint, self.next_epoch, read_epochs(loader))
         generators.make(checkpoint.rng_at_start)

@@ -28,7 +28,10 @@ def put_stream(view: LoaderView, progress: EpochProgress) -> tuple[LoaderView, S
     Returns:
         A view whose dataset is the stream, and the stream.
     """
-    stream = Stream(view.dataset, progress.checkpoint.streams if progress.checkpoint else {}, view.num_workers > 0)
+    checkpoint = progress.checkpoint
+    # A dataset that has loaded a state in this process skips nothing.
+    saved = checkpoint.streams if checkpoint and "stream" not in checkpoint.state else {}
+    stream = Stream(view.dataset, saved, view.num_workers > 0)
     init = WorkerInit(view.worker_init_fn) if view.num_workers else view.worker_init_fn
     return replace(view, dataset=stream, worker_init_fn=init), stream
 
