@@ -148,6 +148,16 @@ def test_nothing_changes_and_the_next_batch_is_shown(
     assert loader.errors == []
 
 
+def test_a_share_of_a_rank(dataset: ImageFolder, shown: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torchdali.state.sharding.get_rank_and_world_size", lambda: (1, 2))
+    dataset.transform = None
+    options: dict[str, Any] = {"shuffle": True, "transform": CHAIN, "seed": 1, "distributed": "auto", "device": "cpu"}
+    expected = run_epochs(DALILoader(dataset, 4, **options), show=False)
+    assert same(run_epochs(DALILoader(dataset, 4, **options), show=True), expected)
+    batches = [event for event in expected if isinstance(event[0], torch.Tensor) and event[0].ndim == 4]
+    assert same(shown[:2], batches[:2])
+
+
 def test_its_time_is_not_the_training_steps(dataset: ImageFolder, shown: list[Any]) -> None:
     loader = DALILoader(dataset, 4, device="cpu")
     iterator = iter(loader)
