@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, cast
 
@@ -19,6 +20,7 @@ __all__ = [
     "defer",
     "is_raised_by_dali",
     "skip_own_frames",
+    "to_text",
 ]
 
 NEW_EPOCH = "this epoch cannot go on, a new one can be started"
@@ -64,9 +66,17 @@ deferred_errors = _DeferredErrors()
 
 
 def add_note(error: Exception, text: str) -> None:
-    """Add a note to an exception. Python 3.10 has no notes, so nothing is added there."""
-    if hasattr(error, "add_note"):
+    """Add a note to an exception, if it takes one. Python 3.10 has no notes, and a user's class may be frozen."""
+    with suppress(Exception):
         cast("Any", error).add_note(text)
+
+
+def to_text(error: BaseException) -> str:
+    """Return an exception's text; empty if its class cannot tell it."""
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - a user's __str__ may raise anything
+        return ""
 
 
 def skip_own_frames(trace: TracebackType | None) -> TracebackType | None:
@@ -84,7 +94,7 @@ def defer(error: Exception) -> Exception:
     """
     trace = skip_own_frames(error.__traceback__)
     if trace and not isinstance(error, TorchDALIError):
-        if not hasattr(error, "add_note"):
+        if not hasattr(Exception, "add_note"):
             return error
         add_note(error, "".join(["raised ahead of its turn:\n", *traceback.format_tb(trace)]).rstrip())
     chain: list[BaseException | None] = [error]
@@ -92,7 +102,7 @@ def defer(error: Exception) -> Exception:
         link = chain.pop()
         if link and link.__traceback__:
             chain += link.__cause__, link.__context__
-            link.__traceback__ = None
+            BaseException.with_traceback(link, None)  # also where the class lets no attribute be set
     return error
 
 

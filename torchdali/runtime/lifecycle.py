@@ -8,8 +8,8 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import ContextDecorator
 from typing import TypeVar, cast
 
 import torch
@@ -68,27 +68,45 @@ def install_exit_hook() -> None:
     atexit.register(_at_exit)
 
 
-@contextmanager
-def native_call() -> Generator[None, None, None]:
-    """Run a native call. If the interpreter is shutting down, block a daemon thread here instead of returning to it.
+def native_call() -> _NativeCall:
+    """Return a context for a native call. If the interpreter is shutting down, it blocks a daemon thread.
 
     The interpreter ends a daemon thread as soon as it returns to Python. Inside C++ code that aborts the process. So
     the exit hook waits for daemon threads that are in a native call. A nested native call does nothing.
     """
-    this_thread = threading.get_ident()
-    if this_thread in _threads_inside:
-        yield
-        return
-    _threads_inside.add(this_thread)  # before the check below, so that the exit hook cannot miss this thread
-    try:
-        _block_if_exiting()
-        yield
-    except Exception:
-        _block_if_exiting()
-        raise
-    finally:
-        _threads_inside.discard(this_thread)
-    _block_if_exiting()
+    return _NativeCall()
+
+
+class _NativeCall(ContextDecorator):
+    """See :func:`native_call`. No generator: of those, ``contextlib`` sets an attribute of the exception.
+
+    The class of a user's exception may let no attribute be set.
+    """
+
+    def __enter__(self) -> None:
+        thread = threading.get_ident()
+        self._is_nested = thread in _threads_inside
+        if not self._is_nested:
+            _threads_inside.add(thread)  # before the check below, so that the exit hook cannot miss this thread
+            try:
+                _block_if_exiting()
+            except BaseException:
+                _threads_inside.discard(thread)
+                raise
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if self._is_nested:
+            return
+        try:
+            if isinstance(error, Exception):
+                _block_if_exiting()
+        finally:
+            _threads_inside.discard(threading.get_ident())
+        if error is None:
+            _block_if_exiting()
+
+    def _recreate_cm(self) -> _NativeCall:
+        return _NativeCall()  # of a decorated function each call has its own
 
 
 def _block_if_exiting() -> None:

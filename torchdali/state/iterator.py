@@ -20,6 +20,7 @@ from torchdali.runtime.exceptions import (
     EpochEndedError,
     defer,
     skip_own_frames,
+    to_text,
 )
 from torchdali.runtime.lifecycle import disable_compile
 from torchdali.state.context import EpochContext, LoaderView
@@ -98,7 +99,7 @@ class ResumableIterator(_BaseDataLoaderIter, lifecycle.Resource):
             error = deferred.error
         except BaseException as fatal:
             is_ours = isinstance(fatal, EpochEndedError)
-            is_torchs = str(fatal).startswith("DataLoader ")  # it timed out, or a worker died
+            is_torchs = to_text(fatal).startswith("DataLoader ")  # it timed out, or a worker died
             self._ended = str(fatal) if is_ours or is_torchs else INTERRUPTED
             self._drop()
             if not is_ours:

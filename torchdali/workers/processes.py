@@ -15,7 +15,7 @@ from typing import Any, NoReturn, cast
 from torch._utils import ExceptionWrapper
 from torch.utils.data import _utils as data_utils  # pyright: ignore[reportPrivateUsage]
 
-from torchdali.runtime.exceptions import INTERRUPTED, EpochEndedError, deferred_errors
+from torchdali.runtime.exceptions import INTERRUPTED, EpochEndedError, deferred_errors, to_text
 from torchdali.state.context import LoaderView
 from torchdali.state.iterator import ResumableIterator
 from torchdali.workers.pickling import UnsendableError
@@ -124,7 +124,8 @@ class Parallel(ResumableIterator):
             return super().__next__()
         except Exception as error:
             # torch's "DataLoader worker (pid(s) ...) exited unexpectedly" does not say how it died.
-            is_described = str(error).startswith("DataLoader ") and "exited unexpectedly" not in str(error)
+            text = to_text(error)
+            is_described = text.startswith("DataLoader ") and "exited unexpectedly" not in text
             if self._ended and not is_described and (death := _find_death(live_workers, error)):
                 self._ended = death
                 raise RuntimeError(death) from error
