@@ -30,7 +30,7 @@ from torchdali.samples.image import RefusedError, to_image_input
 from torchdali.samples.on_error import ErrorPolicy
 from torchdali.samples.tree import build_tree, describe_sample, format_key_paths
 from torchdali.state.sharding import Sharding
-from torchdali.transforms.spec import NOTHING_SEEN, InputStats
+from torchdali.transforms.spec import NO_INPUT_STATS, InputStats
 from torchdali.workers.unpacking import check_stackable
 from torchdali.workers.validation import ProxyPlan, uses_default_collate
 
@@ -185,7 +185,7 @@ def _describe_movable(dataset: Any) -> str:
     return ""
 
 
-def _describe_threads(threads: Threads, stats: InputStats = NOTHING_SEEN) -> str:
+def _describe_threads(threads: Threads, stats: InputStats = NO_INPUT_STATS) -> str:
     return f"{threads.choose(stats)} of DALI ({threads.explain(stats)})"
 
 

@@ -125,10 +125,10 @@ class Stats:
     Attributes:
         batches: Number of batches that were yielded.
         images: Number of their images.
-        over: Whether the epoch was iterated to its end.
+        finished: Whether the epoch was iterated to its end.
         elapsed: Seconds from ``iter()`` to the latest batch.
         start: Seconds from ``iter()`` to the first batch; None before it.
-        taken: Images/s that the training loop took, after the first batch; None before the second.
+        throughput: Images/s that the training loop took, after the first batch; None before the second.
         possible: Images/s that the loader could deliver; None if only a probe could tell.
         timed: Number of batches that the attributes below are about.
         waited: Seconds for which the training loop waited.
@@ -147,10 +147,10 @@ class Stats:
 
     batches: int = 0
     images: int = 0
-    over: bool = False
+    finished: bool = False
     elapsed: float = 0.0
     start: float | None = None
-    taken: float | None = None
+    throughput: float | None = None
     possible: float | None = None
     timed: int = 0
     waited: float = 0.0
@@ -171,6 +171,18 @@ class Stats:
         warnings.warn("Stats.limit is deprecated; use Stats.bottleneck", DeprecationWarning, stacklevel=2)
         return self.bottleneck
 
+    @property
+    def taken(self) -> float | None:
+        """Return ``throughput`` under its former name. Deprecated: it will be removed in the next release."""
+        warnings.warn("Stats.taken is deprecated; use Stats.throughput", DeprecationWarning, stacklevel=2)
+        return self.throughput
+
+    @property
+    def over(self) -> bool:
+        """Return ``finished`` under its former name. Deprecated: it will be removed in the next release."""
+        warnings.warn("Stats.over is deprecated; use Stats.finished", DeprecationWarning, stacklevel=2)
+        return self.finished
+
     def __str__(self) -> str:
         return wrap_columns(f"{'verdict':<{LABEL}}{self.verdict}\n{self._lines}").rstrip()
 
@@ -186,18 +198,18 @@ class Stats:
     def _rows(self) -> list[tuple[str, str]]:
         rows = [("to do", _TO_DO[self.bottleneck])] if self.bottleneck in _TO_DO else []
         if self.start is not None:
-            state = "in all" if self.over else "so far"
+            state = "in all" if self.finished else "so far"
             rows += [
                 ("epoch", f"{self.batches:,} batches with {self.images:,} images in {self.elapsed:,.1f} s {state}"),
                 ("start", f"{self.start:,.2f} s until the first batch"),
             ]
-        if self.taken is not None:
+        if self.throughput is not None:
             possible = "" if self.possible is None else f"; {self.possible:,.0f} images/s possible"
             waits = {"median": self.waited_p50, "p99": self.waited_p99, "longest": self.waited_max}
             each = ", ".join(f"{name} {milliseconds(x)}" for name, x in waits.items()) + " ms"
             parts = ", ".join(f"{part} {milliseconds(x / self.timed)}" for part in HOST if (x := self.parts.get(part)))
             rows += [
-                ("throughput", f"{self.taken:,.0f} images/s{possible}"),
+                ("throughput", f"{self.throughput:,.0f} images/s{possible}"),
                 ("waiting", f"{self.waited:,.2f} s, {self.waited_share:.1%} of the time: {each}"),
                 ("", f"noticeably for {self.waited_batches:.1%} of the batches"),
                 ("step", f"{milliseconds(self.consumer / self.timed)} ms a batch in the training step"),

@@ -102,7 +102,7 @@ def diagnose(
     """
     if clock is None or clock.start is None:
         if probe is None:
-            return Stats(verdict="the epoch had no batch") if clock and clock.over else Stats()
+            return Stats(verdict="the epoch had no batch") if clock and clock.finished else Stats()
         verdict = f"{_describe_alone(probe, steps)}; {probe.rate:,.0f} images/s are possible"
         return Stats(possible=probe.rate, probe=probe, bottleneck=probe.bottleneck, verdict=verdict)
     stats = _summarize(clock, probe)
@@ -135,10 +135,10 @@ def _summarize(clock: Clock, probe: Probe | None) -> Stats:
     return Stats(
         batches=clock.batches,
         images=clock.images,
-        over=clock.over,
+        finished=clock.finished,
         elapsed=clock.elapsed,
         start=clock.start,
-        taken=timed.images / time if time else None,
+        throughput=timed.images / time if time else None,
         timed=timed.batches,
         waited=timed.waited,
         waited_p50=p50,
@@ -153,7 +153,7 @@ def _summarize(clock: Clock, probe: Probe | None) -> Stats:
 
 
 def _find_bottleneck(stats: Stats, clock: Clock) -> Bottleneck:
-    if stats.over and (stats.start or 0.0) > _seconds_after_first(stats):
+    if stats.finished and (stats.start or 0.0) > _seconds_after_first(stats):
         return "start"
     if stats.waited_share < WAIT_THRESHOLD:
         return "model"
@@ -185,13 +185,13 @@ def _estimate_rate(stats: Stats, clock: Clock, bottleneck: Bottleneck, workers: 
     if bottleneck in ("start", "model"):
         return None
     if bottleneck in ("pipeline", "transforms", "storage") or (bottleneck == "dataset" and workers):
-        return stats.taken if stats.waited_batches > 0.9 else None
-    alone = (stats.taken or 0.0) / stats.waited_share
+        return stats.throughput if stats.waited_batches > 0.9 else None
+    alone = (stats.throughput or 0.0) / stats.waited_share
     return None if clock.input_kind and stats.waited_share < 0.9 else alone  # DALI may need the time between batches
 
 
 def _describe(stats: Stats, clock: Clock, num_workers: int | None, loader: _Loader) -> str:
-    assert stats.taken is not None
+    assert stats.throughput is not None
     if stats.bottleneck == "start":
         start = stats.start or 0.0
         total = start + _seconds_after_first(stats)
@@ -200,7 +200,7 @@ def _describe(stats: Stats, clock: Clock, num_workers: int | None, loader: _Load
             f"the start is the bottleneck: {start:,.{digits}f} of {total:,.{digits}f} s passed before the first batch"
         )
     if stats.bottleneck == "model":
-        return describe_model(stats.taken, stats.possible) + loader.explain_idle_dali(clock)
+        return describe_model(stats.throughput, stats.possible) + loader.explain_idle_dali(clock)
     text = _describe_bottleneck(stats, clock, num_workers, loader)
     return f"{text}; the training loop waited {stats.waited_share:.0%} of the time"
 

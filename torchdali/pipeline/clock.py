@@ -96,7 +96,7 @@ class Clock:
         self.batches = self.images = 0
         self.start: float | None = None
         self.elapsed = 0.0
-        self.over = False
+        self.finished = False
         self.timed = Timed()
         self.parts: dict[Part, float] = {}
         self._laps: dict[Part, float] = {}
@@ -149,7 +149,7 @@ class Clock:
 
     def end(self) -> None:
         """End the epoch's time."""
-        self.over, self._inside = True, False
+        self.finished, self._inside = True, False
 
     def skip(self, seconds: float = 0.0) -> None:
         """Do not count the time since the latest batch, nor some seconds of the epoch."""

@@ -15,7 +15,7 @@ from torchdali.pipeline.plan import Plan
 from torchdali.pipeline.tuning import Threads, choose_decode_bytes
 from torchdali.runtime import machine
 from torchdali.transforms import flatten
-from torchdali.transforms.spec import NOTHING_SEEN, Fidelity, First, InputKind, InputStats, Spec
+from torchdali.transforms.spec import NO_INPUT_STATS, Fidelity, First, InputKind, InputStats, Spec
 
 __all__ = ["InputKey", "PipelineCache", "PipelinePool"]
 
@@ -51,7 +51,7 @@ class PipelinePool:
         # runner together, and finalise the pipeline before the epoch releases it.
         self._in_use: set[PipelineRunner] = set()
 
-    def acquire(self, batch_size: int, stats: InputStats = NOTHING_SEEN, pinned: int = 0) -> PipelineRunner:
+    def acquire(self, batch_size: int, stats: InputStats = NO_INPUT_STATS, pinned: int = 0) -> PipelineRunner:
         """Return a runner with nothing in flight: an idle one, or else a new one.
 
         Args:

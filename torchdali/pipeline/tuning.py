@@ -13,7 +13,7 @@ import torch
 
 from torchdali.pipeline import jpeg_engine
 from torchdali.runtime import machine
-from torchdali.transforms.spec import NOTHING_SEEN, InputKind, InputStats
+from torchdali.transforms.spec import NO_INPUT_STATS, InputKind, InputStats
 
 __all__ = [
     "WAITING",
@@ -76,7 +76,7 @@ class Threads:
         self._gpu = device.type == "cuda"
         self._engine = self._gpu and self._decodes and jpeg_engine.has_jpeg_engine(device)
 
-    def choose(self, stats: InputStats = NOTHING_SEEN) -> int:
+    def choose(self, stats: InputStats = NO_INPUT_STATS) -> int:
         """Return the number of threads for a new pipeline.
 
         Args:
@@ -95,7 +95,7 @@ class Threads:
     def _waits_for_storage(self, stats: InputStats) -> bool:
         return self._reads and stats.wait > _SLOW
 
-    def explain(self, stats: InputStats = NOTHING_SEEN) -> str:
+    def explain(self, stats: InputStats = NO_INPUT_STATS) -> str:
         """Return the reason for the number, for ``explain()``."""
         non_engine = stats.non_engine
         if self._requested:

@@ -81,7 +81,7 @@ class InputStats(NamedTuple):
     wait: float = 0.0
 
 
-NOTHING_SEEN = InputStats()
+NO_INPUT_STATS = InputStats()
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from torchdali.samples.on_error import find_substitutes
 from torchdali.samples.pil import PILHeader
 from torchdali.sources import FileSource, parse_header
 from torchdali.sources.paths import Paths, build_table
-from torchdali.transforms.spec import NOTHING_SEEN, InputKind, InputStats, IntArray
+from torchdali.transforms.spec import NO_INPUT_STATS, InputKind, InputStats, IntArray
 from torchdali.transforms.targets import Targets
 from torchdali.workers.packing import ErrorFactory, Packed, PackedImages
 from torchdali.workers.shared_memory import SharedBuffer
@@ -69,7 +69,7 @@ class PackedReader(Reader):
 
     def input_stats(self) -> InputStats:
         if self._input_kind is not InputKind.ENCODED or not len(self._group.size):
-            return NOTHING_SEEN
+            return NO_INPUT_STATS
         other = [not parse_header(self.image(row).data).baseline for row in range(len(self._group.size))]
         return InputStats(float(np.mean(other)))
 

@@ -144,7 +144,7 @@ def test_the_model_is_told_what_it_leaves_unused(dataset: ImageFolder) -> None:
     stats = loader.stats()
     assert (stats.bottleneck, stats.timed) == ("model", 6), "the probe's own time is nobody's"
     assert stats.verdict.startswith(
-        f"your model is the bottleneck: {stats.taken:,.0f} of {stats.possible:,.0f} images/s"
+        f"your model is the bottleneck: {stats.throughput:,.0f} of {stats.possible:,.0f} images/s"
     )
 
 

@@ -37,9 +37,11 @@ def photographs(pictures: Path) -> list[Path]:
     return sorted(pictures.rglob("*.jpg"))
 
 
-def test_the_former_name_of_the_bottleneck_warns() -> None:
-    with pytest.warns(DeprecationWarning, match=r"use Stats\.bottleneck"):
-        assert Stats(bottleneck="model").limit == "model"
+@pytest.mark.parametrize(("former", "name"), [("limit", "bottleneck"), ("taken", "throughput"), ("over", "finished")])
+def test_a_former_name_warns(former: str, name: str) -> None:
+    stats = Stats(bottleneck="model", throughput=2.0, finished=True)
+    with pytest.warns(DeprecationWarning, match=rf"Stats\.{former} is deprecated; use Stats\.{name}"):
+        assert getattr(stats, former) == getattr(stats, name)
 
 
 # Which bottleneck is named
@@ -50,11 +52,11 @@ def test_the_model(dataset: ImageFolder) -> None:
     epochs(loader, between=2 * NAP)
     stats = loader.stats()
     assert (stats.bottleneck, stats.possible) == ("model", None)
-    assert stats.verdict.startswith(f"your model is the bottleneck: it takes {stats.taken:,.0f} images/s")
+    assert stats.verdict.startswith(f"your model is the bottleneck: it takes {stats.throughput:,.0f} images/s")
     assert stats.waited_share < 0.5 < 1 - stats.waited_batches
     assert stats.consumer >= stats.timed * 2 * NAP
-    assert stats.taken is not None
-    assert 0 < stats.taken < PER_BATCH / (2 * NAP)
+    assert stats.throughput is not None
+    assert 0 < stats.throughput < PER_BATCH / (2 * NAP)
 
 
 SLOW: dict[str, tuple[Bottleneck, str, Callable[[ImageFolder], dict[str, Any]]]] = {
@@ -129,7 +131,7 @@ def test_dali(dataset: ImageFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     loader = DALILoader(dataset, PER_BATCH, device="cpu")
     epochs(loader)
     stats = loader.stats()
-    assert (stats.bottleneck, stats.possible) == ("pipeline", stats.taken)
+    assert (stats.bottleneck, stats.possible) == ("pipeline", stats.throughput)
     assert "reading, decoding and transforming in DALI is the bottleneck; stats(probe=True)" in stats.verdict
     assert stats.parts["DALI"] >= stats.timed * NAP
 
@@ -227,7 +229,7 @@ def test_before_the_first_batch(dataset: ImageFolder, photographs: list[Path], e
         assert (loader.stats().bottleneck, loader.stats().verdict) == ("nothing yet", "no batch was handed out yet")
         next(iterator)
         stats = loader.stats()
-        assert (stats.batches, stats.timed, stats.taken, stats.bottleneck) == (1, 0, None, "nothing yet")
+        assert (stats.batches, stats.timed, stats.throughput, stats.bottleneck) == (1, 0, None, "nothing yet")
         assert "nothing can be said before the second" in stats.verdict
 
 
@@ -235,7 +237,7 @@ def test_between_batches_after_a_break_and_in_the_next_epoch(dataset: ImageFolde
     loader = DALILoader(dataset, PER_BATCH, device="cpu")
     for number, _ in enumerate(loader, start=1):
         stats = loader.stats()
-        assert (stats.batches, stats.images, stats.timed, stats.over) == (number, 3 * number, number - 1, False)
+        assert (stats.batches, stats.images, stats.timed, stats.finished) == (number, 3 * number, number - 1, False)
         if number == 4:
             break
     assert loader.stats().batches == 4
@@ -243,7 +245,7 @@ def test_between_batches_after_a_break_and_in_the_next_epoch(dataset: ImageFolde
     assert loader.stats() == stats, "nobody iterates"
     assert "so far" in str(stats)
     epochs(loader, 1)
-    assert (loader.stats().batches, loader.stats().images, loader.stats().over) == (8, COUNT, True)
+    assert (loader.stats().batches, loader.stats().images, loader.stats().finished) == (8, COUNT, True)
     loader.close()
     assert loader.stats().batches == 8
 

@@ -104,7 +104,7 @@ def test_what_a_dataset_without_dali_can_give(monkeypatch: pytest.MonkeyPatch) -
     for _ in range(11):
         told.batch(1, 3, "dataset")
     stats = told.diagnose(0)
-    assert (stats.bottleneck, stats.taken, stats.possible) == ("dataset", 0.25, 1)
+    assert (stats.bottleneck, stats.throughput, stats.possible) == ("dataset", 0.25, 1)
     assert "step       3,000 ms a batch in the training step\nloader     dataset 1,000 ms a batch" in str(stats)
     for _ in range(100):
         told.batch(0.105, 1, "dataset")

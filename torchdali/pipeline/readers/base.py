@@ -17,7 +17,7 @@ from torchdali.pipeline.readers.scan import Scan
 from torchdali.samples.on_error import find_substitutes
 from torchdali.samples.pil import PILHeader
 from torchdali.sources import UNREADABLE, Source, error_text, is_system_fault
-from torchdali.transforms.spec import NOTHING_SEEN, InputStats, IntArray
+from torchdali.transforms.spec import NO_INPUT_STATS, InputStats, IntArray
 from torchdali.transforms.targets import Targets
 
 __all__ = ["Reader"]
@@ -132,7 +132,7 @@ class Reader:
 
     def input_stats(self) -> InputStats:
         """Return statistics of the files read so far, which decide the number of threads."""
-        return NOTHING_SEEN
+        return NO_INPUT_STATS
 
     def file_bytes(self, rows: IntArray) -> IntArray:
         """Return ``(N,)`` the bytes that DALI reads of the files of a scanned batch; 0 for images in memory."""

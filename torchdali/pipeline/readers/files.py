@@ -20,7 +20,7 @@ from torchdali.pipeline.readers.scan import Scan
 from torchdali.samples.image import convert_to_rgb
 from torchdali.samples.pil import PILHeader, read_pil_header
 from torchdali.sources import UNREADABLE, Header, Source, read_header
-from torchdali.sources.headers.batch import MANY, parse
+from torchdali.sources.headers.batch import MIN_BATCH_READ, parse
 from torchdali.sources.headers.header import max_pixels
 from torchdali.sources.headers.metadata import has_late_metadata, turn_info
 from torchdali.sources.headers.table import HeaderColumns, HeaderTable
@@ -137,7 +137,7 @@ class FileReader(Reader):
     def scan(self, rows: IntArray, pool: Callable[[], Executor]) -> Scan:
         """Start to read the headers that are not known yet, in the threads of ``pool()``."""
         unknown = self.table.find_unknown(rows)
-        few = len(unknown) < (1 if self._validates else MANY)
+        few = len(unknown) < (1 if self._validates else MIN_BATCH_READ)
         alone = (self.table.has_stamps or self._mean_length > _LONG) and not self._validates
         if few or alone or self._header_reader is None:
             return Scan(unknown.tolist(), self._read_each, pool)
@@ -155,7 +155,7 @@ class FileReader(Reader):
         if not self._num_read:
             for row in rows[:_SAMPLE].tolist():
                 self._is_native(row)
-        together = len(rows) >= MANY and self._mean_length <= _LONG
+        together = len(rows) >= MIN_BATCH_READ and self._mean_length <= _LONG
         if not len(rows) or (together and self._read_together(rows)):
             return
         if self._validates:

@@ -15,7 +15,7 @@ from torchdali.pipeline import dlpack, graph
 from torchdali.pipeline.tuning import WAITING
 from torchdali.runtime import devices, lifecycle, machine
 from torchdali.runtime.exceptions import is_raised_by_dali
-from torchdali.sources.headers.batch import MANY
+from torchdali.sources.headers.batch import MIN_BATCH_READ
 
 __all__ = ["HeaderError", "HeaderReader"]
 
@@ -112,7 +112,7 @@ class HeaderReader(lifecycle.Resource):
         begin, cpu_begin = perf_counter(), process_time()
         outputs = _read(reading, paths, vetted)
         seconds, cpu_seconds = perf_counter() - begin, process_time() - cpu_begin
-        if len(paths) >= MANY and len(self._waits) < _NUM_WARMUP + 2 * _MIN_BATCHES:
+        if len(paths) >= MIN_BATCH_READ and len(self._waits) < _NUM_WARMUP + 2 * _MIN_BATCHES:
             waited = max(0.0, seconds - cpu_seconds / min(WAITING, machine.available_cores()))
             self._waits.append(waited * WAITING / len(paths))
         return outputs

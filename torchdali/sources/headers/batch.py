@@ -23,14 +23,14 @@ from torchdali.sources.headers.header import (
 )
 from torchdali.transforms.spec import IntArray
 
-__all__ = ["LARGE", "MANY", "Headers", "parse"]
+__all__ = ["MIN_BATCH_READ", "TOO_LARGE", "Headers", "parse"]
 
 _SEGMENT_BYTES = 20  # bytes that are read of a segment, from its marker
 
-LARGE = 0xFFFF
+TOO_LARGE = 0xFFFF
 """The smallest side, in pixels, that does not fit the columns of ``table.py``. No JPEG is as large."""
 
-MANY = 32
+MIN_BATCH_READ = 32
 """The smallest number of files whose headers are read together."""
 
 Bytes = npt.NDArray[np.uint8]
@@ -121,7 +121,7 @@ def _parse_frames(data: Bytes, headers: Headers, rows: IntArray, offset: IntArra
 
 def _set_sizes(headers: Headers, rows: IntArray, height: IntArray, width: IntArray) -> Flags:
     # A height of 0 means that the height follows the pixels (T.81, B.2.5). Only a whole decoder reads it.
-    valid: Flags = (np.minimum(height, width) > 0) & (np.maximum(height, width) < LARGE)
+    valid: Flags = (np.minimum(height, width) > 0) & (np.maximum(height, width) < TOO_LARGE)
     valid &= height * width <= max_pixels()
     headers.known[rows[valid]] = True
     headers.sizes[rows[valid]] = np.stack((height, width), 1)[valid]

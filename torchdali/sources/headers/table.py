@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from torchdali.sources.headers.batch import LARGE, Headers
+from torchdali.sources.headers.batch import TOO_LARGE, Headers
 from torchdali.sources.headers.header import Header
 from torchdali.transforms.spec import IntArray
 
@@ -57,7 +57,7 @@ class HeaderTable:
     def columns(self) -> HeaderColumns:
         """A copy of the columns. It lacks the sizes of images with a side above 65,534 pixels."""
         sizes = np.array(self._sizes)
-        sizes[sizes[:, 0] == LARGE] = 0
+        sizes[sizes[:, 0] == TOO_LARGE] = 0
         return self._columns._replace(sizes=sizes)
 
     def update(self, row: int, header: Header) -> None:
@@ -67,11 +67,11 @@ class HeaderTable:
         self._lengths[file] = header.length & 0xFFFFFFFF
         if self._modified is not None:
             self._modified[file] = header.modified
-        if max(header.height, header.width) < LARGE:
+        if max(header.height, header.width) < TOO_LARGE:
             self._sizes[file] = header.height, header.width
         else:
             self._large[file] = header.height, header.width
-            self._sizes[file] = LARGE
+            self._sizes[file] = TOO_LARGE
 
     def update_many(self, rows: IntArray, headers: Headers, lengths: npt.NDArray[np.int32]) -> None:
         """Store the headers of many files. Skip those that are not known from the first bytes."""
@@ -104,7 +104,7 @@ class HeaderTable:
         files = self._to_files(rows)
         sizes = self._sizes[files].astype(np.int64)
         if self._large:
-            for i in np.flatnonzero(sizes[:, 0] == LARGE).tolist():
+            for i in np.flatnonzero(sizes[:, 0] == TOO_LARGE).tolist():
                 sizes[i] = self._large[int(files[i])]
         return sizes
 

@@ -18,7 +18,7 @@ from torchdali.transforms.rng import Draws, epoch_key
 from torchdali.transforms.spec import Params, Spec
 
 HEIGHT, WIDTH = 180, 240
-MANY = 3000
+SAMPLES = 3000
 """Number of samples on each side."""
 
 LEVEL = 1e-3
@@ -49,7 +49,7 @@ def significance_level() -> float:
 
 
 def draw_params(
-    transform: Any, height: int = HEIGHT, width: int = WIDTH, count: int = MANY, dtype: torch.dtype = torch.uint8
+    transform: Any, height: int = HEIGHT, width: int = WIDTH, count: int = SAMPLES, dtype: torch.dtype = torch.uint8
 ) -> Params:
     """Draw parameters by a transform's rule for images of one size."""
     rule = find_rule(transform)
@@ -63,7 +63,7 @@ def draw_params(
 
 
 @functools.cache
-def sample_torchvision(transform: Any, height: int = HEIGHT, width: int = WIDTH, count: int = MANY) -> list[Any]:
+def sample_torchvision(transform: Any, height: int = HEIGHT, width: int = WIDTH, count: int = SAMPLES) -> list[Any]:
     """Return results of torchvision's ``make_params`` for images of one size."""
     image = [tv_tensors.Image(torch.empty(3, height, width))]
     with torch.random.fork_rng(devices=[]):

@@ -10,7 +10,7 @@ from torchdali.tools.parity.case import Case
 from torchdali.tools.parity.cases import CASES
 from torchdali.tools.parity.compare import BORDER, Differences, exceeded_bounds
 from torchdali.tools.parity.decoding import FORMATS, DecodingDifferences, decoders, decoding_bound
-from torchdali.tools.parity.distributions import LEVEL, MANY, significance_level
+from torchdali.tools.parity.distributions import LEVEL, SAMPLES, significance_level
 from torchdali.tools.parity.draws import DRAWS
 from torchdali.tools.parity.photographs import COUNT, LARGEST, SMALLEST
 from torchdali.tools.parity.results import DeviceResult, Results, describe, is_within
@@ -62,7 +62,7 @@ alike, so every difference is the transforms'.
 _ABOUT_DRAWS = f"""\
 ## Random parameters
 
-{MANY:,} samples of each parameter, drawn by torchdali, beside as many from torchvision's own sampler. If torchvision
+{SAMPLES:,} samples of each parameter, drawn by torchdali, beside as many from torchvision's own sampler. If torchvision
 draws outside of `make_params`, they are compared with its probabilities. *p* is the probability of such a difference if
 both distributions are equal. A test fails below {_number(significance_level())}: {LEVEL:g}, divided by the number of
 tests ({len(DRAWS)}). The seeds are fixed. The host draws the numbers, so they are the same on every device."""
