@@ -150,6 +150,11 @@ def test_a_resumed_epoch_goes_on_with_the_same_annotations(images: Any) -> None:
     assert same(list(resumed), expected)
 
 
+def image_size(path: Path) -> tuple[int, int]:
+    with Image.open(path) as image:
+        return image.height, image.width
+
+
 class Files(Annotated):
     """Paths of images, some of which are damaged, with a box of the image's size."""
 
@@ -167,10 +172,7 @@ class Files(Annotated):
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_substitute_comes_with_its_own_boxes(fresh_pictures: Path, workers: int) -> None:
     paths = sorted(fresh_pictures.glob("*/*.jpg"))[:6]
-    sizes: list[tuple[int, int]] = []
-    for path in paths:
-        with Image.open(path) as image:
-            sizes.append((image.height, image.width))
+    sizes = [image_size(path) for path in paths]
     dataset = Files(paths, sizes)
     good = paths[1].read_bytes()
     for damaged in (b"no image", good[: len(good) // 2]):  # found in the worker; found by DALI
@@ -180,6 +182,14 @@ def test_a_substitute_comes_with_its_own_boxes(fresh_pictures: Path, workers: in
         for picture, target in zip(*batch, strict=True):
             assert target["boxes"].canvas_size == tuple(picture.shape[-2:])
             assert target["boxes"].tolist() == [[0, 0, picture.shape[-1], picture.shape[-2]]]
+
+
+def test_a_black_image_takes_the_size_of_its_boxes(fresh_pictures: Path) -> None:
+    paths = sorted(fresh_pictures.glob("*/*.jpg"))[:3]
+    dataset = Files([paths[0], fresh_pictures / "missing.jpg", paths[2]], [image_size(path) for path in paths])
+    (batch,) = load(dataset, [v2.ToImage(), v2.RandomHorizontalFlip()], on_error="replace")
+    assert [tuple(image.shape[-2:]) for image in batch[0]] == dataset.sizes
+    assert not batch[0][1].any()
 
 
 class Decoded(Files):
@@ -193,10 +203,7 @@ class Decoded(Files):
 
 def test_a_crop_by_boxes_is_decoded_alone(pictures: Path) -> None:
     paths = sorted(pictures.glob("*/*.jpg"))[:6]
-    sizes: list[tuple[int, int]] = []
-    for path in paths:
-        with Image.open(path) as image:
-            sizes.append((image.height, image.width))
+    sizes = [image_size(path) for path in paths]
     chain = [v2.ToImage(), v2.RandomIoUCrop(), v2.RandomHorizontalFlip()]
     loader = DALILoader(Files(paths, sizes), 6, transform=v2.Compose(chain), device="cpu")
     loader.explain(text := io.StringIO())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any, cast
 
 import pytest
@@ -61,7 +60,7 @@ CHAINS: dict[str, list[Any]] = {
 }
 WARPS = ("rotation", "affine", "perspective", "flip and affine", "choice")
 COUNT = 12
-"""Samples of a chain. TORCHDALI_SAMPLES=200 asks for more."""
+"""Samples of a chain."""
 
 
 def as_lists(batch: list[Any]) -> Any:
@@ -95,11 +94,9 @@ def assert_parts_same(ours: dict[Any, Any], expected: dict[Any, Any], tolerance:
         assert_same(ours[key], value, tolerance, f"{place}[{key!r}]")
 
 
-def check(images: Any, chain: list[Any], device: str, tolerance: float = 0.0, workers: int = 0, **form: Any) -> None:
-    dataset = Annotated(images, int(os.environ.get("TORCHDALI_SAMPLES", COUNT)), **form)
-    loader = DALILoader(
-        dataset, 4, transform=v2.Compose(chain), seed=SEED, device=device, collate_fn=as_lists, num_workers=workers
-    )
+def check(images: Any, chain: list[Any], device: str, tolerance: float = 0.0, count: int = COUNT, **form: Any) -> None:
+    dataset = Annotated(images, count, **form)
+    loader = DALILoader(dataset, 4, transform=v2.Compose(chain), seed=SEED, device=device, collate_fn=as_lists)
     assert_same(list(loader), load_expected(dataset, chain, 4, as_lists), tolerance)
 
 
@@ -145,3 +142,11 @@ def test_a_thousandth_of_a_pixel_is_seen(images: Any, monkeypatch: pytest.Monkey
     )
     with pytest.raises(AssertionError, match="boxes"):
         check(images, [v2.RandomHorizontalFlip()], "cpu")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", [*PRESETS, *CHAINS])
+def test_two_hundred_samples(images: Any, name: str) -> None:
+    chain = [*PRESETS[name], *END] if name in PRESETS else CHAINS[name]
+    check(images, chain, "cpu", 2e-4 if name in WARPS else 0.0, 200)

@@ -58,6 +58,11 @@ class PackedTargets:
         default_factory=list["tuple[int, int, int, np.dtype[Any], tuple[int, ...]]"]
     )
 
+    def get_canvas(self, sample: int) -> tuple[int, int] | None:
+        """Return height and width of the image that the annotations of a sample are for; None if it has none."""
+        height, width = self.targets.size[sample].tolist()
+        return (height, width) if self.exist[sample] else None
+
     @property
     def mask_bytes(self) -> int:
         """Bytes of all masks."""

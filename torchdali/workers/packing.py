@@ -255,12 +255,12 @@ class Packer:
                 packed.key_paths, packed.reasons = key_paths, mismatch
         if packed.reasons:
             return {}
-        images, unreadable = self._convert(packed, image_lists)
-        if unreadable or packed.reasons:
-            return unreadable
         packed.targets, annotations, packed.reasons = pack_targets(trees, image_lists, self._labels_getters)
         if packed.reasons:
             return {}
+        images, unreadable = self._convert(packed, image_lists)
+        if unreadable or packed.reasons:
+            return unreadable
         parts = [[*leaves, *other.leaves] for leaves, other in zip(image_lists, annotations, strict=True)]
         stripped = [with_placeholders(tree, leaves) for tree, leaves in zip(trees, parts, strict=True)]
         if not self._uses_default_collate or packed.targets is not None:
@@ -296,8 +296,9 @@ class Packer:
                     name = str(leaf) if isinstance(leaf, (PurePath, StoredURL)) else key_path or "the sample itself"
                     if self._on_error != "raise" and isinstance(error, UnreadableError):
                         unreadable[sample, slot] = name, str(error)
-                        images.append((sample, slot, make_black(error.size or SIZE)))
-                        if not error.size:
+                        size = error.size or (packed.targets.get_canvas(sample) if packed.targets else None)
+                        images.append((sample, slot, make_black(size or SIZE)))
+                        if not size:
                             sizeless.add((sample, slot))
                     else:
                         packed.reasons.setdefault(sample, (name, str(error)))
