@@ -7,14 +7,23 @@ import re
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
 from torchvision import datasets
+from torchvision.transforms import v2
+from torchvision.tv_tensors._dataset_wrapper import WRAPPER_FACTORIES
 
+from torchdali import DALILoader
 from torchdali.sources.arrays import find_base_class
 from torchdali.sources.files import FILE_CLASSES
 
 PAGE = Path(__file__).parents[2] / "docs" / "datasets.md"
 
-NATIVE, WITH_TRANSFORM, NOT_YET = ROWS = ("Nothing to change", "Give `transform=`", "Not yet")
+NATIVE, WITH_TRANSFORM, WRAPPED, NOT_YET = ROWS = (
+    "Nothing to change",
+    "Give `transform=`",
+    "Wrap it, give `transform=`",
+    "Not yet",
+)
 
 EXCEPTIONS = {
     "CocoCaptions": WITH_TRANSFORM,  # it calls transforms, and its target is text
@@ -24,7 +33,7 @@ EXCEPTIONS = {
     "UCF101": NOT_YET,
     "LFWPairs": NOT_YET,  # two images, which draw random numbers of their own
     "PhotoTour": NOT_YET,
-    "WIDERFace": NOT_YET,  # boxes
+    "WIDERFace": WRAPPED,  # boxes
 }
 """Classes of which the source of ``__getitem__`` does not tell the row."""
 
@@ -38,7 +47,9 @@ def find_row(kind: type[Any]) -> str:
     function = next(vars(base)["__getitem__"] for base in kind.__mro__ if "__getitem__" in vars(base))
     joint = "self.transforms(" in inspect.getsource(function)
     inherited = "super().__getitem__" in inspect.getsource(function)  # flows and stereo pairs
-    return EXCEPTIONS.get(kind.__name__, NOT_YET if joint or inherited else WITH_TRANSFORM)
+    if name_row := EXCEPTIONS.get(kind.__name__):
+        return name_row
+    return WITH_TRANSFORM if not joint and not inherited else WRAPPED if kind in WRAPPER_FACTORIES else NOT_YET
 
 
 def make_table() -> dict[str, list[str]]:
@@ -58,3 +69,20 @@ def test_table_says_for_each_dataset_what_to_do() -> None:
         assert len(cells) == 1, row
         documented = [name for name in re.findall(r"`(\w+)`", cells[0]) if hasattr(datasets, name)]
         assert documented == names, f"{row}: {', '.join(f'`{name}`' for name in names)}"
+
+
+def test_boxes_of_a_wrapped_dataset_move(tmp_path: Path) -> None:
+    root = tmp_path / "VOCdevkit" / "VOC2012"
+    for folder in ("JPEGImages", "Annotations", "ImageSets/Main"):
+        (root / folder).mkdir(parents=True)
+    Image.new("RGB", (60, 50)).save(root / "JPEGImages" / "0.jpg")
+    box = "<bndbox><xmin>4</xmin><ymin>5</ymin><xmax>30</xmax><ymax>40</ymax></bndbox>"
+    (root / "Annotations" / "0.xml").write_text(f"<annotation><object><name>cat</name>{box}</object></annotation>")
+    (root / "ImageSets" / "Main" / "train.txt").write_text("0\n")
+    dataset = datasets.VOCDetection(str(tmp_path), year="2012", image_set="train")
+    wrapped = datasets.wrap_dataset_for_transforms_v2(dataset, target_keys=("boxes", "labels"))
+    transform = v2.Compose([v2.ToImage(), v2.RandomHorizontalFlip(1.0), v2.Resize((100, 120))])
+    loader = DALILoader(wrapped, device="cpu", transform=transform, collate_fn=list)
+    ((image, target),) = next(iter(loader))
+    assert image.shape == (3, 100, 120)
+    assert target["boxes"].tolist() == [[60, 10, 112, 80]]
