@@ -55,7 +55,7 @@ class ShardedDataset(EncodedDataset):
         super().__init__(label, transform, target_transform)
         self._paths, self._is_mapped = self._find_shards(shards), is_mapped
         target = label if label is None or isinstance(label, str) else "parts"
-        self._content = f"{self._kind}({content}, label={target!r})"
+        self._content = f"{self._kind}({', '.join(filter(None, (content, f'label={target!r}')))})"
         self._file = Path(index).expanduser() if index is not None else find_index(self._paths, self._content)
         self._open()
 
