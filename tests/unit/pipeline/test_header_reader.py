@@ -23,6 +23,7 @@ from torchdali import DALILoader, SampleError
 from torchdali.pipeline import graph
 from torchdali.pipeline.feed import Prefetcher
 from torchdali.pipeline.readers import FileReader, HeaderReader, header_reader
+from torchdali.pipeline.readers import files as file_reader
 from torchdali.sources import HEADER_BYTES, read_header
 from torchdali.sources.headers.batch import parse
 from torchdali.sources.headers.header import parse_header
@@ -303,6 +304,24 @@ def test_what_is_for_pil_is_not_asked_of_dali_again(
     assert len(images) == count
     few = -(-count // 4)
     assert vetting == ([few] if count < 32 else [count, few])
+
+
+@pytest.mark.parametrize("validates", [False, True])
+def test_long_files_are_not_read_together(
+    tmp_path: Path, vetting: list[int], validates: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DALI would read all of each. To validate headers it reads few files at once."""
+    monkeypatch.setattr(FileReader, "_validates", validates)
+    (tmp_path / "a").mkdir()
+    photograph = Image.fromarray(skimage.data.coffee()).resize((40, 30))
+    for i in range(80):
+        photograph.save(tmp_path / "a" / f"{i:02}.jpg")
+    length = (tmp_path / "a" / "00.jpg").stat().st_size
+    monkeypatch.setattr(file_reader, "_LONG", length - 1)
+    monkeypatch.setattr(file_reader, "_MAX_READ", 12 * length)
+    ((images, _),) = DALILoader(ImageFolder(tmp_path, CHAIN), 80, device="cpu")
+    assert (images == images[0]).all()
+    assert vetting == ([10] * 8 if validates else [])
 
 
 def test_a_pipe_among_few_files_is_named(tmp_path: Path, device: str, vetting: list[int]) -> None:
