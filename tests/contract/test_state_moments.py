@@ -14,7 +14,7 @@ import pytest
 import torch
 from helpers.arguments import NONE, PERSISTENT, TWO
 from helpers.proxied import difference
-from helpers.resumed import KINDS, Asked, Remembering, RememberingBatches, read, set_epoch, through_files
+from helpers.resumed import KINDS, Asked, Remembering, read, through_files
 from torch.utils.data import Dataset, DistributedSampler, RandomSampler
 
 from torchdali import DALILoader
@@ -91,22 +91,16 @@ def epochs(loader: DALILoader[Any], count: int = 3) -> list[Any]:
 
 
 @rows
-def test_before_the_first_epoch(make: Any, workers: Any) -> None:
+def test_between_epochs(make: Any, workers: Any) -> None:
     loader = make(**workers)
-    state = loader.state_dict()
-    true = epochs(loader)
-    assert not difference(epochs(loaded(make, state, **workers)), true)
-    assert difference(epochs(make(number=8, **workers)), true)
-
-
-@rows
-def test_after_two_epochs(make: Any, workers: Any) -> None:
-    loader = make(**workers)
-    epochs(loader, 2)
-    state = loader.state_dict()
-    assert not state["begun"]
+    first = loader.state_dict()
     true = epochs(loader, 2)
-    assert not difference(epochs(loaded(make, state, **workers), 2), true)
+    second = loader.state_dict()
+    assert not second["begun"]
+    true += epochs(loader, 1)
+    assert not difference(epochs(loaded(make, first, **workers)), true)
+    assert not difference(epochs(loaded(make, second, **workers), 1), true[2:])
+    assert difference(epochs(make(number=8, **workers)), true)
 
 
 @rows
@@ -345,102 +339,6 @@ def test_order_of_workers_that_nobody_knows_is_refused(pictures: Any, numbered: 
 
 
 # Samplers
-
-
-def test_epochs_of_a_distributed_sampler(make: Any) -> None:
-    def build(number: int) -> DALILoader[Any]:
-        return make(number=number, sampler=DistributedSampler(range(12), 2, 1))
-
-    loader = build(7)
-    set_epoch(loader, 4)
-    iterator = iter(loader)
-    next(iterator)
-    state = loader.state_dict()
-    rest = list(iterator)
-    again = build(8)
-    again.load_state_dict(state)
-    assert again.sampler.epoch == 4
-    assert not difference(list(again), rest)
-    set_epoch(again, 0)
-    again.load_state_dict(state)
-    set_epoch(again, 5)
-    with pytest.raises(ValueError, match=r"must be 4 as in the loaded state, got .*set_epoch\(5\)"):
-        iter(again)
-    set_epoch(again, 4)
-    assert not difference(list(again), rest)
-
-
-@rows
-@pytest.mark.parametrize(("kind", "batches"), [("sampler", 2), ("batch_sampler", 0)])
-def test_samplers_with_a_state_keep_it(make: Any, workers: Any, kind: str, batches: int) -> None:
-    def build(number: int = 7, **options: Any) -> DALILoader[Any]:
-        torch.manual_seed(number)
-        sampler = (Remembering if kind == "sampler" else RememberingBatches)(12)
-        return make(number=number, **{kind: sampler}, **options)
-
-    loader = build(**workers)
-    iterator = iter(loader)
-    list(islice(iterator, batches))
-    state = loader.state_dict()
-    assert state["samplers"][kind]["state"]["given"] == batches * (3 if kind == "sampler" else 1)
-    true = list(iterator)
-    again = loaded(build, state, **workers)
-    assert not difference(list(again), true)
-
-
-class Elsewhere:
-    """A batch sampler that draws from generators that are not torch's, or lie in attributes of other names."""
-
-    def __init__(self, count: int, kind: str) -> None:
-        self.count, self.kind = count, kind
-        seed = torch.initial_seed() % 2**31
-        if kind == "python's own":
-            self.rng: Any = random.Random(seed)
-        elif kind == "numpy's":
-            self.rng = np.random.default_rng(seed)
-        elif kind == "numpy's Mersenne twister":
-            self.rng = np.random.Generator(np.random.MT19937(seed))
-        elif kind == "numpy's of old":
-            self.rng = np.random.RandomState(seed)
-        elif kind == "torch's":
-            self.rng = torch.Generator().manual_seed(seed)
-        elif kind == "numpy":
-            np.random.seed(seed)  # noqa: NPY002
-        elif kind == "python":
-            random.seed(seed)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        for _ in range(5):
-            if self.kind in ("python", "python's own"):
-                yield getattr(self, "rng", random).sample(range(self.count), 3)
-            elif self.kind == "torch's":
-                yield torch.randint(self.count, (3,), generator=self.rng).tolist()
-            elif self.kind in ("numpy", "numpy's of old"):
-                yield getattr(self, "rng", np.random).randint(0, self.count, 3).tolist()
-            else:
-                yield self.rng.integers(0, self.count, 3).tolist()
-
-
-KINDS_OF_GENERATORS = ["python", "numpy", "python's own", "numpy's", "numpy's Mersenne twister", "numpy's of old"]
-
-
-WHERE = [*zip([*KINDS] * 3, [*KINDS_OF_GENERATORS, "torch's"], strict=False)]
-
-
-@pytest.mark.parametrize(("make", "kind"), WHERE, indirect=["make"])
-def test_generators_are_found_wherever_a_sampler_has_them(make: Any, kind: str) -> None:
-    def build(number: int = 7, **options: Any) -> DALILoader[Any]:
-        torch.manual_seed(number)
-        return make(number=number, batch_sampler=Elsewhere(12, kind), **options)
-
-    loader = build()
-    iterator = iter(loader)
-    list(islice(iterator, 2))
-    state = loader.state_dict()
-    assert len(state["generators"]) == 2
-    true = [list(iterator), *epochs(loader, 2)]
-    assert difference(true[1], true[2])
-    assert not difference(epochs(loaded(build, state)), true)
 
 
 def test_global_generators_that_no_sampler_draws_from_are_the_users(make: Any) -> None:
