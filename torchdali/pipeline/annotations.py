@@ -11,7 +11,8 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2._auto_augment import _AutoAugmentBase  # pyright: ignore[reportPrivateUsage]
 
 from torchdali.errors import TransformError
-from torchdali.transforms import Views, find_rule, flatten
+from torchdali.transforms import Rule, Views, find_rule, flatten
+from torchdali.transforms.rule import Composite
 from torchdali.transforms.rules.conversion import Identity
 
 __all__ = ["check_annotations"]
@@ -52,6 +53,8 @@ def _check(leaf: Any, parts: list[Any]) -> None:
     leaf.check_inputs(parts)
     if isinstance(leaf, _AutoAugmentBase):
         cast("Any", leaf)._flatten_and_extract_image_or_video(tuple(parts))  # noqa: SLF001 - where torchvision refuses
+    if rule and not isinstance(rule, Composite) and not rule.moves and type(rule).output_size is not Rule.output_size:
+        raise TypeError(f"its rule changes the size of images, does not move {names}, and must define move")
     if isinstance(rule, Views):
         raise TypeError(f"it makes several images of one, and samples have {names}")
     for inner in flatten(cast("Any", getattr(leaf, "transforms", None))):
