@@ -71,7 +71,7 @@ class ErrorPolicy:
             and not isinstance(error.__cause__, SampleTransformError)
         )
 
-    def note(self, error: SampleError) -> None:
+    def record(self, error: SampleError) -> None:
         """Count a bad sample once, and log it.
 
         Raises:

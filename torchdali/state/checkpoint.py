@@ -118,16 +118,16 @@ def build_state(loader: Any, progress: EpochProgress | None, epochs: int, used: 
         used: Names of the generators that were seen to be drawn from.
     """
     latest = progress
-    begun = progress if progress and (not progress.finished or _keeps_stream(loader, progress)) else None
+    current = progress if progress and (not progress.finished or _keeps_stream(loader, progress)) else None
     # A sampler may have made a generator in an epoch that is finished, so look for generators again.
-    generators = begun.generators if begun else Generators(loader)
+    generators = current.generators if current else Generators(loader)
     names, shard = generators.required | used, find_shared_sampler(loader)
-    now = _encode({name: state for name, state in generators.states().items() if name in names})
-    if begun:
-        progress, samplers, states, first = begun, begun.samplers, begun.sampler_states(), begun.first_states
-        made = _encode({name: state for name, state in begun.rng_at_start.items() if name in names})
+    rng_now = _encode({name: state for name, state in generators.states().items() if name in names})
+    if current:
+        progress, samplers, states, first = current, current.samplers, current.sampler_states(), current.first_states
+        rng_at_start = _encode({name: state for name, state in current.rng_at_start.items() if name in names})
     else:
-        samplers, made = read_epochs(loader, upcoming=True), now
+        samplers, rng_at_start = read_epochs(loader, upcoming=True), rng_now
         states = first = {path: sampler.state_dict() for path, sampler in find_stateful(loader).items()}
         # Persistent workers keep their base seed.
         seed = progress.base_seed if progress and loader.persistent_workers else None
@@ -137,8 +137,8 @@ def build_state(loader: Any, progress: EpochProgress | None, epochs: int, used: 
         "version": VERSION,
         **({"stream": stream} if stream else {}),
         "loader": describe(loader),
-        "begun": begun is not None,
-        "over": begun is not None and begun.finished,
+        "begun": current is not None,
+        "over": current is not None and current.finished,
         "epoch": progress.epoch,
         "start": progress.start,
         "reached": count_consumed(shard, progress.start, progress.num_yielded * (_get_batch_size(loader) or 1))
@@ -156,8 +156,8 @@ def build_state(loader: Any, progress: EpochProgress | None, epochs: int, used: 
                 for path in dict.fromkeys([*samplers, *states])
             }
         ),
-        "generators": now,
-        "generators_at_begin": made,
+        "generators": rng_now,
+        "generators_at_begin": rng_at_start,
         "draws": [[0, _encode(progress.rng_at_first_request)]] if progress.rng_at_first_request else [],
         "worker": progress.worker,
         "workers": [[worker, *astuple(stream)] for worker, stream in progress.streams.items()],

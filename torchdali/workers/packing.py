@@ -105,8 +105,8 @@ class Packed:
         groups: The images, grouped by spec and input kind.
         block: The memory of the images. None if there is no worker.
         worker: The number of the worker.
-        reasons: By the number of a sample, the name of an image that cannot be packed and the reason.
-        failed: The same for samples that were replaced by a substitute or a black image.
+        refused: By the number of a sample, the name of an image that cannot be packed and the reason.
+        replaced: The same for samples that were replaced by a substitute or a black image.
         structure: The key paths of the first sample's parts, if all samples have the same structure.
         outline: The parts of the first sample in words, if it has no image.
         targets: The boxes, masks and key points, if there are any. Then the samples are not collated.
@@ -120,8 +120,8 @@ class Packed:
     groups: list[PackedImages] = field(default_factory=list[PackedImages])
     block: SharedBufferHandle | SharedBuffer | None = None
     worker: int = 0
-    reasons: dict[int, tuple[str, str]] = field(default_factory=dict[int, tuple[str, str]])
-    failed: dict[int, tuple[str, str]] = field(default_factory=dict[int, tuple[str, str]])
+    refused: dict[int, tuple[str, str]] = field(default_factory=dict[int, tuple[str, str]])
+    replaced: dict[int, tuple[str, str]] = field(default_factory=dict[int, tuple[str, str]])
     structure: tuple[str, ...] = ()
     outline: str = ""
     targets: PackedTargets | None = None
@@ -214,12 +214,12 @@ class Packer:
     def _substitute(self, packed: Packed, samples: list[Any], failed: dict[int, tuple[str, str]]) -> bool:
         """Replace each failed sample by the next good one. Return False if there is none."""
         # If a substitute fails, keep the reason of the sample that it replaced.
-        packed.failed |= {i: why for i, why in failed.items() if i not in packed.failed}
-        substitutes = map_substitutes(packed.failed, len(samples))
+        packed.replaced |= {i: why for i, why in failed.items() if i not in packed.replaced}
+        substitutes = map_substitutes(packed.replaced, len(samples))
         if substitutes is None:
             first = min(failed)
             name, reason = failed[first]
-            packed.failed, packed.reasons = {}, {first: (name, f"{reason}, {_NONE_LEFT}")}
+            packed.replaced, packed.refused = {}, {first: (name, f"{reason}, {_NONE_LEFT}")}
             return False
         for i, substitute in substitutes.items():
             samples[i] = samples[substitute]
@@ -252,14 +252,14 @@ class Packer:
                 for i in imageless:
                     image_lists[i] = [(key_path, None) for key_path in key_paths]
             if self._uses_default_collate:
-                packed.key_paths, packed.reasons = key_paths, mismatch
-        if packed.reasons:
+                packed.key_paths, packed.refused = key_paths, mismatch
+        if packed.refused:
             return {}
-        packed.targets, annotations, packed.reasons = pack_targets(trees, image_lists, self._labels_getters)
-        if packed.reasons:
+        packed.targets, annotations, packed.refused = pack_targets(trees, image_lists, self._labels_getters)
+        if packed.refused:
             return {}
         images, unreadable = self._convert(packed, image_lists)
-        if unreadable or packed.reasons:
+        if unreadable or packed.refused:
             return unreadable
         parts = [[*leaves, *other.leaves] for leaves, other in zip(image_lists, annotations, strict=True)]
         stripped = [with_placeholders(tree, leaves) for tree, leaves in zip(trees, parts, strict=True)]
@@ -301,11 +301,11 @@ class Packer:
                         if not size:
                             sizeless.add((sample, slot))
                     else:
-                        packed.reasons.setdefault(sample, (name, str(error)))
+                        packed.refused.setdefault(sample, (name, str(error)))
         failed = {sample: why for (sample, _), why in reversed(unreadable.items())}  # the first image's reason stays
         if self._on_error == "skip":
             return images, failed
-        packed.failed |= failed
+        packed.replaced |= failed
         readable = [item for item in images if item[:2] not in unreadable]
         return [_match_size(readable, item) if item[:2] in sizeless else item for item in images], {}
 

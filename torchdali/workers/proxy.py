@@ -262,12 +262,12 @@ class _ProxyEpoch(ResumableIterator):
         # Batches hold this function. It must not refer to self: the iterator would be part of a cycle.
         def make_error(sample: int, name: str, reason: str) -> SampleError:
             if is_skipping:  # a substitute is at the position of a failed sample
-                sample = (map_substitutes(packed.failed, packed.count) or {}).get(sample, sample)
+                sample = (map_substitutes(packed.replaced, packed.count) or {}).get(sample, sample)
             return keys.make_error(sample, name, reason)
 
-        for sample, (name, reason) in packed.reasons.items():
+        for sample, (name, reason) in packed.refused.items():
             raise make_error(sample, name, reason)
-        pending.failed = [keys.make_error(sample, *why) for sample, why in packed.failed.items()]
+        pending.failed = [keys.make_error(sample, *why) for sample, why in packed.replaced.items()]
         self.proxy.check_key_paths(packed, make_error)
         for group, pool in zip(packed.groups, self.proxy.get_pools(packed), strict=True):
             reader = open_packed(packed, group, make_error, pool.plan.adjust_orientation)
@@ -308,7 +308,7 @@ class _ProxyEpoch(ResumableIterator):
         """Count the failed samples of a batch that is due. Return the error to raise if there are too many."""
         try:
             for error in pending.failed:
-                self._error_policy.note(error)
+                self._error_policy.record(error)
         except SampleError as error:
             return error
         return None
