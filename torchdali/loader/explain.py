@@ -32,6 +32,7 @@ from torchdali.samples.tree import build_tree, describe_sample, format_key_paths
 from torchdali.state.sharding import Sharding
 from torchdali.transforms.spec import NO_INPUT_STATS, InputStats
 from torchdali.workers.unpacking import check_stackable
+from torchdali.workers.unread import leave_images_unread
 from torchdali.workers.validation import ProxyPlan, uses_default_collate
 
 __all__ = ["collect_stats", "describe_loader"]
@@ -212,7 +213,7 @@ def _describe_images(loader: DataLoader[Any], proxy: ProxyPlan) -> tuple[str, st
         return f"not known before the first batch: {RULE}", "", [], _UNKNOWN
     try:
         with seeded(proxy.device):
-            sample = loader.dataset[0]
+            sample = leave_images_unread(loader.dataset)[0]
     except Exception as error:  # noqa: BLE001 - a dataset may raise anything, and explain() must not fail
         return f"not known before the first batch (dataset[0] raises {error!r}): {RULE}", "", [], _UNKNOWN
     parts = build_tree(sample)

@@ -11,6 +11,7 @@ from torchdali.runtime.exceptions import add_note
 from torchdali.state.stream import Stream
 from torchdali.workers.packing import Packed, Packer, SampleFailure
 from torchdali.workers.pickling import make_picklable, pickle_batch
+from torchdali.workers.unread import leave_images_unread
 
 __all__ = ["AnnotatedDataset", "StreamPacker"]
 
@@ -21,17 +22,19 @@ class AnnotatedDataset:
     Args:
         dataset: The dataset.
         returns_failures: Whether a :class:`SampleFailure` is returned for a sample that raises an exception.
+        finds_images: Whether DALI decodes image files. Then those of torchvision's wrapped datasets are left to it.
     """
 
-    def __init__(self, dataset: Any, returns_failures: bool) -> None:
-        self.dataset, self._returns_failures = dataset, returns_failures
+    def __init__(self, dataset: Any, returns_failures: bool, finds_images: bool = False) -> None:
+        self.dataset = leave_images_unread(dataset) if finds_images else dataset
+        self._returns_failures, self._name = returns_failures, type(dataset).__name__
 
     def __getitem__(self, index: Any) -> Any:
         try:
             return self.dataset[index]
         except Exception as error:
             if self._returns_failures and not isinstance(error, StopIteration):
-                return SampleFailure(type(self.dataset).__name__, f"the dataset raised {error!r}")
+                return SampleFailure(self._name, f"the dataset raised {error!r}")
             add_note(error, f"while the dataset was asked for sample {index!r}")
             raise
 

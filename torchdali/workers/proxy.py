@@ -119,7 +119,7 @@ class _ProxyEpoch(ResumableIterator):
             return view
         if view.num_workers:
             view = replace(view, worker_init_fn=WorkerInit(view.worker_init_fn))
-        return replace(view, dataset=AnnotatedDataset(dataset, self._error_policy.mode == "skip"))
+        return replace(view, dataset=AnnotatedDataset(dataset, self._error_policy.mode == "skip", images))
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         if not first_iter:

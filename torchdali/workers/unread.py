@@ -1,0 +1,133 @@
+"""torchvision's wrapped datasets: their samples with paths in place of images, so that DALI decodes the files.
+
+``wrap_dataset_for_transforms_v2`` needs the size of an image, and not its pixels. So a worker opens the file, lets the
+wrapper build the target, and passes on the path.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import PIL.Image
+from torch.utils.data import ConcatDataset, Subset
+
+__all__ = ["leave_images_unread"]
+
+_open: Callable[..., Any] = PIL.Image.open
+
+
+def leave_images_unread(dataset: Any) -> Any:
+    """Return a copy of a dataset that leaves its image files unread, or the dataset itself if torchdali cannot tell.
+
+    It can for wrapped datasets of torchvision without ``transforms``, also in a ``Subset`` or ``ConcatDataset``.
+    """
+    if type(dataset) is Subset:
+        part = cast("Any", dataset)
+        return _replace(part, dataset=leave_images_unread(part.dataset))
+    if type(dataset) is ConcatDataset:
+        whole = cast("Any", dataset)
+        return _replace(whole, datasets=[leave_images_unread(part) for part in whole.datasets])
+    read = _find_reader(dataset)
+    return UnreadImages(dataset, *read) if read else dataset
+
+
+def _replace(whole: Any, **attributes: Any) -> Any:
+    """Return a shallow copy of a dataset with other attributes; the dataset itself if they are the same."""
+    if all(getattr(whole, name) == new for name, new in attributes.items()):
+        return whole
+    whole = copy.copy(whole)
+    vars(whole).update(attributes)
+    return whole
+
+
+class UnreadImages:
+    """A wrapped dataset whose images are paths.
+
+    Args:
+        dataset: What ``wrap_dataset_for_transforms_v2`` returned.
+        read: Function of the dataset inside and an index: returns the path of the image, and the target as it is
+            without the wrapper.
+        is_converted: Whether the dataset converts images to RGB. Otherwise only RGB images become paths.
+    """
+
+    def __init__(self, dataset: Any, read: Callable[[Any, int], tuple[Any, Any]], is_converted: bool) -> None:
+        self._dataset, self._read, self._is_converted = dataset, read, is_converted
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return a sample."""
+        dataset = self._dataset
+        if not isinstance(index, int):
+            return dataset[index]
+        path, target = self._read(dataset._dataset, index)  # noqa: SLF001 - torchvision's
+        with _open(path) as image:
+            if not self._is_converted and image.mode != "RGB":
+                return dataset[index]
+            unread, target = dataset._wrapper(index, (image, target))  # noqa: SLF001 - torchvision's
+        return (Path(path), target) if unread is image else dataset[index]
+
+    def __repr__(self) -> str:
+        return repr(self._dataset)
+
+
+def _find_reader(dataset: Any) -> tuple[Callable[[Any, int], tuple[Any, Any]], bool] | None:
+    """Return how the image and the target of a wrapped dataset are found; None if it is something else."""
+    inner = cast("Any", getattr(dataset, "__dict__", {}).get("_dataset"))
+    name = type(inner).__name__
+    if name not in _READERS:
+        return None
+    from torchvision import datasets  # here, so that a spawned worker of a plain loader imports nothing of it
+    from torchvision.tv_tensors._dataset_wrapper import VisionDatasetTVTensorWrapper
+
+    wrapper: Any = VisionDatasetTVTensorWrapper
+    is_wrapped = cast("Any", type(dataset)).__getitem__ is wrapper.__getitem__
+    is_known = type(inner) is getattr(datasets, name, None)
+    return _READERS[name] if is_wrapped and is_known and dataset.transforms is None else None
+
+
+def _read_coco(dataset: Any, index: int) -> tuple[Any, Any]:
+    image = dataset.ids[index]
+    name: str = dataset.coco.loadImgs(image)[0]["file_name"]
+    path = os.path.join(dataset.root, name)  # noqa: PTH118 - as torchvision
+    return path, dataset._load_target(image)  # noqa: SLF001 - torchvision's
+
+
+def _read_voc_boxes(dataset: Any, index: int) -> tuple[Any, Any]:
+    from torchvision.datasets import voc
+
+    tree: Any = cast("Any", voc).ET_parse(dataset.annotations[index])
+    return dataset.images[index], dataset.parse_voc_xml(tree.getroot())
+
+
+def _read_voc_mask(dataset: Any, index: int) -> tuple[Any, Any]:
+    return dataset.images[index], _open(dataset.masks[index])
+
+
+def _read_sbd(dataset: Any, index: int) -> tuple[Any, Any]:
+    return dataset.images[index], dataset._get_target(dataset.masks[index])  # noqa: SLF001 - torchvision's
+
+
+def _read_kitti(dataset: Any, index: int) -> tuple[Any, Any]:
+    return dataset.images[index], dataset._parse_target(index) if dataset.train else None  # noqa: SLF001 - torchvision's
+
+
+def _read_wider_face(dataset: Any, index: int) -> tuple[Any, Any]:
+    item = dataset.img_info[index]
+    return item["img_path"], None if dataset.split == "test" else item["annotations"]
+
+
+_READERS: dict[str, tuple[Callable[[Any, int], tuple[Any, Any]], bool]] = {
+    "CocoDetection": (_read_coco, True),
+    "VOCDetection": (_read_voc_boxes, True),
+    "VOCSegmentation": (_read_voc_mask, True),
+    "SBDataset": (_read_sbd, True),
+    "Kitti": (_read_kitti, False),
+    "WIDERFace": (_read_wider_face, False),
+}
+"""By the class of the dataset inside: how a sample is found, and whether images are converted to RGB."""
