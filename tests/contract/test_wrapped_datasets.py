@@ -201,3 +201,5 @@ def test_bad_files_are_named(tmp_path: Path) -> None:
         image for ((image, _),) in DALILoader(Subset(wrapped, [2, 3]), device="cpu", transform=CHAIN, collate_fn=list)
     ]
     assert all(any(torch.equal(image, other) for other in good) for image, _ in batch)
+    with pytest.raises(SampleError, match=rf"the dataset raised FileNotFoundError\(.*{missing.name}"):
+        next(iter(DALILoader(wrapped, device="cpu", transform=CHAIN, collate_fn=list, on_error="skip")))

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.anchors import anchors
 from PIL import Image
 from torchvision.transforms import v2
 
@@ -306,11 +307,6 @@ def test_code_of_resuming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     finally:
         torch.distributed.destroy_process_group()
     assert len(namespace["rest"]) == count - 3
-
-
-def anchors(path: Path) -> set[str]:
-    lines = [line for line in path.read_text().splitlines() if line.startswith("#")]
-    return {re.sub(r"[^\w -]", "", line.lstrip("# ").lower()).replace(" ", "-") for line in lines}
 
 
 _PROJECT = r"(?:raw\.githubusercontent\.com/torchdali/torchdali|github\.com/torchdali/torchdali/(?:blob|tree))"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_docs import anchors
+from helpers.anchors import anchors
 
 from torchdali.tools.cli import commands
 

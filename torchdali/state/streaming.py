@@ -27,11 +27,11 @@ def save_stream(loader: Any, progress: EpochProgress) -> dict[str, Any] | None:
     dataset, samples = loader.dataset, sum(stream.samples for stream in progress.streams.values())
     samples = 0 if progress.finished else samples
     names = _parameters(dataset)
-    if names == _MOSAIC:
+    if names == _MOSAIC and hasattr(dataset, "replication"):
         ranks = int(os.environ.get("WORLD_SIZE", "1"))
         state: dict[str, Any] = dataset.state_dict(samples * ranks // (dataset.replication or 1), True)
         return {**state, "epoch": state["epoch"] + progress.finished}
-    if names == _LITDATA and not loader.num_workers:
+    if names == _LITDATA and hasattr(dataset, "batch_size") and not loader.num_workers:
         return copy.deepcopy(dataset.state_dict(samples, 1, dataset.batch_size))
     return None
 

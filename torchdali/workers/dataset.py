@@ -34,7 +34,10 @@ class AnnotatedDataset:
             return self.dataset[index]
         except Exception as error:
             if self._returns_failures and not isinstance(error, StopIteration):
-                return SampleFailure(self._name, f"the dataset raised {error!r}")
+                text = (
+                    f"{type(error).__name__}({error})" if isinstance(error, OSError) else repr(error)
+                )  # names the file
+                return SampleFailure(self._name, f"the dataset raised {text}")
             add_note(error, f"while the dataset was asked for sample {index!r}")
             raise
 
