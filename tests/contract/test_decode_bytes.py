@@ -205,6 +205,7 @@ for name in ("long", "large"):
 """
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_batch(tmp_path: Path, run_script: Script) -> None:
     """A batch of these files takes 400 MB, decoded or as they are; DataLoader has one of them at once."""
     small = np.random.default_rng(0).integers(0, 255, (12, 16, 3), dtype=np.uint8)

@@ -172,6 +172,7 @@ def global_states() -> list[Any]:
     return [random.getstate(), name, [np.asarray(x).tolist() for x in numbers], torch.get_rng_state()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seed", "workers"), [(None, 0), (3, 2)])
 def test_a_probe_changes_nothing(
     pictures: Path, numbered: Numbered, seed: int | None, workers: int, device: str

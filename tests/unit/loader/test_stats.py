@@ -162,6 +162,7 @@ def test_the_start(dataset: ImageFolder) -> None:
 # Datasets that are asked for samples
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, True)])
 def test_a_datasets_own_work(photographs: list[Path], exact: Any, workers: int, persistent: bool, device: str) -> None:
     options: dict[str, Any] = {"persistent_workers": persistent} if workers else {}
@@ -357,6 +358,7 @@ def test_files_that_come_slowly_into_a_cache(dataset: ImageFolder, monkeypatch: 
     assert loader.stats().bottleneck == "storage"
 
 
+@pytest.mark.slow
 def test_a_slow_sampler(dataset: ImageFolder) -> None:
     class Slow(SequentialSampler):
         def __iter__(self) -> Iterator[int]:

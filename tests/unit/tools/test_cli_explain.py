@@ -279,6 +279,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["DALILoader", "DataLoader"])
 def test_a_script_ends_where_it_first_iterates(script: Any, tmp_path: Path, kind: str) -> None:
     (tmp_path / "neighbour.py").write_text("")
@@ -329,6 +330,7 @@ def test_a_script_that_iterates_in_a_thread(script: Any) -> None:
     assert "24 files in 3 classes" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_script_that_catches_everything_is_explained_once(script: Any) -> None:
     code = """
     from torchdali import DALILoader
