@@ -94,7 +94,9 @@ def assert_parts_same(ours: dict[Any, Any], expected: dict[Any, Any], tolerance:
         assert_same(ours[key], value, tolerance, f"{place}[{key!r}]")
 
 
-def check(images: Any, chain: list[Any], device: str, tolerance: float = 0.0, count: int = COUNT, **form: Any) -> None:
+def assert_equals_torchvision(
+    images: Any, chain: list[Any], device: str, tolerance: float = 0.0, count: int = COUNT, **form: Any
+) -> None:
     dataset = Annotated(images, count, **form)
     loader = DALILoader(dataset, 4, transform=v2.Compose(chain), seed=SEED, device=device, collate_fn=as_lists)
     assert_same(list(loader), load_expected(dataset, chain, 4, as_lists), tolerance)
@@ -107,18 +109,18 @@ def images(photographs: Any) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_of_the_detection_reference(images: Any, device: str, name: str) -> None:
-    check(images, [*PRESETS[name], *END], device)
+    assert_equals_torchvision(images, [*PRESETS[name], *END], device)
 
 
 @pytest.mark.parametrize("name", CHAINS)
 def test_chains(images: Any, device: str, name: str) -> None:
-    check(images, CHAINS[name], device, 2e-4 if name in WARPS else 0.0)
+    assert_equals_torchvision(images, CHAINS[name], device, 2e-4 if name in WARPS else 0.0)
 
 
 @pytest.mark.parametrize(("form", "dtype"), [("XYWH", torch.float32), ("CXCYWH", torch.float64), ("XYXY", torch.int64)])
 def test_formats(images: Any, form: str, dtype: torch.dtype) -> None:
     chain = [v2.RandomZoomOut(), v2.RandomResizedCrop((40, 50)), v2.RandomHorizontalFlip(), v2.ClampBoundingBoxes()]
-    check(images, chain, "cpu", box_format=form, dtype=dtype)
+    assert_equals_torchvision(images, chain, "cpu", box_format=form, dtype=dtype)
 
 
 SEGMENTATION = [
@@ -132,7 +134,7 @@ SEGMENTATION = [
 
 
 def test_the_preset_of_the_segmentation_reference(images: Any, device: str) -> None:
-    check(images, SEGMENTATION, device)
+    assert_equals_torchvision(images, SEGMENTATION, device)
 
 
 def test_a_thousandth_of_a_pixel_is_seen(images: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +143,7 @@ def test_a_thousandth_of_a_pixel_is_seen(images: Any, monkeypatch: pytest.Monkey
         Boxes, "flip", lambda self, *args: (flip(self, *args), setattr(self, "values", self.values + 1e-3))
     )
     with pytest.raises(AssertionError, match="boxes"):
-        check(images, [v2.RandomHorizontalFlip()], "cpu")
+        assert_equals_torchvision(images, [v2.RandomHorizontalFlip()], "cpu")
 
 
 @pytest.mark.slow
@@ -149,4 +151,4 @@ def test_a_thousandth_of_a_pixel_is_seen(images: Any, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("name", [*PRESETS, *CHAINS])
 def test_two_hundred_samples(images: Any, name: str) -> None:
     chain = [*PRESETS[name], *END] if name in PRESETS else CHAINS[name]
-    check(images, chain, "cpu", 2e-4 if name in WARPS else 0.0, 200)
+    assert_equals_torchvision(images, chain, "cpu", 2e-4 if name in WARPS else 0.0, 200)

@@ -66,7 +66,7 @@ MOVES: dict[str, Move] = {
 }
 
 
-def check(samples: list[list[torch.Tensor]], move: Move, off: float = 0) -> None:
+def assert_equals_torchvision(samples: list[list[torch.Tensor]], move: Move, off: float = 0) -> None:
     before = [leaf.clone() for sample in samples for leaf in sample]
     targets = Targets.collect(samples, SIZE)
     move[0](targets)
@@ -81,8 +81,8 @@ def check(samples: list[list[torch.Tensor]], move: Move, off: float = 0) -> None
 def test_boxes_equal_torchvisions(box_format: str, name: str) -> None:
     for dtype in DTYPES:
         if dtype != torch.float16 or name != "perspective":  # torchvision: float16 and float32 do not multiply
-            check(make_boxes(box_format, dtype), MOVES[name])
-    check(make_boxes(box_format, torch.float32, None), MOVES[name])
+            assert_equals_torchvision(make_boxes(box_format, dtype), MOVES[name])
+    assert_equals_torchvision(make_boxes(box_format, torch.float32, None), MOVES[name])
 
 
 @pytest.mark.parametrize("name", MOVES)
@@ -91,12 +91,12 @@ def test_rotated_boxes_are_close_to_torchvisions(box_format: str, name: str) -> 
     # One call of a kernel rounds otherwise than many. Clamping a box with hardly any slope makes 3e-3 pixels of it.
     for mode in ("soft", "hard", None) if name == "crop" else ("soft",):
         samples = make_boxes(box_format, torch.float32, mode)
-        check([*samples[:6], *[[]] * (COUNT - 6)], MOVES[name], 5e-3)
+        assert_equals_torchvision([*samples[:6], *[[]] * (COUNT - 6)], MOVES[name], 5e-3)
 
 
 @pytest.mark.parametrize("name", MOVES)
 def test_points_equal_torchvisions(name: str) -> None:
     for dtype in (torch.float32, torch.float64, torch.int64):
         if dtype == torch.float32 or name != "perspective":
-            check(make_points(dtype), MOVES[name])
-    check(make_points(torch.float32, (3, 2)), MOVES[name])
+            assert_equals_torchvision(make_points(dtype), MOVES[name])
+    assert_equals_torchvision(make_points(torch.float32, (3, 2)), MOVES[name])

@@ -88,7 +88,7 @@ def make_masks(dtype: torch.dtype = torch.uint8) -> list[list[torch.Tensor]]:
     return samples
 
 
-def check(samples: list[list[torch.Tensor]], *moves: Move) -> None:
+def assert_equals_torchvision(samples: list[list[torch.Tensor]], *moves: Move) -> None:
     targets = Targets.collect(samples, SIZE)
     for ours, _ in moves:
         ours(targets)
@@ -106,36 +106,38 @@ def check(samples: list[list[torch.Tensor]], *moves: Move) -> None:
 
 @pytest.mark.parametrize("name", MOVES)
 def test_masks_equal_torchvisions(name: str) -> None:
-    check(make_masks(), MOVES[name])
+    assert_equals_torchvision(make_masks(), MOVES[name])
 
 
 def test_masks_equal_torchvisions_after_any_two_moves() -> None:
     samples = [*make_masks()[:4], *[[]] * (COUNT - 4)]
     for first in MOVES.values():
         for second in MOVES.values():
-            check(samples, first, second)
+            assert_equals_torchvision(samples, first, second)
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int32, torch.int64, torch.float32, torch.int16])
 def test_masks_of_other_types_equal_torchvisions(dtype: torch.dtype) -> None:
-    check(make_masks(dtype), *[MOVES[name] for name in ("resize", "pad", "rotate", "hflip", "crop")])
+    assert_equals_torchvision(
+        make_masks(dtype), *[MOVES[name] for name in ("resize", "pad", "rotate", "hflip", "crop")]
+    )
 
 
 def test_the_latest_border_lies_over_the_earlier_ones() -> None:
-    check(
+    assert_equals_torchvision(
         make_masks(), *[move for fill in (1, 2, 1) for move in (pad("constant", fill), MOVES["hflip"], MOVES["crop"])]
     )
 
 
 def test_pixels_of_large_masks_are_counted_by_rows_and_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pixels_module, "_EXACT_IN_FLOAT32", 0)
-    check(make_masks(), *[MOVES[name] for name in ("pad", "affine", "perspective")])
+    assert_equals_torchvision(make_masks(), *[MOVES[name] for name in ("pad", "affine", "perspective")])
 
 
 def test_a_rotation_that_expands_by_quarters_equals_torchvisions() -> None:
     angle = np.array([0.0, 90, 180, 270] * 3)
     size = np.where((angle % 180 == 90)[:, None], SIZE[:, ::-1], SIZE)
-    check(
+    assert_equals_torchvision(
         make_masks(),
         (lambda t: t.rotate(angle, size, True), lambda x, i: F.rotate(x, float(angle[i]), expand=True)),
     )
