@@ -22,6 +22,15 @@ END = [
 ]
 PRESETS: dict[str, list[Any]] = {
     "ssdlite": [v2.RandomIoUCrop(), v2.RandomHorizontalFlip()],
+    "ssd": [
+        v2.RandomPhotometricDistort(),
+        v2.RandomZoomOut(fill=FILL),
+        v2.RandomIoUCrop(),
+        v2.RandomHorizontalFlip(),
+        v2.Resize((60, 60)),
+    ],
+    "hflip": [v2.RandomHorizontalFlip()],
+    "multiscale": [v2.RandomShortestSize([48, 56, 64, 72], max_size=100), v2.RandomHorizontalFlip()],
     "lsj": [
         v2.ScaleJitter((96, 96)),
         v2.RandomCrop((96, 96), pad_if_needed=True, fill=FILL),
