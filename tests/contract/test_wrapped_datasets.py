@@ -99,7 +99,48 @@ def make_wider_face(root: Path) -> Any:
     return datasets.wrap_dataset_for_transforms_v2(datasets.WIDERFace(str(root), split="train"))
 
 
-MAKERS = [make_coco, make_voc_boxes, make_voc_masks, make_kitti, make_wider_face]
+def make_celeba(root: Path) -> Any:
+    celeba = datasets.CelebA.__new__(datasets.CelebA)  # its constructor checks the sums of the original files
+    datasets.VisionDataset.__init__(celeba, str(root))
+    names = write_images(root / "celeba" / "img_align_celeba", ".jpg")
+    celeba.target_type = ["bbox", "identity"]
+    celeba.filename = [f"{name}.jpg" for name in names]
+    celeba.bbox = torch.tensor([[i, 3, 20, 30] for i in range(len(names))])
+    celeba.identity = celeba.attr = torch.arange(len(names))[:, None]
+    return datasets.wrap_dataset_for_transforms_v2(celeba)
+
+
+def write_mask(path: Path, size: tuple[int, int]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray((np.indices(size).sum(0) // 30).astype(np.uint8)).save(path)
+
+
+def make_pets(root: Path) -> Any:
+    pets = root / "oxford-iiit-pet"
+    names = write_images(pets / "images", ".jpg")
+    for name, size in zip(names, SIZES, strict=True):
+        write_mask(pets / "annotations" / "trimaps" / f"{name}.png", size)
+    lines = [f"{name} {i + 1} {1 + i % 2} 1\n" for i, name in enumerate(names)]
+    (pets / "annotations" / "trainval.txt").write_text("".join(lines))
+    dataset = datasets.OxfordIIITPet(root, target_types=["category", "segmentation", "binary-category"])
+    return datasets.wrap_dataset_for_transforms_v2(dataset)
+
+
+def make_cityscapes(root: Path) -> Any:
+    for i, name in enumerate(write_images(root / "images", ".png")):
+        folder = root / "leftImg8bit" / "train" / "aachen"
+        folder.mkdir(parents=True, exist_ok=True)
+        (root / "images" / f"{name}.png").rename(folder / f"{name}_leftImg8bit.png")
+        targets = root / "gtFine" / "train" / "aachen"
+        for kind in ("labelIds", "instanceIds"):
+            write_mask(targets / f"{name}_gtFine_{kind}.png", SIZES[i])
+    return datasets.wrap_dataset_for_transforms_v2(datasets.Cityscapes(str(root), target_type=["semantic", "instance"]))
+
+
+MAKERS = [
+    *(make_coco, make_voc_boxes, make_voc_masks, make_kitti, make_wider_face),
+    *(make_celeba, make_pets, make_cityscapes),
+]
 
 
 class Transformed(torch.utils.data.Dataset):
@@ -117,7 +158,10 @@ class Transformed(torch.utils.data.Dataset):
 
 def assert_equal(ours: Any, theirs: Any) -> None:
     assert type(ours) is type(theirs)
-    if isinstance(theirs, dict):
+    if isinstance(theirs, tuple):
+        for x, y in zip(ours, theirs, strict=True):
+            assert_equal(x, y)
+    elif isinstance(theirs, dict):
         assert list(ours) == list(theirs)
         for name in theirs:
             assert_equal(ours[name], theirs[name])

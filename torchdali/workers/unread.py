@@ -122,6 +122,32 @@ def _read_wider_face(dataset: Any, index: int) -> tuple[Any, Any]:
     return item["img_path"], None if dataset.split == "test" else item["annotations"]
 
 
+def _read_celeba(dataset: Any, index: int) -> tuple[Any, Any]:
+    folder = os.path.join(dataset.root, dataset.base_folder, "img_align_celeba")  # noqa: PTH118 - as torchvision
+    columns = {"identity": lambda: dataset.identity[index, 0], "bbox": lambda: dataset.bbox[index, :]}
+    targets = [columns[kind]() for kind in dataset.target_type]
+    return os.path.join(folder, dataset.filename[index]), _join(targets)  # noqa: PTH118
+
+
+def _read_pet(dataset: Any, index: int) -> tuple[Any, Any]:
+    columns: dict[str, Callable[[], Any]] = {
+        "category": lambda: dataset._labels[index],  # noqa: SLF001 - torchvision's
+        "binary-category": lambda: dataset._bin_labels[index],  # noqa: SLF001
+        "segmentation": lambda: _open(dataset._segs[index]),  # noqa: SLF001
+    }
+    targets = [columns[kind]() for kind in dataset._target_types]  # noqa: SLF001
+    return dataset._images[index], _join(targets)  # noqa: SLF001
+
+
+def _read_cityscapes(dataset: Any, index: int) -> tuple[Any, Any]:
+    return dataset.images[index], _join([_open(path) for path in dataset.targets[index]])
+
+
+def _join(targets: list[Any]) -> Any:
+    """Return what a dataset with these targets of a sample returns as its target."""
+    return tuple(targets) if len(targets) > 1 else targets[0] if targets else None
+
+
 _READERS: dict[str, tuple[Callable[[Any, int], tuple[Any, Any]], bool]] = {
     "CocoDetection": (_read_coco, True),
     "VOCDetection": (_read_voc_boxes, True),
@@ -129,5 +155,8 @@ _READERS: dict[str, tuple[Callable[[Any, int], tuple[Any, Any]], bool]] = {
     "SBDataset": (_read_sbd, True),
     "Kitti": (_read_kitti, False),
     "WIDERFace": (_read_wider_face, False),
+    "CelebA": (_read_celeba, False),
+    "OxfordIIITPet": (_read_pet, True),
+    "Cityscapes": (_read_cityscapes, True),
 }
 """By the class of the dataset inside: how a sample is found, and whether images are converted to RGB."""
