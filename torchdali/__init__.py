@@ -41,9 +41,11 @@ if TYPE_CHECKING:
     from torchdali.loader import DALILoader
     from torchdali.pipeline.compiled import CompiledTransform, compile  # noqa: A004
     from torchdali.sources import ImageIndex, image_size
+    from torchdali.transforms import Batched
 
 __all__ = [
     "BatchShapeError",
+    "Batched",
     "CompiledTransform",
     "DALILoader",
     "DALIUnavailableError",
@@ -61,6 +63,7 @@ __version__ = "0.1.0"
 
 _PACKAGES = ("errors", "loader", "pipeline", "runtime", "samples", "sources", "state", "transforms", "workers")
 _MODULES = {
+    "Batched": "torchdali.transforms",
     "CompiledTransform": "torchdali.pipeline.compiled",
     "DALILoader": "torchdali.loader",
     "ImageIndex": "torchdali.sources",

@@ -14,6 +14,7 @@ import torch
 from torch.utils import _pytree as pytree  # pyright: ignore[reportPrivateUsage]
 
 from torchdali.loader.native_plan import NativePlan
+from torchdali.pipeline.batched import finish_views
 from torchdali.pipeline.clock import Clock
 from torchdali.pipeline.engine import Views
 from torchdali.pipeline.fallback import (
@@ -22,10 +23,10 @@ from torchdali.pipeline.fallback import (
     call_on_batch,
     call_seeded,
     check_shapes,
-    run_on_batch,
     seeded,
 )
 from torchdali.pipeline.feed import Batch, Prefetcher
+from torchdali.pipeline.plan import Plan
 from torchdali.pipeline.retry import RetryingPrefetcher
 from torchdali.runtime import devices
 from torchdali.runtime.exceptions import DeferredError, EpochEndedError, add_note, defer, deferred_errors
@@ -190,21 +191,26 @@ class NativeIterator(ResumableIterator):
             del end
 
     def _finish(self, batch: Batch) -> Any:
-        data = self._collate_batch(batch)
+        native, reader = self._native, self._native.reader
+        plan, views = finish_views(
+            native.pool,
+            batch.views,
+            batch.draws,
+            lambda row: reader.name(batch.rows[row]),
+            lambda row, reason: reader.error(int(batch.rows[row]), reason),
+        )
+        if native.plan.uses_torch:
+            self.clock.lap("torch")
+        data = self._collate_batch(batch, plan, views)
         if self._transform_batch is None or not len(batch.rows):
             return data
-        native = self._native
         self.clock.lap("collate")
-        draws = batch.draws.select_position(native.plan.suffix_position + 1)
+        draws = batch.draws.select_position(plan.suffix_position + 1)
         data = call_on_batch(self._transform_batch, data, draws, native.device)
         self.clock.lap("batch_transform")
         return data
 
-    def _collate_batch(self, batch: Batch) -> Any:
-        plan = self._native.plan
-        views = [run_on_batch(plan.tail, images) for images in batch.views] if plan.tail else batch.views
-        if plan.tail:
-            self.clock.lap("torch")
+    def _collate_batch(self, batch: Batch, plan: Plan, views: Views) -> Any:
         stack = is_default_collate(self._collate, read=True)
         source = self._native.source
         labels = source.labels(batch.rows)
@@ -214,9 +220,9 @@ class NativeIterator(ResumableIterator):
             typed = [as_batch(plan, images) for images in views]
             stacked = typed[0] if plan.container is None else typed
             if labels is None or not source.is_pair:
-                return self._collate_around(batch, stacked)
+                return self._collate_around(batch, plan, stacked)
             return [stacked, to_device(torch.from_numpy(labels), self._native.device)]
-        images, targets = self._samples(batch, views, labels)
+        images, targets = self._samples(batch, plan, views, labels)
         if stack and plan.container is None:
             self._check_shapes(batch, images)
         rows = batch.rows.tolist()
@@ -230,23 +236,23 @@ class NativeIterator(ResumableIterator):
             )
         return _map_tensors(torch.Tensor, partial(to_device, device=device), data)
 
-    def _samples(self, batch: Batch, views: Views, labels: IntArray | None) -> tuple[list[Any], list[Any]]:
+    def _samples(self, batch: Batch, plan: Plan, views: Views, labels: IntArray | None) -> tuple[list[Any], list[Any]]:
         """Return images after the transforms that torch runs, and targets as the dataset gives them."""
         reader = self._native.reader
-        seeds = batch.draws.select_position(self._native.plan.suffix_position).seeds()
+        seeds = batch.draws.select_position(plan.suffix_position).seeds()
         images = as_samples(
-            self._native.plan,
+            plan,
             views,
             seeds,
             lambda row: reader.name(batch.rows[row]),
             lambda row: reader.pil_header(batch.rows[row]),
         )
-        self.clock.lap("torch" if self._native.plan.suffix else "collate")
+        self.clock.lap("torch" if plan.suffix else "collate")
         return images, self._targets(batch, seeds) if labels is None else labels.tolist()
 
-    def _collate_around(self, batch: Batch, images: Any) -> Any:
+    def _collate_around(self, batch: Batch, plan: Plan, images: Any) -> Any:
         """Return a batch of samples that are no pairs: collate their other parts, and put in the batch of images."""
-        seeds = batch.draws.select_position(self._native.plan.suffix_position).seeds()
+        seeds = batch.draws.select_position(plan.suffix_position).seeds()
         rows, targets = batch.rows.tolist(), self._targets(batch, seeds)
         source = self._native.source
         samples = [source.make_sample(row, Placeholder(0), target) for row, target in zip(rows, targets, strict=True)]

@@ -244,6 +244,7 @@ def _describe_images(loader: DataLoader[Any], proxy: ProxyPlan) -> tuple[str, st
 
 
 def _describe_output(plan: Plan) -> str:
+    plan = plan.last
     if plan.suffix:
         return "images as torch leaves them"
     images = f"images {plan.spec}" if plan.container is None else f"{len(plan.views)} views, each as above"

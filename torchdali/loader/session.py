@@ -161,7 +161,7 @@ class Session:
         if plan.adjust_orientation != reader.adjust_orientation and source.kind.is_encoded:
             reader = self.reader = open_reader(source, plan.adjust_orientation)
         reader.move_to(device)
-        if is_default_collate(loader.collate_fn, read=True) and not plan.suffix and plan.spec.kind == "pil":
+        if is_default_collate(loader.collate_fn, read=True) and not plan.last.suffix and plan.last.spec.kind == "pil":
             raise TransformError(
                 "the transforms end in PIL images, which default_collate does not take; add v2.ToImage() or "
                 "v2.PILToTensor() to them"

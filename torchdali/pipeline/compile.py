@@ -10,10 +10,10 @@ import torch
 from torchvision.transforms import v2
 
 from torchdali.errors import TransformError
-from torchdali.pipeline.plan import Plan, Step, View
+from torchdali.pipeline.plan import Cut, Plan, Step, View
 from torchdali.pipeline.torch_transform import TorchTransform
 from torchdali.runtime.exceptions import add_note
-from torchdali.transforms import Rule, Unsupported, Views, find_rule, flatten, infer
+from torchdali.transforms import Batched, Rule, Unsupported, Views, find_rule, flatten, infer, is_batchable
 from torchdali.transforms.rules.conversion import Identity, PILToTensor, ToImage, ToTensor
 from torchdali.transforms.rules.crop import Window
 from torchdali.transforms.rules.orientation import ExifTransposeRule
@@ -30,7 +30,7 @@ _RESAMPLING = ("resize", "warp", "remap")
 class _Compiler:
     """Walks a chain. Its beginning runs in DALI, as far as there are rules; then torch runs batches, then samples."""
 
-    def __init__(self, spec: Spec, device: torch.device, until: int | None) -> None:
+    def __init__(self, spec: Spec, device: torch.device, until: int | None, number: int) -> None:
         self.device, self.until = device, until
         self.steps: list[Step] = []
         self.rules: list[Rule] = []
@@ -39,7 +39,7 @@ class _Compiler:
         self.tail: list[tuple[Kind, TorchTransform]] = []
         self.suffix: list[TorchTransform] = []
         self.moves: list[Rule] = []
-        self.number = 0
+        self.number = number
         self.adjust_orientation = False
 
     def add(self, position: int, leaf: Any) -> None:
@@ -65,6 +65,13 @@ class _Compiler:
             self._add_to_suffix(
                 position, leaf, f"for each sample after DALI: it has an argument of another type ({error})"
             )
+
+    def can_cut(self, position: int, leaf: Any) -> bool:
+        """Return whether torch can run a transform on the whole batch, so that DALI can go on after it."""
+        is_tensor = self.branches[0][1].kind in ("image", "tensor")
+        return (
+            is_batchable(leaf) and is_tensor and self.container is None and not self.suffix and position != self.until
+        )
 
     def _add(self, position: int, leaf: Any) -> None:
         if find_rule(leaf) is None:
@@ -170,6 +177,9 @@ def compile_plan(
     spec: Spec | None = None,
     input_kind: InputKind = InputKind.FILES,
     until: int | None = None,
+    *,
+    start: int = 0,
+    number: int = 0,
 ) -> Plan:
     """Compile a chain. torch runs the first transform without a rule, and all that follow it.
 
@@ -180,19 +190,28 @@ def compile_plan(
         spec: The type of the images; by default PIL images.
         input_kind: How samples are fed.
         until: The position, from 1, of the first transform that torch must run even if it has a rule.
+        start: Number of transforms before this chain, which is the rest of a longer one.
+        number: The first position that keys random numbers.
     """
     spec = replace(spec or Spec(), device="gpu" if device.type == "cuda" else "cpu")
     chain = list(flatten(transform))
     kind, first = spec.kind, find_first(chain)
     if kind == "array" and first != "torch":
         spec = replace(spec, kind="pil")
-    compiler = _Compiler(spec, device, until)
-    for position, leaf in enumerate(chain, start=1):
+    compiler = _Compiler(spec, device, until, number)
+    for position, leaf in enumerate(chain, start=start + 1):
         try:
+            if compiler.can_cut(position, leaf):
+                return _cut(compiler, position, leaf, chain[position - start :], fidelity, input_kind)
             compiler.add(position, leaf)
         except Exception as error:
             add_note(error, f"while the arguments of transform {position}, {type(leaf).__name__}, were looked at")
             raise
+    return _make_plan(compiler, fidelity, input_kind, kind, first)
+
+
+def _make_plan(compiler: _Compiler, fidelity: Fidelity, input_kind: InputKind, kind: Kind, first: First) -> Plan:
+    """Return the plan of a chain that was walked. It begins with images of a kind, and a kind of transform."""
     views = compiler.branches
     shared = compiler.rules
     out = views[0][1]
@@ -209,13 +228,31 @@ def compile_plan(
         spec=out,
         suffix=tuple(compiler.suffix),
         suffix_position=compiler.number,
-        device=device,
+        device=compiler.device,
         fidelity=fidelity,
         moves=tuple(compiler.moves),
         input_kind=input_kind,
         adjust_orientation=compiler.adjust_orientation,
         keeps_pil=kind == "pil" and out.kind == "pil",
     )
+
+
+def _cut(
+    compiler: _Compiler, position: int, leaf: Any, chain: Sequence[Any], fidelity: Fidelity, input_kind: InputKind
+) -> Plan:
+    """Return the plan of a chain that torch interrupts: it runs a transform on the whole batch."""
+    spec = compiler.branches[0][1]
+    device, until = compiler.device, compiler.until
+    transform = TorchTransform(leaf.module if isinstance(leaf, Batched) else leaf, device)
+    after_spec = replace(spec, unit=not spec.dtype.is_floating_point)
+    after = compile_plan(
+        list(chain), device, fidelity, after_spec, InputKind.PIXELS, until, start=position, number=compiler.number + 1
+    )
+    why = "on the whole batch, then DALI runs the rest; this plans for images of the type that it gets"
+    compiler.steps += [Step(position, leaf, "batch", why), *after.steps]
+    plan = _make_plan(compiler, fidelity, input_kind, spec.kind, "rule")
+    cut = Cut(position, spec.kind, transform, compiler.number, tuple(chain), until, after)
+    return replace(plan, cut=cut, suffix_position=after.suffix_position)
 
 
 def fuse(plan: Plan) -> Plan:
@@ -235,7 +272,8 @@ def fuse(plan: Plan) -> Plan:
             for view, (fused, is_chw) in zip(views, branches, strict=True)
         )
     window = plan.decodes and bool(rules) and isinstance(rules[0], Window) and rules[0].stays_inside
-    return replace(plan, rules=rules, views=views, decode_window=window)
+    cut = plan.cut and replace(plan.cut, after=fuse(plan.cut.after))
+    return replace(plan, rules=rules, views=views, decode_window=window, cut=cut)
 
 
 def _fuse_neighbours(rules: Sequence[Rule]) -> tuple[Rule, ...]:

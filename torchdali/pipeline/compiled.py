@@ -14,8 +14,9 @@ from torchvision import tv_tensors
 
 from torchdali.errors import SampleError
 from torchdali.pipeline import graph
+from torchdali.pipeline.batched import finish_views
 from torchdali.pipeline.engine import Views
-from torchdali.pipeline.fallback import as_samples, run_on_batch
+from torchdali.pipeline.fallback import as_samples
 from torchdali.pipeline.feed import Batch, Prefetcher
 from torchdali.pipeline.plan import Plan, summarize_plans
 from torchdali.pipeline.pool import InputKey, PipelineCache, PipelinePool
@@ -157,15 +158,17 @@ class CompiledTransform:
             if pool.plan.input_kind is InputKind.FILES
             else self._from_pixels(pool, images, rows, draws, kind[2])
         )
-        plan = pool.plan
-        views = [run_on_batch(plan.tail, view) for view in views]
+
+        def name(row: int) -> str:
+            return f"image {rows[row]}"
+
+        def make_error(row: int, reason: str) -> SampleError:
+            return SampleError(int(rows[row]), name(row), reason)
+
+        plan, views = finish_views(pool, views, draws, name, make_error)
         if not plan.suffix:
             return views[0] if plan.container is None else views
-        return _stack(
-            as_samples(
-                plan, views, draws.select_position(plan.suffix_position).seeds(), lambda row: f"image {rows[row]}"
-            )
-        )
+        return _stack(as_samples(plan, views, draws.select_position(plan.suffix_position).seeds(), name))
 
     def _from_files(self, pool: PipelinePool, images: Any, rows: IntArray, draws: Draws) -> Views:
         with ExitStack() as files:

@@ -21,7 +21,7 @@ from torchdali.transforms.rng import Draws
 from torchdali.transforms.spec import Fidelity, InputKind, Inputs, IntArray, Kind, Params, Spec
 from torchdali.transforms.targets import Targets
 
-__all__ = ["Plan", "Step", "View", "summarize_plans"]
+__all__ = ["Cut", "Plan", "Step", "View", "summarize_plans"]
 
 
 @dataclass(frozen=True)
@@ -31,14 +31,14 @@ class Step:
     Attributes:
         position: Its position in the chain, counted from 1.
         transform: The transform.
-        where: What runs it; "nothing" if there is nothing to run.
+        where: What runs it; "nothing" if there is nothing to run; "batch" for torch between two parts of DALI.
         note: The DALI operators, or why torch runs it.
         randomness: The random numbers that are drawn for each sample.
     """
 
     position: int
     transform: Any
-    where: Literal["nothing", "DALI", "torch"]
+    where: Literal["nothing", "DALI", "batch", "torch"]
     note: str
     randomness: str = ""
 
@@ -65,6 +65,29 @@ class View:
 
 
 @dataclass(frozen=True)
+class Cut:
+    """A transform that torch runs on whole batches, after which DALI runs the rest of the chain.
+
+    Attributes:
+        position: Its position in the chain, counted from 1.
+        kind: The type of image that it expects.
+        transform: The transform.
+        number: The position that keys its random numbers.
+        chain: The transforms after it.
+        until: As for ``compile_plan``.
+        after: The plan of these, if it returns images of the type that it gets.
+    """
+
+    position: int
+    kind: Kind
+    transform: TorchTransform
+    number: int
+    chain: tuple[Any, ...]
+    until: int | None
+    after: Plan
+
+
+@dataclass(frozen=True)
 class Plan:
     """Everything that runs on the samples of a source.
 
@@ -75,6 +98,7 @@ class Plan:
         container: The type that holds the views of a sample; None if a sample is a single image.
         tail: The transforms that torch runs on whole batches after DALI, each with the type of image that it expects.
         spec: The type of the images after ``tail``; with several views, of the first.
+        cut: What follows ``tail``, if DALI runs again after it. There is one view then, and no suffix.
         suffix: The transforms that torch runs on each sample after ``tail``.
         suffix_position: The position that keys the random numbers of the suffix.
         device: Where DALI runs.
@@ -103,6 +127,7 @@ class Plan:
     headers_validated: bool = False
     adjust_orientation: bool = False
     keeps_pil: bool = False
+    cut: Cut | None = None
     # A hint of `Draws.precompute` for the next batch. It changes no number.
     _blocks: dict[int, int] = field(default_factory=dict[int, int], init=False, compare=False, repr=False)
 
@@ -124,18 +149,24 @@ class Plan:
     @property
     def random(self) -> bool:
         """Whether anything may be drawn at random, in DALI or in torch."""
-        return any(step.randomness or step.where == "torch" for step in self.steps)
+        return any(step.randomness or step.where in ("batch", "torch") for step in self.steps)
 
     @property
     def end_with_annotations(self) -> int | None:
         """Position, from 1, of the first transform that torch runs only if samples have boxes, masks or key points."""
         transforms = [rule.transform for rule in self.moves if rule.moves_in_torch]
-        return next((step.position for step in self.steps if any(step.transform is x for x in transforms)), None)
+        ends = (step for step in self.steps if step.where == "batch" or any(step.transform is x for x in transforms))
+        return next((step.position for step in ends), None)
 
     @property
     def uses_torch(self) -> bool:
         """Whether torch runs anything."""
-        return bool(self.tail or self.suffix)
+        return bool(self.tail or self.suffix or self.cut)
+
+    @property
+    def last(self) -> Plan:
+        """The plan of the last part of the chain, if the transforms at the cuts return the type that they get."""
+        return self.cut.after.last if self.cut else self
 
     @property
     def sample_bytes(self) -> int:
@@ -229,7 +260,7 @@ class Plan:
 
     def __str__(self) -> str:
         backend = "DALI GPU" if self.device.type == "cuda" else "DALI CPU"
-        where = {"nothing": "-", "DALI": backend, "torch": "torch"}
+        where = {"nothing": "-", "DALI": backend, "batch": "torch", "torch": "torch"}
         lines: list[str] = []
         if self.input_kind is not InputKind.PIXELS:
             decode = "the window of the first crop alone" if self.decode_window else "whole images"
@@ -238,17 +269,24 @@ class Plan:
             lines.append(f"{'decode':<11}{backend:<10}{decode}{target}")
         for step in self.steps:
             lines.append(f"{step.position:>9}  {where[step.where]:<10}{step.name}")
-            if step.where == "torch":
+            if step.where in ("batch", "torch"):
                 lines.append(f"{'':>21}{step.note}")
             if step.randomness:
                 lines.append(f"{'':>21}draws {step.randomness}")
-        lines.append(f"{'operators':<11}{self.trunk}")
+        return "\n".join([*lines, *self.describe_operators()])
+
+    def describe_operators(self) -> list[str]:
+        """Return lines with the operators of each part of the chain."""
+        lines = [f"{'operators':<11}{self.trunk}"]
         if self.container is not None:
             lines += [
                 f"{f'view {i}':<11}{view.spec}: {'; '.join(self._operators(view.rules)) or 'nothing more'}"
                 for i, view in enumerate(self.views, start=1)
             ]
-        return "\n".join(lines)
+        if self.cut:
+            lines.append(f"{'then':<11}{'torch':<10}transform {self.cut.position}, on the whole batch")
+            lines += self.cut.after.describe_operators()
+        return lines
 
     @property
     def trunk(self) -> str:
@@ -293,7 +331,7 @@ def summarize_plans(plans: Sequence[Plan]) -> tuple[str, str]:
 
 def _count_in_dali(plan: Plan) -> int:
     """Return the number of transforms that torch does not run. Some of them need no operator."""
-    return sum(step.where != "torch" for step in plan.steps)
+    return sum(step.where not in ("batch", "torch") for step in plan.steps)
 
 
 def _input_name(rule: int, name: str) -> str:

@@ -46,6 +46,7 @@ class PipelinePool:
         self._resident = resident
         self._batch_size = batch_size
         self._threads = threads
+        self._following: dict[Spec, PipelinePool] = {}
         self._idle: list[PipelineRunner] = []
         # The pool holds a runner while an epoch uses it. Otherwise the garbage collector could find the epoch and its
         # runner together, and finalise the pipeline before the epoch releases it.
@@ -71,6 +72,31 @@ class PipelinePool:
         """Build a runner that is not part of the pool."""
         return PipelineRunner(self.plan, batch_size, threads, self._resident)
 
+    def following(self, spec: Spec) -> PipelinePool:
+        """Return the pipelines of what follows the plan's cut.
+
+        Args:
+            spec: The type of the images that the transform at the cut returned.
+        """
+        cut, plan = self.plan.cut, self.plan
+        assert cut is not None
+        pool = self._following.get(spec)
+        if pool is None:
+            after = compile_plan(
+                list(cut.chain),
+                plan.device,
+                plan.fidelity,
+                spec,
+                InputKind.PIXELS,
+                cut.until,
+                start=cut.position,
+                number=cut.number + 1,
+            )
+            threads, resident = self._threads.for_input(InputKind.PIXELS), plan.device.type == "cuda"
+            pool = PipelinePool(fuse(after), self._batch_size, threads, resident, self.decode_bytes)
+            self._following[spec] = pool
+        return pool
+
     def _reuse(self, batch_size: int, threads: int) -> PipelineRunner | None:
         while self._idle:
             runner = self._idle.pop()
@@ -87,6 +113,9 @@ class PipelinePool:
             runner.close()
         self._idle.clear()
         self._in_use.clear()
+        for pool in self._following.values():
+            pool.close()
+        self._following.clear()
 
     def close_idle(self) -> bool:
         """Free the threads and memory of idle runners. Return whether there were any, not counting inherited ones."""

@@ -69,12 +69,16 @@ class Threads:
     """
 
     def __init__(self, requested: int, device: torch.device, input_kind: InputKind) -> None:
-        self._requested = requested
+        self._requested, self._device = requested, device
         self._cores = machine.available_cores()
         self._decodes = input_kind.is_encoded
         self._reads = input_kind is InputKind.FILES
         self._gpu = device.type == "cuda"
         self._engine = self._gpu and self._decodes and jpeg_engine.has_jpeg_engine(device)
+
+    def for_input(self, input_kind: InputKind) -> Threads:
+        """Return the same for samples that are fed in another way."""
+        return Threads(self._requested, self._device, input_kind)
 
     def choose(self, stats: InputStats = NO_INPUT_STATS) -> int:
         """Return the number of threads for a new pipeline.

@@ -21,6 +21,8 @@ from torchdali.transforms.augment import SaltAndPepper as SaltAndPepper
 from torchdali.transforms.augment import ShotNoise as ShotNoise
 from torchdali.transforms.augment import Sphere as Sphere
 from torchdali.transforms.augment import Water as Water
+from torchdali.transforms.batched import Batched as Batched
+from torchdali.transforms.batched import is_batchable as is_batchable
 from torchdali.transforms.chain import check_callable as check_callable
 from torchdali.transforms.chain import flatten as flatten
 from torchdali.transforms.rule import Input as Input

@@ -10,6 +10,8 @@ from torch import nn
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
+from torchdali.transforms.batched import is_batchable
+
 
 def _compose_children(transform: Any) -> Sequence[Any]:
     children = transform.transforms
@@ -54,7 +56,7 @@ def is_unmodified(transform: Any) -> bool:
 def _find_children_getter(transform: Any) -> Callable[[Any], Sequence[Any]] | None:
     kind = type(cast("object", transform))
     getter = _CHILDREN_GETTERS.get(kind) or _CHILDREN_GETTERS.get(f"{kind.__module__}.{kind.__qualname__}")
-    return getter if getter and is_unmodified(transform) else None
+    return getter if getter and is_unmodified(transform) and not is_batchable(transform) else None
 
 
 def is_container(transform: Any) -> bool:

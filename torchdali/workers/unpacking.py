@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from torchdali.errors import TransformError
-from torchdali.pipeline.fallback import as_batch, as_inputs, check_shapes, run_in_torch, run_on_batch
+from torchdali.pipeline.batched import finish_views
+from torchdali.pipeline.fallback import as_batch, as_inputs, check_shapes, run_in_torch
 from torchdali.pipeline.feed import Batch
 from torchdali.pipeline.plan import Plan
 from torchdali.samples.tree import Placeholder, collate, convert, reorder_samples, tree_map
@@ -20,6 +21,9 @@ from torchdali.workers.packing import Packed, PackedImages
 __all__ = ["check_stackable", "merge_images", "substitute_samples"]
 
 Filled = dict[tuple[int, int], Any]
+
+Finished = tuple[Plan, list[Any]]
+"""The last plan of a run, and the images of each of its views."""
 
 
 def merge_images(
@@ -109,12 +113,14 @@ def substitute_samples(packed: Packed, runs: Sequence[Batch], uses_default_colla
         packed.data = reorder_samples(packed.data, order) if is_collated else [packed.data[i] for i in order]
 
 
-def _restore_images(packed: Packed, runs: Sequence[Batch], with_suffix: bool = True) -> Filled:
+def _restore_images(
+    packed: Packed, runs: Sequence[Batch], with_suffix: bool = True, finished: Sequence[Finished] = ()
+) -> Filled:
     """Return each image after all transforms, of the type that torchvision returns, by sample and slot."""
     images: Filled = {}
-    for group, run in zip(packed.groups, runs, strict=True):
-        plan = run.pool.plan
-        done = as_inputs(plan, _run_tail(run), lambda row, run=run: run.reader.pil_header(int(run.rows[row])))
+    finished = finished or [_finish_views(run) for run in runs]
+    for group, run, (plan, views) in zip(packed.groups, runs, finished, strict=True):
+        done = as_inputs(plan, views, lambda row, run=run: run.reader.pil_header(int(run.rows[row])))
         if with_suffix and plan.suffix:
             seeds = run.draws.select_position(plan.suffix_position).seeds()
             done = run_in_torch(plan, done, seeds, partial(_name_sample, run))
@@ -129,19 +135,20 @@ def _stack_columns(packed: Packed, runs: Sequence[Batch], batched: bool, chain: 
         if batched:
             check_stackable(run.pool.plan)
     slots = range(len(packed.key_paths))
-    if batched and len(runs) == 1 and not runs[0].pool.plan.suffix:
+    finished = [_finish_views(run) for run in runs]
+    if batched and len(runs) == 1 and not finished[0][0].suffix:
         # Images come slot by slot, so those of one slot are a view of DALI's output.
-        views, count = _run_tail(runs[0]), packed.count
+        (plan, views), count = finished[0], packed.count
         columns: dict[int, Any] = {}
         for slot in slots:
             parts = [view[slot * count : (slot + 1) * count] for view in views]
             for part in parts:
                 if not isinstance(part, torch.Tensor):
                     check_shapes(part, chain, lambda row, first=slot * count: _name_sample(runs[0], first + row))
-            typed = [as_batch(runs[0].pool.plan, part) for part in parts]
-            columns[slot] = typed[0] if runs[0].pool.plan.container is None else typed
+            typed = [as_batch(plan, part) for part in parts]
+            columns[slot] = typed[0] if plan.container is None else typed
         return columns
-    images = _restore_images(packed, runs)
+    images = _restore_images(packed, runs, finished=finished)
     if not batched:
         return {slot: convert(images[0, slot]) for slot in slots}
     names = {
@@ -156,6 +163,7 @@ def _stack_columns(packed: Packed, runs: Sequence[Batch], batched: bool, chain: 
 
 def check_stackable(plan: Plan) -> None:
     """Raise TransformError if the images after the transforms are no tensors."""
+    plan = plan.last
     if not plan.suffix and plan.spec.kind == "pil":
         raise TransformError(
             "the transforms end in PIL images or arrays, which cannot be stacked; add v2.ToImage() or "
@@ -163,9 +171,14 @@ def check_stackable(plan: Plan) -> None:
         )
 
 
-def _run_tail(run: Batch) -> list[Any]:
-    tail = run.pool.plan.tail
-    return [run_on_batch(tail, images) for images in run.views] if tail else list(run.views)
+def _finish_views(run: Batch) -> Finished:
+    return finish_views(
+        run.pool,
+        run.views,
+        run.draws,
+        partial(_name_sample, run),
+        lambda row, reason: run.reader.error(int(run.rows[row]), reason),
+    )
 
 
 def _name_sample(run: Batch, row: int) -> str:

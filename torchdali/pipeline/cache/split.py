@@ -106,6 +106,7 @@ def split_plan(plan: Plan, chain: Sequence[Any], source: Spec) -> tuple[Plan, Pl
         tail=(),
         spec=spec,
         suffix=(),
+        cut=None,
     )
     prefix = fuse(prefix)
     # Bytes have no axes to transpose.
