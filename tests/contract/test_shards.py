@@ -129,9 +129,10 @@ def test_random_transforms_draw_as_for_the_folder(shards: str, folder: ImageFold
         "txt",
         None,
         ("cls", "json", "txt", "__key__", "json:place"),
+        ("json:number", "cls"),
         lambda parts: parts["json"]["number"] * 2 + len(parts["__key__"]),
     ],
-    ids=["key", "text", "none", "several", "function"],
+    ids=["key", "text", "none", "several", "integers", "function"],
 )
 def test_labels(shards: str, label: Any) -> None:
     batches = both(Tar(shards, label=label, transform=EXACT), shuffle=True)

@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 
 from torchdali.datasets.fields import open_rgb
 from torchdali.datasets.shards import Bytes
-from torchdali.sources import InputKind, Source
+from torchdali.sources import InputKind, Labels, Source
 from torchdali.sources.headers.table import HeaderColumns, HeaderTable
 from torchdali.transforms.spec import IntArray
 
@@ -21,6 +21,10 @@ Label = str | Callable[[dict[str, Any]], Any] | Sequence[str] | None
 """What the target of a sample is: one of its parts, what a function makes of all, several parts, or nothing."""
 
 _IMAGE = "image"
+
+
+def _as_names(label: str | Sequence[str]) -> tuple[str, ...]:
+    return (label,) if isinstance(label, str) else tuple(label)
 
 
 def make_sample(label: Label, image: Any, target: Any) -> Any:
@@ -37,7 +41,13 @@ class EncodedDataset(Dataset[Any]):
         label: See :data:`Label`.
         transform: Called with each image, which is an RGB image of PIL, as in ``ImageFolder``.
         target_transform: Called with each target. If ``label`` is several parts, this is a dictionary of them.
+
+    Attributes:
+        parts: The names of the parts that are the label; none if the label is a function or nothing.
+        is_mapped: Whether :meth:`read` returns views of mapped memory, and so takes no time.
     """
+
+    is_mapped: bool = False
 
     def __init__(
         self,
@@ -50,6 +60,7 @@ class EncodedDataset(Dataset[Any]):
             if _IMAGE in label or not label:
                 raise ValueError(f"label must be names of parts other than 'image', got {label!r}")
         self.label: Label = label
+        self.parts: tuple[str, ...] = () if label is None or callable(label) else _as_names(label)
         self.transform, self.target_transform = transform, target_transform
 
     @abstractmethod
@@ -65,21 +76,29 @@ class EncodedDataset(Dataset[Any]):
         """
 
     @abstractmethod
-    def read_target(self, row: int) -> Any:
-        """Return the target of a sample, before ``target_transform``."""
+    def read_parts(self, row: int) -> Any:
+        """Return what :meth:`make_target` makes the target of. It may be called in several threads at once."""
+
+    def make_target(self, parts: Any) -> Any:
+        """Return the target of a sample, of what :meth:`read_parts` read. It runs functions of the user."""
+        target = self.label(parts) if callable(self.label) else parts
+        return self.target_transform(target) if self.target_transform and self.label is not None else target
 
     @abstractmethod
     def name(self, row: int) -> str:
         """Return the file, key and place of a sample, for messages."""
 
-    def labels(self, rows: IntArray) -> IntArray | None:
-        """Return ``(N,)`` int64 targets of some samples; None if targets are not plain integers."""
+    def labels(self, rows: IntArray) -> Labels | None:
+        """Return the targets of some samples before ``target_transform``, as :meth:`Source.labels` does."""
         return None
+
+    def read_many_parts(self, rows: IntArray) -> list[Any]:
+        """Return :meth:`read_parts` of some samples."""
+        return [self.read_parts(row) for row in rows.tolist()]
 
     def target(self, row: int) -> Any:
         """Return the target of a sample."""
-        target = self.read_target(row)
-        return self.target_transform(target) if self.target_transform and self.label is not None else target
+        return self.make_target(self.read_parts(row))
 
     def __getitem__(self, index: int) -> Any:
         """Return a sample: image and target, a dictionary of image and several parts, or an image alone."""
@@ -98,7 +117,7 @@ class EncodedSource(Source):
     kind = InputKind.ENCODED
 
     def __init__(self, dataset: EncodedDataset) -> None:
-        self._dataset, self.transform = dataset, dataset.transform
+        self._dataset, self.transform, self.is_mapped = dataset, dataset.transform, dataset.is_mapped
         self.is_pair = isinstance(dataset.label, str) or callable(dataset.label)
 
     def __len__(self) -> int:
@@ -113,8 +132,15 @@ class EncodedSource(Source):
     def name(self, row: int) -> str:
         return self._dataset.name(row)
 
-    def labels(self, rows: IntArray) -> IntArray | None:
-        return None if self._dataset.target_transform or not self.is_pair else self._dataset.labels(rows)
+    def labels(self, rows: IntArray) -> Labels | None:
+        return None if self._dataset.target_transform else self._dataset.labels(rows)
+
+    def read_parts(self, rows: IntArray) -> list[Any] | None:
+        is_known = self._dataset.label is None or self._dataset.labels(rows[:0]) is not None
+        return None if is_known else self._dataset.read_many_parts(rows)
+
+    def make_target(self, parts: Any) -> Any:
+        return self._dataset.make_target(parts)
 
     def make_sample(self, row: int, image: Any, target: Any) -> Any:
         return make_sample(self._dataset.label, image, target)

@@ -12,7 +12,7 @@ from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from torchdali.datasets.shards import Bytes
 
-__all__ = ["IMAGE_SUFFIXES", "decode_field", "open_rgb"]
+__all__ = ["IMAGE_SUFFIXES", "decode_field", "may_be_integer", "open_rgb"]
 
 IMAGE_SUFFIXES = frozenset(suffix.removeprefix(".") for suffix in (*IMG_EXTENSIONS, ".gif", ".jp2", ".jpe"))
 
@@ -25,6 +25,11 @@ def open_rgb(data: Bytes | bytes) -> Any:
     """Return the image of a file in memory, as torchvision's default loader opens files."""
     with cast("Any", PIL.Image).open(io.BytesIO(cast("Any", data))) as image:
         return image.convert("RGB")
+
+
+def may_be_integer(name: str) -> bool:
+    """Return whether a part is decoded to an integer, by the suffix of its name."""
+    return name.rpartition(".")[2] in _INTEGERS
 
 
 def decode_field(name: str, data: bytes) -> Any:

@@ -9,10 +9,14 @@ import numpy as np
 
 from torchdali.datasets.base import EncodedDataset, Label
 from torchdali.datasets.shards import Bytes
+from torchdali.sources import Labels
 from torchdali.sources.arrow import ArrowColumn
 from torchdali.transforms.spec import IntArray
 
 __all__ = ["HuggingFace"]
+
+_INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32")
+"""Types of Arrow."""
 
 
 class HuggingFace(EncodedDataset):
@@ -33,6 +37,8 @@ class HuggingFace(EncodedDataset):
         ValueError: It has no such column, or rows without bytes: only with paths, or missing.
         TypeError: The column has neither images nor bytes.
     """
+
+    is_mapped = True
 
     def __init__(
         self,
@@ -65,11 +71,16 @@ class HuggingFace(EncodedDataset):
                 f"{self._column.num_missing:,} rows of {self.image!r} have no bytes; embed the files, or give the "
                 "dataset itself to the loader"
             )
-        self._labels: IntArray | None = None
-        if isinstance(self.label, str) and len(self):
-            values: Any = self._others.with_format("numpy")[self.label][:]
-            if isinstance(values, np.ndarray) and values.ndim == 1 and values.dtype.kind in "iu":
-                self._labels = values.astype(np.int64)
+        columns = {name: self._read_integers(name) for name in self.parts}
+        known = {name: column for name, column in columns.items() if column is not None}
+        self._labels: dict[str, IntArray] | None = known if self.parts and len(known) == len(self.parts) else None
+
+    def _read_integers(self, name: str) -> IntArray | None:
+        """Return a column of integers; None if it is none."""
+        if str(self._others.data.column(name).type) not in _INTEGERS:
+            return None
+        values: Any = self._others.with_format("numpy")[name][:]
+        return values.astype(np.int64) if values.dtype.kind in "iu" else None
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the column out. Another process maps the Arrow file itself."""
@@ -85,22 +96,28 @@ class HuggingFace(EncodedDataset):
     def read(self, rows: IntArray) -> list[Bytes]:
         return self._column.read(rows if self._rows is None else self._rows[rows])
 
-    def labels(self, rows: IntArray) -> IntArray | None:
-        return None if self._labels is None else self._labels[rows]
+    def labels(self, rows: IntArray) -> Labels | None:
+        if self._labels is None:
+            return None
+        return (
+            self._labels[self.label][rows]
+            if isinstance(self.label, str)
+            else {name: column[rows] for name, column in self._labels.items()}
+        )
 
-    def read_target(self, row: int) -> Any:
+    def read_parts(self, row: int) -> Any:
         if self.label is None:
             return None
-        if self._labels is not None:
-            return int(self._labels[row])
         values: dict[str, Any] = self._others[row]
-        return (
-            values[self.label]
-            if isinstance(self.label, str)
-            else self.label(values)
-            if callable(self.label)
-            else values
-        )
+        return values[self.label] if isinstance(self.label, str) else values
+
+    def read_many_parts(self, rows: IntArray) -> list[Any]:
+        if not len(rows) or not self._others.column_names:
+            return super().read_many_parts(rows)
+        columns: dict[str, list[Any]] = self._others[rows.tolist()]
+        if isinstance(self.label, str):
+            return columns[self.label]
+        return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
     def name(self, row: int) -> str:
         return f"row {row} of {self.dataset.__class__.__name__}"

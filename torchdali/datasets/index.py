@@ -19,7 +19,6 @@ import numpy.typing as npt
 
 from torchdali.datasets.shards import Column, stat_shard
 from torchdali.sources.index import map_arrays
-from torchdali.sources.paths import shrink_to_int32
 from torchdali.transforms.spec import IntArray
 
 __all__ = ["Place", "ShardIndex", "find_index", "open_index"]
@@ -37,7 +36,7 @@ class Place(NamedTuple):
         length: Bytes of its image.
         start: The first byte of all its parts.
         span: Bytes of all its parts.
-        label: Its target if that is an int; the name of its class; or None.
+        labels: For each part that is a label its value if that is an int, the name of its class, or None.
     """
 
     key: str
@@ -45,7 +44,7 @@ class Place(NamedTuple):
     length: int
     start: int = 0
     span: int = 0
-    label: int | str | None = None
+    labels: tuple[int | str | None, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -58,8 +57,8 @@ class ShardIndex:
         shard: ``(N,)`` the number of each sample's shard.
         offsets: ``(N,)`` int64 where its image begins.
         lengths: ``(N,)`` uint32 bytes of its image.
-        labels: ``(N,)`` its target, if all targets are integers.
-        starts: ``(N,)`` int64 where its parts begin, if targets must be read from them.
+        labels: By the name of the part: ``(N,)`` its values, if all of them are integers.
+        starts: ``(N,)`` int64 where its parts begin, if some of them must be read there.
         spans: ``(N,)`` uint32 bytes of its parts, likewise.
         classes: The names of classes by label, if labels are classes.
     """
@@ -69,7 +68,7 @@ class ShardIndex:
     shard: Column
     offsets: Column
     lengths: Column
-    labels: Column | None
+    labels: dict[str, Column]
     starts: Column | None
     spans: Column | None
     classes: tuple[str, ...] = ()
@@ -77,7 +76,7 @@ class ShardIndex:
     @property
     def bytes_per_row(self) -> float:
         """Bytes that each sample takes."""
-        columns = (self.shard, self.offsets, self.lengths, self.labels, self.starts, self.spans)
+        columns = (self.shard, self.offsets, self.lengths, self.starts, self.spans, *self.labels.values())
         return sum(column.nbytes for column in columns if column is not None) / max(len(self.shard), 1)
 
 
@@ -99,7 +98,7 @@ def _relative_names(paths: Sequence[str]) -> list[str]:
 
 
 def open_index(
-    file: Path, paths: Sequence[str], content: str, scan: Callable[[str], Iterable[Place]], needs_spans: bool
+    file: Path, paths: Sequence[str], content: str, scan: Callable[[str], Iterable[Place]], labels: Sequence[str]
 ) -> ShardIndex:
     """Map an index. Make it first if there is none.
 
@@ -108,7 +107,7 @@ def open_index(
         paths: The shards.
         content: See :func:`find_index`.
         scan: Yields the samples of a shard.
-        needs_spans: Whether targets must be read from the parts of samples, even if all of them are integers.
+        labels: The names of the parts that are labels.
 
     Raises:
         ValueError: A shard has changed since the index was made, the index is of other shards, or it is damaged; or a
@@ -118,7 +117,7 @@ def open_index(
     if not file.exists():
         with _lock(file):
             if not file.exists():  # another process may have made it in the meantime
-                _write_index(file, paths, content, scan, needs_spans)
+                _write_index(file, paths, content, scan, len(labels))
     arrays, _ = map_arrays(file, "r")
     missing = [name for name in ("content", "names", "stamps", "shard", "offsets", "lengths") if name not in arrays]
     if missing:
@@ -134,12 +133,14 @@ def open_index(
     for path, stamp in zip(paths, stamps.tolist(), strict=True):
         if [*stat_shard(path)] != stamp:
             raise ValueError(f"{path} has changed since {file} was made; delete the index, and it is made anew")
-    columns = {name: arrays.get(name) for name in ("shard", "offsets", "lengths", "labels", "starts", "spans")}
-    for name, column in columns.items():
+    columns = {name: arrays.get(name) for name in ("shard", "offsets", "lengths", "starts", "spans")}
+    known = {f"labels{i or ''}": arrays.get(f"labels{i or ''}") for i in range(len(labels))}
+    for name, column in (columns | known).items():
         if column is not None and (column.dtype.kind not in "iu" or column.shape != arrays["shard"].shape[:1]):
             raise ValueError(f"{file} is damaged: its array {name!r} must be integers, one for each image")
     classes = tuple(map(str, arrays.get("classes", ())))
-    return ShardIndex(file, np.array(stamps), **cast("Any", columns), classes=classes)
+    of_parts = {name: column for name, column in zip(labels, known.values(), strict=True) if column is not None}
+    return ShardIndex(file, np.array(stamps), **cast("Any", columns), labels=of_parts, classes=classes)
 
 
 def _base_name(path: str) -> str:
@@ -164,13 +165,14 @@ def _lock(file: Path) -> Generator[None, None, None]:
 
 
 def _write_index(
-    file: Path, paths: Sequence[str], content: str, scan: Callable[[str], Iterable[Place]], needs_spans: bool
+    file: Path, paths: Sequence[str], content: str, scan: Callable[[str], Iterable[Place]], num_labels: int
 ) -> None:
     shard, offsets, lengths = array("I"), array("q"), array("I")
-    starts, spans, labels = array("q"), array("I"), array("q")
+    starts, spans = array("q"), array("I")
+    labels: list[array[int] | None] = [array("q") for _ in range(num_labels)]
     classes: dict[str, int] = {}
     stamps: list[tuple[int, int]] = []
-    has_labels, shown = not needs_spans, 0.0
+    shown = 0.0
     for number, path in enumerate(paths):
         stamps.append(stat_shard(path))
         for place in scan(path):
@@ -181,12 +183,11 @@ def _write_index(
             lengths.append(place.length)
             starts.append(place.start)
             spans.append(place.span)
-            if place.label is None:
-                has_labels = False
-            elif has_labels:
-                labels.append(
-                    classes.setdefault(place.label, len(classes)) if isinstance(place.label, str) else place.label
-                )
+            for i, (column, label) in enumerate(zip(labels, place.labels, strict=True)):
+                if label is None:
+                    labels[i] = None
+                elif column is not None:
+                    column.append(classes.setdefault(label, len(classes)) if isinstance(label, str) else label)
             if time.monotonic() - shown > _PROGRESS_INTERVAL:
                 shown = _show_progress(f"{len(offsets):,} images in {number:,} of {len(paths):,} shards")
         if stat_shard(path) != stamps[-1]:
@@ -202,15 +203,18 @@ def _write_index(
         "offsets": np.array(offsets, np.int64),
         "lengths": np.array(lengths, np.uint32),
     }
-    if has_labels:
-        arrays["labels"] = shrink_to_int32(np.array(labels, np.int64))
+    for i, column in enumerate(labels):
+        if column is None:
+            continue
+        values = np.array(column, np.int64)
         if classes:
             names = sorted(classes)
             numbers = np.empty(len(names), np.int64)
             numbers[[classes[name] for name in names]] = np.arange(len(names))
-            arrays["labels"] = numbers[arrays["labels"]].astype(np.int32)
+            values = numbers[values]
             arrays["classes"] = np.array(names, np.str_)
-    elif spans and max(spans):
+        arrays[f"labels{i or ''}"] = _shrink(values)
+    if max(spans) and (None in labels or not labels):
         arrays |= {"starts": np.array(starts, np.int64), "spans": np.array(spans, np.uint32)}
     unfinished = Path(f"{file}.{os.getpid()}.unfinished")
     try:
@@ -219,6 +223,12 @@ def _write_index(
         unfinished.replace(file)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def _shrink(values: IntArray) -> npt.NDArray[Any]:
+    """Return integers in the smallest type that holds all of them."""
+    fits: Any = (kind for kind in (np.int8, np.int16, np.int32) if np.array_equal(values.astype(kind), values))
+    return values.astype(next(fits, np.int64))
 
 
 def _show_progress(text: str) -> float:

@@ -98,7 +98,7 @@ class LMDB(ShardedDataset):
             if label_key not in labels:
                 raise ValueError(f"{path}: key {name} has no label: there is no key {label_key!r}")
             _, start, span = labels[label_key]
-            yield Place(name, offset, length, start, span, self._read_label(path, start, span))
+            yield Place(name, offset, length, start, span, (self._read_label(path, start, span),))
 
     def _read_label(self, path: str, start: int, span: int) -> int | None:
         if not self._has_integers():

@@ -16,7 +16,7 @@ from torchdali.datasets.index import Place
 from torchdali.datasets.patterns import Pattern
 from torchdali.datasets.sharded import ShardedDataset
 from torchdali.datasets.shards import Bytes
-from torchdali.sources import open_file
+from torchdali.sources import Source, open_file
 from torchdali.transforms.spec import IntArray
 
 __all__ = ["RecordIO"]
@@ -79,13 +79,20 @@ class RecordIO(ShardedDataset):
                     whole = self.label is not None and count == 0 and float(label).is_integer()
                     place = (content + head, length) if is_whole else (at, end - at)
                     span = 0 if self.label is None else end - at
-                    yield Place(f"record {number}", *place, at, span, int(label) if whole else None)
+                    labels = () if self.label is None else (int(label) if whole else None,)
+                    yield Place(f"record {number}", *place, at, span, labels)
                 number, at = number + 1, end + -end % 4
         finally:
             os.close(file)
 
     def read(self, rows: IntArray) -> list[Bytes]:
         return [_join_image(data) if data[:4].tobytes() == _MAGIC else data for data in super().read(rows)]
+
+    def torchdali_source(self) -> Source:
+        """Return the source that ``DALILoader`` reads."""
+        source = super().torchdali_source()
+        source.is_mapped = False  # read() looks at each record, so that it may wait for the disk
+        return source
 
     def _read_fields(self, data: Bytes, names: tuple[str, ...] | None) -> dict[str, Any]:
         record = _join(data.tobytes())

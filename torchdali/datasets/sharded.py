@@ -14,6 +14,7 @@ from torchdali.datasets.base import EncodedDataset, Label
 from torchdali.datasets.index import Place, ShardIndex, find_index, open_index
 from torchdali.datasets.patterns import Pattern, expand
 from torchdali.datasets.shards import Bytes, Shards
+from torchdali.sources import Labels
 from torchdali.transforms.spec import IntArray
 
 __all__ = ["ShardedDataset"]
@@ -53,8 +54,8 @@ class ShardedDataset(EncodedDataset):
         is_mapped: bool,
     ) -> None:
         super().__init__(label, transform, target_transform)
-        self._paths, self._is_mapped = self._find_shards(shards), is_mapped
-        target = label if label is None or isinstance(label, str) else "parts"
+        self._paths, self.is_mapped = self._find_shards(shards), is_mapped
+        target = "parts" if callable(label) else self.label
         self._content = f"{self._kind}({', '.join(filter(None, (content, f'label={target!r}')))})"
         self._file = Path(index).expanduser() if index is not None else find_index(self._paths, self._content)
         self._open()
@@ -63,9 +64,8 @@ class ShardedDataset(EncodedDataset):
         return expand(shards)
 
     def _open(self) -> None:
-        needs_spans = not isinstance(self.label, str)
-        self.index: ShardIndex = open_index(self._file, self._paths, self._content, self._scan, needs_spans)
-        self.shards: Shards = Shards(self._paths, self.index.stamps, str(self._file), self._is_mapped)
+        self.index: ShardIndex = open_index(self._file, self._paths, self._content, self._scan, self.parts)
+        self.shards: Shards = Shards(self._paths, self.index.stamps, str(self._file), self.is_mapped)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the arrays out. Another process maps the index itself."""
@@ -102,11 +102,15 @@ class ShardedDataset(EncodedDataset):
         index = self.index
         return self.shards.read(index.shard[rows], index.offsets[rows], index.lengths[rows])
 
-    def labels(self, rows: IntArray) -> IntArray | None:
-        return None if self.index.labels is None else self.index.labels[rows].astype(np.int64)
+    def labels(self, rows: IntArray) -> Labels | None:
+        known = self.index.labels
+        if not self.parts or len(known) < len(self.parts):
+            return None
+        columns = {name: known[name][rows].astype(np.int64) for name in self.parts}
+        return columns[self.label] if isinstance(self.label, str) else columns
 
-    def read_target(self, row: int) -> Any:
-        """Return the target of a sample, before ``target_transform``.
+    def read_parts(self, row: int) -> Any:
+        """Return what :meth:`make_target` makes the target of.
 
         Raises:
             ValueError: The sample lacks a part, or it is damaged.
@@ -114,19 +118,21 @@ class ShardedDataset(EncodedDataset):
         if self.label is None:
             return None
         index = self.index
-        if index.labels is not None and isinstance(self.label, str):
-            return int(index.labels[row])
-        if index.starts is None or index.spans is None:
-            raise ValueError(f"{index.file} is damaged: it has neither labels nor the places of parts")
-        data = self.shards.read_one(int(index.shard[row]), int(index.starts[row]), int(index.spans[row]))
-        if callable(self.label):
-            return self.label(self._read_fields(data, None))
-        try:
-            if isinstance(self.label, str):
-                return self._read_fields(data, (self.label,))[self.label]
-            return self._read_fields(data, tuple(self.label))
-        except KeyError as error:
-            raise ValueError(f"{self.name(row)} has no part {error}, which label= names") from error
+        unknown = tuple(name for name in self.parts if name not in index.labels) if self.parts else None
+        fields: dict[str, Any] = {}
+        if unknown != ():
+            if index.starts is None or index.spans is None:
+                raise ValueError(f"{index.file} is damaged: it has neither labels nor the places of parts")
+            data = self.shards.read_one(int(index.shard[row]), int(index.starts[row]), int(index.spans[row]))
+            try:
+                fields = self._read_fields(data, unknown)
+            except KeyError as error:
+                raise ValueError(f"{self.name(row)} has no part {error}, which label= names") from error
+        if unknown is None:
+            return fields
+        known = {name: int(column[row]) for name, column in index.labels.items()}
+        values = {name: known[name] if name in known else fields[name] for name in self.parts}
+        return values[self.label] if isinstance(self.label, str) else values
 
     def name(self, row: int) -> str:
         """Return the shard, key and offset of a sample. It does not touch mappings."""

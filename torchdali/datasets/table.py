@@ -15,7 +15,7 @@ from torchvision.datasets.folder import pil_loader
 from torchdali.datasets.base import EncodedDataset, Label, make_sample
 from torchdali.datasets.fields import open_rgb
 from torchdali.datasets.shards import Bytes
-from torchdali.sources import FileSource, Source
+from torchdali.sources import FileSource, Labels, Source
 from torchdali.sources.arrow import ArrowColumn
 from torchdali.sources.paths import Paths, as_int64, build_table
 from torchdali.sources.paths import Table as PathTable
@@ -79,16 +79,16 @@ class Table(EncodedDataset):
         assert self.paths is not None
         return os.fsdecode(self.paths[row])
 
-    def labels(self, rows: IntArray) -> IntArray | None:
-        column: Any = self._columns.get(self.label) if isinstance(self.label, str) else None
-        return column[rows] if hasattr(column, "dtype") else None
+    def labels(self, rows: IntArray) -> Labels | None:
+        columns = {name: self._columns[name][rows] for name in self.parts if hasattr(self._columns[name], "dtype")}
+        if not self.parts or len(columns) < len(self.parts):
+            return None
+        return columns[self.label] if isinstance(self.label, str) else columns
 
-    def read_target(self, row: int) -> Any:
+    def read_parts(self, row: int) -> Any:
         values = {name: column[row] for name, column in self._columns.items()}
         values = {name: int(value) if hasattr(value, "dtype") else value for name, value in values.items()}
-        if self.label is None or isinstance(self.label, str):
-            return values[self.label] if self.label else None
-        return self.label(values) if callable(self.label) else values
+        return values[self.label] if isinstance(self.label, str) else values if self.label else None
 
     def name(self, row: int) -> str:
         return self._path(row) if self.paths is not None else f"{self.file}, row {row}"
@@ -118,8 +118,8 @@ class _ListedFiles(FileSource):
     def target(self, row: int) -> Any:
         return self._dataset.target(row)
 
-    def labels(self, rows: IntArray) -> IntArray | None:
-        return None if self._dataset.target_transform or not self.is_pair else self._dataset.labels(rows)
+    def labels(self, rows: IntArray) -> Labels | None:
+        return None if self._dataset.target_transform else self._dataset.labels(rows)
 
     def make_sample(self, row: int, image: Any, target: Any) -> Any:
         return make_sample(self._dataset.label, image, target)

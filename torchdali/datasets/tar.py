@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from torchdali.datasets.base import Label
-from torchdali.datasets.fields import IMAGE_SUFFIXES, decode_field
+from torchdali.datasets.fields import IMAGE_SUFFIXES, decode_field, may_be_integer
 from torchdali.datasets.index import Place
 from torchdali.datasets.patterns import Pattern
 from torchdali.datasets.sharded import ShardedDataset
@@ -104,7 +104,8 @@ class Tar(ShardedDataset):
                 start = next(iter(parts.values())).header
                 last = max(part.offset + part.length for part in parts.values())
                 span = 0 if self.label is None else last - start
-                yield Place(key, image.offset, image.length, start, span, self._read_label(path, key, parts, window))
+                labels = self._read_labels(path, key, parts, window)
+                yield Place(key, image.offset, image.length, start, span, labels)
         finally:
             os.close(file)
 
@@ -116,18 +117,21 @@ class Tar(ShardedDataset):
                 "name the image's part"
             )
 
-    def _read_label(self, path: str, key: str, parts: dict[str, Member], window: _Window) -> int | None:
-        """Return the target of a sample if it is an int, else None."""
-        if not isinstance(self.label, str):
-            return None
-        name = self.label.partition(":")[0]
+    def _read_labels(self, path: str, key: str, parts: dict[str, Member], window: _Window) -> tuple[int | None, ...]:
+        """Return the parts of a sample that are labels: each if it is an int, else None."""
+        return tuple(self._read_label(path, key, parts, window, name) for name in self.parts)
+
+    def _read_label(self, path: str, key: str, parts: dict[str, Member], window: _Window, label: str) -> int | None:
+        name, _, in_json = label.partition(":")
         part = parts.get(name)
+        if isinstance(self.label, tuple) and (part is None or not (in_json or may_be_integer(name))):
+            return None  # read when it is asked for
         if part is None:
             raise ValueError(f"{path}: sample {key} has no {name!r}, its label; it has {', '.join(parts)}")
         try:
-            value = _decode(self.label, window.read(part.offset, part.length))
+            value = _decode(label, window.read(part.offset, part.length))
         except (ValueError, KeyError) as error:
-            raise ValueError(f"{path}: the {self.label} of sample {key} cannot be read ({error!r})") from error
+            raise ValueError(f"{path}: the {label} of sample {key} cannot be read ({error!r})") from error
         return value if type(value) is int and -(2**63) <= value < 2**63 else None
 
     def _read_fields(self, data: Bytes, names: tuple[str, ...] | None) -> dict[str, Any]:

@@ -90,7 +90,7 @@ class TFRecord(ShardedDataset):
         try:
             features = _find_features(view)
             begin, end = _find_bytes(view, *features[self.image])
-            label = _decode_feature(view, *features[self.label]) if isinstance(self.label, str) else None
+            values = [_decode_feature(view, *features[name]) for name in self.parts]
         except KeyError as error:
             raise ValueError(
                 f"{path}: record {number} at byte {start:,} has no feature {error}; it has {', '.join(features)}"
@@ -98,7 +98,8 @@ class TFRecord(ShardedDataset):
         except (ValueError, IndexError) as error:
             raise ValueError(f"{path}: record {number} at byte {start:,} is no tf.train.Example ({error})") from error
         span = 0 if self.label is None else len(data)
-        return Place(f"record {number}", start + begin, end - begin, start, span, label if type(label) is int else None)
+        labels = tuple(value if type(value) is int else None for value in values)
+        return Place(f"record {number}", start + begin, end - begin, start, span, labels)
 
     def _read_fields(self, data: Bytes, names: tuple[str, ...] | None) -> dict[str, Any]:
         view = memoryview(cast("Any", data))

@@ -72,7 +72,7 @@ class Zip(ShardedDataset):
                 if offset + entry.file_size > status.st_size:
                     raise ValueError(f"{path} is truncated: {entry.filename} ends after it")
                 folder = posixpath.basename(posixpath.dirname(entry.filename))
-                yield Place(entry.filename, offset, entry.file_size, label=folder if self.label else None)
+                yield Place(entry.filename, offset, entry.file_size, labels=(folder,) if self.label else ())
         finally:
             os.close(file)
 

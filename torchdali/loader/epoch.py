@@ -32,6 +32,7 @@ from torchdali.runtime import devices
 from torchdali.runtime.exceptions import DeferredError, EpochEndedError, add_note, defer, deferred_errors
 from torchdali.samples.transfer import pin_memory
 from torchdali.samples.tree import Placeholder, collate, is_default_collate, tree_map
+from torchdali.sources import Labels
 from torchdali.state.context import EpochContext
 from torchdali.state.iterator import ResumableIterator
 from torchdali.transforms.occurrences import DenseOccurrences
@@ -219,9 +220,12 @@ class NativeIterator(ResumableIterator):
                 self._check_shapes(batch, images)
             typed = [as_batch(plan, images) for images in views]
             stacked = typed[0] if plan.container is None else typed
-            if labels is None or not source.is_pair:
+            if labels is None or (isinstance(labels, np.ndarray) and not source.is_pair):
                 return self._collate_around(batch, plan, stacked)
-            return [stacked, to_device(torch.from_numpy(labels), self._native.device)]
+            if isinstance(labels, np.ndarray):
+                return [stacked, self._to_tensor(labels)]
+            columns = {name: self._to_tensor(column) for name, column in labels.items()}
+            return source.make_sample(int(batch.rows[0]), stacked, columns)
         images, targets = self._samples(batch, plan, views, labels)
         if stack and plan.container is None:
             self._check_shapes(batch, images)
@@ -236,7 +240,7 @@ class NativeIterator(ResumableIterator):
             )
         return _map_tensors(torch.Tensor, partial(to_device, device=device), data)
 
-    def _samples(self, batch: Batch, plan: Plan, views: Views, labels: IntArray | None) -> tuple[list[Any], list[Any]]:
+    def _samples(self, batch: Batch, plan: Plan, views: Views, labels: Labels | None) -> tuple[list[Any], list[Any]]:
         """Return images after the transforms that torch runs, and targets as the dataset gives them."""
         reader = self._native.reader
         seeds = batch.draws.select_position(plan.suffix_position).seeds()
@@ -248,7 +252,15 @@ class NativeIterator(ResumableIterator):
             lambda row: reader.pil_header(batch.rows[row]),
         )
         self.clock.lap("torch" if plan.suffix else "collate")
-        return images, self._targets(batch, seeds) if labels is None else labels.tolist()
+        if labels is None:
+            return images, self._targets(batch, seeds)
+        if isinstance(labels, np.ndarray):
+            return images, labels.tolist()
+        columns = [column.tolist() for column in labels.values()]
+        return images, [dict(zip(labels, values, strict=True)) for values in zip(*columns, strict=True)]
+
+    def _to_tensor(self, labels: IntArray) -> torch.Tensor:
+        return to_device(torch.from_numpy(labels), self._native.device)
 
     def _collate_around(self, batch: Batch, plan: Plan, images: Any) -> Any:
         """Return a batch of samples that are no pairs: collate their other parts, and put in the batch of images."""
@@ -261,13 +273,13 @@ class NativeIterator(ResumableIterator):
 
     def _targets(self, batch: Batch, seeds: IntArray) -> list[Any]:
         """Return targets as the dataset gives them. What draws random numbers for them is seeded for each sample."""
-        reader = self._native.reader
+        reader = batch.reader
         targets: list[Any] = []
         with seeded(self._native.device) as seed:
             for index, number in zip(batch.rows.tolist(), seeds.tolist(), strict=True):
                 seed(number)
                 try:
-                    targets.append(reader.source.target(index))
+                    targets.append(reader.target(index))
                 except Exception as error:
                     add_note(error, f"while the target was made of {reader.name(index)}")
                     raise

@@ -8,7 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -92,7 +92,8 @@ class PipelineRunner(lifecycle.Resource):
         """
         with self._end_epoch_on_error():
             self._release_finished()
-            self._pipeline.feed_input(self._input_kind.value, images)
+            feed = self._pipeline.feed_arrays if _are_arrays(images) else self._pipeline.feed_input
+            feed(self._input_kind.value, images)
             for name, value in inputs.items():
                 self._pipeline.feed_input(name, value)
             stack = resources.pop_all() if resources else ExitStack()
@@ -209,6 +210,10 @@ class PipelineRunner(lifecycle.Resource):
     def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if hasattr(self, "_pipeline") and not finalizing():  # at exit DALI has already shut its pipelines down
             self.close()
+
+
+def _are_arrays(images: Any) -> bool:
+    return isinstance(images, list) and all(type(image) is np.ndarray for image in cast("list[Any]", images))
 
 
 def _keep_until_done(images: Any) -> None:

@@ -54,7 +54,7 @@ def require_dali() -> Any:
         )
     try:
         dali = importlib.import_module("nvidia.dali")
-        for name in ("fn", "types", "math"):
+        for name in ("fn", "types", "math", "tensors"):
             importlib.import_module(f"nvidia.dali.{name}")
     except ModuleNotFoundError as error:
         raise DALIUnavailableError(f"NVIDIA DALI is not installed ({error}): {_INSTALL}") from error
@@ -104,13 +104,11 @@ def unavailable_on(device: torch.device) -> str | None:
     if index is not None and index >= (count := torch.cuda.device_count()):
         return f"torch sees {count} CUDA devices, {device} is not among them"
     backend: Any = importlib.import_module("nvidia.dali.backend")
+    reason = ""
     try:
         visible: int = backend.GetCudaVersion() if hasattr(backend, "GetCudaVersion") else 1
     except RuntimeError as error:
-        visible = 0
-        reason = f" ({error})"
-    else:
-        reason = ""
+        visible, reason = 0, f" ({error})"
     if not visible:
         return (
             f"torch sees a CUDA device but DALI does not{reason}: update the NVIDIA driver to one for CUDA 12 or "
@@ -157,7 +155,7 @@ class _Operators:
 @functools.cache
 def _pipeline_class(dali: Any) -> Any:
     # CPython clears a module's globals at exit, before it finalises the pipelines. So keep these functions here.
-    getpid, leak_pipeline, has_failed = os.getpid, leak, devices.failed
+    getpid, leak_pipeline, has_failed, tensor = os.getpid, leak, devices.failed, dali.tensors.TensorCPU
 
     class Pipeline(dali.Pipeline):
         """A pipeline that is shut down only by the process that built it, and only while its device works.
@@ -173,6 +171,10 @@ def _pipeline_class(dali: Any) -> Any:
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             self._process = getpid()
             super().__init__(*args, **kwargs)
+
+        def feed_arrays(self, name: str, arrays: Sequence[npt.NDArray[Any]]) -> None:
+            """Feed arrays of the host. ``feed_input`` does the same, and takes three times as long for 256 arrays."""
+            self._pipe.SetExternalTensorInput(name, [tensor(array, "") for array in arrays], None, False)
 
         def close(self) -> None:
             """Wait for the runs in flight and free threads and memory now, not when garbage is collected."""
@@ -225,7 +227,7 @@ def release_memory(device: torch.device | None) -> None:
 
 
 def build(plan: Plan, batch_size: int, threads: int, resident: bool = False) -> Any:
-    """Build the pipeline of a plan.
+    """Build the pipeline of a plan, a ``nvidia.dali.Pipeline``.
 
     Its inputs are the batch, under the name of the plan's ``input_kind``, and ``plan.inputs``. DALI does not copy a
     batch in host memory. The outputs are the images of each view, CHW. For files, two more outputs follow: the last two
@@ -236,9 +238,6 @@ def build(plan: Plan, batch_size: int, threads: int, resident: bool = False) -> 
         batch_size: Maximum number of samples in a run.
         threads: Number of DALI's CPU threads.
         resident: Whether pixels are fed from the device's own memory.
-
-    Returns:
-        A built ``nvidia.dali.Pipeline``.
     """
     dali = require_dali()
     fn, types = dali.fn, dali.types

@@ -14,7 +14,7 @@ from torchdali.sources.headers.header import (
 )
 from torchdali.sources.image_size import image_size
 from torchdali.sources.index import ImageIndex
-from torchdali.sources.source import Source
+from torchdali.sources.source import Labels, Source
 from torchdali.transforms.spec import InputKind, Spec
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "Header",
     "ImageIndex",
     "InputKind",
+    "Labels",
     "Source",
     "Spec",
     "dataset_state",

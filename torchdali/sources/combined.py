@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from torchdali.errors import UnsupportedDatasetError
 from torchdali.sources.headers.table import HeaderColumns, HeaderTable
-from torchdali.sources.source import Source
+from torchdali.sources.source import Labels, Source
 from torchdali.transforms.spec import InputKind, IntArray
 
 __all__ = ["CombinedSource"]
@@ -33,6 +33,8 @@ class CombinedSource(Source):
         first = sources[0]
         self.kind, self.spec, self.transform, self.resident = first.kind, first.spec, first.transform, first.resident
         self.is_pair = all(source.is_pair for source in sources)
+        self.is_mapped = all(source.is_mapped for source in sources)
+        self._are_alike = len({(type(source), source.is_pair) for source in sources}) == 1
         for other in sources[1:]:
             if (other.kind, other.spec, other.resident) != (self.kind, self.spec, self.resident):
                 raise UnsupportedDatasetError(
@@ -60,18 +62,40 @@ class CombinedSource(Source):
         """Return the target of a sample."""
         return self._find_source(row).target(int(self._rows[row]))
 
-    def labels(self, rows: IntArray) -> IntArray | None:
-        """Return ``(N,)`` int64 targets; None if those of a source are not plain integers."""
+    def labels(self, rows: IntArray) -> Labels | None:
+        """Return targets; None if those of a source are no plain integers, or if some are dictionaries of others."""
         which, rows = self._which[rows], self._rows[rows]
-        labels = np.empty(len(rows), np.int64)
+        names: list[str] | None = None
+        columns: dict[str, IntArray] = {}
         indices: list[int] = np.unique(which).tolist()
         for i in indices:
             mask: Any = which == i
             part = self._sources[i].labels(rows[mask])
-            if part is None:
+            parts: dict[str, IntArray] | None = {"": part} if isinstance(part, np.ndarray) else part
+            if parts is None or names not in (None, [*parts]) or ("" not in parts and not self._are_alike):
                 return None
-            labels[mask] = part
-        return labels
+            names = [*parts]
+            for name, values in parts.items():
+                columns.setdefault(name, np.empty(len(rows), np.int64))[mask] = values
+        return columns[""] if names == [""] else columns
+
+    def read_parts(self, rows: IntArray) -> list[Any] | None:
+        """Return what targets are made of, with the number of the source; None if a source reads nothing ahead."""
+        which, rows = self._which[rows], self._rows[rows]
+        parts: list[Any] = [None] * len(rows)
+        for i, source in enumerate(self._sources):
+            positions = np.flatnonzero(which == i)
+            read = source.read_parts(rows[positions])
+            if read is None:
+                return None
+            for position, part in zip(positions.tolist(), read, strict=True):
+                parts[position] = i, part
+        return parts
+
+    def make_target(self, parts: Any) -> Any:
+        """Return the target that the source makes."""
+        which, part = cast("tuple[int, Any]", parts)
+        return self._sources[which].make_target(part)
 
     def make_sample(self, row: int, image: Any, target: Any) -> Any:
         """Return a sample as its source makes it."""

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from torchdali.sources.headers.table import HeaderColumns, HeaderTable
 from torchdali.sources.paths import Paths
-from torchdali.sources.source import Source, Targets
+from torchdali.sources.source import Labels, Source, Targets
 from torchdali.transforms.spec import InputKind, IntArray
 
 __all__ = ["FileSource"]
@@ -60,7 +60,7 @@ class FileSource(Source):
         """Return the number of files, their classes and the datasets that they are from."""
         return self._description
 
-    def labels(self, rows: IntArray) -> IntArray | None:
+    def labels(self, rows: IntArray) -> Labels | None:
         """Return ``(N,)`` int64 targets; None if they are not plain integers."""
         return self._targets.labels(rows) if self._targets else None
 

@@ -13,7 +13,10 @@ import torch
 from torchdali.sources.headers.table import HeaderTable
 from torchdali.transforms.spec import InputKind, IntArray, Spec
 
-__all__ = ["Source", "Targets"]
+__all__ = ["Labels", "Source", "Targets"]
+
+Labels = IntArray | dict[str, IntArray]
+"""``(N,)`` int64 targets of samples; if targets are dictionaries, such an array for each key."""
 
 
 class Source(ABC):
@@ -28,6 +31,7 @@ class Source(ABC):
         spec: The images as the first transform gets them. ``InputKind.PIXELS`` needs its ``size``.
         transform: The dataset's own transform, or None. It comes before the loader's ``transform=``.
         resident: Whether :meth:`read` returns tensors on the GPU.
+        is_mapped: Whether :meth:`read` returns views of mapped memory, and so takes no time.
         is_pair: Whether a sample is a pair of image and target. If not, :meth:`make_sample` makes it.
     """
 
@@ -35,6 +39,7 @@ class Source(ABC):
     spec: Spec = Spec()
     transform: Any = None
     resident: bool = False
+    is_mapped: bool = False
     is_pair: bool = True
 
     @abstractmethod
@@ -65,9 +70,20 @@ class Source(ABC):
         """Return a description, for ``explain()``."""
         return f"{len(self):,} samples of {type(self).__name__}"
 
-    def labels(self, rows: IntArray) -> IntArray | None:
-        """Return ``(N,)`` int64 targets of some samples at once; None if targets are not plain integers."""
+    def labels(self, rows: IntArray) -> Labels | None:
+        """Return targets of some samples at once; None if they are neither plain integers nor dictionaries of such.
+
+        For dictionaries, :meth:`make_sample` is called once with these arrays, as tensors, and with all images.
+        """
         return None
+
+    def read_parts(self, rows: IntArray) -> list[Any] | None:
+        """Read ahead, in a thread, what :meth:`make_target` makes targets of; None to have :meth:`target` called."""
+        return None
+
+    def make_target(self, parts: Any) -> Any:
+        """Return the target of a sample, of what :meth:`read_parts` read."""
+        return parts
 
     def make_sample(self, row: int, image: Any, target: Any) -> Any:
         """Return the sample of a transformed image and its target, as ``__getitem__`` of the dataset returns it."""

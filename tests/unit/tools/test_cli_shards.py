@@ -69,7 +69,7 @@ def test_index_is_the_one_that_a_dataset_takes(pictures: Path, tmp_path: Path) -
         file.unlink()
     result = run("index", tmp_path / "shard-*.tar")
     assert result.exit_code == 0, result.output
-    assert "24 images in 1 shards, 17 bytes for each, in " in result.output
+    assert "24 images in 1 shards, 14 bytes for each, in " in result.output
     (made,) = tmp_path.glob("*.npz")
     assert Tar(tmp_path / "shard-000000.tar").index.file == made
     assert run("index", tmp_path / "shard-*.tar", "--label", "cls,json", "--output", tmp_path / "i.npz").exit_code == 0

@@ -116,6 +116,10 @@ class Reader:
         """Return ``(N, 2)`` heights and widths of a batch that was scanned."""
         raise NotImplementedError
 
+    def target(self, row: int) -> Any:
+        """Return the target of a sample. It runs functions of the user."""
+        return self.source.target(row)
+
     def targets(self, rows: IntArray) -> Targets | None:
         """Return the boxes, masks and key points of a batch, which moves may change; None if there are none."""
         return None

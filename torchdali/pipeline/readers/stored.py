@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import numpy as np
 
 from torchdali.pipeline.readers.base import Reader
-from torchdali.pipeline.readers.encoded import Bytes, EncodedBatch, EncodedFile, EncodedReader
+from torchdali.pipeline.readers.encoded import Bytes, EncodedReader
+from torchdali.pipeline.readers.scan import Scan
 from torchdali.samples.image import decode_to_ppm
-from torchdali.sources import HEADER_BYTES, Source, parse_header
+from torchdali.sources import HEADER_BYTES, Header, Source, parse_header
 from torchdali.sources.headers.batch import parse
 from torchdali.sources.headers.table import HeaderTable
 from torchdali.transforms.spec import InputStats, IntArray
@@ -31,37 +34,43 @@ class StoredReader(EncodedReader):
 
     def __init__(self, source: Source, table: HeaderTable) -> None:
         super().__init__(source)
-        self._table = table
+        self.table = table
 
     def __reduce__(self) -> tuple[type[StoredReader], tuple[Source, HeaderTable | None]]:
         # Another process reads the headers again, because the table is as long as the dataset.
         return StoredReader, (self.source, self.source.headers())
 
     def for_batch(self) -> Reader:
-        return EncodedBatch(self, self.load, chunk=_CHUNK)
+        return _StoredBatch(self)
 
-    def load(self, rows: Sequence[int]) -> list[EncodedFile]:
-        """Return the files of some rows.
+    def read_files(self, rows: IntArray) -> list[Bytes]:
+        """Return the files of some rows. Their headers are known then.
 
         Raises:
             SampleError: One of them cannot be read, is no image, or is truncated.
         """
-        if not self._black.keys().isdisjoint(rows):
-            # A black image takes a file's place: rare, so that each is looked at alone.
-            load_black = super().load
-            return [(load_black if row in self._black else self.load)([row])[0] for row in rows]
-        index = np.array(rows, np.int64)
-        contents: list[Any] = self.read_rows(index)
-        files: list[Bytes] = [np.frombuffer(content, np.uint8) for content in contents]
-        if len(unknown := np.flatnonzero(self._table.is_unknown(index))):
-            self._read_headers(index[unknown], [files[int(i)] for i in unknown])
-        suspects: list[int] = np.flatnonzero(self._table.may_be_truncated(index)).tolist()
+        files: list[Bytes] = self._read_contents(rows)
+        if not all(type(data) is np.ndarray for data in files):
+            files = [np.frombuffer(data, np.uint8) for data in files]
+        if len(unknown := np.flatnonzero(self.table.is_unknown(rows))):
+            self._read_headers(rows[unknown], [files[int(i)] for i in unknown])
+        suspects: list[int] = np.flatnonzero(self.table.may_be_truncated(rows)).tolist()
         for i in suspects:
+            row = int(rows[i])
             if files[i][-2:].tobytes() != b"\xff\xd9":
-                with self.blame(rows[i], "decoded"):  # a GPU's JPEG engine fills the missing part with grey, silently
+                with self.blame(row, "decoded"):  # a GPU's JPEG engine fills the missing part with grey, silently
                     decode_to_ppm(files[i])
-            self._table.mark_complete(rows[i])
-        return list(zip(files, self._table.headers(index), strict=True))
+            self.table.mark_complete(row)
+        return files
+
+    def _read_contents(self, rows: IntArray) -> list[Any]:
+        """Return the bytes of files. A black image may take a file's place."""
+        black: list[int] = np.flatnonzero(np.isin(rows, list(self._black))).tolist() if self._black else []
+        if not black:
+            return self.read_rows(rows)
+        contents = iter(self.read_rows(np.delete(rows, black)))
+        numbers: list[int] = rows.tolist()
+        return [self._black[row] if row in self._black else next(contents) for row in numbers]
 
     def _read_headers(self, rows: IntArray, files: Sequence[Bytes]) -> None:
         starts = np.zeros((len(rows), HEADER_BYTES), np.uint8)
@@ -69,12 +78,95 @@ class StoredReader(EncodedReader):
             start[: len(data)] = data[:HEADER_BYTES]
         lengths = np.array([len(data) for data in files], np.int64).astype(np.int32)
         headers = parse(starts)
-        self._table.update_many(rows, headers, lengths)
+        self.table.update_many(rows, headers, lengths)
         others: list[int] = np.flatnonzero(~headers.known).tolist()
         for i in others:
             row = int(rows[i])
             with self.blame(row, "read as an image"):
-                self._table.update(row, parse_header(files[i].data))
+                self.table.update(row, parse_header(files[i].data))
+
+    def needs_threads(self, rows: IntArray) -> bool:
+        """Return whether reading takes long: headers are not known, bytes are not mapped, or targets are read."""
+        if not self.source.is_mapped or self.source.read_parts(rows[:0]) is not None:
+            return True
+        return bool(self.table.is_unknown(rows).any() or self.table.may_be_truncated(rows).any())
+
+    def sizes(self, rows: IntArray) -> IntArray:
+        if len(unknown := self.table.find_unknown(rows)):
+            self.read_files(unknown)
+        return self.table.sizes(rows)
+
+    def find_pil_only(self, rows: IntArray) -> IntArray:
+        return np.flatnonzero(~self.table.is_native(rows))
+
+    def mark_pil_only(self, row: int) -> None:
+        self.table.mark_pil_only(row)
+
+    def substitute_black(self, row: int, size: tuple[int, int]) -> None:
+        super().substitute_black(row, size)
+        self.table.update(row, Header(*size, len(self._black[row]), jpeg=False, native=True))
+
+    def restore(self, row: int) -> None:
+        if row in self._black:
+            super().restore(row)
+            self.table.forget(np.array([row]))
 
     def input_stats(self) -> InputStats:
-        return InputStats(self._table.non_engine_share())
+        return InputStats(self.table.non_engine_share())
+
+
+class _StoredBatch(Reader):
+    """The files of one batch, in memory. Their headers are in the table of their reader."""
+
+    def __init__(self, owner: StoredReader) -> None:
+        super().__init__(owner.source)
+        self._owner = owner
+        self._files: dict[int, Bytes] = {}
+        self._parts: dict[int, Any] = {}
+
+    def scan(self, rows: IntArray, pool: Callable[[], Executor]) -> Scan:
+        """Start to read the files, in the threads of ``pool()``; here if they are mapped and have been read before."""
+        if self._owner.needs_threads(rows):
+            return Scan(np.unique(rows).tolist(), self._read, pool, _CHUNK)
+        self._read(rows.tolist())
+        return Scan([], self._read, pool)
+
+    def _read(self, rows: Sequence[int]) -> None:
+        index = np.array(rows, np.int64)
+        self._files.update(zip(rows, self._owner.read_files(index), strict=True))
+        with suppress(Exception):  # target() reads again, and raises it in the sample's turn
+            self._parts.update(zip(rows, self.source.read_parts(index) or (), strict=False))
+
+    def target(self, row: int) -> Any:
+        if row not in self._parts:
+            return self.source.target(row)
+        return self.source.make_target(self._parts.pop(row))  # a sample that comes twice has two targets
+
+    def sizes(self, rows: IntArray) -> IntArray:
+        return self._owner.sizes(rows)
+
+    def read_inputs(self, rows: IntArray, by_pil: IntArray, resources: ExitStack) -> list[Bytes]:
+        """Return the bytes of each file; if PIL must decode it, those of another file with its pixels."""
+        images: list[Bytes] = [self._files[row] for row in rows.tolist()]
+        positions: list[int] = by_pil.tolist()
+        for position in positions:
+            with self.blame(int(rows[position]), "decoded"):
+                images[position] = decode_to_ppm(images[position])
+        return images
+
+    def input_stats(self) -> InputStats:
+        return self._owner.input_stats()
+
+    def find_pil_only(self, rows: IntArray) -> IntArray:
+        return self._owner.find_pil_only(rows)
+
+    def mark_pil_only(self, row: int) -> None:
+        self._owner.mark_pil_only(row)
+
+    def check(self, row: int) -> None:
+        if row in self._files:
+            with self.blame(row, "decoded"):
+                decode_to_ppm(self._files[row])
+
+    def forget(self, rows: IntArray) -> None:
+        self._owner.forget(rows)

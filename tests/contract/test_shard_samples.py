@@ -1,0 +1,112 @@
+"""What belongs to the images of shards is read ahead or taken from columns, and memory is used again."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import encoded, same
+from PIL import Image
+from torch.utils.data import ConcatDataset, DataLoader
+from torchvision.transforms import v2
+
+from torchdali import DALILoader
+from torchdali.datasets import Tar
+
+COUNT = 20
+EXACT = v2.Compose([v2.ToImage(), v2.CenterCrop(8)])
+
+
+@pytest.fixture(scope="module")
+def shard(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A shard of small pictures with labels and JSON. The last has no ``json``."""
+    path = tmp_path_factory.mktemp("shard") / "a.tar"
+    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as archive:
+        for i in range(COUNT):
+            image = Image.linear_gradient("L").resize((12 + i, 10)).convert("RGB")
+            parts = {"jpg": encoded(image, "JPEG"), "cls": b"%d" % (i * 1000), "cls2": b"%d" % -i}
+            parts |= {"json": json.dumps({"boxes": [i]}).encode()} if i < COUNT - 1 else {}
+            for name, data in parts.items():
+                member = tarfile.TarInfo(f"{i:03}.{name}")
+                member.size = len(data)
+                archive.addfile(member, io.BytesIO(data))
+    return path
+
+
+def compare(dataset: Any, **options: Any) -> list[Any]:
+    ours, theirs = (
+        list(kind(dataset, batch_size=6, **options, **more))
+        for kind, more in ((DALILoader, {"device": "cpu"}), (DataLoader, {}))
+    )
+    assert same(ours, theirs)
+    return ours
+
+
+def test_dictionaries_of_integers_are_columns_of_the_index(shard: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = Tar(shard, label=("cls", "cls2"), transform=EXACT)
+    assert (dataset.index.starts, dataset.index.labels["cls"].dtype, dataset.index.labels["cls2"].dtype) == (
+        *(None, np.int16, np.int8),
+    )
+    batches = compare(ConcatDataset([dataset, dataset]))
+    assert [*batches[0]] == ["image", "cls", "cls2"]
+    compare(dataset, collate_fn=lambda samples: [sorted(sample.items(), key=str) for sample in samples])
+    monkeypatch.setattr(Tar, "target", None)
+    assert len(list(DALILoader(ConcatDataset([dataset, dataset]), batch_size=6, device="cpu"))) == 7
+
+
+def test_other_parts_are_read_in_threads_and_functions_run_in_the_iterating_one(
+    shard: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, called, own = set[str](), set[str](), threading.current_thread().name
+    read_fields = Tar._read_fields
+
+    def note(self: Tar, *arguments: Any) -> Any:
+        read.add(threading.current_thread().name.partition("_")[0])
+        return read_fields(self, *arguments)
+
+    def choose(parts: dict[str, Any]) -> float:
+        called.add(threading.current_thread().name)
+        return float(parts["cls"]) + float(torch.rand(()))
+
+    monkeypatch.setattr(Tar, "_read_fields", note)
+    dataset = Tar(shard, label=choose, transform=EXACT)
+    for data in (dataset, ConcatDataset([dataset, dataset])):
+        for _ in DALILoader(data, batch_size=6, device="cpu"):
+            pass
+    assert (read, called) == ({"torchdali-scan"}, {own})
+
+
+def test_a_sample_that_comes_twice_has_two_targets(shard: Path) -> None:
+    def grow(parts: dict[str, Any]) -> Any:
+        parts["json"]["boxes"].append(0)
+        return parts
+
+    dataset = Tar(shard, label=("json",), transform=EXACT, target_transform=grow)
+    compare(dataset, sampler=[3, 4, 3, 3])
+
+
+def test_a_part_that_is_missing_is_told_in_its_turn(shard: Path) -> None:
+    dataset = Tar(shard, label=("cls", "json"), transform=EXACT)
+    batches = iter(DALILoader(dataset, batch_size=6, device="cpu", collate_fn=len))
+    assert [next(batches) for _ in range(3)] == [6, 6, 6]
+    with pytest.raises(ValueError, match=rf"{shard}, 019 at byte .* has no part 'json', which label= names"):
+        next(batches)
+
+
+def test_memory_for_images_is_used_again_but_not_while_it_is_read(shard: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torchdali.datasets.shards._SMALL", 0)
+    dataset, mapped, rows = Tar(shard, is_mapped=False), Tar(shard), np.array([5, 19, 0, 5])
+    first, second = dataset.read(rows), dataset.read(rows[::-1])
+    assert [data.tobytes() for data in first] == [data.tobytes() for data in mapped.read(rows)]
+    assert [data.tobytes() for data in second] == [data.tobytes() for data in mapped.read(rows[::-1])]
+    places = {data.ctypes.data for data in (*first, *second)}
+    assert len(places) == 8
+    del first
+    assert dataset.read(rows)[0].ctypes.data in places
