@@ -146,14 +146,14 @@ MAKERS = [
 class Transformed(torch.utils.data.Dataset):
     """What DataLoader's user would write."""
 
-    def __init__(self, dataset: Any) -> None:
-        self.dataset = dataset
+    def __init__(self, dataset: Any, chain: Any = CHAIN) -> None:
+        self.dataset, self.chain = dataset, chain
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def __getitem__(self, index: int) -> Any:
-        return CHAIN(*self.dataset[index])
+        return self.chain(*self.dataset[index])
 
 
 def assert_equal(ours: Any, theirs: Any) -> None:

@@ -19,9 +19,9 @@ from torchdali.errors import PipelineError, SampleError
 from torchdali.pipeline.clock import Clock
 from torchdali.pipeline.dlpack import Images
 from torchdali.pipeline.engine import PipelineRunner, RunOutputs, RunTimeoutError, Views
-from torchdali.pipeline.parts import join_outputs, split
+from torchdali.pipeline.parts import decoded_bytes, join_outputs, split
 from torchdali.pipeline.pool import PipelinePool
-from torchdali.pipeline.readers import Reader, Scan, ScanTimeoutError
+from torchdali.pipeline.readers import MaskReader, Reader, Scan, ScanTimeoutError, group_masks, put_decoded
 from torchdali.pipeline.tuning import pinned_bytes
 from torchdali.runtime import devices
 from torchdali.runtime.exceptions import CLOSED, NEW_EPOCH, EpochEndedError, defer
@@ -30,6 +30,7 @@ from torchdali.transforms import SampleTransformError
 from torchdali.transforms.rng import Draws
 from torchdali.transforms.spec import Inputs, IntArray, Params
 from torchdali.transforms.targets import Targets
+from torchdali.transforms.targets.stored import EncodedMask
 
 __all__ = ["Batch", "Prefetcher"]
 
@@ -60,6 +61,7 @@ class Batch:
         size: ``(N, 2)`` heights and widths that its parameters were drawn for.
         inputs: The parameters that are fed for it.
         targets: The boxes, masks and key points of its samples, after all moves, if there are any.
+        masks: The mask files of its samples, a batch for each dtype.
     """
 
     reader: Reader
@@ -76,6 +78,7 @@ class Batch:
     size: IntArray = field(default_factory=lambda: np.empty((0, 2), np.int64))
     inputs: Inputs = field(default_factory=dict[str, npt.NDArray[Any]])
     targets: Targets | None = None
+    masks: list[Batch] = field(default_factory=list["Batch"])
 
     @property
     def images(self) -> Images:
@@ -206,13 +209,21 @@ class Prefetcher:
         try:
             self._prepare(batch)
             if len(batch.rows):
-                batch.runner = self._get_runner(batch)
-                batch.parts, batch.runs = deque(self._split(batch)), deque()
-                self._submit_parts(batch)
+                self._begin(batch)
+            batch.masks = []  # not those of the batch that this one is a copy of
+            for reader in group_masks(batch.targets):
+                rows, pool = np.arange(len(reader.masks)), batch.pool.get_masks(reader.masks[0].dtype)
+                batch.masks.append(Batch(reader, pool, rows, batch.draws, size=reader.sizes(rows)))
+                self._begin(batch.masks[-1])
         except EpochEndedError:
             raise
         except Exception as error:  # noqa: BLE001 - raised in the batch's turn
             batch.error = defer(error)
+
+    def _begin(self, batch: Batch) -> None:
+        batch.runner = self._get_runner(batch)
+        batch.parts, batch.runs = deque(self._split(batch)), deque()
+        self._submit_parts(batch)
 
     def _prepare(self, batch: Batch) -> None:
         if batch.scan:
@@ -235,7 +246,7 @@ class Prefetcher:
         pool = batch.pool
         if not pool.plan.decodes:
             return [slice(0, len(batch.rows))]
-        return split(_decoded_bytes(batch.size) + batch.reader.file_bytes(batch.rows), pool.decode_bytes)
+        return split(decoded_bytes(batch.size) + batch.reader.file_bytes(batch.rows), pool.decode_bytes)
 
     def _submit_parts(self, batch: Batch) -> None:
         """Schedule the parts of a batch. Leave parts for later if those in flight hold much memory of the host.
@@ -248,7 +259,7 @@ class Prefetcher:
         while batch.parts:
             part = batch.parts[0]
             by_pil = pil_only[(pil_only >= part.start) & (pil_only < part.stop)]
-            held = int(reader.file_bytes(batch.rows[part]).sum() + _decoded_bytes(batch.size[by_pil]).sum())
+            held = int(reader.file_bytes(batch.rows[part]).sum() + decoded_bytes(batch.size[by_pil]).sum())
             if self._held_bytes and self._held_bytes + held > _HELD_RUNS * batch.pool.decode_bytes:
                 return
             batch.parts.popleft()
@@ -256,14 +267,7 @@ class Prefetcher:
             self._held_bytes += held
 
     def _submit(self, runner: PipelineRunner, batch: Batch, by_pil: IntArray, part: slice) -> int:
-        """Schedule a part of a batch.
-
-        Args:
-            runner: The runner of the batch.
-            batch: The batch.
-            by_pil: Positions in the batch of files that PIL decodes. DALI gets their pixels.
-            part: The part.
-        """
+        """Schedule a part of a batch. PIL decodes the files at the positions ``by_pil``, and DALI gets their pixels."""
         rows, inputs = batch.rows, batch.inputs
         if len(rows) > part.stop - part.start:
             by_pil = by_pil[(by_pil >= part.start) & (by_pil < part.stop)] - part.start
@@ -312,12 +316,26 @@ class Prefetcher:
     def _finish(self, batch: Batch) -> None:
         if batch.runner is None and batch.error is None:
             return
+        reader = batch.reader
         try:
+            decoded = [pair for masks in batch.masks for pair in self._take_masks(masks)]  # first: they must be taken
             outputs = self._take_outputs(batch)
         except RunTimeoutError as error:
             raise EpochEndedError(self._timed_out) from error
         batch.views = outputs.views
-        batch.reader.check_endings(batch.rows, outputs.endings)
+        reader.check_endings(batch.rows, outputs.endings)
+        if batch.masks and batch.targets:
+            put_decoded(batch.targets, decoded, lambda i: reader.blame(int(batch.rows[i]), "decoded with its mask"))
+
+    def _take_masks(self, batch: Batch) -> list[tuple[EncodedMask, torch.Tensor]]:
+        """Return mask files with their pixels; nothing if DALI failed."""
+        assert isinstance(batch.reader, MaskReader)
+        try:
+            return list(zip(batch.reader.masks, self._take(batch).views[0], strict=True)) if batch.runner else []
+        except (RuntimeError, MemoryError) as error:
+            if isinstance(error, EpochEndedError):
+                raise
+            return []
 
     def _take_outputs(self, batch: Batch) -> RunOutputs:
         """Return the outputs of a run. If it failed, or files have changed, run the batch again."""
@@ -378,8 +396,3 @@ class Prefetcher:
         except (RuntimeError, MemoryError) as error:
             return error
         return join_outputs(outputs)
-
-
-def _decoded_bytes(size: IntArray) -> IntArray:
-    """Return ``(N,)`` bytes of decoded RGB images of ``(N, 2)`` heights and widths."""
-    return 3 * size[:, 0] * size[:, 1]

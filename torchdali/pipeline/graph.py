@@ -240,8 +240,7 @@ def build(plan: Plan, batch_size: int, threads: int, resident: bool = False) -> 
         resident: Whether pixels are fed from the device's own memory.
     """
     dali = require_dali()
-    fn, types = dali.fn, dali.types
-    gpu = plan.device.type == "cuda"
+    fn, types, gpu = dali.fn, dali.types, plan.device.type == "cuda"
     pipeline = _pipeline_class(dali)(
         batch_size=batch_size,
         num_threads=threads,
@@ -325,6 +324,8 @@ def _decode(ops: _Operators, plan: Plan, encoded: Any, nodes: dict[str, Any]) ->
         "output_type": ops.types.RGB,
         "adjust_orientation": plan.adjust_orientation,
     }
+    if plan.grey:
+        options |= {"output_type": ops.types.GRAY, "dtype": getattr(ops.types, plan.spec.dtype_name.upper())}
     if ops.device == "gpu":
         # By default DALI decodes a third of the images with CUDA kernels, although the JPEG engine alone is faster.
         # An image's row in the batch decides, and the pixels differ.
@@ -371,15 +372,12 @@ def build_header_reader(batch_size: int, threads: int, validate_headers: bool) -
 
 
 def decode_files(paths: Sequence[str], device: torch.device, **options: Any) -> list[npt.NDArray[np.uint8]]:
-    """Decode files with DALI's decoder alone, for the parity certificate.
+    """Return files, HWC, as DALI's decoder alone decodes them, for the parity certificate.
 
     Args:
         paths: The files.
         device: The CPU or a CUDA device.
         **options: Of ``fn.decoders.image``.
-
-    Returns:
-        The images, HWC.
 
     Raises:
         RuntimeError: DALI cannot decode one of them.

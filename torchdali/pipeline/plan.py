@@ -109,6 +109,7 @@ class Plan:
         headers_validated: Whether DALI has already read the header of each file, so that the decoder is safe.
         adjust_orientation: Whether images are turned by their EXIF orientation while they are decoded.
         keeps_pil: Whether the images after DALI are PIL images that no transform has converted: they keep metadata.
+        grey: Whether files are decoded to one channel of the dtype of ``spec``, and not to RGB.
     """
 
     steps: tuple[Step, ...]
@@ -128,6 +129,7 @@ class Plan:
     adjust_orientation: bool = False
     keeps_pil: bool = False
     cut: Cut | None = None
+    grey: bool = False
     # A hint of `Draws.precompute` for the next batch. It changes no number.
     _blocks: dict[int, int] = field(default_factory=dict[int, int], init=False, compare=False, repr=False)
 

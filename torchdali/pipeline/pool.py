@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -47,6 +48,7 @@ class PipelinePool:
         self._batch_size = batch_size
         self._threads = threads
         self._following: dict[Spec, PipelinePool] = {}
+        self._masks: dict[torch.dtype, PipelinePool] = {}
         self._idle: list[PipelineRunner] = []
         # The pool holds a runner while an epoch uses it. Otherwise the garbage collector could find the epoch and its
         # runner together, and finalise the pipeline before the epoch releases it.
@@ -67,6 +69,17 @@ class PipelinePool:
             runner = self.make(max(batch_size, self._batch_size), threads)
         self._in_use.add(runner)
         return runner
+
+    def get_masks(self, dtype: torch.dtype) -> PipelinePool:
+        """Return the pipelines that decode the mask files of the images' samples to one channel of ``dtype``."""
+        if dtype not in self._masks:
+            plan = compile_plan((), self.plan.device, "exact", Spec("image", dtype, 1), InputKind.ENCODED)
+            # Of one channel HWC and CHW are the same. The headers were written by torchdali.
+            views = (replace(plan.views[0], channels_first=True),)
+            plan = replace(plan, views=views, grey=True, headers_validated=True)
+            threads = self._threads.for_input(InputKind.ENCODED)
+            self._masks[dtype] = PipelinePool(plan, self._batch_size, threads, decode_bytes=self.decode_bytes)
+        return self._masks[dtype]
 
     def make(self, batch_size: int, threads: int) -> PipelineRunner:
         """Build a runner that is not part of the pool."""
@@ -113,13 +126,15 @@ class PipelinePool:
             runner.close()
         self._idle.clear()
         self._in_use.clear()
-        for pool in self._following.values():
+        for pool in (*self._following.values(), *self._masks.values()):
             pool.close()
         self._following.clear()
 
     def close_idle(self) -> bool:
         """Free the threads and memory of idle runners. Return whether there were any, not counting inherited ones."""
         closed = not all(runner.broken for runner in self._idle)
+        for masks in self._masks.values():
+            closed |= masks.close_idle()
         while self._idle:
             self._idle.pop().close()
         return closed

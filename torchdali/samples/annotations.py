@@ -12,6 +12,7 @@ from torchvision.transforms import v2
 from torchdali.errors import TransformError
 from torchdali.samples.tree import Tree, describe_sample, tree_leaves
 from torchdali.transforms import flatten
+from torchdali.transforms.targets.stored import StoredMasks
 
 __all__ = ["Annotations", "LabelsGetters", "check_has_image", "find_annotations", "find_labels_getters"]
 
@@ -55,7 +56,7 @@ class Annotations(NamedTuple):
     @property
     def kinds(self) -> set[type]:
         """Types of boxes, masks and key points."""
-        return {type(leaf) for _, leaf in self.moved}
+        return {_get_kind(leaf) for _, leaf in self.moved}
 
     def describe(self) -> str:
         """Return in words what there is and where, such as ``BoundingBoxes XYXY float32 at [1]['boxes']``."""
@@ -72,7 +73,12 @@ class Annotations(NamedTuple):
 
 def is_annotation(leaf: Any) -> bool:
     """Return True if torchvision's transforms change a part of a sample along with the image."""
-    return isinstance(leaf, tv_tensors.TVTensor) and not isinstance(leaf, tv_tensors.Image)
+    is_tensor = isinstance(leaf, tv_tensors.TVTensor) and not isinstance(leaf, tv_tensors.Image)
+    return is_tensor or isinstance(leaf, StoredMasks)
+
+
+def _get_kind(leaf: Any) -> type:
+    return cast("type", tv_tensors.Mask) if isinstance(leaf, StoredMasks) else type(leaf)
 
 
 def check_has_image(sample: Tree) -> None:
@@ -124,11 +130,13 @@ def find_annotations(sample: Tree, labels_getters: LabelsGetters = ()) -> Annota
 
 def _describe_leaf(leaf: Any) -> str:
     form = f" {leaf.format.name}" if isinstance(leaf, tv_tensors.BoundingBoxes) else ""
-    return f"{type(leaf).__name__}{form} {str(leaf.dtype).removeprefix('torch.')}"
+    return f"{_get_kind(leaf).__name__}{form} {str(leaf.dtype).removeprefix('torch.')}"
 
 
 def _check_kind(path: str, leaf: Any) -> None:
     place = path or "its top"
+    if isinstance(leaf, StoredMasks):
+        return
     if type(leaf) not in KINDS:
         raise TransformError(
             f"a sample has a {type(leaf).__name__} at {place}, which transform= does not move with the image: put the "

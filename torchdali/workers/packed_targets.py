@@ -18,6 +18,7 @@ from torchdali.samples.annotations import Annotations, LabelsGetters, check_has_
 from torchdali.samples.tree import Tree, describe_sample
 from torchdali.transforms.spec import IntArray
 from torchdali.transforms.targets import Targets
+from torchdali.transforms.targets.stored import EMPTY, EncodedMask, StoredMasks
 from torchdali.workers.shared_memory import align
 
 __all__ = ["PackedTargets", "pack_targets"]
@@ -28,6 +29,8 @@ Move = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
 
 def _get_canvas(leaf: Any) -> tuple[int, int]:
     """Return height and width of the image that an annotation is for."""
+    if isinstance(leaf, StoredMasks):
+        return leaf.canvas
     height, width = F.get_size(leaf)
     return height, width
 
@@ -44,7 +47,7 @@ class PackedTargets:
         labels: For each sample, the tensors that lose the rows of dropped boxes or key points.
         owners: For each of the labels, the number in its sample of the boxes or key points that it belongs to.
         first: ``(N,)`` number of each sample's first placeholder.
-        detached: Sample, place, offset, dtype and shape of each mask that lies in shared memory.
+        detached: Sample, place, offset, dtype and shape of the data of each mask that lies in shared memory.
     """
 
     targets: Targets
@@ -65,10 +68,14 @@ class PackedTargets:
 
     @property
     def mask_bytes(self) -> int:
-        """Bytes of all masks."""
-        places = itertools.chain(*(self.targets.places or []))
-        attached = sum(place.nbytes for place in places if isinstance(place, torch.Tensor))
-        return attached + sum(math.prod(shape) * dtype.itemsize for *_, dtype, shape in self.detached)
+        """Bytes of all masks while the batch is in flight."""
+        size = sum(math.prod(shape) * dtype.itemsize for *_, dtype, shape in self.detached)
+        for place in itertools.chain(*(self.targets.places or [])):
+            if isinstance(place, StoredMasks):
+                size += place.data.nbytes + place.decoded_bytes
+            elif not isinstance(place, tuple):
+                size += place.nbytes
+        return size
 
     def detach_masks(self, offset: int) -> tuple[list[tuple[int, npt.NDArray[Any]]], int]:
         """Take out the masks, to write them into shared memory. :meth:`attach_masks` puts them back.
@@ -82,21 +89,25 @@ class PackedTargets:
         masks: list[tuple[int, npt.NDArray[Any]]] = []
         for sample, places in enumerate(self.targets.places or []):
             for i, place in enumerate(places):
-                if isinstance(place, torch.Tensor):
-                    mask = place.as_subclass(torch.Tensor).resolve_neg().numpy()
+                if not isinstance(place, tuple):
+                    is_stored = isinstance(place, StoredMasks)
+                    mask = place.data if is_stored else place.as_subclass(torch.Tensor).resolve_neg().numpy()
                     masks.append((offset, mask))
                     self.detached.append((sample, i, offset, mask.dtype, mask.shape))
-                    places[i] = (0, 0)
+                    places[i] = place.with_data(EMPTY) if is_stored else (0, 0)
                     offset = align(offset + mask.nbytes)
         return masks, offset
 
     def attach_masks(self, memory: npt.NDArray[np.uint8]) -> None:
         """Put masks back that lie in shared memory. They are views of it."""
         for sample, i, start, dtype, shape in self.detached:
-            length = math.prod(shape) * dtype.itemsize
-            mask = torch.from_numpy(memory[start : start + length].view(dtype).reshape(shape))
+            data: Any = np.ndarray(shape, dtype, memory, start)
             assert self.targets.places is not None
-            self.targets.places[sample][i] = mask
+            places = self.targets.places[sample]
+            place = places[i]
+            if isinstance(place, EncodedMask):  # DALI may read it after the batch was given up, and with it the memory
+                data = data.copy()
+            places[i] = place.with_data(data) if isinstance(place, StoredMasks) else torch.from_numpy(data)
         self.detached.clear()
 
     def select(self, samples: IntArray, size: IntArray) -> Targets:

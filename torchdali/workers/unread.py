@@ -1,7 +1,7 @@
 """torchvision's wrapped datasets: their samples with paths in place of images, so that DALI decodes the files.
 
 ``wrap_dataset_for_transforms_v2`` needs the size of an image, and not its pixels. So a worker opens the file, lets the
-wrapper build the target, and passes on the path.
+wrapper build the target, and passes on the path. Of a mask file it passes on the bytes.
 """
 
 from __future__ import annotations
@@ -9,11 +9,17 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import PIL.Image
 from torch.utils.data import ConcatDataset, Subset
+from torchvision import tv_tensors
+
+from torchdali.samples.tree import tree_map
+from torchdali.sources.mask_files import read_mask
+from torchdali.transforms.targets.stored import EncodedMask
 
 __all__ = ["leave_images_unread"]
 
@@ -66,14 +72,42 @@ class UnreadImages:
         if not isinstance(index, int):
             return dataset[index]
         path, target = self._read(dataset._dataset, index)  # noqa: SLF001 - torchvision's
+        masks: list[EncodedMask] = []
         with _open(path) as image:
             if not self._is_converted and image.mode != "RGB":
                 return dataset[index]
+            replace = partial(_replace_mask, masks)
+            if isinstance(target, tuple):  # each may be a mask
+                target = tuple(map(replace, cast("tuple[Any, ...]", target)))
+            else:
+                target = replace(target)
             unread, target = dataset._wrapper(index, (image, target))  # noqa: SLF001 - torchvision's
-        return (Path(path), target) if unread is image else dataset[index]
+        if unread is not image:
+            return dataset[index]
+        return Path(path), tree_map(target, partial(_restore_mask, masks)) if masks else target
 
     def __repr__(self) -> str:
         return repr(self._dataset)
+
+
+def _replace_mask(masks: list[EncodedMask], leaf: Any) -> Any:
+    """Return an image of one pixel for a mask file, which torchvision's wrapper takes: its number in ``masks``."""
+    if not isinstance(leaf, EncodedMask):
+        return leaf
+    masks.append(leaf)
+    return PIL.Image.new("L", (1, 1), len(masks) - 1)
+
+
+def _restore_mask(masks: list[EncodedMask], leaf: Any) -> Any:
+    """Return the mask file for which torchvision's wrapper got an image of one pixel."""
+    is_number = isinstance(leaf, tv_tensors.Mask) and leaf.numel() == 1
+    return masks[int(leaf)] if is_number else leaf
+
+
+def _read_mask(path: Any) -> Any:
+    """Return a mask file that DALI decodes, or else an image of PIL."""
+    mask = read_mask(path)
+    return mask if isinstance(mask, EncodedMask) and mask.canvas != (1, 1) else _open(path)
 
 
 def _find_reader(dataset: Any) -> tuple[Callable[[Any, int], tuple[Any, Any]], bool] | None:
@@ -106,7 +140,7 @@ def _read_voc_boxes(dataset: Any, index: int) -> tuple[Any, Any]:
 
 
 def _read_voc_mask(dataset: Any, index: int) -> tuple[Any, Any]:
-    return dataset.images[index], _open(dataset.masks[index])
+    return dataset.images[index], _read_mask(dataset.masks[index])
 
 
 def _read_sbd(dataset: Any, index: int) -> tuple[Any, Any]:
@@ -133,14 +167,16 @@ def _read_pet(dataset: Any, index: int) -> tuple[Any, Any]:
     columns: dict[str, Callable[[], Any]] = {
         "category": lambda: dataset._labels[index],  # noqa: SLF001 - torchvision's
         "binary-category": lambda: dataset._bin_labels[index],  # noqa: SLF001
-        "segmentation": lambda: _open(dataset._segs[index]),  # noqa: SLF001
+        "segmentation": lambda: _read_mask(dataset._segs[index]),  # noqa: SLF001
     }
     targets = [columns[kind]() for kind in dataset._target_types]  # noqa: SLF001
     return dataset._images[index], _join(targets)  # noqa: SLF001
 
 
 def _read_cityscapes(dataset: Any, index: int) -> tuple[Any, Any]:
-    return dataset.images[index], _join([_open(path) for path in dataset.targets[index]])
+    openers = {"semantic": _read_mask, "instance": _open}  # the wrapper makes several masks of the instances
+    pairs = zip(dataset.target_type, dataset.targets[index], strict=True)
+    return dataset.images[index], _join([openers[kind](path) for kind, path in pairs])
 
 
 def _join(targets: list[Any]) -> Any:

@@ -4,6 +4,7 @@ from torchdali.pipeline.readers.base import Reader
 from torchdali.pipeline.readers.encoded import EncodedBatch, EncodedFile, EncodedReader
 from torchdali.pipeline.readers.files import FileReader
 from torchdali.pipeline.readers.header_reader import HeaderReader
+from torchdali.pipeline.readers.masks import MaskReader, group_masks, put_decoded
 from torchdali.pipeline.readers.pixels import PixelReader
 from torchdali.pipeline.readers.scan import Scan, ScanTimeoutError
 from torchdali.pipeline.readers.stored import StoredReader
@@ -16,11 +17,14 @@ __all__ = [
     "EncodedReader",
     "FileReader",
     "HeaderReader",
+    "MaskReader",
     "PixelReader",
     "Reader",
     "Scan",
     "ScanTimeoutError",
+    "group_masks",
     "open_reader",
+    "put_decoded",
 ]
 
 

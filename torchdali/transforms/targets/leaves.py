@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -15,6 +16,10 @@ from torchdali.transforms.targets.boxes import Boxes
 from torchdali.transforms.targets.pixels import Pixels
 from torchdali.transforms.targets.points import Points
 from torchdali.transforms.targets.ragged import canvas
+from torchdali.transforms.targets.stored import EncodedMask, StoredMasks
+
+Place = tuple[int, int] | torch.Tensor | StoredMasks
+"""A mask, or the group of boxes or points and the number in it."""
 
 Self = TypeVar("Self", bound="Leaves")
 
@@ -41,7 +46,8 @@ class Leaves:
         is_pure: Whether boxes, points and masks are plain tensors now. Then nothing moves them.
         mask_dtype: The dtype that masks get in the end, or None for their own.
         is_sanitized: Whether boxes were dropped, and their masks with them.
-        places: For each sample, the mask, or the group of boxes or points and the number in it, of each leaf.
+        places: For each sample, the place of each leaf.
+        decoded: By the sample and the number of the leaf, what DALI made of mask files.
     """
 
     def __init__(self, size: IntArray, groups: Iterable[Boxes | Points] = (), pixels: Pixels | None = None) -> None:
@@ -51,25 +57,27 @@ class Leaves:
         self.is_pure = False
         self.mask_dtype: torch.dtype | None = None
         self.is_sanitized = False
-        self.places: list[list[tuple[int, int] | torch.Tensor]] | None = None
+        self.places: list[list[Place]] | None = None
+        self.decoded: dict[tuple[int, int], torch.Tensor] = {}
 
     @classmethod
-    def collect(cls: type[Self], samples: Sequence[Sequence[torch.Tensor]], size: IntArray) -> Self:
+    def collect(cls: type[Self], samples: Sequence[Sequence[torch.Tensor | StoredMasks]], size: IntArray) -> Self:
         """Return the targets of a batch.
 
         Args:
-            samples: The ``BoundingBoxes``, ``KeyPoints`` and ``Mask`` of each sample. They are not changed.
+            samples: The ``BoundingBoxes``, ``KeyPoints``, ``Mask`` and :class:`StoredMasks` of each sample. They are
+                not changed.
             size: ``(N, 2)`` heights and widths of the images.
         """
         leaves: defaultdict[tuple[Any, ...], list[Any]] = defaultdict(list)
         owners: defaultdict[tuple[Any, ...], list[int]] = defaultdict(list)
         number: dict[tuple[Any, ...], int] = {}
-        places: list[list[tuple[int, int] | torch.Tensor]] = []
+        places: list[list[Place]] = []
         has_masks = np.zeros(len(size), bool)
         for i, sample in enumerate(samples):
             places.append([])
             for leaf in sample:
-                if isinstance(leaf, tv_tensors.Mask):
+                if isinstance(leaf, (tv_tensors.Mask, StoredMasks)):
                     has_masks[i] = True
                     places[-1].append(leaf)
                     continue
@@ -83,9 +91,13 @@ class Leaves:
         return targets
 
     def to_tensors(self) -> list[torch.Tensor]:
-        """Return what :meth:`leaves` is made of: a tensor for each kind of boxes and points, and the masks."""
+        """Return what :meth:`leaves` is made of: a tensor for each kind of boxes and points, and the masks.
+
+        Masks that DALI decodes are not among them.
+        """
         groups = [torch.from_numpy(np.ascontiguousarray(group.values)) for group in self.groups]
-        return [*groups, *self._find_masks()]
+        masks = [mask for mask in self._find_masks() if not isinstance(mask, EncodedMask)]
+        return [*groups, *(mask.to_tensor() if isinstance(mask, StoredMasks) else mask for mask in masks)]
 
     def leaves(self, tensors: Sequence[torch.Tensor] | None = None) -> list[list[torch.Tensor]]:
         """Return the targets of each sample as torchvision's types, in the order of :meth:`collect`.
@@ -96,22 +108,35 @@ class Leaves:
             tensors: What :meth:`to_tensors` returned, on any device. Masks are taken there.
         """
         tensors = self.to_tensors() if tensors is None else tensors
-        parts: list[tuple[torch.Tensor, ...]] = [
-            tensor.split(group.counts.tolist()) for tensor, group in zip(tensors, self.groups, strict=False)
-        ]
-        masks = iter(tensors[len(self.groups) :])
+        parts = self._split(tensors)
+        masks, on_device = iter(self._find_masks()), iter(tensors[len(self.groups) :])
         return [
             [
-                self._take_mask(i, next(masks))
-                if isinstance(place, torch.Tensor)
-                else self._wrap(i, self.groups[place[0]], parts[place[0]][place[1]])
-                for place in sample
+                self._wrap(i, self.groups[place[0]], parts[place[0]][place[1]])
+                if isinstance(place, tuple)
+                else self._make_mask(
+                    i, next(masks), self.decoded[i, k] if isinstance(place, EncodedMask) else next(on_device)
+                )
+                for k, place in enumerate(sample)
             ]
             for i, sample in enumerate(self._known_places)
         ]
 
+    def _split(self, tensors: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, ...]]:
+        """Return the boxes and points of each leaf, by the group."""
+        return [tensor.split(group.counts.tolist()) for tensor, group in zip(tensors, self.groups, strict=False)]
+
+    def find_encoded_masks(self) -> dict[tuple[int, int], EncodedMask]:
+        """Return the mask files, by the sample and the number of the leaf. ``decoded`` gets what DALI makes of them."""
+        return {
+            (i, k): place
+            for i, sample in enumerate(self.places or [])
+            for k, place in enumerate(sample)
+            if isinstance(place, EncodedMask)
+        }
+
     @property
-    def _known_places(self) -> list[list[tuple[int, int] | torch.Tensor]]:
+    def _known_places(self) -> list[list[Place]]:
         if self.places is None:
             raise ValueError("the places of the leaves in their samples are not known")
         return self.places
@@ -124,7 +149,7 @@ class Leaves:
         parts = [group.kept_in_leaf() for group in self.groups]
         nothing = np.empty(0, np.int64)
         return [
-            [nothing if isinstance(place, torch.Tensor) else parts[place[0]][place[1]] for place in sample]
+            [parts[place[0]][place[1]] if isinstance(place, tuple) else nothing for place in sample]
             for sample in self._known_places
         ]
 
@@ -136,8 +161,14 @@ class Leaves:
             size: ``(M, 2)`` heights and widths of their images.
         """
         if not np.array_equal(rows, np.arange(len(self.size))):
-            leaves = self.leaves()
-            return type(self).collect([leaves[int(i)] for i in rows], size)
+            parts, places = self._split(self.to_tensors()), self._known_places
+
+            def get_leaf(i: int, place: Place) -> torch.Tensor | StoredMasks:
+                if isinstance(place, tuple):
+                    return self._wrap(i, self.groups[place[0]], parts[place[0]][place[1]])
+                return place if isinstance(place, StoredMasks) else tv_tensors.Mask(place)
+
+            return type(self).collect([[get_leaf(i, place) for place in places[i]] for i in map(int, rows)], size)
         pixels = self.pixels and Pixels(size, self.pixels.has_masks)
         part = type(self)(size, [group.copy() for group in self.groups], pixels)
         part.places = self.places
@@ -174,31 +205,40 @@ class Leaves:
             )
         }
 
-    def _find_masks(self) -> list[torch.Tensor]:
+    def _find_masks(self) -> list[torch.Tensor | StoredMasks]:
         """Return the masks of all samples, without those of boxes that were dropped."""
         chosen = self.find_chosen_masks()
-        masks: list[torch.Tensor] = []
+        masks: list[torch.Tensor | StoredMasks] = []
         for i, sample in enumerate(self._known_places):
             count, kept = chosen.get(i, (-1, None))
             for place in sample:
-                if isinstance(place, torch.Tensor):
+                if isinstance(place, tuple):
+                    continue
+                drops = kept is not None and len(place.shape) > 2 and place.shape[0] == count > len(kept)
+                if isinstance(place, StoredMasks):
+                    masks.append(place.select(kept) if drops else place)
+                else:
                     mask = place.as_subclass(torch.Tensor)
-                    drops = kept is not None and mask.ndim > 2 and len(mask) == count > len(kept)
                     masks.append(mask[torch.from_numpy(kept)] if drops else mask)
         return masks
 
-    def _take_mask(self, i: int, mask: torch.Tensor) -> torch.Tensor:
+    def _make_mask(self, i: int, mask: torch.Tensor | StoredMasks, tensor: torch.Tensor) -> torch.Tensor:
+        """Return masks after all moves; ``tensor`` is what is on the device."""
         if self.pixels is None:
             raise ValueError("the pixels of masks are not known")
-        if mask.device.type == "cpu":
-            array = mask.numpy()
-            taken = self.pixels.take(i, array)
-            # A mask that nothing has moved may lie in memory that a worker will use again.
-            mask = torch.from_numpy(taken.copy() if taken is array else np.ascontiguousarray(taken))
-        else:
-            mask = self.pixels.gather(i, mask)
-        mask = mask.to(self.mask_dtype or mask.dtype)
-        return mask if self.is_pure else tv_tensors.Mask(mask)
+        take = partial(self._take_pixels, self.pixels, i)
+        made = mask.make(tensor, take, self.pixels.has_fill) if isinstance(mask, StoredMasks) else take(tensor)
+        made = made.to(self.mask_dtype or made.dtype)
+        return made if self.is_pure else tv_tensors.Mask(made)
+
+    @staticmethod
+    def _take_pixels(pixels: Pixels, i: int, mask: torch.Tensor) -> torch.Tensor:
+        if mask.device.type != "cpu":
+            return pixels.gather(i, mask)
+        array = mask.numpy()
+        taken = pixels.take(i, array)
+        # A mask that nothing has moved may lie in memory that a worker will use again.
+        return torch.from_numpy(taken.copy() if taken is array else np.ascontiguousarray(taken))
 
     @property
     def boxes(self) -> list[Boxes]:

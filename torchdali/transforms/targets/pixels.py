@@ -113,6 +113,11 @@ class Pixels:
         """``(H, W)`` numbers of pixels, row by row, of samples that were warped."""
         self._fills: list[float] = []
 
+    @property
+    def has_fill(self) -> bool:
+        """Whether a move may have filled masks with something else than 0."""
+        return any(fill != 0 for fill in self._fills)
+
     def select_rows(self, rows: IntArray) -> Pixels:
         """Return the pixels of some samples. The sample at ``rows[i]`` gets the number ``i``."""
         part = Pixels(self._begin[rows], self.has_masks[rows])

@@ -1,0 +1,179 @@
+"""Mask files: DALI decodes them to the values that PIL reads, and PIL reads what DALI would not."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, PngImagePlugin
+from torch.utils.data import DataLoader
+from torchvision import datasets, tv_tensors
+from torchvision.transforms import v2
+
+from tests.contract.test_wrapped_datasets import SIZES, Transformed, assert_equal, make_voc
+from torchdali import DALILoader, SampleError
+from torchdali.pipeline.engine import PipelineRunner
+from torchdali.sources.mask_files import read_mask
+from torchdali.transforms.targets.stored import EncodedMask
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+
+COLOURS = np.random.default_rng(1).integers(0, 256, 768).tolist()
+CHAIN = v2.Compose([v2.ToImage(), v2.Pad(3, fill={tv_tensors.Mask: 255, "others": 0}), v2.RandomHorizontalFlip(1.0)])
+ADAM7 = [(0, 0, 8, 8), (0, 4, 8, 8), (4, 0, 8, 4), (0, 2, 4, 4), (2, 0, 4, 2), (0, 1, 2, 2), (1, 0, 2, 1)]
+
+
+def make_values(size: tuple[int, int], high: int) -> Any:
+    return (np.indices(size).sum(0) // 3 * 7919 % high).astype(np.uint16 if high > 256 else np.uint8)
+
+
+def join_chunks(*chunks: tuple[bytes, bytes]) -> bytes:
+    parts = [struct.pack(">I", len(x)) + kind + x + struct.pack(">I", zlib.crc32(kind + x)) for kind, x in chunks]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+def make_png(values: Any, colour: int, pixels: bytes, interlaced: int = 0, *more: tuple[bytes, bytes]) -> bytes:
+    height, width = values.shape
+    header = struct.pack(">IIBBBBB", width, height, 8, colour, 0, 0, interlaced)
+    return join_chunks((b"IHDR", header), (b"PLTE", bytes(COLOURS)), *more, (b"IDAT", pixels), (b"IEND", b""))
+
+
+def palette(bits: int, **options: Any) -> Callable[[Path, tuple[int, int]], None]:
+    def write(path: Path, size: tuple[int, int]) -> None:
+        image = Image.fromarray(make_values(size, 1 << bits)).convert("P")
+        image.putpalette(COLOURS[: 3 << bits])
+        image.putdata(make_values(size, 1 << bits).flatten().tolist())
+        image.save(path, "PNG", bits=bits, **options)
+
+    return write
+
+
+def grey(high: int, suffix: str = "PNG") -> Callable[[Path, tuple[int, int]], None]:
+    return lambda path, size: Image.fromarray(make_values(size, high)).save(path, suffix)
+
+
+def one_bit(path: Path, size: tuple[int, int]) -> None:
+    Image.fromarray(make_values(size, 2) > 0).save(path, "PNG")
+
+
+def interlaced(path: Path, size: tuple[int, int]) -> None:
+    values = make_values(size, 256)
+    rows = [row for top, left, down, right in ADAM7 for row in values[top::down, left::right] if len(row)]
+    path.write_bytes(make_png(values, 3, zlib.compress(b"".join(b"\0" + row.tobytes() for row in rows)), 1))
+
+
+def with_chunks_of_colour(path: Path, size: tuple[int, int]) -> None:
+    values = make_values(size, 256)
+    chunks = [(b"sBIT", b"\3\3\3"), (b"gAMA", struct.pack(">I", 30000)), (b"tRNS", bytes(range(256))), (b"bKGD", b"\7")]
+    path.write_bytes(make_png(values, 3, zlib.compress(b"".join(b"\0" + row.tobytes() for row in values)), 0, *chunks))
+
+
+FILES: dict[str, tuple[Callable[[Path, tuple[int, int]], None], bool]] = {
+    "palette of 1 bit": (palette(1), True),
+    "palette of 2 bits": (palette(2), True),
+    "palette of 4 bits": (palette(4), True),
+    "palette of 8 bits": (palette(8), True),
+    "palette with transparency": (palette(8, transparency=3), True),
+    "palette with chunks of colour": (with_chunks_of_colour, True),
+    "grey of 8 bits": (grey(256), True),
+    "grey of 16 bits": (grey(40_000), True),
+    "grey of 1 bit": (one_bit, False),
+    "interlaced": (interlaced, False),
+    "a bitmap": (grey(256, "BMP"), False),
+}
+"""How each is written, and whether DALI decodes it."""
+
+
+def make_dataset(root: Path, names: list[str]) -> Any:
+    inner = datasets.VOCSegmentation(str(make_voc(root)), image_set="train")
+    paths = inner.masks
+    for i, name in enumerate(names):
+        FILES[name][0](Path(paths[i % len(paths)]).with_name(f"{i}.png"), SIZES[i % len(SIZES)])
+    inner.images = [inner.images[i % len(paths)] for i in range(len(names))]
+    inner.targets = [str(Path(paths[0]).with_name(f"{i}.png")) for i in range(len(names))]
+    return datasets.wrap_dataset_for_transforms_v2(inner)
+
+
+def assert_same_samples(ours: list[Any], dataset: Any) -> None:
+    expected = [sample for (sample,) in DataLoader(Transformed(dataset, CHAIN), collate_fn=list)]
+    assert len(ours) == len(expected)
+    for (image, mask), (expected_image, expected_mask) in zip(ours, expected, strict=True):
+        assert (type(image), type(mask)) == (tv_tensors.Image, tv_tensors.Mask)
+        assert_equal(tv_tensors.Image(image.cpu()), expected_image)
+        assert_equal(tv_tensors.Mask(mask.cpu()), expected_mask)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_masks_are_those_of_pil(tmp_path: Path, device: str, workers: int) -> None:
+    dataset = make_dataset(tmp_path, list(FILES))
+    for path, (_, is_encoded) in zip(dataset.masks, FILES.values(), strict=True):
+        assert isinstance(read_mask(path), EncodedMask if is_encoded else tv_tensors.Mask)
+        assert isinstance(read_mask(Path(path).read_bytes()), EncodedMask if is_encoded else tv_tensors.Mask)
+    loader = DALILoader(dataset, 4, device=device, transform=CHAIN, collate_fn=list, num_workers=workers)
+    assert_same_samples([sample for batch in loader for sample in batch], dataset)
+
+
+def test_no_worker_decodes_a_mask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = make_dataset(tmp_path, ["palette of 8 bits"] * 3)
+    expected = [sample for (sample,) in DataLoader(Transformed(dataset, CHAIN), collate_fn=list)]
+    monkeypatch.setattr(PngImagePlugin.PngImageFile, "load_prepare", None)
+    (batch,) = DALILoader(dataset, 3, device="cpu", transform=CHAIN, collate_fn=list)
+    for (_, mask), (_, expected_mask) in zip(batch, expected, strict=True):
+        assert_equal(mask, expected_mask)
+
+
+def test_damaged_masks_are_pils_to_refuse(tmp_path: Path) -> None:
+    dataset = make_dataset(tmp_path, ["palette of 8 bits"] * 3)
+    path = Path(dataset.masks[1])
+    path.write_bytes(path.read_bytes()[:-40])
+    with pytest.raises(OSError, match="truncated"):
+        list(DALILoader(dataset, device="cpu", transform=CHAIN, collate_fn=list))
+    (batch,) = DALILoader(dataset, 3, device="cpu", transform=CHAIN, collate_fn=list, on_error="skip")
+    assert torch.equal(batch[1][1], batch[2][1])
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_a_mask_that_nobody_decodes_is_named(tmp_path: Path, on_error: str) -> None:
+    dataset = make_dataset(tmp_path, ["palette of 8 bits"] * 3)
+    Path(dataset.masks[1]).write_bytes(make_png(np.zeros(SIZES[1]), 3, zlib.compress(b"\0" * 400)[:-9]))
+    loader = DALILoader(dataset, 3, device="cpu", transform=CHAIN, collate_fn=list, on_error=on_error)
+    if on_error == "raise":
+        with pytest.raises(SampleError, match=r"sample 1.*decoded with its mask"):
+            list(loader)
+    else:
+        (batch,) = loader
+        assert torch.equal(batch[1][1], batch[2][1])
+
+
+def test_pil_decodes_masks_if_dali_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [name for name, (_, is_encoded) in FILES.items() if is_encoded]
+    dataset = make_dataset(tmp_path, names)
+    take = PipelineRunner.take
+
+    def fail(runner: PipelineRunner, *args: Any) -> Any:
+        outputs = take(runner, *args)
+        if outputs.views[0][0].shape[-1] == 1:  # a grey mask, HWC
+            raise RuntimeError("out of memory")
+        return outputs
+
+    monkeypatch.setattr(PipelineRunner, "take", fail)
+    loader = DALILoader(dataset, 4, device="cpu", transform=CHAIN, collate_fn=list)
+    assert_same_samples([sample for batch in loader for sample in batch], dataset)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_substitute_comes_with_its_own_mask(tmp_path: Path, workers: int) -> None:
+    dataset = make_dataset(tmp_path, ["palette of 8 bits", "grey of 16 bits", "palette of 4 bits"])
+    path = Path(dataset.images[0])
+    path.write_bytes(path.read_bytes()[:-300])
+    (batch,) = DALILoader(
+        dataset, 3, device="cpu", transform=CHAIN, collate_fn=list, on_error="skip", num_workers=workers
+    )
+    for ours, other in ((0, 1), (1, 1), (2, 2)):
+        assert_equal(batch[ours][1], CHAIN(*dataset[other])[1])
