@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     )
     from torchdali.loader import DALILoader
     from torchdali.pipeline.compiled import CompiledTransform, compile  # noqa: A004
+    from torchdali.pipeline.operator import Operator
     from torchdali.sources import ImageIndex, image_size
     from torchdali.transforms import Batched
 
@@ -50,6 +51,7 @@ __all__ = [
     "DALILoader",
     "DALIUnavailableError",
     "ImageIndex",
+    "Operator",
     "PipelineError",
     "SampleError",
     "TorchDALIError",
@@ -67,6 +69,7 @@ _MODULES = {
     "CompiledTransform": "torchdali.pipeline.compiled",
     "DALILoader": "torchdali.loader",
     "ImageIndex": "torchdali.sources",
+    "Operator": "torchdali.pipeline.operator",
     "compile": "torchdali.pipeline.compiled",
     "image_size": "torchdali.sources",
 }
