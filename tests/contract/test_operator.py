@@ -91,5 +91,6 @@ def test_what_it_does_not_take(photographs: ImageFolder) -> None:
         hue(v2.functional.to_pil_image(torch.zeros(4, 8, 8)))
     with pytest.raises(TransformError, match=r"nvidia.dali.fn has no operator 'huge'"):
         batches(photographs, Operator("huge"))
-    with pytest.raises(PipelineError):
-        batches(photographs, Operator("resize", size=[20, 20]))
+    for operator in (Operator("resize", size=[20, 20]), Operator("transpose", perm=[1, 0, 2])):
+        with pytest.raises(PipelineError):
+            batches(photographs, v2.CenterCrop((20, 30)), operator)

@@ -254,6 +254,17 @@ def test_code_of_transforms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert names["batch"].shape == (4, 3, 224, 224)
 
 
+def test_code_of_volumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("images", "labels"):
+        Path(name).mkdir()
+        np.save(Path(name) / "0.npy", np.random.default_rng(0).integers(0, 9, (20, 24, 18), np.uint8))
+    names = run_page(
+        "volumes.md", {"96, 96, 96": "16, 16, 16", "range(10)": "range(1)", "num_workers=4": "num_workers=0"}
+    )
+    assert names["images"].shape == names["labels"].shape == (2, 1, 16, 16, 16)
+
+
 def test_python_of_every_page_runs() -> None:
     """A test here names each page with Python. What explain-and-stats and the first page have is on other pages too."""
     tests = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))

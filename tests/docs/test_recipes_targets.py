@@ -1,4 +1,4 @@
-"""The recipes about boxes, masks and key points run as their docstrings say."""
+"""The recipes about boxes, masks, key points and volumes run as their docstrings say."""
 
 from __future__ import annotations
 
@@ -43,6 +43,14 @@ def test_segmentation(tmp_path: Path) -> None:
     text, epochs = run("segmentation.py", tmp_path, *options)
     assert re.search(r"DALI \w+ +RandomCrop", text)
     assert float(epochs[1][1]) < float(epochs[0][1])
+
+
+@pytest.mark.parametrize("loader", ["torchdali", "torch"])
+def test_volumes(tmp_path: Path, loader: str) -> None:
+    text, _ = run("volumes.py", tmp_path, "--patch", 16, "--batch-size", 4, "--epochs", 2, "--loader", loader)
+    epochs = re.findall(r"^epoch \d/2  loss ([\d.]+)  dice ([\d.]+)$", text, re.MULTILINE)
+    assert float(epochs[1][0]) < float(epochs[0][0])
+    assert float(epochs[1][1]) > 0.8
 
 
 def test_keypoints(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Datasets of images that lie in larger files or in tables. ``DataLoader`` takes them, too."""
+"""Datasets of images that lie in larger files or in tables, and of volumes. ``DataLoader`` takes them, too."""
 
 from torchdali.datasets.hugging_face import HuggingFace
 from torchdali.datasets.lmdb import LMDB
@@ -7,6 +7,7 @@ from torchdali.datasets.recordio import RecordIO
 from torchdali.datasets.table import Table
 from torchdali.datasets.tar import Tar
 from torchdali.datasets.tfrecord import TFRecord
+from torchdali.datasets.volumes import Volumes
 from torchdali.datasets.zip import Zip
 
-__all__ = ["LMDB", "HuggingFace", "RecordIO", "TFRecord", "Table", "Tar", "Zip", "pack"]
+__all__ = ["LMDB", "HuggingFace", "RecordIO", "TFRecord", "Table", "Tar", "Volumes", "Zip", "pack"]

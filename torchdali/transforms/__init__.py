@@ -21,6 +21,12 @@ from torchdali.transforms.augment import SaltAndPepper as SaltAndPepper
 from torchdali.transforms.augment import ShotNoise as ShotNoise
 from torchdali.transforms.augment import Sphere as Sphere
 from torchdali.transforms.augment import Water as Water
+from torchdali.transforms.augment.volumes import GaussianBlur3D as GaussianBlur3D
+from torchdali.transforms.augment.volumes import RandomAffine3D as RandomAffine3D
+from torchdali.transforms.augment.volumes import RandomCrop3D as RandomCrop3D
+from torchdali.transforms.augment.volumes import RandomFlip3D as RandomFlip3D
+from torchdali.transforms.augment.volumes import RandomIntensity as RandomIntensity
+from torchdali.transforms.augment.volumes import RandomRotate3D as RandomRotate3D
 from torchdali.transforms.batched import Batched as Batched
 from torchdali.transforms.batched import is_batchable as is_batchable
 from torchdali.transforms.chain import check_callable as check_callable
