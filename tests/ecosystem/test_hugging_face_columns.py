@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,13 @@ from typing import Any
 import datasets
 import pytest
 import torch
-from conftest import same
-from torch.utils.data import DataLoader, Subset
+from conftest import encoded, same
+from PIL import Image
+from torch.utils.data import ConcatDataset, DataLoader, Subset, WeightedRandomSampler
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
-from torchdali import DALILoader
+from torchdali import DALILoader, SampleError
 from torchdali.datasets import HuggingFace
 
 EXACT = v2.Compose([v2.ToImage(), v2.CenterCrop(24)])
@@ -103,3 +105,84 @@ def test_columns_that_cannot_be_read_are_refused(rows: Any, folder: ImageFolder)
         HuggingFace(paths)
     with pytest.raises(TypeError, match="a column of images must be of bytes, got string"):
         HuggingFace(rows, image="text")
+
+
+RGB = v2.Compose([v2.RGB(), v2.ToImage(), v2.CenterCrop(24)])
+
+
+def lifted(dataset: Any, transform: Any = EXACT, **options: Any) -> list[Any]:
+    """The batches of a loader that reads rows as they are, after they were compared with DataLoader's."""
+    options = {"batch_size": 5, "generator": torch.Generator().manual_seed(2), **options}
+    loader = DALILoader(dataset, transform=transform, device="cpu", **options)
+    assert loader._session.reader is not None
+
+    def convert(row: dict[str, Any]) -> dict[str, Any]:
+        image = row["image"]
+        if isinstance(image, dict):
+            image = Image.open(io.BytesIO(image["bytes"])).convert("RGB")
+        return {**row, "image": transform(image)}
+
+    class Rows(torch.utils.data.Dataset[Any]):
+        __len__ = lambda _: len(dataset)  # noqa: E731
+        __getitem__ = lambda _, i: convert(dataset[i])  # noqa: E731
+
+    options["generator"] = torch.Generator().manual_seed(2)
+    ours = list(loader)
+    assert same(ours, list(DataLoader(Rows(), **options)))
+    return ours
+
+
+@pytest.mark.parametrize("decode", [True, False])
+def test_rows_as_they_are(rows: Any, decode: bool) -> None:
+    data = rows.cast_column("image", datasets.Image(decode=decode))
+    transform = RGB if decode else EXACT
+    batches = lifted(data, transform, shuffle=True)
+    assert [*batches[0]] == ["image", "label", "text", "sizes"]
+    split = data.shuffle(seed=1).train_test_split(8, seed=2)["test"]
+    assert lifted(split.select([6, 2, 2]), transform)[0]["text"] == [split["text"][i] for i in (6, 2, 2)]
+    lifted(ConcatDataset([Subset(split, [3, 1]), data.filter(lambda row: row["label"] == 1)]), transform)
+    integers = data.select_columns(["label", "image"])
+    assert [*lifted(integers, transform, sampler=[*WeightedRandomSampler([1.0] * 24, 9)])[0]] == ["label", "image"]
+    assert [*lifted(data.select_columns("image"), transform)[0]] == ["image"]
+
+
+def test_orientation_and_grey_images_of_rows(folder: ImageFolder) -> None:
+    picture = Image.open(folder.samples[0][0])
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    files = [encoded(picture, "JPEG", exif=exif.tobytes()), encoded(picture.convert("L"), "PNG")]
+    files += [encoded(picture.convert("RGBA"), "PNG"), encoded(picture, "JPEG")]
+    data = datasets.Dataset.from_dict({"image": [{"bytes": data, "path": None} for data in files]})
+    lifted(data.cast_column("image", datasets.Image(mode="RGB")))
+    lifted(data.cast_column("image", datasets.Image()), RGB)
+    lifted(data.cast_column("image", datasets.Image(decode=False)))
+
+
+def test_rows_that_workers_read(rows: Any, folder: ImageFolder) -> None:
+    deep = encoded(Image.new("I;16", (30, 30)), "PNG")
+    two = datasets.Dataset.from_dict({"image": [deep, deep], "label": [0, 1]})
+    two = two.cast_column("image", datasets.Image(decode=False))
+    for data, options in (
+        (rows, {}),
+        (rows.with_transform(dict), {"transform": EXACT}),
+        (rows.cast_column("image", datasets.Image()), {"transform": EXACT}),
+        (rows, {"transform": EXACT, "images": "image"}),
+        (rows.add_column("other", rows["image"][:]), {"transform": EXACT}),
+        (two, {"transform": EXACT}),
+    ):
+        assert DALILoader(data, device="cpu", **options)._session.reader is None
+    mixed = datasets.concatenate_datasets([part.select_columns("image") for part in (rows, two, rows, rows)])
+    loader = DALILoader(mixed, 6, transform=EXACT, device="cpu")
+    with pytest.raises(
+        SampleError, match=r"sample 24 .* it has more than 8 bits, and RGB has 8; give the loader images=, its column"
+    ):
+        list(loader)
+
+
+def test_a_format_that_is_set_later_is_seen(rows: Any) -> None:
+    data = rows.select(range(6))
+    loader = DALILoader(data, 6, transform=EXACT, device="cpu")
+    assert next(iter(loader))["label"].tolist() == [0] * 6
+    assert loader._session.reader is not None
+    data.set_format(columns=["image"])
+    assert [*next(iter(loader))] == ["image"]

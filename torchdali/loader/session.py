@@ -10,6 +10,7 @@ from weakref import WeakSet
 import torch
 from torch.utils.data import DataLoader
 
+from torchdali.datasets.lifted import lift_rows, rows_state
 from torchdali.errors import TransformError, UnsupportedDatasetError
 from torchdali.loader.epoch import NativeIterator
 from torchdali.loader.native_plan import NativePlan
@@ -72,6 +73,12 @@ def make_context(
     )
 
 
+def _source_key(dataset: Any, options: LoaderOptions) -> object:
+    """Return what differs once the source must be opened again."""
+    rows = rows_state(dataset)
+    return dataset_state(dataset), rows, bool(rows) and snapshot(options.transform)
+
+
 class Session:
     """The source, plans, pipelines and caches of a loader, and its live iterators.
 
@@ -97,7 +104,7 @@ class Session:
         self.cache: Cache | None = None
         self.iterators: WeakSet[ResumableIterator] = WeakSet()
         self.probe: tuple[object, Probe | None] | None = None
-        self._open_source(dataset)
+        self._open_source(dataset, options)
         self._check_cache(options)
         if self.reader is not None and options.finder.images not in (None, ((0,),)):
             raise ValueError(
@@ -113,11 +120,12 @@ class Session:
         vars(self).update(state)
         self.iterators = WeakSet()
 
-    def _open_source(self, dataset: Any) -> None:
+    def _open_source(self, dataset: Any, options: LoaderOptions) -> None:
         self.reader: Reader | None = None
         self.why_not_native = ""
         try:
-            self.reader, self._source_key = open_reader(from_dataset(dataset)), dataset_state(dataset)
+            source = from_dataset(lift_rows(dataset, options.transform) if options.finder.images is None else dataset)
+            self.reader, self._source_key = open_reader(source), _source_key(dataset, options)
         except UnsupportedDatasetError as error:
             self._source_key, self.why_not_native = id(dataset), str(error)
 
@@ -132,8 +140,8 @@ class Session:
         Raises:
             ValueError: The options ask for a cache that this dataset cannot have.
         """
-        if self.reader is not None and dataset_state(dataset) != self._source_key:
-            self._open_source(dataset)
+        if self.reader is not None and _source_key(dataset, options) != self._source_key:
+            self._open_source(dataset, options)
         self._check_cache(options)
 
     def _check_cache(self, options: LoaderOptions) -> None:

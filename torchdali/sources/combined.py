@@ -111,6 +111,10 @@ class CombinedSource(Source):
         files = (starts[self._which] + self._rows).astype(np.min_scalar_type(starts[-1]))
         return HeaderTable(HeaderColumns(*map(np.concatenate, zip(*columns, strict=True))), files)
 
+    def loses_bits(self, row: int) -> bool:
+        """Return whether an image must not be read as RGB."""
+        return self._find_source(row).loses_bits(int(self._rows[row]))
+
     def name(self, row: int) -> str:
         """Return the name of a sample in its source."""
         return self._find_source(row).name(int(self._rows[row]))

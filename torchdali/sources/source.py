@@ -93,6 +93,10 @@ class Source(ABC):
         """Return the known headers, or None. With ``ENCODED`` a table means that the bytes of a row never change."""
         return None
 
+    def loses_bits(self, row: int) -> bool:
+        """Return whether an image must not be read as RGB, which has 8 bits. Called for files with unusual headers."""
+        return False
+
     def has_same_files(self, other: Source) -> bool:
         """Return whether each row is the same file in another source."""
         return self is other

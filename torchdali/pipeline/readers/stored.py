@@ -82,8 +82,11 @@ class StoredReader(EncodedReader):
         others: list[int] = np.flatnonzero(~headers.known).tolist()
         for i in others:
             row = int(rows[i])
-            with self.blame(row, "read as an image"):
-                self.table.update(row, parse_header(files[i].data))
+            with self.blame(row, "decoded"):
+                header = parse_header(files[i].data)
+            if not header.native and self.source.loses_bits(row):
+                raise self.error(row, "it has more than 8 bits, and RGB has 8; give the loader images=, its column")
+            self.table.update(row, header)
 
     def needs_threads(self, rows: IntArray) -> bool:
         """Return whether reading takes long: headers are not known, bytes are not mapped, or targets are read."""

@@ -1,0 +1,146 @@
+"""Hugging Face's ``datasets.Dataset`` as it is: rows that are read without workers, as ``DataLoader`` returns them."""
+
+from __future__ import annotations
+
+import copy
+import io
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any, cast
+
+import numpy as np
+import PIL.Image
+from torch.utils.data import ConcatDataset, Subset
+from torchvision.transforms import v2
+
+from torchdali.datasets.base import EncodedSource
+from torchdali.datasets.hugging_face import HuggingFace
+from torchdali.sources import UNREADABLE, Source
+from torchdali.transforms import flatten
+from torchdali.transforms.rules.orientation import ExifTranspose
+
+__all__ = ["lift_rows", "rows_state"]
+
+
+def lift_rows(dataset: Any, transform: Any) -> Any:
+    """Return a dataset whose ``datasets.Dataset`` are read without workers; the dataset itself if that is not exact.
+
+    It is exact for a dataset without a format, with one column of images that are all in the Arrow file. Images are
+    ``Image(decode=False)``, which the transforms get as RGB. Or they are ``Image(mode="RGB")``, or the transforms begin
+    with ``v2.RGB()``: PIL would keep the mode of others.
+
+    Args:
+        dataset: A dataset, or ``Subset`` and ``ConcatDataset`` of some.
+        transform: The loader's transform.
+    """
+    if transform is None or "datasets" not in sys.modules:
+        return dataset
+    if type(dataset) is Subset:
+        part = cast("Any", dataset)
+        lifted = lift_rows(part.dataset, transform)
+        return dataset if lifted is part.dataset else _replace(part, dataset=lifted)
+    if type(dataset) is ConcatDataset:
+        whole = cast("Any", dataset)
+        parts = [lift_rows(part, transform) for part in whole.datasets]
+        return _replace(whole, datasets=parts) if all(type(part) is not _kind() for part in parts) else dataset
+    return _lift(dataset, transform) or dataset
+
+
+def rows_state(dataset: Any) -> list[Any]:
+    """Return what differs once a ``datasets.Dataset`` in this dataset was given another format, in place."""
+    if type(dataset) is Subset:
+        return rows_state(cast("Any", dataset).dataset)
+    if type(dataset) is ConcatDataset:
+        return [rows_state(part) for part in cast("Any", dataset).datasets]
+    return [dataset.format, dataset._fingerprint] if type(dataset) is _kind() else []  # noqa: SLF001 - no public name
+
+
+def _kind() -> Any:
+    return getattr(sys.modules.get("datasets"), "Dataset", None)
+
+
+def _replace(whole: Any, **attributes: Any) -> Any:
+    whole = copy.copy(whole)
+    vars(whole).update(attributes)
+    return whole
+
+
+def _lift(dataset: Any, transform: Any) -> Any:
+    if type(dataset) is not _kind() or dataset.format["type"] is not None or dataset.format["output_all_columns"]:
+        return None
+    names: list[str] = dataset.column_names
+    if dataset.format["columns"] != names:
+        return None
+    images = [name for name in names if type(dataset.features[name]).__name__ == "Image"]
+    others = [name for name in names if name not in images]
+    if len(images) != 1 or "image" in others or not all(_is_plain(dataset.features[name]) for name in others):
+        return None
+    feature = dataset.features[images[0]]
+    chain = flatten(transform)
+    is_rgb = feature.mode == "RGB" or (bool(chain) and type(chain[0]) is v2.RGB)
+    if feature.decode and not is_rgb:
+        return None
+    try:
+        rows = _Rows(dataset, images[0], others)
+    except (ValueError, TypeError):  # rows without bytes
+        return None
+    return None if any(map(rows.is_deep, {0, len(rows) // 2, len(rows) - 1})) else rows
+
+
+def _is_plain(feature: Any) -> bool:
+    """Return whether the values of a column are numbers or texts, or lists of such, which no one takes for images."""
+    if type(feature).__name__ == "Value":
+        return "binary" not in feature.dtype
+    if type(feature).__name__ in ("List", "Sequence", "LargeList"):
+        return _is_plain(feature.feature)
+    return type(feature).__name__ == "ClassLabel"
+
+
+class _Rows(HuggingFace):
+    """Whole rows, with the image in the place of its column."""
+
+    def __init__(self, dataset: Any, image: str, others: list[str]) -> None:
+        super().__init__(dataset, image, tuple(others) or None)
+        self.names: list[str] = dataset.column_names
+        # datasets turns images by their EXIF orientation when it decodes them.
+        self.transform = ExifTranspose() if dataset.features[image].decode else None
+
+    def is_deep(self, row: int) -> bool:
+        """Return whether workers would keep more than 8 bits of an image, which DALI does not."""
+        if row not in range(len(self)) or self.transform is not None:
+            return False
+        (data,) = self.read(np.array([row]))
+        if data[:2].tobytes() == b"\xff\xd8":  # a JPEG
+            return False
+        with suppress(*UNREADABLE), cast("Any", PIL.Image).open(io.BytesIO(cast("Any", data))) as image:
+            return image.mode.startswith(("I", "F"))
+        return False
+
+    def name(self, row: int) -> str:
+        return f"[{self.image!r}]"
+
+    def torchdali_source(self) -> Source:
+        """Return the source that ``DALILoader`` reads."""
+        return _RowSource(self)
+
+    def __repr__(self) -> str:
+        return f"datasets.Dataset of {len(self):,} rows, column {self.image!r}"
+
+
+class _RowSource(EncodedSource):
+    """The rows. Images of more than 8 bits would lose bits, and are refused."""
+
+    def __init__(self, rows: _Rows) -> None:
+        super().__init__(rows)
+        self._rows, self.is_pair = rows, False
+
+    def loses_bits(self, row: int) -> bool:
+        return self._rows.is_deep(row)
+
+    def make_sample(self, row: int, image: Any, target: Any) -> Any:
+        return dict(self._order(image, target or {}))
+
+    def _order(self, image: Any, others: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+        for name in self._rows.names:
+            yield name, image if name == self._rows.image else others[name]
