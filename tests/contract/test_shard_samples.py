@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import tarfile
 import threading
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import wds2idx
 from conftest import encoded, same
 from PIL import Image
 from torch.utils.data import ConcatDataset, DataLoader
@@ -110,3 +112,39 @@ def test_memory_for_images_is_used_again_but_not_while_it_is_read(shard: Path, m
     assert len(places) == 8
     del first
     assert dataset.read(rows)[0].ctypes.data in places
+
+
+def test_an_idx_file_of_wds2idx_is_used_if_it_fits(
+    shard: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = tmp_path / "a.tar"
+    own.write_bytes(shard.read_bytes())
+    with wds2idx.IndexCreator(str(own), str(tmp_path / "a.idx"), verbose=False) as creator:
+        creator.create_index()
+    label = ("cls", "json", "__key__")
+    walked = Tar(shard, label=label)
+    with monkeypatch.context() as patched:
+        patched.setattr("torchdali.datasets.tar.read_members", None)
+        known = Tar(own, label=label, index=tmp_path / "1")
+    columns = ("offsets", "lengths", "starts", "spans")
+    assert all(np.array_equal(getattr(known.index, name), getattr(walked.index, name)) for name in columns)
+    assert known[3]["__key__"] == "003"
+    text = (tmp_path / "a.idx").read_text()
+    lines = text.splitlines()
+    for number, other in enumerate(
+        (
+            text.replace("v1.2", "v1.1"),
+            "\n".join(lines[:-1]),
+            "\n".join([lines[0], *reversed(lines[1:])]),
+            text.replace(f" {walked.index.offsets[0]} ", f" {int(walked.index.offsets[0]) + 512} "),
+            text.replace("000.jpg", f"{'long/' * 20}000.jpg"),
+            text + " 7",
+            "",
+        )
+    ):
+        (tmp_path / "a.idx").write_text(other)
+        again = Tar(own, label=label, index=tmp_path / f"other-{number}")
+        assert np.array_equal(again.index.offsets, walked.index.offsets)
+    (tmp_path / "a.idx").write_text(text.replace("jpg", "png"))
+    os.utime(tmp_path / "a.idx", ns=(0, own.stat().st_mtime_ns - 1))
+    assert len(Tar(own, index=tmp_path / "last")) == COUNT

@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from torchdali.datasets.base import Label
 from torchdali.datasets.fields import IMAGE_SUFFIXES, decode_field, may_be_integer
@@ -15,9 +15,10 @@ from torchdali.datasets.index import Place
 from torchdali.datasets.patterns import Pattern
 from torchdali.datasets.sharded import ShardedDataset
 from torchdali.datasets.shards import Bytes
+from torchdali.datasets.wds2idx import Member, read_wds2idx
 from torchdali.sources import open_file
 
-__all__ = ["IMAGE_PARTS", "Member", "Tar", "read_members", "split_name"]
+__all__ = ["IMAGE_PARTS", "Tar", "read_members", "split_name"]
 
 IMAGE_PARTS = ("jpg", "jpeg", "png", "webp")
 """The parts that are images, if the user names none."""
@@ -31,27 +32,13 @@ _SKIPPED = (b"1", b"2", b"3", b"4", b"5", b"6", b"g", b"K")
 """Types without data of their own, or whose data does not matter: links, devices, folders and global headers."""
 
 
-class Member(NamedTuple):
-    """A regular file in a tar.
-
-    Attributes:
-        name: Its path in the tar.
-        offset: Its first byte.
-        length: Its number of bytes.
-        header: The first byte of its headers.
-    """
-
-    name: str
-    offset: int
-    length: int
-    header: int
-
-
 class Tar(ShardedDataset):
     """Samples in tar files, as webdataset writes them: members that lie beside each other and have one key.
 
     The key of a member is its path up to the first dot of its file name. The rest of the name is its part:
     ``dogs/0017.seg.png`` is the part ``seg.png`` of the sample ``dogs/0017``. Samples without an image are left out.
+
+    A file ``.idx`` that DALI's ``wds2idx`` wrote beside a shard is used to make the index.
 
     Args:
         shards: The files: a path, a pattern such as ``"train-{000..146}.tar"`` or ``"train-*.tar"``, or several. A
@@ -96,7 +83,8 @@ class Tar(ShardedDataset):
         file, status = open_file(path)
         try:
             window = _Window(file)
-            for key, parts in _group(read_members(window.read, status.st_size, path)):
+            known = read_wds2idx(path, status, window.read)
+            for key, parts in _group(iter(known) if known else read_members(window.read, status.st_size, path)):
                 image = next((parts[name] for name in self.image if name in parts), None)
                 if image is None:
                     self._check_has_no_image(path, key, parts)
