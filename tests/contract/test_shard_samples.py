@@ -10,13 +10,15 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import lmdb
 import numpy as np
 import pytest
 import torch
 import wds2idx
 from conftest import encoded, same
 from PIL import Image
-from torch.utils.data import ConcatDataset, DataLoader
+from torch.utils.data import ConcatDataset, DataLoader, Subset
+from torchvision.datasets import LSUN
 from torchvision.transforms import v2
 
 from torchdali import DALILoader
@@ -148,3 +150,28 @@ def test_an_idx_file_of_wds2idx_is_used_if_it_fits(
     (tmp_path / "a.idx").write_text(text.replace("jpg", "png"))
     os.utime(tmp_path / "a.idx", ns=(0, own.stat().st_mtime_ns - 1))
     assert len(Tar(own, index=tmp_path / "last")) == COUNT
+
+
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # torchvision's lists of keys
+def test_lsun_of_torchvision_is_read_without_workers(
+    shard: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # torchvision writes its lists of keys here
+    images = [data.tobytes() for data in Tar(shard).read(np.arange(COUNT))]
+    for name, numbers in (("bedroom", range(12)), ("tower", range(12, COUNT))):
+        with lmdb.open(f"{name}_train_lmdb", map_size=2**22) as store, store.begin(write=True) as writes:
+            for number in numbers:
+                writes.put(b"%d" % (number * 7919 % 1000), images[number])
+    dataset = LSUN(".", ["bedroom_train", "tower_train"], EXACT, target_transform=lambda target: target + 1)
+    assert DALILoader(dataset, device="cpu")._session.reader is not None
+    labels = torch.cat([labels for _, labels in compare(ConcatDataset([Subset(dataset, [13, 2]), dataset]))])
+    assert labels.tolist() == [2, 1] + [1] * 12 + [2] * 8
+    loader = DALILoader(dataset, 6, device="cpu")
+    for part in dataset.dbs:
+        part.transform = v2.Compose([v2.ToImage(), v2.CenterCrop(6)])
+    dataset.dbs[1].transform = dataset.dbs[0].transform
+    assert next(iter(loader))[0].shape == (6, 3, 6, 6)
+    dataset.dbs[1].keys.reverse()
+    loader = DALILoader(dataset, 6, device="cpu")
+    assert loader._session.reader is None
+    assert same(list(loader), list(DataLoader(dataset, 6)))

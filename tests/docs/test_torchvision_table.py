@@ -31,6 +31,7 @@ EXCEPTIONS = {
     "Kinetics": NOT_YET,
     "MovingMNIST": NOT_YET,
     "UCF101": NOT_YET,
+    "LSUN": NATIVE,  # its databases are read as shards
     "LFWPairs": NOT_YET,  # two images, which draw random numbers of their own
     "PhotoTour": NOT_YET,
     "WIDERFace": WRAPPED,  # boxes

@@ -1,4 +1,4 @@
-"""Hugging Face's ``datasets.Dataset`` as it is: rows that are read without workers, as ``DataLoader`` returns them."""
+"""Hugging Face's ``datasets.Dataset`` and torchvision's ``LSUN`` as they are, read without workers."""
 
 from __future__ import annotations
 
@@ -12,48 +12,58 @@ from typing import Any, cast
 import numpy as np
 import PIL.Image
 from torch.utils.data import ConcatDataset, Subset
+from torchvision.datasets import LSUN
 from torchvision.transforms import v2
 
 from torchdali.datasets.base import EncodedSource
 from torchdali.datasets.hugging_face import HuggingFace
+from torchdali.datasets.lsun import LSUNImages
 from torchdali.sources import UNREADABLE, Source
-from torchdali.transforms import flatten
+from torchdali.transforms import flatten, snapshot
 from torchdali.transforms.rules.orientation import ExifTranspose
 
 __all__ = ["lift_rows", "rows_state"]
 
 
 def lift_rows(dataset: Any, transform: Any) -> Any:
-    """Return a dataset whose ``datasets.Dataset`` are read without workers; the dataset itself if that is not exact.
+    """Return a dataset that is read without workers; the dataset itself if that is not exact.
 
-    It is exact for a dataset without a format, with one column of images that are all in the Arrow file. Images are
-    ``Image(decode=False)``, which the transforms get as RGB. Or they are ``Image(mode="RGB")``, or the transforms begin
-    with ``v2.RGB()``: PIL would keep the mode of others.
+    For ``LSUN`` it is. For ``datasets.Dataset`` it is for one without a format, with one column of images that are all
+    in the Arrow file. They are ``Image(decode=False)``, which the transforms get as RGB. Or they are
+    ``Image(mode="RGB")``, or the transforms begin with ``v2.RGB()``: PIL would keep the mode of others.
 
     Args:
         dataset: A dataset, or ``Subset`` and ``ConcatDataset`` of some.
         transform: The loader's transform.
     """
-    if transform is None or "datasets" not in sys.modules:
-        return dataset
-    if type(dataset) is Subset:
-        part = cast("Any", dataset)
-        lifted = lift_rows(part.dataset, transform)
-        return dataset if lifted is part.dataset else _replace(part, dataset=lifted)
-    if type(dataset) is ConcatDataset:
-        whole = cast("Any", dataset)
-        parts = [lift_rows(part, transform) for part in whole.datasets]
-        return _replace(whole, datasets=parts) if all(type(part) is not _kind() for part in parts) else dataset
-    return _lift(dataset, transform) or dataset
+    kind = dataset.__class__
+    if kind is Subset:
+        part = lift_rows(dataset.dataset, transform)
+        return dataset if part is dataset.dataset else _replace(dataset, dataset=part)
+    if kind is ConcatDataset:
+        parts = [lift_rows(part, transform) for part in dataset.datasets]
+        is_same = all(part is new for part, new in zip(dataset.datasets, parts, strict=True))
+        return dataset if is_same else _replace(dataset, datasets=parts)
+    return (_lift_lsun(dataset) if type(dataset) is LSUN else _lift(dataset, transform)) or dataset
 
 
 def rows_state(dataset: Any) -> list[Any]:
-    """Return what differs once a ``datasets.Dataset`` in this dataset was given another format, in place."""
+    """Return what differs once such a dataset was given another format or transform."""
     if type(dataset) is Subset:
         return rows_state(cast("Any", dataset).dataset)
     if type(dataset) is ConcatDataset:
-        return [rows_state(part) for part in cast("Any", dataset).datasets]
+        return [state for part in cast("Any", dataset).datasets for state in rows_state(part)]
+    if type(dataset) is LSUN:
+        own: list[Any] = [dataset.target_transform, *(part.transform for part in cast("Any", dataset).dbs)]
+        return [*map(id, own), snapshot(own[1])]
     return [dataset.format, dataset._fingerprint] if type(dataset) is _kind() else []  # noqa: SLF001 - no public name
+
+
+def _lift_lsun(dataset: Any) -> Any:
+    try:
+        return LSUNImages(dataset)
+    except (ValueError, OSError):
+        return None
 
 
 def _kind() -> Any:
@@ -67,7 +77,12 @@ def _replace(whole: Any, **attributes: Any) -> Any:
 
 
 def _lift(dataset: Any, transform: Any) -> Any:
-    if type(dataset) is not _kind() or dataset.format["type"] is not None or dataset.format["output_all_columns"]:
+    if (
+        transform is None
+        or type(dataset) is not _kind()
+        or dataset.format["type"] is not None
+        or dataset.format["output_all_columns"]
+    ):
         return None
     names: list[str] = dataset.column_names
     if dataset.format["columns"] != names:
