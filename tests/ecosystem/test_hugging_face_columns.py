@@ -12,7 +12,7 @@ import pytest
 import torch
 from conftest import encoded, same
 from PIL import Image
-from torch.utils.data import ConcatDataset, DataLoader, Subset, WeightedRandomSampler
+from torch.utils.data import ConcatDataset, DataLoader, DistributedSampler, Subset, WeightedRandomSampler
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
@@ -186,3 +186,25 @@ def test_a_format_that_is_set_later_is_seen(rows: Any) -> None:
     assert loader._session.reader is not None
     data.set_format(columns=["image"])
     assert [*next(iter(loader))] == ["image"]
+
+
+@pytest.mark.parametrize("wrapped", [True, False])
+def test_rows_under_samplers_ranks_and_resumed(rows: Any, wrapped: bool) -> None:
+    dataset = HuggingFace(rows, label=("text",), transform=EXACT) if wrapped else rows
+
+    def make(**options: Any) -> DALILoader[Any]:
+        return DALILoader(dataset, 5, transform=None if wrapped else EXACT, device="cpu", **options)
+
+    def texts(loader: Any) -> list[str]:
+        return [text for batch in loader for text in batch["text"]]
+
+    for rank in (0, 1):
+        sampler = DistributedSampler(rows, 2, rank, seed=3)
+        assert texts(make(sampler=sampler)) == [f"t{i}" for i in sampler]
+    weighted = [*WeightedRandomSampler([1.0] * 12 + [9.0] * 12, 20)]
+    assert texts(make(sampler=weighted)) == [f"t{i}" for i in weighted]
+    first, second = (make(shuffle=True) for _ in range(2))
+    batches = iter(first)
+    next(batches)
+    second.load_state_dict(first.state_dict())
+    assert same(list(second), list(batches))
