@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import mmap
 import os
+import pickle
 import tarfile
 import threading
 from pathlib import Path
@@ -175,3 +177,24 @@ def test_lsun_of_torchvision_is_read_without_workers(
     loader = DALILoader(dataset, 6, device="cpu")
     assert loader._session.reader is None
     assert same(list(loader), list(DataLoader(dataset, 6)))
+
+
+def test_a_million_rows_are_mapped_and_take_few_bytes(shard: Path, tmp_path: Path) -> None:
+    index, count = tmp_path / "index.npz", 10**6
+    arrays = dict(np.load(Tar(shard, index=index).index.file))
+    arrays |= {name: np.resize(arrays[name], count) for name in ("shard", "offsets", "lengths", "labels")}
+    np.savez(index, **arrays)
+    dataset = Tar(shard, index=index, transform=EXACT)
+    assert (len(dataset), dataset.index.bytes_per_row <= 30) == (count, True)
+    columns = (dataset.index.shard, dataset.index.offsets, dataset.index.lengths, dataset.index.labels["cls"])
+    assert all(isinstance(find_owner(column), mmap.mmap) for column in columns)
+    assert len(pickle.dumps(dataset)) < 4000
+    images, labels = next(iter(DALILoader(dataset, 3, sampler=[count - 1, 5, count // 2], device="cpu")))
+    assert same(images, torch.stack([dataset[i][0] for i in (count - 1, 5, count // 2)]))
+    assert labels.tolist() == [19000, 5000, 0]
+
+
+def find_owner(array: Any) -> Any:
+    while isinstance(array, (np.ndarray, memoryview)):
+        array = array.obj if isinstance(array, memoryview) else array.base
+    return array
