@@ -151,7 +151,10 @@ def test_a_native_dataset_has_its_image_where_it_has(pictures: Path) -> None:
 
 
 def test_explain_says_why() -> None:
-    for options, why in (({"images": "left"}, "named by images="), ({}, "all PIL images and tv_tensors.Image")):
+    for options, why in (
+        ({"images": "left"}, "named by images="),
+        ({}, "all PIL images, tv_tensors.Image and tv_tensors.Video"),
+    ):
         text = io.StringIO()
         give = png if options else Image.Image.copy
         DALILoader(Samples(stereo, give), 2, transform=CROP, device="cpu", **options).explain(text)

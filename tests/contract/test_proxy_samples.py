@@ -273,13 +273,14 @@ def test_chains_that_end_in_images_need_a_collate_fn(photographs: Any, device: s
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_videos_are_refused(photographs: Any, workers: int) -> None:
+def test_videos_beside_masks_and_boxes(photographs: Any, workers: int) -> None:
     mask = tv_tensors.Mask(torch.zeros(SAME_SIZE, dtype=torch.uint8))
     boxes: Any = tv_tensors.BoundingBoxes([[1, 2, 3, 4]], format="XYXY", canvas_size=SAME_SIZE)  # pyright: ignore
-    video = tv_tensors.Video(torch.zeros(1, 3, *SAME_SIZE, dtype=torch.uint8))
-    dataset = Samples(photographs, lambda image, i: {"image": image, "target": [video]})
-    with pytest.raises(TransformError, match=r"Video at \['target'\]\[0\]"):
-        next(iter(DALILoader(dataset, 2, transform=EXACT, num_workers=workers, device="cpu")))
+    video = tv_tensors.Video(torch.arange(2 * 3 * 60 * 50).reshape(2, 3, *SAME_SIZE).to(torch.uint8))
+    samples = [{"image": image, "target": [video, mask, boxes]} for image in map(F.to_image, photographs)]
+    dataset: Any = [{**sample, "image": F.resize(sample["image"], SAME_SIZE)} for sample in samples]
+    theirs = list(DataLoader([EXACT(sample) for sample in dataset], 2))
+    assert_near(list(DALILoader(dataset, 2, transform=EXACT, num_workers=workers, device="cpu")), theirs)
     inside = Samples(photographs, lambda image, i: {"image": image, "target": [mask, boxes]}, EXACT)
     assert_near(list(DALILoader(inside, 2, num_workers=workers, device="cpu")), list(DataLoader(inside, 2)))
 

@@ -118,3 +118,9 @@ def test_every_page_is_found() -> None:
     pages = sorted(path.name for path in DOCS.glob("migrating_*.md"))
     assert len(pages) == 3
     assert all(f"]({page})" in guide for page in pages)
+
+
+def test_videos() -> None:
+    left = run("video.md")
+    assert left["videos"].shape == (2, 8, 3, 112, 112)
+    assert left["labels"].shape == (2,)

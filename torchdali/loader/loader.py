@@ -96,8 +96,8 @@ class DALILoader(DataLoader[_T]):
             drop_last=drop_last)``, which counts its epochs by itself. With None, and no sampler, each process gets all
             samples, and a warning.
         images: The parts of a sample that are images: a key, an index, a tuple of them for a nested part, or a list of
-            these, such as ``["left", "right"]``. Strings there are paths. None takes every PIL image and
-            ``tv_tensors.Image``, or else the first array (H, W, C), tensor (C, H, W), encoded file or path.
+            these, such as ``["left", "right"]``. Strings there are paths. None takes every PIL image and tv_tensors'
+            ``Image`` and ``Video``, or else the first array (H, W, C), tensor (C, H, W), encoded file or path.
         decode_bytes: The most memory that the files and decoded images of one run of DALI may take. A batch of large
             images becomes several runs, and is the same batch. None is a 128th of the free memory, 192 MiB to 1 GiB.
 

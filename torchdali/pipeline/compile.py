@@ -10,7 +10,7 @@ import torch
 from torchvision.transforms import v2
 
 from torchdali.errors import TransformError
-from torchdali.pipeline.plan import Cut, Plan, Step, View
+from torchdali.pipeline.plan import Cut, Plan, Step, View, chooses_frames
 from torchdali.pipeline.torch_transform import TorchTransform
 from torchdali.runtime.exceptions import add_note
 from torchdali.transforms import Batched, Rule, Unsupported, Views, find_rule, flatten, infer, is_batchable
@@ -74,6 +74,9 @@ class _Compiler:
         )
 
     def _add(self, position: int, leaf: Any) -> None:
+        if chooses_frames(leaf) and self.branches[0][1].kind != "tensor":
+            self.steps.append(Step(position, leaf, "nothing", ""))
+            return
         if find_rule(leaf) is None:
             why = f"for each sample after DALI: torchdali has no rule for {type(leaf).__name__}"
             self._add_to_suffix(position, leaf, why)

@@ -36,21 +36,26 @@ __all__ = [
     "run_in_torch",
     "run_on_batch",
     "seeded",
+    "stack_frames",
 ]
 
 
 def as_kind(image: torch.Tensor, kind: Kind) -> Any:
-    """Convert an image (CHW) to the type that torchvision would pass to the next transform."""
+    """Convert an image (CHW) or a video (TCHW) to the type that torchvision would pass to the next transform."""
     if kind == "pil":
         if image.dtype in (torch.uint16, torch.float32):  # modes I;16 and F, which torchvision makes of nothing else
             return PIL.Image.fromarray(image[0].cpu().numpy())
         return _to_pil_image(image.cpu())
     if kind == "array":
         return image.permute(1, 2, 0).contiguous().cpu().numpy()
-    return tv_tensors.Image(image) if kind == "image" else image
+    return _TV_TENSORS[kind](image) if kind in _TV_TENSORS else image
 
 
-_PIXEL = torch.zeros(1, 1, 1)
+_PIXEL = torch.zeros(1, 1, 1, 1)
+_TV_TENSORS: dict[Kind, type[tv_tensors.Image | tv_tensors.Video]] = {
+    "image": tv_tensors.Image,
+    "video": tv_tensors.Video,
+}
 
 _generators_lock = threading.RLock()
 _PATIENCE = 10.0
@@ -127,13 +132,29 @@ def run_on_batch(tail: Sequence[tuple[Kind, TorchTransform]], images: Images) ->
     return plain[0] if together else plain
 
 
+def stack_frames(images: Images, firsts: IntArray) -> Images:
+    """Return videos ``(T, C, H, W)`` of their frames: one tensor ``(N, T, C, H, W)`` if their shapes are equal.
+
+    Args:
+        images: ``(M, C, H, W)`` the frames of all videos, or one tensor for each.
+        firsts: ``(N,)`` the position of each video's first frame.
+    """
+    counts = np.diff([*firsts, len(images)]).tolist()
+    if isinstance(images, torch.Tensor) and len(set(counts)) == 1:
+        return images.reshape(len(counts), -1, *images.shape[1:])
+    frames = iter(images)
+    return [torch.stack([next(frames) for _ in range(count)]) for count in counts]
+
+
 def as_batch(plan: Plan, images: Images) -> Images:
     """Return stacked images in the type that ``default_collate`` would return.
 
-    That is ``tv_tensors.Image`` within ``tv_tensors.set_return_type("TVTensor")``, which has no public getter.
+    That is ``tv_tensors.Image`` or ``Video`` within ``tv_tensors.set_return_type("TVTensor")``, for which there is no
+    public getter.
     """
-    returns_image = plan.spec.kind == "image" and isinstance(tv_tensors.Image(_PIXEL) + 0, tv_tensors.Image)
-    return tv_tensors.Image(images) if returns_image and isinstance(images, torch.Tensor) else images
+    kind = _TV_TENSORS.get(plan.spec.kind)
+    is_kept = kind is not None and isinstance(kind(_PIXEL) + 0, kind)
+    return kind(images) if kind and is_kept and isinstance(images, torch.Tensor) else images
 
 
 def as_samples(
@@ -265,6 +286,8 @@ def check_shapes(images: Sequence[Any], chain: Sequence[Any], name: Callable[[in
 
 def _advice(chain: Sequence[Any], shape: tuple[int, ...], other: tuple[int, ...]) -> str:
     """Return what to do so that the images have equal shapes."""
+    if len(shape) == 4 and shape[1:] == other[1:]:
+        return "give all videos one number of frames, in the dataset or with v2.UniformTemporalSubsample()"
     if shape[-2:] == other[-2:]:
         return "give all images as many channels, with v2.RGB() or v2.Grayscale(num_output_channels=3)"
     sized = [transform for transform in chain if _sides(transform)]

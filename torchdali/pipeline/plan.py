@@ -14,14 +14,16 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from torchvision.transforms import v2
 
 from torchdali.pipeline.torch_transform import TorchTransform
 from torchdali.transforms import Input, Rule, SampleTransformError, find_rule
+from torchdali.transforms.chain import is_unmodified
 from torchdali.transforms.rng import Draws
 from torchdali.transforms.spec import Fidelity, InputKind, Inputs, IntArray, Kind, Params, Spec
 from torchdali.transforms.targets import Targets
 
-__all__ = ["Cut", "Plan", "Step", "View", "summarize_plans"]
+__all__ = ["Cut", "Plan", "Step", "View", "chooses_frames", "summarize_plans"]
 
 
 @dataclass(frozen=True)
@@ -177,6 +179,14 @@ class Plan:
         each = zip(self.views, sizes, strict=True)
         return sum(view.spec.channels * height * width * view.spec.dtype.itemsize for view, (height, width) in each)
 
+    def choose_frames(self, count: int) -> IntArray:
+        """Return the numbers of the frames that transforms leave of a video of ``count``. DALI gets only these."""
+        chosen = np.arange(count)
+        for step in self.steps:
+            if step.where == "nothing" and chooses_frames(step.transform):
+                chosen = chosen[torch.linspace(0, len(chosen) - 1, step.transform.num_samples).long().numpy()]
+        return chosen
+
     def select_params(self, index: int, inputs: dict[str, Any]) -> dict[str, Any]:
         """Return the inputs of the rule at ``index`` in :attr:`all_rules`, under the rule's own names."""
         return {name: inputs[_input_name(index, name)] for name in self.all_rules[index].inputs}
@@ -329,6 +339,11 @@ def summarize_plans(plans: Sequence[Plan]) -> tuple[str, str]:
     if blocked:
         return answer, f"place {name} last if you can: then {blocked} more could run in DALI"
     return answer, f"replace {name} if it is slow: torch runs it, for the reason below it"
+
+
+def chooses_frames(transform: Any) -> bool:
+    """Return whether a transform leaves some frames of a video and changes none."""
+    return type(transform) is v2.UniformTemporalSubsample and is_unmodified(transform)
 
 
 def _count_in_dali(plan: Plan) -> int:

@@ -73,7 +73,7 @@ class Annotations(NamedTuple):
 
 def is_annotation(leaf: Any) -> bool:
     """Return True if torchvision's transforms change a part of a sample along with the image."""
-    is_tensor = isinstance(leaf, tv_tensors.TVTensor) and not isinstance(leaf, tv_tensors.Image)
+    is_tensor = isinstance(leaf, tv_tensors.TVTensor) and not isinstance(leaf, (tv_tensors.Image, tv_tensors.Video))
     return is_tensor or isinstance(leaf, StoredMasks)
 
 

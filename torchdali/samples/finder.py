@@ -29,8 +29,8 @@ from torchdali.samples.tree import (
 __all__ = ["RULE", "ImageFinder", "Images", "find_common_key_paths"]
 
 RULE = (
-    "all PIL images and tv_tensors.Image of a sample, else the first array (H, W, C), tensor (C, H, W), encoded file "
-    "or pathlib.Path, or a list of such files; images= names others"
+    "all PIL images, tv_tensors.Image and tv_tensors.Video of a sample, else the first array (H, W, C), tensor "
+    "(C, H, W), encoded file or pathlib.Path, or a list of such files; images= names others"
 )
 """What is taken for images without ``images=``."""
 
@@ -78,11 +78,12 @@ class ImageFinder:
     def find(self, sample: Tree) -> Leaves:
         """Return the images of a sample with their key paths.
 
-        Without ``images``, as in torchvision's v2 transforms, these are all PIL images and ``tv_tensors.Image``. Files
-        that ``datasets`` stores count as PIL images. If there is none, it is the first leaf that looks like an image: a
-        tensor (C, H, W) or an array (H, W, C) with up to 4 channels, an encoded file (bytes, or one axis of uint8), or
-        a ``pathlib`` path. All files of one list are taken. If there is none of these either, it is the first array
-        (H, W) of uint8 or uint16, or a string that is the path of an existing image file.
+        Without ``images``, as in torchvision's v2 transforms, these are all PIL images, ``tv_tensors.Image`` and
+        ``tv_tensors.Video``. Files that ``datasets`` stores count as PIL images. If there is none, it is the first leaf
+        that looks like an image: a tensor (C, H, W) or an array (H, W, C) with up to 4 channels, an encoded file
+        (bytes, or one axis of uint8), or a ``pathlib`` path. All files of one list are taken. If there is none of
+        these either, it is the first array (H, W) of uint8 or uint16, or a string that is the path of an existing
+        image file.
 
         Raises:
             TransformError: Encoded files or paths are under several keys, or ``images`` names a part that does not
@@ -107,7 +108,7 @@ class ImageFinder:
         if self.images is not None:
             return "named by images="
         if any(_is_surely_image(leaf) for _, leaf in tree_leaves(sample)):
-            return "all PIL images and tv_tensors.Image"
+            return "all PIL images, tv_tensors.Image and tv_tensors.Video"
         if len(images) > 1:
             return "the files of one list"
         return f"the first part that looks like an image, {type(images[0][1]).__name__}"
@@ -191,7 +192,7 @@ def _unwrap_stored(leaf: Any) -> Any:
 
 
 def _is_surely_image(leaf: Any) -> bool:
-    return isinstance(leaf, (PIL.Image.Image, tv_tensors.Image)) or is_stored(leaf)
+    return isinstance(leaf, (PIL.Image.Image, tv_tensors.Image, tv_tensors.Video)) or is_stored(leaf)
 
 
 def _is_file(leaf: Any) -> bool:

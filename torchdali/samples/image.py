@@ -63,7 +63,8 @@ class ImageInput(NamedTuple):
     Attributes:
         key: Spec and input kind. Images with equal keys share a pipeline.
         size: Height and width in pixels.
-        data: Pixels ``(H, W, C)``, or the bytes of a file or of its path as ``(N,)`` uint8.
+        data: Pixels ``(H, W, C)``, those of a video ``(T, H, W, C)``, or the bytes of a file or of its path as
+            ``(N,)`` uint8.
         header: The header of the file, if the data is a path.
         pil: The attributes of a PIL image besides its pixels.
     """
@@ -73,6 +74,11 @@ class ImageInput(NamedTuple):
     data: npt.NDArray[Any]
     header: Header | None = None
     pil: PILHeader | None = None
+
+    @property
+    def num_frames(self) -> int:
+        """Number of images that DALI gets: the frames of a video, or 1."""
+        return len(self.data) if self.key[0].kind == "video" else 1
 
 
 class RefusedError(Exception):
@@ -138,12 +144,14 @@ def to_image_input(leaf: Any, first: First = "conversion", adjust_orientation: b
         return _wrap_encoded(tensor.cpu().contiguous().numpy(), first, adjust_orientation)
     if tensor.layout != torch.strided:
         raise RefusedError(f"it is a tensor of layout {tensor.layout}, not strided")
-    if tensor.ndim != 3:
-        raise RefusedError(f"it is a tensor of shape {tuple(tensor.shape)}, not (C, H, W)")
+    is_video = isinstance(leaf, tv_tensors.Video)
+    if tensor.ndim != 3 + is_video:
+        axes = "(T, C, H, W)" if is_video else "(C, H, W)"
+        raise RefusedError(f"it is a tensor of shape {tuple(tensor.shape)}, not {axes}")
     if tensor.dtype not in PIXEL_DTYPES:
         raise _make_dtype_error(tensor.dtype)
-    kind = "image" if isinstance(leaf, tv_tensors.Image) else "tensor"
-    return _wrap_pixels(kind, tensor.as_subclass(torch.Tensor).resolve_neg().permute(1, 2, 0).cpu().numpy())
+    kind = "video" if is_video else "image" if isinstance(leaf, tv_tensors.Image) else "tensor"
+    return _wrap_pixels(kind, tensor.as_subclass(torch.Tensor).resolve_neg().movedim(-3, -1).cpu().numpy())
 
 
 def _turn_pil_image(image: PIL.Image.Image) -> ImageInput:
@@ -205,7 +213,7 @@ def _wrap_pixels(kind: Any, array: npt.NDArray[Any]) -> ImageInput:
         raise _make_dtype_error(dtype)
     if not array.size:
         raise RefusedError(f"it is empty, {array.shape}")
-    height, width, channels = array.shape
+    height, width, channels = array.shape[-3:]
     return ImageInput((Spec.from_input(kind, dtype, channels), InputKind.PIXELS), (height, width), array)
 
 

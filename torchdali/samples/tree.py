@@ -62,7 +62,7 @@ _NEVER_PARTS = (str, bytes, int, float, np.ndarray, np.generic, torch.Tensor, PI
 _collate = cast("Callable[..., Any]", data_utils.collate.collate)
 convert = cast("Callable[[Any], Any]", data_utils.collate.default_convert)
 
-_IMAGES = (tv_tensors.Image, PIL.Image.Image, np.ndarray)
+_IMAGES = (tv_tensors.Image, tv_tensors.Video, PIL.Image.Image, np.ndarray)
 _WITH_PARTS = (Mapping, Sequence)
 
 

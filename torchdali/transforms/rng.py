@@ -101,6 +101,11 @@ class Draws:
         position: The transform's position in the chain, counted from 0; below 65,536.
         precomputed: Blocks that are already computed.
         drawn: Parameters that rules have drawn for the batch.
+        frame: ``(N,)`` the number of each image in its video, if the images are frames. Those of a video share their
+            numbers.
+
+    Attributes:
+        frame: See above.
     """
 
     def __init__(
@@ -111,7 +116,9 @@ class Draws:
         position: int = 0,
         precomputed: _Precomputed | None = None,
         drawn: _Drawn | None = None,
+        frame: IntArray | None = None,
     ) -> None:
+        self.frame = frame
         self._key, self._index, self._occurrence, self._position = key, index, occurrence, position
         self._precomputed = precomputed or _Precomputed({}, {}, slice(None))
         self._drawn = drawn
@@ -124,7 +131,7 @@ class Draws:
 
     def select_position(self, position: int) -> Draws:
         """Return the numbers of another transform for the same samples."""
-        return Draws(self._key, self._index, self._occurrence, position, self._precomputed, self._drawn)
+        return Draws(self._key, self._index, self._occurrence, position, self._precomputed, self._drawn, self.frame)
 
     def select_rows(self, rows: IntArray) -> Draws:
         """Return the numbers of some of the samples. They are the same as among all samples."""
@@ -137,11 +144,19 @@ class Draws:
             self._position,
             precomputed._replace(rows=chosen),
             self._drawn,
+            None if self.frame is None else self.frame[rows],
         )
+
+    def select_frames(self, rows: IntArray, frame: IntArray) -> Draws:
+        """Return the numbers of the frames of videos: of some rows, and the number of each frame in its video."""
+        draws = self.select_rows(rows)
+        draws.frame = frame
+        return draws
 
     def keep_params(self) -> Draws:
         """Return the same draws, which keep the parameters that rules store in them."""
-        return Draws(self._key, self._index, self._occurrence, self._position, self._precomputed, _Drawn(len(self), {}))
+        drawn = _Drawn(len(self), {})
+        return Draws(self._key, self._index, self._occurrence, self._position, self._precomputed, drawn, self.frame)
 
     def store(self, params: Params) -> None:
         """Store the parameters that this transform drew for these samples."""
@@ -172,7 +187,7 @@ class Draws:
         ends = list(accumulate(count for _, count in expected))
         made = {position: words[:, end - count : end] for (position, count), end in zip(expected, ends, strict=True)}
         precomputed = _Precomputed(made, blocks, slice(None))
-        return Draws(self._key, self._index, self._occurrence, self._position, precomputed, self._drawn)
+        return Draws(self._key, self._index, self._occurrence, self._position, precomputed, self._drawn, self.frame)
 
     def skip(self, blocks: int) -> Draws:
         """Leave out blocks of four words, and return the same object. Call it before any number was drawn."""

@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-Kind = Literal["pil", "image", "tensor", "array"]
-"""What torchvision would hold: a PIL image, a ``tv_tensors.Image``, a plain tensor or an HWC array.
+Kind = Literal["pil", "image", "video", "tensor", "array"]
+"""What torchvision would hold: a PIL image, a ``tv_tensors.Image``, ``Video``, a plain tensor or an HWC array.
 
-Rules treat arrays as PIL images.
+Rules treat arrays as PIL images, and a video as images that are its frames.
 """
 
 First = Literal["conversion", "RGB", "rule", "torch"]
@@ -121,7 +121,8 @@ class Spec:
 
     def __str__(self) -> str:
         height, width = self.size or ("H", "W")
-        return f"{self.dtype_name} ({self.channels}, {height}, {width})"
+        frames = "T, " if self.kind == "video" else ""
+        return f"{self.dtype_name} ({frames}{self.channels}, {height}, {width})"
 
 
 def check_fidelity(fidelity: Any) -> None:

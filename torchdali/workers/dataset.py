@@ -9,7 +9,8 @@ from torch._utils import ExceptionWrapper
 
 from torchdali.runtime.exceptions import add_note
 from torchdali.state.stream import Stream
-from torchdali.workers.packing import Packed, Packer, SampleFailure
+from torchdali.workers.packed import Packed
+from torchdali.workers.packing import Packer, SampleFailure
 from torchdali.workers.pickling import make_picklable, pickle_batch
 from torchdali.workers.unread import leave_images_unread
 

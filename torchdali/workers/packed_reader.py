@@ -18,7 +18,8 @@ from torchdali.sources import FileSource, parse_header
 from torchdali.sources.paths import Paths, build_table
 from torchdali.transforms.spec import NO_INPUT_STATS, InputKind, InputStats, IntArray
 from torchdali.transforms.targets import Targets
-from torchdali.workers.packing import ErrorFactory, Packed, PackedImages
+from torchdali.workers.packed import Packed, PackedImages
+from torchdali.workers.packing import ErrorFactory
 from torchdali.workers.shared_memory import SharedBuffer
 
 __all__ = ["open_packed"]
@@ -105,6 +106,7 @@ class PackedReader(Reader):
             or group.arrays
             or len(rows) != count
             or (group.size != group.size[0]).any()
+            or (np.diff(group.start) != group.length[0]).any()  # frames of videos that are left out
         ):
             return None
         data = self._read_bytes(int(group.start[0]), int(group.start[-1] + group.length[-1]))

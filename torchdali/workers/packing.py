@@ -7,13 +7,10 @@ number and does not use CUDA.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any, NamedTuple, cast
 
 import numpy as np
-import numpy.typing as npt
-import torch
 from torch.utils.data import get_worker_info
 
 from torchdali.errors import SampleError
@@ -22,26 +19,22 @@ from torchdali.samples.annotations import LabelsGetters, check_has_image
 from torchdali.samples.finder import ImageFinder, find_common_key_paths
 from torchdali.samples.image import ImageInput, RefusedError, StoredURL, UnreadableError, make_black, to_image_input
 from torchdali.samples.on_error import SIZE, OnError, find_substitutes
-from torchdali.samples.pil import PILHeader
 from torchdali.samples.tree import (
     build_tree,
     collate,
     describe_sample,
     format_key_paths,
     tree_leaves,
-    tree_map,
     with_placeholders,
 )
-from torchdali.sources import Header
-from torchdali.transforms.spec import First, InputKind, IntArray, Spec
-from torchdali.workers.packed_targets import PackedTargets, pack_targets
+from torchdali.transforms.spec import First, InputKind, Spec
+from torchdali.workers.packed import Packed, lay_out_images
+from torchdali.workers.packed_targets import pack_targets
 from torchdali.workers.pickling import pickle_batch
-from torchdali.workers.shared_memory import SharedBuffer, SharedBufferHandle, SharedBufferPool, align
+from torchdali.workers.shared_memory import SharedBufferPool
 
 __all__ = [
     "ErrorFactory",
-    "Packed",
-    "PackedImages",
     "Packer",
     "SampleFailure",
     "map_substitutes",
@@ -63,86 +56,6 @@ class SampleFailure(NamedTuple):
 
     name: str
     reason: str
-
-
-@dataclass
-class PackedImages:
-    """The images of a batch that have one spec and input kind.
-
-    Attributes:
-        spec: Their spec.
-        input_kind: Their form as input of DALI.
-        sample: ``(N,)`` the number of each image's sample in the batch.
-        slot: ``(N,)`` the number of each image within its sample. Images come slot by slot.
-        size: ``(N, 2)`` heights and widths in pixels.
-        start: ``(N,)`` offset of each image in the block, in bytes. Not used without a block.
-        length: ``(N,)`` bytes of each image.
-        headers: The headers of the files, if the images are paths.
-        pil: The attributes of PIL images besides their pixels, if transforms or ``collate_fn`` get PIL images.
-        arrays: The images themselves, if there is no block.
-    """
-
-    spec: Spec
-    input_kind: InputKind
-    sample: IntArray
-    slot: IntArray
-    size: IntArray
-    start: IntArray
-    length: IntArray
-    headers: list[Header]
-    pil: list[PILHeader | None] = field(default_factory=list["PILHeader | None"])
-    arrays: list[npt.NDArray[Any]] = field(default_factory=list[npt.NDArray[Any]])
-
-
-@dataclass
-class Packed:
-    """A batch as a worker sends it.
-
-    Attributes:
-        data: The collated samples, or a list of them, with placeholders for the images.
-        count: Number of samples.
-        key_paths: The key paths of the images, if they are the same in all samples.
-        groups: The images, grouped by spec and input kind.
-        block: The memory of the images. None if there is no worker.
-        worker: The number of the worker.
-        refused: By the number of a sample, the name of an image that cannot be packed and the reason.
-        replaced: The same for samples that were replaced by a substitute or a black image.
-        structure: The key paths of the first sample's parts, if all samples have the same structure.
-        outline: The parts of the first sample in words, if it has no image.
-        targets: The boxes, masks and key points, if there are any. Then the samples are not collated.
-        task: torch's number of the batch.
-        state: The state of the stream after the batch.
-    """
-
-    data: Any
-    count: int
-    key_paths: tuple[str, ...] = ()
-    groups: list[PackedImages] = field(default_factory=list[PackedImages])
-    block: SharedBufferHandle | SharedBuffer | None = None
-    worker: int = 0
-    refused: dict[int, tuple[str, str]] = field(default_factory=dict[int, tuple[str, str]])
-    replaced: dict[int, tuple[str, str]] = field(default_factory=dict[int, tuple[str, str]])
-    structure: tuple[str, ...] = ()
-    outline: str = ""
-    targets: PackedTargets | None = None
-    task: int = 0
-    state: dict[str, Any] = field(default_factory=dict[str, Any])
-
-    def pin_memory(self) -> Packed:
-        """Pin the collated samples. DataLoader calls this, with workers in its pin_memory thread."""
-        self.data = tree_map(self.data, _pin, is_leaf=_can_be_pinned)
-        return self
-
-
-def _can_be_pinned(node: Any) -> bool:
-    return callable(getattr(cast("object", node), "pin_memory", None))
-
-
-def _pin(leaf: Any) -> Any:
-    """Pin a leaf as DataLoader does, unless it is a tensor that cannot be pinned."""
-    if isinstance(leaf, torch.Tensor) and (leaf.device.type != "cpu" or leaf.layout != torch.strided):
-        return leaf
-    return leaf.pin_memory() if _can_be_pinned(leaf) else leaf
 
 
 class Packer:
@@ -315,13 +228,15 @@ class Packer:
             groups.setdefault(image.key, []).append((sample, slot, image))
         size = 0
         for (spec, input_kind), members in groups.items():
-            group, size = _lay_out(spec, input_kind, members, size)
-            group.pil = [image.pil for _, _, image in members] if self._keeps_pil else []
+            group, size = lay_out_images(spec, input_kind, members, size)
+            group.pil = [x.pil for _, _, x in members for _ in range(x.num_frames)] if self._keeps_pil else []
             packed.groups.append(group)
         array_lists = [[image.data for _, _, image in members] for members in groups.values()]
         if not in_worker:
             for group, arrays in zip(packed.groups, array_lists, strict=True):
                 group.arrays = [np.ascontiguousarray(array) for array in arrays]
+                if group.spec.kind == "video":
+                    group.arrays = [frame for video in group.arrays for frame in video]
             return
         self._pool = self._pool or SharedBufferPool()
         masks, size = packed.targets.detach_masks(size) if packed.targets else ([], size)
@@ -330,8 +245,8 @@ class Packer:
         for start, mask in masks:
             np.copyto(memory[start : start + mask.nbytes].view(mask.dtype).reshape(mask.shape), mask)
         for group, arrays in zip(packed.groups, array_lists, strict=True):
-            for start, length, array in zip(group.start.tolist(), group.length.tolist(), arrays, strict=True):
-                np.copyto(memory[start : start + length].view(array.dtype).reshape(array.shape), array)
+            for start, array in zip(group.start[group.firsts].tolist(), arrays, strict=True):
+                np.copyto(memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape), array)
 
 
 def map_substitutes(failed: Collection[int], count: int) -> dict[int, int] | None:
@@ -343,33 +258,16 @@ def map_substitutes(failed: Collection[int], count: int) -> dict[int, int] | Non
 def _match_size(
     images: Sequence[tuple[int, int, ImageInput]], image: tuple[int, int, ImageInput]
 ) -> tuple[int, int, ImageInput]:
-    """Return a black image of the size of the next image in the same slot."""
+    """Return a black image, or video, of the size of the next one in the same slot."""
     sample, slot, _ = image
-    sizes = {i: other.size for i, other_slot, other in images if other_slot == slot}
-    candidates = [i for i in sizes if i > sample] or list(sizes)
-    return sample, slot, make_black(sizes[candidates[0]] if candidates else SIZE)
-
-
-def _lay_out(
-    spec: Spec, input_kind: InputKind, members: Sequence[tuple[int, int, ImageInput]], offset: int
-) -> tuple[PackedImages, int]:
-    """Lay out images from an offset on. Return them, and the offset of the next group.
-
-    There are no gaps between them, so images of equal shape can be read as one array.
-    """
-    length = np.array([image.data.nbytes for _, _, image in members], np.int64)
-    start = offset + np.concatenate(([0], np.cumsum(length)[:-1]))
-    group = PackedImages(
-        spec,
-        input_kind,
-        np.array([sample for sample, _, _ in members], np.int64),
-        np.array([slot for _, slot, _ in members], np.int64),
-        np.array([image.size for _, _, image in members], np.int64),
-        start,
-        length,
-        [image.header for _, _, image in members if image.header],
-    )
-    return group, align(offset + int(length.sum()))
+    others = {i: other for i, other_slot, other in images if other_slot == slot}
+    candidates = [i for i in others if i > sample] or list(others)
+    if not candidates:
+        return sample, slot, make_black(SIZE)
+    other = others[candidates[0]]
+    if other.key[0].kind == "video":
+        return sample, slot, other._replace(data=np.zeros_like(other.data))
+    return sample, slot, make_black(other.size)
 
 
 def _is_iterable_batch(data: Any) -> bool:

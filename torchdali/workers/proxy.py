@@ -40,8 +40,9 @@ from torchdali.state.progress import Checkpoint
 from torchdali.state.stream import is_stream
 from torchdali.transforms.rng import Draws
 from torchdali.workers.dataset import AnnotatedDataset, StreamPacker
+from torchdali.workers.packed import Packed
 from torchdali.workers.packed_reader import open_packed
-from torchdali.workers.packing import Packed, Packer, map_substitutes
+from torchdali.workers.packing import Packer, map_substitutes
 from torchdali.workers.processes import Parallel
 from torchdali.workers.sample_keys import SampleKeys
 from torchdali.workers.shared_memory import MappedFile, SharedBuffer
@@ -269,11 +270,10 @@ class _ProxyEpoch(ResumableIterator):
             raise make_error(sample, name, reason)
         pending.failed = [keys.make_error(sample, *why) for sample, why in packed.replaced.items()]
         self.proxy.check_key_paths(packed, make_error)
-        for group, pool in zip(packed.groups, self.proxy.get_pools(packed), strict=True):
+        for group, pool in self.proxy.assign_pools(packed):
             reader = open_packed(packed, group, make_error, pool.plan.adjust_orientation)
             self.clock.input_kind, self.clock.steps = group.input_kind, pool.plan.steps
-            rows = np.arange(len(group.sample))
-            pending.runs.append(Batch(reader, pool, rows, pending.draws.select_rows(group.sample)))
+            pending.runs.append(Batch(reader, pool, np.arange(len(group.size)), group.select_draws(pending.draws)))
         check_sizes(packed, [run.pool.plan for run in pending.runs], make_error)
         # Only now, after all checks: each run that was put must be got again.
         for run in pending.runs:

@@ -13,7 +13,7 @@ import numpy as np
 from torchdali.errors import SampleError
 from torchdali.transforms.occurrences import Occurrences
 from torchdali.transforms.spec import IntArray
-from torchdali.workers.packing import Packed
+from torchdali.workers.packed import Packed
 
 __all__ = ["BatchKeys", "SampleKeys"]
 

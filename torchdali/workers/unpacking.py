@@ -11,12 +11,12 @@ import torch
 
 from torchdali.errors import TransformError
 from torchdali.pipeline.batched import finish_views
-from torchdali.pipeline.fallback import as_batch, as_inputs, check_shapes, run_in_torch
+from torchdali.pipeline.fallback import as_batch, as_inputs, check_shapes, run_in_torch, stack_frames
 from torchdali.pipeline.feed import Batch
 from torchdali.pipeline.plan import Plan
 from torchdali.samples.tree import Placeholder, collate, convert, reorder_samples, tree_map
+from torchdali.workers.packed import Packed, PackedImages
 from torchdali.workers.packed_targets import Move
-from torchdali.workers.packing import Packed, PackedImages
 
 __all__ = ["check_stackable", "merge_images", "substitute_samples"]
 
@@ -77,8 +77,8 @@ def _merge_samples(
         assert run.targets
         unpacked = packed.targets.unpack(run.targets, group.sample[run.rows], move)
         # The images of a sample have the same annotations. Those of the first one are taken.
-        sample, slot = group.sample.tolist(), group.slot.tolist()
-        targets |= {(sample[row], number): leaf for (row, number), leaf in unpacked.items() if slot[row] == 0}
+        sample, is_first = group.sample.tolist(), ((group.slot == 0) & (group.frame == 0)).tolist()
+        targets |= {(sample[row], number): leaf for (row, number), leaf in unpacked.items() if is_first[row]}
     samples = _fill(packed.data, targets)
     if collate_fn is None and batched and not any(run.pool.plan.suffix for run in runs):
         columns = _stack_columns(packed, runs, batched, chain)
@@ -93,7 +93,7 @@ def _run_suffix(packed: Packed, runs: Sequence[Batch], samples: list[Any]) -> No
     """Run the transforms without a rule on whole samples, in place."""
     for group, run in zip(packed.groups, runs, strict=True):
         plan = run.pool.plan
-        rows = np.flatnonzero(group.slot == 0)
+        rows = np.flatnonzero((group.slot == 0) & (group.frame == 0))
         if not plan.suffix or not len(rows):
             continue
         numbers = group.sample[rows].tolist()
@@ -107,7 +107,8 @@ def _run_suffix(packed: Packed, runs: Sequence[Batch], samples: list[Any]) -> No
 
 def substitute_samples(packed: Packed, runs: Sequence[Batch], uses_default_collate: bool) -> None:
     """If DALI substituted the images of another sample, substitute its other parts too."""
-    order: list[int] = packed.groups[0].sample[runs[0].rows][: packed.count].tolist()
+    group = packed.groups[0]
+    order: list[int] = group.sample[runs[0].rows][group.firsts][: packed.count].tolist()
     if len(runs) == 1 and order != list(range(packed.count)):
         is_collated = uses_default_collate and packed.targets is None
         packed.data = reorder_samples(packed.data, order) if is_collated else [packed.data[i] for i in order]
@@ -118,12 +119,13 @@ def _restore_images(
 ) -> Filled:
     """Return each image after all transforms, of the type that torchvision returns, by sample and slot."""
     images: Filled = {}
-    finished = finished or [_finish_views(run) for run in runs]
+    finished = finished or [_finish_views(run, group) for group, run in zip(packed.groups, runs, strict=True)]
     for group, run, (plan, views) in zip(packed.groups, runs, finished, strict=True):
-        done = as_inputs(plan, views, lambda row, run=run: run.reader.pil_header(int(run.rows[row])))
+        rows = run.rows[group.firsts]
+        done = as_inputs(plan, views, lambda i, run=run, rows=rows: run.reader.pil_header(int(rows[i])))
         if with_suffix and plan.suffix:
-            seeds = run.draws.select_position(plan.suffix_position).seeds()
-            done = run_in_torch(plan, done, seeds, partial(_name_sample, run))
+            seeds = run.draws.select_position(plan.suffix_position).seeds()[group.firsts]
+            done = run_in_torch(plan, done, seeds, partial(_name_image, run, group))
         for (sample, slot), image in zip(_list_positions(group), done, strict=True):
             images[sample, slot] = image
     return images
@@ -135,16 +137,17 @@ def _stack_columns(packed: Packed, runs: Sequence[Batch], batched: bool, chain: 
         if batched:
             check_stackable(run.pool.plan)
     slots = range(len(packed.key_paths))
-    finished = [_finish_views(run) for run in runs]
+    finished = [_finish_views(run, group) for group, run in zip(packed.groups, runs, strict=True)]
     if batched and len(runs) == 1 and not finished[0][0].suffix:
         # Images come slot by slot, so those of one slot are a view of DALI's output.
-        (plan, views), count = finished[0], packed.count
+        group, (plan, views), count = packed.groups[0], finished[0], packed.count
         columns: dict[int, Any] = {}
         for slot in slots:
             parts = [view[slot * count : (slot + 1) * count] for view in views]
-            for part in parts:
+            for i, part in enumerate(parts):
                 if not isinstance(part, torch.Tensor):
-                    check_shapes(part, chain, lambda row, first=slot * count: _name_sample(runs[0], first + row))
+                    check_shapes(part, chain, lambda i, first=slot * count: _name_image(runs[0], group, first + i))
+                    parts[i] = torch.stack(part)  # only images of other slots have other shapes
             typed = [as_batch(plan, part) for part in parts]
             columns[slot] = typed[0] if plan.container is None else typed
         return columns
@@ -152,9 +155,9 @@ def _stack_columns(packed: Packed, runs: Sequence[Batch], batched: bool, chain: 
     if not batched:
         return {slot: convert(images[0, slot]) for slot in slots}
     names = {
-        position: _name_sample(run, row)
+        position: _name_image(run, group, i)
         for group, run in zip(packed.groups, runs, strict=True)
-        for row, position in enumerate(_list_positions(group))
+        for i, position in enumerate(_list_positions(group))
     }
     for slot in slots:
         check_shapes([images[i, slot] for i in range(packed.count)], chain, lambda i, slot=slot: names[i, slot])
@@ -171,14 +174,17 @@ def check_stackable(plan: Plan) -> None:
         )
 
 
-def _finish_views(run: Batch) -> Finished:
-    return finish_views(
+def _finish_views(run: Batch, group: PackedImages) -> Finished:
+    """Return the plan of the last part, and each view after the transforms on batches. Frames become videos."""
+    plan, views = finish_views(
         run.pool,
         run.views,
         run.draws,
         partial(_name_sample, run),
         lambda row, reason: run.reader.error(int(run.rows[row]), reason),
     )
+    is_video = group.spec.kind == "video"
+    return plan, [stack_frames(images, group.firsts) for images in views] if is_video else views
 
 
 def _name_sample(run: Batch, row: int) -> str:
@@ -186,6 +192,11 @@ def _name_sample(run: Batch, row: int) -> str:
     return run.reader.name(int(run.rows[row]))
 
 
+def _name_image(run: Batch, group: PackedImages, number: int) -> str:
+    """Return the name of the sample of an image or video, by its number in a group."""
+    return _name_sample(run, int(group.firsts[number]))
+
+
 def _list_positions(group: PackedImages) -> list[tuple[int, int]]:
-    """List sample and slot of each image."""
-    return list(zip(group.sample.tolist(), group.slot.tolist(), strict=True))
+    """List sample and slot of each image or video."""
+    return list(zip(group.sample[group.firsts].tolist(), group.slot[group.firsts].tolist(), strict=True))

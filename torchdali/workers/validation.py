@@ -19,8 +19,9 @@ from torchdali.samples.finder import RULE, ImageFinder
 from torchdali.samples.guard import unguard_collate
 from torchdali.samples.tree import convert, format_key_paths, is_default_collate
 from torchdali.transforms.rng import Draws
+from torchdali.workers.packed import Packed, PackedImages
 from torchdali.workers.packed_targets import PackedTargets
-from torchdali.workers.packing import ErrorFactory, Packed
+from torchdali.workers.packing import ErrorFactory
 
 __all__ = ["PendingBatch", "ProxyPlan", "check_sizes", "uses_default_collate"]
 
@@ -56,8 +57,11 @@ class ProxyPlan:
     has_images: bool = False
     has_warned: bool = False
 
-    def get_pools(self, packed: Packed) -> list[PipelinePool]:
-        """Return the pipelines for each group of a batch's images."""
+    def assign_pools(self, packed: Packed) -> list[tuple[PackedImages, PipelinePool]]:
+        """Return each group of a batch's images with its pipelines.
+
+        Frames of videos that the transforms do not take are left out of the groups.
+        """
         if not packed.groups:
             return []
         assert self.pipelines is not None
@@ -66,13 +70,15 @@ class ProxyPlan:
         keys = [(group.spec, group.input_kind, False) for group in packed.groups]
         kinds = packed.targets.kinds if packed.targets is not None else frozenset[type]()
         pools = self.pipelines.pools(keys, together, kinds)
-        each = zip(packed.groups, pools, strict=True)
-        size = sum(int(group.length.sum()) + len(group.sample) * pool.plan.sample_bytes for group, pool in each)
+        size = 0
+        for i, pool in enumerate(pools):
+            group = packed.groups[i] = packed.groups[i].choose_frames(pool.plan.choose_frames)
+            size += int(group.length.sum()) + len(group.sample) * pool.plan.sample_bytes
         if packed.targets is not None:
             self.annotations = packed.targets.outline
             size += packed.targets.mask_bytes
         self.prefetch_depth = min(self.prefetch_depth, choose_prefetch_depth(size, self.memory, self.memory))
-        return pools
+        return list(zip(packed.groups, pools, strict=True))
 
     def check_key_paths(self, packed: Packed, make_error: ErrorFactory) -> None:
         """Raise SampleError if no image was found in samples that are structured like earlier ones with images.

@@ -20,7 +20,7 @@ from torchdali import DALILoader, SampleError
 from torchdali.pipeline.engine import PipelineRunner
 from torchdali.pipeline.feed import Prefetcher
 from torchdali.transforms.occurrences import DenseOccurrences, Occurrences
-from torchdali.workers.packing import Packed
+from torchdali.workers.packed import Packed
 from torchdali.workers.sample_keys import SampleKeys
 
 CROPPED = v2.Compose([v2.ToImage(), v2.RandomCrop(40)])

@@ -26,8 +26,9 @@ from torchvision.transforms import v2
 
 from torchdali import DALILoader, SampleError
 from torchdali.workers import packing
+from torchdali.workers.packed import Packed
 from torchdali.workers.packed_reader import open_packed
-from torchdali.workers.packing import Packed, Packer
+from torchdali.workers.packing import Packer
 from torchdali.workers.shared_memory import SharedBuffer, SharedBufferHandle, SharedBufferPool, align
 
 pytestmark = pytest.mark.timeout(60)

@@ -38,6 +38,22 @@ def draw_noise(draws: Draws, size: IntArray) -> Params:
     }
 
 
+def separate_frames(params: Params, frame: IntArray) -> Params:
+    """Return the values of :data:`INPUTS` with which each frame of a video gets its own noise, and frame 0 the same.
+
+    Args:
+        params: What :func:`draw_noise` returned.
+        frame: ``(N,)`` the number of each image in its video.
+    """
+    number = frame.astype(np.uint32)
+    step, start = _mix_bits(number), _mix_bits(number * np.uint32(0x9E3779B9))
+    return {
+        **params,
+        "noise_step": (params["noise_step"] ^ step) | np.uint32(1),
+        "noise_start": params["noise_start"] ^ start,
+    }
+
+
 def _mix_bits(x: Any) -> Any:
     """Map uint32 one to one so that every bit depends on every bit: ``lowbias32`` of Chris Wellons, public domain.
 

@@ -105,17 +105,21 @@ class Grayscale(Rule):
     unsupported_when = "not uint8 or float32"
 
     def infer(self, spec: Spec) -> Spec:
+        self.spec = spec
+        if spec.kind == "video" and isinstance(self.transform, v2.Grayscale):
+            return spec  # torchvision has no kernel for videos and leaves them as they are
         check_image(spec)
         count: int = self.transform.num_output_channels
         if count not in (1, 3):
             raise Unsupported("num_output_channels is neither 1 nor 3")
         if spec.channels < count and spec.kind != "pil" and isinstance(self.transform, v1.Grayscale):
             raise Unsupported("v1's Grayscale leaves tensors of one channel as they are")
-        self.spec = spec
         self.operators = ", ".join(["coord_transform, floor, cast"] * (spec.channels == 3) + ["cat"] * (count == 3))
         return replace(spec, channels=count)
 
     def lower(self, ops: Ops, image: Node, params: Nodes) -> Node:
+        if not self.operators:
+            return image
         if self.spec.channels == 3:
             image = to_grey(ops, image, self.spec)
             if not self.spec.dtype.is_floating_point:

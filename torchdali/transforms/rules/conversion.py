@@ -18,7 +18,12 @@ from torchdali.transforms.spec import Params, Sample, Spec
 from torchdali.transforms.targets import Targets
 from torchdali.transforms.targets.pixels import find_mask_fill
 
-TYPES: dict[str, type] = {"pil": PIL.Image.Image, "image": tv_tensors.Image, "tensor": torch.Tensor}
+TYPES: dict[str, type] = {
+    "pil": PIL.Image.Image,
+    "image": tv_tensors.Image,
+    "video": tv_tensors.Video,
+    "tensor": torch.Tensor,
+}
 """Type that torchvision would hold, by :attr:`torchdali.transforms.spec.Spec.kind`."""
 
 
@@ -60,7 +65,7 @@ class ToImage(Rule):
     handles = (v2.ToImage,)
 
     def infer(self, spec: Spec) -> Spec:
-        return replace(spec, kind="image")
+        return spec if spec.kind == "video" else replace(spec, kind="image")
 
     def infer_batch(self, spec: Spec) -> Spec | None:
         return None if spec.kind == "pil" else self.infer(spec)
@@ -73,7 +78,7 @@ class ToPureTensor(Rule):
     moves = True
 
     def infer(self, spec: Spec) -> Spec:
-        return replace(spec, kind="tensor") if spec.kind == "image" else spec
+        return replace(spec, kind="tensor") if spec.kind in ("image", "video") else spec
 
     def move(self, targets: Targets, params: Params) -> None:
         targets.to_pure_tensor()

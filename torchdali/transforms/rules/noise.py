@@ -64,7 +64,9 @@ class GaussianNoise(Rule):
         return _noise.INPUTS
 
     def draw(self, draws: Draws, size: IntArray) -> Params:
-        return _noise.draw_noise(draws, size)
+        params = _noise.draw_noise(draws, size)
+        # torchvision draws all frames of a video anew.
+        return params if draws.frame is None else _noise.separate_frames(params, draws.frame)
 
     def lower(self, ops: Ops, image: Node, params: Nodes) -> Node:
         shape = image.shape(dtype=ops.types.INT32)

@@ -40,7 +40,7 @@ class ExifTransposeRule(Rule):
     is_first = False
 
     def infer(self, spec: Spec) -> Spec:
-        if spec.kind in ("image", "tensor"):
+        if spec.kind in ("image", "video", "tensor"):
             if not isinstance(self.transform, ExifTranspose):
                 raise Unsupported("exif_transpose accepts PIL images only")
         elif not self.is_first:

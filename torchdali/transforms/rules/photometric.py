@@ -105,6 +105,8 @@ class RGB(Rule):
     unsupported_when = "not uint8 or float32"
 
     def infer(self, spec: Spec) -> Spec:
+        if spec.kind == "video":
+            return spec  # torchvision has no kernel for videos and leaves them as they are
         check_image(spec)
         self.operators = "cat" if spec.channels == 1 else ""
         return replace(spec, channels=3)
@@ -200,12 +202,14 @@ class RandomGrayscale(RandomlyApplied):
 
     def infer(self, spec: Spec) -> Spec:
         spec = super().infer(spec)
-        if spec.channels == 1:
+        # torchvision has no kernel for videos and leaves them as they are.
+        self.is_kept = spec.channels == 1 or (spec.kind == "video" and isinstance(self.transform, v2.RandomGrayscale))
+        if self.is_kept:
             self.operators = ""
         return spec
 
     def apply(self, ops: Ops, image: Node, params: Nodes) -> Node:
-        if self.spec.channels == 1:
+        if self.is_kept:
             return image
         shade = to_grey(ops, image, self.spec)
         return repeat_channel(
