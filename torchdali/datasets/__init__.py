@@ -7,7 +7,8 @@ from torchdali.datasets.recordio import RecordIO
 from torchdali.datasets.table import Table
 from torchdali.datasets.tar import Tar
 from torchdali.datasets.tfrecord import TFRecord
+from torchdali.datasets.video import VideoClips
 from torchdali.datasets.volumes import Volumes
 from torchdali.datasets.zip import Zip
 
-__all__ = ["LMDB", "HuggingFace", "RecordIO", "TFRecord", "Table", "Tar", "Volumes", "Zip", "pack"]
+__all__ = ["LMDB", "HuggingFace", "RecordIO", "TFRecord", "Table", "Tar", "VideoClips", "Volumes", "Zip", "pack"]

@@ -21,9 +21,9 @@ from torchdali.datasets.shards import Column, stat_shard
 from torchdali.sources.index import map_arrays
 from torchdali.transforms.spec import IntArray
 
-__all__ = ["Place", "ShardIndex", "find_index", "open_index"]
+__all__ = ["PROGRESS_INTERVAL", "Place", "ShardIndex", "find_index", "lock_index", "open_index", "show_progress"]
 
-_PROGRESS_INTERVAL = 0.2  # seconds
+PROGRESS_INTERVAL = 0.2  # seconds
 _LARGEST = 2**32 - 1
 
 
@@ -115,7 +115,7 @@ def open_index(
         OSError: A file cannot be read or written.
     """
     if not file.exists():
-        with _lock(file):
+        with lock_index(file):
             if not file.exists():  # another process may have made it in the meantime
                 _write_index(file, paths, content, scan, len(labels))
     arrays, _ = map_arrays(file, "r")
@@ -148,7 +148,7 @@ def _base_name(path: str) -> str:
 
 
 @contextmanager
-def _lock(file: Path) -> Generator[None, None, None]:
+def lock_index(file: Path) -> Generator[None, None, None]:
     """Let one process make an index while others wait for it, where the file system has locks."""
     lock = Path(f"{file}.lock")
     try:
@@ -188,13 +188,13 @@ def _write_index(
                     labels[i] = None
                 elif column is not None:
                     column.append(classes.setdefault(label, len(classes)) if isinstance(label, str) else label)
-            if time.monotonic() - shown > _PROGRESS_INTERVAL:
-                shown = _show_progress(f"{len(offsets):,} images in {number:,} of {len(paths):,} shards")
+            if time.monotonic() - shown > PROGRESS_INTERVAL:
+                shown = show_progress(f"{len(offsets):,} images in {number:,} of {len(paths):,} shards")
         if stat_shard(path) != stamps[-1]:
             raise ValueError(f"{path} changed while its index was made")
     if not offsets:
         raise ValueError(f"{paths[0]} and their like have no image that the arguments name: {content}")
-    _show_progress(f"{len(offsets):,} images in {len(paths):,} shards\n")
+    show_progress(f"{len(offsets):,} images in {len(paths):,} shards\n")
     arrays: dict[str, npt.NDArray[Any]] = {
         "content": np.frombuffer(content.encode(), np.uint8),
         "names": np.frombuffer("\0".join(map(_base_name, paths)).encode(errors="surrogateescape"), np.uint8),
@@ -231,7 +231,7 @@ def _shrink(values: IntArray) -> npt.NDArray[Any]:
     return values.astype(next(fits, np.int64))
 
 
-def _show_progress(text: str) -> float:
+def show_progress(text: str) -> float:
     """Write a line over the last one, in a terminal. Return the time."""
     if sys.stderr.isatty():
         sys.stderr.write(f"\rtorchdali: indexed {text}")

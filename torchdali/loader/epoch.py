@@ -24,6 +24,7 @@ from torchdali.pipeline.fallback import (
     call_seeded,
     check_shapes,
     seeded,
+    stack_frames,
 )
 from torchdali.pipeline.feed import Batch, Prefetcher
 from torchdali.pipeline.plan import Plan
@@ -192,14 +193,17 @@ class NativeIterator(ResumableIterator):
             del end
 
     def _finish(self, batch: Batch) -> Any:
-        native, reader = self._native, self._native.reader
+        native, reader, images = self._native, self._native.reader, self._native.plan.num_images
         plan, views = finish_views(
             native.pool,
             batch.views,
-            batch.draws,
-            lambda row: reader.name(batch.rows[row]),
-            lambda row, reason: reader.error(int(batch.rows[row]), reason),
+            native.plan.expand_frames(batch.draws, batch.size)[0],
+            lambda row: reader.name(batch.rows[row // images]),
+            lambda row, reason: reader.error(int(batch.rows[row // images]), reason),
         )
+        if native.plan.num_frames:
+            firsts = np.arange(len(batch.rows)) * images
+            views = [stack_frames(frames, firsts) for frames in views]
         if native.plan.uses_torch:
             self.clock.lap("torch")
         data = self._collate_batch(batch, plan, views)

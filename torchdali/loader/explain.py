@@ -97,6 +97,7 @@ def _describe_native(loader: DataLoader[Any], options: LoaderOptions, native: Na
         no_effect.append("pin_memory: batches are on the device")
     return {
         "source": f"{source.describe()}; its targets do not pass through DALI",
+        **({"decode": decoding} if (decoding := native.reader.describe_decoding()) else {}),
         "": str(plan),
         "output": _describe_output(plan),
         "collate": f"{_function_name(loader.collate_fn)}, in this process",

@@ -200,19 +200,20 @@ class _ProbeRun:
             decodes = plan.input_kind in (InputKind.FILES, InputKind.ENCODED)
             if plan.input_kind is InputKind.FILES:
                 read = self._measure_reading(plan_reading(plan))
-            if decodes:
-                reader = reader.for_batch()
+            draws = Draws(epoch_key(0, 0), rows, np.zeros_like(rows))
+            if decodes or plan.num_frames:
+                reader = reader.for_samples(draws, plan.choose_frames)
                 with ThreadPoolExecutor(_SCAN_THREADS) as threads:
                     reader.scan(rows, lambda: threads).wait()
             with devices.on(plan.device):
                 images = reader.read_inputs(rows, reader.find_pil_only(rows), resources)
-            inputs, _ = plan.draw(Draws(epoch_key(0, 0), rows, np.zeros_like(rows)), reader.sizes(rows))
+            inputs, _ = plan.draw(*plan.expand_frames(draws, reader.sizes(rows)))
             if plan.input_kind is InputKind.FILES:
                 images = [np.fromfile(row.tobytes().rstrip(b"\0"), np.uint8) for row in images]
             if decodes:
                 decode, images = self._measure_decoding(plan_decoding(plan), images, inputs)
             transform_plan = plan_transforms(plan)
-            resident = self.native.source.resident or (decodes and plan.device.type == "cuda")
+            resident = self.native.reader.is_resident or (decodes and plan.device.type == "cuda")
             transforms, _ = self._measure_alone(
                 transform_plan, itertools.repeat(images), inputs, self.native.prefetch_depth, resident
             )

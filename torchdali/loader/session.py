@@ -185,11 +185,13 @@ class Session:
             )
             resident = plan.input_kind is InputKind.PACKED and device.type == "cuda"
         else:
-            plan = replace(fuse(plan), headers_validated=reader.validate_headers())
+            frames = len(plan.choose_frames(source.num_frames)) if source.num_frames else 0
+            plan = replace(fuse(plan), headers_validated=reader.validate_headers(), num_frames=frames)
+            resident = resident or reader.is_resident
             self._close_cache()
         threads = Threads(loader.num_workers, device, plan.input_kind)
         depth = options.prefetch_depth or choose_prefetch_depth(
-            size * plan.sample_bytes, machine.memory_for_batches(device)
+            size * (plan.sample_bytes + reader.sample_bytes), machine.memory_for_batches(device)
         )
         pool = PipelinePool(plan, size, threads, resident, options.decode_bytes)
         return NativePlan(key, reader, pool, chain, threads, depth, self.cache)

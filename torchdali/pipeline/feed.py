@@ -8,28 +8,23 @@ from __future__ import annotations
 
 from collections import deque
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from torchdali.errors import PipelineError, SampleError
+from torchdali.pipeline.batch import Batch
 from torchdali.pipeline.clock import Clock
-from torchdali.pipeline.dlpack import Images
-from torchdali.pipeline.engine import PipelineRunner, RunOutputs, RunTimeoutError, Views
+from torchdali.pipeline.engine import PipelineRunner, RunOutputs, RunTimeoutError
 from torchdali.pipeline.parts import decoded_bytes, join_outputs, split
 from torchdali.pipeline.pool import PipelinePool
-from torchdali.pipeline.readers import MaskReader, Reader, Scan, ScanTimeoutError, group_masks, put_decoded
+from torchdali.pipeline.readers import MaskReader, ScanTimeoutError, group_masks, put_decoded
 from torchdali.pipeline.tuning import pinned_bytes
 from torchdali.runtime import devices
 from torchdali.runtime.exceptions import CLOSED, NEW_EPOCH, EpochEndedError, defer
 from torchdali.runtime.threads import DaemonThreadPoolExecutor
 from torchdali.transforms import SampleTransformError
-from torchdali.transforms.rng import Draws
-from torchdali.transforms.spec import Inputs, IntArray, Params
-from torchdali.transforms.targets import Targets
+from torchdali.transforms.spec import IntArray
 from torchdali.transforms.targets.stored import EncodedMask
 
 __all__ = ["Batch", "Prefetcher"]
@@ -40,57 +35,6 @@ _HELD_RUNS = 2
 """The files and PIL's pixels of all runs in flight take at most as much memory as so many runs."""
 
 _NO_POSITIONS: IntArray = np.empty(0, np.int64)
-
-
-@dataclass
-class Batch:
-    """A batch in flight.
-
-    Attributes:
-        reader: Reads its images.
-        pool: The pipelines to run it in.
-        rows: ``(N,)`` rows of the source.
-        draws: The random numbers of its samples.
-        views: The outputs of DALI: for each view one tensor, or one for each sample if shapes differ.
-        params: The drawn parameters, for each rule of the plan.
-        scan: The scan of its headers or files, in progress.
-        runner: The runner of its pipeline. None if the batch is empty or failed before.
-        parts: The parts of the batch that are not scheduled yet, each a run. Most batches have one part.
-        runs: The numbers of its runs in flight, and the bytes that each holds in host memory.
-        error: The error to raise in its turn.
-        size: ``(N, 2)`` heights and widths that its parameters were drawn for.
-        inputs: The parameters that are fed for it.
-        targets: The boxes, masks and key points of its samples, after all moves, if there are any.
-        masks: The mask files of its samples, a batch for each dtype.
-    """
-
-    reader: Reader
-    pool: PipelinePool
-    rows: IntArray
-    draws: Draws
-    views: Views = field(default_factory=Views)
-    params: list[Params] = field(default_factory=list[Params])
-    scan: Scan | None = None
-    runner: PipelineRunner | None = None
-    parts: deque[slice] = field(default_factory=deque[slice])
-    runs: deque[tuple[int, int]] = field(default_factory=deque[tuple[int, int]])
-    error: Exception | None = None
-    size: IntArray = field(default_factory=lambda: np.empty((0, 2), np.int64))
-    inputs: Inputs = field(default_factory=dict[str, npt.NDArray[Any]])
-    targets: Targets | None = None
-    masks: list[Batch] = field(default_factory=list["Batch"])
-
-    @property
-    def images(self) -> Images:
-        """Return the images of the only view."""
-        (images,) = self.views or [[]]
-        return images
-
-    def claim_error(self) -> Exception:
-        """Return the error and forget it. Once raised, its traceback would hold the batch in a cycle."""
-        error, self.error = self.error, None
-        assert error is not None
-        return error
 
 
 class Prefetcher:
@@ -124,14 +68,8 @@ class Prefetcher:
         """Add a batch. Its run is scheduled as soon as there is room."""
         self._check()
         with devices.on(batch.pool.plan.device):
-            self._clock.lap("feed")
-            try:
-                batch.reader = batch.reader.for_batch()
-                batch.scan = batch.reader.scan(batch.rows, self._scan_threads)
-            except Exception as error:  # noqa: BLE001 - raised in the batch's turn
-                batch.error = defer(error)
-            self._clock.lap("headers")
             self._waiting.append(batch)
+            self._start_scans()
             self._schedule_ready()
 
     def get(self) -> Batch:
@@ -155,6 +93,7 @@ class Prefetcher:
             except Exception as error:  # noqa: BLE001 - raised when the next runs are scheduled
                 failure = error
             self._in_flight.popleft()
+            self._start_scans()
             self._schedule_ready()  # outside the `except`: else this error becomes the context of later ones
             try:
                 if failure:
@@ -189,19 +128,43 @@ class Prefetcher:
             self._threads = DaemonThreadPoolExecutor(_SCAN_THREADS, "torchdali-scan")
         return self._threads
 
+    def _start_scans(self) -> None:
+        """Start the scans of the waiting batches. Those of videos hold frames, so they wait for their batch's turn."""
+        self._clock.lap("feed")
+        for batch in self._waiting:
+            if batch.is_started or (batch.pool.plan.num_frames and self._num_scans > self._prefetch_depth):
+                continue
+            self._start_scan(batch)
+        self._clock.lap("headers")
+
+    @property
+    def _num_scans(self) -> int:
+        """Number of batches whose scan was started, and that are not done."""
+        return len(self._in_flight) + sum(batch.is_started for batch in self._waiting)
+
+    def _start_scan(self, batch: Batch) -> None:
+        batch.is_started = True
+        try:
+            batch.reader = batch.reader.for_samples(batch.draws, batch.pool.plan.choose_frames)
+            batch.scan = batch.reader.scan(batch.rows, self._scan_threads)
+        except Exception as error:  # noqa: BLE001 - raised in the batch's turn
+            batch.error = defer(error)
+
     def _schedule_ready(self) -> None:
         """Schedule the batches that need no waiting."""
         while self._waiting and len(self._in_flight) < self._prefetch_depth:
             if self._in_flight and self._in_flight[-1].parts:
                 return
             scan = self._waiting[0].scan
-            if scan and not scan.done():
+            if not self._waiting[0].is_started or (scan and not scan.done()):
                 return
             self._schedule()
 
     def _schedule(self) -> None:
         """Draw the next batch's parameters and schedule it. Keep an error until its turn."""
         batch = self._waiting[0]
+        if not batch.is_started:
+            self._start_scan(batch)
         self._in_flight.append(batch)
         self._waiting.popleft()
         if batch.error:
@@ -237,9 +200,11 @@ class Prefetcher:
         try:
             batch.size = batch.reader.sizes(batch.rows)
             batch.targets = batch.reader.targets(batch.rows)  # new ones if the batch runs again
-            batch.inputs, batch.params = batch.pool.plan.draw(batch.draws, batch.size, batch.targets)
+            draws, size = batch.pool.plan.expand_frames(batch.draws, batch.size)
+            batch.inputs, batch.params = batch.pool.plan.draw(draws, size, batch.targets)
         except SampleTransformError as error:
-            raise batch.reader.error(int(batch.rows[error.row]), str(error)) from error
+            row = error.row // batch.pool.plan.num_images
+            raise batch.reader.error(int(batch.rows[row]), str(error)) from error
 
     def _split(self, batch: Batch) -> list[slice]:
         """Return the parts of a batch that are each one run."""
@@ -305,11 +270,11 @@ class Prefetcher:
 
     def _get_runner(self, batch: Batch) -> PipelineRunner:
         for pool, runner in reversed(self._runners):
-            if pool is batch.pool and runner.batch_size >= len(batch.rows) and not runner.broken:
+            if pool is batch.pool and runner.batch_size >= batch.num_images and not runner.broken:
                 return runner
         reader = batch.reader
         pinned = pinned_bytes(int(reader.file_bytes(batch.rows).sum()), self._runs_in_flight)
-        runner = batch.pool.acquire(len(batch.rows), reader.input_stats(), pinned)
+        runner = batch.pool.acquire(batch.num_images, reader.input_stats(), pinned)
         self._runners.append((batch.pool, runner))
         return runner
 
@@ -360,7 +325,7 @@ class Prefetcher:
         reader.forget(rows)
         batch.scan = reader.scan(rows, self._scan_threads)
         self._prepare(batch)
-        runner = batch.pool.make(len(rows), threads=1)
+        runner = batch.pool.make(batch.num_images, threads=1)
         pil_only = reader.find_pil_only(rows)
         outputs = self._try_run(runner, batch, pil_only)
         if isinstance(outputs, RunOutputs):

@@ -110,6 +110,7 @@ class Plan:
         decode_window: Whether the decoder decodes only the window of the first rule.
         headers_validated: Whether DALI has already read the header of each file, so that the decoder is safe.
         adjust_orientation: Whether images are turned by their EXIF orientation while they are decoded.
+        num_frames: Number of frames that DALI gets of each sample, if samples are videos of one length; else 0.
         keeps_pil: Whether the images after DALI are PIL images that no transform has converted: they keep metadata.
         grey: Whether files are decoded to one channel of the dtype of ``spec``, and not to RGB.
     """
@@ -132,6 +133,7 @@ class Plan:
     keeps_pil: bool = False
     cut: Cut | None = None
     grey: bool = False
+    num_frames: int = 0
     # A hint of `Draws.precompute` for the next batch. It changes no number.
     _blocks: dict[int, int] = field(default_factory=dict[int, int], init=False, compare=False, repr=False)
 
@@ -173,11 +175,17 @@ class Plan:
         return self.cut.after.last if self.cut else self
 
     @property
+    def num_images(self) -> int:
+        """Number of images that DALI gets for a sample."""
+        return max(self.num_frames, 1)
+
+    @property
     def sample_bytes(self) -> int:
         """Bytes of a sample's images. If their size is not known, 512 x 512 is assumed."""
         sizes = [view.spec.size or (512, 512) for view in self.views]
         each = zip(self.views, sizes, strict=True)
-        return sum(view.spec.channels * height * width * view.spec.dtype.itemsize for view, (height, width) in each)
+        size = sum(view.spec.channels * height * width * view.spec.dtype.itemsize for view, (height, width) in each)
+        return size * self.num_images
 
     def choose_frames(self, count: int) -> IntArray:
         """Return the numbers of the frames that transforms leave of a video of ``count``. DALI gets only these."""
@@ -186,6 +194,14 @@ class Plan:
             if step.where == "nothing" and chooses_frames(step.transform):
                 chosen = chosen[torch.linspace(0, len(chosen) - 1, step.transform.num_samples).long().numpy()]
         return chosen
+
+    def expand_frames(self, draws: Draws, size: IntArray) -> tuple[Draws, IntArray]:
+        """Return random numbers and sizes of all frames, from those of ``(N,)`` samples."""
+        if not self.num_frames:
+            return draws, size
+        frame = np.arange(len(size) * self.num_frames)
+        draws = draws.select_frames(frame // self.num_frames, frame % self.num_frames)
+        return draws, np.repeat(size, self.num_frames, axis=0)
 
     def select_params(self, index: int, inputs: dict[str, Any]) -> dict[str, Any]:
         """Return the inputs of the rule at ``index`` in :attr:`all_rules`, under the rule's own names."""

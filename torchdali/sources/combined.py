@@ -32,11 +32,13 @@ class CombinedSource(Source):
         self._which, self._rows = which, rows
         first = sources[0]
         self.kind, self.spec, self.transform, self.resident = first.kind, first.spec, first.transform, first.resident
+        self.num_frames = first.num_frames
         self.is_pair = all(source.is_pair for source in sources)
         self.is_mapped = all(source.is_mapped for source in sources)
         self._are_alike = len({(type(source), source.is_pair) for source in sources}) == 1
         for other in sources[1:]:
-            if (other.kind, other.spec, other.resident) != (self.kind, self.spec, self.resident):
+            kind = other.kind, other.spec, other.resident, other.num_frames
+            if kind != (self.kind, self.spec, self.resident, self.num_frames):
                 raise UnsupportedDatasetError(
                     f"sources under ConcatDataset must read the same kind of images, got {self.kind} of {self.spec} "
                     f"and {other.kind} of {other.spec}"
@@ -118,6 +120,10 @@ class CombinedSource(Source):
     def name(self, row: int) -> str:
         """Return the name of a sample in its source."""
         return self._find_source(row).name(int(self._rows[row]))
+
+    def locate(self, row: int) -> tuple[Source, int]:
+        """Return the source that a sample is from, and its row there."""
+        return self._find_source(row).locate(int(self._rows[row]))
 
     def _find_source(self, row: int) -> Source:
         return self._sources[int(self._which[row])]

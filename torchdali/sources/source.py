@@ -32,6 +32,7 @@ class Source(ABC):
         transform: The dataset's own transform, or None. It comes before the loader's ``transform=``.
         resident: Whether :meth:`read` returns tensors on the GPU.
         is_mapped: Whether :meth:`read` returns views of mapped memory, and so takes no time.
+        num_frames: Number of frames of each sample, if samples are videos; else 0.
         is_pair: Whether a sample is a pair of image and target. If not, :meth:`make_sample` makes it.
     """
 
@@ -40,6 +41,7 @@ class Source(ABC):
     transform: Any = None
     resident: bool = False
     is_mapped: bool = False
+    num_frames: int = 0
     is_pair: bool = True
 
     @abstractmethod
@@ -65,6 +67,10 @@ class Source(ABC):
     @abstractmethod
     def name(self, row: int) -> str:
         """Return the name of a sample for messages: mostly that of its file."""
+
+    def locate(self, row: int) -> tuple[Source, int]:
+        """Return the source that a sample is from, and its row there, if this source is several combined."""
+        return self, row
 
     def describe(self) -> str:
         """Return a description, for ``explain()``."""

@@ -1,6 +1,7 @@
 """Readers feed the pipelines. They read a source and its headers, and find files that are damaged or for PIL."""
 
 from torchdali.pipeline.readers.base import Reader
+from torchdali.pipeline.readers.clips import ClipReader
 from torchdali.pipeline.readers.encoded import EncodedBatch, EncodedFile, EncodedReader
 from torchdali.pipeline.readers.files import FileReader
 from torchdali.pipeline.readers.header_reader import HeaderReader
@@ -12,6 +13,7 @@ from torchdali.sources import Source
 from torchdali.transforms.spec import InputKind
 
 __all__ = [
+    "ClipReader",
     "EncodedBatch",
     "EncodedFile",
     "EncodedReader",
@@ -30,6 +32,8 @@ __all__ = [
 
 def open_reader(source: Source, adjust_orientation: bool = False) -> Reader:
     """Return the reader for what a source reads; ``adjust_orientation`` as for :class:`Reader`."""
+    if source.num_frames:
+        return ClipReader(source)
     if source.kind is InputKind.FILES:
         return FileReader(source, HeaderReader(), adjust_orientation)
     if source.kind is InputKind.PIXELS:

@@ -17,6 +17,7 @@ from torchdali.pipeline.readers.scan import Scan
 from torchdali.samples.on_error import find_substitutes
 from torchdali.samples.pil import PILHeader
 from torchdali.sources import UNREADABLE, Source, error_text, is_system_fault
+from torchdali.transforms.rng import Draws
 from torchdali.transforms.spec import NO_INPUT_STATS, InputStats, IntArray
 from torchdali.transforms.targets import Targets
 
@@ -43,6 +44,20 @@ class Reader:
 
     def __init__(self, source: Source, adjust_orientation: bool = False) -> None:
         self.source, self.adjust_orientation = source, adjust_orientation
+
+    @property
+    def is_resident(self) -> bool:
+        """Whether :meth:`read_inputs` returns tensors on the GPU."""
+        return self.source.resident
+
+    def describe_decoding(self) -> str:
+        """Return what decodes the samples if it is not DALI, for ``explain()``; else an empty string."""
+        return ""
+
+    @property
+    def sample_bytes(self) -> int:
+        """Bytes of memory that the decoded images of a sample take before DALI gets them."""
+        return 0
 
     def mark_bad(self, rows: Iterable[int], error: SampleError) -> None:
         """Mark samples as bad: permanently if the content is bad, for this epoch if the system failed to read it."""
@@ -97,6 +112,15 @@ class Reader:
     def for_batch(self) -> Reader:
         """Return the reader of one batch: itself, or one that holds the batch's data."""
         return self
+
+    def for_samples(self, draws: Draws, choose_frames: Callable[[int], IntArray]) -> Reader:
+        """Return the reader of one batch, if what it reads depends on its samples' random numbers.
+
+        Args:
+            draws: The random numbers of the batch's samples.
+            choose_frames: Returns the frames of a video that the transforms take, by the number of all.
+        """
+        return self.for_batch()
 
     def move_to(self, device: torch.device) -> None:
         """Prepare for pipelines on a device."""

@@ -1,0 +1,63 @@
+"""Small video files, written by PyAV, and their frames as PyAV decodes them."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import numpy.typing as npt
+import PIL.Image
+import skimage.data
+
+Frames = npt.NDArray[np.uint8]
+
+
+def pan(count: int, height: int = 64, width: int = 96, name: str = "coffee") -> list[Frames]:
+    """What a camera sees that moves over a photograph."""
+    picture = np.asarray(PIL.Image.fromarray(getattr(skimage.data, name)()).resize((200, 130)))
+    steps = [(3 * i % (130 - height), 5 * i % (200 - width)) for i in range(count)]
+    return [np.ascontiguousarray(picture[y : y + height, x : x + width]) for y, x in steps]
+
+
+def write(
+    path: Path,
+    frames: list[Frames],
+    codec: str = "libx264",
+    group: int = 12,
+    times: list[int] | None = None,
+    rotation: int = 0,
+) -> Path:
+    """Write a video of 30 frames a second, or with a time in milliseconds for each frame."""
+    with av.open(str(path), "w") as container:
+        stream: Any = container.add_stream(codec, rate=30)
+        stream.height, stream.width = frames[0].shape[:2]
+        stream.pix_fmt = "yuvj420p" if codec == "mjpeg" else "yuv420p"
+        stream.codec_context.gop_size = group
+        if codec in ("libx264", "mpeg4"):
+            stream.codec_context.max_b_frames = 2
+        if times:
+            stream.codec_context.time_base = Fraction(1, 1000)
+        if rotation:
+            stream.set_display_rotation(rotation)
+        for number, pixels in enumerate(frames):
+            frame = av.VideoFrame.from_ndarray(pixels, format="rgb24")
+            if times:
+                frame.pts, frame.time_base = times[number], Fraction(1, 1000)
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+    return path
+
+
+def decode(path: Path) -> Frames:
+    """All frames of a video, ``(T, H, W, 3)``."""
+    with av.open(str(path)) as container:
+        return np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
+
+
+def shown(path: Path) -> list[float]:
+    """The seconds at which the frames of a video are shown."""
+    with av.open(str(path)) as container:
+        return [float(frame.time) for frame in container.decode(video=0)]

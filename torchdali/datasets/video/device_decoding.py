@@ -1,0 +1,204 @@
+"""Decoders of a GPU's video engine, by NVIDIA's PyNvVideoCodec. Only this module imports it."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections import Counter
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from torchdali.datasets.video.decoding import HostDecoders
+from torchdali.datasets.video.probe import Video, VideoError
+from torchdali.transforms.spec import IntArray
+
+__all__ = ["DeviceDecoders", "find_engine"]
+
+_ENGINES = 8
+"""Decoders that are open at once: on an H100 with 16 cores 4 to 8 gave the most clips/s."""
+
+_KEPT = 4
+"""Sessions that each of them keeps for files of other sizes and codecs."""
+
+_CODECS = ("h264", "hevc", "av1", "libdav1d", "vp8", "vp9", "mpeg4", "mpeg2video")
+_FORMATS = ("yuv420p", "yuvj420p")
+_NEAR = 8.0
+"""Grey levels by which the frames of PyAV and of the engine may differ on average. Measured were 0.7."""
+
+
+def find_engine(device: torch.device) -> str:
+    """Return why a device's video engine cannot be used; empty if it can."""
+    if device.type != "cuda":
+        return "there is no GPU"
+    try:
+        import_module("PyNvVideoCodec")
+    except ModuleNotFoundError:
+        return "PyNvVideoCodec is not installed: pip install 'torchdali[video]'"
+    except Exception as error:  # noqa: BLE001 - it loads libraries of the driver
+        return f"PyNvVideoCodec does not load ({error})"
+    return ""
+
+
+class DeviceDecoders:
+    """Decodes on a GPU what its engine takes, and the other files by PyAV.
+
+    The first clip of each kind of file is decoded in both ways. If they differ, PyAV decodes all files of this kind.
+
+    Args:
+        device: The GPU.
+
+    Attributes:
+        refused: By the reason, the number of files that PyAV decodes.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._host = device, HostDecoders()
+        self._slots, self._lock = threading.Semaphore(_ENGINES), threading.Lock()
+        self._idle: list[_Engine] = []
+        self._generation = 0
+        self._refused_files: dict[str, str] = {}
+        self._kinds: dict[tuple[str, str], bool] = {}
+        self.refused: Counter[str] = Counter()
+
+    def __reduce__(self) -> Any:
+        return DeviceDecoders, (self._device,)
+
+    def decode(self, video: Video, frames: IntArray) -> torch.Tensor:
+        """Return ``(T, H, W, 3)`` uint8 frames of a video in the memory of the GPU, by their numbers.
+
+        Raises:
+            VideoError: A frame cannot be decoded.
+            OSError: The file cannot be read.
+        """
+        if video.path not in self._refused_files and not (reason := _find_reason(video)):
+            try:
+                return self._decode_checked(video, frames)
+            except Exception as error:  # noqa: BLE001 - it raises RuntimeError and others for what it does not take
+                reason = str(error).strip().splitlines()[0][:120] if str(error).strip() else type(error).__name__
+            self._refuse(video, reason)
+        elif video.path not in self._refused_files and not video.fault:
+            self._refuse(video, _find_reason(video))
+        return self._host.decode(video, frames).to(self._device)
+
+    def _refuse(self, video: Video, reason: str) -> None:
+        with self._lock:
+            if video.path not in self._refused_files:
+                self._refused_files[video.path] = reason
+                self.refused[reason] += 1
+
+    def _decode_checked(self, video: Video, frames: IntArray) -> torch.Tensor:
+        kind = Path(video.path).suffix.lower(), video.codec
+        if self._kinds.get(kind) is False:
+            raise VideoError(f"the engine and PyAV differ on {kind[1]} in {kind[0]} files")
+        pixels = self._decode_here(video, frames)
+        if kind not in self._kinds:
+            expected = self._host.decode(video, frames).to(self._device)
+            difference = float((pixels.float() - expected.float()).abs().mean())
+            self._kinds[kind] = difference <= _NEAR
+            if difference > _NEAR:
+                return expected
+        return pixels
+
+    def _decode_here(self, video: Video, frames: IntArray) -> torch.Tensor:
+        with self._slots:
+            with self._lock:
+                generation = self._generation
+                # One that has the file open needs no new session.
+                place = next((i for i, engine in enumerate(self._idle) if engine.path == video.path), 0)
+                engine = self._idle.pop(place) if self._idle else None
+            engine = engine or _Engine(self._device, video)
+            pixels = engine.decode(video, frames)
+            with self._lock:
+                if generation == self._generation:
+                    self._idle.append(engine)
+            return pixels
+
+    def close(self) -> None:
+        """End the sessions, as soon as no thread decodes with them."""
+        with self._lock:
+            self._generation += 1
+            self._idle.clear()
+        self._host.close()
+
+    def describe(self) -> str:
+        """Return what decodes, for ``explain()``."""
+        text = f"PyNvVideoCodec on {self._device}, at most {_ENGINES} files at once"
+        for reason, count in self.refused.most_common(3):
+            text += f"; PyAV {count:,} {'file' if count == 1 else 'files'}: {reason}"
+        return text
+
+
+def _find_reason(video: Video) -> str:
+    """Return why a video is left to PyAV; empty if the engine may take it."""
+    if video.fault:
+        return video.fault
+    if video.codec not in _CODECS:
+        return f"codec {video.codec}"
+    if video.pixel_format not in _FORMATS:
+        return f"pixel format {video.pixel_format}"
+    if video.is_counted or not video.is_regular:
+        return "a rate that varies"
+    return ""
+
+
+class _Engine:
+    """An open decoder, which is reconfigured for the next file. One thread at a time uses it.
+
+    Args:
+        device: The GPU.
+        video: The first file.
+
+    Attributes:
+        path: The file that it has open.
+    """
+
+    def __init__(self, device: torch.device, video: Video) -> None:
+        nvc: Any = import_module("PyNvVideoCodec")
+        self._device = device
+        with torch.cuda.device(device):
+            self._stream: Any = torch.cuda.Stream(device)
+            self._decoder = nvc.SimpleDecoder(
+                video.path,
+                gpu_id=device.index,
+                cuda_context=_get_context(),
+                cuda_stream=self._stream.cuda_stream,
+                use_device_memory=True,
+                decoder_cache_size=_KEPT,
+                output_color_type=nvc.OutputColorType.RGB,
+            )
+        self.path = video.path
+
+    def decode(self, video: Video, frames: IntArray) -> torch.Tensor:
+        """Return frames by their numbers, in memory of their own, when they are complete."""
+        numbers, places = np.unique(frames, return_inverse=True)
+        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+            if self.path != video.path:
+                self._decoder.reconfigure_decoder(video.path)
+                self.path = video.path
+            if len(self._decoder) != len(video):
+                raise VideoError(f"the engine finds another number of frames in {Path(video.path).suffix} files")
+            found = self._decoder.get_batch_frames_by_index(numbers.tolist())
+            # The next call overwrites the decoder's own memory.
+            pixels = torch.stack([torch.from_dlpack(frame) for frame in found])
+            if len(pixels) != len(numbers):
+                raise VideoError("the engine did not return all frames")
+            if not np.array_equal(numbers, frames):
+                pixels = pixels[torch.from_numpy(places.reshape(-1)).to(self._device)]
+            if video.rotation:
+                pixels = torch.rot90(pixels, video.rotation // 90, (1, 2)).contiguous()
+            if tuple(pixels.shape[1:]) != (*video.size, 3):
+                raise VideoError("the engine's frames have another size")
+            self._stream.synchronize()
+        return pixels
+
+
+def _get_context() -> int:
+    """Return the current CUDA context, which is torch's. PyNvVideoCodec would make another one."""
+    context = ctypes.c_void_p()
+    if ctypes.CDLL("libcuda.so.1").cuCtxGetCurrent(ctypes.byref(context)):
+        raise RuntimeError("there is no CUDA context")
+    return context.value or 0

@@ -1,0 +1,142 @@
+"""Clips of video files, which threads decode before their batch's turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from contextlib import ExitStack
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from torchdali.datasets.video.clips import ClipSource
+from torchdali.datasets.video.decoding import Decoders, HostDecoders
+from torchdali.datasets.video.device_decoding import DeviceDecoders, find_engine
+from torchdali.pipeline.readers.base import Reader
+from torchdali.pipeline.readers.scan import Scan
+from torchdali.sources import Source
+from torchdali.transforms.rng import Draws
+from torchdali.transforms.spec import IntArray
+
+__all__ = ["ClipReader"]
+
+_START = 2**16 - 3
+"""The position of the random numbers for the starts of clips. No chain of transforms is that long."""
+
+
+class ClipReader(Reader):
+    """Reads a source of clips.
+
+    Args:
+        source: A :class:`ClipSource`, or several combined.
+    """
+
+    def __init__(self, source: Source) -> None:
+        super().__init__(source)
+        self._black: dict[int, tuple[int, int]] = {}
+        self._decoders: Decoders = HostDecoders()
+        self._device = torch.device("cpu")
+
+    def move_to(self, device: torch.device) -> None:
+        if device != self._device:
+            self._decoders.close()
+            self._decoders = HostDecoders() if find_engine(device) else DeviceDecoders(device)
+            self._device = device
+
+    @property
+    def is_resident(self) -> bool:
+        return isinstance(self._decoders, DeviceDecoders)
+
+    def describe_decoding(self) -> str:
+        if isinstance(self._decoders, DeviceDecoders):
+            return self._decoders.describe()
+        reason = find_engine(self._device) if self._device.type == "cuda" else ""
+        return "PyAV, in threads of this process" + (f": {reason}" if reason else "")
+
+    def for_samples(self, draws: Draws, choose_frames: Callable[[int], IntArray]) -> Reader:
+        numbers = draws.select_position(_START).uniform(1)[:, 0].tolist()
+        return _ClipBatch(self, choose_frames(self.source.num_frames), numbers)
+
+    def decode(self, row: int, chosen: IntArray, number: float) -> torch.Tensor:
+        """Return ``(T, H, W, 3)`` the frames of a clip.
+
+        Args:
+            row: The clip.
+            chosen: Which of its frames.
+            number: The random number of its start.
+
+        Raises:
+            SampleError: One of them cannot be decoded.
+        """
+        if row in self._black:
+            return torch.zeros(len(chosen), *self._black[row], 3, dtype=torch.uint8)
+        source, place = self.source.locate(row)
+        dataset = cast("ClipSource", source).dataset
+        video = dataset.get_video(place)
+        with self.blame(row, "decoded"):
+            return self._decoders.decode(video, dataset.choose_frames(place, video, number)[chosen])
+
+    def read_size(self, row: int) -> tuple[int, int] | None:
+        source, place = self.source.locate(row)
+        video = cast("ClipSource", source).dataset.get_video(place)
+        return None if video.fault else video.size
+
+    @property
+    def sample_bytes(self) -> int:
+        dataset = cast("ClipSource", self.source.locate(0)[0]).dataset
+        return 3 * dataset.frames * dataset.max_pixels
+
+    def restore(self, row: int) -> None:
+        self._black.pop(row, None)
+
+    def substitute_black(self, row: int, size: tuple[int, int]) -> None:
+        self._black[row] = size
+
+    def close(self) -> None:
+        self._decoders.close()
+
+
+class _ClipBatch(Reader):
+    """The clips of one batch.
+
+    Args:
+        owner: The reader of the whole source.
+        chosen: The frames of each clip that the transforms take.
+        numbers: The random number of each clip's start.
+    """
+
+    def __init__(self, owner: ClipReader, chosen: IntArray, numbers: Sequence[float]) -> None:
+        super().__init__(owner.source)
+        self._owner, self._chosen, self._numbers = owner, chosen, numbers
+        self._rows: list[int] = []
+        self._clips: dict[int, torch.Tensor] = {}
+
+    def scan(self, rows: IntArray, pool: Callable[[], Executor]) -> Scan:
+        """Start to decode the clips, in the threads of ``pool()``."""
+        self._rows = rows.tolist()
+        missing = [place for place in range(len(rows)) if place not in self._clips]
+        return Scan(missing, self._decode, pool, chunk=1)
+
+    def _decode(self, places: Sequence[int]) -> None:
+        for place in places:
+            self._clips[place] = self._owner.decode(self._rows[place], self._chosen, self._numbers[place])
+
+    def sizes(self, rows: IntArray) -> IntArray:
+        return np.array([self._clips[place].shape[1:3] for place in self._find(rows)], np.int64).reshape(-1, 2)
+
+    def _find(self, rows: IntArray) -> list[int]:
+        """Return the places in the batch of all its rows, or of some."""
+        if len(rows) == len(self._rows):
+            return list(range(len(rows)))
+        return [self._rows.index(row) for row in rows.tolist()]
+
+    def read_inputs(self, rows: IntArray, by_pil: IntArray, resources: ExitStack) -> Any:
+        """Return the frames of all clips: on the host an array for each, on a GPU one tensor if they have one size."""
+        clips = [self._clips[place] for place in self._find(rows)]
+        if clips[0].device.type == "cpu":
+            return [frame for clip in clips for frame in clip.numpy()]
+        for clip in clips:
+            clip.record_stream(torch.cuda.current_stream(clip.device))  # made on the stream of a decoder
+        is_even = len({clip.shape for clip in clips}) == 1
+        return torch.cat(clips) if is_even else [frame for clip in clips for frame in clip]
