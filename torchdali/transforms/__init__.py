@@ -21,6 +21,11 @@ from torchdali.transforms.augment import SaltAndPepper as SaltAndPepper
 from torchdali.transforms.augment import ShotNoise as ShotNoise
 from torchdali.transforms.augment import Sphere as Sphere
 from torchdali.transforms.augment import Water as Water
+from torchdali.transforms.augment.filters import CLAHE as CLAHE
+from torchdali.transforms.augment.filters import Dilate as Dilate
+from torchdali.transforms.augment.filters import Erode as Erode
+from torchdali.transforms.augment.filters import Jitter as Jitter
+from torchdali.transforms.augment.filters import MedianBlur as MedianBlur
 from torchdali.transforms.augment.volumes import GaussianBlur3D as GaussianBlur3D
 from torchdali.transforms.augment.volumes import RandomAffine3D as RandomAffine3D
 from torchdali.transforms.augment.volumes import RandomCrop3D as RandomCrop3D

@@ -16,6 +16,7 @@ from torchdali.pipeline.operator import Operator
 from torchdali.tools.parity.case import Case
 from torchdali.transforms import (
     BGR,
+    CLAHE,
     HSV,
     ColorSpace,
     ColorTwist,
@@ -385,6 +386,8 @@ CASES: dict[str, Case] = {
     "GridMask": Case([GridMask((20, 60), (0.3, 0.7), (-45, 45))], 255, 255, 0.02, NEIGHBOUR[3]),
     "SaltAndPepper": Case([SaltAndPepper((0, 0.3), (0.2, 0.8))], *EXACT),
     "SaltAndPepper float": Case([*F32, SaltAndPepper(0.2)], *EXACT),
+    "CLAHE": Case([CLAHE((3, 4), 3.0)], *EXACT, devices=("cpu",)),
+    "CLAHE grey": Case([v2.Grayscale(), CLAHE()], *EXACT),
     "Operator": Case([Operator("hue", hue=(-40.0, 40.0))], 0, 0, 0),
     "Water": Case([Water(phase=1.0)], 255, 255, 0.02, NEIGHBOUR[3]),
     "Water bilinear": Case([Water((6, 4), phase=0.5, interpolation=LINEAR, fill=9)], *ROUNDED),

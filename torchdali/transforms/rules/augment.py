@@ -11,8 +11,9 @@ from torchvision.transforms import InterpolationMode
 
 from torchdali.transforms.augment import BGR, HSV, ColorSpace, ColorTwist, GridMask, LookupTable, SaltAndPepper
 from torchdali.transforms.augment.displace import Sphere, Water
+from torchdali.transforms.augment.filters import CLAHE
 from torchdali.transforms.rng import Draws
-from torchdali.transforms.rule import Input, Node, Nodes, Ops, Rule, Unsupported
+from torchdali.transforms.rule import Input, Node, Nodes, Ops, Rule, SampleTransformError, Unsupported, first_faulty_row
 from torchdali.transforms.rules import _noise
 from torchdali.transforms.spec import IntArray, Params, Sample, Spec
 
@@ -221,3 +222,29 @@ class DisplacementRule(Augmentation):
         (ampl_x, ampl_y), (freq_x, freq_y) = self.transform.amplitude, self.transform.frequency
         phases = {"phase_x": self.transform.phase_x[0], "phase_y": self.transform.phase_y[0]}
         return ops.fn.water(image, ampl_x=ampl_x, ampl_y=ampl_y, freq_x=freq_x, freq_y=freq_y, **phases, **how)
+
+
+class CLAHERule(Augmentation):
+    """Rule of CLAHE."""
+
+    handles = (CLAHE,)
+    operators = "clahe"
+    dtypes = (torch.uint8,)
+    unsupported_when = "not uint8; neither grey nor RGB; on a GPU not grey"
+
+    def infer(self, spec: Spec) -> Spec:
+        if spec.channels not in ((1,) if spec.device == "gpu" else (1, 3)):
+            raise Unsupported(f"no rule for {spec}")
+        return super().infer(spec)
+
+    def draw(self, draws: Draws, size: IntArray) -> Params:
+        if (row := first_faulty_row(size <= np.array(self.transform.tiles))) is not None:
+            tiles, sides = self.transform.tiles, tuple(size[row].tolist())
+            raise SampleTransformError(
+                row, f"an image must be larger than the number of CLAHE's tiles, {tiles}, got {sides}"
+            )
+        return {}
+
+    def lower(self, ops: Ops, image: Node, params: Nodes) -> Node:
+        down, across = self.transform.tiles
+        return ops.fn.clahe(image, tiles_y=down, tiles_x=across, clip_limit=self.transform.clip, luma_only=False)
