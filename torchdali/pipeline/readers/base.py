@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,7 @@ import torch
 
 from torchdali.errors import SampleError
 from torchdali.pipeline.readers.scan import Scan
+from torchdali.runtime import machine
 from torchdali.samples.on_error import find_substitutes
 from torchdali.samples.pil import PILHeader
 from torchdali.sources import UNREADABLE, Source, error_text, is_system_fault
@@ -21,7 +22,9 @@ from torchdali.transforms.rng import Draws
 from torchdali.transforms.spec import NO_INPUT_STATS, InputStats, IntArray
 from torchdali.transforms.targets import Targets
 
-__all__ = ["Reader"]
+__all__ = ["Reader", "decode_in_threads"]
+
+T = TypeVar("T")
 
 _NO_POSITIONS: IntArray = np.empty(0, np.int64)
 
@@ -207,6 +210,18 @@ class Reader:
 
     def close(self) -> None:
         """Free its threads until the next use."""
+
+
+def decode_in_threads(decode: Callable[[int], T], positions: IntArray) -> list[T]:
+    """Return what a function returns for each position. It decodes with PIL, which needs no lock of the interpreter.
+
+    What it raises for the first of them is raised when all threads are done.
+    """
+    numbers: list[int] = positions.tolist()
+    if len(numbers) < 2:
+        return [decode(position) for position in numbers]
+    with ThreadPoolExecutor(min(len(numbers), machine.available_cores()), "torchdali-pil") as threads:
+        return list(threads.map(decode, numbers))
 
 
 class Blame:

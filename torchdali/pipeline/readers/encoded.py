@@ -13,7 +13,7 @@ import numpy.typing as npt
 import PIL.Image
 
 from torchdali.errors import SampleError
-from torchdali.pipeline.readers.base import Reader
+from torchdali.pipeline.readers.base import Reader, decode_in_threads
 from torchdali.pipeline.readers.scan import CHUNK, Scan
 from torchdali.samples.image import decode_to_ppm, make_black
 from torchdali.samples.pil import PILHeader, read_pil_header
@@ -62,10 +62,13 @@ class EncodedBatch(Reader):
     def read_inputs(self, rows: IntArray, by_pil: IntArray, resources: ExitStack) -> list[Bytes]:
         """Return the bytes of each file; if PIL must decode it, those of another file with its pixels."""
         images: list[Bytes] = [self._files[row][0] for row in rows.tolist()]
-        for position in by_pil.tolist():
+
+        def decode(position: int) -> None:
             row = int(rows[position])
             with self.blame(row, "decoded"):
                 images[position] = decode_to_ppm(self._files[row][0], self.adjust_orientation)
+
+        decode_in_threads(decode, by_pil)
         return images
 
     def input_stats(self) -> InputStats:

@@ -14,7 +14,7 @@ import PIL.Image
 import torch
 
 from torchdali.errors import SampleError
-from torchdali.pipeline.readers.base import Reader
+from torchdali.pipeline.readers.base import Reader, decode_in_threads
 from torchdali.pipeline.readers.header_reader import HeaderError, HeaderReader
 from torchdali.pipeline.readers.scan import Scan
 from torchdali.samples.image import convert_to_rgb
@@ -120,7 +120,8 @@ class FileReader(Reader):
         For a file that PIL must decode, it is the path of a file in memory with its pixels.
         """
         paths = self.paths(rows)
-        for position in by_pil.tolist():
+
+        def decode(position: int) -> None:
             image = self.load(int(rows[position]))
             if [image.height, image.width] != self.sizes(rows[position : position + 1])[0].tolist():
                 # The batch is then run again, and its headers are read again.
@@ -132,6 +133,8 @@ class FileReader(Reader):
             name = f"/proc/self/fd/{file}".encode()
             paths[position] = 0
             paths[position, : len(name)] = np.frombuffer(name, np.uint8)
+
+        decode_in_threads(decode, by_pil)
         return paths
 
     def scan(self, rows: IntArray, pool: Callable[[], Executor]) -> Scan:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from torchdali.pipeline.readers.base import Reader
+from torchdali.pipeline.readers.base import Reader, decode_in_threads
 from torchdali.pipeline.readers.encoded import Bytes, EncodedReader
 from torchdali.pipeline.readers.scan import Scan
 from torchdali.samples.image import decode_to_ppm
@@ -151,10 +151,12 @@ class _StoredBatch(Reader):
     def read_inputs(self, rows: IntArray, by_pil: IntArray, resources: ExitStack) -> list[Bytes]:
         """Return the bytes of each file; if PIL must decode it, those of another file with its pixels."""
         images: list[Bytes] = [self._files[row] for row in rows.tolist()]
-        positions: list[int] = by_pil.tolist()
-        for position in positions:
+
+        def decode(position: int) -> None:
             with self.blame(int(rows[position]), "decoded"):
                 images[position] = decode_to_ppm(images[position])
+
+        decode_in_threads(decode, by_pil)
         return images
 
     def input_stats(self) -> InputStats:
