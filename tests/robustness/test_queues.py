@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from itertools import islice
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,25 @@ def until_end(loader: DataLoader[Any]) -> Iterator[Any]:
             return
         except RuntimeError as error:
             yield str(error)
+
+
+@pytest.mark.parametrize("does", [{}, DOES["transform"]], ids=["plain", "fed"])
+def test_workers_end_though_the_collector_finds_their_iterator(does: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would wait for the word to end: the collector has stopped the thread that sends it."""
+    joined: list[int | None] = []
+    join = BaseProcess.join
+
+    def record(self: BaseProcess, timeout: float | None = None) -> None:
+        join(self, timeout)
+        joined.append(self.exitcode)
+
+    monkeypatch.setattr(BaseProcess, "join", record)
+    iterator: Any = iter(DALILoader(Crops(), PER_BATCH, num_workers=2, device="cpu", **does))
+    next(iterator)
+    iterator.itself = iterator
+    del iterator
+    gc.collect()
+    assert joined == [0, 0]
 
 
 # What cannot be sent

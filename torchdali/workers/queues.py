@@ -22,6 +22,14 @@ __all__ = ["make_context"]
 _MultiprocessingQueue: Any = queues.Queue
 _MultiprocessingEvent: Any = synchronize.Event
 
+_sending: set[Any] = set()
+"""The queues of this process whose sending threads run.
+
+The garbage collector may find an iterator, for example that of a traceback. It would then stop the sending threads
+before torch tells the workers to end. DataLoader has this fault in torch 2.14: it waits 5 seconds for each worker, and
+terminates it (https://github.com/pytorch/pytorch/pull/39869). No version mends it yet.
+"""
+
 
 class Queue(_MultiprocessingQueue):
     """A queue that loses no exception of a worker, and nothing that a worker puts before it ends.
@@ -41,12 +49,19 @@ class Queue(_MultiprocessingQueue):
 
     def _start_thread(self) -> None:
         super()._start_thread()
-        if self._jointhread and self._opid != os.getpid():  # in a worker
+        if self._opid == os.getpid():
+            _sending.add(self)
+        elif self._jointhread:  # in a worker
             # multiprocessing's finalizer would wait for ever if the parent was killed and reads nothing any more.
             self._jointhread.cancel()
             arguments = [weakref.ref(self._thread), os.getppid()]
             # The priority is that of the cancelled finalizer.
             self._jointhread = Finalize(self._thread, _wait_until_sent, arguments, exitpriority=-5)
+
+    def close(self) -> None:
+        """Stop sending. torch calls this when the workers have ended."""
+        super().close()
+        _sending.discard(self)
 
 
 def _wait_until_sent(sender: Callable[[], threading.Thread | None], parent: int) -> None:
