@@ -82,7 +82,9 @@ def test_goes_on_with_every_sampler(
 
 # Every order without workers, one with each kind of workers, because forks take time.
 FED = [
-    pytest.param(which, order, *workers.values, id=f"{which}-{order}-{workers.id}")
+    pytest.param(
+        which, order, *workers.values, id=f"{which}-{order}-{workers.id}", marks=[pytest.mark.slow] * (place == 1)
+    )
     for number, which in enumerate(["asked", "plain"])
     for place, workers in enumerate(WORKERS)
     for order in (SHORT[number::2] if place == 0 else SHORT[number + place :][:1])

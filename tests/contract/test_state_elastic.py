@@ -116,7 +116,7 @@ def of_rank(request: pytest.FixtureRequest, pictures: Path, numbered: Numbered) 
 
 @pytest.mark.parametrize(
     ("of_rank", "workers", "seed"),
-    [("read", NONE, 5), ("asked", TWO, None), ("asked", PERSISTENT, 5)],
+    [("read", NONE, 5), pytest.param("asked", TWO, None, marks=pytest.mark.slow), ("asked", PERSISTENT, 5)],
     indirect=["of_rank"],
 )
 def test_as_many_ranks_go_on_as_if_nothing_had_happened(of_rank: Ranks, workers: Any, seed: int | None) -> None:
@@ -162,7 +162,11 @@ def test_a_seed_is_all_that_ranks_must_agree_on(of_rank: Ranks) -> None:
 
 @pytest.mark.parametrize(
     ("of_rank", "worlds", "options"),
-    [("read", (2, 3), {}), ("asked", (3, 1), {"num_workers": 1}), ("asked", (2, 3), {**PERSISTENT, "num_workers": 1})],
+    [
+        ("read", (2, 3), {}),
+        pytest.param("asked", (3, 1), {"num_workers": 1}, marks=pytest.mark.slow),
+        pytest.param("asked", (2, 3), {**PERSISTENT, "num_workers": 1}, marks=pytest.mark.slow),
+    ],
     indirect=["of_rank"],
 )
 def test_ranks_that_change_twice(of_rank: Ranks, worlds: tuple[int, int], options: Any) -> None:

@@ -176,8 +176,10 @@ TRANSFORM = {"transform": AUGMENT, "seed": 1}
     [
         *((kind, 3, {}, does) for kind, does in zip(STREAMS, [{}, TRANSFORM] * 2, strict=True)),
         *((kind, None, {}, does) for kind, does in zip(STREAMS, [TRANSFORM, {}] * 2, strict=True)),
-        *((RaisingStream, 3, WORKERS[1], TRANSFORM), (Ending, 3, WORKERS[2], {})),
-        *((EndingWithAState, 3, WORKERS[1], {}), (RaisingWithAState, 3, WORKERS[2], TRANSFORM)),
+        (RaisingStream, 3, WORKERS[1], TRANSFORM),
+        pytest.param(Ending, 3, WORKERS[2], {}, marks=pytest.mark.slow),
+        pytest.param(EndingWithAState, 3, WORKERS[1], {}, marks=pytest.mark.slow),
+        pytest.param(RaisingWithAState, 3, WORKERS[2], TRANSFORM, marks=pytest.mark.slow),
     ],
 )
 def test_after_an_error_of_a_stream(kind: type[Stream], batch_size: int | None, workers: Any, does: Any) -> None:
@@ -185,13 +187,15 @@ def test_after_an_error_of_a_stream(kind: type[Stream], batch_size: int | None, 
     assert_goes_on(lambda: DALILoader(kind(picture), generator=torch.Generator(), **options), OwnError)
 
 
-@pytest.mark.parametrize(("workers", "does"), [(WORKERS[0], {}), (WORKERS[1], TRANSFORM)])
+@pytest.mark.parametrize(
+    ("workers", "does"), [(WORKERS[0], {}), pytest.param(WORKERS[1], TRANSFORM, marks=pytest.mark.slow)]
+)
 def test_after_an_error_of_what_collates(workers: Any, does: Any) -> None:
     options = {"device": "cpu", "batch_size": 4, "collate_fn": refusing, **does, **workers}
     assert_goes_on(lambda: DALILoader(Stream(picture), generator=torch.Generator(), **options), OwnError)
 
 
-@pytest.mark.parametrize("workers", WORKERS[:2])
+@pytest.mark.parametrize("workers", [WORKERS[0], pytest.param(WORKERS[1], marks=pytest.mark.slow)])
 def test_after_a_damaged_sample_of_a_stream(workers: Any) -> None:
     options = {"device": "cpu", "batch_size": 4, "transform": RESIZED, "seed": 1, **workers}
     assert_goes_on(lambda: DALILoader(Stream(jpeg), **options), SampleError)
@@ -211,7 +215,13 @@ class Refusing(Dataset[Any]):
         return picture(index), index
 
 
-@pytest.mark.parametrize(("workers", "batch_size"), [(WORKERS[0], None), (WORKERS[1], 2), (WORKERS[2], None)])
+@pytest.mark.parametrize(
+    ("workers", "batch_size"),
+    [
+        (WORKERS[0], None),
+        *(pytest.param(*row, marks=pytest.mark.slow) for row in ((WORKERS[1], 2), (WORKERS[2], None))),
+    ],
+)
 def test_samples_of_a_batch_that_failed_count_as_drawn(batch_size: int | None, workers: Any) -> None:
     def make() -> DALILoader[Any]:
         sampler = RandomSampler(range(4), replacement=True, num_samples=16, generator=torch.Generator())

@@ -53,7 +53,8 @@ MAKES = [
 ]
 # Each kind of dataset, each kind of workers. What else a test varies goes along.
 ROWS: list[Any] = [
-    *(("read", NONE), ("asked", NONE), ("asked", TWO), ("plain", PERSISTENT), ("plain", NONE)),
+    *(("read", NONE), ("asked", NONE), ("plain", PERSISTENT), ("plain", NONE)),
+    pytest.param("asked", TWO, marks=pytest.mark.slow),
     *(pytest.param(*row, marks=pytest.mark.gpu) for row in (("read cuda", NONE), ("asked cuda", TWO))),
 ]
 rows = pytest.mark.parametrize(("make", "workers"), ROWS, indirect=["make"])

@@ -152,9 +152,10 @@ ROWS: list[tuple[str, type[Bare], dict[str, Any]]] = [
     *(("asked", Bare, TWO), ("plain", Stateful, TWO)),
 ]
 GO_ON = [
-    *((make, kind, {"batch_size": 2}, workers) for make, kind, workers in ROWS),
-    ("asked", StatefulIterator, {"batch_size": 2}, PERSISTENT),
-    ("plain", Bare, {"batch_size": 3, "drop_last": True}, {"num_workers": 3}),
+    *((make, kind, {"batch_size": 2}, workers) for make, kind, workers in ROWS if (make, workers) != ("asked", TWO)),
+    pytest.param("asked", Bare, {"batch_size": 2}, TWO, marks=pytest.mark.slow),
+    pytest.param("asked", StatefulIterator, {"batch_size": 2}, PERSISTENT, marks=pytest.mark.slow),
+    pytest.param("plain", Bare, {"batch_size": 3, "drop_last": True}, {"num_workers": 3}, marks=pytest.mark.slow),
     *((make, kind, {"batch_size": None}, {}) for make, kind in (("asked", Bare), ("plain", ItsOwnIterator))),
 ]
 
@@ -219,7 +220,11 @@ def test_the_end_of_an_epoch_counts_for_no_batch(make: Any) -> None:
 
 @pytest.mark.parametrize(
     ("make", "workers", "size"),  # a last batch that is full, or not
-    [("plain", {}, {"batch_size": 1}), ("asked", TWO, {"batch_size": 2}), ("plain", PERSISTENT, {"batch_size": 2})],
+    [
+        ("plain", {}, {"batch_size": 1}),
+        ("plain", PERSISTENT, {"batch_size": 2}),
+        pytest.param("asked", TWO, {"batch_size": 2}, marks=pytest.mark.slow),
+    ],
     indirect=["make"],
 )
 def test_what_a_stream_keeps_from_epoch_to_epoch(make: Any, size: Any, workers: Any) -> None:

@@ -6,7 +6,7 @@ the chain. Distributions are compared with those of the recipe's own random call
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -230,6 +230,12 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
 }
 
 
+def mark_slow(names: Iterable[str]) -> list[Any]:
+    """The names as parameters, of which the longest are slow."""
+    slow = {"dino", "simclr v1", "classification train augmix pil"}
+    return [pytest.param(name, marks=[pytest.mark.slow] * (name in slow)) for name in names]
+
+
 @pytest.mark.parametrize("name", RECIPES)
 def test_nothing_is_left_to_torch(name, device):
     plan = compile_chain([RECIPES[name]().transform], device)
@@ -245,7 +251,7 @@ BATCHES = [
 ]
 
 
-@pytest.mark.parametrize("name", BATCHES)
+@pytest.mark.parametrize("name", mark_slow(BATCHES))
 def test_batches_are_torchvisions(name, photographs, device):
     dataset = ImageFolder(photographs.root, RECIPES[name]().transform)
     ours = DALILoader(dataset, 5, shuffle=False, device=device, seed=0)
@@ -259,7 +265,7 @@ def test_batches_are_torchvisions(name, photographs, device):
         assert all(view.device.type == device and view.is_contiguous() for view in views)
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", mark_slow(RECIPES))
 def test_pixels_are_torchvisions(name, photographs, device):
     recipe = RECIPES[name]()
     step = torch.tensor([255 * std for std in STD] if recipe.normalized else [255.0] * 3)[:, None, None]

@@ -130,7 +130,10 @@ def run_epochs(loader: DALILoader[Any], show: bool) -> list[Any]:
     return events
 
 
-@pytest.mark.parametrize("make", LOADERS.values(), ids=LOADERS.keys())
+@pytest.mark.parametrize(
+    "make",
+    [pytest.param(make, id=name, marks=[pytest.mark.slow] * (name == "two workers")) for name, make in LOADERS.items()],
+)
 def test_nothing_changes_and_the_next_batch_is_shown(
     dataset: ImageFolder, make: Callable[[ImageFolder, str], DALILoader[Any]], shown: list[Any], device: str
 ) -> None:

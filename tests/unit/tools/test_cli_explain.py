@@ -433,7 +433,8 @@ SPAWN = """
 """
 
 
-@pytest.mark.parametrize("start", ["train()", pytest.param(SPAWN.strip(), marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("start", ["train()", SPAWN.strip()])
 def test_no_code_of_a_script_runs_after_the_explanation(script: Any, tmp_path: Path, start: str) -> None:
     result = run(script(STUBBORN.replace("START", start)))
     assert (result.exit_code, result.output.count("24 files in 3 classes")) == (0, 1), result.output

@@ -227,7 +227,7 @@ def of_right_images(batch: Any, dataset: Photographs, transform: Any) -> bool:
 
 @pytest.mark.parametrize("take", [1, 7])
 def test_workers_use_their_blocks_again(take: int) -> None:
-    dataset, transform = Photographs(600), v2.Compose([v2.ToImage(), v2.CenterCrop(16)])
+    dataset, transform = Photographs(150), v2.Compose([v2.ToImage(), v2.CenterCrop(16)])
     loader = DALILoader(dataset, 3, num_workers=2, transform=transform, device="cpu")
     here, most, late = open_blocks(), 0, []
     for batch in loader:
