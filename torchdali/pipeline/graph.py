@@ -299,7 +299,8 @@ def _with_header(ops: _Operators, plan: Plan, encoded: Any, window: Mapping[str,
     """Return the files, after operators that fail if DALI cannot read a header, or a window is outside its image.
 
     DALI 2.4's decoders read the headers of 32 files and more in several threads. If one thread fails, the decoder
-    returns while others still write to freed memory, and the process dies. This happens on the CPU and with a GPU.
+    returns while others still write to freed memory, and the process dies. This happens on the CPU and with a GPU. We
+    know no issue about it, and no version that mends it.
 
     Args:
         ops: The operators.

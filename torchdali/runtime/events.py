@@ -16,7 +16,8 @@ class OwnedByProcess:
     """Freed only by the process that made it. A forked process leaks its copy instead.
 
     This is no :class:`torchdali.runtime.lifecycle.Resource`, because that needs weak references. In torch 2.11 a weak
-    reference to a CUDA event outlives the event, and then refers to freed memory.
+    reference to a CUDA event outlives the event, and then refers to freed memory. This pull request mends it:
+    https://github.com/pytorch/pytorch/pull/183403.
     """
 
     def __init__(self, *_: Any, **__: Any) -> None:

@@ -20,7 +20,7 @@ from torchdali.transforms.rules.geometry import Warp
 from torchdali.transforms.spec import IntArray, Params, Sample, Spec
 
 # Before 0.26 torchvision divides moves along the width by the height, and moves along the height by the width:
-# https://github.com/pytorch/vision/issues/9299
+# https://github.com/pytorch/vision/issues/9299. Remove this when torchvision 0.26 is required.
 CROSSWISE = tuple(int(x) for x in torchvision.__version__.split(".")[:2]) < (0, 26)
 
 
