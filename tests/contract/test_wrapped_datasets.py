@@ -231,8 +231,8 @@ def test_grey_images_of_a_dataset_that_does_not_convert_stay_grey(tmp_path: Path
 
 
 def test_bad_files_are_named(tmp_path: Path) -> None:
-    wrapped = make_voc_boxes(tmp_path)
-    missing, truncated = map(Path, wrapped.images[:2])
+    wrapped = make_coco(tmp_path)
+    missing, truncated = sorted((tmp_path / "images").iterdir())[:2]
     missing.unlink()
     truncated.write_bytes(truncated.read_bytes()[:-300])
     batches = iter(DALILoader(wrapped, device="cpu", transform=CHAIN, collate_fn=list))

@@ -13,16 +13,19 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree  # pyright: ignore[reportPrivateUsage]
 
+from torchdali.loader.collector import TargetCollector
 from torchdali.loader.native_plan import NativePlan
 from torchdali.pipeline.batched import finish_views
 from torchdali.pipeline.clock import Clock
 from torchdali.pipeline.engine import Views
 from torchdali.pipeline.fallback import (
     as_batch,
+    as_inputs,
     as_samples,
     call_on_batch,
     call_seeded,
     check_shapes,
+    run_in_torch,
     seeded,
     stack_frames,
 )
@@ -31,7 +34,7 @@ from torchdali.pipeline.plan import Plan
 from torchdali.pipeline.retry import RetryingPrefetcher
 from torchdali.runtime import devices
 from torchdali.runtime.exceptions import DeferredError, EpochEndedError, add_note, defer, deferred_errors
-from torchdali.samples.transfer import pin_memory
+from torchdali.samples.transfer import Transfer, pin_memory
 from torchdali.samples.tree import Placeholder, collate, is_default_collate, tree_map
 from torchdali.sources import Labels
 from torchdali.state.context import EpochContext
@@ -76,7 +79,7 @@ class NativeIterator(ResumableIterator):
             self._reset(view, first_iter=True)
         self._collate = view.collate_fn
         self._transform_batch = context.batch_transform
-        self._native = native
+        self._native, self._transfer = native, Transfer(native.device)
         self._ahead = max(native.prefetch_depth + 2, (view.prefetch_factor or 2) * view.num_workers)
         self._end: Exception | None = None
         self._num_returned = 0
@@ -142,9 +145,9 @@ class NativeIterator(ResumableIterator):
         if is_outside.any():
             raise IndexError(f"the sampler gave index {int(index[is_outside][0])} for a dataset of {count} samples")
         index = np.where(index < 0, index + count, index)
-        return Batch(
-            self._native.reader, self._native.pool, index, Draws(self._key, index, self._occurrences.count(index))
-        )
+        draws = Draws(self._key, index, self._occurrences.count(index))
+        collect = TargetCollector(native) if native.source.annotations else None
+        return Batch(native.reader, native.pool, index, draws, collect=collect)
 
     def _next_data(self) -> Any:
         prefetcher = self._prefetcher
@@ -218,12 +221,11 @@ class NativeIterator(ResumableIterator):
     def _collate_batch(self, batch: Batch, plan: Plan, views: Views) -> Any:
         stack = is_default_collate(self._collate, read=True)
         source = self._native.source
+        if isinstance(batch.collect, TargetCollector):
+            return self._collate_annotated(batch, plan, views, batch.collect, stack)
         labels = source.labels(batch.rows)
         if stack and not plan.suffix and (labels is not None or not source.is_pair) and len(batch.rows):
-            for images in views:
-                self._check_shapes(batch, images)
-            typed = [as_batch(plan, images) for images in views]
-            stacked = typed[0] if plan.container is None else typed
+            stacked = self._stack(batch, plan, views)
             if labels is None or (isinstance(labels, np.ndarray) and not source.is_pair):
                 return self._collate_around(batch, plan, stacked)
             if isinstance(labels, np.ndarray):
@@ -243,6 +245,38 @@ class NativeIterator(ResumableIterator):
                 self._collate, data, draws=batch.draws.select_position(plan.suffix_position + 2), device=device
             )
         return _map_tensors(torch.Tensor, partial(to_device, device=device), data)
+
+    def _stack(self, batch: Batch, plan: Plan, views: Views) -> Any:
+        """Return the images of a batch as ``default_collate`` would: stacked, or so for each view."""
+        for images in views:
+            self._check_shapes(batch, images)
+        typed = [as_batch(plan, images) for images in views]
+        return typed[0] if plan.container is None else typed
+
+    def _collate_annotated(self, batch: Batch, plan: Plan, views: Views, collect: TargetCollector, stack: bool) -> Any:
+        """Return a batch of samples whose boxes, masks and key points moved with the images."""
+        reader = self._native.reader
+        samples = collect.finish(batch, self._transfer.move_together)
+        if stack and not plan.suffix and len(samples) and self._auto_collation:
+            images = self._stack(batch, plan, views)
+            data = tree_map(collate(samples), lambda leaf: images if isinstance(leaf, Placeholder) else leaf)
+            return self._transfer(data)
+        images = as_inputs(plan, views, lambda row: reader.pil_header(batch.rows[row]))
+        samples = [
+            tree_map(sample, lambda leaf, image=image: image if isinstance(leaf, Placeholder) else leaf)
+            for sample, image in zip(samples, images, strict=True)
+        ]
+        if plan.suffix:
+            seeds = batch.draws.select_position(plan.suffix_position).seeds()
+            samples = run_in_torch(plan, samples, seeds, lambda row: reader.name(batch.rows[row]), unpack=True)
+        self.clock.lap("torch" if plan.suffix else "collate")
+        data = samples if self._auto_collation else samples[0]
+        if stack or not len(batch.rows):
+            data = self._collate(data)
+        else:
+            draws = batch.draws.select_position(plan.suffix_position + 2)
+            data = call_seeded(self._collate, data, draws=draws, device=self._native.device)
+        return self._transfer(data)
 
     def _samples(self, batch: Batch, plan: Plan, views: Views, labels: Labels | None) -> tuple[list[Any], list[Any]]:
         """Return images after the transforms that torch runs, and targets as the dataset gives them."""

@@ -99,6 +99,7 @@ def _describe_native(loader: DataLoader[Any], options: LoaderOptions, native: Na
         "source": f"{source.describe()}; its targets do not pass through DALI",
         **({"decode": decoding} if (decoding := native.reader.describe_decoding()) else {}),
         "": str(plan),
+        **({"targets": _describe_moves(native)} if source.annotations else {}),
         "output": _describe_output(plan),
         "collate": f"{_function_name(loader.collate_fn)}, in this process",
         **_describe_batch_transform(options),
@@ -115,6 +116,13 @@ def _describe_native(loader: DataLoader[Any], options: LoaderOptions, native: Na
         **on_error,
         "no effect": "; ".join(no_effect),
     }
+
+
+def _describe_moves(native: NativePlan) -> str:
+    """Return how the boxes, masks and key points of a native dataset move."""
+    names = ", ".join(sorted(kind.__name__ for kind in native.source.annotations))
+    alone = "; transform= of the dataset is for images alone" if native.source.transform is not None else ""
+    return _describe_targets(names, [native.plan]) + ("" if native.source.is_joint else alone)
 
 
 def _describe_worker_fed(

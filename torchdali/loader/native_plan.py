@@ -15,6 +15,7 @@ from torchdali.pipeline.pool import PipelinePool
 from torchdali.pipeline.readers import Reader
 from torchdali.pipeline.retry import RetryingPrefetcher
 from torchdali.pipeline.tuning import Threads
+from torchdali.samples.annotations import LabelsGetters
 from torchdali.samples.on_error import ErrorPolicy
 from torchdali.sources import Source
 
@@ -33,6 +34,7 @@ class NativePlan:
         threads: Chooses the number of DALI's CPU threads.
         prefetch_depth: Number of batches in flight.
         cache: The cache of files or images, if there is one.
+        labels_getters: Those of the transforms, which find the labels of boxes.
     """
 
     key: object
@@ -42,6 +44,7 @@ class NativePlan:
     threads: Threads
     prefetch_depth: int
     cache: Cache | None = None
+    labels_getters: LabelsGetters = ()
 
     @property
     def source(self) -> Source:
@@ -57,6 +60,11 @@ class NativePlan:
     def device(self) -> torch.device:
         """The device of the batches."""
         return self.pool.plan.device
+
+    @property
+    def has_default_labels(self) -> bool:
+        """Whether the transforms look for labels where torchvision's own datasets have them."""
+        return all(argument == "default" for _, argument in self.labels_getters)
 
     def open(self, timeout: float, sampler: Any, clock: Clock, errors: ErrorPolicy) -> Prefetcher | RetryingPrefetcher:
         """Return the prefetcher for one epoch, whose samples come from ``sampler``."""

@@ -17,12 +17,14 @@ from torchdali.loader.native_plan import NativePlan
 from torchdali.loader.options import LoaderOptions
 from torchdali.loader.stats import Probe
 from torchdali.pipeline import graph
+from torchdali.pipeline.annotations import check_annotations
 from torchdali.pipeline.cache import Cache, build_cache, check_has_files
 from torchdali.pipeline.compile import compile_plan, fuse
 from torchdali.pipeline.pool import PipelineCache, PipelinePool
 from torchdali.pipeline.readers import FileReader, Reader, open_reader
 from torchdali.pipeline.tuning import Threads, check_numbers, choose_prefetch_depth
 from torchdali.runtime import devices, machine
+from torchdali.samples.annotations import find_labels_getters
 from torchdali.samples.on_error import ErrorPolicy
 from torchdali.samples.tree import is_default_collate
 from torchdali.sources import Source, dataset_state, from_dataset
@@ -165,7 +167,13 @@ class Session:
         if source is not reader.source:
             reader = open_reader(source)
         chain: tuple[Any, ...] = tuple(flatten(source.transform) + flatten(options.transform))
-        plan = compile_plan(list(chain), device, options.fidelity, source.spec, source.kind)
+        arguments = list(chain), device, options.fidelity, source.spec, source.kind
+        plan = compile_plan(*arguments)
+        if source.annotations:
+            joint: Any = chain if source.is_joint else flatten(options.transform)
+            check_annotations(joint, source.annotations)
+            if end := plan.end_with_annotations:
+                plan = compile_plan(*arguments, until=end)
         if plan.adjust_orientation != reader.adjust_orientation and source.kind.is_encoded:
             reader = self.reader = open_reader(source, plan.adjust_orientation)
         reader.move_to(device)
@@ -194,7 +202,7 @@ class Session:
             size * (plan.sample_bytes + reader.sample_bytes), machine.memory_for_batches(device)
         )
         pool = PipelinePool(plan, size, threads, resident, options.decode_bytes)
-        return NativePlan(key, reader, pool, chain, threads, depth, self.cache)
+        return NativePlan(key, reader, pool, chain, threads, depth, self.cache, find_labels_getters(chain))
 
     def build_proxy_plan(self, options: LoaderOptions, loader: DataLoader[Any]) -> ProxyPlan | None:
         """Return the plan for a worker-fed dataset; None if ``DataLoader`` does everything."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,6 +42,7 @@ class Batch:
         inputs: The parameters that are fed for it.
         targets: The boxes, masks and key points of its samples, after all moves, if there are any.
         masks: The mask files of its samples, a batch for each dtype.
+        collect: Makes the targets, anew if the batch runs again. Without it the reader has them.
     """
 
     reader: Reader
@@ -59,6 +61,7 @@ class Batch:
     inputs: Inputs = field(default_factory=dict[str, npt.NDArray[Any]])
     targets: Targets | None = None
     masks: list[Batch] = field(default_factory=list["Batch"])
+    collect: Callable[[Batch], Targets | None] | None = None
 
     @property
     def num_images(self) -> int:

@@ -30,7 +30,6 @@ from torchdali.transforms.targets.stored import EncodedMask
 __all__ = ["Batch", "Prefetcher"]
 
 _SCAN_THREADS = 16
-
 _HELD_RUNS = 2
 """The files and PIL's pixels of all runs in flight take at most as much memory as so many runs."""
 
@@ -199,7 +198,7 @@ class Prefetcher:
             self._clock.lap("headers")
         try:
             batch.size = batch.reader.sizes(batch.rows)
-            batch.targets = batch.reader.targets(batch.rows)  # new ones if the batch runs again
+            batch.targets = batch.collect(batch) if batch.collect else batch.reader.targets(batch.rows)
             draws, size = batch.pool.plan.expand_frames(batch.draws, batch.size)
             batch.inputs, batch.params = batch.pool.plan.draw(draws, size, batch.targets)
         except SampleTransformError as error:

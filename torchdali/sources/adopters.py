@@ -24,6 +24,7 @@ from torchdali.sources.headers.table import HeaderColumns
 from torchdali.sources.index import ImageIndex
 from torchdali.sources.paths import Paths, read_samples
 from torchdali.sources.source import Source, Targets
+from torchdali.sources.wrapped import WRAPPED_CLASSES, WrappedFiles, find_inner, get_transforms, get_wrapped_state
 from torchdali.transforms import find_rule, flatten, snapshot
 from torchdali.transforms.spec import IntArray
 
@@ -75,7 +76,7 @@ def _open(dataset: Any) -> Source:
     _check_same_transform(leaves)
     functions = [getattr(leaf, "target_transform", None) for leaf in leaves]
     if kinds == {_OWN}:
-        sources: list[Source] = [leaf.torchdali_source() for leaf in leaves]
+        sources = [_open_own(leaf) for leaf in leaves]
         whole = len(leaves) == 1 and isinstance(places, range)
         return sources[0] if whole else CombinedSource(sources, *_rows_of_leaves(ends, _array(places)))
     if kinds == {_ARRAYS}:
@@ -92,6 +93,15 @@ def _open(dataset: Any) -> Source:
     paths, values, columns, files = _files(leaves, ends[-1], places)
     targets = Targets(values, functions, which)
     return _DatasetFiles(dataset, paths, targets, leaves[0].transform, description, columns, files)
+
+
+def _open_own(leaf: Any) -> Source:
+    return WrappedFiles(leaf) if _is_wrapped(leaf) else leaf.torchdali_source()
+
+
+def _is_wrapped(dataset: Any) -> bool:
+    """Return whether torchvision wrapped a dataset for its transforms v2 whose files and boxes are known."""
+    return type(find_inner(dataset)).__name__ in WRAPPED_CLASSES
 
 
 _FILES, _ARRAYS, _OWN = "image folders", "datasets in memory", "datasets with a source of their own"
@@ -180,6 +190,10 @@ def _state(dataset: Any) -> object:
         return _digest(_indices(dataset.indices)), _state(dataset.dataset)
     if _is_plain(dataset, ConcatDataset):
         return list(dataset.cumulative_sizes), [_state(one) for one in dataset.datasets]
+    if _is_wrapped(dataset):
+        parts = get_wrapped_state(dataset)
+        lists = [_Objects(cast("list[Any]", part)) for part in parts if isinstance(part, list)]
+        return _Objects(parts), lists, repr(parts[0]), snapshot(parts[0])
     base = _base(dataset)
     if _has_own_source(dataset):
         own = [getattr(dataset, name, None) for name in ("transform", "target_transform")]
@@ -252,7 +266,7 @@ def _array(places: _Places) -> IntArray:
 
 def _base(dataset: Any) -> type[Any] | None:
     """Return the known class that a dataset is of; None if it is of none, or has a source of its own."""
-    if _has_own_source(dataset):
+    if _has_own_source(dataset) or _is_wrapped(dataset):
         return None
     bases: tuple[type[Any], ...] = (Subset, ConcatDataset, ImageIndex, *FILE_CLASSES)
     return next((base for base in bases if isinstance(dataset, base)), None) or find_base_class(dataset)
@@ -288,6 +302,8 @@ def _checked(dataset: Any) -> int:
     name = type(dataset).__name__
     if isinstance(dataset, IterableDataset):
         raise UnsupportedDatasetError(f"{name} is an IterableDataset. {_HINT}.")
+    if _is_wrapped(dataset):
+        return len(dataset)
     base = _base(dataset)
     if base is None and any(_METHOD in vars(kind) for kind in type(dataset).__mro__):
         if not _has_own_source(dataset):
@@ -329,7 +345,9 @@ def _image_backend() -> str:
 
 
 def _check_same_transform(leaves: Sequence[Any]) -> None:
-    transforms: list[Any] = [getattr(leaf, "transform", None) for leaf in leaves]
+    transforms: list[Any] = [
+        get_transforms(leaf)[0] if _is_wrapped(leaf) else getattr(leaf, "transform", None) for leaf in leaves
+    ]
     for other in transforms[1:]:
         if other is transforms[0]:
             continue

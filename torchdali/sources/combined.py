@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import numpy as np
 
 from torchdali.errors import UnsupportedDatasetError
 from torchdali.sources.headers.table import HeaderColumns, HeaderTable
-from torchdali.sources.source import Labels, Source
+from torchdali.sources.source import BoxColumns, Labels, Source
 from torchdali.transforms.spec import InputKind, IntArray
 
 __all__ = ["CombinedSource"]
@@ -36,6 +36,9 @@ class CombinedSource(Source):
         self.is_pair = all(source.is_pair for source in sources)
         self.is_mapped = all(source.is_mapped for source in sources)
         self._are_alike = len({(type(source), source.is_pair) for source in sources}) == 1
+        self.annotations = frozenset[type]().union(*(source.annotations for source in sources))
+        self.is_joint = first.is_joint
+        self.draws_targets = any(source.draws_targets for source in sources)
         for other in sources[1:]:
             kind = other.kind, other.spec, other.resident, other.num_frames
             if kind != (self.kind, self.spec, self.resident, self.num_frames):
@@ -98,6 +101,41 @@ class CombinedSource(Source):
         """Return the target that the source makes."""
         which, part = cast("tuple[int, Any]", parts)
         return self._sources[which].make_target(part)
+
+    def annotated_targets(self, rows: IntArray, size: IntArray) -> list[Any]:
+        """Return the targets of some samples, each as its source makes it."""
+        targets: list[Any] = [None] * len(rows)
+        for source, positions in self._split(rows):
+            made = source.annotated_targets(self._rows[rows[positions]], size[positions])
+            for position, target in zip(positions.tolist(), made, strict=True):
+                targets[position] = target
+        return targets
+
+    def box_columns(self, rows: IntArray) -> BoxColumns | None:
+        """Return the targets of some samples; None if a source has them in no such form, or in another dtype."""
+        targets: list[dict[str, Any]] = [{} for _ in rows]
+        parts: list[BoxColumns] = []
+        for source, positions in self._split(rows):
+            part = source.box_columns(self._rows[rows[positions]])
+            if part is None or part.boxes.dtype != (parts or [part])[0].boxes.dtype:
+                return None
+            parts.append(part._replace(owners=positions[part.owners]))
+            for position, target in zip(positions.tolist(), part.targets, strict=True):
+                targets[position] = target
+        if not parts:
+            return None
+        _, boxes, labels, counts, owners = (list(column) for column in zip(*parts, strict=True))
+        counts, owners = np.concatenate(counts), np.concatenate(owners)
+        order = np.argsort(np.repeat(owners, counts), kind="stable")
+        boxes, labels, leaves = np.concatenate(boxes)[order], np.concatenate(labels)[order], np.argsort(owners)
+        return BoxColumns(targets, boxes, labels, counts[leaves], owners[leaves])
+
+    def _split(self, rows: IntArray) -> Iterator[tuple[Source, IntArray]]:
+        """Yield each source that has some of the rows, and the positions of these."""
+        which = self._which[rows]
+        for i, source in enumerate(self._sources):
+            if len(positions := np.flatnonzero(which == i)):
+                yield source, positions
 
     def make_sample(self, row: int, image: Any, target: Any) -> Any:
         """Return a sample as its source makes it."""

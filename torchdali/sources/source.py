@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,10 +13,28 @@ import torch
 from torchdali.sources.headers.table import HeaderTable
 from torchdali.transforms.spec import InputKind, IntArray, Spec
 
-__all__ = ["Labels", "Source", "Targets"]
+__all__ = ["BoxColumns", "Labels", "Source", "Targets"]
 
 Labels = IntArray | dict[str, IntArray]
 """``(N,)`` int64 targets of samples; if targets are dictionaries, such an array for each key."""
+
+
+class BoxColumns(NamedTuple):
+    """The targets of N samples, dictionaries with boxes and labels, which are taken together.
+
+    Attributes:
+        targets: The dictionaries. Those with boxes have None as ``"boxes"`` and ``"labels"``.
+        boxes: ``(M, 4)`` corners of the boxes of all samples, one sample after another.
+        labels: ``(M,)`` int64 labels of the boxes.
+        counts: ``(L,)`` numbers of boxes of the samples that have any such keys.
+        owners: ``(L,)`` which samples these are, ascending.
+    """
+
+    targets: list[dict[str, Any]]
+    boxes: npt.NDArray[Any]
+    labels: IntArray
+    counts: IntArray
+    owners: IntArray
 
 
 class Source(ABC):
@@ -34,6 +52,10 @@ class Source(ABC):
         is_mapped: Whether :meth:`read` returns views of mapped memory, and so takes no time.
         num_frames: Number of frames of each sample, if samples are videos; else 0.
         is_pair: Whether a sample is a pair of image and target. If not, :meth:`make_sample` makes it.
+        annotations: Types of the ``tv_tensors`` in targets that move with the images: ``BoundingBoxes``, ``Mask`` and
+            ``KeyPoints``. Then :meth:`annotated_targets` is called, and not :meth:`target`.
+        is_joint: Whether ``transform`` takes whole samples, so that it moves annotations. Otherwise it takes images.
+        draws_targets: Whether random numbers may be drawn while annotated targets are made.
     """
 
     kind: InputKind = InputKind.ENCODED
@@ -43,6 +65,9 @@ class Source(ABC):
     is_mapped: bool = False
     num_frames: int = 0
     is_pair: bool = True
+    annotations: frozenset[type] = frozenset()
+    is_joint: bool = False
+    draws_targets: bool = True
 
     @abstractmethod
     def __len__(self) -> int:
@@ -90,6 +115,19 @@ class Source(ABC):
     def make_target(self, parts: Any) -> Any:
         """Return the target of a sample, of what :meth:`read_parts` read."""
         return parts
+
+    def annotated_targets(self, rows: IntArray, size: IntArray) -> list[Any]:
+        """Return the targets of some samples, with boxes, masks or key points of their own.
+
+        Args:
+            rows: ``(N,)`` int64.
+            size: ``(N, 2)`` heights and widths of the images.
+        """
+        return [self.target(row) for row in rows.tolist()]
+
+    def box_columns(self, rows: IntArray) -> BoxColumns | None:
+        """Return what :meth:`annotated_targets` returns in another form, which takes less time; None without one."""
+        return None
 
     def make_sample(self, row: int, image: Any, target: Any) -> Any:
         """Return the sample of a transformed image and its target, as ``__getitem__`` of the dataset returns it."""

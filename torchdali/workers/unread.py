@@ -7,7 +7,6 @@ wrapper build the target, and passes on the path. Of a mask file it passes on th
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -19,6 +18,7 @@ from torchvision import tv_tensors
 
 from torchdali.samples.tree import tree_map
 from torchdali.sources.mask_files import read_mask
+from torchdali.sources.wrapped import WRAPPED_CLASSES, find_inner
 from torchdali.transforms.targets.stored import EncodedMask
 
 __all__ = ["leave_images_unread"]
@@ -112,31 +112,15 @@ def _read_mask(path: Any) -> Any:
 
 def _find_reader(dataset: Any) -> tuple[Callable[[Any, int], tuple[Any, Any]], bool] | None:
     """Return how the image and the target of a wrapped dataset are found; None if it is something else."""
-    inner = cast("Any", getattr(dataset, "__dict__", {}).get("_dataset"))
-    name = type(inner).__name__
-    if name not in _READERS:
-        return None
-    from torchvision import datasets  # here, so that a spawned worker of a plain loader imports nothing of it
-    from torchvision.tv_tensors._dataset_wrapper import VisionDatasetTVTensorWrapper
-
-    wrapper: Any = VisionDatasetTVTensorWrapper
-    is_wrapped = cast("Any", type(dataset)).__getitem__ is wrapper.__getitem__
-    is_known = type(inner) is getattr(datasets, name, None)
-    return _READERS[name] if is_wrapped and is_known and dataset.transforms is None else None
+    name = type(find_inner(dataset)).__name__
+    if name in WRAPPED_CLASSES and dataset.transforms is None:
+        return partial(_read_wrapped, name), WRAPPED_CLASSES[name].is_converted
+    return _READERS[name] if name in _READERS and dataset.transforms is None else None
 
 
-def _read_coco(dataset: Any, index: int) -> tuple[Any, Any]:
-    image = dataset.ids[index]
-    name: str = dataset.coco.loadImgs(image)[0]["file_name"]
-    path = os.path.join(dataset.root, name)  # noqa: PTH118 - as torchvision
-    return path, dataset._load_target(image)  # noqa: SLF001 - torchvision's
-
-
-def _read_voc_boxes(dataset: Any, index: int) -> tuple[Any, Any]:
-    from torchvision.datasets import voc
-
-    tree: Any = cast("Any", voc).ET_parse(dataset.annotations[index])
-    return dataset.images[index], dataset.parse_voc_xml(tree.getroot())
+def _read_wrapped(name: str, dataset: Any, index: int) -> tuple[Any, Any]:
+    kind = WRAPPED_CLASSES[name]
+    return kind.get_path(dataset, index), kind.get_target(dataset, index)
 
 
 def _read_voc_mask(dataset: Any, index: int) -> tuple[Any, Any]:
@@ -145,22 +129,6 @@ def _read_voc_mask(dataset: Any, index: int) -> tuple[Any, Any]:
 
 def _read_sbd(dataset: Any, index: int) -> tuple[Any, Any]:
     return dataset.images[index], dataset._get_target(dataset.masks[index])  # noqa: SLF001 - torchvision's
-
-
-def _read_kitti(dataset: Any, index: int) -> tuple[Any, Any]:
-    return dataset.images[index], dataset._parse_target(index) if dataset.train else None  # noqa: SLF001 - torchvision's
-
-
-def _read_wider_face(dataset: Any, index: int) -> tuple[Any, Any]:
-    item = dataset.img_info[index]
-    return item["img_path"], None if dataset.split == "test" else item["annotations"]
-
-
-def _read_celeba(dataset: Any, index: int) -> tuple[Any, Any]:
-    folder = os.path.join(dataset.root, dataset.base_folder, "img_align_celeba")  # noqa: PTH118 - as torchvision
-    columns = {"identity": lambda: dataset.identity[index, 0], "bbox": lambda: dataset.bbox[index, :]}
-    targets = [columns[kind]() for kind in dataset.target_type]
-    return os.path.join(folder, dataset.filename[index]), _join(targets)  # noqa: PTH118
 
 
 def _read_pet(dataset: Any, index: int) -> tuple[Any, Any]:
@@ -185,14 +153,10 @@ def _join(targets: list[Any]) -> Any:
 
 
 _READERS: dict[str, tuple[Callable[[Any, int], tuple[Any, Any]], bool]] = {
-    "CocoDetection": (_read_coco, True),
-    "VOCDetection": (_read_voc_boxes, True),
     "VOCSegmentation": (_read_voc_mask, True),
     "SBDataset": (_read_sbd, True),
-    "Kitti": (_read_kitti, False),
-    "WIDERFace": (_read_wider_face, False),
-    "CelebA": (_read_celeba, False),
     "OxfordIIITPet": (_read_pet, True),
     "Cityscapes": (_read_cityscapes, True),
 }
-"""By the class of the dataset inside: how a sample is found, and whether images are converted to RGB."""
+"""By the class of the dataset inside, if it has masks: how a sample is found, and whether images are converted to RGB.
+"""

@@ -83,7 +83,7 @@ class Cache(lifecycle.Resource, ABC):
 
 
 def check_has_files(kind: Kind | None, source: Source | None, why_not_native: str) -> None:
-    """Raise ValueError if a cache was asked for and the dataset has no files for it.
+    """Raise ValueError if a cache was asked for and the dataset has no files for it, or boxes that it cannot move.
 
     Args:
         kind: The loader's argument ``cache``.
@@ -96,6 +96,11 @@ def check_has_files(kind: Kind | None, source: Source | None, why_not_native: st
         raise ValueError(
             f"cache={kind!r} keeps files by their path, size and time of modification, which only image folders "
             f"tell: {why}"
+        )
+    if kind == "device" and source is not None and source.annotations:
+        raise ValueError(
+            "cache must be None or 'host' for a dataset whose boxes, masks or key points move, got 'device', which "
+            "keeps images after their first transforms"
         )
 
 

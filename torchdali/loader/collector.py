@@ -1,0 +1,155 @@
+"""The targets of a batch of a native dataset, whose boxes, masks and key points move with the images."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torchvision import tv_tensors
+
+from torchdali.loader.native_plan import NativePlan
+from torchdali.pipeline.fallback import seeded
+from torchdali.pipeline.feed import Batch
+from torchdali.samples.tree import Placeholder, build_tree, tree_leaves, tree_map, with_placeholders
+from torchdali.sources import is_system_fault
+from torchdali.sources.source import BoxColumns
+from torchdali.transforms.spec import IntArray
+from torchdali.transforms.targets import Boxes, Targets
+from torchdali.transforms.targets.ragged import canvas
+from torchdali.workers.packed_targets import Move, PackedTargets, pack_targets
+
+__all__ = ["TargetCollector"]
+
+_IMAGE = Placeholder(0)
+
+
+class TargetCollector:
+    """Makes the targets of one batch before its images run, and puts what was moved into them after that.
+
+    Args:
+        native: The plan.
+    """
+
+    def __init__(self, native: NativePlan) -> None:
+        self._native = native
+        self._samples: list[Any] = []
+        self._packed: PackedTargets | None = None
+        self._columns: BoxColumns | None = None
+
+    def __call__(self, batch: Batch) -> Targets | None:
+        """Make the targets anew. Return their boxes, masks and key points, or None if there are none.
+
+        Raises:
+            SampleError: A target cannot be made.
+        """
+        self._packed = self._columns = None
+        self._samples = []
+        if not len(batch.rows):
+            return None
+        try:
+            if self._native.has_default_labels:
+                self._columns = self._native.source.box_columns(batch.rows)
+            if self._columns is not None:
+                return _collect_columns(self._columns, batch.size)
+            targets = self._make_targets(batch)
+        except Exception:
+            self._blame(batch)
+            raise
+        return self._pack(batch, targets)
+
+    def _make_targets(self, batch: Batch) -> list[Any]:
+        source, rows, size = self._native.source, batch.rows, batch.size
+        if not source.draws_targets:
+            return source.annotated_targets(rows, size)
+        seeds = batch.draws.select_position(self._native.plan.suffix_position).seeds()
+        targets: list[Any] = []
+        with seeded(self._native.device) as seed:
+            for i, number in enumerate(seeds.tolist()):
+                seed(number)
+                targets += source.annotated_targets(rows[i : i + 1], size[i : i + 1])
+        return targets
+
+    def _blame(self, batch: Batch) -> None:
+        """Raise SampleError for the sample whose target cannot be made; nothing if there is none."""
+        with seeded(self._native.device):
+            for i, row in enumerate(batch.rows.tolist()):
+                try:
+                    self._native.source.annotated_targets(batch.rows[i : i + 1], batch.size[i : i + 1])
+                except Exception as error:
+                    if is_system_fault(error):
+                        raise
+                    raise batch.reader.error(row, f"the dataset raised {_describe(error)}") from error
+
+    def _pack(self, batch: Batch, targets: list[Any]) -> Targets | None:
+        rows = batch.rows.tolist()
+        trees = [build_tree(sample) for sample in self._make_samples(rows, targets)]
+        images = [[pair for pair in tree_leaves(tree) if pair[1] is _IMAGE] for tree in trees]
+        packed, annotations, reasons = pack_targets(trees, images, self._native.labels_getters)
+        for i, (name, reason) in reasons.items():
+            raise batch.reader.error(rows[i], f"{name}: {reason}")
+        self._samples = [
+            with_placeholders(tree, [*found, *each.leaves])
+            for tree, found, each in zip(trees, images, annotations, strict=True)
+        ]
+        self._packed = packed
+        if packed is None:
+            return None
+        differing = np.flatnonzero((packed.targets.size != batch.size).any(axis=1) & packed.exist)
+        if self._native.plan.moves and len(differing):
+            i = int(differing[0])
+            size, canvas = tuple(batch.size[i].tolist()), tuple(packed.targets.size[i].tolist())
+            raise batch.reader.error(
+                rows[i],
+                f"Found multiple HxW dimensions in the sample: {size} of the image, {canvas} of boxes, masks or key "
+                "points; bring them to one size in the dataset",
+            )
+        return packed.select(np.arange(len(rows)), batch.size)
+
+    def finish(self, batch: Batch, move: Move) -> list[Any]:
+        """Return the samples of a batch after all moves, with a placeholder for each image.
+
+        Args:
+            batch: The batch.
+            move: Copies tensors to the device of the images.
+        """
+        if self._columns is not None and batch.targets is not None:
+            return self._make_samples(batch.rows.tolist(), _fill_columns(self._columns, batch.targets, move))
+        if self._packed is None or batch.targets is None:
+            return self._samples
+        parts = self._packed.unpack(batch.targets, np.arange(len(batch.rows)), move)
+        return [
+            tree_map(sample, lambda leaf, i=i: parts[i, leaf.number] if _is_part(leaf) else leaf)
+            for i, sample in enumerate(self._samples)
+        ]
+
+    def _make_samples(self, rows: list[int], targets: list[Any]) -> list[Any]:
+        make = self._native.source.make_sample
+        return [make(row, _IMAGE, target) for row, target in zip(rows, targets, strict=True)]
+
+
+def _is_part(leaf: Any) -> bool:
+    return isinstance(leaf, Placeholder) and leaf.number > _IMAGE.number
+
+
+def _describe(error: Exception) -> str:
+    return f"{type(error).__name__}({error})" if isinstance(error, OSError) else repr(error)  # names the file
+
+
+def _collect_columns(columns: BoxColumns, size: IntArray) -> Targets:
+    empty: Any = tv_tensors.BoundingBoxes(torch.empty(0, 4), format="XYXY", canvas_size=(1, 1))  # pyright: ignore
+    boxes = Boxes(columns.boxes, columns.counts, columns.owners, empty.format, empty.clamping_mode)
+    return Targets(size, [boxes])
+
+
+def _fill_columns(columns: BoxColumns, moved: Targets, move: Move) -> list[Any]:
+    """Return the targets with boxes after all moves, and without the labels of boxes that were dropped."""
+    (boxes,) = moved.boxes
+    labels = torch.from_numpy(columns.labels[boxes.kept])
+    values, labels = move([torch.from_numpy(np.ascontiguousarray(boxes.values)), labels])
+    counts = boxes.counts.tolist()
+    tensors: Any = values.split(counts), labels.split(counts)
+    for i, tensor, label in zip(boxes.owners.tolist(), *tensors, strict=True):
+        wrapped = tensor if moved.is_pure else boxes.wrap(tensor, canvas(moved.size, i))
+        columns.targets[i].update(boxes=wrapped, labels=label)
+    return columns.targets

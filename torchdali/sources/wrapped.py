@@ -1,0 +1,319 @@
+"""torchvision's wrapped datasets of boxes: their files and annotations, without a call of ``__getitem__``.
+
+``wrap_dataset_for_transforms_v2`` needs the size of an image, and not its pixels. Here it gets an image without pixels,
+whose size comes from the file's header. So its own code makes each target.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import PIL.Image
+import torch
+from torchvision import datasets, tv_tensors
+from torchvision.datasets import voc
+from torchvision.datasets.vision import StandardTransform
+from torchvision.transforms import v2
+from torchvision.tv_tensors._dataset_wrapper import (  # pyright: ignore[reportMissingTypeStubs]
+    VisionDatasetTVTensorWrapper,
+)
+
+from torchdali.errors import UnsupportedDatasetError
+from torchdali.sources.folder import FileSource
+from torchdali.sources.headers.header import FRAMES, HEADER_BYTES, PNG_SIGNATURE
+from torchdali.sources.image_size import image_size
+from torchdali.sources.paths import Paths, build_table
+from torchdali.sources.source import BoxColumns
+from torchdali.transforms import find_rule, flatten
+from torchdali.transforms.spec import IntArray
+
+__all__ = ["WRAPPED_CLASSES", "WrappedFiles", "find_inner", "find_joint_chain", "get_transforms", "get_wrapped_state"]
+
+_open: Callable[..., Any] = PIL.Image.open
+
+
+class WrappedClass(NamedTuple):
+    """How the samples of a dataset are found.
+
+    Attributes:
+        get_path: Returns the path of an image, by the dataset inside and an index.
+        get_target: Returns a target as it is without the wrapper.
+        is_converted: Whether images are converted to RGB.
+        attributes: Those that decide what the samples are.
+    """
+
+    get_path: Callable[[Any, int], Any]
+    get_target: Callable[[Any, int], Any]
+    is_converted: bool
+    attributes: tuple[str, ...]
+
+
+def _get_coco_path(dataset: Any, index: int) -> str:
+    name: str = dataset.coco.loadImgs(dataset.ids[index])[0]["file_name"]
+    return os.path.join(dataset.root, name)  # noqa: PTH118 - as torchvision
+
+
+def _get_coco_target(dataset: Any, index: int) -> Any:
+    return dataset._load_target(dataset.ids[index])  # noqa: SLF001 - torchvision's
+
+
+def _get_path(dataset: Any, index: int) -> str:
+    return dataset.images[index]
+
+
+def _get_wider_face_path(dataset: Any, index: int) -> str:
+    return dataset.img_info[index]["img_path"]
+
+
+def _get_voc_target(dataset: Any, index: int) -> Any:
+    tree: Any = cast("Any", voc).ET_parse(dataset.annotations[index])
+    return dataset.parse_voc_xml(tree.getroot())
+
+
+def _get_kitti_target(dataset: Any, index: int) -> Any:
+    return dataset._parse_target(index) if dataset.train else None  # noqa: SLF001 - torchvision's
+
+
+def _get_wider_face_target(dataset: Any, index: int) -> Any:
+    return None if dataset.split == "test" else dataset.img_info[index]["annotations"]
+
+
+def _get_celeba_path(dataset: Any, index: int) -> str:
+    folder = os.path.join(dataset.root, dataset.base_folder, "img_align_celeba")  # noqa: PTH118 - as torchvision
+    return os.path.join(folder, dataset.filename[index])  # noqa: PTH118
+
+
+def _get_celeba_target(dataset: Any, index: int) -> Any:
+    columns = {"identity": lambda: dataset.identity[index, 0], "bbox": lambda: dataset.bbox[index, :]}
+    targets = [columns[kind]() for kind in dataset.target_type]
+    return tuple(targets) if len(targets) > 1 else targets[0] if targets else None
+
+
+WRAPPED_CLASSES: dict[str, WrappedClass] = {
+    "CocoDetection": WrappedClass(_get_coco_path, _get_coco_target, True, ("ids", "coco")),
+    "VOCDetection": WrappedClass(_get_path, _get_voc_target, True, ("images", "targets")),
+    "Kitti": WrappedClass(_get_path, _get_kitti_target, False, ("images", "targets")),
+    "WIDERFace": WrappedClass(_get_wider_face_path, _get_wider_face_target, False, ("img_info",)),
+    "CelebA": WrappedClass(
+        _get_celeba_path, _get_celeba_target, False, ("filename", "identity", "bbox", "target_type")
+    ),
+}
+"""By the class of the dataset inside. None of them has masks, except ``CocoDetection`` if they are asked for."""
+
+
+def find_inner(dataset: Any) -> Any:
+    """Return the dataset of torchvision's own class that ``wrap_dataset_for_transforms_v2`` wrapped; None without."""
+    inner = cast("Any", getattr(dataset, "__dict__", {}).get("_dataset"))
+    wrapper: Any = VisionDatasetTVTensorWrapper
+    is_wrapped = getattr(cast("Any", type(dataset)), "__getitem__", None) is wrapper.__getitem__
+    return inner if is_wrapped and type(inner) is getattr(datasets, type(inner).__name__, None) else None
+
+
+def find_joint_chain(dataset: Any) -> list[Any] | None:
+    """Return the transforms of a wrapped dataset that take a whole sample; None if torchdali cannot take them over.
+
+    It can for transforms of ``torchvision.transforms.v2``, and without any.
+    """
+    joint: Any = dataset.transforms
+    chain = flatten(joint)
+    return chain if all(isinstance(leaf, v2.Transform) for leaf in chain) else None
+
+
+def get_wrapped_state(dataset: Any) -> list[Any]:
+    """Return the objects that decide what the samples of a wrapped dataset are; first its transforms."""
+    inner = find_inner(dataset)
+    attributes = WRAPPED_CLASSES[type(inner).__name__].attributes
+    return [*get_transforms(dataset), inner, *(getattr(inner, name) for name in attributes)]
+
+
+def get_transforms(dataset: Any) -> tuple[Any, Any]:
+    """Return the transform of images, or of whole samples, of a wrapped dataset; and that of targets, or None."""
+    joint: Any = dataset.transforms
+    is_standard = isinstance(joint, StandardTransform) and joint.__class__ is StandardTransform
+    return (cast("Any", joint.transform), cast("Any", joint.target_transform)) if is_standard else (joint, None)
+
+
+class _Unread(PIL.Image.Image):
+    """An image without pixels, of which torchvision's wrapper asks the size.
+
+    Args:
+        height: Height in pixels.
+        width: Width in pixels.
+    """
+
+    def __init__(self, height: int, width: int) -> None:
+        super().__init__()
+        self._size = (width, height)
+
+
+class WrappedFiles(FileSource):
+    """The image files of a wrapped dataset, and its targets with boxes.
+
+    Args:
+        dataset: What ``wrap_dataset_for_transforms_v2`` returned for one of :data:`WRAPPED_CLASSES`.
+
+    Raises:
+        UnsupportedDatasetError: Its samples have masks, its images keep the mode of their files and one is not RGB, or
+            its transforms are not torchvision's.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset, self._inner = dataset, find_inner(dataset)
+        name = type(self._inner).__name__
+        self._class = WRAPPED_CLASSES[name]
+        self._keys = _find_keys(dataset, name)
+        if name == "CocoDetection" and "masks" in self._keys:
+            raise UnsupportedDatasetError(
+                f"{name} has masks, which are made where its samples are; DALI decodes its image files, and no worker "
+                "does"
+            )
+        transform, self.is_joint, self._target_transform = _split_transforms(dataset, name)
+        paths = [self._class.get_path(self._inner, i) for i in range(len(self._inner))]
+        if not self._class.is_converted:
+            _check_modes(name, paths)
+        super().__init__(Paths([build_table(paths)]), None, transform, f"{len(paths):,} files ({name})")
+        self._cache: dict[int, tuple[Any, Any]] = {}
+        is_test = (name == "Kitti" and not self._inner.train) or (name == "WIDERFace" and self._inner.split == "test")
+        if not is_test and ("bbox" if name in ("WIDERFace", "CelebA") else "boxes") in self._keys:
+            self.annotations = frozenset({cast("type", tv_tensors.BoundingBoxes)})
+        self.draws_targets = self._target_transform is not None
+
+    def __reduce__(self) -> Any:
+        return WrappedFiles, (self._dataset,)
+
+    def target(self, row: int) -> Any:
+        """Return the target of a sample."""
+        size = np.array([image_size(self.name(row))]) if self.annotations else np.ones((1, 2), np.int64)
+        return self.annotated_targets(np.array([row]), size)[0]
+
+    def annotated_targets(self, rows: IntArray, size: IntArray) -> list[Any]:
+        """Return the targets of some samples, as torchvision's wrapper makes them."""
+        function = self._target_transform
+        targets = [self._wrap(row, *canvas) for row, canvas in zip(rows.tolist(), size.tolist(), strict=True)]
+        return [function(target) for target in targets] if function else targets
+
+    def _wrap(self, row: int, height: int, width: int) -> Any:
+        sample = _Unread(height, width), self._class.get_target(self._inner, row)
+        return self._dataset._wrapper(row, sample)[1]  # noqa: SLF001 - torchvision's
+
+    def box_columns(self, rows: IntArray) -> BoxColumns | None:
+        """Return the targets of some samples with their boxes in one array, or None if only the wrapper makes them."""
+        if self._target_transform or not {"boxes", "labels"} <= self._keys:
+            return None
+        if type(self._inner) is datasets.CocoDetection:
+            return self._coco_columns(rows)
+        if self._keys != {"boxes", "labels"}:  # others may be lists, which the user may change
+            return None
+        parts = [self._read_arrays(row) for row in rows.tolist()]
+        counts = np.array([len(boxes) for boxes, _ in parts], np.int64)
+        targets: list[dict[str, Any]] = [dict.fromkeys(("boxes", "labels")) for _ in parts]
+        boxes, labels = (np.concatenate(column) for column in zip(*parts, strict=True))
+        return BoxColumns(targets, boxes, labels, counts, np.arange(len(parts)))
+
+    def _read_arrays(self, row: int) -> tuple[Any, Any]:
+        """Return the boxes and labels of a sample. Read the file of its annotations once."""
+        if row not in self._cache:
+            target = self._wrap(row, 1, 1)
+            self._cache[row] = target["boxes"].as_subclass(torch.Tensor).numpy(), target["labels"].numpy()
+        return self._cache[row]
+
+    def _coco_columns(self, rows: IntArray) -> BoxColumns | None:
+        inner, others = self._inner, self._keys - {"image_id", "boxes", "masks", "labels"}
+        annotations: list[list[Any]] = [_get_coco_target(inner, row) for row in rows.tolist()]
+        targets: list[dict[str, Any]] = []
+        try:
+            for row, objects in zip(rows.tolist(), annotations, strict=True):
+                target = {"image_id": inner.ids[row]} if "image_id" in self._keys or not objects else {}
+                if objects:
+                    target |= {"boxes": None, "labels": None}
+                    target |= {key: [each[key] for each in objects] for key in others}
+                targets.append(target)
+            flat = [each for objects in annotations for each in objects]
+            boxes = np.array([each["bbox"] for each in flat])
+            labels = np.array([each["category_id"] for each in flat])
+        except (KeyError, ValueError):  # the wrapper says what is wrong
+            return None
+        counts = np.array([len(objects) for objects in annotations], np.int64)
+        if boxes.shape[1:] != (4,) or boxes.dtype.kind not in "if" or labels.dtype.kind != "i" or labels.ndim != 1:
+            return None
+        if boxes.dtype.kind == "f":
+            if _has_integers(boxes, counts, annotations):
+                return None
+            boxes = torch.from_numpy(boxes).to(torch.get_default_dtype()).numpy()
+        boxes = np.concatenate((boxes[:, :2], boxes[:, :2] + boxes[:, 2:]), axis=1)
+        owners = np.flatnonzero(counts)
+        return BoxColumns(targets, boxes, labels, counts[owners], owners)
+
+
+def _find_keys(dataset: Any, name: str) -> set[str]:
+    """Return the keys of targets that the user asked for, or the types of targets of ``CelebA``."""
+    if name == "CelebA":
+        return set(dataset.target_type)
+    keys: Any = dataset._target_keys  # noqa: SLF001 - torchvision's
+    if keys is None:
+        return {"CocoDetection": {"image_id", "boxes", "labels"}, "WIDERFace": {"bbox"}}.get(name, {"boxes", "labels"})
+    return {"boxes", "bbox", "labels", "masks", "annotation"} if keys == "all" else set(keys)
+
+
+def _split_transforms(dataset: Any, name: str) -> tuple[Any, bool, Callable[[Any], Any] | None]:
+    """Return the transforms of a dataset, whether they take whole samples, and the transform of targets."""
+    joint: Any = dataset.transforms
+    if type(joint) is not StandardTransform:
+        if find_joint_chain(dataset) is None:
+            raise UnsupportedDatasetError(
+                f"{name} has transforms= that are not all of torchvision.transforms.v2; give them to the loader as "
+                "transform="
+            )
+        return joint, True, None
+    transform, target_transform = get_transforms(dataset)
+    rules = [find_rule(leaf) for leaf in flatten(transform)]
+    if any(rule is None or rule.moves for rule in rules):
+        raise UnsupportedDatasetError(
+            f"{name} has a transform= that changes its images, and leaves boxes where they are; give it to the loader, "
+            "or as transforms= to the dataset, to move both"
+        )
+    return transform, False, target_transform
+
+
+def _has_integers(boxes: Any, counts: IntArray, annotations: list[list[Any]]) -> bool:
+    """Return whether some samples have boxes of integers alone, which become another dtype, among boxes of floats."""
+    whole = (boxes == np.trunc(boxes)).all(axis=1)
+    ends = np.cumsum(counts).tolist()
+    for end, count, objects in zip(ends, counts.tolist(), annotations, strict=True):
+        if count and whole[end - count : end].all() and all(type(x) is int for each in objects for x in each["bbox"]):
+            return True
+    return False
+
+
+def _check_modes(name: str, paths: list[Any]) -> None:
+    """Raise UnsupportedDatasetError if a file is not RGB: the dataset keeps the mode of its files."""
+    for path in paths:
+        try:
+            with Path(path).open("rb", buffering=0) as file:
+                if _has_three_channels(file.read(HEADER_BYTES)):
+                    continue
+            with _open(path) as image:
+                mode = image.mode
+        except OSError:  # the error comes when its sample is due
+            continue
+        if mode != "RGB":
+            raise UnsupportedDatasetError(
+                f"{name} keeps the mode of its files, and that of {path} is {mode}; its samples differ in channels, as "
+                "in DataLoader"
+            )
+
+
+def _has_three_channels(start: bytes) -> bool:
+    """Return whether a PNG or JPEG is RGB for PIL; False also if its first bytes do not tell."""
+    if start.startswith(PNG_SIGNATURE):
+        return start[24:26] == b"\x08\x02"
+    offset = 2
+    while start[offset : offset + 1] == b"\xff" and offset + 10 <= len(start):
+        if start[offset + 1] in FRAMES:
+            return start[offset + 9] == 3
+        offset += 2 + int.from_bytes(start[offset + 2 : offset + 4], "big")
+    return False
