@@ -18,7 +18,7 @@ from torchvision import datasets
 from torchvision.transforms import v2
 
 from torchdali import DALILoader, SampleError
-from torchdali.workers.unread import UnreadImages, leave_images_unread
+from torchdali.workers.unread import UnreadImages, leave_images_unread, take_transforms
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),
@@ -201,6 +201,36 @@ def test_parts_of_datasets_in_workers(tmp_path: Path) -> None:
     for (image, target), (expected_image, expected_target) in zip(ours, expected, strict=True):
         assert_equal(image, expected_image)
         assert_equal(target, expected_target)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_joint_transforms_of_the_dataset_run_in_dali(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    """As transform= of the loader does; also without one, and under Subset and ConcatDataset."""
+    wrapped = make_voc_masks(tmp_path)
+    expected = [CHAIN(*wrapped[i]) for i in (3, 1)]
+    wrapped.transforms = v2.Compose(CHAIN.transforms[:2])
+    dataset = ConcatDataset([Subset(wrapped, [3]), Subset(wrapped, [1])])
+    options: Any = {"device": "cpu", "collate_fn": list, "num_workers": workers}
+    monkeypatch.setattr(type(wrapped._dataset), "__getitem__", None)
+    (ours,) = DALILoader(dataset, 2, transform=v2.Compose(CHAIN.transforms[2:]), **options)
+    for sample, other in zip(ours, expected, strict=True):
+        assert_equal(sample, other)
+    wrapped.transforms = CHAIN
+    assert_equal(next(iter(DALILoader(dataset, 2, **options)))[1], expected[1])
+    assert wrapped.transforms is CHAIN
+
+
+def test_joint_transforms_that_torchdali_cannot_take_over_stay(tmp_path: Path) -> None:
+    first, second = make_pets(tmp_path / "a"), make_pets(tmp_path / "b")
+    first.transforms = v2.CenterCrop(20)
+    for transforms in (v2.CenterCrop(20), lambda *sample: sample):
+        second.transforms = transforms
+        dataset = ConcatDataset([first, second])
+        assert take_transforms(dataset) == (None, dataset)
+        ours = [sample for (sample,) in DALILoader(dataset, device="cpu", collate_fn=list)]
+        assert_equal(ours[5][1], dataset[5][1])
 
 
 def test_others_are_asked(tmp_path: Path) -> None:

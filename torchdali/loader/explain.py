@@ -32,7 +32,7 @@ from torchdali.samples.tree import build_tree, describe_sample, format_key_paths
 from torchdali.state.sharding import Sharding
 from torchdali.transforms.spec import NO_INPUT_STATS, InputStats
 from torchdali.workers.unpacking import check_stackable
-from torchdali.workers.unread import leave_images_unread
+from torchdali.workers.unread import leave_images_unread, take_transforms
 from torchdali.workers.validation import ProxyPlan, uses_default_collate
 
 __all__ = ["collect_stats", "describe_loader"]
@@ -69,9 +69,11 @@ def describe_loader(
 def collect_stats(loader: DataLoader[Any], options: LoaderOptions, session: Session, clock: Clock | None) -> Stats:
     """Return the statistics of an epoch, and of the latest probe if it measured the same plan."""
     if session.source is None:
-        if clock is None and session.build_proxy_plan(options, loader) is None:
+        proxy = session.build_proxy_plan(options, loader)
+        if clock is None and proxy is None:
             return UNMEASURED
-        return diagnose(clock, None, loader.num_workers, has_transform=options.transform is not None)
+        has_transform = proxy is not None and proxy.pipelines is not None
+        return diagnose(clock, None, loader.num_workers, has_transform=has_transform)
     key, probe = session.probe or (None, None)
     plan = session.native_plan
     if plan is not None and plan.key != key:
@@ -222,7 +224,8 @@ def _describe_images(loader: DataLoader[Any], proxy: ProxyPlan) -> tuple[str, st
         return f"not known before the first batch: {RULE}", "", [], _UNKNOWN
     try:
         with seeded(proxy.device):
-            sample = leave_images_unread(loader.dataset)[0]
+            dataset = take_transforms(loader.dataset)[1] if proxy.takes_transforms else loader.dataset
+            sample = leave_images_unread(dataset)[0]
     except Exception as error:  # noqa: BLE001 - a dataset may raise anything, and explain() must not fail
         return f"not known before the first batch (dataset[0] raises {error!r}): {RULE}", "", [], _UNKNOWN
     parts = build_tree(sample)

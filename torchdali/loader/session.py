@@ -37,6 +37,7 @@ from torchdali.transforms import flatten, snapshot
 from torchdali.transforms.spec import InputKind
 from torchdali.workers.plain import ParallelPlainIterator, SerialPlainIterator
 from torchdali.workers.proxy import ParallelProxyIterator, SerialProxyIterator
+from torchdali.workers.unread import take_transforms
 from torchdali.workers.validation import ProxyPlan, uses_default_collate
 
 __all__ = ["Session", "declared_batch_size", "make_context"]
@@ -207,15 +208,18 @@ class Session:
     def build_proxy_plan(self, options: LoaderOptions, loader: DataLoader[Any]) -> ProxyPlan | None:
         """Return the plan for a worker-fed dataset; None if ``DataLoader`` does everything."""
         device = graph.resolve(options.device)
-        transforms = options.transform is not None or options.batch_transform is not None
-        if not transforms and device.type == "cpu" and options.on_error == "raise":
+        joint = take_transforms(loader.dataset)[0]
+        chain = [*flatten(joint), *flatten(options.transform)]
+        has_chain = joint is not None or options.transform is not None
+        is_plain = not has_chain and options.batch_transform is None
+        if is_plain and device.type == "cpu" and options.on_error == "raise":
             return None
-        key = device, snapshot(options.transform), options.fidelity, uses_default_collate(loader), options.decode_bytes
+        key = device, has_chain, snapshot(chain), options.fidelity, uses_default_collate(loader), options.decode_bytes
         if self.proxy_plan is None or self.proxy_plan.state != key:
             pipelines = None
-            if options.transform is not None:
+            if has_chain:
                 pipelines = PipelineCache(
-                    options.transform, device, options.fidelity, declared_batch_size(loader), 0, options.decode_bytes
+                    chain, device, options.fidelity, declared_batch_size(loader), 0, options.decode_bytes
                 )
             if device.type == "cuda":
                 machine.warn_of_few_connections()
@@ -225,6 +229,7 @@ class Session:
                 device,
                 machine.memory_for_batches(device),
                 finder=options.finder,
+                takes_transforms=joint is not None,
             )
         return self.proxy_plan
 

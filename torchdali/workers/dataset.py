@@ -12,7 +12,7 @@ from torchdali.state.stream import Stream
 from torchdali.workers.packed import Packed
 from torchdali.workers.packing import Packer, SampleFailure
 from torchdali.workers.pickling import make_picklable, pickle_batch
-from torchdali.workers.unread import leave_images_unread
+from torchdali.workers.unread import leave_images_unread, take_transforms
 
 __all__ = ["AnnotatedDataset", "StreamPacker"]
 
@@ -24,9 +24,13 @@ class AnnotatedDataset:
         dataset: The dataset.
         returns_failures: Whether a :class:`SampleFailure` is returned for a sample that raises an exception.
         finds_images: Whether DALI decodes image files. Then those of torchvision's wrapped datasets are left to it.
+        takes_transforms: Whether DALI runs the transforms of such a dataset, too.
     """
 
-    def __init__(self, dataset: Any, returns_failures: bool, finds_images: bool = False) -> None:
+    def __init__(
+        self, dataset: Any, returns_failures: bool, finds_images: bool = False, takes_transforms: bool = False
+    ) -> None:
+        dataset = take_transforms(dataset)[1] if takes_transforms else dataset
         self.dataset = leave_images_unread(dataset) if finds_images else dataset
         self._returns_failures, self._name = returns_failures, type(dataset).__name__
 

@@ -120,7 +120,8 @@ class _ProxyEpoch(ResumableIterator):
             return view
         if view.num_workers:
             view = replace(view, worker_init_fn=WorkerInit(view.worker_init_fn))
-        return replace(view, dataset=AnnotatedDataset(dataset, self._error_policy.mode == "skip", images))
+        policy = self._error_policy.mode == "skip", images, self.proxy.takes_transforms
+        return replace(view, dataset=AnnotatedDataset(dataset, *policy))
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         if not first_iter:
@@ -230,8 +231,7 @@ class _ProxyEpoch(ResumableIterator):
                 self._exhausted = True
                 break
             except DeferredError as deferred:
-                # It is raised when its batch is due.
-                pending = defer(deferred.error) if self._num_workers else deferred.error
+                pending = defer(deferred.error) if self._num_workers else deferred.error  # raised when it is due
                 packed = packed or self._count_missing()
             step = (packed.worker, packed.count, packed.state) if packed else None
             self._pending.append((pending, self._count_fetched(), step))

@@ -18,12 +18,38 @@ from torchvision import tv_tensors
 
 from torchdali.samples.tree import tree_map
 from torchdali.sources.mask_files import read_mask
-from torchdali.sources.wrapped import WRAPPED_CLASSES, find_inner
+from torchdali.sources.wrapped import WRAPPED_CLASSES, find_inner, find_joint_chain
 from torchdali.transforms.targets.stored import EncodedMask
 
-__all__ = ["leave_images_unread"]
+__all__ = ["leave_images_unread", "take_transforms"]
 
 _open: Callable[..., Any] = PIL.Image.open
+
+
+def take_transforms(dataset: Any) -> tuple[Any, Any]:
+    """Return the joint transforms of wrapped datasets, and a copy of the dataset without them.
+
+    They are None if there are none, if they are not of ``torchvision.transforms.v2``, or if datasets under a
+    ``ConcatDataset`` have others.
+    """
+    if type(dataset) is Subset:
+        part = cast("Any", dataset)
+        transforms, bare = take_transforms(part.dataset)
+        return transforms, _replace(part, dataset=bare)
+    if type(dataset) is ConcatDataset:
+        whole = cast("Any", dataset)
+        taken = [take_transforms(part) for part in whole.datasets]
+        if any(transforms is not taken[0][0] for transforms, _ in taken):
+            return None, whole
+        return taken[0][0], _replace(whole, datasets=[bare for _, bare in taken])
+    name = type(find_inner(dataset)).__name__
+    if name not in WRAPPED_CLASSES and name not in _READERS:
+        return None, dataset
+    if dataset.transforms is None or find_joint_chain(dataset) is None:
+        return None, dataset
+    bare = object.__new__(cast("type[Any]", type(dataset)))  # copy.copy() would wrap the dataset again
+    vars(bare).update(vars(dataset), transforms=None)
+    return dataset.transforms, bare
 
 
 def leave_images_unread(dataset: Any) -> Any:

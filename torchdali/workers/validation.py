@@ -42,6 +42,7 @@ class ProxyPlan:
         key_paths: The key paths of the images for each structure of samples that batches had so far, up to a number.
         finder: Finds the images of a sample.
         annotations: The boxes, masks and key points of a sample, in words, if there were any.
+        takes_transforms: Whether the dataset's own transforms are among those of the pipelines, and not called there.
         has_images: Whether there was an image.
         has_warned: Whether the user was warned that no sample has an image.
     """
@@ -54,6 +55,7 @@ class ProxyPlan:
     key_paths: dict[tuple[str, ...], tuple[str, ...]] = field(default_factory=dict[tuple[str, ...], tuple[str, ...]])
     finder: ImageFinder = field(default_factory=ImageFinder)
     annotations: str = ""
+    takes_transforms: bool = False
     has_images: bool = False
     has_warned: bool = False
 
