@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import ConcatDataset, DataLoader, Subset
-from torchvision import datasets
+from torchvision import datasets, tv_tensors
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
@@ -250,3 +250,17 @@ def test_default_collate_stacks_images_and_targets(tmp_path: Path) -> None:
     )
     assert_equal(tuple(ours), tuple(expected))
     assert [type(part) for part in ours] == [torch.Tensor, dict]
+
+
+@pytest.mark.parametrize("make", [make_all_of_coco, make_mixed_coco, make_wider_face], ids=lambda make: make.__name__)
+def test_targets_are_on_the_device_of_the_images(tmp_path: Path, make: Any, device: str) -> None:
+    """Boxes and labels of a batch, and what else is a tensor, in one piece or each alone."""
+    dataset = make(tmp_path)
+    loader = DALILoader(dataset, 3, transform=CHAIN, device=device, collate_fn=list)
+    ours = [sample for batch in loader for sample in batch]
+    for (image, target), (_, expected) in zip(ours, load_expected(dataset, CHAIN), strict=True):
+        tensors = {name: part for name, part in target.items() if isinstance(part, torch.Tensor)}
+        assert {part.device for part in (image, *tensors.values())} == {image.device}
+        assert image.device.type == device
+        with tv_tensors.set_return_type("TVTensor"):
+            assert_equal(target | {name: part.cpu() for name, part in tensors.items()}, expected)
