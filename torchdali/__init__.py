@@ -17,7 +17,7 @@ The package, from the ground up; each part imports only from those above it::
     state         where an epoch is, so that it can be resumed
     workers       datasets whose samples worker processes make
     loader        DALILoader: options, session, epochs, explain() and stats()
-    lightning, accelerate    the same loader in these frameworks
+    lightning, accelerate, ray    the same loader in these frameworks
     tools         the command line
 """
 

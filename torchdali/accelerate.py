@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import inspect
 from typing import TYPE_CHECKING, Any, cast
 
 from torch.utils.data import DataLoader, IterableDataset
 
 from torchdali.loader import DALILoader
+from torchdali.loader.rebuild import rebuild
 from torchdali.samples.guard import GuardedCollate, unguard_collate
 from torchdali.state.generators import TORCH, Generators
 
@@ -33,8 +33,6 @@ except ModuleNotFoundError as missing:
 
 __all__ = ["Accelerator", "prepare_data_loader", "skip_first_batches"]
 
-_OF_BATCHES = ("dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "drop_last", "distributed")
-_KEPT = [name for name in inspect.signature(cast("Any", DALILoader)).parameters if name not in _OF_BATCHES]
 _GLOBAL = (TORCH, "numpy", "python")
 _PLAIN_LOADER = (
     "Accelerate made a plain DataLoader of a prepared DALILoader, without its transforms: use the "
@@ -228,9 +226,8 @@ def _skip_in_unprepared(loader: DALILoader[Any], num_batches: int) -> DALILoader
             "skip_first_batches must be given a loader of batches of a map-style dataset, or one that an Accelerator "
             f"has prepared, got a DALILoader with batch_size={loader.batch_size} of a {type(loader.dataset).__name__}"
         )
-    options: dict[str, Any] = {name: getattr(loader, name) for name in _KEPT}
     batches = _theirs.SkipBatchSampler(loader.batch_sampler, skip_batches=num_batches)
-    return DALILoader(loader.dataset, batch_sampler=batches, **options)
+    return rebuild(loader, DALILoader[Any], dataset=loader.dataset, batch_sampler=batches)
 
 
 def _with_dali(made: Any, loader: DALILoader[Any], device: Any) -> Any:
@@ -258,13 +255,11 @@ def _with_dali(made: Any, loader: DALILoader[Any], device: Any) -> Any:
     if dispatches and not _accelerate.PartialState().is_main_process:
         # No batch is taken from it, so it must not start DALI.
         return _Dispatcher(made, loader, DataLoader[Any](base.dataset, **batches))
-    options = {name: getattr(loader, name) for name in _KEPT}
-    if options["device"] == "auto" and device is not None and (dispatches or made.device is not None):
-        options["device"] = device
-    if dispatches:
-        options["generator"] = None
+    changed: dict[str, Any] = {"generator": None} if dispatches else {}
+    if loader.device == "auto" and device is not None and (dispatches or made.device is not None):
+        changed["device"] = device
     kind = _Dispatcher if dispatches else _Shard
-    return kind(made, loader, _Base(base.dataset, **batches, **options))
+    return kind(made, loader, rebuild(loader, _Base, dataset=base.dataset, **batches, **changed))
 
 
 if TYPE_CHECKING:

@@ -114,12 +114,6 @@ def test_fastai() -> None:
 
 
 @pytest.mark.usefixtures("in_folder")
-def test_ray_train() -> None:
-    pytest.importorskip("ray", reason="needs ray[train], which is not in the extra dev: 500 MB")
-    assert run("ray_train")["result"].error is None
-
-
-@pytest.mark.usefixtures("in_folder")
 def test_inference() -> None:
     found = run("inference", {"Resize(256)": "Resize(32)"})
     assert [path for path, _ in found["table"]] == [path for path, _ in found["dataset"].samples]

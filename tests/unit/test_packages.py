@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 ORDER = (
     "errors < runtime < transforms < sources < datasets < samples < pipeline | state < workers < loader"
-    " < __init__, lightning, accelerate < tools < __main__"
+    " < __init__, lightning, accelerate, ray < tools < __main__"
 )
 """Packages beside ``|`` do not know each other. Those beside ``,`` may."""
 IMPORTS_DALI = "pipeline/graph.py"
@@ -51,7 +51,12 @@ def test_packages_import_only_from_those_before_them() -> None:
             root, _, rest = name.partition(".")
             other = rest.partition(".")[0]
             other = other if other in floor_of else "__init__"
-            beside = floor_of[other] == floor_of[own] and not {own, other} <= {"lightning", "accelerate", "__init__"}
+            beside = floor_of[other] == floor_of[own] and not {own, other} <= {
+                "lightning",
+                "accelerate",
+                "ray",
+                "__init__",
+            }
             if root == "torchdali" and other != own and (floor_of[other] > floor_of[own] or beside):
                 wrong.append(f"{path} imports {name}")
     assert not wrong
@@ -94,4 +99,4 @@ def test_files_are_short() -> None:
 
 def test_the_root_holds_ten_packages_and_three_modules() -> None:
     names = {path.name for path in (ROOT / "torchdali").iterdir()} - {"__pycache__", "__init__.py", "__main__.py"}
-    assert len(names - {"py.typed"}) == 13, sorted(names)
+    assert len(names - {"py.typed"}) == 14, sorted(names)

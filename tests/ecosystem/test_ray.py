@@ -1,0 +1,139 @@
+"""Ray Train with two workers on the CPU: loaders prepared by torchdali and by Ray, the page, and the recipe.
+
+Starting Ray takes long, so one script runs all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+SCRIPT = '''
+import json
+import sys
+import warnings
+from pathlib import Path
+
+import ray
+import ray.train.torch
+import torch
+from ray.train import RunConfig, ScalingConfig
+from ray.train.torch import TorchTrainer
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler, WeightedRandomSampler
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import v2
+
+root, out, page, recipe = map(Path, sys.argv[1:])
+chain = v2.Compose([v2.ToImage(), v2.Resize((8, 8)), v2.ToDtype(torch.float32, scale=True)])
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(range(4))
+
+
+def compare(config):
+    """Write each worker's labels in two epochs, from both loaders, and what becomes of other loaders."""
+    from torchdali import DALILoader
+    from torchdali.ray import prepare_data_loader
+
+    rank = ray.train.get_context().get_world_rank()
+    data = ImageFolder(root)
+
+    def epochs(prepare, loader):
+        loader = prepare(loader)
+        labels = []
+        for epoch in range(2):
+            loader.sampler.set_epoch(epoch)
+            labels.append([label for _, batch in loader for label in batch.tolist()])
+        return labels
+
+    transformed = ImageFolder(root, chain)
+    found = {}
+    for shuffle in (False, True):
+        theirs = DataLoader(transformed, 5, shuffle, drop_last=True)
+        ours = DALILoader(data, 5, shuffle, drop_last=True, transform=chain, seed=7)
+        found[f"shuffle {shuffle}"] = [
+            epochs(ray.train.torch.prepare_data_loader, theirs), epochs(prepare_data_loader, ours)
+        ]
+    ours = prepare_data_loader(DALILoader(data, 5, transform=chain, seed=7, on_error="skip"))
+    found["kept"] = [type(ours).__name__, ours.seed, ours.on_error, str(ours.device), ours.transform is chain]
+    images, _ = next(iter(ours))
+    expected, _ = next(iter(ray.train.torch.prepare_data_loader(DataLoader(transformed, 5))))
+    found["off"] = float((images - expected).abs().max())
+    plain = prepare_data_loader(DataLoader(transformed, 5))
+    found["plain"] = [type(plain).__name__, len(plain)]
+    auto = prepare_data_loader(DALILoader(data, 5, shuffle=True, transform=chain, distributed="auto"))
+    found["auto"] = [auto.distributed, type(auto.sampler).__name__, auto.sampler.shuffle]
+    alone = prepare_data_loader(DALILoader(data, 5, transform=chain), add_dist_sampler=False, move_to_device=False)
+    found["alone"] = [len(alone), alone.device]
+    batches = BatchSampler(SequentialSampler(data), 5, False)
+    kept = prepare_data_loader(DALILoader(data, batch_sampler=batches, transform=chain), add_dist_sampler=False)
+    found["batches"] = kept.batch_sampler is batches
+    try:
+        prepare_data_loader(DALILoader(data, batch_sampler=batches, transform=chain))
+    except ValueError as error:
+        found["refused"] = str(error)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        weighted = WeightedRandomSampler([1.0] * len(data), 10)
+        prepare_data_loader(DALILoader(data, 5, sampler=weighted, transform=chain))
+    found["warned"] = [str(one.message) for one in caught if "WeightedRandomSampler" in str(one.message)]
+    found["stream"] = [batch.tolist() for batch in prepare_data_loader(DALILoader(Stream(), 2))]
+    (out / f"{rank}.json").write_text(json.dumps(found))
+
+
+ray.init(num_cpus=3, include_dashboard=False, log_to_driver=False)
+TorchTrainer(compare, scaling_config=ScalingConfig(num_workers=2), run_config=RunConfig(storage_path=str(out))).fit()
+exec(compile(page.read_text(), "docs/ray_train.md", "exec"))
+print("page", result.metrics)
+sys.argv = [str(recipe), "data", *"--workers 2 --model shufflenet_v2_x0_5 --size 32 --batch-size 6 --epochs 2".split()]
+exec(compile(recipe.read_text(), str(recipe), "exec"))
+ray.shutdown()
+'''
+
+
+def test_each_worker_gets_its_share_by_dali(
+    pictures: Path, run_script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ray", reason="needs ray[train]")
+    out, page = tmp_path / "out", tmp_path / "page.py"
+    out.mkdir()
+    blocks = re.findall(
+        r"^```python\n(.*?)^```$", (ROOT / "docs" / "ray_train.md").read_text(), re.MULTILINE | re.DOTALL
+    )
+    page.write_text("\n".join(blocks).replace("(224", "(32"))
+    shutil.copytree(pictures, tmp_path / "data" / "train")
+    monkeypatch.chdir(tmp_path)
+    recipe = ROOT / "recipes" / "ray_training.py"
+    variables = {"RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = run_script(SCRIPT, pictures, out, page, recipe, fresh=True, timeout=280, **variables)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"^page {'loss': [\d.]+, 'batches': 1}$", done.stdout, re.MULTILINE), done.stdout
+    assert re.search(r"^loss of the last epoch: [\d.]+$", done.stdout, re.MULTILINE), done.stdout
+    ranks = [json.loads((out / f"{rank}.json").read_text()) for rank in range(2)]
+    for rank, found in enumerate(ranks):
+        for shuffle in (False, True):
+            theirs, ours = found[f"shuffle {shuffle}"]
+            assert ours == theirs
+            assert (theirs[0] != theirs[1]) == shuffle
+        assert found["kept"] == ["DALILoader", 7, "skip", "cpu", True]
+        assert found["off"] < 2 / 255
+        assert found["plain"] == ["_WrappedDataLoader", 4]
+        assert found["auto"] == ["auto", "DistributedSampler", True]
+        assert found["alone"] == [8, "auto"]
+        assert found["batches"]
+        assert (
+            "prepare_data_loader must be given a loader with batch_size, got one with the batch sampler Batch"
+            in (found["refused"])
+        )
+        assert len(found["warned"]) == (rank == 0)
+        assert found["stream"] == [[0, 1], [2, 3]]
+    assert ranks[0]["shuffle True"] != ranks[1]["shuffle True"]
