@@ -88,8 +88,9 @@ def test_dali_goes_on_after_a_batchable_transform(photographs: ImageFolder, sour
 def test_it_may_change_size_and_type(photographs: ImageFolder, device: str) -> None:
     """What follows is planned for the images that it returns: views, a part in torch, a second such transform."""
     chain = [v2.CenterCrop(64), IMAGE, Batched(half), v2.FiveCrop(20)]
+    dataset = photographs if device == "cpu" else Pictures(photographs)  # a GPU decodes JPEGs otherwise than PIL
     for views, expected in zip(
-        batches(photographs, chain, device),
+        batches(dataset, chain, device),
         DataLoader(ImageFolder(photographs.root, v2.Compose(chain)), 4),
         strict=True,
     ):
@@ -98,7 +99,7 @@ def test_it_may_change_size_and_type(photographs: ImageFolder, device: str) -> N
     twice = [v2.CenterCrop(64), IMAGE, Batched(half), v2.Grayscale(), Batched(lambda x: x[..., 1:, :]), v2.Pad(1), id]
     twice[-1] = lambda image: image * 2
     for ours, theirs in zip(
-        batches(photographs, twice, device),
+        batches(dataset, twice, device),
         DataLoader(ImageFolder(photographs.root, v2.Compose(twice)), 4),
         strict=True,
     ):
