@@ -82,7 +82,9 @@ def prepare_data_loader(
 
 def _needs_share(loader: DALILoader[Any]) -> bool:
     """Return whether there are several workers, and the loader yields the samples of all."""
-    return _train.get_context().get_world_size() > 1 and not isinstance(cast("object", loader.sampler), DistributedSampler)
+    return _train.get_context().get_world_size() > 1 and not isinstance(
+        cast("object", loader.sampler), DistributedSampler
+    )
 
 
 def _make_sampler(loader: DALILoader[Any]) -> DistributedSampler[Any]:
