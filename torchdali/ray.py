@@ -66,10 +66,11 @@ def prepare_data_loader(
     elif not options:
         return loader
     elif loader.distributed:
+        sampler = cast("Any", loader.sampler)
         batches = {
             "batch_size": loader.batch_size,
             "drop_last": loader.drop_last,
-            "shuffle": getattr(loader.sampler, "shuffle", isinstance(loader.sampler, RandomSampler)),
+            "shuffle": getattr(sampler, "shuffle", isinstance(sampler, RandomSampler)),
             "distributed": loader.distributed,
         }
     elif loader.batch_size is None and loader.batch_sampler is not None:
@@ -90,10 +91,10 @@ def _needs_share(loader: DALILoader[Any]) -> bool:
 def _make_sampler(loader: DALILoader[Any]) -> DistributedSampler[Any]:
     """Return Ray's sampler: it shuffles unless the loader's own takes the samples in order."""
     if loader.batch_size is None and loader.batch_sampler is not None:
+        kind = type(cast("object", loader.batch_sampler)).__name__
         raise ValueError(
-            f"prepare_data_loader must be given a loader with batch_size, got one with the batch sampler "
-            f"{type(loader.batch_sampler).__name__}, of which no share can be made: let the batch sampler yield this "
-            "worker's batches, and give add_dist_sampler=False"
+            f"prepare_data_loader must be given a loader with batch_size, got one with the batch sampler {kind}, of "
+            "which no share can be made: let it yield this worker's batches, and give add_dist_sampler=False"
         )
     sampler = cast("object", loader.sampler)
     if not isinstance(sampler, (SequentialSampler, RandomSampler)) and _train.get_context().get_world_rank() == 0:

@@ -63,6 +63,10 @@ def as_images(clip: Any, index: int) -> Any:
     return [tv_tensors.Image(frame) for frame in clip], index
 
 
+def add_noise(image: torch.Tensor) -> torch.Tensor:
+    return image + torch.randint(0, 9, (1,), dtype=torch.uint8, device=image.device)
+
+
 TO_FLOAT = [v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.5] * 3, [0.2] * 3)]
 CHAINS: dict[str, list[Any]] = {
     "crop": [v2.RandomCrop(32), v2.RandomHorizontalFlip()],
@@ -70,7 +74,7 @@ CHAINS: dict[str, list[Any]] = {
     "policy": [v2.RandAugment(), v2.CenterCrop(40)],
     "erasing": [v2.RandomRotation(30), *TO_FLOAT, v2.RandomErasing(1.0, value="random")],
     "views": [v2.FiveCrop(20)],
-    "in torch": [v2.CenterCrop(40), v2.Lambda(lambda image: image + torch.randint(0, 9, (1,), dtype=torch.uint8))],
+    "in torch": [v2.CenterCrop(40), v2.Lambda(add_noise)],
     "tail": [v2.CenterCrop(40), v2.ToDtype(torch.float64, scale=True), v2.Normalize([0.5] * 3, [0.2] * 3)],
 }
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import PER_CLASS, PHOTOGRAPHS
+from helpers.videos import pan, write
 
 from torchdali import DALILoader
 
@@ -120,7 +121,12 @@ def test_every_page_is_found() -> None:
     assert all(f"]({page})" in guide for page in pages)
 
 
-def test_videos() -> None:
+def test_videos(tmp_path: Path) -> None:
+    pytest.importorskip("av", reason="needs PyAV")
+    for name in ("a", "b"):
+        (tmp_path / "data" / "clips" / name).mkdir(parents=True)
+        write(tmp_path / "data" / "clips" / name / "clip.mp4", pan(24))
     left = run("video.md")
+    assert left["dataset"].classes == ["a", "b"]
     assert left["videos"].shape == (2, 8, 3, 112, 112)
     assert left["labels"].shape == (2,)
