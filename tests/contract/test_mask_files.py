@@ -1,7 +1,8 @@
-"""Mask files: DALI decodes them to the values that PIL reads, and PIL reads what DALI would not."""
+"""Masks that are no tensors on their way: files that DALI decodes, run lengths, and bits."""
 
 from __future__ import annotations
 
+import json
 import struct
 import zlib
 from collections.abc import Callable
@@ -12,17 +13,22 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, PngImagePlugin
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset
 from torchvision import datasets, tv_tensors
 from torchvision.transforms import v2
 
-from tests.contract.test_wrapped_datasets import SIZES, Transformed, assert_equal, make_voc
+from tests.contract.test_wrapped_datasets import SIZES, Transformed, assert_equal, make_coco, make_voc
+from tests.helpers.annotated import Annotated
 from torchdali import DALILoader, SampleError
 from torchdali.pipeline.engine import PipelineRunner
 from torchdali.sources.mask_files import read_mask
 from torchdali.transforms.targets.stored import EncodedMask
+from torchdali.workers.packed_targets import PackedTargets
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept:DeprecationWarning"),  # pycocotools
+]
 
 COLOURS = np.random.default_rng(1).integers(0, 256, 768).tolist()
 CHAIN = v2.Compose([v2.ToImage(), v2.Pad(3, fill={tv_tensors.Mask: 255, "others": 0}), v2.RandomHorizontalFlip(1.0)])
@@ -177,3 +183,73 @@ def test_a_substitute_comes_with_its_own_mask(tmp_path: Path, workers: int) -> N
     )
     for ours, other in ((0, 1), (1, 1), (2, 2)):
         assert_equal(batch[ours][1], CHAIN(*dataset[other])[1])
+
+
+def make_objects(root: Path) -> Any:
+    """Return a wrapped CocoDetection of polygons and run lengths, some of a crowd, and an object beside the image."""
+    make_coco(root)
+    content = json.loads((root / "all.json").read_text())
+    height, width = SIZES[0]
+    plain = {"size": [height, width], "counts": [600, 500, 40, 7, height * width - 1147]}
+    two_parts = [[4.5, 4, 30, 9, 22, 40.2], [50, 20, 70, 25, 60, 44, 51, 40]]
+    for number, (box, segmentation) in enumerate([([3, 4, 0, 2], plain), ([9, 1, 30, 44], two_parts)]):
+        content["annotations"].append(
+            {"id": 90 + number, "image_id": 10, "category_id": 3, "bbox": box, "area": 9, "iscrowd": 1 - number}
+            | {"segmentation": segmentation}
+        )
+    (root / "all.json").write_text(json.dumps(content))
+    dataset = datasets.CocoDetection(root / "images", root / "all.json")
+    return datasets.wrap_dataset_for_transforms_v2(dataset, target_keys=["iscrowd", "masks", "labels", "boxes"])
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_objects_of_coco_are_expanded_after_the_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, workers: int
+) -> None:
+    from pycocotools import mask
+
+    dataset, chain = make_objects(tmp_path), v2.Compose([CHAIN, v2.SanitizeBoundingBoxes()])
+    expected = [sample for (sample,) in DataLoader(Transformed(Subset(dataset, [0, 1, 2]), chain), collate_fn=list)]
+    assert [len(target["masks"]) for _, target in expected] == [2, 1, 1]
+    monkeypatch.setattr(mask, "decode", None)
+    loader = DALILoader(
+        Subset(dataset, [0, 1, 2]), 3, device=device, transform=chain, collate_fn=list, num_workers=workers
+    )
+    (batch,) = loader
+    for (_, target), (_, expected_target) in zip(batch, expected, strict=True):
+        assert_equal(list(target), list(expected_target))
+        assert_equal(tv_tensors.Mask(target["masks"].cpu()), expected_target["masks"])
+        assert (type(target["masks"]), target["iscrowd"]) == (tv_tensors.Mask, expected_target["iscrowd"])
+
+
+@pytest.mark.parametrize("fill", [0, 3])
+def test_masks_of_objects_cross_as_bits(
+    photographs: Any, monkeypatch: pytest.MonkeyPatch, device: str, fill: int
+) -> None:
+    images = [v2.functional.pil_to_tensor(photographs[i][0]) for i in range(4)]
+    fills: Any = {tv_tensors.Mask: fill, "others": 0}
+    chain = v2.Compose([v2.Pad(5, fill=fills), v2.Resize((40, 50)), v2.SanitizeBoundingBoxes(min_size=9)])
+    sizes: list[int] = []
+    attach = PackedTargets.attach_masks
+
+    def count(packed: PackedTargets, memory: Any) -> None:
+        sizes.append(packed.mask_bytes)
+        attach(packed, memory)
+
+    monkeypatch.setattr(PackedTargets, "attach_masks", count)
+    ours, expected = (
+        [
+            target["masks"].cpu()
+            for batch in DALILoader(
+                Annotated(images, 8), 4, device=device, transform=chain, collate_fn=list, num_workers=workers
+            )
+            for _, target in batch
+        ]
+        for workers in (1, 0)
+    )
+    for masks, other in zip(ours, expected, strict=True):
+        assert_equal(masks, other)
+    dataset = Annotated(images, 8)
+    targets = [dataset[i][1] for i in range(8)]
+    dense = sum(target["masks"].nbytes for target in targets)
+    assert sum(sizes[:2]) - sum(target["semantic"].nbytes for target in targets) < dense / 2

@@ -18,7 +18,7 @@ from torchdali.samples.annotations import Annotations, LabelsGetters, check_has_
 from torchdali.samples.tree import Tree, describe_sample
 from torchdali.transforms.spec import IntArray
 from torchdali.transforms.targets import Targets
-from torchdali.transforms.targets.stored import EMPTY, EncodedMask, StoredMasks
+from torchdali.transforms.targets.stored import EMPTY, BitMasks, EncodedMask, StoredMasks
 from torchdali.workers.shared_memory import align
 
 __all__ = ["PackedTargets", "pack_targets"]
@@ -89,13 +89,17 @@ class PackedTargets:
         masks: list[tuple[int, npt.NDArray[Any]]] = []
         for sample, places in enumerate(self.targets.places or []):
             for i, place in enumerate(places):
-                if not isinstance(place, tuple):
-                    is_stored = isinstance(place, StoredMasks)
-                    mask = place.data if is_stored else place.as_subclass(torch.Tensor).resolve_neg().numpy()
-                    masks.append((offset, mask))
-                    self.detached.append((sample, i, offset, mask.dtype, mask.shape))
-                    places[i] = place.with_data(EMPTY) if is_stored else (0, 0)
-                    offset = align(offset + mask.nbytes)
+                if isinstance(place, tuple):
+                    continue
+                stored = place if isinstance(place, StoredMasks) else BitMasks.pack(place)
+                if stored:
+                    places[i], data = stored.with_data(EMPTY), stored.data
+                else:
+                    assert isinstance(place, torch.Tensor)
+                    places[i], data = (0, 0), place.as_subclass(torch.Tensor).resolve_neg().numpy()
+                masks.append((offset, data))
+                self.detached.append((sample, i, offset, data.dtype, data.shape))
+                offset = align(offset + data.nbytes)
         return masks, offset
 
     def attach_masks(self, memory: npt.NDArray[np.uint8]) -> None:

@@ -18,6 +18,7 @@ from torchvision import tv_tensors
 
 from torchdali.samples.tree import tree_map
 from torchdali.sources.mask_files import read_mask
+from torchdali.sources.run_lengths import read_runs
 from torchdali.sources.wrapped import WRAPPED_CLASSES, find_inner, find_joint_chain
 from torchdali.transforms.targets.stored import EncodedMask
 
@@ -107,13 +108,30 @@ class UnreadImages:
                 target = tuple(map(replace, cast("tuple[Any, ...]", target)))
             else:
                 target = replace(target)
-            unread, target = dataset._wrapper(index, (image, target))  # noqa: SLF001 - torchvision's
+            unread, target = _wrap(dataset, index, image, target)
         if unread is not image:
             return dataset[index]
         return Path(path), tree_map(target, partial(_restore_mask, masks)) if masks else target
 
     def __repr__(self) -> str:
         return repr(self._dataset)
+
+
+def _wrap(dataset: Any, index: int, image: Any, target: Any) -> tuple[Any, Any]:
+    """Return what torchvision's wrapper makes of an image and its target. COCO's masks are left as run lengths."""
+    inner, keys = dataset._dataset, dataset._target_keys  # noqa: SLF001 - torchvision's
+    names = _COCO_KEYS if keys == "all" else {*(keys or ())}
+    objects = cast("list[Any]", target) if "masks" in names and isinstance(target, list) else []
+    segmentations = [part.get("segmentation") for part in objects]
+    masks = read_runs(segmentations, (image.height, image.width)) if segmentations else None
+    if masks is None:
+        return dataset._wrapper(index, (image, target))  # noqa: SLF001 - torchvision's
+    from torchvision.tv_tensors import _dataset_wrapper as wrappers
+
+    wrapper: Any = cast("Any", wrappers).WRAPPER_FACTORIES[type(inner)](inner, names - {"masks"})
+    image, target = wrapper(index, (image, target))
+    first = {name: target.pop(name) for name in ("image_id", "boxes") if name in target}
+    return image, {**first, "masks": masks, **target}
 
 
 def _replace_mask(masks: list[EncodedMask], leaf: Any) -> Any:
@@ -177,6 +195,9 @@ def _join(targets: list[Any]) -> Any:
     """Return what a dataset with these targets of a sample returns as its target."""
     return tuple(targets) if len(targets) > 1 else targets[0] if targets else None
 
+
+_COCO_KEYS = {"segmentation", "area", "iscrowd", "image_id", "bbox", "category_id", "boxes", "masks", "labels"}
+"""All that the wrapper of ``CocoDetection`` gives. ``CocoDetection`` alone has masks among its keys."""
 
 _READERS: dict[str, tuple[Callable[[Any, int], tuple[Any, Any]], bool]] = {
     "VOCSegmentation": (_read_voc_mask, True),

@@ -99,5 +99,89 @@ class EncodedMask(StoredMasks):
         return mask if self.rows is None else mask[torch.from_numpy(self.rows).to(mask.device)]
 
 
+class BitMasks(StoredMasks):
+    """Masks of zeros and ones, eight to a byte: bit ``k`` of plane ``p`` is the mask ``8 p + k``.
+
+    Args:
+        data: ``(P, H, W)`` planes.
+        shape: ``(N, H, W)`` of the masks.
+        dtype: uint8 or bool.
+    """
+
+    @classmethod
+    def pack(cls, masks: torch.Tensor) -> BitMasks | None:
+        """Return masks as bits. Return None if they are others than zeros and ones, or bits save nothing."""
+        if masks.dtype not in (torch.uint8, torch.bool) or masks.ndim != 3 or len(masks) < 2:
+            return None
+        values: npt.NDArray[np.uint8] = masks.as_subclass(torch.Tensor).numpy().view(np.uint8)
+        if values.max(initial=0) > 1:
+            return None
+        planes = np.zeros((-(-len(values) // 8), *values.shape[1:]), np.uint8)
+        for i, mask in enumerate(values):
+            planes[i >> 3] |= mask << np.uint8(i & 7)
+        return cls(planes, tuple(masks.shape), masks.dtype)
+
+    def make(self, tensor: torch.Tensor, take: Take, has_fill: bool) -> torch.Tensor:
+        """Return the masks after all moves. Moves pick pixels, so eight masks are moved at once, if filled with 0."""
+        return take(self._unpack(tensor)) if has_fill else self._unpack(take(tensor))
+
+    def _unpack(self, planes: torch.Tensor) -> torch.Tensor:
+        bits = torch.arange(8, dtype=torch.uint8, device=planes.device)[:, None, None]
+        masks = (planes[:, None] >> bits).bitwise_and_(1).flatten(0, 1)
+        rows = self.rows
+        masks = masks[: self.shape[0]] if rows is None else masks[torch.from_numpy(rows).to(planes.device)]
+        return masks.view(self.dtype)
+
+
+class RunMasks(StoredMasks):
+    """Masks as the lengths of their runs of zeros and ones, column by column, as COCO stores them.
+
+    Args:
+        data: ``(R,)`` int32 lengths. The runs of each mask begin with zeros, and fill it.
+        counts: ``(N,)`` numbers of runs of the masks.
+        size: Height and width.
+    """
+
+    def __init__(self, data: npt.NDArray[np.int32], counts: IntArray, size: tuple[int, int]) -> None:
+        super().__init__(data, (len(counts), *size))
+        self.counts = counts
+
+    def select(self, rows: IntArray | None) -> RunMasks:
+        """Return some of the masks, by their numbers in ascending order."""
+        if rows is None:
+            return self
+        is_selected = np.repeat(np.isin(np.arange(len(self.counts)), rows), self.counts)
+        return RunMasks(self.data[is_selected], self.counts[rows], self.canvas)
+
+    def to_tensor(self) -> torch.Tensor:
+        """Return ``(2, R)``: where runs end, counted over all masks with a pixel behind each; and 1 or -1 for a change.
+
+        After a run of zeros the value changes by 1, after a run of ones by -1.
+        """
+        first = np.repeat(np.cumsum(self.counts) - self.counts, self.counts)
+        ends = np.cumsum(self.data, dtype=np.int64) + np.repeat(np.arange(len(self.counts)), self.counts)
+        return torch.from_numpy(np.stack((ends, 1 - 2 * ((np.arange(len(first)) - first) % 2))))
+
+    def make(self, tensor: torch.Tensor, take: Take, has_fill: bool) -> torch.Tensor:
+        """Return the masks after all moves."""
+        return take(self.expand() if tensor.device.type == "cpu" else self.expand_on_device(tensor)).contiguous()
+
+    def expand(self) -> torch.Tensor:
+        """Return ``(N, H, W)`` masks on the host."""
+        count, height, width = self.shape
+        first = np.repeat(np.cumsum(self.counts) - self.counts, self.counts)
+        values = ((np.arange(len(first)) - first) % 2).astype(np.uint8)
+        return torch.from_numpy(np.repeat(values, self.data)).view(count, width, height).transpose(1, 2)
+
+    def expand_on_device(self, changes: torch.Tensor) -> torch.Tensor:
+        """Return ``(N, H, W)`` masks on the device of ``changes``, which :meth:`to_tensor` returned."""
+        count, height, width = self.shape
+        area = height * width
+        steps = torch.zeros(count * (area + 1), dtype=torch.int8, device=changes.device)
+        steps.index_add_(0, changes[0], changes[1].to(torch.int8))
+        values = steps.view(count, area + 1).cumsum(1, dtype=torch.int8)[:, :area].view(torch.uint8)
+        return values.view(count, width, height).transpose(1, 2)
+
+
 EMPTY: npt.NDArray[Any] = np.empty(0, np.uint8)
 """Stands for data that is elsewhere."""
