@@ -56,6 +56,9 @@ alike, so every difference is the transforms'.
 - *max*: the largest difference of a value. *inside*: the same without the outermost {BORDER} pixels at each edge.
   *mean*: over all values. In grey levels for uint8, else in the values' own units.
 - *off*: the share of pixels with a value that differs by more than 1 (floating point: by more than 1/255).
+- Nearest neighbours over more sizes: of 150 heights of 200 to 3,000 pixels, resized to 384, 900 and 1,500 on the CPU,
+  up to 8 % have lines that are their neighbours. That is 0.05 % of all lines at most, and 2 % in the worst image.
+  torchvision's float32 arithmetic rounds some whole positions down (`tests/parity/test_nearest.py`).
 - *bound*: holds on both devices. *why*: the reason, if the bound is looser than the one promised for the transform
   (`tests/helpers/design.py`)."""
 

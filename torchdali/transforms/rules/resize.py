@@ -5,9 +5,11 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, cast
 
 import numpy as np
+import PIL.Image
 import torch
 from torchvision import transforms as v1
 from torchvision.transforms import InterpolationMode, v2
@@ -28,6 +30,7 @@ from torchdali.transforms.rule import (
 )
 from torchdali.transforms.spec import IntArray, Params, Sample, Spec
 from torchdali.transforms.targets import Targets
+from torchdali.transforms.targets.pixels import find_nearest
 
 _BY_PILLOW_CONSTANT = {
     0: InterpolationMode.NEAREST,
@@ -50,8 +53,9 @@ class Resampling:
     value. v1's functionals, which timm calls too, convert tensors to floats and round once, as that pass does.
 
     torchvision's nearest neighbours are at ``floor(i * scale)``
-    (https://github.com/pytorch/pytorch/issues/34808), DALI's at ``floor((i + .5) * scale)``. So DALI's region is moved
-    by half a step. Another thousandth of a pixel keeps exact halves from being rounded down.
+    (https://github.com/pytorch/pytorch/issues/34808), DALI's at ``floor((i + .5) * scale)``. So DALI's positions are
+    moved by half a step, and by what :func:`choose_shift` returns. DALI's resize adds up its positions in float32, and
+    misses whole lines of large images. Its warp does not.
 
     Args:
         transform: Transform with ``interpolation``: one, or a sequence from which each sample takes one. If it has no
@@ -74,6 +78,7 @@ class Resampling:
         self.modes = tuple(self._parse(mode) for mode in cast("Sequence[Any]", modes if several else [modes]))
         self.mode = self.modes[0]
         self.nearest = self.mode in _NEAREST
+        self.operators = "warp_affine" if self.nearest else "resize"
         # Bicubic filters overshoot, and torchvision does not clamp floats.
         self.unit = spec.unit and not (self.floating and InterpolationMode.BICUBIC in self.modes)
         if len(self.modes) > 1 and any(mode in _NEAREST for mode in self.modes):
@@ -96,10 +101,10 @@ class Resampling:
 
     @property
     def inputs(self) -> dict[str, Input]:
-        """Parameters that are fed: the target if it varies, and for nearest neighbours the region."""
-        sides = {} if self.target else {"height": Input(np.float32), "width": Input(np.float32)}
+        """Parameters that are fed: the target if it varies, and for nearest neighbours the map."""
         if self.nearest:
-            sides |= {"roi_start": Input(np.float32, 1), "roi_end": Input(np.float32, 1)}
+            return {"matrix": Input(np.float32, 2)} | ({} if self.target else {"sides": Input(np.float32, 1)})
+        sides = {} if self.target else {"height": Input(np.float32), "width": Input(np.float32)}
         if len(self.modes) > 1:
             sides |= {"mode": Input(np.int32)}
         return sides
@@ -115,9 +120,16 @@ class Resampling:
             "width": target[:, 1].astype(np.float32),
         }
         if self.nearest:
-            shift = 1e-3 - (0.5 * size / target if self.mode is InterpolationMode.NEAREST else 0.0)
-            params["roi_start"] = np.broadcast_to(shift, size.shape).astype(np.float32)
-            params["roi_end"] = (size + shift).astype(np.float32)
+            matrix = np.zeros((len(size), 2, 3))
+            for column, axis in ((0, 1), (1, 0)):  # x, then y
+                old, new = size[:, axis], target[:, axis]
+                begin = -0.5 * old / new if self.mode is InterpolationMode.NEAREST else 0.0
+                shifts = [
+                    choose_shift(*pair, self.mode.value, self.pil)
+                    for pair in zip(old.tolist(), new.tolist(), strict=True)
+                ]
+                matrix[:, column, column], matrix[:, column, 2] = old / new, begin + np.array(shifts)
+            params["matrix"], params["sides"] = matrix.astype(np.float32), target.astype(np.float32)
         if len(self.modes) > 1:
             choice = draws.choice(np.full(len(self.modes), 1 / len(self.modes)))
             params["mode"] = np.array([_FILTERS[mode] for mode in self.modes], np.int32)[choice]
@@ -125,17 +137,12 @@ class Resampling:
 
     def lower(self, ops: Ops, image: Node, params: Nodes) -> Node:
         """Emit the operators that resize an HWC image."""
-        height, width = self.target or (params["height"], params["width"])
         if self.nearest:
-            return ops.fn.resize(
-                image,
-                resize_y=height,
-                resize_x=width,
-                roi_start=params["roi_start"],
-                roi_end=params["roi_end"],
-                interp_type=ops.types.INTERP_NN,
-                mode="stretch",
-            )
+            size = params["sides"] if self.target is None else list(self.target)
+            image = ops.fn.reinterpret(image, layout="HWC")  # arithmetic before it may have lost the layout
+            interp = ops.types.INTERP_NN
+            return ops.fn.warp_affine(image, matrix=params["matrix"], size=size, interp_type=interp)
+        height, width = self.target or (params["height"], params["width"])
         how = {
             "interp_type": ops.fn.cast(params["mode"], dtype=ops.types.INTERP_TYPE)
             if len(self.modes) > 1
@@ -154,6 +161,32 @@ class Resampling:
         mode = next(mode for mode in self.modes if _FILTERS.get(mode) == sample.get("mode", _FILTERS.get(mode)))
         resize = v1_functional.resize if self.rounds_once else F.resize
         return resize(image, target, interpolation=mode, antialias=self.antialias)
+
+
+@lru_cache(maxsize=8192)
+def choose_shift(old: int, new: int, interpolation: str, pil: bool = False) -> float:
+    """Return by how much to move positions in a line of ``old`` pixels, so that their floors are torchvision's.
+
+    Positions are multiples of ``1 / new``, or halves of those. The shift is half of that, so float32 errors of DALI do
+    not matter. Where a position is a whole number, torchvision's float32 arithmetic may round it down to the pixel
+    before. If that happens to most of them, the shift is negative.
+
+    Args:
+        old: Pixels in a line of the image.
+        new: Pixels in a line of the resized image.
+        interpolation: ``"nearest"`` or ``"nearest-exact"``.
+        pil: Whether the image is a PIL image.
+    """
+    is_exact = interpolation == InterpolationMode.NEAREST_EXACT.value
+    theirs = _find_nearest_of_pil(old, new) if pil else find_nearest(old, new, interpolation)
+    positions = (np.arange(new) + (0.5 if is_exact else 0.0)) * old / new
+    margin = (0.25 if is_exact else 0.5) / new
+    return min((margin, -margin), key=lambda x: (np.floor(positions + x).clip(0, old - 1) != theirs).sum())
+
+
+def _find_nearest_of_pil(old: int, new: int) -> IntArray:
+    line = PIL.Image.fromarray(np.arange(old, dtype=np.int32)[None])
+    return np.asarray(line.resize((new, 1), PIL.Image.Resampling.NEAREST))[0].astype(np.int64)
 
 
 def compute_resized_size(
@@ -197,6 +230,7 @@ class Resizing(Rule):
 
     def infer(self, spec: Spec) -> Spec:
         self.resampling = Resampling(self.transform, spec, None)
+        self.operators = self.resampling.operators
         return replace(spec, size=None, unit=self.resampling.unit)
 
     @property
@@ -239,6 +273,7 @@ class Resize(Resizing):
         check_whole_pixels(self.target or ())
         both = (self.target[0], self.target[1]) if self.target and len(self.target) == 2 else None
         self.resampling = Resampling(self.transform, spec, both)
+        self.operators = self.resampling.operators
         if both and self.max_size is not None:
             raise Unsupported("max_size goes with one side only")
         if self.target and self.max_size is not None and self.max_size <= self.target[0]:

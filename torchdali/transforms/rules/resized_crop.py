@@ -42,6 +42,7 @@ class RandomResizedCrop(Window):
         if self.transform.scale[0] < 0 or self.transform.ratio[0] <= 0:
             raise Unsupported("a negative area or ratio")
         self.resampling = Resampling(self.transform, spec, self.size)
+        self.operators = f"slice, {self.resampling.operators}"
         return replace(spec, size=self.size, unit=self.resampling.unit)
 
     @property

@@ -55,7 +55,7 @@ def find_mask_fill(transform: Any) -> float:
 
 
 @lru_cache(maxsize=8192)
-def _find_nearest(old: int, new: int, interpolation: str) -> Index:
+def find_nearest(old: int, new: int, interpolation: str) -> Index:
     """Return ``(new,)``: which of ``old`` pixels in a line torchvision's resize of masks takes."""
     line = torch.arange(old, dtype=torch.float32).expand(1, 1, old)
     mode = InterpolationMode(interpolation)
@@ -166,7 +166,7 @@ class Pixels:
             for axis, old in enumerate(self._shape(i)):
                 new = int(size[i, axis])
                 if new != old:
-                    self._move(i, axis, _find_nearest(old, new, interpolation))
+                    self._move(i, axis, find_nearest(old, new, interpolation))
 
     def warp(self, kernel: Callable[[torch.Tensor, int], torch.Tensor], fill: float, on: Flags | None = None) -> None:
         """Move pixels by one of torchvision's kernels that do not keep the axes.
