@@ -1,0 +1,158 @@
+"""The first epoch beside later ones: what does it cost that no header is known yet?
+
+    python -m benchmarks.studies.first_epoch --cores 16,4,1 --cases alone,resnet18
+
+An epoch lists the pictures several times, so that it is long enough to measure. To the loader each is another file,
+whose header it does not know. Each number of cores has its own process. There, each turn makes a new loader, and
+measures its first epochs. The first batches of an epoch do not count, because then pipelines are built.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import data, report
+from benchmarks.common.script import Results, make_parser, parse_args
+
+CASES = {"alone": "the loader alone", "resnet18": "beside a step of ResNet-18"}
+_WARMUP = 16
+
+
+def work(options: dict[str, Any]) -> None:
+    """Print what is measured here, and then for each turn the images per second of its epochs."""
+    os.sched_setaffinity(0, set(sorted(os.sched_getaffinity(0))[: options["cores"]]))
+    import torch
+    from torchvision.datasets import ImageFolder
+    from torchvision.transforms import v2
+
+    from benchmarks.studies.versions_worker import describe
+    from torchdali import DALILoader
+
+    scale = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.5] * 3, [0.25] * 3)]
+    transform = v2.Compose([v2.RandomResizedCrop(224), v2.RandomHorizontalFlip(), *scale])
+    dataset = ImageFolder(options["root"], transform)
+    dataset.samples = (dataset.samples * (options["images"] // len(dataset.samples) + 1))[: options["images"]]
+    step = _make_step() if options["case"] == "resnet18" else None
+    print(json.dumps(describe(torch)), flush=True)
+    for _ in range(options["turns"]):
+        loader = DALILoader(dataset, options["batch_size"], shuffle=True, drop_last=True)
+        print(json.dumps([_time(loader, step) for _ in range(options["epochs"])]), flush=True)
+        loader.close()
+
+
+def _make_step() -> Any:
+    """Return a training step of ResNet-18 in bfloat16."""
+    import torch
+    import torchvision
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = torchvision.models.resnet18().to(device, memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+
+    def step(images: torch.Tensor, labels: torch.Tensor) -> None:
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(device.type, torch.bfloat16):
+            outputs = model(images.contiguous(memory_format=torch.channels_last))
+            loss = torch.nn.functional.cross_entropy(outputs, labels.to(device, non_blocking=True))
+        loss.backward()
+        optimizer.step()
+
+    return step
+
+
+def _time(batches: Iterable[Any], step: Any) -> float:
+    """Return the images per second of an epoch, from batch 16 on."""
+    import torch
+
+    count, start = 0, 0.0
+    for number, (images, labels) in enumerate(batches):
+        if number == _WARMUP:
+            _synchronize(torch)
+            start = time.perf_counter()
+        if step:
+            step(images, labels)
+        count += len(images) * (number >= _WARMUP)
+    _synchronize(torch)
+    return count / (time.perf_counter() - start)
+
+
+def _synchronize(torch: Any) -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def measure(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the rates of a process, and the median of the first epochs' rates divided by later ones'."""
+    module = [sys.executable, "-m", "benchmarks.studies.first_epoch", "--worker", json.dumps(options)]
+    done = subprocess.run(module, stdout=subprocess.PIPE, text=True, check=True)
+    described, *rates = map(json.loads, done.stdout.splitlines())
+    ratios = [first / statistics.mean(later) for first, *later in rates]
+    return {**options, **described, "rates": rates, "ratio": statistics.median(ratios)}
+
+
+def write(whole: dict[str, Any], out: Path, name: str) -> None:
+    """Write the report as JSON and Markdown."""
+    out.mkdir(parents=True, exist_ok=True)
+    (out / f"{name}.json").write_text(json.dumps(whole, indent=1) + "\n")
+    (out / f"{name}.md").write_text(render(whole))
+
+
+def render(whole: dict[str, Any]) -> str:
+    """Return the report as Markdown."""
+    rows = [["case", "first epoch", "later epochs", "first / later"]]
+    for run in whole["runs"]:
+        first = [rates[0] for rates in run["rates"]]
+        later = [rate for rates in run["rates"] for rate in rates[1:]]
+        case = f"{CASES[run['case']]}, {report.cores(run['cores'])}, {len(first)} turns"
+        rows.append([case, *map(_format, (first, later)), f"{run['ratio']:.3f}"])
+    lines = ["# The first epoch beside later ones", "", *report.format_machine(whole["machine"])]
+    lines += [f"- command: `{whole['command']}`", ""]
+    lines += ["Images per second: medians, least and largest epoch.", "", report.markdown(rows)]
+    return "\n".join(lines)
+
+
+def _format(rates: list[float]) -> str:
+    return f"{statistics.median(rates):,.0f} ({min(rates):,.0f} to {max(rates):,.0f})"
+
+
+def parse(command: list[str]) -> argparse.Namespace:
+    """Parse the command line."""
+    parser = make_parser("studies.first_epoch", __doc__.splitlines()[0])
+    parser.add_argument("--cases", default="alone", help=f"some of {', '.join(CASES)}, separated by commas")
+    parser.add_argument("--cores", default="16,4,1", help="numbers of cores, separated by commas")
+    parser.add_argument("--turns", type=int, default=3, help="loaders, one after another")
+    parser.add_argument("--epochs", type=int, default=3, help="epochs of each loader")
+    parser.add_argument("--images", type=int, default=65_536, help="files in an epoch")
+    parser.add_argument("--pictures", type=int, default=8_192, help="different files")
+    parser.add_argument("--batch-size", type=int, default=256, help="images in a batch")
+    parser.add_argument("--root", type=Path, help="folder of the pictures")
+    return parse_args(parser, command)
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Measure all cases, and return the report."""
+    root = (args.root or data.default_root(args.pictures)).resolve()
+    data.make(root, args.pictures)
+    results = Results("studies.first_epoch", args, write)
+    names = ("epochs", "turns", "images", "batch_size")
+    for cores in map(int, args.cores.split(",")):
+        for case in args.cases.split(","):
+            options = {"case": case, "cores": cores, "root": str(root), **{name: getattr(args, name) for name in names}}
+            entry = measure(options)
+            results.add(entry, f"{case}, {report.cores(cores)}: first / later {entry['ratio']:.3f}")
+    print(render(results.whole))
+    return results.whole
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "--worker":
+        work(json.loads(sys.argv[2]))
+    else:
+        run(parse(sys.argv[1:]))
