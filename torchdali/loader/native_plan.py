@@ -73,6 +73,6 @@ class NativePlan:
         def make(clock: Clock) -> Prefetcher:
             if self.cache:
                 return self.cache.make_prefetcher(self.prefetch_depth, timeout, sampler, clock)
-            return Prefetcher(self.prefetch_depth, timeout, clock, first_window=1)
+            return Prefetcher(self.prefetch_depth, timeout, clock)
 
         return RetryingPrefetcher(make(clock), lambda: make(Clock(self.device)), errors) if errors else make(clock)

@@ -202,8 +202,7 @@ class _ProbeRun:
                 read = self._measure_reading(plan_reading(plan))
             draws = Draws(epoch_key(0, 0), rows, np.zeros_like(rows))
             if decodes or plan.num_frames:
-                if plan.input_kind is not InputKind.FILES:
-                    reader = reader.for_samples(draws, plan.choose_frames)
+                reader = reader.for_samples(draws, plan.choose_frames)
                 with ThreadPoolExecutor(_SCAN_THREADS) as threads:
                     reader.scan(rows, lambda: threads).wait()
             with devices.on(plan.device):

@@ -203,7 +203,6 @@ class Session:
             size * (plan.sample_bytes + reader.sample_bytes), machine.memory_for_batches(device)
         )
         pool = PipelinePool(plan, size, threads, resident, options.decode_bytes)
-        reader.limit_memory(pool.decode_bytes, depth)
         return NativePlan(key, reader, pool, chain, threads, depth, self.cache, find_labels_getters(chain))
 
     def build_proxy_plan(self, options: LoaderOptions, loader: DataLoader[Any]) -> ProxyPlan | None:

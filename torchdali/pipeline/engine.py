@@ -55,14 +55,13 @@ class PipelineRunner(lifecycle.Resource):
         resident: Whether pixels are fed from the device's own memory.
 
     Attributes:
-        input_kind: How its images are fed.
         broken: Whether it cannot be used any more: interrupted, timed out, closed, or inherited by a forked process.
     """
 
     def __init__(self, plan: Plan, batch_size: int, threads: int, resident: bool = False) -> None:
         self.batch_size, self.threads = batch_size, threads
         self._views = len(plan.views)
-        self.input_kind = plan.input_kind
+        self._input_kind = plan.input_kind
         self._resources: deque[ExitStack] = deque()
         self._unreleased: deque[tuple[Event | None, ExitStack]] = deque()
         self.broken = self._closed = self._is_inherited = False
@@ -94,7 +93,7 @@ class PipelineRunner(lifecycle.Resource):
         with self._end_epoch_on_error():
             self._release_finished()
             feed = self._pipeline.feed_arrays if _are_arrays(images) else self._pipeline.feed_input
-            feed(self.input_kind.value, images)
+            feed(self._input_kind.value, images)
             for name, value in inputs.items():
                 self._pipeline.feed_input(name, value)
             stack = resources.pop_all() if resources else ExitStack()

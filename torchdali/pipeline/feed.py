@@ -24,7 +24,7 @@ from torchdali.runtime import devices
 from torchdali.runtime.exceptions import CLOSED, NEW_EPOCH, EpochEndedError, defer
 from torchdali.runtime.threads import DaemonThreadPoolExecutor
 from torchdali.transforms import SampleTransformError
-from torchdali.transforms.spec import InputKind, IntArray
+from torchdali.transforms.spec import IntArray
 from torchdali.transforms.targets.stored import EncodedMask
 
 __all__ = ["Batch", "Prefetcher"]
@@ -32,9 +32,6 @@ __all__ = ["Batch", "Prefetcher"]
 _SCAN_THREADS = 16
 _HELD_RUNS = 2
 """The files and PIL's pixels of all runs in flight take at most as much memory as so many runs."""
-
-_SCANNED_AHEAD = 2
-"""Batches whose headers or files are read before there is room for them in flight."""
 
 _NO_POSITIONS: IntArray = np.empty(0, np.int64)
 
@@ -47,24 +44,16 @@ class Prefetcher:
         timeout: Seconds that a batch may take; 0 means no limit.
         clock: The clock of the epoch, if it has one.
         runs_in_flight: Number of runs that a pipeline will have in flight, if it is not ``prefetch_depth``.
-        first_window: Batches in flight until the first is returned, if not ``prefetch_depth``. The number then doubles
-            with each batch, so that who takes one batch does not wait for many.
     """
 
     def __init__(
-        self,
-        prefetch_depth: int,
-        timeout: float,
-        clock: Clock | None = None,
-        runs_in_flight: int | None = None,
-        first_window: int | None = None,
+        self, prefetch_depth: int, timeout: float, clock: Clock | None = None, runs_in_flight: int | None = None
     ) -> None:
         self._prefetch_depth, self._timeout = prefetch_depth, timeout
         self._runs_in_flight = runs_in_flight or prefetch_depth
         self._clock = clock or Clock(torch.device("cpu"))
         self._waiting: deque[Batch] = deque()
         self._in_flight: deque[Batch] = deque()
-        self._window = min(first_window or prefetch_depth, prefetch_depth)
         self._held_bytes = 0
         self._runners: list[tuple[PipelinePool, PipelineRunner]] = []
         self._threads: DaemonThreadPoolExecutor | None = None
@@ -103,7 +92,6 @@ class Prefetcher:
             except Exception as error:  # noqa: BLE001 - raised when the next runs are scheduled
                 failure = error
             self._in_flight.popleft()
-            self._window = min(2 * self._window, self._prefetch_depth)
             self._start_scans()
             self._schedule_ready()  # outside the `except`: else this error becomes the context of later ones
             try:
@@ -140,15 +128,18 @@ class Prefetcher:
         return self._threads
 
     def _start_scans(self) -> None:
-        """Start the scans of the batches that are next. The others wait, because files and frames take memory."""
+        """Start the scans of the waiting batches. Those of videos hold frames, so they wait for their batch's turn."""
         self._clock.lap("feed")
-        started = len(self._in_flight) + sum(batch.is_started for batch in self._waiting)
         for batch in self._waiting:
-            ahead = 1 if batch.pool.plan.num_frames else _SCANNED_AHEAD
-            if not batch.is_started and started < self._window + ahead:
-                self._start_scan(batch)
-                started += 1
+            if batch.is_started or (batch.pool.plan.num_frames and self._num_scans > self._prefetch_depth):
+                continue
+            self._start_scan(batch)
         self._clock.lap("headers")
+
+    @property
+    def _num_scans(self) -> int:
+        """Number of batches whose scan was started, and that are not done."""
+        return len(self._in_flight) + sum(batch.is_started for batch in self._waiting)
 
     def _start_scan(self, batch: Batch) -> None:
         batch.is_started = True
@@ -160,7 +151,7 @@ class Prefetcher:
 
     def _schedule_ready(self) -> None:
         """Schedule the batches that need no waiting."""
-        while self._waiting and len(self._in_flight) < self._window:
+        while self._waiting and len(self._in_flight) < self._prefetch_depth:
             if self._in_flight and self._in_flight[-1].parts:
                 return
             scan = self._waiting[0].scan
@@ -277,14 +268,12 @@ class Prefetcher:
             del failure
 
     def _get_runner(self, batch: Batch) -> PipelineRunner:
-        reader = batch.reader
-        kind = InputKind.ENCODED if reader.in_memory else batch.pool.plan.input_kind
         for pool, runner in reversed(self._runners):
-            fits = runner.batch_size >= batch.num_images and runner.input_kind is kind
-            if pool is batch.pool and fits and not runner.broken:
+            if pool is batch.pool and runner.batch_size >= batch.num_images and not runner.broken:
                 return runner
-        pinned = 0 if reader.in_memory else pinned_bytes(int(reader.file_bytes(batch.rows).sum()), self._runs_in_flight)
-        runner = batch.pool.acquire(batch.num_images, reader.input_stats(), pinned, reader.in_memory)
+        reader = batch.reader
+        pinned = pinned_bytes(int(reader.file_bytes(batch.rows).sum()), self._runs_in_flight)
+        runner = batch.pool.acquire(batch.num_images, reader.input_stats(), pinned)
         self._runners.append((batch.pool, runner))
         return runner
 
@@ -335,7 +324,7 @@ class Prefetcher:
         reader.forget(rows)
         batch.scan = reader.scan(rows, self._scan_threads)
         self._prepare(batch)
-        runner = batch.pool.make(batch.num_images, 1, reader.in_memory)
+        runner = batch.pool.make(batch.num_images, threads=1)
         pil_only = reader.find_pil_only(rows)
         outputs = self._try_run(runner, batch, pil_only)
         if isinstance(outputs, RunOutputs):

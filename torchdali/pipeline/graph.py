@@ -290,13 +290,9 @@ def _build_input(ops: _Operators, plan: Plan, nodes: dict[str, Any], resident: b
         return (_decode(ops, plan, source, nodes),)
     # DALI opens memory-mapped files one at a time.
     encoded = fn.io.file.read(source, dont_use_mmap=True)
-    return _decode(ops, plan, encoded, nodes), *_file_info(ops, encoded)
-
-
-def _file_info(ops: _Operators, encoded: Any) -> tuple[Any, Any]:
-    """Return the last two bytes of each file, and its length."""
-    length = encoded.shape(dtype=ops.types.INT32)
-    return ops.fn.slice(encoded, start=length - 2, shape=[2], axes=[0], out_of_bounds_policy="pad"), length
+    length = encoded.shape(dtype=types.INT32)
+    ending = fn.slice(encoded, start=length - 2, shape=[2], axes=[0], out_of_bounds_policy="pad")
+    return _decode(ops, plan, encoded, nodes), ending, length
 
 
 def _with_header(ops: _Operators, plan: Plan, encoded: Any, window: Mapping[str, Any]) -> Any:
@@ -348,7 +344,7 @@ def _decode(ops: _Operators, plan: Plan, encoded: Any, nodes: dict[str, Any]) ->
 
 
 def build_header_reader(batch_size: int, threads: int, validate_headers: bool) -> Any:
-    """Build a pipeline on the CPU that returns the first bytes of files, their lengths, their last bytes and all bytes.
+    """Build a pipeline on the CPU that returns the first bytes of files, and their lengths.
 
     Its input :data:`HEADER_PATHS` takes ``(N, L)`` bytes: paths, padded with NUL.
 
@@ -356,18 +352,20 @@ def build_header_reader(batch_size: int, threads: int, validate_headers: bool) -
         batch_size: Maximum number of files in a run.
         threads: Number of DALI's threads.
         validate_headers: Whether a run fails if DALI's decoder would not read the header of a JPEG, or of another file
-            that :data:`HEADERS_VETTED` marks: DALI 2.4 may end the process for a damaged one. It adds an output.
+            that :data:`HEADERS_VETTED` marks: DALI 2.4 may end the process for a damaged one. It adds a third output.
     """
-    fn, types = (dali := require_dali()).fn, dali.types
+    dali = require_dali()
+    fn, types = dali.fn, dali.types
     pipeline = _pipeline_class(dali)(batch_size, threads, None, prefetch_queue_depth=1, exec_dynamic=True)
     with pipeline:
         paths = fn.external_source(name=HEADER_PATHS, ndim=1, dtype=types.UINT8, no_copy=True)
         files = fn.io.file.read(paths, dont_use_mmap=True)
         start = fn.slice(files, start=[0], shape=[HEADER_BYTES], axes=[0], out_of_bounds_policy="pad")
-        outputs = [start, *_file_info(ops := _Operators(dali, "cpu", "exact"), files), files]
+        outputs = [start, files.shape(dtype=types.INT32)]
         if validate_headers:
             safe = fn.external_source(name=HEADERS_VETTED, ndim=0, dtype=types.BOOL)
             safe |= (start[0] == 0xFF) & (start[1] == 0xD8)
+            ops = _Operators(dali, "cpu", "exact")
             outputs += [ops.when(safe, lambda x, _: fn.cast_like(fn.peek_image_shape(x), x), files, {})]
         pipeline.set_outputs(*outputs)
     pipeline.build()

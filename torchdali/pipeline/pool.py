@@ -54,22 +54,19 @@ class PipelinePool:
         # runner together, and finalise the pipeline before the epoch releases it.
         self._in_use: set[PipelineRunner] = set()
 
-    def acquire(
-        self, batch_size: int, stats: InputStats = NO_INPUT_STATS, pinned: int = 0, in_memory: bool = False
-    ) -> PipelineRunner:
+    def acquire(self, batch_size: int, stats: InputStats = NO_INPUT_STATS, pinned: int = 0) -> PipelineRunner:
         """Return a runner with nothing in flight: an idle one, or else a new one.
 
         Args:
             batch_size: Maximum number of samples in a run.
             stats: Statistics of the files that were read so far.
             pinned: Bytes of pinned memory that its runs are expected to take on their way to a GPU.
-            in_memory: Whether it gets the bytes of files, although the plan takes paths.
         """
         threads = self._threads.choose(stats)
-        runner = self._reuse(batch_size, threads, in_memory)
+        runner = self._reuse(batch_size, threads)
         if runner is None:
             graph.reserve_pinned(pinned, self.plan.device)
-            runner = self.make(max(batch_size, self._batch_size), threads, in_memory)
+            runner = self.make(max(batch_size, self._batch_size), threads)
         self._in_use.add(runner)
         return runner
 
@@ -84,9 +81,9 @@ class PipelinePool:
             self._masks[dtype] = PipelinePool(plan, self._batch_size, threads, decode_bytes=self.decode_bytes)
         return self._masks[dtype]
 
-    def make(self, batch_size: int, threads: int, in_memory: bool = False) -> PipelineRunner:
+    def make(self, batch_size: int, threads: int) -> PipelineRunner:
         """Build a runner that is not part of the pool."""
-        return PipelineRunner(self._plan(in_memory), batch_size, threads, self._resident)
+        return PipelineRunner(self.plan, batch_size, threads, self._resident)
 
     def following(self, spec: Spec) -> PipelinePool:
         """Return the pipelines of what follows the plan's cut.
@@ -113,14 +110,10 @@ class PipelinePool:
             self._following[spec] = pool
         return pool
 
-    def _plan(self, in_memory: bool) -> Plan:
-        return replace(self.plan, input_kind=InputKind.ENCODED) if in_memory else self.plan
-
-    def _reuse(self, batch_size: int, threads: int, in_memory: bool) -> PipelineRunner | None:
-        kind = self._plan(in_memory).input_kind
+    def _reuse(self, batch_size: int, threads: int) -> PipelineRunner | None:
         while self._idle:
             runner = self._idle.pop()
-            if runner.input_kind is kind and runner.batch_size >= batch_size and runner.threads >= threads:
+            if runner.batch_size >= batch_size and runner.threads >= threads:
                 runner.drain()
                 if not runner.broken:
                     return runner

@@ -8,10 +8,8 @@ from torchdali.sources.headers.header import (
     Header,
     error_text,
     is_system_fault,
-    last_bytes,
     open_file,
     parse_header,
-    read_file,
     read_header,
 )
 from torchdali.sources.image_size import image_size
@@ -34,9 +32,7 @@ __all__ = [
     "from_dataset",
     "image_size",
     "is_system_fault",
-    "last_bytes",
     "open_file",
     "parse_header",
-    "read_file",
     "read_header",
 ]

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from torchdali.transforms.spec import IntArray
 
-__all__ = ["Paths", "Table", "as_int64", "build_table", "pad", "read_samples", "shrink_to_int32", "unpad"]
+__all__ = ["Paths", "Table", "as_int64", "build_table", "read_samples", "shrink_to_int32"]
 
 Table = npt.NDArray[np.bytes_]
 """``(N,)`` paths of a NumPy type ``S``. Its width is the longest path, and shorter ones are padded with NUL."""
@@ -131,13 +131,3 @@ def _concatenate(tables: list[Table]) -> Table:
         whole[start : start + len(table)] = table
         start += len(table)
     return cast("Table", whole)
-
-
-def pad(paths: Sequence[str | bytes]) -> npt.NDArray[np.uint8]:
-    """Return ``(N, L)`` paths, each padded with at least one NUL."""
-    return Paths([build_table(paths)]).gather(np.arange(len(paths)))
-
-
-def unpad(path: npt.NDArray[np.uint8]) -> str:
-    """Return a path of :func:`pad`."""
-    return os.fsdecode(path.tobytes().rstrip(b"\0"))

@@ -116,8 +116,8 @@ def test_transforms_for_whole_batches(dataset: ImageFolder) -> None:
 
 
 def test_headers_that_come_slowly(dataset: ImageFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    read = file_reader.read_file
-    monkeypatch.setattr(file_reader, "read_file", lambda *args: nap(nap(nap(read(*args)))))
+    read = file_reader.read_header
+    monkeypatch.setattr(file_reader, "read_header", lambda *args: nap(nap(nap(read(*args)))))
     loader = DALILoader(dataset, 1, device="cpu")
     epochs(loader, 1)
     stats = loader.stats()

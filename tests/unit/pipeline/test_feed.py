@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -45,13 +44,12 @@ def test_a_file_that_is_replaced_by_a_smaller_picture_is_read_anew(fresh_picture
 
 
 def test_what_dali_is_fed_is_kept_until_it_was_read(pictures, monkeypatch):
-    """For it is not copied: neither the files of the first epoch, nor the paths of the second."""
+    """For it is not copied."""
     submit, take = PipelineRunner.submit, PipelineRunner.take
-    fed, kept, in_flight, kinds = deque(), [], [], set()
+    fed, kept, in_flight = deque(), [], []
 
     def feed(engine, images, *others):
-        kinds.add(type(images))
-        fed.append(weakref.ref(images[-1] if isinstance(images, list) else images))
+        fed.append(weakref.ref(images))
         submit(engine, images, *others)
         in_flight.append(engine.in_flight)
 
@@ -61,10 +59,8 @@ def test_what_dali_is_fed_is_kept_until_it_was_read(pictures, monkeypatch):
 
     monkeypatch.setattr(PipelineRunner, "submit", feed)
     monkeypatch.setattr(PipelineRunner, "take", taken)
-    loader = DALILoader(ImageFolder(pictures, CROPPED), batch_size=2, num_workers=1, prefetch_factor=3, device="cpu")
-    assert len([*loader, *loader]) == 24
-    assert kept == [True] * 24
-    assert kinds == {list, np.ndarray}
+    list(DALILoader(ImageFolder(pictures, CROPPED), batch_size=2, num_workers=1, prefetch_factor=3, device="cpu"))
+    assert kept == [True] * 12
     assert max(in_flight) == 3, "as many batches as prefetch_factor says"
 
 
@@ -73,11 +69,10 @@ def test_only_the_file_that_dali_refuses_is_left_to_pil(pictures, monkeypatch):
     dataset, submit = ImageFolder(pictures, CROPPED), PipelineRunner.submit
 
     def refuse(engine, images, *others):
-        if any(x in np.asarray(image).tobytes() for image in images for x in (path.read_bytes(), bytes(path))):
+        if any(dataset.samples[5][0].encode() in row.tobytes() for row in images):
             raise RuntimeError("DALI does not like it")
         submit(engine, images, *others)
 
-    path = Path(dataset.samples[5][0])
     monkeypatch.setattr(PipelineRunner, "submit", refuse)
     loader = DALILoader(dataset, batch_size=8, seed=1, device="cpu")
     assert [len(images) for images, _ in loader] == [8, 8, 8]

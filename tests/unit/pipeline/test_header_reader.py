@@ -152,9 +152,9 @@ def test_an_epoch_reads_headers_together(tmp_path: Path, device: str, monkeypatc
     loader = DALILoader(dataset, 40, device=device)
     assert loader._session.reader is not None
     one_by_one: list[int] = []
-    read = FileReader.read_each
+    read = type(loader._session.reader).read_header
     monkeypatch.setattr(
-        FileReader, "read_each", lambda self, rows, *held: one_by_one.extend(rows) or read(self, rows, *held)
+        type(loader._session.reader), "read_header", lambda self, row: one_by_one.append(row) or read(self, row)
     )
     for epoch in range(2):
         for (images, labels), (theirs, others) in zip(loader, expected, strict=True):
@@ -310,9 +310,8 @@ def test_what_is_for_pil_is_not_asked_of_dali_again(
 def test_long_files_are_not_read_together(
     tmp_path: Path, vetting: list[int], validates: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """DALI would read all of each. To validate headers it reads few files at once. Those that fit are kept."""
+    """DALI would read all of each. To validate headers it reads few files at once."""
     monkeypatch.setattr(FileReader, "_validates", validates)
-    monkeypatch.setattr(FileReader, "limit_memory", lambda *_: None)
     (tmp_path / "a").mkdir()
     photograph = Image.fromarray(skimage.data.coffee()).resize((40, 30))
     for i in range(80):
@@ -320,14 +319,9 @@ def test_long_files_are_not_read_together(
     length = (tmp_path / "a" / "00.jpg").stat().st_size
     monkeypatch.setattr(file_reader, "_LONG", length - 1)
     monkeypatch.setattr(file_reader, "_MAX_READ", 12 * length)
-    monkeypatch.setattr(FileReader, "batch_bytes", 80 * length - 1)
     ((images, _),) = DALILoader(ImageFolder(tmp_path, CHAIN), 80, device="cpu")
     assert (images == images[0]).all()
     assert vetting == ([10] * 8 if validates else [])
-    monkeypatch.setattr(FileReader, "batch_bytes", 80 * length)
-    ((kept, _),) = DALILoader(ImageFolder(tmp_path, CHAIN), 80, device="cpu")
-    assert (kept == images).all()
-    assert vetting[8 * validates :] == [80]
 
 
 def test_a_pipe_among_few_files_is_named(tmp_path: Path, device: str, vetting: list[int]) -> None:

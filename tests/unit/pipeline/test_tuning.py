@@ -264,7 +264,7 @@ def test_one_engine_is_built_for_small_batches_and_large_ones(pictures: Path, mo
     made: list[int] = []
     make = PipelinePool.make
     monkeypatch.setattr(
-        PipelinePool, "make", lambda pool, size, *others: made.append(size) or make(pool, size, *others)
+        PipelinePool, "make", lambda pool, size, threads: made.append(size) or make(pool, size, threads)
     )
     loader = DALILoader(ImageFolder(pictures, CHAIN), batch_sampler=Growing(), device="cpu")
     assert [len(images) for images, _ in loader] == [1, 6]

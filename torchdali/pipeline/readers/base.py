@@ -125,21 +125,8 @@ class Reader:
         """
         return self.for_batch()
 
-    @property
-    def in_memory(self) -> bool:
-        """Whether the files of a scanned batch are in memory, although the plan takes paths."""
-        return False
-
     def move_to(self, device: torch.device) -> None:
         """Prepare for pipelines on a device."""
-
-    def limit_memory(self, run_bytes: int, prefetch_depth: int) -> None:
-        """Limit the files that are kept until DALI decodes them.
-
-        Args:
-            run_bytes: Maximum bytes of the files and images of a run.
-            prefetch_depth: Number of batches in flight.
-        """
 
     def validate_headers(self) -> bool:
         """Return whether DALI reads each header before it decodes any, and leaves the files that it refuses to PIL."""

@@ -15,17 +15,16 @@ import torch
 
 from torchdali.errors import SampleError
 from torchdali.pipeline.readers.base import Reader, decode_in_threads
-from torchdali.pipeline.readers.file_batch import FileBatch, HeldFiles
 from torchdali.pipeline.readers.header_reader import HeaderError, HeaderReader
 from torchdali.pipeline.readers.scan import Scan
-from torchdali.samples.image import convert_to_rgb, decode_to_ppm, encode_ppm
+from torchdali.samples.image import convert_to_rgb
 from torchdali.samples.pil import PILHeader, read_pil_header
-from torchdali.sources import UNREADABLE, Header, Source, last_bytes, parse_header, read_file, read_header
+from torchdali.sources import UNREADABLE, Header, Source, read_header
 from torchdali.sources.headers.batch import MIN_BATCH_READ, parse
 from torchdali.sources.headers.header import max_pixels
 from torchdali.sources.headers.metadata import has_late_metadata, turn_info
 from torchdali.sources.headers.table import HeaderColumns, HeaderTable
-from torchdali.sources.paths import pad, unpad
+from torchdali.sources.paths import Paths, build_table
 from torchdali.transforms.spec import InputStats, IntArray
 
 __all__ = ["FileReader"]
@@ -45,8 +44,7 @@ _MAX_READ = 2**28
 class FileReader(Reader):
     """Reads files. Their paths are one gather and one dense input of the pipeline.
 
-    A file's header is read when its row is first requested, and stored. :class:`FileBatch` keeps such a file until
-    it is decoded, so that each file is read once.
+    A file's header is read when its row is first requested, and stored.
 
     Args:
         source: The files.
@@ -55,11 +53,9 @@ class FileReader(Reader):
 
     Attributes:
         table: The known headers.
-        batch_bytes: Maximum bytes of the files of a batch that are kept until they are decoded.
     """
 
     _validates = False
-    batch_bytes = 2**26
 
     def __init__(
         self, source: Source, header_reader: HeaderReader | None = None, adjust_orientation: bool = False
@@ -75,27 +71,20 @@ class FileReader(Reader):
         # Another process reads the headers again, because the table is as long as the dataset.
         return FileReader, (self.source, self._header_reader, self.adjust_orientation)
 
-    def for_batch(self) -> Reader:
-        needs_stamps = self.table.has_stamps  # only Python reads them
-        return self if needs_stamps or self._header_reader is None else FileBatch(self)
-
-    def limit_memory(self, run_bytes: int, prefetch_depth: int) -> None:
-        self.batch_bytes = 2 * run_bytes // (prefetch_depth + 2)  # a few batches wait, and the others are in flight
-
     def paths(self, rows: IntArray) -> npt.NDArray[np.uint8]:
         """Return ``(N, L)`` the paths of samples for DALI, padded with NUL."""
         paths = self._read_paths(rows)
         if (paths == ord(":")).any() and b"://" in paths.tobytes():  # DALI would open a URI, even of a network
-            paths = pad([os.path.abspath(path) for path in map(unpad, paths)])  # noqa: PTH100 - resolve() follows links
+            paths = _pad([os.path.abspath(path) for path in map(_unpad, paths)])  # noqa: PTH100 - resolve() follows links
         return paths
 
     def path(self, row: int) -> str:
         """Return the path of a sample's file."""
-        return unpad(self._read_paths(np.array([row]))[0])
+        return _unpad(self._read_paths(np.array([row]))[0])
 
     def _read_paths(self, rows: IntArray) -> npt.NDArray[np.uint8]:
         paths: Any = self.read_rows(rows)
-        return paths if hasattr(paths, "dtype") else pad(paths)
+        return paths if hasattr(paths, "dtype") else _pad(paths)
 
     def share_headers(self, other: FileReader) -> bool:
         """Use the header table of another reader, if it has the same files and sizes. Return whether it has."""
@@ -109,14 +98,9 @@ class FileReader(Reader):
         if self._header_reader:
             self._header_reader.device = device
 
-    @property
-    def validates(self) -> bool:
-        """Whether DALI reads each header before it decodes any. It stays true, because iterators rely on it."""
-        return self._validates
-
     def validate_headers(self) -> bool:
         """Return whether DALI reads each header before it decodes any, and leaves the files that it refuses to PIL."""
-        # DALI has not validated headers that come from an index.
+        # It stays true, because iterators rely on it. DALI has not validated headers that come from an index.
         reader = self._header_reader
         self._validates = self._validates or bool(reader and reader.device.type == "cuda" and self.table.is_empty)
         return self._validates
@@ -125,9 +109,9 @@ class FileReader(Reader):
         # Another batch, or a cache, may have forgotten some of them after the scan.
         if len(unknown := self.table.find_unknown(rows)):
             if self._validates:
-                self.read_many(unknown)
+                self._read_many(unknown)
             else:  # in this thread, so that it waits only for these files
-                self.read_each(unknown.tolist())
+                self._read_each(unknown.tolist())
         return self.table.sizes(rows)
 
     def read_inputs(self, rows: IntArray, by_pil: IntArray, resources: ExitStack) -> npt.NDArray[np.uint8]:
@@ -156,65 +140,54 @@ class FileReader(Reader):
     def scan(self, rows: IntArray, pool: Callable[[], Executor]) -> Scan:
         """Start to read the headers that are not known yet, in the threads of ``pool()``."""
         unknown = self.table.find_unknown(rows)
-        few = len(unknown) < (1 if self._validates else MIN_BATCH_READ) or self._header_reader is None
-        if few or ((self.table.has_stamps or self._mean_length > _LONG) and not self._validates):
-            return Scan(unknown.tolist(), self.read_each, pool)
-        return Scan([0], lambda _: self.read_many(unknown), pool)
+        few = len(unknown) < (1 if self._validates else MIN_BATCH_READ)
+        alone = (self.table.has_stamps or self._mean_length > _LONG) and not self._validates
+        if few or alone or self._header_reader is None:
+            return Scan(unknown.tolist(), self._read_each, pool)
+        return Scan([0], lambda _: self._read_many(unknown), pool)
 
-    def read_many(self, rows: IntArray, held: HeldFiles | None = None) -> None:
+    def _read_many(self, rows: IntArray) -> None:
         """Read headers together; one by one if a black image takes a file's place.
 
         If there are few to validate, or DALI refuses one, Python looks first: a file for PIL, no file at all or a pipe
-        needs no validation. ``held`` takes the files, if they are not too long.
+        needs no validation.
         """
         replaced = np.isin(rows, list(self._black))
-        self.read_each(rows[replaced].tolist(), held)
+        self._read_each(rows[replaced].tolist())
         rows = rows[~replaced]
-        if not self._num_read and (self._validates or len(rows) >= MIN_BATCH_READ):
+        if not self._num_read:
             for row in rows[:_SAMPLE].tolist():
                 self._is_native(row)
-        if held is not None and held.room < len(rows) * self._mean_length:
-            held, rows = None, self.table.find_unknown(rows)
-        together = len(rows) >= MIN_BATCH_READ and (held is not None or self._mean_length <= _LONG)
-        if not len(rows) or (together and self._read_together(rows, held)):
+        together = len(rows) >= MIN_BATCH_READ and self._mean_length <= _LONG
+        if not len(rows) or (together and self._read_together(rows)):
             return
-        if not self._validates:
-            self.read_each(rows.tolist(), held)
-            return
-        natives = [row for row in rows.tolist() if self._is_native(row)]
-        self._validate_by_halves(np.array(natives, np.int64), held)
-        if held is not None:
-            others = [row for row in rows.tolist() if row not in held]
-            self.read_each(others, held)
-            held.leave_to_pil(others)
+        if self._validates:
+            self._validate_by_halves(np.array([row for row in rows.tolist() if self._is_native(row)], np.int64))
+        else:
+            self._read_each(rows.tolist())
 
-    def _validate_by_halves(self, rows: IntArray, held: HeldFiles | None) -> None:
+    def _validate_by_halves(self, rows: IntArray) -> None:
         """Find the files whose headers DALI refuses, and leave them to PIL."""
         too_long = len(rows) > 1 and len(rows) * self._mean_length > _MAX_READ
-        if not len(rows) or (not too_long and self._read_together(rows, held, vetted=True)):
+        if not len(rows) or (not too_long and self._read_together(rows, vetted=True)):
             return
         if len(rows) == 1:
-            self.read_each(rows.tolist(), held)
-            self.table.mark_pil_only(int(rows[0]))
-            if held is not None:
-                held.leave_to_pil(rows.tolist())
+            self.read_header(int(rows[0]), by_pil=True)
             return
         for half in np.array_split(rows, 2):
-            self._validate_by_halves(half, held)
+            self._validate_by_halves(half)
 
-    def _read_together(self, rows: IntArray, held: HeldFiles | None, vetted: bool = False) -> bool:
+    def _read_together(self, rows: IntArray, vetted: bool = False) -> bool:
         """Return whether all headers could be read.
 
         Args:
             rows: The samples.
-            held: Takes the files.
             vetted: Whether Python has found the files native, so that DALI may read any header. Else it reads those of
                 JPEGs alone, and other files are vetted first.
         """
         assert self._header_reader is not None
-        whole: list[Any] = []
         try:
-            header_bytes, lengths = self._header_reader(self.paths(rows), self._validates, vetted, whole)
+            header_bytes, lengths = self._header_reader(self.paths(rows), self._validates, vetted)
         except HeaderError:
             return False
         except RuntimeError:  # there are no threads or no memory for the pipeline
@@ -228,57 +201,20 @@ class FileReader(Reader):
             headers.known[~headers.jpeg] = False
         if not self.table.has_stamps:
             self.table.update_many(rows, headers, lengths)
-        if held is None:
-            self.read_each(self.table.find_unknown(rows[headers.known] if to_vet else rows).tolist())
-            unknown = self.table.find_unknown(rows)
-        else:
-            endings, files = whole
-            held.add(rows.tolist(), files, int(lengths.view(np.uint32).sum()))
-            held.add_sizes(rows[headers.known].tolist(), headers.sizes[headers.known].tolist())
-            self.check_endings(rows, endings, held)
-            unknown = rows[~headers.known]
+        self._read_each(self.table.find_unknown(rows[headers.known] if to_vet else rows).tolist())
         if to_vet:
-            natives = [row for row in unknown.tolist() if self._is_native(row, held)]
-            self._validate_by_halves(np.array(natives, np.int64), held)
-        else:
-            self.read_each(unknown.tolist(), held)
+            unknown = self.table.find_unknown(rows).tolist()
+            self._validate_by_halves(np.array([row for row in unknown if self._is_native(row)], np.int64))
         return True
 
-    def read_each(self, rows: Sequence[int], held: HeldFiles | None = None) -> None:
-        """Read headers one by one, and whole files if ``held`` has room for them."""
+    def _read_each(self, rows: Sequence[int]) -> None:
         for row in rows:
-            if held is None:
-                self.read_header(row)
-            else:
-                self._hold(row, held)
+            self.read_header(row)
 
-    def _hold(self, row: int, held: HeldFiles) -> None:
-        """Read a file's header, and keep the file if there is room for it."""
-        if black := self.black(row):
-            held.add([row], [encode_ppm(black)], 3 * black.height * black.width)
-            held.add_header(row, Header(black.height, black.width, 0, jpeg=False, native=False))
-            return self.read_header(row)
-        with self.blame(row, "read as an image"):
-            path = self.path(row)
-            if row not in held:
-                if os.stat(path).st_size > held.room:  # noqa: PTH116 - building a Path takes longer than this
-                    return self.read_header(row)
-                data = read_file(path)[0]
-                held.add([row], [data], len(data))
-                self._count_bytes(1, len(data))
-            header = parse_header(held.bytes(row).data, self.adjust_orientation)
-        self.table.update(row, header)
-        held.add_header(row, header)
-        return self.check_endings(np.array([row]), last_bytes(held.bytes(row))[None], held)
-
-    def _is_native(self, row: int, held: HeldFiles | None = None) -> bool:
+    def _is_native(self, row: int) -> bool:
         """Return whether DALI decodes a file as PIL does, as far as Python tells; learn the header of one for PIL."""
         with self.blame(row, "read as an image"):
-            if held is not None and row in held:
-                header = parse_header(held.bytes(row).data, self.adjust_orientation)
-                held.add_header(row, header)
-            else:
-                header = read_header(self.path(row), self.adjust_orientation)
+            header = read_header(self.path(row), self.adjust_orientation)
         self._count_bytes(1, header.length)
         if not header.native:
             self.table.update(row, header)
@@ -293,8 +229,12 @@ class FileReader(Reader):
         """Mean length of the files whose headers were read; 0 if there are none."""
         return self._bytes_read / max(self._num_read, 1)
 
-    def read_header(self, row: int) -> None:
+    def read_header(self, row: int, by_pil: bool = False) -> None:
         """Read a file's header.
+
+        Args:
+            row: Its sample.
+            by_pil: Whether PIL must decode the file, whatever its header says.
 
         Raises:
             SampleError: The file is missing or no image.
@@ -305,7 +245,7 @@ class FileReader(Reader):
         with self.blame(row, "read as an image"):
             header = read_header(self.path(row), self.adjust_orientation)
         self._count_bytes(1, header.length)
-        self.table.update(row, header)
+        self.table.update(row, header._replace(native=header.native and not by_pil))
 
     def abandon(self) -> None:
         if self._header_reader:
@@ -329,7 +269,7 @@ class FileReader(Reader):
         other = self.table.has_other_length(rows, np.ascontiguousarray(lengths[:, 0]))
         return bool((self.table.is_native(rows) & other).any() or (self.table.sizes(rows) != sizes).any())
 
-    def check_endings(self, rows: IntArray, endings: npt.NDArray[np.uint8], held: HeldFiles | None = None) -> None:
+    def check_endings(self, rows: IntArray, endings: npt.NDArray[np.uint8]) -> None:
         """Raise SampleError if a JPEG ends before its image does.
 
         A GPU's JPEG engine fills the missing part with grey, and reports no error. A file that ends in an end-of-image
@@ -338,11 +278,7 @@ class FileReader(Reader):
         marked = (endings[:, 0] == 0xFF) & (endings[:, 1] == 0xD9)
         suspects = self.table.may_be_truncated(rows) & ~marked
         for row in rows[suspects].tolist():
-            if held is None:
-                self.load(row)
-            else:
-                with self.blame(row, "decoded"):
-                    decode_to_ppm(held.bytes(row))
+            self.load(row)
             self.table.mark_complete(row)
 
     def check(self, row: int) -> None:
@@ -398,3 +334,12 @@ class FileReader(Reader):
     def close(self) -> None:
         if self._header_reader:
             self._header_reader.close()
+
+
+def _pad(paths: Sequence[str | bytes]) -> npt.NDArray[np.uint8]:
+    """Return ``(N, L)`` paths, each padded with at least one NUL."""
+    return Paths([build_table(paths)]).gather(np.arange(len(paths)))
+
+
+def _unpad(path: npt.NDArray[np.uint8]) -> str:
+    return os.fsdecode(path.tobytes().rstrip(b"\0"))

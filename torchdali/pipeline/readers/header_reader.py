@@ -65,11 +65,7 @@ class HeaderReader(lifecycle.Resource):
         self._reading = _Reading()
 
     def __call__(
-        self,
-        paths: npt.NDArray[np.uint8],
-        validate_headers: bool,
-        vetted: bool = False,
-        whole: list[Any] | None = None,
+        self, paths: npt.NDArray[np.uint8], validate_headers: bool, vetted: bool = False
     ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
         """Return the first bytes of files, and their lengths.
 
@@ -77,7 +73,6 @@ class HeaderReader(lifecycle.Resource):
             paths: ``(N, L)`` the paths, padded with NUL.
             validate_headers: Whether to raise if DALI's decoder would not read a header of a JPEG.
             vetted: Whether to do so for any format, because Python has found the files native.
-            whole: Gets ``(N, 2)`` the last bytes of the files, and the files as DALI's tensors on the host.
 
         Returns:
             ``(N, 2048)``, padded with 0, and ``(N,)``.
@@ -96,16 +91,12 @@ class HeaderReader(lifecycle.Resource):
                         reading.close()  # abandoned while it was built
                         continue
                     try:
-                        header_bytes, lengths, *others = self._read_timed(reading, paths, vetted)
+                        return self._read_timed(reading, paths, vetted)
                     except HeaderError:
                         raise
                     except (AttributeError, RuntimeError):  # the pipeline was abandoned during the call
                         if reading is self._reading:
                             raise
-                        continue
-                    if whole is not None:
-                        whole += others
-                    return header_bytes, lengths
 
     @property
     def wait(self) -> float:
@@ -166,9 +157,7 @@ def _read(reading: _Reading, paths: npt.NDArray[np.uint8], vetted: bool) -> Any:
         pipeline.feed_input(graph.HEADERS_VETTED, np.full(len(paths), vetted))
     pipeline.schedule_run()
     try:
-        *arrays, files = pipeline.share_outputs()[:4]
-        header_bytes, endings, lengths = map(dlpack.to_array, arrays)
-        contents = list(files)  # they own their memory: see dlpack.py
+        header_bytes, lengths = (dlpack.to_array(output) for output in pipeline.share_outputs()[:2])
         if pipeline is reading.pipeline:  # else it was abandoned meanwhile
             pipeline.release_outputs()
     except (RuntimeError, UnicodeDecodeError) as error:  # UnicodeDecodeError if DALI's message has a name not in UTF-8
@@ -177,4 +166,4 @@ def _read(reading: _Reading, paths: npt.NDArray[np.uint8], vetted: bool) -> Any:
         reading.broken = False
         raise HeaderError from error
     reading.broken = False
-    return header_bytes, lengths[:, 0], endings, contents
+    return header_bytes, lengths[:, 0]

@@ -16,8 +16,6 @@ import zlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import PIL.Image
 
 from torchdali.sources.headers.metadata import (
@@ -40,11 +38,9 @@ __all__ = [
     "Header",
     "error_text",
     "is_system_fault",
-    "last_bytes",
     "max_pixels",
     "open_file",
     "parse_header",
-    "read_file",
     "read_header",
 ]
 
@@ -137,28 +133,6 @@ def open_file(path: str) -> tuple[int, os.stat_result]:
         os.close(file)
         raise OSError("it is no regular file")
     return file, status
-
-
-def read_file(path: str) -> tuple[npt.NDArray[np.uint8], int]:
-    """Return a file's bytes, and the time of its last modification before it was read, in nanoseconds.
-
-    Raises:
-        OSError: The file cannot be read.
-    """
-    file, status = open_file(path)
-    try:
-        data: npt.NDArray[np.uint8] = np.empty(status.st_size, np.uint8)
-        filled = 0
-        while filled < len(data) and (count := os.readv(file, [data[filled:].data])):
-            filled += count
-    finally:
-        os.close(file)
-    return data[:filled], status.st_mtime_ns
-
-
-def last_bytes(data: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """Return ``(2,)`` the last two bytes of a file, padded with 0 in front."""
-    return np.pad(data[-2:], (2, 0))[-2:]
 
 
 def read_header(path: str, adjust_orientation: bool = False) -> Header:
