@@ -16,12 +16,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from conftest import same
 from helpers.anchors import anchors
+from helpers.object_server import ObjectServer
 from PIL import Image
 from torchvision.transforms import v2
 
 import torchdali
 from torchdali import DALILoader
+from torchdali.datasets import Tar
 from torchdali.tools.parity.compare import exceeded_bounds, measure
 from torchdali.tools.parity.distributions import compare_distributions
 from torchdali.tools.parity.photographs import write_photographs
@@ -121,7 +124,7 @@ def test_table_of_arguments() -> None:
     listed = {name for row in rows(ARGUMENTS, "Argument") for name in re.findall(r"`(\w+)`", row[0])}
     signature = set(inspect.signature(DALILoader).parameters)
     own = {"transform", "batch_transform", "device", "seed", "fidelity", "cache", "cache_bytes", "distributed"}
-    own |= {"on_error", "max_errors", "images", "decode_bytes"}
+    own |= {"on_error", "max_errors", "images", "decode_bytes", "cache_dir"}
     assert listed == signature - own
     assert all(f"`{name}=" in ARGUMENTS for name in own)
 
@@ -210,7 +213,8 @@ def test_code_of_detection_and_masks(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.usefixtures("in_folder")
-def test_code_of_shards(tmp_path: Path) -> None:
+def test_code_of_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("obstore")
     Path("shards").mkdir()
     with tarfile.open("shards/shard-000000.tar", "w") as shard:
         for number, path in enumerate(sorted(Path("data").rglob("*.jpg"))):
@@ -218,7 +222,20 @@ def test_code_of_shards(tmp_path: Path) -> None:
             entry = tarfile.TarInfo(f"{number}.cls")
             entry.size = 1
             shard.addfile(entry, io.BytesIO(str(number % 3).encode()))
-    names = run_page("shards_and_remote_storage.md", {"{000000..000146}": "000000"})
+    with ObjectServer({"bucket/train-000.tar": Path("shards/shard-000000.tar").read_bytes()}) as server:
+        for name, value in {**server.environment(), "XDG_CACHE_HOME": str(tmp_path)}.items():
+            monkeypatch.setenv(name, value)
+        names = run_page(
+            "shards_and_remote_storage.md",
+            {
+                "{000000..000146}": "000000",
+                "{000..146}": "000",
+                "/local/cache": str(tmp_path / "cache"),
+                '"timeout": "10s"': '"timeout": "10s", "allow_http": True',
+            },
+        )
+        names["dataset"].transform = v2.ToImage()
+        assert same(list(names["dataset"]), list(Tar("shards/shard-000000.tar", transform=v2.ToImage())))
     assert names["images"].shape == (24, 3, 224, 224)
     assert torch.bincount(names["labels"]).tolist() == [8, 8, 8]
 

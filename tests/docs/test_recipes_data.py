@@ -174,6 +174,17 @@ def test_damaged_files(tmp_path: Path, mode: str) -> None:
 
 
 @pytest.mark.parametrize("loader", ["torchdali", "torch"])
+def test_shards_are_read_from_a_store(pictures: Path, tmp_path: Path, loader: str) -> None:
+    pytest.importorskip("obstore")
+    options = ["--cache-dir", tmp_path, "--size", 32, "--epochs", 2, "--batch-size", 8, "--classes", 3]
+    printed = run("s3_training.py", "--folder", pictures, *options, "--loader", loader, "--workers", 1)
+    count = len(PHOTOGRAPHS) * PER_CLASS
+    kept = count if loader == "torchdali" else 0
+    assert printed.startswith(f"{count} images in 1 shards, from s3://stand-in/")
+    assert len(re.findall(rf"^epoch \d/2  loss [\d.]+  {kept} images kept$", printed, re.MULTILINE)) == 2
+
+
+@pytest.mark.parametrize("loader", ["torchdali", "torch"])
 def test_shards_are_packed_and_read(pictures: Path, tmp_path: Path, loader: str) -> None:
     options = ["--shards", tmp_path, "--size", 32, "--epochs", 2, "--batch-size", 8, "--loader", loader]
     printed = run("webdataset_shards.py", pictures, *options)

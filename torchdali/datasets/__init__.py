@@ -4,6 +4,7 @@ from torchdali.datasets.hugging_face import HuggingFace
 from torchdali.datasets.lmdb import LMDB
 from torchdali.datasets.packing import pack
 from torchdali.datasets.recordio import RecordIO
+from torchdali.datasets.remote_images import RemoteImages
 from torchdali.datasets.table import Table
 from torchdali.datasets.tar import Tar
 from torchdali.datasets.tfrecord import TFRecord
@@ -11,4 +12,16 @@ from torchdali.datasets.video import VideoClips
 from torchdali.datasets.volumes import Volumes
 from torchdali.datasets.zip import Zip
 
-__all__ = ["LMDB", "HuggingFace", "RecordIO", "TFRecord", "Table", "Tar", "VideoClips", "Volumes", "Zip", "pack"]
+__all__ = [
+    "LMDB",
+    "HuggingFace",
+    "RecordIO",
+    "RemoteImages",
+    "TFRecord",
+    "Table",
+    "Tar",
+    "VideoClips",
+    "Volumes",
+    "Zip",
+    "pack",
+]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import threading
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from torch.utils.data import Dataset
@@ -13,9 +15,11 @@ from torchdali.datasets.fields import open_rgb
 from torchdali.datasets.shards import Bytes
 from torchdali.sources import InputKind, Labels, Source
 from torchdali.sources.headers.table import HeaderColumns, HeaderTable
+from torchdali.sources.remote import Client, Range
+from torchdali.sources.source import ContentCache, ReadError
 from torchdali.transforms.spec import IntArray
 
-__all__ = ["EncodedDataset", "EncodedSource", "Label", "make_sample"]
+__all__ = ["EncodedDataset", "EncodedSource", "Label", "RemoteSource", "make_sample"]
 
 Label = str | Callable[[dict[str, Any]], Any] | Sequence[str] | None
 """What the target of a sample is: one of its parts, what a function makes of all, several parts, or nothing."""
@@ -45,9 +49,13 @@ class EncodedDataset(Dataset[Any]):
     Attributes:
         parts: The names of the parts that are the label; none if the label is a function or nothing.
         is_mapped: Whether :meth:`read` returns views of mapped memory, and so takes no time.
+        client: Reads the images if they lie in an object store; None if they are files.
+        has_parts_in_data: Whether :meth:`parts_in` needs what was fetched for the image.
     """
 
     is_mapped: bool = False
+    client: Client | None = None
+    has_parts_in_data: bool = False
 
     def __init__(
         self,
@@ -103,12 +111,30 @@ class EncodedDataset(Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         """Return a sample: image and target, a dictionary of image and several parts, or an image alone."""
         row = range(len(self))[index]  # raises IndexError as a list does, and takes negative numbers
-        image = open_rgb(self.read(np.array([row], np.int64))[0])
-        return make_sample(self.label, self.transform(image) if self.transform else image, self.target(row))
+        rows = np.array([row], np.int64)
+        if self.client is None:
+            image, target = open_rgb(self.read(rows)[0]), None
+        else:
+            data = self.client.read_one(self.locate(rows)[0])
+            image, target = open_rgb(self.image_in(row, data)), self.parts_in(row, data)
+        image = self.transform(image) if self.transform else image
+        return make_sample(self.label, image, self.target(row) if self.client is None else self.make_target(target))
+
+    def locate(self, rows: IntArray) -> list[Range]:
+        """Return what to fetch of an object store for some samples. Only datasets with a client have it."""
+        raise NotImplementedError
+
+    def image_in(self, row: int, data: Bytes) -> Bytes:
+        """Return the image file in what was fetched for a sample."""
+        return data
+
+    def parts_in(self, row: int, data: Bytes) -> Any:
+        """Return :meth:`read_parts` of a sample, from what was fetched for it."""
+        return self.read_parts(row)
 
     def torchdali_source(self) -> Source:
         """Return the source that ``DALILoader`` reads."""
-        return EncodedSource(self)
+        return EncodedSource(self) if self.client is None else RemoteSource(self, self.client)
 
 
 class EncodedSource(Source):
@@ -151,3 +177,67 @@ class EncodedSource(Source):
 
     def describe(self) -> str:
         return f"{len(self):,} images ({self._dataset!r})"
+
+
+class RemoteSource(EncodedSource):
+    """The samples of a dataset whose images lie in an object store.
+
+    Args:
+        dataset: The samples.
+        client: Reads them.
+    """
+
+    is_remote = True
+
+    def __init__(self, dataset: EncodedDataset, client: Client) -> None:
+        super().__init__(dataset)
+        self._client = client
+        self._cache: ContentCache | None = None
+        self._read_last = threading.local()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in ("_cache", "_read_last")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            setattr(self, name, value)
+        self._cache, self._read_last = None, threading.local()
+
+    def with_cache(self, cache: ContentCache) -> RemoteSource:
+        source = copy.copy(self)
+        source._cache = cache  # noqa: SLF001 - of this class
+        return source
+
+    def read(self, rows: IntArray) -> list[Bytes]:
+        contents, numbers = self._fetch(rows), cast("list[int]", rows.tolist())
+        # The reader wants the parts of these samples next, in this thread. They came with the images.
+        self._read_last.contents = dict(zip(numbers, contents, strict=True))
+        return [self._dataset.image_in(row, content) for row, content in zip(numbers, contents, strict=True)]
+
+    def read_parts(self, rows: IntArray) -> list[Any] | None:
+        if not self._dataset.has_parts_in_data or super().read_parts(rows[:0]) is None:
+            return super().read_parts(rows)
+        contents: dict[int, Bytes] = vars(self._read_last).pop("contents", {})
+        numbers: list[int] = rows.tolist()
+        if missing := [row for row in numbers if row not in contents]:
+            contents |= zip(missing, self._fetch(np.array(missing, np.int64)), strict=True)
+        return [self._dataset.parts_in(row, contents[row]) for row in numbers]
+
+    def target(self, row: int) -> Any:
+        parts = self.read_parts(np.array([row], np.int64))
+        return super().target(row) if parts is None else self.make_target(parts[0])
+
+    def _fetch(self, rows: IntArray) -> list[Bytes]:
+        """Return what the dataset wants of the store for some samples, from the cache if it has that."""
+        parts, cache = self._dataset.locate(rows), self._cache
+        contents = [cache.get(part) if cache else None for part in parts]
+        missing = [i for i, content in enumerate(contents) if content is None]
+        try:
+            fetched = self._client.read([parts[i] for i in missing])
+        except ReadError as error:
+            raise ReadError(missing[error.position], error.error) from error.error
+        for i, content in zip(missing, fetched, strict=True):
+            contents[i] = content
+            if cache:
+                cache.add(parts[i], content)
+        return cast("list[Bytes]", contents)

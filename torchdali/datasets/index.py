@@ -17,8 +17,10 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import numpy.typing as npt
 
-from torchdali.datasets.shards import Column, stat_shard
+from torchdali.datasets.shards import Column
+from torchdali.runtime.machine import user_cache_folder
 from torchdali.sources.index import map_arrays
+from torchdali.sources.remote import is_uri
 from torchdali.transforms.spec import IntArray
 
 __all__ = ["PROGRESS_INTERVAL", "Place", "ShardIndex", "find_index", "lock_index", "open_index", "show_progress"]
@@ -81,14 +83,18 @@ class ShardIndex:
 
 
 def find_index(paths: Sequence[str], content: str) -> Path:
-    """Return where the index of some shards is kept: beside the first of them.
+    """Return where the index of some shards is kept: beside the first of them; that of objects in the user's cache.
 
     Args:
         paths: The shards.
         content: What the index says of them, so that other labels have another index.
     """
-    folder = Path(paths[0]).parent
-    digest = hashlib.sha256("\0".join([content, *_relative_names(paths)]).encode(errors="surrogateescape")).hexdigest()
+    remote = is_uri(paths[0])
+    folder = user_cache_folder() if remote else Path(paths[0]).parent
+    if remote:
+        folder.mkdir(parents=True, exist_ok=True)
+    names = [content, *(paths if remote else _relative_names(paths))]
+    digest = hashlib.sha256("\0".join(names).encode(errors="surrogateescape")).hexdigest()
     return folder / f"torchdali-{digest[:12]}.npz"
 
 
@@ -98,7 +104,12 @@ def _relative_names(paths: Sequence[str]) -> list[str]:
 
 
 def open_index(
-    file: Path, paths: Sequence[str], content: str, scan: Callable[[str], Iterable[Place]], labels: Sequence[str]
+    file: Path,
+    paths: Sequence[str],
+    content: str,
+    scan: Callable[[str], Iterable[Place]],
+    labels: Sequence[str],
+    stat: Callable[[Sequence[str]], list[tuple[int, int]]],
 ) -> ShardIndex:
     """Map an index. Make it first if there is none.
 
@@ -108,6 +119,7 @@ def open_index(
         content: See :func:`find_index`.
         scan: Yields the samples of a shard.
         labels: The names of the parts that are labels.
+        stat: Returns the length of each shard, and a number that is another after a change.
 
     Raises:
         ValueError: A shard has changed since the index was made, the index is of other shards, or it is damaged; or a
@@ -117,7 +129,7 @@ def open_index(
     if not file.exists():
         with lock_index(file):
             if not file.exists():  # another process may have made it in the meantime
-                _write_index(file, paths, content, scan, len(labels))
+                _write_index(file, paths, content, scan, len(labels), stat)
     arrays, _ = map_arrays(file, "r")
     missing = [name for name in ("content", "names", "stamps", "shard", "offsets", "lengths") if name not in arrays]
     if missing:
@@ -130,8 +142,8 @@ def open_index(
     stamps, names = arrays["stamps"], "\0".join(map(_base_name, paths)).encode(errors="surrogateescape")
     if arrays["names"].tobytes() != names or stamps.shape != (len(paths), 2) or stamps.dtype != np.int64:
         raise ValueError(f"{file} is the index of other shards than {paths[0]} and its like; give another index=")
-    for path, stamp in zip(paths, stamps.tolist(), strict=True):
-        if [*stat_shard(path)] != stamp:
+    for path, known, found in zip(paths, stamps.tolist(), stat(paths), strict=True):
+        if [*found] != known:
             raise ValueError(f"{path} has changed since {file} was made; delete the index, and it is made anew")
     columns = {name: arrays.get(name) for name in ("shard", "offsets", "lengths", "starts", "spans")}
     known = {f"labels{i or ''}": arrays.get(f"labels{i or ''}") for i in range(len(labels))}
@@ -165,7 +177,12 @@ def lock_index(file: Path) -> Generator[None, None, None]:
 
 
 def _write_index(
-    file: Path, paths: Sequence[str], content: str, scan: Callable[[str], Iterable[Place]], num_labels: int
+    file: Path,
+    paths: Sequence[str],
+    content: str,
+    scan: Callable[[str], Iterable[Place]],
+    num_labels: int,
+    stat: Callable[[Sequence[str]], list[tuple[int, int]]],
 ) -> None:
     shard, offsets, lengths = array("I"), array("q"), array("I")
     starts, spans = array("q"), array("I")
@@ -174,7 +191,7 @@ def _write_index(
     stamps: list[tuple[int, int]] = []
     shown = 0.0
     for number, path in enumerate(paths):
-        stamps.append(stat_shard(path))
+        stamps += stat([path])
         for place in scan(path):
             if place.length > _LARGEST or place.span > _LARGEST:
                 raise ValueError(f"{path}: sample {place.key} has more than 4 GiB")
@@ -190,7 +207,7 @@ def _write_index(
                     column.append(classes.setdefault(label, len(classes)) if isinstance(label, str) else label)
             if time.monotonic() - shown > PROGRESS_INTERVAL:
                 shown = show_progress(f"{len(offsets):,} images in {number:,} of {len(paths):,} shards")
-        if stat_shard(path) != stamps[-1]:
+        if stat([path]) != stamps[-1:]:
             raise ValueError(f"{path} changed while its index was made")
     if not offsets:
         raise ValueError(f"{paths[0]} and their like have no image that the arguments name: {content}")

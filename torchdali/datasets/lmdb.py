@@ -81,6 +81,8 @@ class LMDB(ShardedDataset):
         super().__init__(path, f"image={image!r}", label, transform, target_transform, index, is_mapped)
 
     def _find_shards(self, shards: Pattern) -> list[str]:
+        if self.client:
+            raise ValueError(f"an LMDB must be a file, got {shards!r}; copy it to a disk")
         return [str(Path(path, "data.mdb")) if Path(path).is_dir() else path for path in super()._find_shards(shards)]
 
     def _scan(self, path: str) -> Iterator[Place]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fnmatch
 import glob
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import product
 from pathlib import Path
+
+from torchdali.sources.remote import is_uri
 
 __all__ = ["Pattern", "expand"]
 
@@ -17,28 +20,48 @@ _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 
 
-def expand(pattern: Pattern) -> list[str]:
+def expand(pattern: Pattern, list_objects: Callable[[str], list[str]] | None = None) -> list[str]:
     """Return the files that a pattern names.
 
     Args:
         pattern: A path, or several. ``{000..146}`` and ``{a,b}`` stand for several texts, in this order. ``*``, ``?``
             and ``[...]`` stand for the names of existing files, in the order of names.
+        list_objects: Returns the objects in a folder of an object store, and in the folders in it.
 
     Raises:
         FileNotFoundError: No file has such a name.
     """
     patterns = [pattern] if isinstance(pattern, (str, os.PathLike)) else list(pattern)
-    paths = [path for one in patterns for path in _expand_one(str(Path(one).expanduser()))]
+    paths: list[str] = []
+    for one in patterns:
+        if list_objects and is_uri(one):
+            for name in _expand_braces(str(one)):
+                # A server of https:// has no lists. "?" begins a query there, which split_uri() refuses.
+                can_list = glob.has_magic(name) and not name.startswith("http")
+                paths += _find_objects(name, list_objects) if can_list else [name]
+        else:
+            for name in _expand_braces(str(Path(one).expanduser())):
+                paths += sorted(glob.glob(name)) if glob.has_magic(name) else [name]  # noqa: PTH207 - keeps the path as it is given
     if not paths:
         raise FileNotFoundError(f"no file has a name like {str(pattern)!r}")
     return paths
 
 
-def _expand_one(pattern: str) -> list[str]:
+def _expand_braces(pattern: str) -> list[str]:
     texts = _BRACES.split(pattern)
     choices = [_list_choices(text) if i % 2 else [text] for i, text in enumerate(texts)]
-    names = ["".join(parts) for parts in product(*choices)]
-    return [path for name in names for path in (sorted(glob.glob(name)) if glob.has_magic(name) else [name])]  # noqa: PTH207 - keeps the path as it is given
+    return ["".join(parts) for parts in product(*choices)]
+
+
+def _find_objects(pattern: str, list_objects: Callable[[str], list[str]]) -> list[str]:
+    """Return the objects with such a name. As for files, ``*`` stands for no ``/``."""
+    folder = pattern[: pattern.rindex("/", 0, re.search(r"[*?[]", pattern).start()) + 1]  # pyright: ignore[reportOptionalMemberAccess]
+    parts = pattern.split("/")
+    return [
+        uri
+        for uri in list_objects(folder)
+        if len(names := uri.split("/")) == len(parts) and all(map(fnmatch.fnmatchcase, names, parts))
+    ]
 
 
 def _list_choices(text: str) -> list[str]:

@@ -15,8 +15,8 @@ import numpy as np
 from torchdali.datasets.index import Place
 from torchdali.datasets.patterns import Pattern
 from torchdali.datasets.sharded import ShardedDataset
-from torchdali.datasets.shards import Bytes
-from torchdali.sources import Source, open_file
+from torchdali.datasets.shards import Bytes, ShardFile
+from torchdali.sources import Source
 from torchdali.transforms.spec import IntArray
 
 __all__ = ["RecordIO"]
@@ -41,6 +41,7 @@ class RecordIO(ShardedDataset):
         target_transform: Called with each target.
         index: The file of the index; None for a name beside the first shard. It is made if it does not exist.
         is_mapped: As for :class:`~torchdali.datasets.Tar`.
+        remote: As for :class:`~torchdali.datasets.Tar`.
 
     Raises:
         ValueError: A shard is no RecordIO file, truncated, or has changed since the index was made.
@@ -57,19 +58,19 @@ class RecordIO(ShardedDataset):
         target_transform: Callable[[Any], Any] | None = None,
         index: str | os.PathLike[str] | None = None,
         is_mapped: bool = True,
+        remote: Any = None,
     ) -> None:
         if label not in ("label", None):
             raise ValueError(f"label must be 'label' or None for a RecordIO file, got {label!r}")
-        super().__init__(shards, "", label, transform, target_transform, index, is_mapped)
+        super().__init__(shards, "", label, transform, target_transform, index, is_mapped, remote)
 
     def _scan(self, path: str) -> Iterator[Place]:
-        file, status = open_file(path)
-        try:
+        with self._open_shard(path) as shard:
             number, at = 0, 0
-            while at < status.st_size:
-                end, is_whole = _find_end(file, path, at, status.st_size)
+            while at < shard.size:
+                end, is_whole = _find_end(shard, path, at)
                 content = at + _HEAD
-                data = os.pread(file, _IMAGE_HEAD.size, content) if is_whole else _join(os.pread(file, end - at, at))
+                data = shard.read(content, _IMAGE_HEAD.size) if is_whole else _join(shard.read(at, end - at))
                 if len(data) < _IMAGE_HEAD.size:
                     raise ValueError(f"{path}: record {number} at byte {at:,} has no image header")
                 count, label, _, _ = _IMAGE_HEAD.unpack_from(data)
@@ -82,8 +83,6 @@ class RecordIO(ShardedDataset):
                     labels = () if self.label is None else (int(label) if whole else None,)
                     yield Place(f"record {number}", *place, at, span, labels)
                 number, at = number + 1, end + -end % 4
-        finally:
-            os.close(file)
 
     def read(self, rows: IntArray) -> list[Bytes]:
         return [_join_image(data) if data[:4].tobytes() == _MAGIC else data for data in super().read(rows)]
@@ -94,6 +93,10 @@ class RecordIO(ShardedDataset):
         source.is_mapped = False  # read() looks at each record, so that it may wait for the disk
         return source
 
+    def image_in(self, row: int, data: Bytes) -> Bytes:
+        image = super().image_in(row, data)
+        return _join_image(image) if image[:4].tobytes() == _MAGIC else image
+
     def _read_fields(self, data: Bytes, names: tuple[str, ...] | None) -> dict[str, Any]:
         record = _join(data.tobytes())
         count, label, _, _ = _IMAGE_HEAD.unpack_from(record)
@@ -101,20 +104,20 @@ class RecordIO(ShardedDataset):
         return {"label": labels if count else label}
 
 
-def _find_end(file: int, path: str, at: int, size: int) -> tuple[int, bool]:
+def _find_end(shard: ShardFile, path: str, at: int) -> tuple[int, bool]:
     """Return where a record ends, without its padding, and whether it is in one part.
 
     A record whose bytes contain the magic number is split there.
     """
     is_whole = False
     while True:
-        head = os.pread(file, _HEAD, at)
+        head = shard.read(at, _HEAD)
         if head[:4] != _MAGIC or len(head) < _HEAD:
             raise ValueError(f"{path} is no RecordIO file, or damaged: it has no record at byte {at:,}")
         word = int.from_bytes(head[4:], "little")
         kind, length = word >> _LENGTH_BITS, word & ((1 << _LENGTH_BITS) - 1)
         end = at + _HEAD + length
-        if end > size:
+        if end > shard.size:
             raise ValueError(f"{path} is truncated: the record at byte {at:,} has {length:,} bytes")
         is_whole = kind == _WHOLE
         if kind in (_WHOLE, _LAST):

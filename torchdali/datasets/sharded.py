@@ -13,11 +13,15 @@ import numpy as np
 from torchdali.datasets.base import EncodedDataset, Label
 from torchdali.datasets.index import Place, ShardIndex, find_index, open_index
 from torchdali.datasets.patterns import Pattern, expand
-from torchdali.datasets.shards import Bytes, Shards
+from torchdali.datasets.remote_shards import RemoteShardFile, RemoteShards, Stamps
+from torchdali.datasets.shards import Bytes, Column, ShardFile, Shards, stat_shards
 from torchdali.sources import Labels
+from torchdali.sources.remote import Range, make_client
 from torchdali.transforms.spec import IntArray
 
 __all__ = ["ShardedDataset"]
+
+_NOTHING: Bytes = np.empty(0, np.uint8)
 
 
 class ShardedDataset(EncodedDataset):
@@ -31,6 +35,8 @@ class ShardedDataset(EncodedDataset):
         target_transform: See :class:`EncodedDataset`.
         index: The file of the index; None for a name beside the first shard. It is made if it does not exist.
         is_mapped: Whether to map shards into memory. If not, images are read into memory of their own.
+        remote: The store of shards in an object store, one of obstore's; None for the one that the environment
+            describes.
 
     Attributes:
         shards: The shards.
@@ -42,6 +48,7 @@ class ShardedDataset(EncodedDataset):
     """
 
     _kind: ClassVar[str] = ""
+    has_parts_in_data = True
 
     def __init__(
         self,
@@ -52,24 +59,40 @@ class ShardedDataset(EncodedDataset):
         target_transform: Callable[[Any], Any] | None,
         index: str | os.PathLike[str] | None,
         is_mapped: bool,
+        remote: Any = None,
     ) -> None:
         super().__init__(label, transform, target_transform)
-        self._paths, self.is_mapped = self._find_shards(shards), is_mapped
+        patterns = [shards] if isinstance(shards, (str, os.PathLike)) else list(shards)
+        self.client = make_client(patterns, remote, "shards")
+        self._paths, self.is_mapped = self._find_shards(patterns), is_mapped and self.client is None
         target = "parts" if callable(label) else self.label
         self._content = f"{self._kind}({', '.join(filter(None, (content, f'label={target!r}')))})"
         self._file = Path(index).expanduser() if index is not None else find_index(self._paths, self._content)
         self._open()
 
     def _find_shards(self, shards: Pattern) -> list[str]:
-        return expand(shards)
+        return expand(shards, self.client.list if self.client else None)
 
     def _open(self) -> None:
-        self.index: ShardIndex = open_index(self._file, self._paths, self._content, self._scan, self.parts)
-        self.shards: Shards = Shards(self._paths, self.index.stamps, str(self._file), self.is_mapped)
+        stat = self._stamps = Stamps(self.client) if self.client else stat_shards
+        self.index: ShardIndex = open_index(self._file, self._paths, self._content, self._scan, self.parts, stat)
+        stamps, file = self.index.stamps, str(self._file)
+        self.shards: Shards = (
+            RemoteShards(self._paths, stamps, file, self.client, stat.tags)
+            if self.client and isinstance(stat, Stamps)
+            else Shards(self._paths, stamps, file, self.is_mapped)
+        )
+
+    def _open_shard(self, path: str) -> ShardFile:
+        """Open a shard to read it from its begin to its end."""
+        if not self.client or not isinstance(self._stamps, Stamps):
+            return ShardFile(path)
+        ((size, _),) = self._stamps([path])
+        return RemoteShardFile(path, self.client, size, self._stamps.tags[path])
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the arrays out. Another process maps the index itself."""
-        return {name: value for name, value in self.__dict__.items() if name not in ("index", "shards")}
+        return {name: value for name, value in self.__dict__.items() if name not in ("index", "shards", "_stamps")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -102,6 +125,34 @@ class ShardedDataset(EncodedDataset):
         index = self.index
         return self.shards.read(index.shard[rows], index.offsets[rows], index.lengths[rows])
 
+    @property
+    def _unknown_parts(self) -> tuple[str, ...] | None:
+        """The names of parts that must be read for targets: those that the index does not have; None for all."""
+        if self.label is None:
+            return ()
+        return tuple(name for name in self.parts if name not in self.index.labels) if self.parts else None
+
+    def locate(self, rows: IntArray) -> list[Range]:
+        assert isinstance(self.shards, RemoteShards)
+        index = self.index
+        if self._unknown_parts == ():
+            return self.shards.locate(index.shard[rows], index.offsets[rows], index.lengths[rows])
+        starts, spans = self._spans
+        return self.shards.locate(index.shard[rows], starts[rows], spans[rows])
+
+    def image_in(self, row: int, data: Bytes) -> Bytes:
+        if self._unknown_parts == ():
+            return data
+        offset = int(self.index.offsets[row]) - int(self._spans[0][row])
+        return data[offset : offset + int(self.index.lengths[row])]
+
+    @property
+    def _spans(self) -> tuple[Column, Column]:
+        """Where the parts of samples begin, and their bytes."""
+        if self.index.starts is None or self.index.spans is None:
+            raise ValueError(f"{self.index.file} is damaged: it has neither labels nor the places of parts")
+        return self.index.starts, self.index.spans
+
     def labels(self, rows: IntArray) -> Labels | None:
         known = self.index.labels
         if not self.parts or len(known) < len(self.parts):
@@ -115,22 +166,23 @@ class ShardedDataset(EncodedDataset):
         Raises:
             ValueError: The sample lacks a part, or it is damaged.
         """
+        if self._unknown_parts == ():
+            return self.parts_in(row, _NOTHING)
+        starts, spans = self._spans
+        return self.parts_in(row, self.shards.read_one(int(self.index.shard[row]), int(starts[row]), int(spans[row])))
+
+    def parts_in(self, row: int, data: Bytes) -> Any:
         if self.label is None:
             return None
-        index = self.index
-        unknown = tuple(name for name in self.parts if name not in index.labels) if self.parts else None
-        fields: dict[str, Any] = {}
+        unknown, fields = self._unknown_parts, dict[str, Any]()
         if unknown != ():
-            if index.starts is None or index.spans is None:
-                raise ValueError(f"{index.file} is damaged: it has neither labels nor the places of parts")
-            data = self.shards.read_one(int(index.shard[row]), int(index.starts[row]), int(index.spans[row]))
             try:
                 fields = self._read_fields(data, unknown)
             except KeyError as error:
                 raise ValueError(f"{self.name(row)} has no part {error}, which label= names") from error
         if unknown is None:
             return fields
-        known = {name: int(column[row]) for name, column in index.labels.items()}
+        known = {name: int(column[row]) for name, column in self.index.labels.items()}
         values = {name: known[name] if name in known else fields[name] for name in self.parts}
         return values[self.label] if isinstance(self.label, str) else values
 
@@ -138,8 +190,8 @@ class ShardedDataset(EncodedDataset):
         """Return the shard, key and offset of a sample. It does not touch mappings."""
         shard, offset = int(self.index.shard[row]), int(self.index.offsets[row])
         path = self._paths[shard] if shard < len(self._paths) else f"shard {shard}"
-        try:
-            key = self._read_key(path, row)
+        try:  # a store would be asked for the key, and may be why there is a message
+            key = ShardedDataset._read_key(self, path, row) if self.client else self._read_key(path, row)
         except (OSError, ValueError):
             key = ""
         return f"{path}, {key or 'an image'} at byte {offset:,}"

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from itertools import accumulate, pairwise
 from operator import itemgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,10 @@ import numpy.typing as npt
 from torchdali.sources import open_file
 from torchdali.transforms.spec import IntArray
 
-__all__ = ["Bytes", "Column", "Shards", "stat_shard"]
+__all__ = ["Bytes", "Column", "ShardFile", "Shards", "stat_shards"]
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 Bytes = npt.NDArray[np.uint8]
 Column = npt.NDArray[np.integer[Any]]
@@ -79,7 +82,7 @@ class Shards:
     def _check_shard(self, shard: int) -> None:
         if not 0 <= shard < len(self.paths):
             raise ValueError(f"{self._index} is damaged: it names shard {shard} of {len(self.paths)}")
-        stamp = stat_shard(self.paths[shard])
+        (stamp,) = stat_shards([self.paths[shard]])
         if stamp != self._stamps[shard]:
             raise ValueError(
                 f"{self.paths[shard]} has changed since {self._index} was made: it has {stamp[0]:,} bytes and had "
@@ -181,10 +184,44 @@ class Shards:
         return block[:size]
 
 
-def stat_shard(path: str) -> tuple[int, int]:
-    """Return the length of a file, and the time of its last modification in nanoseconds."""
-    status = os.stat(path)  # noqa: PTH116 - called for each shard of each batch
-    return status.st_size, status.st_mtime_ns
+def stat_shards(paths: Sequence[str]) -> list[tuple[int, int]]:
+    """Return the lengths of files, and the times of their last modification in nanoseconds."""
+    statuses = [os.stat(path) for path in paths]  # noqa: PTH116 - called for each shard of each batch
+    return [(status.st_size, status.st_mtime_ns) for status in statuses]
+
+
+class ShardFile:
+    """A shard that is read to make its index. Use it as a context.
+
+    Args:
+        path: The file.
+
+    Attributes:
+        size: Its bytes.
+        status: The status of the file; None if it is an object of a store.
+
+    Raises:
+        OSError: It cannot be opened.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._file, status = open_file(path)
+        self.status: os.stat_result | None = status
+        self.size = status.st_size
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Return bytes; fewer where the file ends."""
+        return os.pread(self._file, length, offset)
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._file)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
 
 
 def _read_into(file: int, offset: int, memory: Bytes, path: str) -> None:

@@ -7,18 +7,18 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from torchvision.datasets.folder import pil_loader
 
 from torchdali.datasets.base import EncodedDataset, Label, make_sample
-from torchdali.datasets.fields import open_rgb
 from torchdali.datasets.shards import Bytes
 from torchdali.sources import FileSource, Labels, Source
 from torchdali.sources.arrow import ArrowColumn
 from torchdali.sources.paths import Paths, as_int64, build_table
 from torchdali.sources.paths import Table as PathTable
+from torchdali.sources.remote import Range, is_uri, make_client
 from torchdali.transforms.spec import IntArray
 
 __all__ = ["Table"]
@@ -30,16 +30,18 @@ class Table(EncodedDataset):
     Args:
         file: A ``.csv`` file with the names of columns in its first line, or a ``.parquet`` file, for which the package
             ``pyarrow`` must be installed.
-        image: The column of images: of paths, or in a Parquet file of image files as bytes.
+        image: The column of images: of paths or objects such as ``s3://bucket/name.jpg``, or in a Parquet file of image
+            files as bytes.
         label: The column of targets; a function of the dictionary of all columns other than the image; or several
             names: samples then are dictionaries with the image as ``"image"``. None: samples are images. A column of a
             CSV file is of ints or floats if all its values are, else of texts.
-        root: The folder of relative paths; None for that of the table.
+        root: The folder of relative paths, which may be one of an object store; None for that of the table.
         transform: Called with each image, as in ``ImageFolder``.
         target_transform: Called with each target.
+        remote: As for :class:`~torchdali.datasets.Tar`.
 
     Raises:
-        ValueError: It has no such column, or is neither a CSV nor a Parquet file.
+        ValueError: It has no such column, is neither a CSV nor a Parquet file, or lists both files and objects.
         OSError: It cannot be read.
     """
 
@@ -51,6 +53,7 @@ class Table(EncodedDataset):
         root: str | os.PathLike[str] | None = None,
         transform: Callable[[Any], Any] | None = None,
         target_transform: Callable[[Any], Any] | None = None,
+        remote: Any = None,
     ) -> None:
         super().__init__(label, transform, target_transform)
         self.file = Path(file).expanduser()
@@ -64,8 +67,11 @@ class Table(EncodedDataset):
         if isinstance(images, ArrowColumn):
             self._images, self._count = images, len(images)
         else:
-            folder = Path(root).expanduser() if root is not None else self.file.parent
-            self.paths, self._count = build_table([os.path.join(folder, path) for path in images]), len(images)  # noqa: PTH118 - of millions
+            if not is_uri(root):
+                root = self.file.parent if root is None else Path(root).expanduser()
+            names = [path if is_uri(path) else os.path.join(cast("str", root), path) for path in images]  # noqa: PTH118 - of millions
+            self.client = make_client(names, remote, f"the images of {self.file}")
+            self.paths, self._count = build_table(names), len(names)
 
     def __len__(self) -> int:
         return self._count
@@ -73,7 +79,12 @@ class Table(EncodedDataset):
     def read(self, rows: IntArray) -> list[Bytes]:
         if self._images is not None:
             return self._images.read(rows)
+        if self.client is not None:
+            return self.client.read(self.locate(rows))
         return [np.fromfile(self._path(row), np.uint8) for row in rows.tolist()]
+
+    def locate(self, rows: IntArray) -> list[Range]:
+        return [Range(self._path(row)) for row in rows.tolist()]
 
     def _path(self, row: int) -> str:
         assert self.paths is not None
@@ -95,13 +106,17 @@ class Table(EncodedDataset):
 
     def __getitem__(self, index: int) -> Any:
         """Return a sample. The image is opened as ``ImageFolder`` opens it."""
+        if self.client is not None or self._images is not None:
+            return super().__getitem__(index)
         row = range(len(self))[index]
-        image = pil_loader(self._path(row)) if self._images is None else open_rgb(self.read(np.array([row]))[0])
+        image = pil_loader(self._path(row))
         return make_sample(self.label, self.transform(image) if self.transform else image, self.target(row))
 
     def torchdali_source(self) -> Source:
         """Return the source that ``DALILoader`` reads."""
-        return super().torchdali_source() if self.paths is None else _ListedFiles(self, self.paths)
+        if self.paths is None or self.client is not None:
+            return super().torchdali_source()
+        return _ListedFiles(self, self.paths)
 
     def __repr__(self) -> str:
         return f"Table of {self.file}"

@@ -16,7 +16,6 @@ from torchdali.datasets.patterns import Pattern
 from torchdali.datasets.sharded import ShardedDataset
 from torchdali.datasets.shards import Bytes
 from torchdali.datasets.wds2idx import Member, read_wds2idx
-from torchdali.sources import open_file
 
 __all__ = ["IMAGE_PARTS", "Tar", "read_members", "split_name"]
 
@@ -51,9 +50,12 @@ class Tar(ShardedDataset):
             PIL images. Others are bytes.
         transform: Called with each image, as in ``ImageFolder``.
         target_transform: Called with each target.
-        index: The file of the index; None for a name beside the first shard. It is made if it does not exist.
+        index: The file of the index; None for a name beside the first shard, or for objects in ``~/.cache/torchdali``.
+            It is made if it does not exist.
         is_mapped: Whether to map shards into memory. If not, images are read into memory of their own. That is safer on
             network file systems: a shard that another process truncates while a batch is read kills this process.
+        remote: The store of shards such as ``s3://bucket/train-{000..146}.tar``: one of the package obstore, for its
+            credentials and time-outs. None: the environment describes it.
 
     Raises:
         ValueError: A shard is no tar file, damaged, truncated, or has changed since the index was made.
@@ -71,20 +73,20 @@ class Tar(ShardedDataset):
         target_transform: Callable[[Any], Any] | None = None,
         index: str | os.PathLike[str] | None = None,
         is_mapped: bool = True,
+        remote: Any = None,
     ) -> None:
         self.image: tuple[str, ...] = (image,) if isinstance(image, str) else tuple(image)
-        super().__init__(shards, f"image={self.image!r}", label, transform, target_transform, index, is_mapped)
+        super().__init__(shards, f"image={self.image!r}", label, transform, target_transform, index, is_mapped, remote)
 
     def _find_shards(self, shards: Pattern) -> list[str]:
         paths = super()._find_shards(shards)
         return _read_shard_list(Path(paths[0])) if len(paths) == 1 and paths[0].endswith(".json") else paths
 
     def _scan(self, path: str) -> Iterator[Place]:
-        file, status = open_file(path)
-        try:
-            window = _Window(file)
-            known = read_wds2idx(path, status, window.read)
-            for key, parts in _group(iter(known) if known else read_members(window.read, status.st_size, path)):
+        with self._open_shard(path) as shard:
+            window = _Window(shard.read)
+            known = read_wds2idx(path, shard.status, window.read) if shard.status else None
+            for key, parts in _group(iter(known) if known else read_members(window.read, shard.size, path)):
                 image = next((parts[name] for name in self.image if name in parts), None)
                 if image is None:
                     self._check_has_no_image(path, key, parts)
@@ -94,8 +96,6 @@ class Tar(ShardedDataset):
                 span = 0 if self.label is None else last - start
                 labels = self._read_labels(path, key, parts, window)
                 yield Place(key, image.offset, image.length, start, span, labels)
-        finally:
-            os.close(file)
 
     def _check_has_no_image(self, path: str, key: str, parts: dict[str, Member]) -> None:
         others = [name for name in parts if name.rpartition(".")[2] in IMAGE_SUFFIXES]
@@ -141,25 +141,22 @@ class Tar(ShardedDataset):
         return fields
 
     def _read_key(self, path: str, row: int) -> str:
-        file, _ = open_file(path)
-        try:
-            header = os.pread(file, _BLOCK, max(int(self.index.offsets[row]) - _BLOCK, 0))
-        finally:
-            os.close(file)
+        with self._open_shard(path) as shard:
+            header = shard.read(max(int(self.index.offsets[row]) - _BLOCK, 0), _BLOCK)
         return split_name(_read_name(header))[0]
 
 
 class _Window:
     """Reads a file in pieces, and keeps the last piece."""
 
-    def __init__(self, file: int) -> None:
-        self._file, self._start, self._data = file, 0, b""
+    def __init__(self, read: Callable[[int, int], bytes]) -> None:
+        self._read, self._start, self._data = read, 0, b""
 
     def read(self, offset: int, length: int) -> bytes:
         """Return bytes; fewer where the file ends."""
         begin = offset - self._start
         if begin < 0 or begin + length > len(self._data):
-            self._data, self._start, begin = os.pread(self._file, max(length, _WINDOW), offset), offset, 0
+            self._data, self._start, begin = self._read(offset, max(length, _WINDOW)), offset, 0
         return self._data[begin : begin + length]
 
 

@@ -16,7 +16,6 @@ from torchdali.datasets.index import Place
 from torchdali.datasets.patterns import Pattern
 from torchdali.datasets.sharded import ShardedDataset
 from torchdali.datasets.shards import Bytes
-from torchdali.sources import open_file
 
 __all__ = ["TFRecord"]
 
@@ -46,6 +45,7 @@ class TFRecord(ShardedDataset):
         target_transform: Called with each target.
         index: The file of the index; None for a name beside the first shard. It is made if it does not exist.
         is_mapped: As for :class:`~torchdali.datasets.Tar`.
+        remote: As for :class:`~torchdali.datasets.Tar`.
 
     Raises:
         ValueError: A shard is no TFRecord file, compressed, truncated, or has changed since the index was made.
@@ -63,26 +63,24 @@ class TFRecord(ShardedDataset):
         target_transform: Callable[[Any], Any] | None = None,
         index: str | os.PathLike[str] | None = None,
         is_mapped: bool = True,
+        remote: Any = None,
     ) -> None:
         self.image = image
-        super().__init__(shards, f"image={image!r}", label, transform, target_transform, index, is_mapped)
+        super().__init__(shards, f"image={image!r}", label, transform, target_transform, index, is_mapped, remote)
 
     def _scan(self, path: str) -> Iterator[Place]:
-        file, status = open_file(path)
-        try:
+        with self._open_shard(path) as shard:
             number, at = 0, 0
-            while at < status.st_size:
-                head = os.pread(file, _HEAD, at)
+            while at < shard.size:
+                head = shard.read(at, _HEAD)
                 length = int.from_bytes(head[:8], "little")
-                if at + _HEAD + length + _TAIL > status.st_size:
+                if at + _HEAD + length + _TAIL > shard.size:
                     raise ValueError(
                         f"{path} is truncated, compressed or no TFRecord file: record {number} at byte {at:,} has "
                         f"{length:,} bytes"
                     )
-                yield self._find_place(path, number, at + _HEAD, os.pread(file, length, at + _HEAD))
+                yield self._find_place(path, number, at + _HEAD, shard.read(at + _HEAD, length))
                 number, at = number + 1, at + _HEAD + length + _TAIL
-        finally:
-            os.close(file)
 
     def _find_place(self, path: str, number: int, start: int, data: bytes) -> Place:
         view = memoryview(data)

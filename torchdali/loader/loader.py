@@ -80,16 +80,15 @@ class DALILoader(DataLoader[_T]):
             ``generator``, as in ``DataLoader``.
         fidelity: "exact" stays within the documented bounds of torchvision's tensor kernels. "fast" resizes both ways
             in one pass, which rounds once less and is faster on the CPU. It also runs ``v2.JPEG`` on the GPU.
-        cache: What the loader keeps of an image folder after the first epoch. "host" keeps the files in host memory,
-            for slow storage. "device" keeps decoded images in the memory of ``device``, after the ``Resize`` and
-            ``CenterCrop`` that the transforms begin with. Batches do not depend on it. Changed files are read again.
-        cache_bytes: The most memory that the cache may take, beside that of the batches. Samples that do not fit are
-            read and decoded in every epoch. None is half of the memory that is free when the first epoch begins.
+        cache: What the loader keeps after the first epoch. "host" keeps files or objects in host memory, for slow
+            storage. "device" keeps decoded images in the memory of ``device``, after the first ``Resize`` and
+            ``CenterCrop``. "disk" keeps objects in files, also for later runs. Changed files are read again.
+        cache_bytes: The most memory or disk space of the cache; None is half of what is free in the first epoch.
+        cache_dir: The folder of ``cache="disk"``. None is one in ``~/.cache/torchdali``.
         on_error: What happens to a sample that cannot be read or decoded. "raise" raises ``SampleError`` when its
             batch is due. "skip" puts the next sample of the batch in its place, with that one's target and other
-            random numbers. "replace" puts a black image in its place and keeps the target. Batches keep their sizes,
-            and epochs their number of batches. Each bad sample is logged by the logger "torchdali" and kept in
-            :attr:`errors`.
+            random numbers. "replace" puts a black image in its place and keeps the target. Batches keep their sizes.
+            Each bad sample is logged by the logger "torchdali" and kept in :attr:`errors`.
         max_errors: Maximum number of bad samples before ``SampleError`` is raised. None means no limit.
         distributed: "auto" gives each process of an initialised ``torch.distributed`` group its share of the samples.
             ``loader.sampler`` is then ``DistributedSampler(dataset, shuffle=shuffle, seed=seed or 0,
@@ -133,8 +132,9 @@ class DALILoader(DataLoader[_T]):
         device: str | int | torch.device = "auto",
         seed: int | None = None,
         fidelity: Fidelity = "exact",
-        cache: Literal["host", "device"] | None = None,
+        cache: Literal["host", "device", "disk"] | None = None,
         cache_bytes: int | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
         on_error: OnError = "raise",
         max_errors: int | None = None,
         distributed: Literal["auto"] | None = None,
@@ -148,13 +148,13 @@ class DALILoader(DataLoader[_T]):
         # Lightning and Accelerate copy DataLoader's default from another loader. It is not the user's choice.
         prefetch_depth = None if isinstance(prefetch_factor, DefaultInt) else prefetch_factor
         options = LoaderOptions(
-            transform, batch_transform, device, seed, fidelity, cache, cache_bytes, on_error, max_errors, distributed,
-            images, decode_bytes, prefetch_depth,
+            transform, batch_transform, device, seed, fidelity, cache, cache_bytes, cache_dir, on_error, max_errors,
+            distributed, images, decode_bytes, prefetch_depth,
         )  # fmt: skip
         # Lightning builds a loader again from the attributes with the names of arguments.
         self.transform, self.batch_transform, self.device = transform, batch_transform, device
         self.seed, self.fidelity = options.seed, fidelity
-        self.cache, self.cache_bytes, self.decode_bytes = cache, cache_bytes, decode_bytes
+        self.cache, self.cache_bytes, self.cache_dir, self.decode_bytes = cache, cache_bytes, cache_dir, decode_bytes
         self.on_error, self.max_errors, self.images = on_error, max_errors, images
         self._error_policy = ErrorPolicy(on_error, max_errors)
         self._progress = ProgressTracker(options.seed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Integral
@@ -20,7 +21,7 @@ __all__ = ["IMMUTABLE", "MUTABLE", "TRANSFORMS", "LoaderOptions", "check_assignm
 
 IMMUTABLE = ("seed", "on_error", "max_errors", "fidelity", "images")
 TRANSFORMS = ("transform", "batch_transform")
-MUTABLE = (*TRANSFORMS, "device", "cache", "cache_bytes", "decode_bytes")
+MUTABLE = (*TRANSFORMS, "device", "cache", "cache_bytes", "cache_dir", "decode_bytes")
 _READ_ONLY = ("distributed", "errors")
 
 
@@ -41,8 +42,9 @@ class LoaderOptions:
     device: str | int | torch.device = "auto"
     seed: int | None = None
     fidelity: Fidelity = "exact"
-    cache: Literal["host", "device"] | None = None
+    cache: Literal["host", "device", "disk"] | None = None
     cache_bytes: int | None = None
+    cache_dir: str | os.PathLike[str] | None = None
     on_error: OnError = "raise"
     max_errors: int | None = None
     distributed: Literal["auto"] | None = None
@@ -68,10 +70,12 @@ class LoaderOptions:
         return ImageFinder.parse(self.images)
 
     def _check_memory(self) -> None:
-        if self.cache not in (None, "host", "device"):
-            raise ValueError(f"cache must be None, 'host' or 'device', got {self.cache!r}")
+        if self.cache not in (None, "host", "device", "disk"):
+            raise ValueError(f"cache must be None, 'host', 'device' or 'disk', got {self.cache!r}")
         if self.cache_bytes is not None and self.cache is None:
-            raise ValueError("cache_bytes goes with cache='host' or cache='device'")
+            raise ValueError("cache_bytes goes with cache='host', cache='device' or cache='disk'")
+        if self.cache_dir is not None and self.cache != "disk":
+            raise ValueError(f"cache_dir goes with cache='disk', got cache={self.cache!r}")
         for name in ("cache_bytes", "decode_bytes"):
             if (value := getattr(self, name)) is not None and not _is_int(value, 1):
                 raise ValueError(f"{name} must be a number of bytes above 0, got {value!r}")

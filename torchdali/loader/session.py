@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 from weakref import WeakSet
 
@@ -18,7 +19,7 @@ from torchdali.loader.options import LoaderOptions
 from torchdali.loader.stats import Probe
 from torchdali.pipeline import graph
 from torchdali.pipeline.annotations import check_annotations
-from torchdali.pipeline.cache import Cache, build_cache, check_has_files
+from torchdali.pipeline.cache import Cache, build_cache, build_object_cache, check_has_files
 from torchdali.pipeline.compile import compile_plan, fuse
 from torchdali.pipeline.pool import PipelineCache, PipelinePool
 from torchdali.pipeline.readers import FileReader, Reader, open_reader
@@ -154,7 +155,8 @@ class Session:
         """Return the plan for a native dataset. Build it if the dataset, the options or the device have changed."""
         device = graph.resolve(options.device)  # torch's current device may change after the loader is made
         key = (self.source, device, snapshot(options.transform), loader.num_workers, options.fidelity)
-        key = (*key, options.cache, options.cache_bytes, options.prefetch_depth, options.decode_bytes)
+        cache = options.cache, options.cache_bytes, options.cache_dir
+        key = (*key, *cache, options.prefetch_depth, options.decode_bytes)
         if not self.native_plan or self.native_plan.key != key:
             with devices.on(device):
                 self.native_plan = self._build_native_plan(device, key, options, loader)
@@ -177,6 +179,10 @@ class Session:
                 plan = compile_plan(*arguments, until=end)
         if plan.adjust_orientation != reader.adjust_orientation and source.kind.is_encoded:
             reader = self.reader = open_reader(source, plan.adjust_orientation)
+        if options.cache in ("host", "disk") and source.is_remote:
+            folder = Path(options.cache_dir).expanduser() if options.cache_dir else None
+            cache = self.cache = build_object_cache(options.cache, options.cache_bytes, folder, self.cache)
+            reader = open_reader(source.with_cache(cache), plan.adjust_orientation)
         reader.move_to(device)
         if is_default_collate(loader.collate_fn, read=True) and not plan.last.suffix and plan.last.spec.kind == "pil":
             raise TransformError(
@@ -187,7 +193,7 @@ class Session:
             machine.warn_of_few_connections()
         check_numbers(num_workers=loader.num_workers, prefetch_factor=options.prefetch_depth)
         size, resident = declared_batch_size(loader), source.resident
-        if options.cache:
+        if options.cache and not source.is_remote:
             cache_options = options.cache, options.cache_bytes, self.cache
             self.cache, plan = build_cache(
                 *cache_options, cast("FileReader", reader), plan, chain, size, loader.num_workers, options.decode_bytes
@@ -197,7 +203,8 @@ class Session:
             frames = len(plan.choose_frames(source.num_frames)) if source.num_frames else 0
             plan = replace(fuse(plan), headers_validated=reader.validate_headers(), num_frames=frames)
             resident = resident or reader.is_resident
-            self._close_cache()
+            if not options.cache:
+                self._close_cache()
         threads = Threads(loader.num_workers, device, plan.input_kind)
         depth = options.prefetch_depth or choose_prefetch_depth(
             size * (plan.sample_bytes + reader.sample_bytes), machine.memory_for_batches(device)

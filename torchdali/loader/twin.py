@@ -83,7 +83,8 @@ def _make_twin(loader: Any, options: LoaderOptions, shards: Sharding) -> Any:
         orders,
         cache=None,
         cache_bytes=None,
-        _options=replace(options, cache=None, cache_bytes=None, prefetch_depth=1),
+        cache_dir=None,
+        _options=replace(options, cache=None, cache_bytes=None, cache_dir=None, prefetch_depth=1),
         _error_policy=ErrorPolicy(options.on_error, options.max_errors),
         _shards=copy.copy(shards),
     )

@@ -1,4 +1,4 @@
-"""Cores and memory that this process may use, and the CUDA driver's hardware queues."""
+"""Cores, memory and folders that this process may use, and the CUDA driver's hardware queues."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ __all__ = [
     "free_memory",
     "memory_for_batches",
     "set_connections",
+    "user_cache_folder",
     "warn_of_few_connections",
 ]
 
@@ -65,6 +66,11 @@ def memory_for_batches(device: torch.device) -> int:
     if device.type != "cuda":
         return sys.maxsize
     return free_memory(device) // _OF_FREE_MEMORY
+
+
+def user_cache_folder() -> Path:
+    """Return the folder for what can be made anew: ``torchdali`` in ``XDG_CACHE_HOME``, by default ``~/.cache``."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "torchdali"
 
 
 def free_memory(device: torch.device) -> int:

@@ -7,11 +7,57 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
-__all__ = ["DaemonThreadPoolExecutor"]
+__all__ = ["DaemonThreadPoolExecutor", "wait_for"]
 
 _Task = tuple["Future[Any]", Callable[[], Any]]
+_Result = TypeVar("_Result")
+_local = threading.local()
+
+
+class _Waits:
+    """The futures that the threads of a pool wait for. Once they are cancelled, so is each that follows."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._futures: set[Future[Any]] = set()
+        self._is_cancelled = False
+
+    def add(self, future: Future[Any]) -> None:
+        with self._lock:
+            self._futures.add(future)
+            is_cancelled = self._is_cancelled
+        if is_cancelled:
+            future.cancel()
+
+    def discard(self, future: Future[Any]) -> None:
+        with self._lock:
+            self._futures.discard(future)
+
+    def cancel(self) -> None:
+        with self._lock:
+            self._is_cancelled, futures = True, list(self._futures)
+        for future in futures:  # outside the lock: a callback may wait for another
+            future.cancel()
+
+
+def wait_for(future: Future[_Result]) -> _Result:
+    """Return the result of a future. Cancel it if the wait is interrupted, or if this thread's pool is shut down.
+
+    A pool cancels the futures that its threads wait for if its own tasks are cancelled (``cancel_futures=True``).
+    """
+    waits: _Waits | None = getattr(_local, "waits", None)
+    if waits:
+        waits.add(future)
+    try:
+        return future.result()
+    except BaseException:
+        future.cancel()
+        raise
+    finally:
+        if waits:
+            waits.discard(future)
 
 
 class DaemonThreadPoolExecutor(Executor):
@@ -30,6 +76,7 @@ class DaemonThreadPoolExecutor(Executor):
         self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
         self._idle = threading.Semaphore(0)
         self._threads: list[threading.Thread] = []
+        self._waits = _Waits()
         self._is_shut_down = False
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
@@ -39,7 +86,7 @@ class DaemonThreadPoolExecutor(Executor):
         self._tasks.put((future, lambda: fn(*args, **kwargs)))
         if not self._idle.acquire(blocking=False) and len(self._threads) < self._max_workers:
             name = f"{self._name}_{len(self._threads)}"
-            thread = threading.Thread(target=_work, args=(self._tasks, self._idle), name=name, daemon=True)
+            thread = threading.Thread(target=_work, args=(self._tasks, self._idle, self._waits), name=name, daemon=True)
             try:
                 thread.start()
             except RuntimeError:  # the limit of threads is reached; the other threads will do the work
@@ -55,6 +102,8 @@ class DaemonThreadPoolExecutor(Executor):
         with suppress(queue.Empty):
             while cancel_futures and (task := self._tasks.get_nowait()):
                 task[0].cancel()
+        if cancel_futures:
+            self._waits.cancel()
         self._tasks.put(None)
         for thread in self._threads if wait else ():
             thread.join()
@@ -63,7 +112,8 @@ class DaemonThreadPoolExecutor(Executor):
         self._tasks.put(None)  # the threads hold the queue, not this object, so they must be told
 
 
-def _work(tasks: queue.SimpleQueue[_Task | None], idle: threading.Semaphore) -> None:
+def _work(tasks: queue.SimpleQueue[_Task | None], idle: threading.Semaphore, waits: _Waits) -> None:
+    _local.waits = waits
     while task := tasks.get():
         future, call = task
         if future.set_running_or_notify_cancel():

@@ -9,7 +9,7 @@ import numpy as np
 
 from torchdali.errors import UnsupportedDatasetError
 from torchdali.sources.headers.table import HeaderColumns, HeaderTable
-from torchdali.sources.source import BoxColumns, Labels, Source
+from torchdali.sources.source import BoxColumns, ContentCache, Labels, ReadError, Source
 from torchdali.transforms.spec import InputKind, IntArray
 
 __all__ = ["CombinedSource"]
@@ -35,6 +35,7 @@ class CombinedSource(Source):
         self.num_frames = first.num_frames
         self.is_pair = all(source.is_pair for source in sources)
         self.is_mapped = all(source.is_mapped for source in sources)
+        self.is_remote = any(source.is_remote for source in sources)
         self._are_alike = len({(type(source), source.is_pair) for source in sources}) == 1
         self.annotations = frozenset[type]().union(*(source.annotations for source in sources))
         self.is_joint = first.is_joint
@@ -56,12 +57,19 @@ class CombinedSource(Source):
         images: list[Any] = [None] * len(rows)
         for i, source in enumerate(self._sources):
             positions = np.flatnonzero(which == i)
-            part: Any = source.read(rows[positions]) if len(positions) else []
+            try:
+                part: Any = source.read(rows[positions]) if len(positions) else []
+            except ReadError as error:
+                raise ReadError(int(positions[error.position]), error.error) from error.error
             if self.kind is InputKind.FILES and hasattr(part, "dtype"):  # arrays of paths differ in width
                 part = [path.tobytes().rstrip(b"\0") for path in part]
             for position, image in zip(positions.tolist(), part, strict=True):
                 images[position] = image
         return images
+
+    def with_cache(self, cache: ContentCache) -> CombinedSource:
+        """Return the same with sources that keep what they fetch in a cache."""
+        return CombinedSource([source.with_cache(cache) for source in self._sources], self._which, self._rows)
 
     def target(self, row: int) -> Any:
         """Return the target of a sample."""

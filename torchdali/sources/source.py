@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,7 @@ import torch
 from torchdali.sources.headers.table import HeaderTable
 from torchdali.transforms.spec import InputKind, IntArray, Spec
 
-__all__ = ["BoxColumns", "Labels", "Source", "Targets"]
+__all__ = ["BoxColumns", "ContentCache", "Labels", "ReadError", "Source", "Targets"]
 
 Labels = IntArray | dict[str, IntArray]
 """``(N,)`` int64 targets of samples; if targets are dictionaries, such an array for each key."""
@@ -37,6 +37,35 @@ class BoxColumns(NamedTuple):
     owners: IntArray
 
 
+class ContentCache(Protocol):
+    """Keeps what was fetched of object stores. Several threads call it."""
+
+    def get(self, part: Any) -> npt.NDArray[np.uint8] | None:
+        """Return the bytes of a part of an object, or None if they are not kept.
+
+        Args:
+            part: A :class:`torchdali.sources.remote.Range`.
+        """
+
+    def add(self, part: Any, content: npt.NDArray[np.uint8]) -> None:
+        """Keep the bytes of a part of an object, if there is room."""
+
+
+class ReadError(Exception):
+    """One of several samples cannot be read. :meth:`Source.read` may raise it if it knows which.
+
+    Without it, the samples are read again one by one, to find the bad one.
+
+    Args:
+        position: The position of the sample among the rows.
+        error: The reason.
+    """
+
+    def __init__(self, position: int, error: Exception) -> None:
+        super().__init__(position, error)
+        self.position, self.error = position, error
+
+
 class Source(ABC):
     """Samples that the pipelines read by their rows, instead of asking a dataset for them one by one.
 
@@ -56,6 +85,7 @@ class Source(ABC):
             ``KeyPoints``. Then :meth:`annotated_targets` is called, and not :meth:`target`.
         is_joint: Whether ``transform`` takes whole samples, so that it moves annotations. Otherwise it takes images.
         draws_targets: Whether random numbers may be drawn while annotated targets are made.
+        is_remote: Whether images lie in an object store, so that :meth:`with_cache` is of use.
     """
 
     kind: InputKind = InputKind.ENCODED
@@ -68,6 +98,7 @@ class Source(ABC):
     annotations: frozenset[type] = frozenset()
     is_joint: bool = False
     draws_targets: bool = True
+    is_remote: bool = False
 
     @abstractmethod
     def __len__(self) -> int:
@@ -144,6 +175,10 @@ class Source(ABC):
     def has_same_files(self, other: Source) -> bool:
         """Return whether each row is the same file in another source."""
         return self is other
+
+    def with_cache(self, cache: ContentCache) -> Source:
+        """Return a source of the same samples that keeps what it fetches of object stores in a cache."""
+        return self
 
     def to_device(self, device: torch.device, budget: int) -> Source:
         """Return the source to use on a device: this one, or one with a copy of the images there.

@@ -40,7 +40,8 @@ def test_a_wrong_value_is_named(options: dict[str, Any], error: type[Exception],
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"cache": "disk"}, "cache must be None, 'host' or 'device', got 'disk'"),
+        ({"cache": "tape"}, "cache must be None, 'host', 'device' or 'disk', got 'tape'"),
+        ({"cache_dir": "x", "cache": "host"}, "cache_dir goes with cache='disk', got cache='host'"),
         ({"cache": "host", "cache_bytes": True}, "cache_bytes must be a number of bytes above 0, got True"),
         ({"cache_bytes": 3}, "cache_bytes goes with cache="),
         ({"decode_bytes": 0}, "decode_bytes must be a number of bytes above 0, got 0"),

@@ -1,6 +1,6 @@
-"""The caches that keep a loader's files from one epoch to the next: ``cache="host"`` and ``cache="device"``."""
+"""The caches that keep a loader's files from one epoch to the next: ``cache="host"``, ``"device"`` and ``"disk"``."""
 
 from torchdali.pipeline.cache.base import Cache, check_has_files
-from torchdali.pipeline.cache.choice import build_cache
+from torchdali.pipeline.cache.choice import build_cache, build_object_cache
 
-__all__ = ["Cache", "build_cache", "check_has_files"]
+__all__ = ["Cache", "build_cache", "build_object_cache", "check_has_files"]

@@ -14,35 +14,26 @@ from torchdali.pipeline.readers import FileReader
 from torchdali.runtime import lifecycle, machine
 from torchdali.sources import InputKind, Source
 
-__all__ = ["Cache", "Kind", "check_has_files", "default_budget", "mib", "scan_patience"]
+__all__ = ["Cache", "FileCache", "Kind", "check_has_files", "default_budget", "mib", "scan_patience"]
 
-Kind = Literal["host", "device"]
+Kind = Literal["host", "device", "disk"]
 
 _SHARE = 2
 _PATIENCE = 0.001
 
 
 class Cache(lifecycle.Resource, ABC):
-    """A cache of files or images, from one epoch to the next.
+    """A cache of files, objects or images, from one epoch to the next.
 
     Args:
-        files: The files.
         state: All options that the content depends on. A different state needs a new cache.
         budget: Maximum number of bytes. None is half of the memory that is free when the first epoch begins.
     """
 
-    def __init__(self, files: FileReader, state: object, budget: int | None) -> None:
-        files.table.record_modified()
-        self.files, self.state, self._budget_option = files, state, budget
+    def __init__(self, state: object, budget: int | None) -> None:
+        self.state, self._budget_option = state, budget
         self._lock = Lock()
         super().__init__()
-
-    def reuse(self, files: FileReader, state: object) -> bool:
-        """Use these files from now on if they are the same files. Return whether they are."""
-        if state != self.state or not files.share_headers(self.files):
-            return False
-        self.files = files
-        return True
 
     @abstractmethod
     def make_prefetcher(self, prefetch_depth: int, timeout: float, sampler: Any, clock: Clock) -> Prefetcher:
@@ -59,6 +50,28 @@ class Cache(lifecycle.Resource, ABC):
     def renew(self) -> None:
         """See :class:`torchdali.runtime.lifecycle.Resource`."""
         self._lock = Lock()
+
+
+class FileCache(Cache):
+    """A cache of files or of their images.
+
+    Args:
+        files: The files.
+        state: As for :class:`Cache`.
+        budget: As for :class:`Cache`.
+    """
+
+    def __init__(self, files: FileReader, state: object, budget: int | None) -> None:
+        files.table.record_modified()
+        self.files = files
+        super().__init__(state, budget)
+
+    def reuse(self, files: FileReader, state: object) -> bool:
+        """Use these files from now on if they are the same files. Return whether they are."""
+        if state != self.state or not files.share_headers(self.files):
+            return False
+        self.files = files
+        return True
 
     def _describe_size(self, count: int, used: int, reserved: int, budget: int | None) -> str:
         """Return the size of the cache as text.
@@ -90,8 +103,17 @@ def check_has_files(kind: Kind | None, source: Source | None, why_not_native: st
         source: The loader's native source, or None.
         why_not_native: Why the dataset is not native, if it is not.
     """
+    if kind == "disk" and source is not None and not source.is_remote:
+        raise ValueError(
+            "cache='disk' keeps what is fetched of object stores such as s3://, and the images of this dataset are "
+            "files or in memory; leave it out"
+        )
+    if kind in ("host", "disk") and source is not None and source.is_remote:
+        return
     if kind and (source is None or source.kind is not InputKind.FILES):
         lies = "lie in larger files" if source and source.kind is InputKind.ENCODED else "are in memory already"
+        if source and source.is_remote:
+            lies = "lie in an object store; cache='host' and cache='disk' keep them"
         why = why_not_native or f"its images {lies}"
         raise ValueError(
             f"cache={kind!r} keeps files by their path, size and time of modification, which only image folders "

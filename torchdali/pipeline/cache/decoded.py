@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from torchdali.pipeline import graph
-from torchdali.pipeline.cache.base import Cache, default_budget, scan_patience
+from torchdali.pipeline.cache.base import FileCache, default_budget, scan_patience
 from torchdali.pipeline.cache.split import ALIGNMENT
 from torchdali.pipeline.cache.store import WORD, Store
 from torchdali.pipeline.clock import Clock
@@ -35,13 +35,13 @@ UNKNOWN = -1
 _CHUNK = 128  # number of files that a thread checks in a row
 
 
-class DecodedCache(Cache):
+class DecodedCache(FileCache):
     """The output images of a plan's prefix.
 
     Args:
-        files: As for :class:`Cache`.
-        state: As for :class:`Cache`.
-        budget: As for :class:`Cache`.
+        files: As for :class:`FileCache`.
+        state: As for :class:`FileCache`.
+        budget: As for :class:`FileCache`.
         prefix: The plan that decodes the images.
         transforms: The names of the prefix's transforms; empty if it has none.
         batch_size: The batch size that the loader declares.

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from torchdali.pipeline.cache.base import Cache, default_budget, scan_patience
+from torchdali.pipeline.cache.base import FileCache, default_budget, scan_patience
 from torchdali.pipeline.clock import Clock
 from torchdali.pipeline.feed import Batch, Prefetcher
 from torchdali.pipeline.readers import EncodedBatch, EncodedFile, FileReader
@@ -26,13 +26,13 @@ _BLOCK = 2**26
 Bytes = npt.NDArray[np.uint8]
 
 
-class EncodedCache(Cache):
+class EncodedCache(FileCache):
     """The bytes of files, in blocks of memory. A file that does not fit is read again for each batch.
 
     Args:
-        files: As for :class:`Cache`.
-        state: As for :class:`Cache`.
-        budget: As for :class:`Cache`.
+        files: As for :class:`FileCache`.
+        state: As for :class:`FileCache`.
+        budget: As for :class:`FileCache`.
     """
 
     def __init__(self, files: FileReader, state: object, budget: int | None) -> None:

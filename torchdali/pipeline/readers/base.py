@@ -18,6 +18,7 @@ from torchdali.runtime import machine
 from torchdali.samples.on_error import find_substitutes
 from torchdali.samples.pil import PILHeader
 from torchdali.sources import UNREADABLE, Source, error_text, is_system_fault
+from torchdali.sources.source import ReadError
 from torchdali.transforms.rng import Draws
 from torchdali.transforms.spec import NO_INPUT_STATS, InputStats, IntArray
 from torchdali.transforms.targets import Targets
@@ -102,6 +103,9 @@ class Reader:
         """
         try:
             return self.source.read(rows)
+        except ReadError as error:
+            text = getattr(error.error, "strerror", None) or error_text(error.error)
+            raise self.error(int(rows[error.position]), f"it cannot be read ({text})") from error.error
         except Exception:
             for row in rows.tolist():
                 try:
