@@ -26,6 +26,9 @@ _KEPT = 4
 
 _CODECS = ("h264", "hevc", "av1", "libdav1d", "vp8", "vp9", "mpeg4", "mpeg2video")
 _FORMATS = ("yuv420p", "yuvj420p")
+_CONTAINERS = (".mp4", ".m4v", ".mov")
+"""In others a frame's number may be wrong: PyNvVideoCodec 2.2.4 gave another one for the last frame of an .mkv file."""
+
 _NEAR = 8.0
 """Grey levels by which the frames of PyAV and of the engine may differ on average. Measured were 0.7."""
 
@@ -136,6 +139,8 @@ def _find_reason(video: Video) -> str:
     """Return why a video is left to PyAV; empty if the engine may take it."""
     if video.fault:
         return video.fault
+    if (suffix := Path(video.path).suffix.lower()) not in _CONTAINERS:
+        return f"{suffix or 'no'} container"
     if video.codec not in _CODECS:
         return f"codec {video.codec}"
     if video.pixel_format not in _FORMATS:

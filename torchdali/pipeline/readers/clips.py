@@ -70,7 +70,8 @@ class ClipReader(Reader):
             SampleError: One of them cannot be decoded.
         """
         if row in self._black:
-            return torch.zeros(len(chosen), *self._black[row], 3, dtype=torch.uint8)
+            device = self._device if self.is_resident else torch.device("cpu")
+            return torch.zeros(len(chosen), *self._black[row], 3, dtype=torch.uint8, device=device)
         source, place = self.source.locate(row)
         dataset = cast("ClipSource", source).dataset
         video = dataset.get_video(place)
