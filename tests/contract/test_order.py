@@ -170,13 +170,13 @@ def test_global_generators_are_left_alone(pictures: Path, numbered: Numbered, wo
     assert not torch.equal(ours[1][2], ours[2][2]), "the chain does draw"
 
 
-def test_signature_is_dataloaders_and_twelve_more(dataset: ImageFolder) -> None:
+def test_signature_is_dataloaders_and_thirteen_more(dataset: ImageFolder) -> None:
     theirs = dict(inspect.signature(DataLoader).parameters)
     ours = dict(inspect.signature(DALILoader).parameters)
     added = {name: p.default for name, p in ours.items() if name not in theirs}
     own = {"transform": None, "batch_transform": None, "device": "auto", "seed": None, "fidelity": "exact"}
     own |= {"cache": None, "cache_bytes": None, "distributed": None, "on_error": "raise", "max_errors": None}
-    own |= {"images": None, "decode_bytes": None}
+    own |= {"images": None, "decode_bytes": None, "cache_dir": None}
     assert added == own
     assert list(ours)[: len(theirs)] == list(theirs)
     assert all((ours[name].kind, ours[name].default) == (p.kind, p.default) for name, p in theirs.items())
