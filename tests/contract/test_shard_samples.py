@@ -46,7 +46,7 @@ def shard(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def compare(dataset: Any, **options: Any) -> list[Any]:
+def assert_as_dataloader(dataset: Any, **options: Any) -> list[Any]:
     ours, theirs = (
         list(kind(dataset, batch_size=6, **options, **more))
         for kind, more in ((DALILoader, {"device": "cpu"}), (DataLoader, {}))
@@ -60,9 +60,9 @@ def test_dictionaries_of_integers_are_columns_of_the_index(shard: Path, monkeypa
     assert (dataset.index.starts, dataset.index.labels["cls"].dtype, dataset.index.labels["cls2"].dtype) == (
         *(None, np.int16, np.int8),
     )
-    batches = compare(ConcatDataset([dataset, dataset]))
+    batches = assert_as_dataloader(ConcatDataset([dataset, dataset]))
     assert [*batches[0]] == ["image", "cls", "cls2"]
-    compare(dataset, collate_fn=lambda samples: [sorted(sample.items(), key=str) for sample in samples])
+    assert_as_dataloader(dataset, collate_fn=lambda samples: [sorted(sample.items(), key=str) for sample in samples])
     monkeypatch.setattr(Tar, "read_parts", None)
     assert len(list(DALILoader(ConcatDataset([dataset, dataset]), batch_size=6, device="cpu"))) == 7
 
@@ -95,7 +95,7 @@ def test_a_sample_that_comes_twice_has_two_targets(shard: Path) -> None:
         return parts
 
     dataset = Tar(shard, label=("json",), transform=EXACT, target_transform=grow)
-    compare(dataset, sampler=[3, 4, 3, 3])
+    assert_as_dataloader(dataset, sampler=[3, 4, 3, 3])
 
 
 def test_a_part_that_is_missing_is_told_in_its_turn(shard: Path) -> None:
@@ -167,7 +167,9 @@ def test_lsun_of_torchvision_is_read_without_workers(
                 writes.put(b"%d" % (number * 7919 % 1000), images[number])
     dataset = LSUN(".", ["bedroom_train", "tower_train"], EXACT, target_transform=lambda target: target + 1)
     assert DALILoader(dataset, device="cpu")._session.reader is not None
-    labels = torch.cat([labels for _, labels in compare(ConcatDataset([Subset(dataset, [13, 2]), dataset]))])
+    labels = torch.cat(
+        [labels for _, labels in assert_as_dataloader(ConcatDataset([Subset(dataset, [13, 2]), dataset]))]
+    )
     assert labels.tolist() == [2, 1] + [1] * 12 + [2] * 8
     loader = DALILoader(dataset, 6, device="cpu")
     for part in dataset.dbs:

@@ -148,8 +148,9 @@ def test_runs_under_torchrun(folder: Path) -> None:
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     # Two processes cannot share one GPU.
     visible = None if torch.cuda.device_count() >= 2 else ""
-    lines = recipe(folder, "--batch-size", "4", "--lr", "0.02", launcher=launcher, visible=visible)
-    assert len(lines) == 4, "one process of the two prints"
+    # Eight epochs, because after four the accuracy of some seeds, and of seed 0 on some CPUs, is still below 80.
+    lines = recipe(folder, "--batch-size", "4", "--epochs", "8", launcher=launcher, visible=visible)
+    assert len(lines) == 8, "one process of the two prints"
     accuracies = [float(line[3]) for line in lines]
     assert accuracies[-1] >= 80
     # Of 21 images two processes get 11 and 10: a part of 22 would mean that one was counted twice.

@@ -110,7 +110,7 @@ def test_columns_that_cannot_be_read_are_refused(rows: Any, folder: ImageFolder)
 RGB = v2.Compose([v2.RGB(), v2.ToImage(), v2.CenterCrop(24)])
 
 
-def lifted(dataset: Any, transform: Any = EXACT, **options: Any) -> list[Any]:
+def assert_lifted(dataset: Any, transform: Any = EXACT, **options: Any) -> list[Any]:
     """The batches of a loader that reads rows as they are, after they were compared with DataLoader's."""
     options = {"batch_size": 5, "generator": torch.Generator().manual_seed(2), **options}
     loader = DALILoader(dataset, transform=transform, device="cpu", **options)
@@ -136,14 +136,17 @@ def lifted(dataset: Any, transform: Any = EXACT, **options: Any) -> list[Any]:
 def test_rows_as_they_are(rows: Any, decode: bool) -> None:
     data = rows.cast_column("image", datasets.Image(decode=decode))
     transform = RGB if decode else EXACT
-    batches = lifted(data, transform, shuffle=True)
+    batches = assert_lifted(data, transform, shuffle=True)
     assert [*batches[0]] == ["image", "label", "text", "sizes"]
     split = data.shuffle(seed=1).train_test_split(8, seed=2)["test"]
-    assert lifted(split.select([6, 2, 2]), transform)[0]["text"] == [split["text"][i] for i in (6, 2, 2)]
-    lifted(ConcatDataset([Subset(split, [3, 1]), data.filter(lambda row: row["label"] == 1)]), transform)
+    assert assert_lifted(split.select([6, 2, 2]), transform)[0]["text"] == [split["text"][i] for i in (6, 2, 2)]
+    assert_lifted(ConcatDataset([Subset(split, [3, 1]), data.filter(lambda row: row["label"] == 1)]), transform)
     integers = data.select_columns(["label", "image"])
-    assert [*lifted(integers, transform, sampler=[*WeightedRandomSampler([1.0] * 24, 9)])[0]] == ["label", "image"]
-    assert [*lifted(data.select_columns("image"), transform)[0]] == ["image"]
+    assert [*assert_lifted(integers, transform, sampler=[*WeightedRandomSampler([1.0] * 24, 9)])[0]] == [
+        "label",
+        "image",
+    ]
+    assert [*assert_lifted(data.select_columns("image"), transform)[0]] == ["image"]
 
 
 def test_orientation_and_grey_images_of_rows(folder: ImageFolder) -> None:
@@ -153,9 +156,9 @@ def test_orientation_and_grey_images_of_rows(folder: ImageFolder) -> None:
     files = [encoded(picture, "JPEG", exif=exif.tobytes()), encoded(picture.convert("L"), "PNG")]
     files += [encoded(picture.convert("RGBA"), "PNG"), encoded(picture, "JPEG")]
     data = datasets.Dataset.from_dict({"image": [{"bytes": data, "path": None} for data in files]})
-    lifted(data.cast_column("image", datasets.Image(mode="RGB")))
-    lifted(data.cast_column("image", datasets.Image()), RGB)
-    lifted(data.cast_column("image", datasets.Image(decode=False)))
+    assert_lifted(data.cast_column("image", datasets.Image(mode="RGB")))
+    assert_lifted(data.cast_column("image", datasets.Image()), RGB)
+    assert_lifted(data.cast_column("image", datasets.Image(decode=False)))
 
 
 def test_rows_that_workers_read(rows: Any, folder: ImageFolder) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torchvision.transforms import v2 as annotated_v2
 
+from torchdali.pipeline.operator import Operator
 from torchdali.transforms import HSV, ColorTwist, GridMask, SaltAndPepper
 from torchdali.transforms.rules._noise import reference_words, to_uniform
 from torchdali.transforms.rules._policy import OPERATIONS
@@ -236,11 +237,32 @@ def _ranges(transform: Any) -> dict[str, Draw]:
     return {f"{type(transform).__name__}: {name}": number(name) for name in transform.drawn}
 
 
+def _operator(transform: Operator) -> dict[str, Draw]:
+    """Return the draws of an operator's ranges. In torch they are those of ``randint`` and ``uniform_``."""
+
+    def notes(_: Any) -> dict[str, float]:
+        return {
+            name: torch.randint(low, high + 1, ()).item() if isinstance(low, int) else draw_between(low, high)
+            for name, (low, high) in cast("dict[str, tuple[Any, Any]]", transform.ranges).items()
+        }
+
+    def draw_between(low: float, high: float) -> float:
+        return torch.empty(()).uniform_(low, high).item()
+
+    noting: Any = copy.copy(transform)
+    noting.make_params = notes
+    return {
+        f"Operator: {name}": Draw(transform, lambda p, name=name: p[name], lambda p, name=name: p[name], noting=noting)
+        for name in transform.ranges
+    }
+
+
 DRAWS: dict[str, Draw] = {
     **_ranges(ColorTwist((0.7, 1.3), (0.6, 1.4), (0, 2), (-180, 180))),
     **_ranges(HSV((-180, 180), (0, 2), (0.5, 1.5))),
     **_ranges(GridMask((20, 60), (0.3, 0.7), (-45, 45))),
     **_ranges(SaltAndPepper((0, 0.3), (0.2, 0.8))),
+    **_operator(Operator("gaussian_blur", sigma=(0.5, 2.0), window_size=(3, 9))),
     **_window("RandomResizedCrop", v2.RandomResizedCrop(64)),
     # Most of the ten attempts fail.
     **_window("RandomResizedCrop beyond the image", v2.RandomResizedCrop(64, scale=(0.5, 1.5), ratio=(0.3, 4.0))),
