@@ -32,39 +32,20 @@ def work(options: dict[str, Any]) -> None:
     from torchvision.datasets import ImageFolder
     from torchvision.transforms import v2
 
-    from benchmarks.studies.versions_worker import describe
+    from benchmarks.studies.versions_worker import describe, make_step
     from torchdali import DALILoader
 
     scale = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.5] * 3, [0.25] * 3)]
     transform = v2.Compose([v2.RandomResizedCrop(224), v2.RandomHorizontalFlip(), *scale])
     dataset = ImageFolder(options["root"], transform)
     dataset.samples = (dataset.samples * (options["images"] // len(dataset.samples) + 1))[: options["images"]]
-    step = _make_step() if options["case"] == "resnet18" else None
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    step = make_step(torch, device) if options["case"] == "resnet18" else None
     print(json.dumps(describe(torch)), flush=True)
     for _ in range(options["turns"]):
         loader = DALILoader(dataset, options["batch_size"], shuffle=True, drop_last=True)
         print(json.dumps([_time(loader, step) for _ in range(options["epochs"])]), flush=True)
         loader.close()
-
-
-def _make_step() -> Any:
-    """Return a training step of ResNet-18 in bfloat16."""
-    import torch
-    import torchvision
-
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = torchvision.models.resnet18().to(device, memory_format=torch.channels_last)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-
-    def step(images: torch.Tensor, labels: torch.Tensor) -> None:
-        optimizer.zero_grad(set_to_none=True)
-        with torch.autocast(device.type, torch.bfloat16):
-            outputs = model(images.contiguous(memory_format=torch.channels_last))
-            loss = torch.nn.functional.cross_entropy(outputs, labels.to(device, non_blocking=True))
-        loss.backward()
-        optimizer.step()
-
-    return step
 
 
 def _time(batches: Iterable[Any], step: Any) -> float:

@@ -5,7 +5,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 
@@ -15,11 +15,27 @@ def describe(torch: Any) -> dict[str, Any]:
     return {"versions": versions, "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None}
 
 
+def make_step(torch: Any, device: Any) -> Callable[[Any, Any], None]:
+    """Return a training step of ResNet-18 in bfloat16, which takes images and labels."""
+    models = importlib.import_module("torchvision.models")
+    model = models.resnet18().to(device, memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+
+    def step(images: Any, labels: Any) -> None:
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(device.type, torch.bfloat16):
+            outputs = model(images.contiguous(memory_format=torch.channels_last))
+            loss = torch.nn.functional.cross_entropy(outputs, labels.to(device, non_blocking=True))
+        loss.backward()
+        optimizer.step()
+
+    return step
+
+
 def work(options: dict[str, Any], commands: Iterable[str]) -> None:
     """Print what is measured here, and the images per second of each turn that `commands` asks for."""
     os.sched_setaffinity(0, set(sorted(os.sched_getaffinity(0))[: options["cores"]]))
     import torch
-    import torchvision
     from torchvision.datasets import ImageFolder
     from torchvision.transforms import v2
 
@@ -31,16 +47,7 @@ def work(options: dict[str, Any], commands: Iterable[str]) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     images = torch.randn(options["batch_size"], 3, 224, 224, device=device).to(memory_format=torch.channels_last)
     batch = [(images, torch.zeros(len(images), dtype=torch.long))]
-    model = torchvision.models.resnet18().to(device, memory_format=torch.channels_last)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-
-    def train(images: torch.Tensor, labels: torch.Tensor) -> None:
-        optimizer.zero_grad(set_to_none=True)
-        with torch.autocast(device.type, torch.bfloat16):
-            outputs = model(images.contiguous(memory_format=torch.channels_last))
-            loss = torch.nn.functional.cross_entropy(outputs, labels.to(device, non_blocking=True))
-        loss.backward()
-        optimizer.step()
+    train = make_step(torch, device)
 
     def synchronize() -> None:
         if device.type == "cuda":

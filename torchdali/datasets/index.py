@@ -23,7 +23,16 @@ from torchdali.sources.index import map_arrays
 from torchdali.sources.remote import is_uri
 from torchdali.transforms.spec import IntArray
 
-__all__ = ["PROGRESS_INTERVAL", "Place", "ShardIndex", "find_index", "lock_index", "open_index", "show_progress"]
+__all__ = [
+    "PROGRESS_INTERVAL",
+    "Place",
+    "ShardIndex",
+    "find_index",
+    "lock_index",
+    "open_index",
+    "show_progress",
+    "write_arrays",
+]
 
 PROGRESS_INTERVAL = 0.2  # seconds
 _LARGEST = 2**32 - 1
@@ -233,6 +242,11 @@ def _write_index(
         arrays[f"labels{i or ''}"] = _shrink(values)
     if max(spans) and (None in labels or not labels):
         arrays |= {"starts": np.array(starts, np.int64), "spans": np.array(spans, np.uint32)}
+    write_arrays(file, arrays)
+
+
+def write_arrays(file: Path, arrays: dict[str, npt.NDArray[Any]]) -> None:
+    """Write arrays as ``.npz``. Other processes see the file when it is whole."""
     unfinished = Path(f"{file}.{os.getpid()}.unfinished")
     try:
         with unfinished.open("wb") as stream:

@@ -13,7 +13,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from torchdali.datasets.index import PROGRESS_INTERVAL, find_index, lock_index, show_progress
+from torchdali.datasets.index import PROGRESS_INTERVAL, find_index, lock_index, show_progress, write_arrays
 from torchdali.datasets.video.probe import Video, probe, require_av
 from torchdali.sources.index import map_arrays
 from torchdali.transforms.spec import IntArray
@@ -123,13 +123,7 @@ def _write(file: Path, paths: Sequence[str], names: bytes) -> None:
         "keys": np.concatenate([video.keys for video in videos]),
         "texts": np.array([f"{x.codec}\n{x.pixel_format}\n{x.fault}" for x in videos], np.str_),
     }
-    unfinished = Path(f"{file}.{os.getpid()}.unfinished")
-    try:
-        with unfinished.open("wb") as stream:
-            np.savez(stream, **cast("Any", arrays))
-        unfinished.replace(file)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    write_arrays(file, arrays)
 
 
 def _shorten(video: Video) -> tuple[IntArray, int]:
