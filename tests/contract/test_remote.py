@@ -9,12 +9,14 @@ import os
 import pickle
 import tarfile
 import time
+import weakref
 import zipfile
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from conftest import Script, same
@@ -149,6 +151,27 @@ def test_other_parts_come_with_the_image(server: ObjectServer, label: Any, cache
         assert server.total == before
 
 
+def test_other_parts_come_with_the_image_beside_a_source_without_such(
+    server: ObjectServer, folder: ImageFolder, tmp_path: Path
+) -> None:
+    texts = Tar("s3://bucket/shards/s-{0..2}.tar", label=lambda parts: int(parts["cls"]), transform=EXACT)
+    both = ConcatDataset([texts, make("list", folder, tmp_path)])
+    before = server.total
+    assert same(batches(DALILoader, both), batches(DataLoader, ConcatDataset([folder, folder])))
+    assert server.total - before <= len(both)
+
+
+def test_a_source_keeps_no_image_whose_target_it_knows(
+    server: ObjectServer, folder: ImageFolder, tmp_path: Path
+) -> None:
+    for kind in ("tar", "list"):
+        source = make(kind, folder, tmp_path).torchdali_source()
+        (image,) = source.read(np.array([0]))
+        kept = weakref.ref(image)
+        del image
+        assert kept() is None
+
+
 def test_forked_workers_read_what_the_parent_has_read_before(
     server: ObjectServer, folder: ImageFolder, tmp_path: Path
 ) -> None:
@@ -251,9 +274,23 @@ def test_a_changed_shard_is_refused(
     assert len(make("tar", folder, tmp_path, index=index)) == len(folder)
 
 
+def test_weak_tags_are_in_no_request(
+    server: ObjectServer, contents: dict[str, bytes], folder: ImageFolder, tmp_path: Path
+) -> None:
+    server.has_weak_tags = True
+    index, rows = tmp_path / "index.npz", np.arange(2)
+    dataset = make("tar", folder, tmp_path, index=index)
+    assert same(batches(DALILoader, dataset), batches(DataLoader, folder))
+    server.objects["bucket/shards/s-0.tar"] = contents["bucket/shards/s-0.tar"][:-1] + b"\1"
+    index.unlink()
+    changed = make("tar", folder, tmp_path, index=index)
+    assert changed.locate(rows) != dataset.locate(rows)  # so that a cache on the disk has no old images for it
+
+
 def test_an_index_takes_one_read_of_each_shard(server: ObjectServer, folder: ImageFolder, tmp_path: Path) -> None:
     dataset = make("tar", folder, tmp_path)
     assert [server.requests[f"GET bucket/shards/s-{i}.tar"] for i in range(3)] == [1, 1, 1]
+    assert server.requests["HEAD bucket/shards/s-0.tar"] == 3  # before and after that read, and to open the index
     assert dataset.index.file.parent == tmp_path / "cache" / "torchdali"
     make("tar", folder, tmp_path)
     assert server.requests["GET bucket/shards/s-0.tar"] == 1

@@ -144,6 +144,7 @@ def test_an_idx_file_of_wds2idx_is_used_if_it_fits(
             text.replace(f" {walked.index.offsets[0]} ", f" {int(walked.index.offsets[0]) + 512} "),
             text.replace("000.jpg", f"{'long/' * 20}000.jpg"),
             text + " 7",
+            text.replace("v1.2 ", "v1.2 x"),
             "",
         )
     ):

@@ -227,6 +227,11 @@ def test_labels_of_recordio_may_be_several_or_floats(tmp_path: Path, samples: Sa
 def test_labels_of_an_lmdb_may_be_text(stores: Any, tmp_path: Path, samples: Samples) -> None:
     path = write_lmdb(tmp_path / "db", samples[:3])
     assert [text for _, text in LMDB(path, image="image-*", label="text-*")] == ["№ 0", "№ 1", "№ 2"]
+    with lmdb.open(str(path)) as environment, environment.begin(write=True) as transaction:
+        for number in range(3):
+            transaction.put(f"box-{number:04}.json".encode(), f'{{"x": {number}}}'.encode())
+    boxes = LMDB(path, image="image-*", label="box-*.json", index=tmp_path / "boxes")
+    assert [box for _, box in boxes] == [{"x": 0}, {"x": 1}, {"x": 2}]
     plain = LMDB(path / "data.mdb", image="image-*", transform=EXACT)
     assert same(epoch(DALILoader, plain), epoch(DataLoader, plain))
     assert plain.name(1).startswith(f"{path}/data.mdb, image-0001 at byte ")

@@ -34,6 +34,7 @@ class ObjectServer:
         requests: The number of requests of each kind, such as ``GET bucket/key``.
         faults: What is wrong with an object, by its path: a status such as 403; ``"hang"``: no answer; or ``"cut"``:
             the connection ends in the middle of the content. A pair of that and a number says for how many requests.
+        has_weak_tags: Whether its ETags are weak, so that ``If-Match`` holds for none.
         open_requests: The requests that wait for their answer.
     """
 
@@ -41,8 +42,8 @@ class ObjectServer:
         self.objects, self.latency = dict(objects), latency
         self.requests: Counter[str] = Counter()
         self.faults: dict[str, Any] = {}
+        self.has_weak_tags = False
         self.open_requests = 0
-        self.peak = 0
         self._ready = threading.Event()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -112,7 +113,6 @@ class ObjectServer:
         path = unquote(url.path).lstrip("/")
         self.requests[f"{method} {path}"] += 1
         self.open_requests += 1
-        self.peak = max(self.peak, self.open_requests)
         try:
             fault = self._take_fault(path)
             if (self.latency or fault == "hang") and await self._hangs_up(reader, fault):
@@ -156,14 +156,14 @@ class ObjectServer:
         data = self.objects.get(path)
         if data is None:
             return 404, b"<Error><Code>NoSuchKey</Code><Message>no such key</Message></Error>", {}
-        tag = _tag(data)
+        tag = f"W/{_tag(data)}" if self.has_weak_tags else _tag(data)
         known = {
             "ETag": tag,
             "Last-Modified": "Tue, 21 Oct 2025 07:28:00 GMT",
             "Accept-Ranges": "bytes",
             "Content-Type": "application/octet-stream",
         }
-        if headers.get("if-match", tag) != tag:
+        if "if-match" in headers and (self.has_weak_tags or headers["if-match"] != tag):
             return 412, b"", known
         if method == "HEAD":
             return 200, b"", {**known, "Content-Length": len(data)}

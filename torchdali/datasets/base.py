@@ -113,12 +113,12 @@ class EncodedDataset(Dataset[Any]):
         row = range(len(self))[index]  # raises IndexError as a list does, and takes negative numbers
         rows = np.array([row], np.int64)
         if self.client is None:
-            image, target = open_rgb(self.read(rows)[0]), None
+            image, parts = open_rgb(self.read(rows)[0]), self.read_parts(row)
         else:
             data = self.client.read_one(self.locate(rows)[0])
-            image, target = open_rgb(self.image_in(row, data)), self.parts_in(row, data)
+            image, parts = open_rgb(self.image_in(row, data)), self.parts_in(row, data)
         image = self.transform(image) if self.transform else image
-        return make_sample(self.label, image, self.target(row) if self.client is None else self.make_target(target))
+        return make_sample(self.label, image, self.make_target(parts))
 
     def locate(self, rows: IntArray) -> list[Range]:
         """Return what to fetch of an object store for some samples. Only datasets with a client have it."""
@@ -210,18 +210,22 @@ class RemoteSource(EncodedSource):
 
     def read(self, rows: IntArray) -> list[Bytes]:
         contents, numbers = self._fetch(rows), cast("list[int]", rows.tolist())
-        # The reader wants the parts of these samples next, in this thread. They came with the images.
-        self._read_last.contents = dict(zip(numbers, contents, strict=True))
+        if self._has_parts_in_data():  # the reader wants the parts of these samples next, in this thread
+            self._read_last.contents = dict(zip(numbers, contents, strict=True))
         return [self._dataset.image_in(row, content) for row, content in zip(numbers, contents, strict=True)]
 
     def read_parts(self, rows: IntArray) -> list[Any] | None:
-        if not self._dataset.has_parts_in_data or super().read_parts(rows[:0]) is None:
+        if not self._has_parts_in_data():
             return super().read_parts(rows)
         contents: dict[int, Bytes] = vars(self._read_last).pop("contents", {})
         numbers: list[int] = rows.tolist()
         if missing := [row for row in numbers if row not in contents]:
             contents |= zip(missing, self._fetch(np.array(missing, np.int64)), strict=True)
         return [self._dataset.parts_in(row, contents[row]) for row in numbers]
+
+    def _has_parts_in_data(self) -> bool:
+        """Return whether targets are made of parts that are fetched with the images."""
+        return self._dataset.has_parts_in_data and super().read_parts(np.empty(0, np.int64)) is not None
 
     def target(self, row: int) -> Any:
         parts = self.read_parts(np.array([row], np.int64))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torchdali.datasets.fields import decode_field
+from torchdali.datasets.fields import decode_field, may_be_integer
 from torchdali.datasets.index import Place
 from torchdali.datasets.patterns import Pattern
 from torchdali.datasets.sharded import ShardedDataset
@@ -103,16 +103,11 @@ class LMDB(ShardedDataset):
             yield Place(name, offset, length, start, span, (self._read_label(path, start, span),))
 
     def _read_label(self, path: str, start: int, span: int) -> int | None:
-        if not self._has_integers():
+        if not may_be_integer(str(self.label)):
             return None
         with Path(path).open("rb") as stream:
             stream.seek(start)
             return int(stream.read(span))
-
-    def _has_integers(self) -> bool:
-        """Return whether the suffix of the label's name says that labels are integers."""
-        assert isinstance(self.label, str)
-        return isinstance(decode_field(self.label, b"0"), int)
 
     def _read_fields(self, data: Bytes, names: tuple[str, ...] | None) -> dict[str, Any]:
         assert isinstance(self.label, str)

@@ -26,21 +26,24 @@ class Stamps:
         client: Reads them.
 
     Attributes:
-        tags: The ETag of each object that was asked for.
+        tags: The ETag of each object that was asked for; of a store without ETags the time of modification.
     """
 
     def __init__(self, client: Client) -> None:
         self._client = client
+        self._sizes: dict[str, int] = {}
         self.tags: dict[str, str] = {}
 
     def __call__(self, uris: Sequence[str]) -> list[tuple[int, int]]:
         """Return the lengths of objects, and for each a number that is another for another ETag."""
         stats = self._client.stat(uris)
-        # A store without ETags tells a time, which no request can name.
-        self.tags.update(
-            (uri, "" if stat.tag.startswith("time ") else stat.tag) for uri, stat in zip(uris, stats, strict=True)
-        )
+        for uri, stat in zip(uris, stats, strict=True):
+            self._sizes[uri], self.tags[uri] = stat
         return [(stat.size, _number(stat.tag)) for stat in stats]
+
+    def open(self, uri: str) -> RemoteShardFile:
+        """Open an object that was asked for, to read it from its begin to its end."""
+        return RemoteShardFile(uri, self._client, self._sizes[uri], self.tags[uri])
 
 
 def _number(tag: str) -> int:
@@ -55,7 +58,7 @@ class RemoteShards(Shards):
         stamps: ``(S, 2)`` int64 their lengths, and numbers of their ETags, when their index was made.
         index: The index, for messages.
         client: Reads them.
-        tags: Their ETags.
+        tags: As for :class:`Stamps`.
     """
 
     def __init__(self, uris: Sequence[str], stamps: IntArray, index: str, client: Client, tags: dict[str, str]) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from torchdali.datasets.base import EncodedDataset, Label
 from torchdali.datasets.index import Place, ShardIndex, find_index, open_index
 from torchdali.datasets.patterns import Pattern, expand
-from torchdali.datasets.remote_shards import RemoteShardFile, RemoteShards, Stamps
+from torchdali.datasets.remote_shards import RemoteShards, Stamps
 from torchdali.datasets.shards import Bytes, Column, ShardFile, Shards, stat_shards
 from torchdali.sources import Labels
 from torchdali.sources.remote import Range, make_client
@@ -74,25 +74,23 @@ class ShardedDataset(EncodedDataset):
         return expand(shards, self.client.list if self.client else None)
 
     def _open(self) -> None:
-        stat = self._stamps = Stamps(self.client) if self.client else stat_shards
+        objects = self._objects = Stamps(self.client) if self.client else None
+        stat = objects or stat_shards
         self.index: ShardIndex = open_index(self._file, self._paths, self._content, self._scan, self.parts, stat)
         stamps, file = self.index.stamps, str(self._file)
         self.shards: Shards = (
-            RemoteShards(self._paths, stamps, file, self.client, stat.tags)
-            if self.client and isinstance(stat, Stamps)
+            RemoteShards(self._paths, stamps, file, self.client, objects.tags)
+            if self.client and objects
             else Shards(self._paths, stamps, file, self.is_mapped)
         )
 
     def _open_shard(self, path: str) -> ShardFile:
         """Open a shard to read it from its begin to its end."""
-        if not self.client or not isinstance(self._stamps, Stamps):
-            return ShardFile(path)
-        ((size, _),) = self._stamps([path])
-        return RemoteShardFile(path, self.client, size, self._stamps.tags[path])
+        return self._objects.open(path) if self._objects else ShardFile(path)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the arrays out. Another process maps the index itself."""
-        return {name: value for name, value in self.__dict__.items() if name not in ("index", "shards", "_stamps")}
+        return {name: value for name, value in self.__dict__.items() if name not in ("index", "shards", "_objects")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

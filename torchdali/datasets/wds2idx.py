@@ -49,6 +49,7 @@ def read_wds2idx(path: str, status: os.stat_result, read: Callable[[int, int], b
             return None
         first, *lines = file.read_text().splitlines()
         version, count = first.split()
+        num_samples = int(count)
         words = [line.split(" ") for line in lines]
         members = [
             Member(name, int(offset), int(length), int(offset) - _BLOCK)
@@ -58,7 +59,7 @@ def read_wds2idx(path: str, status: os.stat_result, read: Callable[[int, int], b
         ]
     except (OSError, ValueError):
         return None
-    if version != _VERSION or len(lines) != int(count) or 4 * len(members) != sum(map(len, words)):
+    if version != _VERSION or len(lines) != num_samples or 4 * len(members) != sum(map(len, words)):
         return None
     return members if members and _fit(members, status.st_size, read) else None
 

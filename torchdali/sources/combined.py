@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -53,12 +54,10 @@ class CombinedSource(Source):
 
     def read(self, rows: IntArray) -> Any:
         """Return what the sources read, in the order of the rows."""
-        which, rows = self._which[rows], self._rows[rows]
         images: list[Any] = [None] * len(rows)
-        for i, source in enumerate(self._sources):
-            positions = np.flatnonzero(which == i)
+        for source, positions in self._split(rows):
             try:
-                part: Any = source.read(rows[positions]) if len(positions) else []
+                part: Any = source.read(self._rows[rows[positions]])
             except ReadError as error:
                 raise ReadError(int(positions[error.position]), error.error) from error.error
             if self.kind is InputKind.FILES and hasattr(part, "dtype"):  # arrays of paths differ in width
@@ -93,22 +92,25 @@ class CombinedSource(Source):
         return columns[""] if names == [""] else columns
 
     def read_parts(self, rows: IntArray) -> list[Any] | None:
-        """Return what targets are made of, with the number of the source; None if a source reads nothing ahead."""
+        """Return for each sample a function that makes its target; None if no source reads anything ahead."""
         which, rows = self._which[rows], self._rows[rows]
-        parts: list[Any] = [None] * len(rows)
+        makers: list[Any] = [None] * len(rows)
+        reads_ahead = False
         for i, source in enumerate(self._sources):
             positions = np.flatnonzero(which == i)
-            read = source.read_parts(rows[positions])
-            if read is None:
-                return None
-            for position, part in zip(positions.tolist(), read, strict=True):
-                parts[position] = i, part
-        return parts
+            parts = source.read_parts(rows[positions])
+            reads_ahead |= parts is not None
+            if parts is None:
+                made = [partial(source.target, row) for row in rows[positions].tolist()]
+            else:
+                made = [partial(source.make_target, part) for part in parts]
+            for position, maker in zip(positions.tolist(), made, strict=True):
+                makers[position] = maker
+        return makers if reads_ahead else None
 
     def make_target(self, parts: Any) -> Any:
         """Return the target that the source makes."""
-        which, part = cast("tuple[int, Any]", parts)
-        return self._sources[which].make_target(part)
+        return parts()
 
     def annotated_targets(self, rows: IntArray, size: IntArray) -> list[Any]:
         """Return the targets of some samples, each as its source makes it."""

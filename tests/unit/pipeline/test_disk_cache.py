@@ -138,3 +138,7 @@ def test_a_full_disk_is_no_fault(tmp_path: Path) -> None:
     assert cache.get(part(1)) is None
     assert cache.get(part(0)) is not None
     assert int((tmp_path / "used").read_bytes()) == BLOCK
+    cache._unfinished.unlink()
+    cache._unfinished.mkdir()
+    cache.add(part(2), content(2))  # this run tries no more
+    assert cache.get(part(2)) is None

@@ -103,8 +103,8 @@ class DiskObjects(ObjectCache):
                 stream.write(_make_tail(content))
             unfinished.replace(path)
         except OSError:  # the disk is full before the budget is
-            self._is_full = True
             self._reserve(-size)
+            self._is_full = True
             with suppress(OSError):
                 unfinished.unlink(missing_ok=True)
 

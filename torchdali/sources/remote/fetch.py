@@ -20,6 +20,9 @@ __all__ = ["FetchError", "Fetcher", "Stat", "Wanted"]
 _REFUSED = ("PermissionDeniedError", "UnauthenticatedError")
 _CHANGED = "PreconditionError"
 _LONGEST = 300
+_TIME = "time "
+_NOT_COMPARED = (_TIME, "W/")
+"""How tags begin that no request names: times, and weak ETags, which equal none by RFC 9110, "If-Match"."""
 _MAX_REQUESTS = 128
 """Requests in flight. With 30 ms for each, 128 make 4,000 a second."""
 
@@ -32,7 +35,7 @@ class Wanted(NamedTuple):
         key: Its name there.
         start: The first byte.
         stop: The byte after the last; None for all bytes.
-        tag: The ETag that it must have; "" for any.
+        tag: The tag of its :class:`Stat`; "" if it may have any. A store compares it if it is a strong ETag.
     """
 
     root: str
@@ -43,7 +46,7 @@ class Wanted(NamedTuple):
 
 
 class Stat(NamedTuple):
-    """What a store tells of an object: its length, and a text that is another for another content."""
+    """What a store tells of an object: its length and its ETag, or its time of modification if it has no ETag."""
 
     size: int
     tag: str
@@ -115,7 +118,8 @@ class Fetcher:
             raise FetchError(position, _translate(error, f"{wanted.root}/{wanted.key}")) from error
 
     async def _read(self, wanted: Wanted) -> Any:
-        options: dict[str, Any] = {"if_match": wanted.tag} if wanted.tag else {}
+        is_compared = wanted.tag and not wanted.tag.startswith(_NOT_COMPARED)
+        options: dict[str, Any] = {"if_match": wanted.tag} if is_compared else {}
         if wanted.stop is not None:
             if wanted.stop <= wanted.start:
                 return b""
@@ -129,7 +133,7 @@ class Fetcher:
 
     async def _stat(self, wanted: Wanted) -> Stat:
         meta = await self._obstore.head_async(self._open(wanted.root), wanted.key)
-        return Stat(meta["size"], meta["e_tag"] or f"time {meta['last_modified']}")
+        return Stat(meta["size"], meta["e_tag"] or f"{_TIME}{meta['last_modified']}")
 
     async def _list(self, wanted: Wanted) -> list[str]:
         keys: list[str] = []
@@ -189,6 +193,8 @@ def _serve() -> None:
     sys.path[:], store = pickle.load(stream)
     runner = asyncio.new_event_loop()
     fetcher = Fetcher(pickle.loads(store))
+    # The other process knows neither obstore's classes nor those of this module, which is __main__ here.
+    convert: dict[str, Callable[[Any], Any]] = {"read": bytes, "stat": tuple, "list": list}
     while True:
         try:
             name, calls = pickle.load(stream)
@@ -197,9 +203,7 @@ def _serve() -> None:
         wanted = [Wanted(*call) for call in calls]
         try:
             results = runner.run_until_complete(getattr(fetcher, name)(wanted))
-            answer: Any = None, [bytes(one) if name == "read" else one for one in results]
-            if name == "stat":
-                answer = None, [tuple(one) for one in results]
+            answer: Any = None, [convert[name](one) for one in results]
         except FetchError as error:
             answer = (error.position, error.error), []
         pickle.dump(answer, answers, pickle.HIGHEST_PROTOCOL)
