@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import io
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, cast
 
@@ -154,8 +153,5 @@ class _RowSource(EncodedSource):
         return self._rows.is_deep(row)
 
     def make_sample(self, row: int, image: Any, target: Any) -> Any:
-        return dict(self._order(image, target or {}))
-
-    def _order(self, image: Any, others: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-        for name in self._rows.names:
-            yield name, image if name == self._rows.image else others[name]
+        values: dict[str, Any] = {self._rows.image: image, **(target or {})}
+        return {name: values[name] for name in self._rows.names}

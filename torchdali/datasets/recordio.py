@@ -85,7 +85,7 @@ class RecordIO(ShardedDataset):
                 number, at = number + 1, end + -end % 4
 
     def read(self, rows: IntArray) -> list[Bytes]:
-        return [_join_image(data) if data[:4].tobytes() == _MAGIC else data for data in super().read(rows)]
+        return [_join_image(data) for data in super().read(rows)]
 
     def torchdali_source(self) -> Source:
         """Return the source that ``DALILoader`` reads."""
@@ -94,8 +94,7 @@ class RecordIO(ShardedDataset):
         return source
 
     def image_in(self, row: int, data: Bytes) -> Bytes:
-        image = super().image_in(row, data)
-        return _join_image(image) if image[:4].tobytes() == _MAGIC else image
+        return _join_image(super().image_in(row, data))
 
     def _read_fields(self, data: Bytes, names: tuple[str, ...] | None) -> dict[str, Any]:
         record = _join(data.tobytes())
@@ -137,5 +136,8 @@ def _join(data: bytes) -> bytes:
 
 
 def _join_image(data: Bytes) -> Bytes:
+    """Return an image. It is given as it is, or as a record of several parts."""
+    if data[:4].tobytes() != _MAGIC:
+        return data
     record = _join(data.tobytes())
     return np.frombuffer(record, np.uint8)[_IMAGE_HEAD.size + 4 * _IMAGE_HEAD.unpack_from(record)[0] :]

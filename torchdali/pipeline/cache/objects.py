@@ -57,12 +57,7 @@ class HostObjects(ObjectCache):
             if part in self._contents or self._used + len(content) > self._budget:
                 return
             self._used += len(content)
-        try:
-            copy: Bytes = np.array(content)  # what was fetched may be a part of a larger block
-        except MemoryError:
-            with self._lock:
-                self._budget = self._used = self._used - len(content)
-            return
+        copy: Bytes = np.array(content)  # what was fetched may be a part of a larger block
         copy.flags.writeable = False
         self._contents[part] = copy
 

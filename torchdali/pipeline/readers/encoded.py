@@ -14,7 +14,7 @@ import PIL.Image
 
 from torchdali.errors import SampleError
 from torchdali.pipeline.readers.base import Reader, decode_in_threads
-from torchdali.pipeline.readers.scan import CHUNK, Scan
+from torchdali.pipeline.readers.scan import Scan
 from torchdali.samples.image import decode_to_ppm, make_black
 from torchdali.samples.pil import PILHeader, read_pil_header
 from torchdali.sources import UNREADABLE, Header, Source, parse_header
@@ -35,7 +35,6 @@ class EncodedBatch(Reader):
         owner: The reader of the whole source.
         load: Returns the files of some rows.
         patience: As for :class:`Scan`.
-        chunk: As for :class:`Scan`.
     """
 
     def __init__(
@@ -43,15 +42,14 @@ class EncodedBatch(Reader):
         owner: Reader,
         load: Callable[[Sequence[int]], list[EncodedFile]],
         patience: float = 0.0,
-        chunk: int = CHUNK,
     ) -> None:
         super().__init__(owner.source, owner.adjust_orientation)
-        self._owner, self._load, self._patience, self._chunk = owner, load, patience, chunk
+        self._owner, self._load, self._patience = owner, load, patience
         self._files: dict[int, EncodedFile] = {}
 
     def scan(self, rows: IntArray, pool: Callable[[], Executor]) -> Scan:
         """Start to read the files, in the threads of ``pool()``."""
-        return Scan(np.unique(rows).tolist(), self._read, pool, self._chunk, self._patience)
+        return Scan(np.unique(rows).tolist(), self._read, pool, patience=self._patience)
 
     def _read(self, rows: Sequence[int]) -> None:
         self._files.update(zip(rows, self._load(rows), strict=True))

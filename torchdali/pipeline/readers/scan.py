@@ -7,9 +7,9 @@ from concurrent import futures
 from concurrent.futures import Executor, Future
 from time import monotonic, perf_counter
 
-__all__ = ["CHUNK", "Scan", "ScanTimeoutError"]
+__all__ = ["Scan", "ScanTimeoutError"]
 
-CHUNK = 16
+_CHUNK = 16
 _CHECK_INTERVAL = 8  # files between two looks at the clock
 _QUICK = 20e-6  # seconds for one file: less than passing it to another thread takes
 
@@ -36,7 +36,7 @@ class Scan:
         indices: Sequence[int],
         read: Callable[[Sequence[int]], None],
         pool: Callable[[], Executor],
-        chunk: int = CHUNK,
+        chunk: int = _CHUNK,
         patience: float = 0.0,
     ) -> None:
         self._futures: list[Future[None]] = []

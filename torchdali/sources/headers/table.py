@@ -113,16 +113,6 @@ class HeaderTable:
         flags: Any = self._flags[self._to_files(rows)]
         return flags & _NATIVE != 0
 
-    def headers(self, rows: IntArray) -> list[Header]:
-        """Return headers that are known."""
-        files = self._to_files(rows)
-        flags, sizes = self._flags[files].tolist(), self.sizes(rows).tolist()
-        columns = zip(sizes, self._lengths[files].tolist(), flags, strict=True)
-        return [
-            Header(height, width, length, bool(flag & _JPEG), bool(flag & _NATIVE), bool(flag & _BASELINE))
-            for (height, width), length, flag in columns
-        ]
-
     def non_engine_share(self) -> float:
         """Return the share of the known files that the GPU's JPEG engine does not decode."""
         flags: Any = self._flags[self._sizes[:, 0] != 0]

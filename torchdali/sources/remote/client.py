@@ -30,7 +30,7 @@ Bytes = npt.NDArray[np.uint8]
 _GAP = 2**17
 """Bytes between two parts of an object that are read with them, to save a request."""
 _LARGEST = 2**23
-"""Bytes of one request. More are read by several at once."""
+"""Most bytes of a request that merges several parts."""
 _PATIENCE = 2.0
 
 
@@ -41,7 +41,7 @@ class Range(NamedTuple):
         uri: The object.
         start: The first byte.
         stop: The byte after the last; None for all bytes.
-        tag: The ETag that the object must have; "" for any.
+        tag: As for :class:`Wanted`.
     """
 
     uri: str
