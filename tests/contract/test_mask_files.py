@@ -115,13 +115,15 @@ def assert_same_samples(ours: list[Any], dataset: Any) -> None:
         assert_equal(tv_tensors.Mask(mask.cpu()), expected_mask)
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_masks_are_those_of_pil(tmp_path: Path, device: str, workers: int) -> None:
+@pytest.mark.parametrize(("workers", "decode_bytes"), [(0, None), (1, None), (0, 500)])
+def test_masks_are_those_of_pil(tmp_path: Path, device: str, workers: int, decode_bytes: int | None) -> None:
+    """Also if an image file alone holds more memory than all runs in flight may."""
     dataset = make_dataset(tmp_path, list(FILES))
     for path, (_, is_encoded) in zip(dataset.masks, FILES.values(), strict=True):
         assert isinstance(read_mask(path), EncodedMask if is_encoded else tv_tensors.Mask)
         assert isinstance(read_mask(Path(path).read_bytes()), EncodedMask if is_encoded else tv_tensors.Mask)
-    loader = DALILoader(dataset, 4, device=device, transform=CHAIN, collate_fn=list, num_workers=workers)
+    options: Any = {"num_workers": workers, "decode_bytes": decode_bytes}
+    loader = DALILoader(dataset, 4, device=device, transform=CHAIN, collate_fn=list, **options)
     assert_same_samples([sample for batch in loader for sample in batch], dataset)
 
 

@@ -166,6 +166,14 @@ def test_what_torchvision_does_to_images_only_or_to_videos_only(
     assert_near(ours, theirs)
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_images_have_no_frames_to_choose(clips: Any, workers: int, device: str) -> None:
+    chain = v2.Compose([v2.UniformTemporalSubsample(2), v2.CenterCrop(33)])
+    theirs = list(DataLoader(Clips(clips, as_images, chain), 2))
+    ours = DALILoader(Clips(clips, as_images), 2, transform=chain, num_workers=workers, device=device)
+    assert_near(list(ours), theirs)
+
+
 def test_grey_videos_stay_grey(clips: Any, device: str) -> None:
     grey, chain = [clip[:, :1] for clip in clips], v2.Compose([v2.RGB(), v2.CenterCrop(33)])
     ours = list(DALILoader(Clips(grey, as_video), 2, transform=chain, device=device))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -188,6 +189,14 @@ def test_samples_are_dataloaders_and_no_worker_decodes(
     for (image, target), (expected_image, expected_target) in zip(ours, expected, strict=True):
         assert_equal(image, expected_image)
         assert_equal(target, expected_target)
+
+
+def test_kitti_needs_no_pycocotools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its targets are lists of objects, as those of COCO, but without masks."""
+    make_kitti(tmp_path)
+    wrapped = datasets.wrap_dataset_for_transforms_v2(datasets.Kitti(str(tmp_path)), target_keys="all")
+    monkeypatch.setitem(sys.modules, "pycocotools", None)
+    assert_equal(leave_images_unread(wrapped)[0][1], wrapped[0][1])
 
 
 def test_parts_of_datasets_in_workers(tmp_path: Path) -> None:

@@ -224,7 +224,7 @@ class Prefetcher:
             part = batch.parts[0]
             by_pil = pil_only[(pil_only >= part.start) & (pil_only < part.stop)]
             held = int(reader.file_bytes(batch.rows[part]).sum() + decoded_bytes(batch.size[by_pil]).sum())
-            if self._held_bytes and self._held_bytes + held > _HELD_RUNS * batch.pool.decode_bytes:
+            if held and self._held_bytes and self._held_bytes + held > _HELD_RUNS * batch.pool.decode_bytes:
                 return
             batch.parts.popleft()
             batch.runs.append((self._submit(runner, batch, by_pil, part), held))

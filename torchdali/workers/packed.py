@@ -64,7 +64,13 @@ class PackedImages:
         return draws.select_frames(self.sample, self.frame) if is_video else draws.select_rows(self.sample)
 
     def choose_frames(self, choose: Callable[[int], IntArray]) -> PackedImages:
-        """Return some frames of each video. ``choose`` returns their numbers for the number of frames of a video."""
+        """Return some frames of each video, or all images.
+
+        Args:
+            choose: Returns the numbers of the frames, by the number of all frames of a video.
+        """
+        if self.spec.kind != "video":
+            return self
         firsts = self.firsts
         counts = np.diff([*firsts, len(self.frame)])
         chosen = [choose(int(count)) for count in counts]

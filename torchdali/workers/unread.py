@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import PIL.Image
 from torch.utils.data import ConcatDataset, Subset
-from torchvision import tv_tensors
+from torchvision import datasets, tv_tensors
 
 from torchdali.samples.tree import tree_map
 from torchdali.sources.mask_files import read_mask
@@ -121,7 +121,7 @@ def _wrap(dataset: Any, index: int, image: Any, target: Any) -> tuple[Any, Any]:
     """Return what torchvision's wrapper makes of an image and its target. COCO's masks are left as run lengths."""
     inner, keys = dataset._dataset, dataset._target_keys  # noqa: SLF001 - torchvision's
     names = _COCO_KEYS if keys == "all" else {*(keys or ())}
-    objects = cast("list[Any]", target) if "masks" in names and isinstance(target, list) else []
+    objects: list[Any] = target if "masks" in names and type(inner) is datasets.CocoDetection else []
     segmentations = [part.get("segmentation") for part in objects]
     masks = read_runs(segmentations, (image.height, image.width)) if segmentations else None
     if masks is None:
@@ -197,7 +197,7 @@ def _join(targets: list[Any]) -> Any:
 
 
 _COCO_KEYS = {"segmentation", "area", "iscrowd", "image_id", "bbox", "category_id", "boxes", "masks", "labels"}
-"""All that the wrapper of ``CocoDetection`` gives. ``CocoDetection`` alone has masks among its keys."""
+"""All that the wrapper of ``CocoDetection`` gives."""
 
 _READERS: dict[str, tuple[Callable[[Any, int], tuple[Any, Any]], bool]] = {
     "VOCSegmentation": (_read_voc_mask, True),
