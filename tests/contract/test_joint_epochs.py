@@ -11,9 +11,9 @@ from torch.utils.data import DistributedSampler
 from torchvision.transforms import v2
 
 from tests.conftest import same
-from tests.contract.test_native_boxes import make_coco as make_boxes
-from tests.contract.test_native_boxes import make_voc_boxes
-from tests.contract.test_wrapped_datasets import make_coco as make_masks
+from tests.helpers.wrapped import make_coco as make_masks
+from tests.helpers.wrapped import make_coco_boxes as make_boxes
+from tests.helpers.wrapped import make_voc_boxes
 from torchdali import DALILoader
 from torchdali.loader import pictures
 

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, PngImagePlugin
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import Subset
 from torchvision import datasets, tv_tensors
 from torchvision.transforms import v2
 
-from tests.contract.test_wrapped_datasets import SIZES, Transformed, assert_equal, make_coco, make_voc
 from tests.helpers.annotated import Annotated
+from tests.helpers.wrapped import SIZES, assert_equal, load_expected, make_coco, make_voc
 from torchdali import DALILoader, SampleError
 from torchdali.pipeline.engine import PipelineRunner
 from torchdali.sources.mask_files import read_mask
@@ -107,7 +107,7 @@ def make_dataset(root: Path, names: list[str]) -> Any:
 
 
 def assert_same_samples(ours: list[Any], dataset: Any) -> None:
-    expected = [sample for (sample,) in DataLoader(Transformed(dataset, CHAIN), collate_fn=list)]
+    expected = load_expected(dataset, CHAIN)
     assert len(ours) == len(expected)
     for (image, mask), (expected_image, expected_mask) in zip(ours, expected, strict=True):
         assert (type(image), type(mask)) == (tv_tensors.Image, tv_tensors.Mask)
@@ -129,7 +129,7 @@ def test_masks_are_those_of_pil(tmp_path: Path, device: str, workers: int, decod
 
 def test_no_worker_decodes_a_mask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = make_dataset(tmp_path, ["palette of 8 bits"] * 3)
-    expected = [sample for (sample,) in DataLoader(Transformed(dataset, CHAIN), collate_fn=list)]
+    expected = load_expected(dataset, CHAIN)
     monkeypatch.setattr(PngImagePlugin.PngImageFile, "load_prepare", None)
     (batch,) = DALILoader(dataset, 3, device="cpu", transform=CHAIN, collate_fn=list)
     for (_, mask), (_, expected_mask) in zip(batch, expected, strict=True):
@@ -211,7 +211,7 @@ def test_objects_of_coco_are_expanded_after_the_workers(
     from pycocotools import mask
 
     dataset, chain = make_objects(tmp_path), v2.Compose([CHAIN, v2.SanitizeBoundingBoxes()])
-    expected = [sample for (sample,) in DataLoader(Transformed(Subset(dataset, [0, 1, 2]), chain), collate_fn=list)]
+    expected = load_expected(Subset(dataset, [0, 1, 2]), chain)
     assert [len(target["masks"]) for _, target in expected] == [2, 1, 1]
     monkeypatch.setattr(mask, "decode", None)
     loader = DALILoader(

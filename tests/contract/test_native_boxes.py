@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import pickle
 from collections import Counter
 from pathlib import Path
@@ -17,16 +16,19 @@ from torchvision import datasets, tv_tensors
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
-from tests.contract.test_wrapped_datasets import (
+from tests.helpers.wrapped import (
     CHAIN,
+    FLOATS,
+    Transformed,
     assert_equal,
+    load_expected,
     make_celeba,
     make_kitti,
     make_voc,
     make_voc_boxes,
     make_wider_face,
-    write_images,
 )
+from tests.helpers.wrapped import make_coco_boxes as make_coco
 from torchdali import DALILoader, SampleError
 from torchdali.sources import from_dataset
 
@@ -36,29 +38,8 @@ SANITIZED = v2.Compose([*CHAIN.transforms, v2.SanitizeBoundingBoxes(min_size=4)]
 wrap = datasets.wrap_dataset_for_transforms_v2
 
 
-def write_coco(root: Path, boxes: list[list[list[float]]]) -> Path:
-    """Write a file of annotations with these boxes of each image."""
-    names = write_images(root / "images", ".jpg")
-    images = [{"id": 10 + i, "file_name": f"{name}.jpg"} for i, name in enumerate(names)]
-    each = [(10 + i, box) for i, of_image in enumerate(boxes) for box in of_image]
-    objects = [
-        {"id": i, "image_id": image, "category_id": 3 + i, "bbox": box, "area": 9.5 + i, "iscrowd": i % 2}
-        for i, (image, box) in enumerate(each)
-    ]
-    categories = [{"id": i, "name": str(i)} for i in range(20)]
-    content = {"images": images, "annotations": objects, "categories": categories}
-    (root / "all.json").write_text(json.dumps(content))
-    return root
-
-
-FLOATS = [[[3.5, 4.25, 20.1, 25.7], [30.3, 20.6, 1.5, 30.0]], [], [[1.0, 2.0, 30.5, 40.0]], [[5.0, 6.0, 10.0, 9.1]]]
 MIXED = [[[3, 4, 20, 25], [30, 20, 2, 30]], [], [[1.0, 2.0, 30.5, 40.0]], [[5, 6, 10, 9.1]]]
 INTEGERS = [[[3, 4, 20, 25]], [], [[1, 2, 30, 40]], [[5, 6, 10, 9]]]
-
-
-def make_coco(root: Path, boxes: Any = FLOATS, keys: Any = None, **arguments: Any) -> Any:
-    write_coco(root, boxes)
-    return wrap(datasets.CocoDetection(root / "images", root / "all.json", **arguments), target_keys=keys)
 
 
 def make_all_of_coco(root: Path) -> Any:
@@ -83,23 +64,6 @@ def make_all_of_voc(root: Path) -> Any:
 
 WITH_LABELS = [make_all_of_coco, make_mixed_coco, make_integers, make_voc_boxes, make_kitti, make_all_of_voc]
 MAKERS = [*WITH_LABELS, make_coco_without_labels, make_wider_face, make_celeba]
-
-
-class Transformed(torch.utils.data.Dataset):
-    """What DataLoader's user would write."""
-
-    def __init__(self, dataset: Any, chain: Any) -> None:
-        self.dataset, self.chain = dataset, chain
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.chain(*self.dataset[index])
-
-
-def load_expected(dataset: Any, chain: Any) -> list[Any]:
-    return [sample for (sample,) in DataLoader(Transformed(dataset, chain), collate_fn=list)]
 
 
 def load(dataset: Any, chain: Any, **options: Any) -> list[Any]:

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torchvision import tv_tensors
 
 from torchdali.loader.native_plan import NativePlan
 from torchdali.pipeline.fallback import seeded
@@ -14,7 +13,6 @@ from torchdali.pipeline.feed import Batch
 from torchdali.samples.tree import Placeholder, build_tree, tree_leaves, tree_map, with_placeholders
 from torchdali.sources import is_system_fault
 from torchdali.sources.source import BoxColumns
-from torchdali.transforms.spec import IntArray
 from torchdali.transforms.targets import Boxes, Targets
 from torchdali.transforms.targets.ragged import canvas
 from torchdali.workers.packed_targets import Move, PackedTargets, pack_targets
@@ -51,7 +49,8 @@ class TargetCollector:
             if self._native.has_default_labels:
                 self._columns = self._native.source.box_columns(batch.rows)
             if self._columns is not None:
-                return _collect_columns(self._columns, batch.size)
+                columns = self._columns
+                return Targets(batch.size, [Boxes(columns.boxes, columns.counts, columns.owners)])
             targets = self._make_targets(batch)
         except Exception:
             self._blame(batch)
@@ -134,12 +133,6 @@ def _is_part(leaf: Any) -> bool:
 
 def _describe(error: Exception) -> str:
     return f"{type(error).__name__}({error})" if isinstance(error, OSError) else repr(error)  # names the file
-
-
-def _collect_columns(columns: BoxColumns, size: IntArray) -> Targets:
-    empty: Any = tv_tensors.BoundingBoxes(torch.empty(0, 4), format="XYXY", canvas_size=(1, 1))  # pyright: ignore
-    boxes = Boxes(columns.boxes, columns.counts, columns.owners, empty.format, empty.clamping_mode)
-    return Targets(size, [boxes])
 
 
 def _fill_columns(columns: BoxColumns, moved: Targets, move: Move) -> list[Any]:

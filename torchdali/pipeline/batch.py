@@ -33,7 +33,7 @@ class Batch:
         views: The outputs of DALI: for each view one tensor, or one for each sample if shapes differ.
         params: The drawn parameters, for each rule of the plan.
         scan: The scan of its headers or files, in progress.
-        is_started: Whether the scan was started, if there is anything to scan.
+        is_started: Whether :class:`Prefetcher` has asked for its scan.
         runner: The runner of its pipeline. None if the batch is empty or failed before.
         parts: The parts of the batch that are not scheduled yet, each a run. Most batches have one part.
         runs: The numbers of its runs in flight, and the bytes that each holds in host memory.
@@ -41,7 +41,7 @@ class Batch:
         size: ``(N, 2)`` heights and widths that its parameters were drawn for.
         inputs: The parameters that are fed for it.
         targets: The boxes, masks and key points of its samples, after all moves, if there are any.
-        masks: The mask files of its samples, a batch for each dtype.
+        masks: Batches of its samples' mask files, one for each dtype.
         collect: Makes the targets, anew if the batch runs again. Without it the reader has them.
     """
 

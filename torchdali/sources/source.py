@@ -157,7 +157,7 @@ class Source(ABC):
         return [self.target(row) for row in rows.tolist()]
 
     def box_columns(self, rows: IntArray) -> BoxColumns | None:
-        """Return what :meth:`annotated_targets` returns in another form, which takes less time; None without one."""
+        """Return the targets of :meth:`annotated_targets` as columns, which is faster; None if there are none."""
         return None
 
     def make_sample(self, row: int, image: Any, target: Any) -> Any:

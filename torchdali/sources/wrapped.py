@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -31,7 +32,18 @@ from torchdali.sources.source import BoxColumns
 from torchdali.transforms import find_rule, flatten
 from torchdali.transforms.spec import IntArray
 
-__all__ = ["WRAPPED_CLASSES", "WrappedFiles", "find_inner", "find_joint_chain", "get_transforms", "get_wrapped_state"]
+__all__ = [
+    "WRAPPED_CLASSES",
+    "WrappedFiles",
+    "find_inner",
+    "find_joint_chain",
+    "get_transforms",
+    "get_wrapped_state",
+    "join_targets",
+]
+
+_SCAN_THREADS = 16
+_CHUNK = 256
 
 _open: Callable[..., Any] = PIL.Image.open
 
@@ -89,7 +101,11 @@ def _get_celeba_path(dataset: Any, index: int) -> str:
 
 def _get_celeba_target(dataset: Any, index: int) -> Any:
     columns = {"identity": lambda: dataset.identity[index, 0], "bbox": lambda: dataset.bbox[index, :]}
-    targets = [columns[kind]() for kind in dataset.target_type]
+    return join_targets([columns[kind]() for kind in dataset.target_type])
+
+
+def join_targets(targets: list[Any]) -> Any:
+    """Return what a dataset with these targets of a sample returns as its target."""
     return tuple(targets) if len(targets) > 1 else targets[0] if targets else None
 
 
@@ -133,7 +149,7 @@ def get_wrapped_state(dataset: Any) -> list[Any]:
 def get_transforms(dataset: Any) -> tuple[Any, Any]:
     """Return the transform of images, or of whole samples, of a wrapped dataset; and that of targets, or None."""
     joint: Any = dataset.transforms
-    is_standard = isinstance(joint, StandardTransform) and joint.__class__ is StandardTransform
+    is_standard = type(joint) is StandardTransform
     return (cast("Any", joint.transform), cast("Any", joint.target_transform)) if is_standard else (joint, None)
 
 
@@ -155,13 +171,14 @@ class WrappedFiles(FileSource):
 
     Args:
         dataset: What ``wrap_dataset_for_transforms_v2`` returned for one of :data:`WRAPPED_CLASSES`.
+        is_checked: Whether the modes of its files are known to be right.
 
     Raises:
         UnsupportedDatasetError: Its samples have masks, its images keep the mode of their files and one is not RGB, or
             its transforms are not torchvision's.
     """
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: Any, is_checked: bool = False) -> None:
         self._dataset, self._inner = dataset, find_inner(dataset)
         name = type(self._inner).__name__
         self._class = WRAPPED_CLASSES[name]
@@ -173,7 +190,7 @@ class WrappedFiles(FileSource):
             )
         transform, self.is_joint, self._target_transform = _split_transforms(dataset, name)
         paths = [self._class.get_path(self._inner, i) for i in range(len(self._inner))]
-        if not self._class.is_converted:
+        if not (self._class.is_converted or is_checked):
             _check_modes(name, paths)
         super().__init__(Paths([build_table(paths)]), None, transform, f"{len(paths):,} files ({name})")
         self._cache: dict[int, tuple[Any, Any]] = {}
@@ -183,7 +200,7 @@ class WrappedFiles(FileSource):
         self.draws_targets = self._target_transform is not None
 
     def __reduce__(self) -> Any:
-        return WrappedFiles, (self._dataset,)
+        return WrappedFiles, (self._dataset, True)
 
     def target(self, row: int) -> Any:
         """Return the target of a sample."""
@@ -291,20 +308,31 @@ def _has_integers(boxes: Any, counts: IntArray, annotations: list[list[Any]]) ->
 
 def _check_modes(name: str, paths: list[Any]) -> None:
     """Raise UnsupportedDatasetError if a file is not RGB: the dataset keeps the mode of its files."""
-    for path in paths:
-        try:
-            with Path(path).open("rb", buffering=0) as file:
-                if _has_three_channels(file.read(HEADER_BYTES)):
-                    continue
-            with _open(path) as image:
-                mode = image.mode
-        except OSError:  # the error comes when its sample is due
-            continue
-        if mode != "RGB":
-            raise UnsupportedDatasetError(
-                f"{name} keeps the mode of its files, and that of {path} is {mode}; its samples differ in channels, as "
-                "in DataLoader"
-            )
+
+    def check(start: int) -> None:
+        for path in paths[start : start + _CHUNK]:
+            mode = _read_mode(path)
+            if mode not in (None, "RGB"):
+                raise UnsupportedDatasetError(
+                    f"{name} keeps the mode of its files, and that of {path} is {mode}; its samples differ in "
+                    "channels, as in DataLoader"
+                )
+
+    with ThreadPoolExecutor(_SCAN_THREADS) as threads:
+        for _ in threads.map(check, range(0, len(paths), _CHUNK)):
+            pass
+
+
+def _read_mode(path: Any) -> str | None:
+    """Return PIL's mode of a file; None if it cannot be read, and its sample raises when it is due."""
+    try:
+        with Path(path).open("rb", buffering=0) as file:
+            if _has_three_channels(file.read(HEADER_BYTES)):
+                return "RGB"
+        with _open(path) as image:
+            return image.mode
+    except OSError:
+        return None
 
 
 def _has_three_channels(start: bytes) -> bool:

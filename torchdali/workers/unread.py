@@ -19,7 +19,7 @@ from torchvision import datasets, tv_tensors
 from torchdali.samples.tree import tree_map
 from torchdali.sources.mask_files import read_mask
 from torchdali.sources.run_lengths import read_runs
-from torchdali.sources.wrapped import WRAPPED_CLASSES, find_inner, find_joint_chain
+from torchdali.sources.wrapped import WRAPPED_CLASSES, find_inner, find_joint_chain, join_targets
 from torchdali.transforms.targets.stored import EncodedMask
 
 __all__ = ["leave_images_unread", "take_transforms"]
@@ -149,9 +149,9 @@ def _restore_mask(masks: list[EncodedMask], leaf: Any) -> Any:
 
 
 def _read_mask(path: Any) -> Any:
-    """Return a mask file that DALI decodes, or else an image of PIL."""
+    """Return a mask file that DALI decodes, or else the mask. :func:`_restore_mask` needs more than one pixel."""
     mask = read_mask(path)
-    return mask if isinstance(mask, EncodedMask) and mask.canvas != (1, 1) else _open(path)
+    return _open(path) if isinstance(mask, EncodedMask) and mask.canvas == (1, 1) else mask
 
 
 def _find_reader(dataset: Any) -> tuple[Callable[[Any, int], tuple[Any, Any]], bool] | None:
@@ -182,18 +182,13 @@ def _read_pet(dataset: Any, index: int) -> tuple[Any, Any]:
         "segmentation": lambda: _read_mask(dataset._segs[index]),  # noqa: SLF001
     }
     targets = [columns[kind]() for kind in dataset._target_types]  # noqa: SLF001
-    return dataset._images[index], _join(targets)  # noqa: SLF001
+    return dataset._images[index], join_targets(targets)  # noqa: SLF001
 
 
 def _read_cityscapes(dataset: Any, index: int) -> tuple[Any, Any]:
     openers = {"semantic": _read_mask, "instance": _open}  # the wrapper makes several masks of the instances
     pairs = zip(dataset.target_type, dataset.targets[index], strict=True)
-    return dataset.images[index], _join([openers[kind](path) for kind, path in pairs])
-
-
-def _join(targets: list[Any]) -> Any:
-    """Return what a dataset with these targets of a sample returns as its target."""
-    return tuple(targets) if len(targets) > 1 else targets[0] if targets else None
+    return dataset.images[index], join_targets([openers[kind](path) for kind, path in pairs])
 
 
 _COCO_KEYS = {"segmentation", "area", "iscrowd", "image_id", "bbox", "category_id", "boxes", "masks", "labels"}

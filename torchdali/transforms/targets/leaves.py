@@ -33,6 +33,14 @@ def _kind(leaf: torch.Tensor) -> tuple[Any, ...]:
     raise ValueError(f"targets must be BoundingBoxes, KeyPoints or Mask, got {type(leaf).__name__}")
 
 
+def _select(masks: torch.Tensor | StoredMasks, kept: IntArray | None) -> torch.Tensor:
+    """Return what is copied to the device for some of the masks of a sample, or for all."""
+    if isinstance(masks, StoredMasks):
+        return masks.select(kept).to_tensor()
+    tensor = masks.as_subclass(torch.Tensor)
+    return tensor if kept is None else tensor[torch.from_numpy(kept)]
+
+
 class Leaves:
     """Boxes, key points and masks of a batch. A leaf is one tensor of one sample.
 
@@ -95,9 +103,11 @@ class Leaves:
 
         Masks that DALI decodes are not among them.
         """
-        groups = [torch.from_numpy(np.ascontiguousarray(group.values)) for group in self.groups]
-        masks = [mask for mask in self._find_masks() if not isinstance(mask, EncodedMask)]
-        return [*groups, *(mask.to_tensor() if isinstance(mask, StoredMasks) else mask for mask in masks)]
+        masks = [_select(mask, kept) for mask, kept in self._find_masks() if not isinstance(mask, EncodedMask)]
+        return [*self._group_tensors(), *masks]
+
+    def _group_tensors(self) -> list[torch.Tensor]:
+        return [torch.from_numpy(np.ascontiguousarray(group.values)) for group in self.groups]
 
     def leaves(self, tensors: Sequence[torch.Tensor] | None = None) -> list[list[torch.Tensor]]:
         """Return the targets of each sample as torchvision's types, in the order of :meth:`collect`.
@@ -115,7 +125,7 @@ class Leaves:
                 self._wrap(i, self.groups[place[0]], parts[place[0]][place[1]])
                 if isinstance(place, tuple)
                 else self._make_mask(
-                    i, next(masks), self.decoded[i, k] if isinstance(place, EncodedMask) else next(on_device)
+                    i, *next(masks), self.decoded[i, k] if isinstance(place, EncodedMask) else next(on_device)
                 )
                 for k, place in enumerate(sample)
             ]
@@ -161,7 +171,7 @@ class Leaves:
             size: ``(M, 2)`` heights and widths of their images.
         """
         if not np.array_equal(rows, np.arange(len(self.size))):
-            parts, places = self._split(self.to_tensors()), self._known_places
+            parts, places = self._split(self._group_tensors()), self._known_places
 
             def get_leaf(i: int, place: Place) -> torch.Tensor | StoredMasks:
                 if isinstance(place, tuple):
@@ -205,29 +215,26 @@ class Leaves:
             )
         }
 
-    def _find_masks(self) -> list[torch.Tensor | StoredMasks]:
-        """Return the masks of all samples, without those of boxes that were dropped."""
+    def _find_masks(self) -> list[tuple[torch.Tensor | StoredMasks, IntArray | None]]:
+        """Return the masks of all samples, and which of each are left after boxes were dropped; None for all."""
         chosen = self.find_chosen_masks()
-        masks: list[torch.Tensor | StoredMasks] = []
+        masks: list[tuple[torch.Tensor | StoredMasks, IntArray | None]] = []
         for i, sample in enumerate(self._known_places):
             count, kept = chosen.get(i, (-1, None))
             for place in sample:
-                if isinstance(place, tuple):
-                    continue
-                drops = kept is not None and len(place.shape) > 2 and place.shape[0] == count > len(kept)
-                if isinstance(place, StoredMasks):
-                    masks.append(place.select(kept) if drops else place)
-                else:
-                    mask = place.as_subclass(torch.Tensor)
-                    masks.append(mask[torch.from_numpy(kept)] if drops else mask)
+                if not isinstance(place, tuple):
+                    drops = kept is not None and len(place.shape) > 2 and place.shape[0] == count > len(kept)
+                    masks.append((place, kept if drops else None))
         return masks
 
-    def _make_mask(self, i: int, mask: torch.Tensor | StoredMasks, tensor: torch.Tensor) -> torch.Tensor:
+    def _make_mask(
+        self, i: int, mask: torch.Tensor | StoredMasks, kept: IntArray | None, tensor: torch.Tensor
+    ) -> torch.Tensor:
         """Return masks after all moves; ``tensor`` is what is on the device."""
         if self.pixels is None:
             raise ValueError("the pixels of masks are not known")
-        take = partial(self._take_pixels, self.pixels, i)
-        made = mask.make(tensor, take, self.pixels.has_fill) if isinstance(mask, StoredMasks) else take(tensor)
+        take, fills = partial(self._take_pixels, self.pixels, i), self.pixels.has_fill
+        made = mask.select(kept).make(tensor, take, fills) if isinstance(mask, StoredMasks) else take(tensor)
         made = made.to(self.mask_dtype or made.dtype)
         return made if self.is_pure else tv_tensors.Mask(made)
 
