@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import pickle
 import time
@@ -10,6 +11,8 @@ from typing import Any
 
 import numpy as np
 import PIL.Image
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from helpers import videos
@@ -17,10 +20,11 @@ from torch.utils.data import ConcatDataset, DataLoader, Subset
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
-from torchdali import DALILoader, SampleError
+from torchdali import DALILoader, PipelineError, SampleError
 from torchdali.datasets import VideoClips
 from torchdali.datasets.video.decoding import HostDecoders
 from torchdali.datasets.video.probe import probe
+from torchdali.pipeline.engine import PipelineRunner
 
 pytestmark = [
     pytest.mark.timeout(60),
@@ -143,6 +147,27 @@ def test_tables_and_lists(folder: Path, tmp_path: Path) -> None:
         VideoClips([], **options)
 
 
+@pytest.mark.parametrize("labels", [[3, 4], [0.73, 0.9], ["cat", "dog"]])
+def test_labels_of_tables_keep_their_types(folder: Path, tmp_path: Path, labels: list[Any]) -> None:
+    names = ["a/coffee.mp4", "b/chelsea.mp4"]
+    rows = zip(names, labels, strict=True)
+    (folder / "list.csv").write_text("file,label,end\n" + "".join(f"{name},{label},\n" for name, label in rows))
+    pq.write_table(pa.table({"file": names, "label": labels, "start": [0.2, None]}), folder / "list.parquet")
+    options: Any = {"frames": 2, "stride": 1, "clips": 1, "transform": CHAIN, "index": tmp_path / "index.npz"}
+    for name in ("list.csv", "list.parquet"):
+        dataset = VideoClips(folder / name, **options)
+        found = [dataset[i][1] for i in range(2)]
+        assert [(label, type(label)) for label in found] == [(label, type(label)) for label in labels]
+        (_, ours), (_, theirs) = next(iter(DALILoader(dataset, 2, device="cpu"))), next(iter(DataLoader(dataset, 2)))
+        assert type(ours) is type(theirs)
+        assert list(ours) == list(theirs)
+    assert dataset.choose_frames(0, dataset.get_video(0), 0).tolist() == [22, 23]
+    for wrong in ([1, 2], [names[0], None], [b"a", b"b"]):
+        pq.write_table(pa.table({"file": wrong}), tmp_path / "wrong.parquet")
+        with pytest.raises(ValueError, match=r"the column 'file' of .*wrong\.parquet must have a path in each row"):
+            VideoClips(tmp_path / "wrong.parquet", **options)
+
+
 CHAIN = v2.Compose([v2.CenterCrop(50), v2.RandomHorizontalFlip(1.0)])
 
 
@@ -251,6 +276,35 @@ def test_a_damaged_frame_names_its_file(folder: Path, tmp_path: Path) -> None:
         dataset[0]
 
 
+def test_a_file_that_was_repaired_has_changed(folder: Path, tmp_path: Path) -> None:
+    path, missing = tmp_path / "bad.mp4", tmp_path / "missing.mp4"
+    path.write_bytes(b"no video")
+    dataset = VideoClips([path, missing], frames=2, stride=1, clips=1)
+    with pytest.raises(OSError, match="it cannot be read as a video"):
+        dataset[0]
+    with pytest.raises(OSError, match=r"missing\.mp4: it cannot be opened"):
+        dataset[1]
+    for number, repaired in enumerate((path, missing)):
+        repaired.write_bytes((folder / "a" / "coffee.mp4").read_bytes())
+        with pytest.raises(OSError, match="it has changed since the index was made; delete the index, and it is made"):
+            dataset[number]
+
+
+def test_a_clip_that_dali_refuses_is_named_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = [folder / "a" / "coffee.mp4", folder / "b" / "chelsea.mp4"]
+    dataset = VideoClips(paths, frames=3, stride=1, clips=1, transform=v2.RandomCrop(50))
+    refused, submit = videos.decode(paths[1])[(35 - 3) // 2], PipelineRunner.submit
+
+    def refuse(self: PipelineRunner, images: Any, *arguments: Any) -> int:
+        if any(np.array_equal(image, refused) for image in images):
+            raise RuntimeError("refused")
+        return submit(self, images, *arguments)
+
+    monkeypatch.setattr(PipelineRunner, "submit", refuse)
+    with pytest.raises(PipelineError, match=r"DALI failed on 1 of 2 samples \(.*chelsea\.mp4\): refused"):
+        next(iter(DALILoader(dataset, 2, device="cpu")))
+
+
 def test_the_index_is_kept(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     index = tmp_path / "index.npz"
     first = VideoClips(folder, frames=2, stride=1, clips=2, index=index)
@@ -270,8 +324,11 @@ def test_no_file_is_left_open(folder: Path) -> None:
     dataset = VideoClips(folder, frames=2, stride=1, clips="uniform", transform=CHAIN)
 
     def opened() -> set[str]:
-        links = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
-        return {name for link in links if (name := str(link.readlink())).endswith(".mp4")}
+        found: set[str] = set()
+        for link in Path("/proc/self/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # another thread closes its files
+                found.add(str(link.readlink()))
+        return {name for name in found if name.endswith(".mp4")}
 
     before, loader = opened(), DALILoader(dataset, 2, device="cpu")
     for _ in loader:

@@ -21,7 +21,7 @@ from torchdali.sources.paths import Table as PathTable
 from torchdali.sources.remote import Range, is_uri, make_client
 from torchdali.transforms.spec import IntArray
 
-__all__ = ["Table"]
+__all__ = ["Table", "read_csv", "read_parquet"]
 
 
 class Table(EncodedDataset):
@@ -58,18 +58,20 @@ class Table(EncodedDataset):
         super().__init__(label, transform, target_transform)
         self.file = Path(file).expanduser()
         names = None if callable(label) else [label] if isinstance(label, str) else [*(label or ())]
-        read = {".csv": _read_csv, ".parquet": _read_parquet}.get(self.file.suffix.lower())
+        read = {".csv": read_csv, ".parquet": read_parquet}.get(self.file.suffix.lower())
         if read is None:
             raise ValueError(f"{self.file} must be a .csv or a .parquet file")
         images, self._columns = read(self.file, image, names)
         self.paths: PathTable | None = None
         self._images: ArrowColumn | None = None
-        if isinstance(images, ArrowColumn):
-            self._images, self._count = images, len(images)
+        if not isinstance(images, list):
+            self._images = ArrowColumn(images)
+            self._count = len(self._images)
         else:
             if not is_uri(root):
                 root = self.file.parent if root is None else Path(root).expanduser()
-            names = [path if is_uri(path) else os.path.join(cast("str", root), path) for path in images]  # noqa: PTH118 - of millions
+            paths = cast("list[str]", images)
+            names = [path if is_uri(path) else os.path.join(cast("str", root), path) for path in paths]  # noqa: PTH118 - of millions
             self.client = make_client(names, remote, f"the images of {self.file}")
             self.paths, self._count = build_table(names), len(names)
 
@@ -140,8 +142,13 @@ class _ListedFiles(FileSource):
         return make_sample(self._dataset.label, image, target)
 
 
-def _read_csv(file: Path, image: str, names: Sequence[str] | None) -> tuple[list[str], dict[str, Any]]:
-    """Return the column of images and the other columns that are used."""
+def read_csv(file: Path, image: str, names: Sequence[str] | None) -> tuple[list[str], dict[str, Any]]:
+    """Return the column of images, and other columns: those of ``names``, or all of them for None.
+
+    Raises:
+        ValueError: There is no such column, or a line lacks a value.
+        OSError: The file cannot be read.
+    """
     with file.open(newline="", encoding="utf-8-sig") as stream:
         rows = csv.DictReader(stream)
         others = _check_columns(file, image, names, list(rows.fieldnames or ()))
@@ -181,10 +188,11 @@ def _compress(values: list[Any]) -> Any:
     return values if numbers is None else numbers
 
 
-def _read_parquet(file: Path, image: str, names: Sequence[str] | None) -> tuple[Any, dict[str, Any]]:
+def read_parquet(file: Path, image: str, names: Sequence[str] | None) -> tuple[Any, dict[str, Any]]:
+    """Return what :func:`read_csv` returns. The column of images is a list of texts, or else pyarrow's."""
     parquet: Any = import_module("pyarrow.parquet")
     others = _check_columns(file, image, names, parquet.read_schema(file).names)
     table: Any = parquet.read_table(file, columns=[image, *others])
     column: Any = table[image]
     columns = {name: _compress(table[name].to_pylist()) for name in others}
-    return column.to_pylist() if str(column.type) in ("string", "large_string") else ArrowColumn(column), columns
+    return column.to_pylist() if str(column.type) in ("string", "large_string") else column, columns

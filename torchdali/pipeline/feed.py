@@ -343,9 +343,10 @@ class Prefetcher:
         return outputs
 
     def _passes_alone(self, runner: PipelineRunner, batch: Batch, position: int) -> bool:
-        only = slice(position, position + 1)
+        only, count = slice(position, position + 1), batch.pool.plan.num_images
         alone = Batch(batch.reader, batch.pool, batch.rows[only], batch.draws)
-        alone.size, alone.inputs = batch.size[only], {name: x[only] for name, x in batch.inputs.items()}
+        images = slice(position * count, (position + 1) * count)
+        alone.size, alone.inputs = batch.size[only], {name: x[images] for name, x in batch.inputs.items()}
         return isinstance(self._try_run(runner, alone, np.empty(0, np.int64)), RunOutputs)
 
     def _try_run(self, runner: PipelineRunner, batch: Batch, by_pil: IntArray) -> RunOutputs | Exception:

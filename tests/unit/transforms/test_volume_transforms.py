@@ -76,6 +76,17 @@ def test_the_blur_is_scipys(sigma: float) -> None:
     assert torch.equal(mask, LABELS)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int32])
+def test_values_that_float32_cannot_hold(dtype: torch.dtype) -> None:
+    volume = (1000 * VOLUME.double() + 2**28).to(dtype)  # float32 holds multiples of 32 there
+    bound = 1e-5 if dtype.is_floating_point else 0.51  # integers are rounded
+    moved, blurred = RandomAffine3D(translate=(0.5, 0, 0))(volume), GaussianBlur3D(0.7)(volume)
+    assert moved.dtype == blurred.dtype == dtype
+    assert (moved[1:].double() - (volume[1:].double() + volume[:-1]) / 2).abs().max() < bound
+    expected = scipy.ndimage.gaussian_filter(volume.double(), 0.7, mode="mirror", radius=3)
+    assert np.abs(blurred.double().numpy() - expected).max() < bound
+
+
 def test_parts_of_a_sample_move_alike() -> None:
     places = torch.arange(math.prod(SIDES)).reshape(1, *SIDES)
     for transform in (RandomCrop3D((5, 6, 7)), RandomFlip3D(), RandomFlip3D(1, axes=[2])):

@@ -8,6 +8,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -138,10 +139,11 @@ def open_decoder(video: Video) -> FrameDecoder:
         VideoError: It is bad, or has changed.
         OSError: It cannot be read.
     """
+    is_missing = bool(video.fault) and not Path(video.path).exists()  # it keeps its fault
+    if not is_missing and stat_video(video.path) != video.stamp:
+        raise VideoError("it has changed since the index was made; delete the index, and it is made anew")
     if video.fault:
         raise VideoError(video.fault)
-    if stat_video(video.path) != video.stamp:
-        raise VideoError("it has changed since the index was made; delete the index, and it is made anew")
     return _AnimationDecoder(video) if video.path.lower().endswith(ANIMATIONS) else _AvDecoder(video)
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import os
-from collections.abc import Mapping, Sequence
-from importlib import import_module
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
+
+from torchdali.datasets.table import read_csv, read_parquet
 
 __all__ = ["Row", "read_rows"]
 
@@ -34,16 +34,32 @@ def read_rows(videos: str | os.PathLike[str] | Sequence[Any]) -> list[Row]:
     Raises:
         ValueError: It is neither of these, or lacks a column.
     """
-    if isinstance(videos, (str, os.PathLike)):
-        file = Path(videos).expanduser()
-        reader = {".csv": _read_csv, ".parquet": _read_parquet}.get(file.suffix.lower())
-        if reader is None:
-            raise ValueError(f"videos must be a folder, a .csv or .parquet file, or a list of paths, got '{videos}'")
-        rows = reader(file)
-        if rows and "file" not in rows[0]:
-            raise ValueError(f"{file} has no column 'file'; it has {', '.join(rows[0])}")
-        return _number_labels([_make_row(file.parent, row) for row in rows])
-    return [_read_item(item) for item in videos]
+    if not isinstance(videos, (str, os.PathLike)):
+        return [_read_item(item) for item in videos]
+    file = Path(videos).expanduser()
+    read = {".csv": read_csv, ".parquet": read_parquet}.get(file.suffix.lower())
+    if read is None:
+        raise ValueError(f"videos must be a folder, a .csv or .parquet file, or a list of paths, got '{videos}'")
+    paths, columns = read(file, "file", None)
+    if not isinstance(paths, list) or any(type(path) is not str for path in cast("list[Any]", paths)):
+        raise ValueError(f"the column 'file' of {file} must have a path in each row")
+    names = cast("list[str]", paths)
+    labels, starts, ends = (_list_values(columns.get(name), len(names)) for name in ("label", "start", "end"))
+    return [
+        Row(str(file.parent / name), label, _to_seconds(start), _to_seconds(end))
+        for name, label, start, end in zip(names, labels, starts, ends, strict=True)
+    ]
+
+
+def _list_values(column: Any, count: int) -> list[Any]:
+    """Return a column of a table as ints, floats, texts or other values; None in all rows if there is none."""
+    if column is None:
+        return [None] * count
+    return column.tolist() if hasattr(column, "dtype") else column
+
+
+def _to_seconds(value: Any) -> float | None:
+    return None if value is None or value == "" else float(value)
 
 
 def _read_item(item: Any) -> Row:
@@ -53,26 +69,3 @@ def _read_item(item: Any) -> Row:
     label, start, end = (*parts[1:], None, None, None)[:3]
     path = str(Path(cast("str", parts[0])).expanduser())
     return Row(path, label, *(None if x is None else float(x) for x in (start, end)))
-
-
-def _make_row(folder: Path, row: Mapping[str, Any]) -> Row:
-    start, end = (float(row[name]) if row.get(name) not in (None, "") else None for name in ("start", "end"))
-    return Row(str(folder / row["file"]), row.get("label"), start, end)
-
-
-def _number_labels(rows: list[Row]) -> list[Row]:
-    """Return rows whose labels are ints if all of them are such."""
-    try:
-        return [row._replace(label=None if row.label is None else int(row.label)) for row in rows]
-    except ValueError:
-        return rows
-
-
-def _read_csv(file: Path) -> list[dict[str, Any]]:
-    with file.open(newline="", encoding="utf-8-sig") as stream:
-        return list(csv.DictReader(stream))
-
-
-def _read_parquet(file: Path) -> list[dict[str, Any]]:
-    parquet: Any = import_module("pyarrow.parquet")
-    return parquet.read_table(file).to_pylist()

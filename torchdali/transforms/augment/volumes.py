@@ -50,6 +50,12 @@ def _draw(ends: tuple[float, float]) -> float:
     return ends[0] + (ends[1] - ends[0]) * float(torch.rand(()))
 
 
+def _widen(volume: torch.Tensor) -> torch.Tensor:
+    """Return a volume as float32, or as float64 if that cannot hold it: it holds integers of up to 16 bits."""
+    wide = volume.dtype.itemsize > (4 if volume.is_floating_point() else 2)
+    return volume.to(torch.float64 if wide else torch.float32)
+
+
 class RandomCrop3D(VolumeTransform):
     """Cut a window at a random place.
 
@@ -149,9 +155,7 @@ class RandomAffine3D(VolumeTransform):
         # grid_sample counts in halves of each side, and its axes are x, y, z.
         theta = torch.cat([matrix[:, :3] * sides / sides[:, None], matrix[:, 3:] * 2 / sides[:, None]], 1)
         theta = torch.cat([theta[:, :3].flip(1), theta[:, 3:]], 1).flip(0)
-        # float32 holds integers of up to 16 bits.
-        exact = not volume.is_floating_point() and volume.dtype.itemsize > 2
-        values = volume.reshape(1, -1, *volume.shape[-3:]).to(torch.float64 if exact else torch.float32)
+        values = _widen(volume).reshape(1, -1, *volume.shape[-3:])
         fill = 0.0 if is_mask else self.fill
         grid = _functional.affine_grid(theta[None].to(volume.device), (1, 1, *volume.shape[-3:]), align_corners=False)
         mode = "nearest" if is_mask else "bilinear"
@@ -199,9 +203,10 @@ class GaussianBlur3D(VolumeTransform):
                 f"sigma={sigma:.3g} blurs {radius} voxels far, and a volume must be larger, got "
                 f"{tuple(volume.shape[-3:])}"
             )
-        weights = torch.exp(-0.5 * (torch.arange(-radius, radius + 1, device=volume.device) / sigma) ** 2)
+        values = _widen(volume).reshape(-1, 1, *volume.shape[-3:])
+        steps = torch.arange(-radius, radius + 1, dtype=values.dtype, device=volume.device)
+        weights = torch.exp(-0.5 * (steps / sigma) ** 2)
         weights = weights / weights.sum()
-        values = volume.reshape(-1, 1, *volume.shape[-3:]).float()
         for axis in range(3):
             shape, padding = [1, 1, 1], [0] * 6
             shape[axis] = len(weights)
