@@ -59,25 +59,21 @@ def prepare_data_loader(
     options: dict[str, Any] = {}
     if move_to_device and loader.device == "auto":
         options["device"] = _theirs.get_device()
-    if isinstance(cast("object", loader.dataset), IterableDataset):
-        batches: dict[str, Any] = {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
-    elif add_dist_sampler and _needs_share(loader):
-        batches = {"batch_size": loader.batch_size, "drop_last": loader.drop_last, "sampler": _make_sampler(loader)}
-    elif not options:
+    is_stream = isinstance(cast("object", loader.dataset), IterableDataset)
+    needs_share = add_dist_sampler and not is_stream and _needs_share(loader)
+    if not needs_share and not options:
         return loader
+    batches: dict[str, Any] = {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
+    sampler = cast("Any", loader.sampler)
+    if needs_share:
+        batches["sampler"] = _make_sampler(loader)
     elif loader.distributed:
-        sampler = cast("Any", loader.sampler)
-        batches = {
-            "batch_size": loader.batch_size,
-            "drop_last": loader.drop_last,
-            "shuffle": getattr(sampler, "shuffle", isinstance(sampler, RandomSampler)),
-            "distributed": loader.distributed,
-        }
+        batches["shuffle"] = getattr(sampler, "shuffle", isinstance(sampler, RandomSampler))
+        batches["distributed"] = loader.distributed
     elif loader.batch_size is None and loader.batch_sampler is not None:
         batches = {"batch_sampler": loader.batch_sampler}
-    else:
-        sampler = cast("Any", loader.sampler)
-        batches = {"batch_size": loader.batch_size, "drop_last": loader.drop_last, "sampler": sampler}
+    elif not is_stream:
+        batches["sampler"] = sampler
     return rebuild(loader, DALILoader[Any], dataset=loader.dataset, **batches, **options)
 
 

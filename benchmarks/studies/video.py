@@ -83,7 +83,7 @@ def main() -> None:
     else:
         systems[f"PyNvVideoCodec alone, {args.threads} threads"] = lambda: decode_alone(dataset, device, args.threads)
     print(f"{args.clips} clips of {args.videos} videos, {args.size}, {args.codec}, groups of {args.group}, on {device}")
-    measure(systems, args.turns, "clips/s")
+    measure(systems, args.turns)
     print(loader.explain())
     if args.train:
         train({"torchdali": loader, "DataLoader": plain}, args.batch_size, args.turns, device)
@@ -131,8 +131,8 @@ def write_video(path: Path, frames: Any, codec: str, group: int) -> None:
         container.mux(stream.encode(None))
 
 
-def measure(systems: dict[str, Callable[[], float]], turns: int, unit: str) -> None:
-    """Measure the systems by turns, and print a table."""
+def measure(systems: dict[str, Callable[[], float]], turns: int) -> None:
+    """Measure the clips/s of the systems by turns, and print a table."""
     found: dict[str, list[float]] = {name: [] for name in systems}
     for turn in range(turns + 1):  # the first warms up
         for name, run in systems.items():
@@ -143,14 +143,17 @@ def measure(systems: dict[str, Callable[[], float]], turns: int, unit: str) -> N
     for name, speeds in found.items():
         ratio = statistics.median(own / other for own, other in zip(base, speeds, strict=True))
         spread = f"{min(speeds):,.1f} to {max(speeds):,.1f}"
-        print(f"{name:36} {statistics.median(speeds):9,.1f} {unit} ({spread})  torchdali is {ratio:.2f} times as fast")
+        print(f"{name:36} {statistics.median(speeds):9,.1f} clips/s ({spread})  torchdali is {ratio:.2f} times as fast")
 
 
-def run_epoch(loader: Any, device: torch.device) -> float:
-    """Return clips/s of one epoch. Batches are copied to the device."""
+def run_epoch(batches: Any, device: torch.device, step: Any = None) -> float:
+    """Return clips/s of one epoch. Batches are copied to the device, and ``step`` is called with each."""
     start, count = time.perf_counter(), 0
-    for clips, _ in loader:
-        count += len(clips.to(device, non_blocking=True))
+    for clips, labels in batches:
+        moved = clips.to(device, non_blocking=True)
+        if step:
+            step(moved, labels.to(device, non_blocking=True))
+        count += len(clips)
     if device.type == "cuda":
         torch.cuda.synchronize()
     return count / (time.perf_counter() - start)
@@ -187,23 +190,14 @@ def train(loaders: dict[str, Any], size: int, turns: int, device: torch.device) 
         loss.backward()
         optimizer.step()
 
-    def run(batches: Any) -> float:
-        start, count = time.perf_counter(), 0
-        for clips, labels in batches:
-            step(clips.to(device, non_blocking=True), labels.to(device, non_blocking=True))
-            count += len(clips)
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        return count / (time.perf_counter() - start)
-
     batch = torch.randn(size, 16, 3, 224, 224, device=device), torch.zeros(size, dtype=torch.long, device=device)
     number = len(next(iter(loaders.values())))
     systems: dict[str, Callable[[], float]] = {
-        name: (lambda loader=loader: run(loader)) for name, loader in loaders.items()
+        name: (lambda loader=loader: run_epoch(loader, device, step)) for name, loader in loaders.items()
     }
-    systems["one batch again and again"] = lambda: run([batch] * number)
+    systems["one batch again and again"] = lambda: run_epoch([batch] * number, device, step)
     print("beside an r3d_18:")
-    measure(systems, turns, "clips/s")
+    measure(systems, turns)
 
 
 if __name__ == "__main__":

@@ -100,18 +100,14 @@ class Volumes(Dataset[Any]):
 
     def _read(self, index: int, uniform: Sequence[float]) -> Any:
         number, place = self._find(index, uniform)
-        image = self._cut(self.files[number], place)
-        parts = [image]
+        file = self.files[number]
+        parts = [self._cut(file, place)]
         if self.label_files is not None:
-            label = self._cut(self.label_files[number], place)
-            if label.shape[1:] != image.shape[1:] or self._sides(self.files[number]) != self._sides(
-                self.label_files[number]
-            ):
-                raise ValueError(
-                    f"{self.label_files[number]} must have the size of {self.files[number]}, "
-                    f"{self._sides(self.files[number])}, got {self._sides(self.label_files[number])}"
-                )
-            parts.append(tv_tensors.Mask(label))
+            label_file = self.label_files[number]
+            sides, label_sides = self._sides(file), self._sides(label_file)
+            if label_sides != sides:
+                raise ValueError(f"{label_file} must have the size of {file}, {sides}, got {label_sides}")
+            parts.append(tv_tensors.Mask(self._cut(label_file, place)))
         if self.transform:
             done = self.transform(*parts)
             return done if len(parts) == 1 else tuple(done)

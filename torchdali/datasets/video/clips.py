@@ -266,10 +266,7 @@ class ClipSource(Source):
         return len(self.dataset)
 
     def read(self, rows: IntArray) -> list[Any]:
-        """Return ``(frames, H, W, 3)`` clips. Random ones begin at the first frame."""
-        found = [(self.dataset.get_video(row), row) for row in rows.tolist()]
-        choose = self.dataset.choose_frames
-        return [self.dataset.decoders.decode(video, choose(row, video, 0.0)).numpy() for video, row in found]
+        raise NotImplementedError  # ClipReader decodes clips, because their starts are random
 
     def target(self, row: int) -> Any:
         return self.dataset.read_target(row)

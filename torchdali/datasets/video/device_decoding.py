@@ -77,14 +77,14 @@ class DeviceDecoders:
             VideoError: A frame cannot be decoded.
             OSError: The file cannot be read.
         """
-        if video.path not in self._refused_files and not (reason := _find_reason(video)):
-            try:
-                return self._decode_checked(video, frames)
-            except Exception as error:  # noqa: BLE001 - it raises RuntimeError and others for what it does not take
-                reason = str(error).strip().splitlines()[0][:120] if str(error).strip() else type(error).__name__
+        if not video.fault and video.path not in self._refused_files:
+            reason = _find_reason(video)
+            if not reason:
+                try:
+                    return self._decode_checked(video, frames)
+                except Exception as error:  # noqa: BLE001 - it raises RuntimeError and others for what it does not take
+                    reason = str(error).strip().splitlines()[0][:120] if str(error).strip() else type(error).__name__
             self._refuse(video, reason)
-        elif video.path not in self._refused_files and not video.fault:
-            self._refuse(video, _find_reason(video))
         return self._host.decode(video, frames).to(self._device)
 
     def _refuse(self, video: Video, reason: str) -> None:
@@ -136,9 +136,7 @@ class DeviceDecoders:
 
 
 def _find_reason(video: Video) -> str:
-    """Return why a video is left to PyAV; empty if the engine may take it."""
-    if video.fault:
-        return video.fault
+    """Return why a video without a fault is left to PyAV; empty if the engine may take it."""
     if (suffix := Path(video.path).suffix.lower()) not in _CONTAINERS:
         return f"{suffix or 'no'} container"
     if video.codec not in _CODECS:

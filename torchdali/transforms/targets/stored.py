@@ -158,9 +158,8 @@ class RunMasks(StoredMasks):
 
         After a run of zeros the value changes by 1, after a run of ones by -1.
         """
-        first = np.repeat(np.cumsum(self.counts) - self.counts, self.counts)
         ends = np.cumsum(self.data, dtype=np.int64) + np.repeat(np.arange(len(self.counts)), self.counts)
-        return torch.from_numpy(np.stack((ends, 1 - 2 * ((np.arange(len(first)) - first) % 2))))
+        return torch.from_numpy(np.stack((ends, 1 - 2 * self._find_ones())))
 
     def make(self, tensor: torch.Tensor, take: Take, has_fill: bool) -> torch.Tensor:
         """Return the masks after all moves."""
@@ -169,9 +168,13 @@ class RunMasks(StoredMasks):
     def expand(self) -> torch.Tensor:
         """Return ``(N, H, W)`` masks on the host."""
         count, height, width = self.shape
-        first = np.repeat(np.cumsum(self.counts) - self.counts, self.counts)
-        values = ((np.arange(len(first)) - first) % 2).astype(np.uint8)
+        values = self._find_ones().astype(np.uint8)
         return torch.from_numpy(np.repeat(values, self.data)).view(count, width, height).transpose(1, 2)
+
+    def _find_ones(self) -> IntArray:
+        """Return ``(R,)`` the value of each run: 0 or 1."""
+        first = np.repeat(np.cumsum(self.counts) - self.counts, self.counts)
+        return (np.arange(len(first)) - first) % 2
 
     def expand_on_device(self, changes: torch.Tensor) -> torch.Tensor:
         """Return ``(N, H, W)`` masks on the device of ``changes``, which :meth:`to_tensor` returned."""
