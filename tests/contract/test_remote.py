@@ -28,6 +28,7 @@ from torchvision.transforms import v2
 from torchdali import DALILoader, ImageIndex, SampleError
 from torchdali.datasets import LMDB, RemoteImages, Table, Tar, Zip
 from torchdali.sources.remote import client as client_module
+from torchdali.tools.commands.shards import open_shards
 
 pytest.importorskip("obstore")
 EXACT = v2.Compose([v2.ToImage(), v2.CenterCrop(24)])
@@ -227,7 +228,7 @@ def test_faults_name_the_object(
 
     impatient = S3Store(
         "bucket",
-        client_options={"timeout": "200ms", "allow_http": True},
+        client_options={"timeout": "200ms" if fault == "hang" else "20s", "allow_http": True},
         retry_config={"max_retries": 0, "retry_timeout": timedelta(seconds=1)},
     )
     dataset = make(kind, folder, tmp_path, remote=impatient)
@@ -329,6 +330,25 @@ def test_a_cache_saves_the_requests_of_later_epochs(
     assert same(list(small), expected)
     assert same(list(small), expected)
     assert server.total > before
+
+
+def test_a_list_of_wids_names_objects(server: ObjectServer, folder: ImageFolder, tmp_path: Path) -> None:
+    def write(names: list[str]) -> bytes:
+        return json.dumps({"wids_version": 1, "shardlist": [{"url": name, "nsamples": 8} for name in names]}).encode()
+
+    (tmp_path / "index.json").write_bytes(write([f"s3://bucket/shards/s-{i}.tar" for i in range(3)]))
+    server.objects["bucket/lists/index.json"] = write(["../shards/s-0.tar", "../shards/s-1.tar"])
+    expected = make("tar", folder, tmp_path).shards.paths
+    assert Tar(tmp_path / "index.json").shards.paths == expected
+    assert Tar("s3://bucket/lists/index.json").shards.paths == expected[:2]
+    (tmp_path / "both.json").write_bytes(write(["s3://bucket/shards/s-0.tar", "s-1.tar"]))
+    with pytest.raises(ValueError, match="shards must be all files or all objects"):
+        Tar(tmp_path / "both.json")
+
+
+def test_the_command_line_takes_objects(server: ObjectServer, tmp_path: Path) -> None:
+    assert len(open_shards(["s3://bucket/shards/s-*.tar"], None, None)) == 24
+    assert len(open_shards(["s3://bucket/all.zip"], None, tmp_path / "index.npz")) == 24
 
 
 def test_another_cache_and_no_cache(server: ObjectServer, folder: ImageFolder, tmp_path: Path) -> None:

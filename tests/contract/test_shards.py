@@ -249,8 +249,19 @@ def test_images_and_shards_are_found_by_name(tmp_path: Path, folder: ImageFolder
         *(3, 1, 2)
     ]
     assert len(Tar([tmp_path / "b.tar", tmp_path / "b.tar"])) == 4
-    (tmp_path / "list.json").write_text(json.dumps({"shardlist": [{"url": "b.tar", "nsamples": 2}]}))
-    assert len(Tar(tmp_path / "list.json")) == 2
+    listed = {"url": "b.tar", "md5sum": "0" * 32, "nsamples": 2, "filesize": (tmp_path / "b.tar").stat().st_size}
+    kind = {"__kind__": "wids-shard-index-v1", "wids_version": 1, "name": "some"}
+    for name, content, count in (("a", kind | {"shardlist": [listed]}, 2), ("b", {"shardlist": [listed] * 2}, 4)):
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+        assert len(Tar(tmp_path / f"{name}.json")) == count
+    for content in ([], {}, {"shardlist": [{}]}, {"shardlist": "b.tar"}):
+        (tmp_path / "c.json").write_text(json.dumps(content))
+        with pytest.raises(ValueError, match=r"c.json must be a JSON with a list 'shardlist' of entries with a 'url'"):
+            Tar(tmp_path / "c.json")
+    for content in ({"shardlist": []}, {"shardlist": [listed], "datasets": [{"source_url": "d.json"}]}):
+        (tmp_path / "c.json").write_text(json.dumps(content))
+        with pytest.raises(ValueError, match=r"c.json lists no shards, or names other lists as 'datasets'"):
+            Tar(tmp_path / "c.json")
     with pytest.raises(ValueError, match=r"a.tar: sample z has left.png, and image=\('jpg',\) names none of them"):
         Tar(tmp_path / "a.tar", image="jpg")
     with pytest.raises(FileNotFoundError, match=r"no file has a name like .*d\*.tar"):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from torchdali.datasets.patterns import Pattern
 from torchdali.datasets.sharded import ShardedDataset
 from torchdali.datasets.shards import Bytes
 from torchdali.sources import open_file
+from torchdali.sources.remote import Client, is_uri
 
 __all__ = ["LMDB"]
 
@@ -80,10 +81,11 @@ class LMDB(ShardedDataset):
         self.image = image
         super().__init__(path, f"image={image!r}", label, transform, target_transform, index, is_mapped)
 
-    def _find_shards(self, shards: Pattern) -> list[str]:
-        if self.client:
-            raise ValueError(f"an LMDB must be a file, got {shards!r}; copy it to a disk")
-        return [str(Path(path, "data.mdb")) if Path(path).is_dir() else path for path in super()._find_shards(shards)]
+    def _find_shards(self, shards: Sequence[str | os.PathLike[str]], remote: Any) -> tuple[list[str], Client | None]:
+        if any(map(is_uri, shards)):
+            raise ValueError(f"an LMDB must be a file, got {shards[0]}; copy it to a disk")
+        paths, _ = super()._find_shards(shards, remote)
+        return [str(Path(path, "data.mdb")) if Path(path).is_dir() else path for path in paths], None
 
     def _scan(self, path: str) -> Iterator[Place]:
         values = _list_values(path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,7 +16,7 @@ from torchdali.datasets.patterns import Pattern, expand
 from torchdali.datasets.remote_shards import RemoteShards, Stamps
 from torchdali.datasets.shards import Bytes, Column, ShardFile, Shards, stat_shards
 from torchdali.sources import Labels
-from torchdali.sources.remote import Range, make_client
+from torchdali.sources.remote import Client, Range, make_client
 from torchdali.transforms.spec import IntArray
 
 __all__ = ["ShardedDataset"]
@@ -63,15 +63,17 @@ class ShardedDataset(EncodedDataset):
     ) -> None:
         super().__init__(label, transform, target_transform)
         patterns = [shards] if isinstance(shards, (str, os.PathLike)) else list(shards)
-        self.client = make_client(patterns, remote, "shards")
-        self._paths, self.is_mapped = self._find_shards(patterns), is_mapped and self.client is None
+        self._paths, self.client = self._find_shards(patterns, remote)
+        self.is_mapped = is_mapped and self.client is None
         target = "parts" if callable(label) else self.label
         self._content = f"{self._kind}({', '.join(filter(None, (content, f'label={target!r}')))})"
         self._file = Path(index).expanduser() if index is not None else find_index(self._paths, self._content)
         self._open()
 
-    def _find_shards(self, shards: Pattern) -> list[str]:
-        return expand(shards, self.client.list if self.client else None)
+    def _find_shards(self, shards: Sequence[str | os.PathLike[str]], remote: Any) -> tuple[list[str], Client | None]:
+        """Return the shards that patterns name, and what reads them if they are objects."""
+        client = make_client(shards, remote, "shards")
+        return expand(shards, client.list if client else None), client
 
     def _open(self) -> None:
         objects = self._objects = Stamps(self.client) if self.client else None

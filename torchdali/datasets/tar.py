@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from torchdali.datasets.base import Label
@@ -16,6 +14,8 @@ from torchdali.datasets.patterns import Pattern
 from torchdali.datasets.sharded import ShardedDataset
 from torchdali.datasets.shards import Bytes
 from torchdali.datasets.wds2idx import Member, read_wds2idx
+from torchdali.datasets.wids import read_shard_list
+from torchdali.sources.remote import Client, make_client
 
 __all__ = ["IMAGE_PARTS", "Tar", "read_members", "split_name"]
 
@@ -41,7 +41,8 @@ class Tar(ShardedDataset):
 
     Args:
         shards: The files: a path, a pattern such as ``"train-{000..146}.tar"`` or ``"train-*.tar"``, or several. A
-            file ``.json`` is a list of shards as wids has it.
+            file ``.json`` is a list of shards, as ``widsindex`` writes it: files or objects, by their names relative to
+            it. It may be an object too.
         image: The part that is the image; several are tried in this order.
         label: The target: a part such as ``"cls"``; a key of its JSON as ``"json:label"``; a function of the
             dictionary of all parts other than the image, with the key as ``"__key__"``; or several names: samples then
@@ -78,9 +79,11 @@ class Tar(ShardedDataset):
         self.image: tuple[str, ...] = (image,) if isinstance(image, str) else tuple(image)
         super().__init__(shards, f"image={self.image!r}", label, transform, target_transform, index, is_mapped, remote)
 
-    def _find_shards(self, shards: Pattern) -> list[str]:
-        paths = super()._find_shards(shards)
-        return _read_shard_list(Path(paths[0])) if len(paths) == 1 and paths[0].endswith(".json") else paths
+    def _find_shards(self, shards: Sequence[str | os.PathLike[str]], remote: Any) -> tuple[list[str], Client | None]:
+        if len(shards) == 1 and str(shards[0]).endswith(".json"):
+            names = read_shard_list(shards[0], remote)
+            return names, make_client(names, remote, "shards")
+        return super()._find_shards(shards, remote)
 
     def _scan(self, path: str) -> Iterator[Place]:
         with self._open_shard(path) as shard:
@@ -158,17 +161,6 @@ class _Window:
         if begin < 0 or begin + length > len(self._data):
             self._data, self._start, begin = self._read(offset, max(length, _WINDOW)), offset, 0
         return self._data[begin : begin + length]
-
-
-def _read_shard_list(file: Path) -> list[str]:
-    """Return the shards that a JSON of wids lists; their names are relative to it."""
-    try:
-        entries = json.loads(file.read_text())["shardlist"]
-        return [str(file.parent / entry["url"]) for entry in entries]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"{file} must be a JSON with a list 'shardlist' of entries with a 'url', as wids has"
-        ) from error
 
 
 def read_members(read: Callable[[int, int], bytes], end: int, path: str, is_whole: bool = True) -> Iterator[Member]:

@@ -23,6 +23,7 @@ from torchdali.datasets.patterns import expand
 from torchdali.datasets.sharded import ShardedDataset
 from torchdali.errors import OptionError
 from torchdali.runtime.machine import available_cores
+from torchdali.sources.remote import is_uri
 from torchdali.tools.commands.files import Problem
 
 _CHUNK = 256
@@ -41,13 +42,13 @@ def open_shards(shards: Sequence[str], image: str | None, index: Path | None, **
         OptionError: They cannot be read as such.
     """
     try:
-        paths = expand(shards)
+        first = shards[0] if is_uri(shards[0]) else expand(shards)[0]
         kind = {".tar": Tar, ".json": Tar, ".zip": Zip, ".rec": RecordIO, ".lmdb": LMDB, ".mdb": LMDB}.get(
-            Path(paths[0]).suffix.lower(), LMDB if Path(paths[0], "data.mdb").exists() else TFRecord
+            Path(first).suffix.lower(), LMDB if Path(first, "data.mdb").exists() else TFRecord
         )
         if image:
             options["image"] = tuple(image.split(",")) if kind is Tar else image
-        return kind(paths, index=index, **options)
+        return kind(shards, index=index, **options)
     except (ValueError, TypeError, OSError) as error:
         raise OptionError(str(error)) from error
 
