@@ -25,6 +25,7 @@ from torchdali.datasets import VideoClips
 from torchdali.datasets.video.decoding import HostDecoders
 from torchdali.datasets.video.probe import probe
 from torchdali.pipeline.engine import PipelineRunner
+from torchdali.transforms import MultiView
 
 pytestmark = [
     pytest.mark.timeout(60),
@@ -233,6 +234,30 @@ def test_several_views(folder: Path, device: str) -> None:
     assert [view.shape for view in ours] == [(2, 3, 3, 30, 30)] * 5
     difference = torch.stack(ours).cpu().float() - torch.stack(theirs).float()
     assert difference.abs().mean() <= (0 if device == "cpu" else 2)
+
+
+def test_views_of_one_clip_draw_for_themselves(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded: list[int] = []
+    decode = HostDecoders.decode
+
+    def count(self: HostDecoders, *arguments: Any) -> torch.Tensor:
+        decoded.append(1)
+        return decode(self, *arguments)
+
+    monkeypatch.setattr(HostDecoders, "decode", count)
+    crop = v2.RandomCrop(40)
+    views = MultiView([crop, crop, v2.Compose([v2.CenterCrop(40), v2.RandomHorizontalFlip(1.0)])])
+    dataset = VideoClips(folder, frames=3, stride=2, clips=1, transform=views)
+    first, second, third = next(iter(DALILoader(dataset, 4, seed=3, device="cpu")))[0]
+    assert len(decoded) == 4
+    assert not torch.equal(first, second)
+    for i in range(4):
+        video = dataset.get_video(i)
+        whole = decode(dataset.decoders, video, dataset.choose_frames(i, video, 0)).permute(0, 3, 1, 2)
+        windows = whole.unfold(2, 40, 1).unfold(3, 40, 1).movedim((2, 3), (0, 1)).flatten(0, 1)  # one for each place
+        for view in (first, second):
+            assert (windows == view[i]).flatten(1).all(1).any(), "all frames of a view are cut at one place"
+        assert torch.equal(third[i], v2.functional.horizontal_flip(v2.functional.center_crop(whole, [40, 40])))
 
 
 def test_bad_files(folder: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The recipes about views, datasets of one's own and inference run as their docstrings say, with both loaders."""
+"""The recipes about views, videos, own datasets and inference run as their docstrings say, with both loaders."""
 
 from __future__ import annotations
 
@@ -73,6 +73,16 @@ def test_multicrop(colours: Path, loader: str, epochs: int) -> None:
 def test_multicrop_with_too_few_images(folder: Path) -> None:
     said = run("self_supervised_multicrop.py", folder, "--batch-size", 99, succeeds=False)
     assert f"{(PER_CLASS - VAL) * len(PHOTOGRAPHS)} training images are less than --batch-size 99" in said
+
+
+def test_videos(tmp_path: Path) -> None:
+    options = ["--frames", 8, "--size", 48, "--network", "small", "--lr", 0.01, "--epochs", 3, "--workers", 1]
+    said = run("video_classification.py", tmp_path, "--example", *options)
+    assert re.search(r"^decode +(PyAV|PyNvVideoCodec)", said, re.MULTILINE)
+    line = re.compile(r"^epoch \d/3  loss ([\d.]+)  acc [\d.]+%  [\d.]+ clips/s$", re.MULTILINE)
+    losses = [float(loss) for loss in line.findall(said)]
+    assert len(losses) == 3
+    assert losses[2] < losses[0]
 
 
 TIMM = {

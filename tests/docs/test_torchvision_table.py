@@ -18,19 +18,19 @@ from torchdali.sources.files import FILE_CLASSES
 
 PAGE = Path(__file__).parents[2] / "docs" / "datasets.md"
 
-NATIVE, WITH_TRANSFORM, WRAPPED, NOT_YET = ROWS = (
+NATIVE, WITH_TRANSFORM, WRAPPED, CLIPS, NOT_YET = ROWS = (
     "Nothing to change",
     "Give `transform=`",
     "Wrap it, give `transform=`",
+    "Give its files to `VideoClips`",
     "Not yet",
 )
 
 EXCEPTIONS = {
     "CocoCaptions": WITH_TRANSFORM,  # it calls transforms, and its target is text
-    "HMDB51": NOT_YET,  # videos
-    "Kinetics": NOT_YET,
-    "MovingMNIST": NOT_YET,
-    "UCF101": NOT_YET,
+    "HMDB51": CLIPS,
+    "Kinetics": CLIPS,
+    "UCF101": CLIPS,
     "LSUN": NATIVE,  # its databases are read as shards
     "LFWPairs": NOT_YET,  # two images, which draw random numbers of their own
     "PhotoTour": NOT_YET,
