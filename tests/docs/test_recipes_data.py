@@ -82,7 +82,7 @@ def test_videos(tmp_path: Path) -> None:
     line = re.compile(r"^epoch \d/3  loss ([\d.]+)  acc [\d.]+%  [\d.]+ clips/s$", re.MULTILINE)
     losses = [float(loss) for loss in line.findall(said)]
     assert len(losses) == 3
-    assert losses[2] < losses[0]
+    assert losses[2] < 0.8 * losses[0]
 
 
 TIMM = {

@@ -51,6 +51,26 @@ def write(
     return path
 
 
+def write_sound(path: Path) -> Path:
+    """Write a tenth of a second of silence, without a picture."""
+    with av.open(str(path), "w") as container:
+        stream: Any = container.add_stream("aac", rate=8000)
+        frame = av.AudioFrame.from_ndarray(np.zeros((1, 800), np.float32), format="fltp", layout="mono")
+        frame.sample_rate = 8000
+        container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+    return path
+
+
+def write_nothing(path: Path) -> Path:
+    """Write a file with a track of pictures that has none."""
+    with av.open(str(path), "w") as container:
+        stream: Any = container.add_stream("libx264", rate=30)
+        stream.height, stream.width, stream.pix_fmt = 64, 96, "yuv420p"
+        container.start_encoding()
+    return path
+
+
 def decode(path: Path) -> Frames:
     """All frames of a video, ``(T, H, W, 3)``."""
     with av.open(str(path)) as container:

@@ -211,9 +211,10 @@ def commands() -> click.Group:
     @device_option("Where DALI decodes. PIL decodes images in shards.")
     @image_option
     def check(targets: tuple[str, ...], out: Path | None, device: str, image: str | None) -> None:
-        """Decode every image under DIR or in SHARDS, and list those with a problem.
+        """Decode every image under DIR or in SHARDS, or every video, and list those with a problem.
 
-        SHARDS are tar, zip, TFRecord, RecordIO or LMDB files. A problem is named by shard, key and offset.
+        SHARDS are tar, zip, TFRecord, RecordIO or LMDB files. A problem is named by shard, key and offset. They may
+        be videos, too, and so may the files of DIR if none is an image: PyAV then decodes all frames.
 
         Lists files that are truncated, corrupt, empty, unreadable, no images or too large for PIL, files whose names
         tell another format than they have, and files that PIL decodes and DALI does not. A bad file does not stop it.
@@ -223,11 +224,14 @@ def commands() -> click.Group:
         images, or DALI cannot be used.
         """
         from torchdali.tools.commands.check import check as run
-        from torchdali.tools.commands.check import check_shards, write_result
+        from torchdali.tools.commands.check import check_shards, check_videos, write_result
+        from torchdali.tools.commands.videos import is_video_name
 
         path = Path(targets[0])
         try:
-            if len(targets) > 1 or not path.is_dir() or (path / "data.mdb").exists():
+            if all(map(is_video_name, targets)) and not path.is_dir():
+                result = check_videos(path, targets, console=Console())
+            elif len(targets) > 1 or not path.is_dir() or (path / "data.mdb").exists():
                 result = check_shards(targets, image, console=Console())
             else:
                 result = run(path, device=device, console=Console())

@@ -1,4 +1,4 @@
-"""``torchdali check``: decode every image under a folder, and list the problems of each file."""
+"""``torchdali check``: decode every image or video under a folder, and list the problems of each file."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ from torchdali.sources.paths import Paths, build_table
 from torchdali.tools.commands.decode import Decoder, diagnose
 from torchdali.tools.commands.files import FileList, Problem, detect_format, find_files, format_of_name
 from torchdali.tools.commands.shards import find_problems, open_shards
+from torchdali.tools.commands.videos import find_video_problems, is_video_name
 from torchdali.transforms.spec import IntArray
 
 _CHUNK = 1024
@@ -46,11 +47,12 @@ class CheckResult:
 
     Attributes:
         folder: The folder.
-        images: Number of files with an image's name.
+        images: Number of files with an image's name, or of images in shards, or of videos.
         problems: Problems, sorted by path.
         left_out: Number of images by extension, for extensions that ImageFolder does not take.
         seconds: Time that it took.
         device: Device that decoded.
+        kind: What the files are: ``"images"`` or ``"videos"``.
     """
 
     folder: Path
@@ -59,12 +61,13 @@ class CheckResult:
     left_out: Counter[str] = field(default_factory=Counter[str])
     seconds: float = 0.0
     device: str = "cpu"
+    kind: str = "images"
 
 
 def check(
     folder: Path, *, device: str = "auto", console: Console | None = None, progress: Console | None = None
 ) -> CheckResult:
-    """Decode the images under a folder, and print each problem, then a summary.
+    """Decode the images under a folder, and print each problem, then a summary. Without images, decode its videos.
 
     Args:
         folder: The folder, with class folders or without.
@@ -73,15 +76,17 @@ def check(
         progress: Console for the progress bar.
 
     Raises:
-        OptionError: The folder has no image.
+        OptionError: The folder has neither images nor videos, or PyAV for its videos is missing.
         DALIUnavailableError: DALI cannot be used.
     """
     console, progress = console or Console(), progress or Console(stderr=True)
-    graph.require_dali()
-    target = graph.resolve(device)
     start = time.perf_counter()
     with progress.status(f"Looking for files in {escape(str(folder))}"):
         files = find_files(folder)
+    if not files.images and (videos := [path for path in files.others if is_video_name(path)]):
+        return check_videos(folder, videos, files.problems, console=console, progress=progress)
+    graph.require_dali()
+    target = graph.resolve(device)
     result = CheckResult(folder, len(files.images), [*files.problems], device=str(target))
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with (
@@ -130,6 +135,34 @@ def check_shards(
         dataset = open_shards(shards, image, Path(folder) / "index.npz", label=None)
         problems = find_problems(dataset, progress or Console(stderr=True))
     result = CheckResult(Path(shards[0]), len(dataset), problems)
+    result.seconds = time.perf_counter() - start
+    _print_result(result, console or Console())
+    return result
+
+
+def check_videos(
+    folder: Path,
+    paths: Sequence[str],
+    known: Sequence[Problem] = (),
+    *,
+    console: Console | None = None,
+    progress: Console | None = None,
+) -> CheckResult:
+    """Decode all frames of videos with PyAV, and print each problem, then a summary.
+
+    Args:
+        folder: What the summary names.
+        paths: The files.
+        known: Problems that were found before.
+        console: Console for the problems.
+        progress: Console for the progress bar.
+
+    Raises:
+        OptionError: PyAV is not installed.
+    """
+    start = time.perf_counter()
+    problems = sorted([*known, *find_video_problems(paths, progress or Console(stderr=True))])
+    result = CheckResult(folder, len(paths), problems, kind="videos")
     result.seconds = time.perf_counter() - start
     _print_result(result, console or Console())
     return result
@@ -246,7 +279,7 @@ def _print_result(result: CheckResult, console: Console) -> None:
     files = len({problem.path for problem in result.problems})
     summary = f"{files:,} with problems: {kinds}" if files else "no problems"
     took = f"{result.seconds:.1f} s on {result.device}, {speed}"
-    console.print(f"{result.images:,} images under {result.folder}, {summary} ({took})", **plain)
+    console.print(f"{result.images:,} {result.kind} under {result.folder}, {summary} ({took})", **plain)
 
 
 def _escape_path(path: str) -> str:
@@ -268,7 +301,7 @@ def write_result(result: CheckResult, out: Path) -> None:
         return
     contents = {
         "folder": str(result.folder),
-        "images": result.images,
+        result.kind: result.images,
         "device": result.device,
         "seconds": round(result.seconds, 3),
         "left_out": dict(result.left_out),
