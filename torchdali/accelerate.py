@@ -200,7 +200,7 @@ def prepare_data_loader(accelerator: Any, loader: Any, *args: Any, **kwargs: Any
     finally:
         accelerator.dataloader_config = config
     made.use_stateful_dataloader = stateful
-    ours = _with_dali(made, given, accelerator.device)
+    ours = _insert_dali(made, given, accelerator.device)
     accelerator._dataloaders[-1] = ours  # noqa: SLF001 - save_state and others use this list
     return ours
 
@@ -213,7 +213,7 @@ def skip_first_batches(loader: Any, num_batches: int = 0) -> Any:
         return _theirs.skip_first_batches(loader, num_batches)
     made = _theirs.skip_first_batches(loader, num_batches)
     device = loader.state.device if type(loader) is _Dispatcher else loader.device
-    rest = _with_dali(made, loader.template, device)
+    rest = _insert_dali(made, loader.template, device)
     if isinstance(rest.base_dataloader, _Base):
         rest.base_dataloader.count_with(loader.base_dataloader)
     return rest
@@ -230,7 +230,7 @@ def _skip_in_unprepared(loader: DALILoader[Any], num_batches: int) -> DALILoader
     return rebuild(loader, DALILoader[Any], dataset=loader.dataset, batch_sampler=batches)
 
 
-def _with_dali(made: Any, loader: DALILoader[Any], device: Any) -> Any:
+def _insert_dali(made: Any, loader: DALILoader[Any], device: Any) -> Any:
     """Return a loader that Accelerate made, with the batches of a ``DALILoader`` that has its sampler.
 
     Args:

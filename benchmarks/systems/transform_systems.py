@@ -45,7 +45,7 @@ def torchdali(row: Row, inputs: Inputs, seconds: float) -> Figures:
     plan = compile_plan(
         row.build_torchvision(), graph.resolve(inputs.device), "exact", Spec("tensor", images.dtype), InputKind.PIXELS
     )
-    if reasons := [step.note for step in plan.steps if step.where == "torch"]:
+    if reasons := [step.note for step in plan.steps if step.library == "torch"]:
         return {"status": "torch", "reason": reasons[0]}
     if plan.tail:
         return {"status": "torch", "reason": "on whole batches"}
@@ -79,7 +79,7 @@ def torchdali(row: Row, inputs: Inputs, seconds: float) -> Figures:
         wait(gpu)
 
     start = time.perf_counter()
-    engine = PipelineRunner(plan, count, machine.available_cores(), gpu)
+    engine = PipelineRunner(plan, count, machine.count_available_cores(), gpu)
     try:
         run_alone()
         figures: Figures = {"first_s": round(time.perf_counter() - start, 3)}
@@ -168,7 +168,7 @@ def torchvision_cpu(row: Row, inputs: Inputs, seconds: float) -> Figures:
     alone = _rate(lambda: transform(images[next(turns) % len(images)]), False, seconds / 10)["images_per_s"]
     wanted = int(alone * _WORKER_BATCH_S)
     count = max(1, min(inputs.count, max(_SMALLEST_WORKER_BATCH, wanted)))
-    workers = machine.available_cores()
+    workers = machine.count_available_cores()
     loader: Any = DataLoader(
         _Dataset(images, transform),  # pyright: ignore[reportArgumentType]
         batch_sampler=_EndlessBatches(len(images), count),

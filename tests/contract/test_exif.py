@@ -154,7 +154,7 @@ def test_files_are_turned_as_pil_turns_them(folder: Path, first: Any, then: list
     loader = DALILoader(ImageFolder(folder, chain), 40, device=device, collate_fn=together)
     next(iter(loader))
     plan = loader._session.native_plan.plan
-    assert {step.where for step in plan.steps} <= {"DALI", "nothing"}
+    assert {step.library for step in plan.steps} <= {"DALI", "nothing"}
     assert plan.adjust_orientation
     assert "turned by EXIF" in str(plan)
 
@@ -331,7 +331,7 @@ def test_elsewhere_in_the_chain_torch_runs_it(folder: Path, chain: list[Any]) ->
         assert (one.float() - other.float()).abs().mean() < 1, name  # Resize of a PIL image differs in a last bit
     plan = loader._session.native_plan.plan
     assert not plan.adjust_orientation
-    assert any(step.where == "torch" for step in plan.steps)
+    assert any(step.library == "torch" for step in plan.steps)
 
 
 class Mine(ExifTranspose):

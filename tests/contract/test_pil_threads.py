@@ -53,7 +53,7 @@ def test_several_threads_decode_them(datasets: Any, kind: str, monkeypatch: pyte
         meet.wait(20)  # three of them at a time
         return convert(image, mode)
 
-    monkeypatch.setattr(machine, "available_cores", lambda: 3)
+    monkeypatch.setattr(machine, "count_available_cores", lambda: 3)
     monkeypatch.setattr(PIL.Image.Image, "convert", note)
     assert same(list(DALILoader(datasets[kind], batch_size=6, device="cpu")), theirs)
     assert names == {"torchdali-pil"}

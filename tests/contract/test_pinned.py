@@ -18,7 +18,7 @@ from torchvision.transforms import v2
 
 from torchdali import DALILoader
 from torchdali.pipeline import graph
-from torchdali.pipeline.tuning import pinned_bytes
+from torchdali.pipeline.tuning import choose_pinned_bytes
 
 CHAIN = v2.Compose([v2.ToImage(), v2.CenterCrop(32)])
 BESIDE = 32 * 2**20
@@ -29,7 +29,7 @@ BESIDE = 32 * 2**20
     [(0, 6, 0), (2**20, 6, 10 * 2**20 + BESIDE), (2**20, 1, 5 * 2**20 + BESIDE), (2**40, 6, 2**30)],
 )
 def test_what_is_taken(batch: int, window: int, wanted: int) -> None:
-    assert pinned_bytes(batch, window) == wanted
+    assert choose_pinned_bytes(batch, window) == wanted
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_loaders_ask_for_what_their_first_batch_tells(
     for _ in range(2):
         list(loader)
     first = sum(Path(path).stat().st_size for path, _ in folder.samples[:4])
-    assert asked == [{"read": pinned_bytes(first, 6), "paths": pinned_bytes(first, 1)}.get(kind, 0)]
+    assert asked == [{"read": choose_pinned_bytes(first, 6), "paths": choose_pinned_bytes(first, 1)}.get(kind, 0)]
 
 
 GROWTH = """

@@ -20,7 +20,7 @@ from torchvision.transforms import v2
 from torchdali import DALILoader
 from torchdali.errors import UnsupportedDatasetError
 from torchdali.sources import from_dataset
-from torchdali.sources.adopters import dataset_state
+from torchdali.sources.adopters import describe_dataset_state
 from torchdali.sources.folder import FileSource
 from torchdali.sources.paths import Paths, build_table
 from torchdali.sources.source import Targets
@@ -233,10 +233,10 @@ CHANGES: dict[str, tuple[str, Callable[[Any], object]]] = {
 @pytest.mark.parametrize(("name", "change"), CHANGES.values(), ids=CHANGES.keys())
 def test_changes_are_seen(make: Make, name: str, change: Callable[[Any], object]) -> None:
     dataset = make(name)
-    before = dataset_state(dataset)
-    assert dataset_state(dataset) == before
+    before = describe_dataset_state(dataset)
+    assert describe_dataset_state(dataset) == before
     change(dataset)
-    assert dataset_state(dataset) != before
+    assert describe_dataset_state(dataset) != before
 
 
 # Datasets that need the loader's transform=

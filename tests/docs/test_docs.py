@@ -25,7 +25,7 @@ from torchvision.transforms import v2
 import torchdali
 from torchdali import DALILoader
 from torchdali.datasets import Tar
-from torchdali.tools.parity.compare import exceeded_bounds, measure
+from torchdali.tools.parity.compare import find_exceeded_bounds, measure
 from torchdali.tools.parity.distributions import compare_distributions
 from torchdali.tools.parity.photographs import write_photographs
 from torchdali.tools.parity.report import TORCH_ONLY, list_names, list_rules
@@ -116,7 +116,7 @@ def test_code_of_adding_a_transform(tmp_path: Path) -> None:
     namespace: dict[str, Any] = {"__name__": "adding_a_transform"}
     exec(compile("\n".join(code), "docs/adding_a_transform.md", "exec"), namespace)
     case, draw = namespace["CASES"]["Darken"], namespace["DRAWS"]["Darken: factor"]
-    assert exceeded_bounds(case, measure(case, write_photographs(tmp_path), "cpu")) == ""
+    assert find_exceeded_bounds(case, measure(case, write_photographs(tmp_path), "cpu")) == ""
     assert compare_distributions(draw).p > 1e-3
 
 

@@ -210,8 +210,8 @@ def test_functions_of_torchvision_that_a_script_replaced_are_called(owner, name,
 
 def test_auto_is_the_cpu_in_a_worker_of_another_loader(monkeypatch):
     """CUDA cannot be used after a fork."""
-    monkeypatch.setattr(graph, "unavailable_on", lambda device: None)
-    monkeypatch.setattr(devices, "own", lambda: torch.device("cuda", 0))
+    monkeypatch.setattr(graph, "explain_unavailability", lambda device: None)
+    monkeypatch.setattr(devices, "find_own", lambda: torch.device("cuda", 0))
     assert graph.resolve("auto") == torch.device("cuda", 0)
     monkeypatch.setattr(graph, "get_worker_info", lambda: SimpleNamespace(id=0))
     assert graph.resolve("auto") == torch.device("cpu")

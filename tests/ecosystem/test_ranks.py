@@ -21,7 +21,7 @@ from torchvision.transforms import v2
 
 from torchdali import DALILoader
 from torchdali.pipeline import graph
-from torchdali.runtime.devices import on
+from torchdali.runtime.devices import use
 from torchdali.state.sharding import Shard
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.usefixtures("wide")]
@@ -181,7 +181,7 @@ def test_the_sampler_is_a_distributed_sampler(dataset: ImageFolder) -> None:
 
 
 def devices(monkeypatch: pytest.MonkeyPatch, count: int, current: int, local_rank: str | None) -> None:
-    monkeypatch.setattr(graph, "unavailable_on", lambda _: None)
+    monkeypatch.setattr(graph, "explain_unavailability", lambda _: None)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: current)
     monkeypatch.delenv("LOCAL_RANK", raising=False)
@@ -220,6 +220,6 @@ def test_work_on_a_device_makes_it_the_current_one(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(torch.cuda, "device", enter)
     for name in ("cpu", "cuda:0", "cuda:3"):
-        with on(torch.device(name)):
+        with use(torch.device(name)):
             pass
     assert entered == [torch.device("cuda:3")]

@@ -19,7 +19,7 @@ import torchdali
 from torchdali import SampleError
 from torchdali.pipeline.compile import compile_plan, fuse
 from torchdali.pipeline.engine import PipelineRunner
-from torchdali.pipeline.fallback import as_kind
+from torchdali.pipeline.fallback import to_kind
 from torchdali.pipeline.plan import View
 from torchdali.transforms import MultiView, SampleTransformError
 from torchdali.transforms.rng import Draws, epoch_key
@@ -119,13 +119,13 @@ def check_spec(out, ours, spec, where):
 
 def refused(transform, image, spec, tries=6):
     """torchvision's exception, if it comes every time."""
-    outs = [attempt(transform, as_kind(image, spec.kind)) for _ in range(tries)]
+    outs = [attempt(transform, to_kind(image, spec.kind)) for _ in range(tries)]
     return outs[0] if all(isinstance(out, Exception) for out in outs) else None
 
 
 def passing(plan, images, spec, seed):
     """The images without those that the plan refuses, of which torchvision must refuse some, too."""
-    chain = v2.Compose([step.transform for step in plan.steps if step.where != "torch"] or [v2.Identity()])
+    chain = v2.Compose([step.transform for step in plan.steps if step.library != "torch"] or [v2.Identity()])
     while images:
         index = np.arange(len(images))
         sizes = np.array([image.shape[1:] for image in images], np.int64)
@@ -134,7 +134,7 @@ def passing(plan, images, spec, seed):
         except SampleTransformError as error:
             image = images.pop(error.row)
             reason = str(error)
-            outs = [attempt(chain, as_kind(image, spec.kind)) for _ in range(40)]
+            outs = [attempt(chain, to_kind(image, spec.kind)) for _ in range(40)]
             lenient = spec.kind == "pil" and "nothing of an image" in reason  # torchvision makes black of nothing
         else:
             break
@@ -181,7 +181,7 @@ def check_stage(rule, image, ours, specs, sample, fixed):
         return
     if isinstance(transform, (v1.FiveCrop, v2.FiveCrop, v1.TenCrop, v2.TenCrop)):
         return
-    outs = [attempt(transform, as_kind(image, seen.kind)) for _ in range(6)]
+    outs = [attempt(transform, to_kind(image, seen.kind)) for _ in range(6)]
     failed = [isinstance(out, Exception) for out in outs]
     assert not all(failed), f"{where}: only torchvision raises {outs[0]!r}"
     if any(failed):
@@ -232,7 +232,7 @@ def test_chains_are_of_all_kinds():
         ("tensor", torch.uint8),
     }
     plans = [compile_plan(chain.transforms, CPU, "exact", chain.spec, InputKind.PIXELS) for chain in chains]
-    assert sum(len(plan.steps) for plan in plans) < 2 * sum(step.where != "torch" for p in plans for step in p.steps)
+    assert sum(len(plan.steps) for plan in plans) < 2 * sum(step.library != "torch" for p in plans for step in p.steps)
 
 
 def quietly(kind, *args, **options):
@@ -328,7 +328,7 @@ HUE = v2.ColorJitter(hue=0.2)
 )
 def test_what_only_torch_does_as_torch_does_is_left_to_it(chain, spec):
     plan = compile_plan(chain, CPU, "exact", spec, InputKind.PIXELS)
-    assert [step.where for step in plan.steps] == ["DALI"] * (len(chain) - 1) + ["torch"]
+    assert [step.library for step in plan.steps] == ["DALI"] * (len(chain) - 1) + ["torch"]
     assert [type(one.transform) for one in plan.suffix] == [type(chain[-1])]
 
 

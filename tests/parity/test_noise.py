@@ -49,7 +49,7 @@ def in_the_graph():
 
         drawn = random_words(ops, nodes, nodes["size"][0], nodes["size"][1], 3)
         max_abs = noise(None, nodes)
-        pipeline.set_outputs(drawn, max_abs, ops.when(odd, noise, max_abs * 0.0, nodes))
+        pipeline.set_outputs(drawn, max_abs, ops.apply_where(odd, noise, max_abs * 0.0, nodes))
     pipeline.build()
     for name, values in params.items():
         pipeline.feed_input(name, np.ascontiguousarray(values))

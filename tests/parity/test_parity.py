@@ -20,7 +20,7 @@ from torchdali.tools import cli
 from torchdali.tools.parity import results
 from torchdali.tools.parity.case import Case
 from torchdali.tools.parity.cases import CASES
-from torchdali.tools.parity.compare import Differences, compile_chain, exceeded_bounds, measure
+from torchdali.tools.parity.compare import Differences, compile_chain, find_exceeded_bounds, measure
 from torchdali.tools.parity.decoding import FORMATS, DecodingDifferences, decoders, measure_decoding
 from torchdali.tools.parity.distributions import LEVEL, compare_distributions, p_value, significance_level
 from torchdali.tools.parity.draws import DRAWS, Draw
@@ -249,10 +249,12 @@ def test_differences_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("field", ["max_abs", "max_abs_interior", "mean_abs"])
 def test_each_bound_counts(field: str) -> None:
     case = Case([], 1, 1, 1)
-    assert exceeded_bounds(case, Differences(1, 1, 1)) == ""
+    assert find_exceeded_bounds(case, Differences(1, 1, 1)) == ""
     for beyond in (1.01, float("inf"), float("nan")):
-        assert exceeded_bounds(case, Differences(**{"max_abs": 1, "max_abs_interior": 1, "mean_abs": 1, field: beyond}))
-    assert exceeded_bounds(case, Differences(error="broken")) == "broken"
+        assert find_exceeded_bounds(
+            case, Differences(**{"max_abs": 1, "max_abs_interior": 1, "mean_abs": 1, field: beyond})
+        )
+    assert find_exceeded_bounds(case, Differences(error="broken")) == "broken"
 
 
 def test_a_chain_that_runs_in_torch_is_not_measured(tmp_path: Path) -> None:

@@ -240,7 +240,7 @@ def mark_slow(names: Iterable[str]) -> list[Any]:
 def test_nothing_is_left_to_torch(name, device):
     plan = compile_chain([RECIPES[name]().transform], device)
     assert (plan.suffix, plan.tail) == ((), ()), str(plan)
-    assert {step.where for step in plan.steps} <= {"DALI", "nothing"}
+    assert {step.library for step in plan.steps} <= {"DALI", "nothing"}
 
 
 # Each kind of batch: of PIL and tensors, v1 and v2, one view and several.

@@ -17,7 +17,7 @@ from torchvision.transforms.v2 import functional as F
 import torchdali
 from torchdali import SampleError
 from torchdali.tools.parity.cases import CASES
-from torchdali.tools.parity.compare import compare_chain, compile_chain, exceeded_bounds, measure
+from torchdali.tools.parity.compare import compare_chain, compile_chain, find_exceeded_bounds, measure
 from torchdali.tools.parity.distributions import (
     compare_distributions,
     draw_params,
@@ -44,7 +44,7 @@ def test_pixels_are_torchvisions(name, photographs, device):
         pytest.skip("DALI has no such operator here: torch runs it")
     if case.refused:
         pytest.skip(case.refused)
-    assert exceeded_bounds(case, measure(case, photographs, device)) == ""
+    assert find_exceeded_bounds(case, measure(case, photographs, device)) == ""
 
 
 @pytest.mark.parametrize(("height", "width"), [(20, 900), (900, 20), (50, 50)])

@@ -17,7 +17,7 @@ from torchvision.transforms.v2 import functional as F
 import torchdali
 from torchdali.tools.parity.case import Case
 from torchdali.tools.parity.cases import BILINEAR, EDGE, EXACT
-from torchdali.tools.parity.compare import compile_chain, exceeded_bounds, measure, run
+from torchdali.tools.parity.compare import compile_chain, find_exceeded_bounds, measure, run
 from torchdali.tools.parity.distributions import draw_params, p_value
 from torchdali.transforms import find_rule
 from torchdali.transforms.rng import Draws, epoch_key
@@ -60,7 +60,9 @@ def test_what_the_factory_makes_runs_in_dali(name, photographs):
     edge = BOTH[0] + inside  # which crop_mode="border" puts in the middle
     bounds = (edge, edge if given.get("crop_mode") == "border" else inside + 1, BOTH[2] + 0.1)
     assert (
-        exceeded_bounds(Case(chain, *(scale * x for x in bounds)), measure(Case(chain, 0, 0, 0), photographs, "cpu"))
+        find_exceeded_bounds(
+            Case(chain, *(scale * x for x in bounds)), measure(Case(chain, 0, 0, 0), photographs, "cpu")
+        )
         == ""
     )
 
@@ -126,7 +128,7 @@ def cases():
 @pytest.mark.parametrize("name", cases())
 def test_pixels_are_torchvisions(name, photographs, device):
     case = cases()[name]
-    assert exceeded_bounds(case, measure(case, photographs, device)) == ""
+    assert find_exceeded_bounds(case, measure(case, photographs, device)) == ""
 
 
 RESIZING = {

@@ -54,7 +54,7 @@ def test_views_are_torchvisions(lossless, chain, device):
         for view, wanted in zip(views, expected, strict=True):
             assert view.dtype == wanted.dtype
             assert torch.allclose(view.cpu(), wanted, atol=0 if view.dtype == torch.uint8 else 1e-6)
-    assert all(step.where != "torch" for step in ours._session.native_plan.plan.steps)
+    assert all(step.library != "torch" for step in ours._session.native_plan.plan.steps)
 
 
 def test_each_view_draws_its_own_numbers(lossless, device):

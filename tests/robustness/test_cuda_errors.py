@@ -56,7 +56,7 @@ def test_a_pipeline_on_a_device_that_failed_is_left_to_itself(in_flight, dataset
     batches = iter(loader)
     shown = [next(batches)] if in_flight else list(batches)
     with monkeypatch.context() as patched:
-        patched.setattr(devices, "failed", lambda index: True)
+        patched.setattr(devices, "has_failed", lambda index: True)
         loader.close()
     assert len(set(map(id, leaked))) == 1
     assert_pairs(shown, dataset, in_order()[: len(shown)])

@@ -27,7 +27,7 @@ Label = str | Callable[[dict[str, Any]], Any] | Sequence[str] | None
 _IMAGE = "image"
 
 
-def _as_names(label: str | Sequence[str]) -> tuple[str, ...]:
+def _to_names(label: str | Sequence[str]) -> tuple[str, ...]:
     return (label,) if isinstance(label, str) else tuple(label)
 
 
@@ -68,7 +68,7 @@ class EncodedDataset(Dataset[Any]):
             if _IMAGE in label or not label:
                 raise ValueError(f"label must be names of parts other than 'image', got {label!r}")
         self.label: Label = label
-        self.parts: tuple[str, ...] = () if label is None or callable(label) else _as_names(label)
+        self.parts: tuple[str, ...] = () if label is None or callable(label) else _to_names(label)
         self.transform, self.target_transform = transform, target_transform
 
     @abstractmethod

@@ -12,7 +12,7 @@ from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from torchdali.datasets.shards import Bytes
 
-__all__ = ["IMAGE_SUFFIXES", "decode_field", "may_be_integer", "open_rgb"]
+__all__ = ["IMAGE_SUFFIXES", "decode_field", "is_integer_part", "open_rgb"]
 
 IMAGE_SUFFIXES = frozenset(suffix.removeprefix(".") for suffix in (*IMG_EXTENSIONS, ".gif", ".jp2", ".jpe"))
 
@@ -27,7 +27,7 @@ def open_rgb(data: Bytes | bytes) -> Any:
         return image.convert("RGB")
 
 
-def may_be_integer(name: str) -> bool:
+def is_integer_part(name: str) -> bool:
     """Return whether a part is decoded to an integer, by the suffix of its name."""
     return name.rpartition(".")[2] in _INTEGERS
 

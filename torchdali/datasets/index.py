@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchdali.datasets.shards import Column
-from torchdali.runtime.machine import user_cache_folder
+from torchdali.runtime.machine import find_user_cache_folder
 from torchdali.sources.index import map_arrays
 from torchdali.sources.remote import is_uri
 from torchdali.transforms.spec import IntArray
@@ -99,7 +99,7 @@ def find_index(paths: Sequence[str], content: str) -> Path:
         content: What the index says of them, so that other labels have another index.
     """
     remote = is_uri(paths[0])
-    folder = user_cache_folder() if remote else Path(paths[0]).parent
+    folder = find_user_cache_folder() if remote else Path(paths[0]).parent
     if remote:
         folder.mkdir(parents=True, exist_ok=True)
     names = [content, *(paths if remote else _relative_names(paths))]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torchdali.datasets.fields import decode_field, may_be_integer
+from torchdali.datasets.fields import decode_field, is_integer_part
 from torchdali.datasets.index import Place
 from torchdali.datasets.patterns import Pattern
 from torchdali.datasets.sharded import ShardedDataset
@@ -105,7 +105,7 @@ class LMDB(ShardedDataset):
             yield Place(name, offset, length, start, span, (self._read_label(path, start, span),))
 
     def _read_label(self, path: str, start: int, span: int) -> int | None:
-        if not may_be_integer(str(self.label)):
+        if not is_integer_part(str(self.label)):
             return None
         with Path(path).open("rb") as stream:
             stream.seek(start)

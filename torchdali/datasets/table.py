@@ -16,7 +16,7 @@ from torchdali.datasets.base import EncodedDataset, Label, make_sample
 from torchdali.datasets.shards import Bytes
 from torchdali.sources import FileSource, Labels, Source
 from torchdali.sources.arrow import ArrowColumn
-from torchdali.sources.paths import Paths, as_int64, build_table
+from torchdali.sources.paths import Paths, build_table, to_int64
 from torchdali.sources.paths import Table as PathTable
 from torchdali.sources.remote import Range, is_uri, make_client
 from torchdali.transforms.spec import IntArray
@@ -184,7 +184,7 @@ def _convert(texts: Sequence[str]) -> Any:
 
 def _compress(values: list[Any]) -> Any:
     """Return a column of ints as ``(N,)`` int64, others as they are."""
-    numbers = as_int64(values)
+    numbers = to_int64(values)
     return values if numbers is None else numbers
 
 

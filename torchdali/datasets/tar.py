@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torchdali.datasets.base import Label
-from torchdali.datasets.fields import IMAGE_SUFFIXES, decode_field, may_be_integer
+from torchdali.datasets.fields import IMAGE_SUFFIXES, decode_field, is_integer_part
 from torchdali.datasets.index import Place
 from torchdali.datasets.patterns import Pattern
 from torchdali.datasets.sharded import ShardedDataset
@@ -115,7 +115,7 @@ class Tar(ShardedDataset):
     def _read_label(self, path: str, key: str, parts: dict[str, Member], window: _Window, label: str) -> int | None:
         name, _, in_json = label.partition(":")
         part = parts.get(name)
-        if isinstance(self.label, tuple) and (part is None or not (in_json or may_be_integer(name))):
+        if isinstance(self.label, tuple) and (part is None or not (in_json or is_integer_part(name))):
             return None  # read when it is asked for
         if part is None:
             raise ValueError(f"{path}: sample {key} has no {name!r}, its label; it has {', '.join(parts)}")

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from torchdali.loader.native_plan import NativePlan
-from torchdali.pipeline.fallback import seeded
+from torchdali.pipeline.fallback import fork_generators
 from torchdali.pipeline.feed import Batch
 from torchdali.samples.tree import Placeholder, build_tree, tree_leaves, tree_map, with_placeholders
 from torchdali.sources import is_system_fault
@@ -63,7 +63,7 @@ class TargetCollector:
             return source.annotated_targets(rows, size)
         seeds = batch.draws.select_position(self._native.plan.suffix_position).seeds()
         targets: list[Any] = []
-        with seeded(self._native.device) as seed:
+        with fork_generators(self._native.device) as seed:
             for i, number in enumerate(seeds.tolist()):
                 seed(number)
                 targets += source.annotated_targets(rows[i : i + 1], size[i : i + 1])
@@ -71,7 +71,7 @@ class TargetCollector:
 
     def _blame(self, batch: Batch) -> None:
         """Raise SampleError for the sample whose target cannot be made; nothing if there is none."""
-        with seeded(self._native.device):
+        with fork_generators(self._native.device):
             for i, row in enumerate(batch.rows.tolist()):
                 try:
                     self._native.source.annotated_targets(batch.rows[i : i + 1], batch.size[i : i + 1])

@@ -19,15 +19,15 @@ from torchdali.pipeline.batched import finish_views
 from torchdali.pipeline.clock import Clock
 from torchdali.pipeline.engine import Views
 from torchdali.pipeline.fallback import (
-    as_batch,
-    as_inputs,
-    as_samples,
     call_on_batch,
     call_seeded,
     check_shapes,
+    fork_generators,
     run_in_torch,
-    seeded,
     stack_frames,
+    to_batch,
+    to_inputs,
+    to_samples,
 )
 from torchdali.pipeline.feed import Batch, Prefetcher
 from torchdali.pipeline.plan import Plan
@@ -207,7 +207,7 @@ class NativeIterator(ResumableIterator):
         if native.plan.num_frames:
             firsts = np.arange(len(batch.rows)) * images
             views = [stack_frames(frames, firsts) for frames in views]
-        if native.plan.uses_torch:
+        if native.plan.needs_torch:
             self.clock.lap("torch")
         data = self._collate_batch(batch, plan, views)
         if self._transform_batch is None or not len(batch.rows):
@@ -250,7 +250,7 @@ class NativeIterator(ResumableIterator):
         """Return the images of a batch as ``default_collate`` would: stacked, or so for each view."""
         for images in views:
             self._check_shapes(batch, images)
-        typed = [as_batch(plan, images) for images in views]
+        typed = [to_batch(plan, images) for images in views]
         return typed[0] if plan.container is None else typed
 
     def _collate_annotated(self, batch: Batch, plan: Plan, views: Views, collect: TargetCollector, stack: bool) -> Any:
@@ -261,7 +261,7 @@ class NativeIterator(ResumableIterator):
             images = self._stack(batch, plan, views)
             data = tree_map(collate(samples), lambda leaf: images if isinstance(leaf, Placeholder) else leaf)
             return self._transfer(data)
-        images = as_inputs(plan, views, lambda row: reader.pil_header(batch.rows[row]))
+        images = to_inputs(plan, views, lambda row: reader.pil_header(batch.rows[row]))
         samples = [
             tree_map(sample, lambda leaf, image=image: image if isinstance(leaf, Placeholder) else leaf)
             for sample, image in zip(samples, images, strict=True)
@@ -282,7 +282,7 @@ class NativeIterator(ResumableIterator):
         """Return images after the transforms that torch runs, and targets as the dataset gives them."""
         reader = self._native.reader
         seeds = batch.draws.select_position(plan.suffix_position).seeds()
-        images = as_samples(
+        images = to_samples(
             plan,
             views,
             seeds,
@@ -313,7 +313,7 @@ class NativeIterator(ResumableIterator):
         """Return targets as the dataset gives them. What draws random numbers for them is seeded for each sample."""
         reader = batch.reader
         targets: list[Any] = []
-        with seeded(self._native.device) as seed:
+        with fork_generators(self._native.device) as seed:
             for index, number in zip(batch.rows.tolist(), seeds.tolist(), strict=True):
                 seed(number)
                 try:
@@ -349,5 +349,5 @@ def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Copy a small tensor to the device, on the current stream."""
     if device.type == "cpu" or tensor.device.type != "cpu":
         return tensor
-    with devices.on(device):
+    with devices.use(device):
         return tensor.pin_memory().to(device, non_blocking=True)

@@ -18,7 +18,7 @@ from torchdali.pipeline import graph
 from torchdali.pipeline.annotations import check_annotations
 from torchdali.pipeline.cache.base import mib
 from torchdali.pipeline.clock import Clock
-from torchdali.pipeline.fallback import seeded
+from torchdali.pipeline.fallback import fork_generators
 from torchdali.pipeline.plan import Plan, summarize_plans
 from torchdali.pipeline.tuning import Threads
 from torchdali.runtime import machine
@@ -33,7 +33,7 @@ from torchdali.state.sharding import Sharding
 from torchdali.transforms.spec import NO_INPUT_STATS, InputStats
 from torchdali.workers.unpacking import check_stackable
 from torchdali.workers.unread import leave_images_unread, take_transforms
-from torchdali.workers.validation import ProxyPlan, uses_default_collate
+from torchdali.workers.validation import ProxyPlan, has_default_collate
 
 __all__ = ["collect_stats", "describe_loader"]
 
@@ -61,7 +61,7 @@ def describe_loader(
         proxy = session.build_proxy_plan(options, loader)
         answer, to_do, others = _describe_worker_fed(loader, options, proxy, session.why_not_native)
         rows |= others | on_error
-    rows |= {"driver": machine.connections()} if device.type == "cuda" else {}
+    rows |= {"driver": machine.describe_connections()} if device.type == "cuda" else {}
     lines = [f"{label:<{LABEL}}{row}" if label.strip() else row for label, row in rows.items()]
     return Explanation(answer, to_do, "\n".join(lines))
 
@@ -86,7 +86,7 @@ def _describe_device(options: LoaderOptions, device: torch.device) -> str:
     if options.device == "auto" and device.type == "cuda" and device.index != torch.cuda.current_device():
         return f"{device} (LOCAL_RANK; torch's current device is cuda:{torch.cuda.current_device()})"
     is_fallback = device.type == "cpu" and options.device == "auto"
-    reason = graph.unavailable_on(torch.device("cuda")) if is_fallback else None
+    reason = graph.explain_unavailability(torch.device("cuda")) if is_fallback else None
     return f"{device} ({reason})" if reason else str(device)
 
 
@@ -103,7 +103,7 @@ def _describe_native(loader: DataLoader[Any], options: LoaderOptions, native: Na
         "": str(plan),
         **({"targets": _describe_moves(native)} if source.annotations else {}),
         "output": _describe_output(plan),
-        "collate": f"{_function_name(loader.collate_fn)}, in this process",
+        "collate": f"{_get_function_name(loader.collate_fn)}, in this process",
         **_describe_batch_transform(options),
         "random": _describe_random(options, "index, occurrence, transform"),
         **({"cache": native.cache.describe()} if native.cache else {}),
@@ -137,7 +137,7 @@ def _describe_worker_fed(
     rows["not native"] = why
     if proxy is None or proxy.pipelines is None:
         rows["transforms"] = "none of the loader; those of the dataset run where its samples are made"
-        rows["collate"] = f"{_function_name(loader.collate_fn)}, where the samples are made"
+        rows["collate"] = f"{_get_function_name(loader.collate_fn)}, where the samples are made"
         device = "cpu" if proxy is None else str(proxy.device)
         copy = "" if device == "cpu" else f", then copied to {device} from pinned memory, on a stream of its own"
         rows = {**rows, "output": f"as DataLoader's{copy}", **_describe_batch_transform(options)}
@@ -147,15 +147,17 @@ def _describe_worker_fed(
         del rows["targets"]
     answer, to_do = summarize_plans(plans) if plans else (problem, "")
     rows |= {("" if i == 0 else " " * i): str(plan) for i, plan in enumerate(plans)}
-    if uses_default_collate(loader) and "targets" in rows:
-        rows["collate"] = f"{_function_name(loader.collate_fn)}, in this process: boxes and masks may differ in shape"
-    elif uses_default_collate(loader):
-        rows["collate"] = f"{_function_name(loader.collate_fn)}, where the samples are made, of all but the images"
+    if has_default_collate(loader) and "targets" in rows:
+        rows["collate"] = (
+            f"{_get_function_name(loader.collate_fn)}, in this process: boxes and masks may differ in shape"
+        )
+    elif has_default_collate(loader):
+        rows["collate"] = f"{_get_function_name(loader.collate_fn)}, where the samples are made, of all but the images"
     else:
         cost = "; so all else in a sample crosses from the workers piece by piece, and one core collates it"
         rows["collate"] = (
-            f"{_function_name(loader.collate_fn)}, in this process, on the list of samples with the transformed images "
-            f"in their places{cost if loader.num_workers else ''}"
+            f"{_get_function_name(loader.collate_fn)}, in this process, on the list of samples with the transformed "
+            f"images in their places{cost if loader.num_workers else ''}"
         )
     counter = "index, occurrence, transform"
     if isinstance(loader.dataset, IterableDataset):
@@ -223,7 +225,7 @@ def _describe_images(loader: DataLoader[Any], proxy: ProxyPlan) -> tuple[str, st
     if isinstance(loader.dataset, IterableDataset):
         return f"not known before the first batch: {RULE}", "", [], _UNKNOWN
     try:
-        with seeded(proxy.device):
+        with fork_generators(proxy.device):
             dataset = take_transforms(loader.dataset)[1] if proxy.takes_transforms else loader.dataset
             sample = leave_images_unread(dataset)[0]
     except Exception as error:  # noqa: BLE001 - a dataset may raise anything, and explain() must not fail
@@ -247,7 +249,7 @@ def _describe_images(loader: DataLoader[Any], proxy: ProxyPlan) -> tuple[str, st
     kinds = [f"{spec} ({input_kind})" for spec, input_kind in keys]
     plans = [proxy.pipelines.get_plan((*key, False), bool(annotations.moved)) for key in keys]
     try:
-        for plan in plans if uses_default_collate(loader) and loader.batch_sampler is not None else ():
+        for plan in plans if has_default_collate(loader) and loader.batch_sampler is not None else ():
             check_stackable(plan)
     except TransformError as error:
         return f"at {location}; the first batch will fail: {error}", "", [], _FAILURE
@@ -272,6 +274,6 @@ def _describe_random(options: LoaderOptions, counter: str) -> str:
     return f"Philox4x32-10 keyed by {key}, {counter}"
 
 
-def _function_name(function: Any) -> str:
+def _get_function_name(function: Any) -> str:
     function = unguard_collate(function)
     return getattr(function, "__name__", repr(function))

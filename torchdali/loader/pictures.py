@@ -95,7 +95,7 @@ def split_batch(batch: Any) -> list[Sample]:
     images = next(_find_images(batch), None)
     if images is None:
         return []
-    pictures = list(_first_views(images))
+    pictures = list(_iterate_first_views(images))
     others = [part for part in _list_parts(batch) if not _is_images(part)]
     return [
         Sample(picture, [leaf for part in others for leaf in _list_leaves(_select(part, i, len(pictures)))])
@@ -189,7 +189,7 @@ def _find_images(value: Any) -> Iterator[Any]:
             yield from _find_images(part)
 
 
-def _first_views(images: Any) -> Iterator[Any]:
+def _iterate_first_views(images: Any) -> Iterator[Any]:
     """Return the images of a batch; of several views or frames the first."""
     for image in images:
         while isinstance(image, torch.Tensor) and image.ndim > 3:
@@ -200,11 +200,11 @@ def _first_views(images: Any) -> Iterator[Any]:
 def _list_parts(batch: Any) -> list[Any]:
     """Return the parts of a collated batch beside which the images are."""
     if isinstance(batch, (list, tuple, Mapping)) and not _is_images(batch):
-        return [inner for part in _values(batch) for inner in (_list_parts(part) if _holds_images(part) else [part])]
+        return [inner for part in _values(batch) for inner in (_list_parts(part) if _has_images(part) else [part])]
     return [batch]
 
 
-def _holds_images(part: Any) -> bool:
+def _has_images(part: Any) -> bool:
     return next(_find_images(part), None) is not None
 
 

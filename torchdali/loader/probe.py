@@ -24,11 +24,11 @@ from torchdali.errors import SampleError, UnsupportedDatasetError
 from torchdali.loader.epoch import NativeIterator
 from torchdali.loader.native_plan import NativePlan
 from torchdali.loader.options import LoaderOptions
-from torchdali.loader.session import Session, declared_batch_size
+from torchdali.loader.session import Session, get_declared_batch_size
 from torchdali.loader.stats import Probe
 from torchdali.pipeline.clock import Clock
 from torchdali.pipeline.engine import PipelineRunner
-from torchdali.pipeline.fallback import seeded
+from torchdali.pipeline.fallback import fork_generators
 from torchdali.pipeline.plan import Plan, View
 from torchdali.pipeline.pool import PipelinePool
 from torchdali.runtime import devices
@@ -139,7 +139,7 @@ def probe_session(
             )
         native = session.build_native_plan(options, loader)
         mean = round(clock.images / clock.batches) if clock and clock.batches else 1
-        size = max(mean, declared_batch_size(loader))
+        size = max(mean, get_declared_batch_size(loader))
         session.probe = native.key, _probe(loader, options, native, errors, size)
     finally:
         if clock:
@@ -152,14 +152,14 @@ def _probe(
     count = len(native.source)
     bad = {error.index for error in errors.errors}
     failures = 0
-    with seeded(native.device):
+    with fork_generators(native.device):
         while len(bad) < count:
             rows = _draw_batches(count, bad, size, native.prefetch_depth)
             try:
                 return _ProbeRun(loader, options, native, size, rows).run()
             except SampleError as error:
                 failures += 1
-                if failures > _MAX_FAILURES or not errors.handles(error):
+                if failures > _MAX_FAILURES or not errors.is_bad_sample(error):
                     raise
                 bad.add(error.index)
     return None
@@ -202,10 +202,10 @@ class _ProbeRun:
                 read = self._measure_reading(plan_reading(plan))
             draws = Draws(epoch_key(0, 0), rows, np.zeros_like(rows))
             if decodes or plan.num_frames:
-                reader = reader.for_samples(draws, plan.choose_frames)
+                reader = reader.bind_draws(draws, plan.choose_frames)
                 with ThreadPoolExecutor(_SCAN_THREADS) as threads:
                     reader.scan(rows, lambda: threads).wait()
-            with devices.on(plan.device):
+            with devices.use(plan.device):
                 images = reader.read_inputs(rows, reader.find_pil_only(rows), resources)
             inputs, _ = plan.draw(*plan.expand_frames(draws, reader.sizes(rows)))
             if plan.input_kind is InputKind.FILES:
@@ -315,6 +315,6 @@ class _ProbeRun:
     def _read_time(self) -> float:
         """Return the time after the GPU has finished its queue."""
         if self.native.device.type == "cuda":
-            with devices.on(self.native.device):
+            with devices.use(self.native.device):
                 torch.cuda.current_stream(self.native.device).synchronize()
         return perf_counter()

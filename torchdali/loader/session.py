@@ -28,7 +28,7 @@ from torchdali.runtime import devices, machine
 from torchdali.samples.annotations import find_labels_getters
 from torchdali.samples.on_error import ErrorPolicy
 from torchdali.samples.tree import is_default_collate
-from torchdali.sources import Source, dataset_state, from_dataset
+from torchdali.sources import Source, describe_dataset_state, from_dataset
 from torchdali.state.checkpoint import find_stateful
 from torchdali.state.context import EpochContext, LoaderView
 from torchdali.state.iterator import ResumableIterator
@@ -39,9 +39,9 @@ from torchdali.transforms.spec import InputKind
 from torchdali.workers.plain import ParallelPlainIterator, SerialPlainIterator
 from torchdali.workers.proxy import ParallelProxyIterator, SerialProxyIterator
 from torchdali.workers.unread import take_transforms
-from torchdali.workers.validation import ProxyPlan, uses_default_collate
+from torchdali.workers.validation import ProxyPlan, has_default_collate
 
-__all__ = ["Session", "declared_batch_size", "make_context"]
+__all__ = ["Session", "get_declared_batch_size", "make_context"]
 
 _RESIDENT_BYTES = 2**30
 """Images in memory are copied to the GPU once if they take at most this many bytes."""
@@ -50,7 +50,7 @@ _LARGEST_BATCH = 2**31 - 1
 """DALI's batch size is a 32-bit integer."""
 
 
-def declared_batch_size(loader: DataLoader[Any]) -> int:
+def get_declared_batch_size(loader: DataLoader[Any]) -> int:
     """Return the batch size from a loader's arguments; 1 if they do not tell it."""
     size: int = loader.batch_size or getattr(cast("Any", loader.batch_sampler), "batch_size", None) or 1
     return min(size, _LARGEST_BATCH)
@@ -80,7 +80,7 @@ def make_context(
 def _source_key(dataset: Any, options: LoaderOptions) -> object:
     """Return what differs once the source must be opened again."""
     rows = rows_state(dataset)
-    return dataset_state(dataset), rows, bool(rows) and snapshot(options.transform)
+    return describe_dataset_state(dataset), rows, bool(rows) and snapshot(options.transform)
 
 
 class Session:
@@ -158,7 +158,7 @@ class Session:
         cache = options.cache, options.cache_bytes, options.cache_dir
         key = (*key, *cache, options.prefetch_depth, options.decode_bytes)
         if not self.native_plan or self.native_plan.key != key:
-            with devices.on(device):
+            with devices.use(device):
                 self.native_plan = self._build_native_plan(device, key, options, loader)
         return self.native_plan
 
@@ -192,7 +192,7 @@ class Session:
         if device.type == "cuda":
             machine.warn_of_few_connections()
         check_numbers(num_workers=loader.num_workers, prefetch_factor=options.prefetch_depth)
-        size, resident = declared_batch_size(loader), source.resident
+        size, resident = get_declared_batch_size(loader), source.resident
         if options.cache and not source.is_remote:
             cache_options = options.cache, options.cache_bytes, self.cache
             self.cache, plan = build_cache(
@@ -207,7 +207,7 @@ class Session:
                 self._close_cache()
         threads = Threads(loader.num_workers, device, plan.input_kind)
         depth = options.prefetch_depth or choose_prefetch_depth(
-            size * (plan.sample_bytes + reader.sample_bytes), machine.memory_for_batches(device)
+            size * (plan.sample_bytes + reader.sample_bytes), machine.choose_memory_for_batches(device)
         )
         pool = PipelinePool(plan, size, threads, resident, options.decode_bytes)
         return NativePlan(key, reader, pool, chain, threads, depth, self.cache, find_labels_getters(chain))
@@ -221,12 +221,12 @@ class Session:
         is_plain = not has_chain and options.batch_transform is None
         if is_plain and device.type == "cpu" and options.on_error == "raise":
             return None
-        key = device, has_chain, snapshot(chain), options.fidelity, uses_default_collate(loader), options.decode_bytes
+        key = device, has_chain, snapshot(chain), options.fidelity, has_default_collate(loader), options.decode_bytes
         if self.proxy_plan is None or self.proxy_plan.state != key:
             pipelines = None
             if has_chain:
                 pipelines = PipelineCache(
-                    chain, device, options.fidelity, declared_batch_size(loader), 0, options.decode_bytes
+                    chain, device, options.fidelity, get_declared_batch_size(loader), 0, options.decode_bytes
                 )
             if device.type == "cuda":
                 machine.warn_of_few_connections()
@@ -234,7 +234,7 @@ class Session:
                 key,
                 pipelines,
                 device,
-                machine.memory_for_batches(device),
+                machine.choose_memory_for_batches(device),
                 finder=options.finder,
                 takes_transforms=joint is not None,
             )

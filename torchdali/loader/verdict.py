@@ -153,7 +153,7 @@ def _summarize(clock: Clock, probe: Probe | None) -> Stats:
 
 
 def _find_bottleneck(stats: Stats, clock: Clock) -> Bottleneck:
-    if stats.finished and (stats.start or 0.0) > _seconds_after_first(stats):
+    if stats.finished and (stats.start or 0.0) > _measure_seconds_after_first(stats):
         return "start"
     if stats.waited_share < WAIT_THRESHOLD:
         return "model"
@@ -164,7 +164,7 @@ def _find_bottleneck(stats: Stats, clock: Clock) -> Bottleneck:
     return stats.probe.in_dali if bottleneck == "pipeline" and stats.probe else bottleneck
 
 
-def _seconds_after_first(stats: Stats) -> float:
+def _measure_seconds_after_first(stats: Stats) -> float:
     """Return the seconds after the first batch. The GPU's time may end long after the host's."""
     return (stats.waited + stats.consumer) / stats.timed * (stats.batches - 1)
 
@@ -194,7 +194,7 @@ def _describe(stats: Stats, clock: Clock, num_workers: int | None, loader: _Load
     assert stats.throughput is not None
     if stats.bottleneck == "start":
         start = stats.start or 0.0
-        total = start + _seconds_after_first(stats)
+        total = start + _measure_seconds_after_first(stats)
         digits = 1 if total >= 1 else 3
         return (
             f"the start is the bottleneck: {start:,.{digits}f} of {total:,.{digits}f} s passed before the first batch"
@@ -231,7 +231,7 @@ def _describe_bottleneck(stats: Stats, clock: Clock, num_workers: int | None, lo
 def _describe_thread(bottleneck: Bottleneck, steps: Sequence[Step]) -> str:
     """Return the start of the sentence for work in the iterating thread. The time follows."""
     if bottleneck == "torch":
-        torch_steps = [step for step in steps if step.where == "torch"]
+        torch_steps = [step for step in steps if step.library == "torch"]
         single = [step for step in torch_steps if "for each sample" in step.note]
         how = "sample by sample" if single else "on whole batches"
         names = [f"{type(step.transform).__name__} at position {step.position}" for step in (single or torch_steps)[:1]]

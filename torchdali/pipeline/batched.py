@@ -11,7 +11,7 @@ import torch
 from torchdali.errors import TransformError
 from torchdali.pipeline.dlpack import Images
 from torchdali.pipeline.engine import Views
-from torchdali.pipeline.fallback import as_kind, check_shapes, run_on_batch, seeded
+from torchdali.pipeline.fallback import check_shapes, fork_generators, run_on_batch, to_kind
 from torchdali.pipeline.plan import Cut, Plan
 from torchdali.pipeline.pool import PipelinePool
 from torchdali.pipeline.torch_transform import cpu_semantics
@@ -55,7 +55,7 @@ def finish_views(
     if not len(draws):
         return plan.last, []
     images = _run_cut(plan.cut, views[0], draws, plan.device, name)
-    pool = pool.following(_find_spec(plan.cut, images))
+    pool = pool.get_following(_find_spec(plan.cut, images))
     views = _run_in_dali(pool, images, draws, plan.cut, make_error)
     return finish_views(pool, views, draws, name, make_error)
 
@@ -71,9 +71,13 @@ def _run_cut(cut: Cut, images: Images, draws: Draws, device: torch.device, name:
             raise
         images = torch.stack(images)
     try:
-        with cpu_semantics(device, cut.transform.resizes), seeded(device) as seed, torch.no_grad():
+        with (
+            cpu_semantics(device, cut.transform.has_antialias_resize),
+            fork_generators(device) as seed,
+            torch.no_grad(),
+        ):
             seed(int(draws.select_position(cut.number).seeds()[0]))
-            result = cut.transform(as_kind(images, cut.kind))
+            result = cut.transform(to_kind(images, cut.kind))
     except Exception as error:
         add_note(error, f"while {title} ran in torch on a batch of {len(images)}")
         raise

@@ -166,7 +166,7 @@ class Clock:
         """Read the events that the GPU has reached by now."""
         if not self._unread or self._gpu is None:
             return
-        with devices.on(self._gpu):
+        with devices.use(self._gpu):
             self._read()
 
     def _read(self) -> None:
@@ -182,6 +182,6 @@ class Clock:
 
     def _record(self, device: torch.device) -> Event:
         event = self._spare.pop() if self._spare else Event(enable_timing=True)
-        with devices.on(device):
+        with devices.use(device):
             event.record(torch.cuda.current_stream(device))
         return event

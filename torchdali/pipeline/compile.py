@@ -10,7 +10,7 @@ import torch
 from torchvision.transforms import v2
 
 from torchdali.errors import TransformError
-from torchdali.pipeline.plan import Cut, Plan, Step, View, chooses_frames
+from torchdali.pipeline.plan import Cut, Plan, Step, View, has_frame_choice
 from torchdali.pipeline.torch_transform import TorchTransform
 from torchdali.runtime.exceptions import add_note
 from torchdali.transforms import Batched, Rule, Unsupported, Views, find_rule, flatten, infer, is_batchable
@@ -20,7 +20,7 @@ from torchdali.transforms.rules.orientation import ExifTransposeRule
 from torchdali.transforms.rules.photometric import RGB
 from torchdali.transforms.spec import Fidelity, First, InputKind, Kind, Spec
 
-__all__ = ["adjusts_orientation", "compile_plan", "find_first", "fuse"]
+__all__ = ["compile_plan", "find_first", "fuse", "has_exif_transpose"]
 
 _CONVERSIONS = (ToImage, PILToTensor, ToTensor)
 _WITH_ALPHA = (2, 4)
@@ -66,7 +66,7 @@ class _Compiler:
                 position, leaf, f"for each sample after DALI: it has an argument of another type ({error})"
             )
 
-    def can_cut(self, position: int, leaf: Any) -> bool:
+    def is_cuttable(self, position: int, leaf: Any) -> bool:
         """Return whether torch can run a transform on the whole batch, so that DALI can go on after it."""
         is_tensor = self.branches[0][1].kind in ("image", "tensor")
         return (
@@ -74,7 +74,7 @@ class _Compiler:
         )
 
     def _add(self, position: int, leaf: Any) -> None:
-        if chooses_frames(leaf) and self.branches[0][1].kind != "tensor":
+        if has_frame_choice(leaf) and self.branches[0][1].kind != "tensor":
             self.steps.append(Step(position, leaf, "nothing", ""))
             return
         if find_rule(leaf) is None:
@@ -97,7 +97,7 @@ class _Compiler:
     def _add_to_dali(self, position: int, leaf: Any) -> None:
         # Every view has its own rule, because its size may differ. The rules have the same position and so draw the
         # same numbers: torchvision's transforms draw once for all images of a sample.
-        if self.container is not None and not _takes_several(leaf):
+        if self.container is not None and not _is_for_several(leaf):
             raise Unsupported("it takes one image, and the sample is several")
         copies = [rule for _ in self.branches if (rule := find_rule(leaf))]
         first = copies[0]
@@ -151,9 +151,9 @@ class _Compiler:
         self.steps.append(Step(position, leaf, "torch", why))
 
 
-def _takes_several(transform: Any) -> bool:
+def _is_for_several(transform: Any) -> bool:
     """Return whether torchvision applies a transform to each of several images, and not only to one."""
-    return isinstance(transform, v2.Transform) and all(map(_takes_several, getattr(transform, "transforms", ())))
+    return isinstance(transform, v2.Transform) and all(map(_is_for_several, getattr(transform, "transforms", ())))
 
 
 def find_first(chain: Iterable[Any]) -> First:
@@ -167,7 +167,7 @@ def find_first(chain: Iterable[Any]) -> First:
     return "rule"
 
 
-def adjusts_orientation(chain: Iterable[Any]) -> bool:
+def has_exif_transpose(chain: Iterable[Any]) -> bool:
     """Return whether a chain begins with ExifTranspose, so that images are turned while they are decoded."""
     rules = (find_rule(leaf) for leaf in chain)
     return isinstance(next((rule for rule in rules if not isinstance(rule, Identity)), None), ExifTransposeRule)
@@ -204,7 +204,7 @@ def compile_plan(
     compiler = _Compiler(spec, device, until, number)
     for position, leaf in enumerate(chain, start=start + 1):
         try:
-            if compiler.can_cut(position, leaf):
+            if compiler.is_cuttable(position, leaf):
                 return _cut(compiler, position, leaf, chain[position - start :], fidelity, input_kind)
             compiler.add(position, leaf)
         except Exception as error:
@@ -236,7 +236,7 @@ def _make_plan(compiler: _Compiler, fidelity: Fidelity, input_kind: InputKind, k
         moves=tuple(compiler.moves),
         input_kind=input_kind,
         adjust_orientation=compiler.adjust_orientation,
-        keeps_pil=kind == "pil" and out.kind == "pil",
+        needs_pil_metadata=kind == "pil" and out.kind == "pil",
     )
 
 
@@ -274,7 +274,7 @@ def fuse(plan: Plan) -> Plan:
             replace(view, rules=fused, channels_first=is_chw)
             for view, (fused, is_chw) in zip(views, branches, strict=True)
         )
-    window = plan.decodes and bool(rules) and isinstance(rules[0], Window) and rules[0].stays_inside
+    window = plan.needs_decoding and bool(rules) and isinstance(rules[0], Window) and rules[0].stays_inside
     cut = plan.cut and replace(plan.cut, after=fuse(plan.cut.after))
     return replace(plan, rules=rules, views=views, decode_window=window, cut=cut)
 

@@ -16,7 +16,7 @@ from torchdali.errors import SampleError
 from torchdali.pipeline import graph
 from torchdali.pipeline.batched import finish_views
 from torchdali.pipeline.engine import Views
-from torchdali.pipeline.fallback import as_samples
+from torchdali.pipeline.fallback import to_samples
 from torchdali.pipeline.feed import Batch, Prefetcher
 from torchdali.pipeline.plan import Plan, summarize_plans
 from torchdali.pipeline.pool import InputKey, PipelineCache, PipelinePool
@@ -147,7 +147,7 @@ class CompiledTransform:
 
     @staticmethod
     def _key(plans: Sequence[Plan]) -> Words:
-        random = any(plan.random for plan in plans)
+        random = any(plan.is_random for plan in plans)
         return epoch_key(draw_seed(None) if random else 0, 0)
 
     def _run(self, kind: InputKey, images: Any, rows: IntArray, key: Words) -> Any:
@@ -168,7 +168,7 @@ class CompiledTransform:
         plan, views = finish_views(pool, views, draws, name, make_error)
         if not plan.suffix:
             return views[0] if plan.container is None else views
-        return _stack(as_samples(plan, views, draws.select_position(plan.suffix_position).seeds(), name))
+        return _stack(to_samples(plan, views, draws.select_position(plan.suffix_position).seeds(), name))
 
     def _from_files(self, pool: PipelinePool, images: Any, rows: IntArray, draws: Draws) -> Views:
         with ExitStack() as files:

@@ -67,7 +67,7 @@ class PipelineRunner(lifecycle.Resource):
         self.broken = self._closed = self._is_inherited = False
         self._num_submitted = self._num_taken = 0
         self._device = plan.device
-        with devices.on(plan.device):
+        with devices.use(plan.device):
             self._pipeline: Any = graph.build(plan, batch_size, threads, resident)
         lifecycle.install_exit_hook()
         super().__init__()
@@ -92,7 +92,7 @@ class PipelineRunner(lifecycle.Resource):
         """
         with self._end_epoch_on_error():
             self._release_finished()
-            feed = self._pipeline.feed_arrays if _are_arrays(images) else self._pipeline.feed_input
+            feed = self._pipeline.feed_arrays if _has_only_arrays(images) else self._pipeline.feed_input
             feed(self._input_kind.value, images)
             for name, value in inputs.items():
                 self._pipeline.feed_input(name, value)
@@ -134,7 +134,7 @@ class PipelineRunner(lifecycle.Resource):
         if self.broken:
             raise EpochEndedError(INTERRUPTED)
         self.broken = True
-        with lifecycle.native_call(), devices.on(self._device):
+        with lifecycle.native_call(), devices.use(self._device):
             try:
                 yield
             except (EpochEndedError, RunTimeoutError):
@@ -148,7 +148,7 @@ class PipelineRunner(lifecycle.Resource):
         stream = dlpack.get_stream(self._device)
 
         def share() -> Any:
-            with devices.on(self._device):  # in the thread that waits, too
+            with devices.use(self._device):  # in the thread that waits, too
                 return self._pipeline.share_outputs(stream)
 
         try:
@@ -193,11 +193,11 @@ class PipelineRunner(lifecycle.Resource):
         self.broken = self._closed = True
         if self._is_inherited:
             return  # a forked process frees nothing, and must not call CUDA
-        if devices.failed(self._device.index):
+        if devices.has_failed(self._device.index):
             self._resources.extend(stack for _, stack in self._unreleased)
             self._unreleased.clear()
             self._abandon()
-        with devices.on(self._device):
+        with devices.use(self._device):
             self._pipeline.close()
             for event, stack in self._unreleased:
                 if event:
@@ -212,7 +212,7 @@ class PipelineRunner(lifecycle.Resource):
             self.close()
 
 
-def _are_arrays(images: Any) -> bool:
+def _has_only_arrays(images: Any) -> bool:
     return isinstance(images, list) and all(type(image) is np.ndarray for image in cast("list[Any]", images))
 
 

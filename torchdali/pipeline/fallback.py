@@ -18,7 +18,7 @@ from torchvision.transforms.v2 import functional as F
 from torchdali.errors import BatchShapeError
 from torchdali.pipeline.dlpack import Images
 from torchdali.pipeline.plan import Plan
-from torchdali.pipeline.torch_transform import TorchTransform, cpu_semantics, resizes
+from torchdali.pipeline.torch_transform import TorchTransform, cpu_semantics, has_antialias_resize
 from torchdali.runtime.exceptions import add_note
 from torchdali.samples.pil import PILHeader, restore_pil_image
 from torchdali.transforms.rng import Draws
@@ -27,20 +27,20 @@ from torchdali.transforms.spec import IntArray, Kind
 _to_pil_image = cast("Callable[..., Any]", F.to_pil_image)
 
 __all__ = [
-    "as_batch",
-    "as_inputs",
-    "as_samples",
     "call_on_batch",
     "call_seeded",
     "check_shapes",
+    "fork_generators",
     "run_in_torch",
     "run_on_batch",
-    "seeded",
     "stack_frames",
+    "to_batch",
+    "to_inputs",
+    "to_samples",
 ]
 
 
-def as_kind(image: torch.Tensor, kind: Kind) -> Any:
+def to_kind(image: torch.Tensor, kind: Kind) -> Any:
     """Convert an image (CHW) or a video (TCHW) to the type that torchvision would pass to the next transform."""
     if kind == "pil":
         if image.dtype in (torch.uint16, torch.float32):  # modes I;16 and F, which torchvision makes of nothing else
@@ -73,14 +73,14 @@ if hasattr(os, "register_at_fork"):
 
 
 @contextmanager
-def seeded(device: torch.device) -> Generator[Callable[[int], None], None, None]:
+def fork_generators(device: torch.device) -> Generator[Callable[[int], None], None, None]:
     """Save the global generators of torch, numpy and Python, yield a function that seeds them, and restore them.
 
     One thread at a time. Otherwise a thread could restore the states that another thread had seeded.
     """
     lock, is_acquired = _generators_lock, _generators_lock.acquire(timeout=_PATIENCE)
     try:
-        with _seeded(device) as seed:
+        with _fork_generators(device) as seed:
             yield seed
     finally:
         if is_acquired:
@@ -88,7 +88,7 @@ def seeded(device: torch.device) -> Generator[Callable[[int], None], None, None]
 
 
 @contextmanager
-def _seeded(device: torch.device) -> Generator[Callable[[int], None], None, None]:
+def _fork_generators(device: torch.device) -> Generator[Callable[[int], None], None, None]:
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
     cuda = torch.cuda.default_generators[device.index] if device.type == "cuda" else None
     cuda_state = cuda.get_state() if cuda else None
@@ -121,10 +121,10 @@ def run_on_batch(tail: Sequence[tuple[Kind, TorchTransform]], images: Images) ->
     results = [images] if together else list(images)
     if not results:
         return []
-    with cpu_semantics(results[0].device, any(transform.resizes for _, transform in tail)):
+    with cpu_semantics(results[0].device, any(transform.has_antialias_resize for _, transform in tail)):
         for kind, transform in tail:
             try:
-                results = [transform(as_kind(each, kind)) for each in results]
+                results = [transform(to_kind(each, kind)) for each in results]
             except Exception as error:
                 add_note(error, f"while {_name_of(transform)} ran in torch on a batch of {len(images)}")
                 raise
@@ -146,7 +146,7 @@ def stack_frames(images: Images, firsts: IntArray) -> Images:
     return [torch.stack([next(frames) for _ in range(count)]) for count in counts]
 
 
-def as_batch(plan: Plan, images: Images) -> Images:
+def to_batch(plan: Plan, images: Images) -> Images:
     """Return stacked images in the type that ``default_collate`` would return.
 
     That is ``tv_tensors.Image`` or ``Video`` within ``tv_tensors.set_return_type("TVTensor")``, for which there is no
@@ -157,7 +157,7 @@ def as_batch(plan: Plan, images: Images) -> Images:
     return kind(images) if kind and is_kept and isinstance(images, torch.Tensor) else images
 
 
-def as_samples(
+def to_samples(
     plan: Plan,
     views: Sequence[Images],
     seeds: IntArray,
@@ -173,18 +173,18 @@ def as_samples(
         name: Returns the name of the sample in a row.
         pil_header: Returns what the PIL image in a row had besides pixels, if that is known.
     """
-    images = as_inputs(plan, views, pil_header)
+    images = to_inputs(plan, views, pil_header)
     return run_in_torch(plan, images, seeds, name) if plan.suffix else images
 
 
-def as_inputs(
+def to_inputs(
     plan: Plan,
     views: Sequence[Images],
     pil_header: Callable[[int], PILHeader | None] = lambda row: None,  # noqa: ARG005
 ) -> list[Any]:
-    """Return each sample's images before the plan's suffix. The arguments are those of :func:`as_samples`."""
-    each = [[as_kind(image, plan.spec.kind) for image in images] for images in views]
-    if plan.keeps_pil and views:
+    """Return each sample's images before the plan's suffix. The arguments are those of :func:`to_samples`."""
+    each = [[to_kind(image, plan.spec.kind) for image in images] for images in views]
+    if plan.needs_pil_metadata and views:
         headers = [pil_header(row) for row in range(len(each[0]))]
         each = [
             [restore_pil_image(x, header) if header else x for x, header in zip(images, headers, strict=True)]
@@ -209,8 +209,8 @@ def run_in_torch(
         unpack: Whether the parts of a tuple become several arguments, as in torchvision's ``Compose``.
     """
     results: list[Any] = []
-    resizing = any(transform.resizes for transform in plan.suffix)
-    with cpu_semantics(plan.device, resizing), seeded(plan.device) as seed:
+    resizing = any(transform.has_antialias_resize for transform in plan.suffix)
+    with cpu_semantics(plan.device, resizing), fork_generators(plan.device) as seed:
         for row, (image, number) in enumerate(zip(images, seeds.tolist(), strict=True)):
             seed(number)
             for transform in plan.suffix:
@@ -256,7 +256,7 @@ def call_seeded(function: Callable[..., Any], *args: Any, draws: Draws, device: 
         draws: The random numbers of the batch's samples. Those of the first sample make the seed.
         device: The device whose generator is seeded, in addition to the CPU's.
     """
-    with cpu_semantics(device, resizes(function, device)), seeded(device) as seed:
+    with cpu_semantics(device, has_antialias_resize(function, device)), fork_generators(device) as seed:
         seed(int(draws.seeds()[0]))
         return function(*args)
 
@@ -278,13 +278,13 @@ def check_shapes(images: Sequence[Any], chain: Sequence[Any], name: Callable[[in
     row = next((i for i, shape in enumerate(shapes) if shape != shapes[0]), None)
     if row is None:
         return
-    advice = _advice(chain, shapes[0], shapes[row])
+    advice = _suggest_crop(chain, shapes[0], shapes[row])
     raise BatchShapeError(
         f"the images of a batch differ in shape: {shapes[0]} ({name(0)}) and {shapes[row]} ({name(row)}); {advice}"
     )
 
 
-def _advice(chain: Sequence[Any], shape: tuple[int, ...], other: tuple[int, ...]) -> str:
+def _suggest_crop(chain: Sequence[Any], shape: tuple[int, ...], other: tuple[int, ...]) -> str:
     """Return what to do so that the images have equal shapes."""
     if len(shape) == 4 and shape[1:] == other[1:]:
         return "give all videos one number of frames, in the dataset or with v2.UniformTemporalSubsample()"

@@ -16,10 +16,10 @@ from torchdali.errors import PipelineError, SampleError
 from torchdali.pipeline.batch import Batch
 from torchdali.pipeline.clock import Clock
 from torchdali.pipeline.engine import PipelineRunner, RunOutputs, RunTimeoutError
-from torchdali.pipeline.parts import decoded_bytes, join_outputs, split
+from torchdali.pipeline.parts import count_decoded_bytes, join_outputs, split
 from torchdali.pipeline.pool import PipelinePool
 from torchdali.pipeline.readers import MaskReader, ScanTimeoutError, group_masks, put_decoded
-from torchdali.pipeline.tuning import pinned_bytes
+from torchdali.pipeline.tuning import choose_pinned_bytes
 from torchdali.runtime import devices
 from torchdali.runtime.exceptions import CLOSED, NEW_EPOCH, EpochEndedError, defer
 from torchdali.runtime.threads import DaemonThreadPoolExecutor
@@ -66,7 +66,7 @@ class Prefetcher:
     def put(self, batch: Batch) -> None:
         """Add a batch. Its run is scheduled as soon as there is room."""
         self._check()
-        with devices.on(batch.pool.plan.device):
+        with devices.use(batch.pool.plan.device):
             self._waiting.append(batch)
             self._start_scans()
             self._schedule_ready()
@@ -80,7 +80,7 @@ class Prefetcher:
             EpochEndedError: It took longer than the timeout, or an earlier call was interrupted.
         """
         self._check()
-        with devices.on((self._in_flight or self._waiting)[0].pool.plan.device):
+        with devices.use((self._in_flight or self._waiting)[0].pool.plan.device):
             if not self._in_flight:
                 self._schedule()
             batch = self._in_flight[0]
@@ -144,7 +144,7 @@ class Prefetcher:
     def _start_scan(self, batch: Batch) -> None:
         batch.is_started = True
         try:
-            batch.reader = batch.reader.for_samples(batch.draws, batch.pool.plan.choose_frames)
+            batch.reader = batch.reader.bind_draws(batch.draws, batch.pool.plan.choose_frames)
             batch.scan = batch.reader.scan(batch.rows, self._scan_threads)
         except Exception as error:  # noqa: BLE001 - raised in the batch's turn
             batch.error = defer(error)
@@ -155,7 +155,7 @@ class Prefetcher:
             if self._in_flight and self._in_flight[-1].parts:
                 return
             scan = self._waiting[0].scan
-            if not self._waiting[0].is_started or (scan and not scan.done()):
+            if not self._waiting[0].is_started or (scan and not scan.is_done()):
                 return
             self._schedule()
 
@@ -208,9 +208,9 @@ class Prefetcher:
     def _split(self, batch: Batch) -> list[slice]:
         """Return the parts of a batch that are each one run."""
         pool = batch.pool
-        if not pool.plan.decodes:
+        if not pool.plan.needs_decoding:
             return [slice(0, len(batch.rows))]
-        return split(decoded_bytes(batch.size) + batch.reader.file_bytes(batch.rows), pool.decode_bytes)
+        return split(count_decoded_bytes(batch.size) + batch.reader.file_bytes(batch.rows), pool.decode_bytes)
 
     def _submit_parts(self, batch: Batch) -> None:
         """Schedule the parts of a batch. Leave parts for later if those in flight hold much memory of the host.
@@ -223,7 +223,7 @@ class Prefetcher:
         while batch.parts:
             part = batch.parts[0]
             by_pil = pil_only[(pil_only >= part.start) & (pil_only < part.stop)]
-            held = int(reader.file_bytes(batch.rows[part]).sum() + decoded_bytes(batch.size[by_pil]).sum())
+            held = int(reader.file_bytes(batch.rows[part]).sum() + count_decoded_bytes(batch.size[by_pil]).sum())
             if held and self._held_bytes and self._held_bytes + held > _HELD_RUNS * batch.pool.decode_bytes:
                 return
             batch.parts.popleft()
@@ -272,7 +272,7 @@ class Prefetcher:
             if pool is batch.pool and runner.batch_size >= batch.num_images and not runner.broken:
                 return runner
         reader = batch.reader
-        pinned = pinned_bytes(int(reader.file_bytes(batch.rows).sum()), self._runs_in_flight)
+        pinned = choose_pinned_bytes(int(reader.file_bytes(batch.rows).sum()), self._runs_in_flight)
         runner = batch.pool.acquire(batch.num_images, reader.input_stats(), pinned)
         self._runners.append((batch.pool, runner))
         return runner
@@ -330,7 +330,7 @@ class Prefetcher:
         if isinstance(outputs, RunOutputs):
             return outputs
         native = np.setdiff1d(np.arange(len(rows)), pil_only)
-        refused = [position for position in native.tolist() if not self._passes_alone(runner, batch, position)]
+        refused = [position for position in native.tolist() if not self._is_valid_alone(runner, batch, position)]
         outputs = self._try_run(runner, batch, np.union1d(pil_only, np.array(refused, np.int64)))
         if not isinstance(outputs, RunOutputs):
             blamed = refused or list(range(len(rows)))
@@ -342,7 +342,7 @@ class Prefetcher:
             reader.mark_pil_only(int(rows[position]))
         return outputs
 
-    def _passes_alone(self, runner: PipelineRunner, batch: Batch, position: int) -> bool:
+    def _is_valid_alone(self, runner: PipelineRunner, batch: Batch, position: int) -> bool:
         only, count = slice(position, position + 1), batch.pool.plan.num_images
         alone = Batch(batch.reader, batch.pool, batch.rows[only], batch.draws)
         images = slice(position * count, (position + 1) * count)

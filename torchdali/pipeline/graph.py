@@ -29,13 +29,13 @@ __all__ = [
     "build",
     "build_header_reader",
     "decode_files",
+    "explain_unavailability",
     "leak",
     "release_memory",
     "require_dali",
     "require_device",
     "reserve_pinned",
     "resolve",
-    "unavailable_on",
 ]
 
 _INSTALL = "pip install 'nvidia-dali-cuda120>=2.4,<3' (or nvidia-dali-cuda130, if the driver supports CUDA 13)"
@@ -86,11 +86,11 @@ def require_device(device: Any) -> None:
         parsed = torch.device(device)
     except RuntimeError as error:
         raise ValueError(message) from error
-    if reason := unavailable_on(parsed):
+    if reason := explain_unavailability(parsed):
         raise DALIUnavailableError(f"device={device!r} cannot be used: {reason}")
 
 
-def unavailable_on(device: torch.device) -> str | None:
+def explain_unavailability(device: torch.device) -> str | None:
     """Return why DALI cannot run on this device, or None if it can."""
     if device.type == "cpu":
         return None
@@ -120,8 +120,8 @@ def unavailable_on(device: torch.device) -> str | None:
 def resolve(device: str | int | torch.device) -> torch.device:
     """Return the device to use. "auto" is this process's own GPU if DALI can use it, else the CPU."""
     if device == "auto":  # another loader's worker may be forked, and then cannot use CUDA
-        usable = get_worker_info() is None and unavailable_on(torch.device("cuda")) is None
-        return devices.own() if usable else torch.device("cpu")
+        usable = get_worker_info() is None and explain_unavailability(torch.device("cuda")) is None
+        return devices.find_own() if usable else torch.device("cpu")
     device = torch.device(device)
     return torch.device("cuda", torch.cuda.current_device()) if str(device) == "cuda" else device
 
@@ -136,7 +136,7 @@ class _Operators:
         self.device = device
         self.fidelity: Fidelity = fidelity
 
-    def when(
+    def apply_where(
         self,
         mask: Any,
         body: Callable[[Any, Mapping[str, Any]], Any],
@@ -155,7 +155,7 @@ class _Operators:
 @functools.cache
 def _pipeline_class(dali: Any) -> Any:
     # CPython clears a module's globals at exit, before it finalises the pipelines. So keep these functions here.
-    getpid, leak_pipeline, has_failed, tensor = os.getpid, leak, devices.failed, dali.tensors.TensorCPU
+    getpid, leak_pipeline, has_failed, tensor = os.getpid, leak, devices.has_failed, dali.tensors.TensorCPU
 
     class Pipeline(dali.Pipeline):
         """A pipeline that is shut down only by the process that built it, and only while its device works.
@@ -218,7 +218,7 @@ def release_memory(device: torch.device | None) -> None:
         device: The device that was used, or None.
     """
     require_dali()
-    with devices.on(device or torch.device("cpu")):
+    with devices.use(device or torch.device("cpu")):
         importlib.import_module("nvidia.dali.backend").ReleaseUnusedMemory()
     _reserved["pinned"] = 0
     # malloc keeps a heap per thread, with up to 50 MiB that DALI's threads freed.
@@ -295,7 +295,7 @@ def _build_input(ops: _Operators, plan: Plan, nodes: dict[str, Any], resident: b
     return _decode(ops, plan, encoded, nodes), ending, length
 
 
-def _with_header(ops: _Operators, plan: Plan, encoded: Any, window: Mapping[str, Any]) -> Any:
+def _check_headers(ops: _Operators, plan: Plan, encoded: Any, window: Mapping[str, Any]) -> Any:
     """Return the files, after operators that fail if DALI cannot read a header, or a window is outside its image.
 
     DALI 2.4's decoders read the headers of 32 files and more in several threads. If one thread fails, the decoder
@@ -335,7 +335,7 @@ def _decode(ops: _Operators, plan: Plan, encoded: Any, nodes: dict[str, Any]) ->
         options["affine"] = False
     window = plan.select_params(0, nodes) if plan.decode_window else {}
     if not plan.headers_validated:  # with a GPU and 16 cores the operators cost up to a tenth of the images/s
-        encoded = _with_header(ops, plan, encoded, window if plan.input_kind is InputKind.FILES else {})
+        encoded = _check_headers(ops, plan, encoded, window if plan.input_kind is InputKind.FILES else {})
     if window:
         return ops.fn.decoders.image_slice(
             encoded, start=window["start"], shape=window["shape"], axes=[0, 1], **options
@@ -366,7 +366,7 @@ def build_header_reader(batch_size: int, threads: int, validate_headers: bool) -
             safe = fn.external_source(name=HEADERS_VETTED, ndim=0, dtype=types.BOOL)
             safe |= (start[0] == 0xFF) & (start[1] == 0xD8)
             ops = _Operators(dali, "cpu", "exact")
-            outputs += [ops.when(safe, lambda x, _: fn.cast_like(fn.peek_image_shape(x), x), files, {})]
+            outputs += [ops.apply_where(safe, lambda x, _: fn.cast_like(fn.peek_image_shape(x), x), files, {})]
         pipeline.set_outputs(*outputs)
     pipeline.build()
     return pipeline

@@ -24,7 +24,7 @@ def has_jpeg_engine(device: torch.device) -> bool:
     capability = torch.cuda.get_device_capability(device)
     if capability in _WITH_ENGINE or capability < _FIRST_WITH_ENGINE:
         return capability in _WITH_ENGINE
-    with devices.on(device):
+    with devices.use(device):
         return _ask_nvjpeg()
 
 

@@ -15,10 +15,10 @@ from torchdali.pipeline.dlpack import Images
 from torchdali.pipeline.engine import RunOutputs
 from torchdali.transforms.spec import IntArray
 
-__all__ = ["decoded_bytes", "join_outputs", "split"]
+__all__ = ["count_decoded_bytes", "join_outputs", "split"]
 
 
-def decoded_bytes(size: IntArray) -> IntArray:
+def count_decoded_bytes(size: IntArray) -> IntArray:
     """Return ``(N,)`` bytes of decoded RGB images of ``(N, 2)`` heights and widths."""
     return 3 * size[:, 0] * size[:, 1]
 

@@ -23,7 +23,7 @@ from torchdali.transforms.rng import Draws
 from torchdali.transforms.spec import Fidelity, InputKind, Inputs, IntArray, Kind, Params, Spec
 from torchdali.transforms.targets import Targets
 
-__all__ = ["Cut", "Plan", "Step", "View", "chooses_frames", "summarize_plans"]
+__all__ = ["Cut", "Plan", "Step", "View", "has_frame_choice", "summarize_plans"]
 
 
 @dataclass(frozen=True)
@@ -33,14 +33,14 @@ class Step:
     Attributes:
         position: Its position in the chain, counted from 1.
         transform: The transform.
-        where: What runs it; "nothing" if there is nothing to run; "batch" for torch between two parts of DALI.
+        library: What runs it; "nothing" if there is nothing to run; "batch" for torch between two parts of DALI.
         note: The DALI operators, or why torch runs it.
         randomness: The random numbers that are drawn for each sample.
     """
 
     position: int
     transform: Any
-    where: Literal["nothing", "DALI", "batch", "torch"]
+    library: Literal["nothing", "DALI", "batch", "torch"]
     note: str
     randomness: str = ""
 
@@ -111,7 +111,8 @@ class Plan:
         headers_validated: Whether DALI has already read the header of each file, so that the decoder is safe.
         adjust_orientation: Whether images are turned by their EXIF orientation while they are decoded.
         num_frames: Number of frames that DALI gets of each sample, if samples are videos of one length; else 0.
-        keeps_pil: Whether the images after DALI are PIL images that no transform has converted: they keep metadata.
+        needs_pil_metadata: Whether the images after DALI are PIL images that no transform has converted. They keep
+            metadata.
         grey: Whether files are decoded to one channel of the dtype of ``spec``, and not to RGB.
     """
 
@@ -130,7 +131,7 @@ class Plan:
     decode_window: bool = False
     headers_validated: bool = False
     adjust_orientation: bool = False
-    keeps_pil: bool = False
+    needs_pil_metadata: bool = False
     cut: Cut | None = None
     grey: bool = False
     num_frames: int = 0
@@ -148,24 +149,24 @@ class Plan:
         return {_input_name(i, name): x for i, rule in enumerate(self.all_rules) for name, x in rule.inputs.items()}
 
     @property
-    def decodes(self) -> bool:
+    def needs_decoding(self) -> bool:
         """Whether files or their contents are fed."""
         return self.input_kind.is_encoded
 
     @property
-    def random(self) -> bool:
+    def is_random(self) -> bool:
         """Whether anything may be drawn at random, in DALI or in torch."""
-        return any(step.randomness or step.where in ("batch", "torch") for step in self.steps)
+        return any(step.randomness or step.library in ("batch", "torch") for step in self.steps)
 
     @property
     def end_with_annotations(self) -> int | None:
         """Position, from 1, of the first transform that torch runs only if samples have boxes, masks or key points."""
         transforms = [rule.transform for rule in self.moves if rule.moves_in_torch]
-        ends = (step for step in self.steps if step.where == "batch" or any(step.transform is x for x in transforms))
+        ends = (step for step in self.steps if step.library == "batch" or any(step.transform is x for x in transforms))
         return next((step.position for step in ends), None)
 
     @property
-    def uses_torch(self) -> bool:
+    def needs_torch(self) -> bool:
         """Whether torch runs anything."""
         return bool(self.tail or self.suffix or self.cut)
 
@@ -191,7 +192,7 @@ class Plan:
         """Return the numbers of the frames that transforms leave of a video of ``count``. DALI gets only these."""
         chosen = np.arange(count)
         for step in self.steps:
-            if step.where == "nothing" and chooses_frames(step.transform):
+            if step.library == "nothing" and has_frame_choice(step.transform):
                 chosen = chosen[torch.linspace(0, len(chosen) - 1, step.transform.num_samples).long().numpy()]
         return chosen
 
@@ -288,7 +289,7 @@ class Plan:
 
     def __str__(self) -> str:
         backend = "DALI GPU" if self.device.type == "cuda" else "DALI CPU"
-        where = {"nothing": "-", "DALI": backend, "batch": "torch", "torch": "torch"}
+        libraries = {"nothing": "-", "DALI": backend, "batch": "torch", "torch": "torch"}
         lines: list[str] = []
         if self.input_kind is not InputKind.PIXELS:
             decode = "the window of the first crop alone" if self.decode_window else "whole images"
@@ -296,8 +297,8 @@ class Plan:
             target = ", into the cache" if self.input_kind is InputKind.PACKED else ""
             lines.append(f"{'decode':<11}{backend:<10}{decode}{target}")
         for step in self.steps:
-            lines.append(f"{step.position:>9}  {where[step.where]:<10}{step.name}")
-            if step.where in ("batch", "torch"):
+            lines.append(f"{step.position:>9}  {libraries[step.library]:<10}{step.name}")
+            if step.library in ("batch", "torch"):
                 lines.append(f"{'':>21}{step.note}")
             if step.randomness:
                 lines.append(f"{'':>21}draws {step.randomness}")
@@ -320,7 +321,7 @@ class Plan:
     def trunk(self) -> str:
         """The operators before samples become several views."""
         operators = list(self._operators(self.rules))
-        if self.decodes:
+        if self.needs_decoding:
             operators.insert(0, "decoders.image_slice" if self.decode_window else "decoders.image")
         return "; ".join(operators)
 
@@ -344,10 +345,13 @@ def summarize_plans(plans: Sequence[Plan]) -> tuple[str, str]:
     plan = min(plans, key=_count_in_dali)
     total, counts = len(plan.steps), sorted({_count_in_dali(plan) for plan in plans})
     if not total:
-        return f"{'DALI decodes' if plan.decodes else 'Images are copied'} on {device}: there are no transforms", ""
+        return (
+            f"{'DALI decodes' if plan.needs_decoding else 'Images are copied'} on {device}: there are no transforms",
+            "",
+        )
     verb = "transform runs" if total == 1 else "transforms run"
     answer = f"{' to '.join(map(str, counts[:: len(counts) - 1 or 1]))} of {total} {verb} in DALI on {device}"
-    first = next((step for step in plan.steps if step.where == "torch"), None)
+    first = next((step for step in plan.steps if step.library == "torch"), None)
     if first is None:
         return answer, ""
     name = f"transform {first.position}, {type(first.transform).__name__},"
@@ -357,14 +361,14 @@ def summarize_plans(plans: Sequence[Plan]) -> tuple[str, str]:
     return answer, f"replace {name} if it is slow: torch runs it, for the reason below it"
 
 
-def chooses_frames(transform: Any) -> bool:
+def has_frame_choice(transform: Any) -> bool:
     """Return whether a transform leaves some frames of a video and changes none."""
     return type(transform) is v2.UniformTemporalSubsample and is_unmodified(transform)
 
 
 def _count_in_dali(plan: Plan) -> int:
     """Return the number of transforms that torch does not run. Some of them need no operator."""
-    return sum(step.where not in ("batch", "torch") for step in plan.steps)
+    return sum(step.library not in ("batch", "torch") for step in plan.steps)
 
 
 def _input_name(rule: int, name: str) -> str:

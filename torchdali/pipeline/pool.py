@@ -10,7 +10,7 @@ import torch
 
 from torchdali.pipeline import graph
 from torchdali.pipeline.annotations import check_annotations
-from torchdali.pipeline.compile import adjusts_orientation, compile_plan, find_first, fuse
+from torchdali.pipeline.compile import compile_plan, find_first, fuse, has_exif_transpose
 from torchdali.pipeline.engine import PipelineRunner
 from torchdali.pipeline.plan import Plan
 from torchdali.pipeline.tuning import Threads, choose_decode_bytes
@@ -77,7 +77,7 @@ class PipelinePool:
             # Of one channel HWC and CHW are the same. The headers were written by torchdali.
             views = (replace(plan.views[0], channels_first=True),)
             plan = replace(plan, views=views, grey=True, headers_validated=True)
-            threads = self._threads.for_input(InputKind.ENCODED)
+            threads = self._threads.adapt_to_input(InputKind.ENCODED)
             self._masks[dtype] = PipelinePool(plan, self._batch_size, threads, decode_bytes=self.decode_bytes)
         return self._masks[dtype]
 
@@ -85,7 +85,7 @@ class PipelinePool:
         """Build a runner that is not part of the pool."""
         return PipelineRunner(self.plan, batch_size, threads, self._resident)
 
-    def following(self, spec: Spec) -> PipelinePool:
+    def get_following(self, spec: Spec) -> PipelinePool:
         """Return the pipelines of what follows the plan's cut.
 
         Args:
@@ -105,7 +105,7 @@ class PipelinePool:
                 start=cut.position,
                 number=cut.number + 1,
             )
-            threads, resident = self._threads.for_input(InputKind.PIXELS), plan.device.type == "cuda"
+            threads, resident = self._threads.adapt_to_input(InputKind.PIXELS), plan.device.type == "cuda"
             pool = PipelinePool(fuse(after), self._batch_size, threads, resident, self.decode_bytes)
             self._following[spec] = pool
         return pool
@@ -195,13 +195,13 @@ class PipelineCache:
 
     @property
     def adjust_orientation(self) -> bool:
-        """Whether images are turned by their EXIF orientation, as :func:`adjusts_orientation` returns it."""
-        return adjusts_orientation(self.chain)
+        """Whether images are turned by their EXIF orientation, as :func:`has_exif_transpose` returns it."""
+        return has_exif_transpose(self.chain)
 
     @property
-    def keeps_pil(self) -> bool:
+    def needs_pil_metadata(self) -> bool:
         """Whether torch's transforms or ``collate_fn`` get PIL images, so that their metadata must be kept."""
-        return self.plan(Spec(), InputKind.PIXELS).keeps_pil
+        return self.plan(Spec(), InputKind.PIXELS).needs_pil_metadata
 
     def close(self) -> None:
         """Free the pipelines."""
@@ -266,6 +266,6 @@ def _find_common_end(plans: Sequence[Plan]) -> int | None:
     DALI and torch draw in different ways, so two crops of one sample's images would differ. The position is counted
     from 1.
     """
-    begins = [step.position for plan in plans for step in plan.steps if step.where == "torch"]
-    drawn = [step.position for plan in plans for step in plan.steps if step.where == "DALI" and step.randomness]
+    begins = [step.position for plan in plans for step in plan.steps if step.library == "torch"]
+    drawn = [step.position for plan in plans for step in plan.steps if step.library == "DALI" and step.randomness]
     return min(begins) if begins and drawn and max(drawn) >= min(begins) else None

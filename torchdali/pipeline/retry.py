@@ -53,7 +53,7 @@ class RetryingPrefetcher:
         try:
             return self._prefetcher.get()
         except SampleError as error:
-            if not self._error_policy.handles(error):
+            if not self._error_policy.is_bad_sample(error):
                 raise
             faults.append(error)
         return self._retry(original, faults, excluded)
@@ -66,7 +66,7 @@ class RetryingPrefetcher:
             try:
                 return self._retries.get()
             except SampleError as error:
-                if not self._error_policy.handles(error):
+                if not self._error_policy.is_bad_sample(error):
                     raise
                 faults.append(error)
 

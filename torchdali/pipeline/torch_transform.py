@@ -34,7 +34,7 @@ _ONLY_ON_THE_CPU = (
 )
 """Parts of torch's messages if CUDA has no kernel for a call that the CPU can do."""
 
-__all__ = ["TorchTransform", "cpu_semantics", "resizes"]
+__all__ = ["TorchTransform", "cpu_semantics", "has_antialias_resize"]
 
 
 class TorchTransform:
@@ -46,15 +46,15 @@ class TorchTransform:
 
     Attributes:
         transform: The transform that is called: the one in the chain, or a copy with its matrix on the device.
-        resizes: The result of :func:`resizes`.
+        has_antialias_resize: The result of :func:`has_antialias_resize`.
     """
 
     def __init__(self, transform: Any, device: torch.device) -> None:
         dtype = getattr(transform, "dtype", None)
-        self.transform = _with_matrix_on(transform, device) if type(transform) in _LINEAR else transform
-        self.resizes = resizes(transform, device)
+        self.transform = _move_matrix(transform, device) if type(transform) in _LINEAR else transform
+        self.has_antialias_resize = has_antialias_resize(transform, device)
         self._device = device
-        self._runs_on_host = device.type != "cpu" and self.transform is transform and _runs_on_host(transform)
+        self._needs_host = device.type != "cpu" and self.transform is transform and _needs_host(transform)
         # CUDA can convert every type to floats, and does so with whole batches.
         self._to_floats = (
             isinstance(transform, v2.ToDtype) and isinstance(dtype, torch.dtype) and dtype.is_floating_point
@@ -62,19 +62,19 @@ class TorchTransform:
 
     def __call__(self, *inputs: Any) -> Any:
         """Return the transformed image, or the transformed parts of a sample."""
-        host = inputs if self._device.type == "cpu" else tree_map(inputs, self._on_host)
+        host = inputs if self._device.type == "cpu" else tree_map(inputs, self._run_on_host)
         result = self.transform(*host)
         if host is inputs:
             return result
         return tree_map(result, lambda x: x.to(self._device) if isinstance(x, torch.Tensor) else x)
 
-    def _on_host(self, leaf: Any) -> Any:
+    def _run_on_host(self, leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
             return leaf
-        return leaf.to("cpu") if self._runs_on_host or (leaf.dtype in _FEW_KERNELS and not self._to_floats) else leaf
+        return leaf.to("cpu") if self._needs_host or (leaf.dtype in _FEW_KERNELS and not self._to_floats) else leaf
 
 
-def _with_matrix_on(transform: Any, device: torch.device) -> Any:
+def _move_matrix(transform: Any, device: torch.device) -> Any:
     """Return a copy with its matrix on a device. torchvision needs it on the device of the images."""
     clone = copy.copy(transform)
     clone.transformation_matrix = transform.transformation_matrix.to(device)
@@ -82,7 +82,7 @@ def _with_matrix_on(transform: Any, device: torch.device) -> Any:
     return clone
 
 
-def _runs_on_host(transform: Any) -> bool:
+def _needs_host(transform: Any) -> bool:
     """Return whether torchvision can run a transform, or a part of it, only on the CPU."""
     dtype, modes = getattr(transform, "dtype", None), getattr(transform, "interpolation", None)
     dtypes = list(cast("dict[Any, Any]", dtype).values()) if isinstance(dtype, dict) else [dtype]
@@ -90,7 +90,7 @@ def _runs_on_host(transform: Any) -> bool:
         isinstance(transform, (v2.JPEG, *_LINEAR))
         or any(isinstance(each, torch.dtype) and each in _FEW_KERNELS for each in dtypes)
         or InterpolationMode.LANCZOS in (modes if isinstance(modes, (list, tuple)) else [modes])
-        or any(_runs_on_host(part) for part in _parts(transform))
+        or any(_needs_host(part) for part in _parts(transform))
     )
 
 
@@ -100,10 +100,11 @@ def _parts(transform: Any) -> list[Any]:
     return [*parts, *(transform.children() if isinstance(transform, nn.Module) else ())]
 
 
-def resizes(transform: Any, device: torch.device) -> bool:
+def has_antialias_resize(transform: Any, device: torch.device) -> bool:
     """Return whether a transform, or a part of it, resizes with antialias on a GPU. That kernel refuses some sizes."""
     return device.type != "cpu" and (
-        bool(getattr(transform, "antialias", False)) or any(resizes(part, device) for part in _parts(transform))
+        bool(getattr(transform, "antialias", False))
+        or any(has_antialias_resize(part, device) for part in _parts(transform))
     )
 
 
@@ -117,7 +118,7 @@ def cpu_semantics(device: torch.device, resizing: bool = False) -> Generator[Non
 
     Args:
         device: The device of the images.
-        resizing: The result of :func:`resizes` for the transforms that will run.
+        resizing: The result of :func:`has_antialias_resize` for the transforms that will run.
     """
     mode = _CPUSemanticsMode() if device.type != "cpu" and (resizing or _needs_mode()) else nullcontext()
     with torch.autocast("cpu", enabled=False), torch.autocast(device.type, enabled=False), mode:

@@ -21,8 +21,8 @@ __all__ = [
     "Threads",
     "check_numbers",
     "choose_decode_bytes",
+    "choose_pinned_bytes",
     "choose_prefetch_depth",
-    "pinned_bytes",
 ]
 
 _FEW = 4
@@ -70,13 +70,13 @@ class Threads:
 
     def __init__(self, requested: int, device: torch.device, input_kind: InputKind) -> None:
         self._requested, self._device = requested, device
-        self._cores = machine.available_cores()
+        self._cores = machine.count_available_cores()
         self._decodes = input_kind.is_encoded
         self._reads = input_kind is InputKind.FILES
         self._gpu = device.type == "cuda"
         self._engine = self._gpu and self._decodes and jpeg_engine.has_jpeg_engine(device)
 
-    def for_input(self, input_kind: InputKind) -> Threads:
+    def adapt_to_input(self, input_kind: InputKind) -> Threads:
         """Return the same for samples that are fed in another way."""
         return Threads(self._requested, self._device, input_kind)
 
@@ -88,7 +88,7 @@ class Threads:
         """
         if self._requested:
             return self._requested
-        return max(self._count_working(stats.non_engine), WAITING if self._waits_for_storage(stats) else 0)
+        return max(self._count_working(stats.non_engine), WAITING if self._is_storage_slow(stats) else 0)
 
     def _count_working(self, non_engine: float) -> int:
         """Return the number of threads that decode, or keep the GPU busy."""
@@ -96,7 +96,7 @@ class Threads:
             return self._cores
         return min(self._cores, max(_FEW, math.ceil(_MORE * non_engine)))
 
-    def _waits_for_storage(self, stats: InputStats) -> bool:
+    def _is_storage_slow(self, stats: InputStats) -> bool:
         return self._reads and stats.wait > _SLOW
 
     def explain(self, stats: InputStats = NO_INPUT_STATS) -> str:
@@ -105,7 +105,7 @@ class Threads:
         if self._requested:
             return "num_workers"
         cores = f"{self._cores} cores that this process may use"
-        if self._waits_for_storage(stats) and self._count_working(non_engine) < WAITING:
+        if self._is_storage_slow(stats) and self._count_working(non_engine) < WAITING:
             return f"chosen: storage keeps a thread waiting {stats.wait * 1000:.1f} ms for a file; of {cores}"
         if not self._gpu:
             return f"chosen: the {cores}"
@@ -140,7 +140,7 @@ def choose_decode_bytes(memory: int) -> int:
     return max(3 * 2**26, min(memory // 128, 2**30))
 
 
-def pinned_bytes(batch: int, prefetch_depth: int) -> int:
+def choose_pinned_bytes(batch: int, prefetch_depth: int) -> int:
     """Return how much pinned memory to reserve for the files that DALI reads.
 
     DALI's pool doubles each time that it grows. Then the driver stops the whole process, on an H200 for 100 to 200 ms

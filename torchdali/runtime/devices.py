@@ -7,29 +7,29 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-__all__ = ["failed", "local_rank", "on", "own"]
+__all__ = ["find_own", "get_local_rank", "has_failed", "use"]
 
 _HERE: AbstractContextManager[None] = nullcontext()
 
 
-def local_rank() -> int | None:
+def get_local_rank() -> int | None:
     """Return this process's number among those of its host, as ``torchrun`` and others set it, or None."""
     number = os.environ.get("LOCAL_RANK", "")
     return int(number) if number.isdecimal() else None
 
 
-def own() -> torch.device:
+def find_own() -> torch.device:
     """Return torch's current CUDA device. If that is the first one, the default, return LOCAL_RANK's instead.
 
     LOCAL_RANK is ignored if torch sees fewer devices, because then each process sees only its own.
     """
-    index, local = torch.cuda.current_device(), local_rank()
+    index, local = torch.cuda.current_device(), get_local_rank()
     if index == 0 and local is not None and local < torch.cuda.device_count():
         index = local
     return torch.device("cuda", index)
 
 
-def on(device: torch.device) -> AbstractContextManager[None]:
+def use(device: torch.device) -> AbstractContextManager[None]:
     """Make a CUDA device the current one for a block. For the CPU, do nothing.
 
     Many calls make a context on the current device although they do not use it, and that takes some hundred MiB.
@@ -40,7 +40,7 @@ def on(device: torch.device) -> AbstractContextManager[None]:
     return torch.cuda.device(device)
 
 
-def failed(index: int | None) -> bool:
+def has_failed(index: int | None) -> bool:
     """Return True if an error has made a CUDA device unusable for the rest of the process. None means the CPU."""
     try:
         if index is not None:

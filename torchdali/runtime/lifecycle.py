@@ -44,11 +44,11 @@ _resources: weakref.WeakSet[Resource] = weakref.WeakSet()
 _held: list[Resource] = []
 
 
-def _before_fork() -> None:
+def _hold_resources() -> None:
     _held.extend(_resources)  # the child may collect garbage before its own hook runs
 
 
-def _after_fork_in_child() -> None:
+def _renew_resources() -> None:
     for resource in _held:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(resource))  # never destroyed, not even when the interpreter ends
         resource.renew()
@@ -56,7 +56,7 @@ def _after_fork_in_child() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_parent=_held.clear, after_in_child=_after_fork_in_child)
+    os.register_at_fork(before=_hold_resources, after_in_parent=_held.clear, after_in_child=_renew_resources)
 
 
 def install_exit_hook() -> None:
@@ -64,8 +64,8 @@ def install_exit_hook() -> None:
 
     Exit hooks run in reverse order, so call this after DALI has been imported. Calling it again moves the hook.
     """
-    atexit.unregister(_at_exit)
-    atexit.register(_at_exit)
+    atexit.unregister(_abandon_resources)
+    atexit.register(_abandon_resources)
 
 
 def native_call() -> _NativeCall:
@@ -115,17 +115,17 @@ def _block_if_exiting() -> None:
         threading.Event().wait()
 
 
-def _at_exit() -> None:
+def _abandon_resources() -> None:
     _exiting.set()
     deadline = time.monotonic() + _PATIENCE
     # A thread that waits for storage may never return, hence the deadline.
-    while _daemon_threads_inside() and time.monotonic() < deadline:
+    while _find_daemon_threads_inside() and time.monotonic() < deadline:
         time.sleep(0.001)
     for resource in list(_resources):
         resource.abandon()
 
 
-def _daemon_threads_inside() -> set[int]:
+def _find_daemon_threads_inside() -> set[int]:
     return _threads_inside & {thread.ident or 0 for thread in threading.enumerate() if thread.daemon}
 
 

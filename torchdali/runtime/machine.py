@@ -13,13 +13,13 @@ import torch
 from torchdali.runtime.warning import warn_user
 
 __all__ = [
-    "available_cores",
-    "available_memory",
-    "connections",
+    "choose_memory_for_batches",
+    "count_available_cores",
+    "describe_connections",
+    "find_user_cache_folder",
     "free_memory",
-    "memory_for_batches",
+    "measure_available_memory",
     "set_connections",
-    "user_cache_folder",
     "warn_of_few_connections",
 ]
 
@@ -44,7 +44,7 @@ def set_connections() -> None:
         _state["source"] = "set by torchdali"
 
 
-def connections() -> str:
+def describe_connections() -> str:
     """Return the variable and the source of its value, for ``explain()``."""
     return f"{_VARIABLE}={os.environ.get(_VARIABLE, '8 (the default)')} ({_state['source']})"
 
@@ -61,24 +61,24 @@ def warn_of_few_connections() -> None:
     )
 
 
-def memory_for_batches(device: torch.device) -> int:
+def choose_memory_for_batches(device: torch.device) -> int:
     """Return how many bytes batches in flight may take: an eighth of a GPU's free memory. The CPU has no limit."""
     if device.type != "cuda":
         return sys.maxsize
     return free_memory(device) // _OF_FREE_MEMORY
 
 
-def user_cache_folder() -> Path:
+def find_user_cache_folder() -> Path:
     """Return the folder for what can be made anew: ``torchdali`` in ``XDG_CACHE_HOME``, by default ``~/.cache``."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "torchdali"
 
 
 def free_memory(device: torch.device) -> int:
     """Return how many bytes are free: of a GPU's memory, or of the host's for the CPU."""
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_memory()
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else measure_available_memory()
 
 
-def available_cores() -> int:
+def count_available_cores() -> int:
     """Return how many cores this process may use, by its affinity and its control group's quota, rounded up."""
     cores, quota = len(os.sched_getaffinity(0)), _cgroup_quota()
     return min(cores, math.ceil(quota)) if quota else cores
@@ -97,7 +97,7 @@ def _cgroup_quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
         return None
 
 
-def available_memory() -> int:
+def measure_available_memory() -> int:
     """Return how many bytes of host memory are free, in the system and within the control group's limit."""
     system = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
     free = [int(system[1]) * 1024] if system else []

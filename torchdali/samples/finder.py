@@ -117,7 +117,7 @@ class ImageFinder:
 def _find_files(sample: Tree, files: Leaves) -> Leaves:
     """Return the only encoded file or path of a sample, or those of one list. Raise TransformError for others."""
     files = [(path, leaf) for path, leaf in files if is_encoded(leaf) or _has_image_suffix(leaf)] or files
-    if len(files) < 2 or any({path for path, _ in files} == x for x in _key_paths_of_lists(sample)):
+    if len(files) < 2 or any({path for path, _ in files} == x for x in _find_key_paths_of_lists(sample)):
         return files
     at = format_key_paths([path for path, _ in files])
     raise TransformError(
@@ -126,9 +126,9 @@ def _find_files(sample: Tree, files: Leaves) -> Leaves:
     )
 
 
-def _key_paths_of_lists(part: Tree) -> list[set[str]]:
+def _find_key_paths_of_lists(part: Tree) -> list[set[str]]:
     """Return the key paths of the parts of each list of a sample, and of each nested tuple."""
-    nested = [keys for child in part.parts for keys in _key_paths_of_lists(child)]
+    nested = [keys for child in part.parts for keys in _find_key_paths_of_lists(child)]
     is_list = isinstance(part.node, list) or (isinstance(part.node, tuple) and part.key_path.endswith("]"))
     return [{child.key_path for child in part.parts}, *nested] if is_list else nested
 
@@ -137,11 +137,11 @@ def _suggest(sample: Tree, files: Leaves) -> str:
     """Return what ``images=`` would be for all of the files."""
     paths = {path for path, _ in files}
     top = [part for part in sample.parts if any(path in paths for path, _ in tree_leaves(part))]
-    keys: list[Key] = [_key_of(part, sample) for part in top]
+    keys: list[Key] = [_find_key(part, sample) for part in top]
     return repr(keys[0] if len(keys) == 1 else keys)
 
 
-def _key_of(part: Tree, parent: Tree) -> Key:
+def _find_key(part: Tree, parent: Tree) -> Key:
     text = part.key_path[len(parent.key_path) :]
     return text[1:] if text.startswith(".") else int(text[1:-1]) if text[1:-1].isdecimal() else text[2:-2]
 

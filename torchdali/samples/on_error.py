@@ -63,7 +63,7 @@ class ErrorPolicy:
     def __bool__(self) -> bool:
         return self.mode != "raise"
 
-    def handles(self, error: Exception) -> bool:
+    def is_bad_sample(self, error: Exception) -> bool:
         """Return True if the error is about a sample that cannot be read or decoded, and the mode is not ``raise``."""
         return (
             self.mode != "raise"

@@ -40,7 +40,7 @@ class Transfer:
         """Move the tensors of a structure, and whatever else has a method ``to``, to the device."""
         if self._device.type != "cuda":
             return data
-        with devices.on(self._device):
+        with devices.use(self._device):
             return self._move(data)
 
     def move_together(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -63,7 +63,7 @@ class Transfer:
 
         def move(leaf: Any) -> Any:
             if not isinstance(leaf, torch.Tensor):
-                return leaf.to(self._device) if _can_move(leaf) else leaf
+                return leaf.to(self._device) if _is_movable(leaf) else leaf
             if leaf.device.type != "cpu":
                 return leaf
             if leaf.layout != torch.strided:
@@ -74,7 +74,7 @@ class Transfer:
                 moved.append(leaf.to(self._device, non_blocking=True))
             return moved[-1]
 
-        data = tree_map(data, move, is_leaf=_can_move)
+        data = tree_map(data, move, is_leaf=_is_movable)
         current.wait_stream(side_stream)
         for tensor in moved:
             tensor.record_stream(current)
@@ -92,5 +92,5 @@ def _get_side_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-def _can_move(node: Any) -> bool:
+def _is_movable(node: Any) -> bool:
     return callable(getattr(cast("object", node), "to", None)) and not isinstance(node, type)

@@ -1,6 +1,6 @@
 """Sources of images. A source reads files, bytes or pixels by row, without calling a dataset's ``__getitem__``."""
 
-from torchdali.sources.adopters import dataset_state, from_dataset
+from torchdali.sources.adopters import describe_dataset_state, from_dataset
 from torchdali.sources.folder import FileSource
 from torchdali.sources.headers.header import (
     HEADER_BYTES,
@@ -27,7 +27,7 @@ __all__ = [
     "Labels",
     "Source",
     "Spec",
-    "dataset_state",
+    "describe_dataset_state",
     "error_text",
     "from_dataset",
     "image_size",

@@ -16,7 +16,7 @@ from torchvision.datasets import folder
 from torchvision.datasets.folder import default_loader, pil_loader
 
 from torchdali.errors import UnsupportedDatasetError
-from torchdali.sources.arrays import Arrays, ArraySource, as_array, find_base_class, get_targets
+from torchdali.sources.arrays import Arrays, ArraySource, find_base_class, get_targets, view_as_array
 from torchdali.sources.combined import CombinedSource
 from torchdali.sources.files import FILE_CLASSES, check_joint_transform, get_attributes, get_loader, get_pairs
 from torchdali.sources.folder import FileSource
@@ -28,7 +28,7 @@ from torchdali.sources.wrapped import WRAPPED_CLASSES, WrappedFiles, find_inner,
 from torchdali.transforms import find_rule, flatten, snapshot
 from torchdali.transforms.spec import IntArray
 
-__all__ = ["dataset_state", "from_dataset"]
+__all__ = ["describe_dataset_state", "from_dataset"]
 
 _Places = range | IntArray
 """Places of samples; a range where they are consecutive, which then take no memory."""
@@ -54,7 +54,7 @@ def from_dataset(dataset: Any) -> Source:
             default loader opens, or images of one array. Nothing else is raised, whatever the dataset is.
     """
     try:
-        _state(dataset)  # if this fails, a change would not be seen
+        _describe_state(dataset)  # if this fails, a change would not be seen
         return _open(dataset)
     except UnsupportedDatasetError:
         raise
@@ -69,7 +69,7 @@ def _open(dataset: Any) -> Source:
     leaves: list[Any] = []
     ends: list[int] = []
     places = _resolve(dataset, leaves, ends)
-    kinds = {_leaf_kind(leaf) for leaf in leaves}
+    kinds = {_find_leaf_kind(leaf) for leaf in leaves}
     if len(kinds) > 1:
         names = " and ".join(kind for kind in (_FILES, _ARRAYS, _OWN) if kind in kinds)
         raise UnsupportedDatasetError(f"ConcatDataset has {names}. {_HINT}.")
@@ -78,19 +78,19 @@ def _open(dataset: Any) -> Source:
     if kinds == {_OWN}:
         sources = [_open_own(leaf) for leaf in leaves]
         whole = len(leaves) == 1 and isinstance(places, range)
-        return sources[0] if whole else CombinedSource(sources, *_rows_of_leaves(ends, _array(places)))
+        return sources[0] if whole else CombinedSource(sources, *_find_rows_of_leaves(ends, _to_array(places)))
     if kinds == {_ARRAYS}:
-        which, rows = _rows_of_leaves(ends, _array(places))
+        which, rows = _find_rows_of_leaves(ends, _to_array(places))
         return ArraySource(
-            [Arrays(leaf) for leaf in leaves], which, rows, functions, leaves[0].transform, _outline(dataset)
+            [Arrays(leaf) for leaf in leaves], which, rows, functions, leaves[0].transform, _describe(dataset)
         )
     which = None
     if len(leaves) > 1 and any(functions):
-        which = _rows_of_leaves(ends, _array(places))[0].astype(np.min_scalar_type(len(leaves)))
+        which = _find_rows_of_leaves(ends, _to_array(places))[0].astype(np.min_scalar_type(len(leaves)))
     classes = len({name for leaf in leaves for name in getattr(leaf, "classes", ())})
     where = f" in {classes:,} {'class' if classes == 1 else 'classes'}" if classes else ""
-    description = f"{len(places):,} files{where} ({_outline(dataset)})"
-    paths, values, columns, files = _files(leaves, ends[-1], places)
+    description = f"{len(places):,} files{where} ({_describe(dataset)})"
+    paths, values, columns, files = _find_files(leaves, ends[-1], places)
     targets = Targets(values, functions, which)
     return _DatasetFiles(dataset, paths, targets, leaves[0].transform, description, columns, files)
 
@@ -107,22 +107,22 @@ def _is_wrapped(dataset: Any) -> bool:
 _FILES, _ARRAYS, _OWN = "image folders", "datasets in memory", "datasets with a source of their own"
 
 
-def _leaf_kind(leaf: Any) -> str:
-    base = _base(leaf)
+def _find_leaf_kind(leaf: Any) -> str:
+    base = _find_base(leaf)
     if base is ImageIndex or base in FILE_CLASSES:
         return _FILES
     return _ARRAYS if base else _OWN
 
 
-def _rows_of_leaves(ends: Sequence[int], places: IntArray) -> tuple[IntArray, IntArray]:
+def _find_rows_of_leaves(ends: Sequence[int], places: IntArray) -> tuple[IntArray, IntArray]:
     """Return for each sample the index of its dataset, and its row there."""
     which = np.searchsorted(ends, places, "right")
     return which, places - np.array([0, *ends])[which]
 
 
-def _pairs(leaf: Any) -> list[tuple[Any, Any]]:
+def _get_leaf_pairs(leaf: Any) -> list[tuple[Any, Any]]:
     """Return the path and the target of each sample of a dataset of files."""
-    return get_pairs(leaf, cast("type[Any]", _base(leaf)))
+    return get_pairs(leaf, cast("type[Any]", _find_base(leaf)))
 
 
 class _DatasetFiles(FileSource):
@@ -136,22 +136,23 @@ class _DatasetFiles(FileSource):
         return _open, (self._dataset,)
 
 
-def _files(
+def _find_files(
     leaves: list[Any], count: int, places: _Places
 ) -> tuple[Paths, Any, HeaderColumns | None, npt.NDArray[Any] | None]:
     """Return paths, targets, headers and file numbers of samples; ``places`` are those in all leaves together."""
     whole = isinstance(places, range) and len(places) == count
     if not any(isinstance(leaf, ImageIndex) for leaf in leaves):
-        samples: Any = _pairs(leaves[0]) if len(leaves) == 1 else [*chain(*map(_pairs, leaves))]
-        table, targets = read_samples(samples if whole else (samples[i] for i in _array(places).tolist()))
+        samples: Any = _get_leaf_pairs(leaves[0]) if len(leaves) == 1 else [*chain(*map(_get_leaf_pairs, leaves))]
+        table, targets = read_samples(samples if whole else (samples[i] for i in _to_array(places).tolist()))
         return Paths([table]), targets, None, None
     # The arrays of an index stay where they are: its samples are known by their rows in it.
     pairs = [
-        (leaf.paths, leaf.targets) if isinstance(leaf, ImageIndex) else read_samples(_pairs(leaf)) for leaf in leaves
+        (leaf.paths, leaf.targets) if isinstance(leaf, ImageIndex) else read_samples(_get_leaf_pairs(leaf))
+        for leaf in leaves
     ]
     known = [leaf.headers() if isinstance(leaf, ImageIndex) else HeaderColumns.unknown(len(leaf)) for leaf in leaves]
     columns = known[0] if len(known) == 1 else HeaderColumns(*map(np.concatenate, zip(*known, strict=True)))
-    files: npt.NDArray[Any] | None = None if whole else _array(places).astype(np.min_scalar_type(count))
+    files: npt.NDArray[Any] | None = None if whole else _to_array(places).astype(np.min_scalar_type(count))
     values = [targets for _, targets in pairs]
     if all(isinstance(targets, np.ndarray) for targets in values):
         labels: Any = values[0] if len(values) == 1 else np.concatenate(values)
@@ -177,24 +178,24 @@ class _Objects:
         return len(self._items)
 
 
-def dataset_state(dataset: Any) -> object:
+def describe_dataset_state(dataset: Any) -> object:
     """Something that differs when a dataset was changed in a way that :func:`from_dataset` sees; it never raises."""
     try:
-        return _state(dataset)
+        return _describe_state(dataset)
     except Exception:  # noqa: BLE001 - for the same reason as in lift(), which says so
         return _Objects([dataset])
 
 
-def _state(dataset: Any) -> object:
+def _describe_state(dataset: Any) -> object:
     if _is_plain(dataset, Subset):
-        return _digest(_indices(dataset.indices)), _state(dataset.dataset)
+        return _compute_digest(_to_indices(dataset.indices)), _describe_state(dataset.dataset)
     if _is_plain(dataset, ConcatDataset):
-        return list(dataset.cumulative_sizes), [_state(one) for one in dataset.datasets]
+        return list(dataset.cumulative_sizes), [_describe_state(one) for one in dataset.datasets]
     if _is_wrapped(dataset):
         parts = get_wrapped_state(dataset)
         lists = [_Objects(cast("list[Any]", part)) for part in parts if isinstance(part, list)]
         return _Objects(parts), lists, repr(parts[0]), snapshot(parts[0])
-    base = _base(dataset)
+    base = _find_base(dataset)
     if _has_own_source(dataset):
         own = [getattr(dataset, name, None) for name in ("transform", "target_transform")]
         return _Objects([dataset, *own]), repr(own[0]), snapshot(own[0])
@@ -204,31 +205,31 @@ def _state(dataset: Any) -> object:
     text = repr(dataset.transform), snapshot(dataset.transform)
     if base in FILE_CLASSES:
         samples = [_Objects(getattr(dataset, name)) for name in FILE_CLASSES[base]]
-        return samples, _Objects(get_attributes(dataset, base)), text, _image_backend()
+        return samples, _Objects(get_attributes(dataset, base)), text, _get_image_backend()
     if base is ImageIndex:
         return _Objects([*about, dataset]), text
     # Images are read where they are; targets were copied.
     about += [dataset.data, getattr(dataset, "compat", None)]
-    return _Objects(about), text, _content(get_targets(dataset))
+    return _Objects(about), text, _describe_content(get_targets(dataset))
 
 
-def _content(targets: Any) -> object:
-    array: Any = as_array(targets)
+def _describe_content(targets: Any) -> object:
+    array: Any = view_as_array(targets)
     if array is not None and not array.dtype.hasobject:
-        return _digest(array)
+        return _compute_digest(array)
     several = array is not None or isinstance(cast("object", targets), (list, tuple))
     return _Objects(targets if several else [targets])
 
 
-def _digest(array: npt.NDArray[Any]) -> object:
+def _compute_digest(array: npt.NDArray[Any]) -> object:
     """Equal for equal arrays, and small."""
     content = cast("Any", np.ascontiguousarray(array).view(np.uint8))
     return str(array.dtype), array.shape, hashlib.blake2b(content).digest()
 
 
-def _indices(indices: Any) -> IntArray:
+def _to_indices(indices: Any) -> IntArray:
     """What a ``Subset`` was given."""
-    array = as_array(indices)
+    array = view_as_array(indices)
     if array is not None and array.dtype.kind in "iu" and array.ndim == 1:
         return array.astype(np.int64)
     return np.fromiter(map(operator.index, indices), np.int64)
@@ -237,14 +238,14 @@ def _indices(indices: Any) -> IntArray:
 def _resolve(dataset: Any, leaves: list[Any], ends: list[int]) -> _Places:
     """For each sample its place in all of ``leaves`` together; ``ends`` are the places at which each of them ends."""
     if _is_plain(dataset, Subset):
-        return _array(_resolve(dataset.dataset, leaves, ends))[_indices(dataset.indices)]
+        return _to_array(_resolve(dataset.dataset, leaves, ends))[_to_indices(dataset.indices)]
     if _is_plain(dataset, ConcatDataset):
         parts = [_resolve(one, leaves, ends) for one in dataset.datasets]
         counts = np.diff(dataset.cumulative_sizes, prepend=0).tolist()  # which are as old as the ConcatDataset
         if any(count > len(part) for count, part in zip(counts, parts, strict=True)):
             raise UnsupportedDatasetError("a dataset under ConcatDataset is shorter than when it was concatenated")
-        return _concatenated([part[:count] for count, part in zip(counts, parts, strict=True)])
-    count = _checked(dataset)
+        return _concatenate([part[:count] for count, part in zip(counts, parts, strict=True)])
+    count = _count_samples(dataset)
     known = [i for i, one in enumerate(leaves) if one is dataset]
     if not known:
         leaves.append(dataset)
@@ -253,18 +254,18 @@ def _resolve(dataset: Any, leaves: list[Any], ends: list[int]) -> _Places:
     return range(end - count, end)
 
 
-def _concatenated(parts: Sequence[_Places]) -> _Places:
+def _concatenate(parts: Sequence[_Places]) -> _Places:
     ranges = [part for part in parts if isinstance(part, range)]
     if len(ranges) == len(parts) and all(a.stop == b.start for a, b in pairwise(ranges)):
         return range(ranges[0].start, ranges[-1].stop)
-    return np.concatenate([_array(part) for part in parts])
+    return np.concatenate([_to_array(part) for part in parts])
 
 
-def _array(places: _Places) -> IntArray:
+def _to_array(places: _Places) -> IntArray:
     return np.arange(places.start, places.stop) if isinstance(places, range) else places
 
 
-def _base(dataset: Any) -> type[Any] | None:
+def _find_base(dataset: Any) -> type[Any] | None:
     """Return the known class that a dataset is of; None if it is of none, or has a source of its own."""
     if _has_own_source(dataset) or _is_wrapped(dataset):
         return None
@@ -281,7 +282,7 @@ def _is_plain(dataset: Any, base: type[Any]) -> bool:
     several: Any = getattr(dataset, "__getitems__", None)
     theirs: Any = getattr(base, "__getitems__", None)
     same = several is None if theirs is None else getattr(several, "__func__", None) is theirs
-    return same and kind.__getitem__ is cast("Any", base).__getitem__ and not _patched(kind.__getitem__)
+    return same and kind.__getitem__ is cast("Any", base).__getitem__ and not _is_patched(kind.__getitem__)
 
 
 def _has_own_source(dataset: Any) -> bool:
@@ -292,19 +293,19 @@ def _has_own_source(dataset: Any) -> bool:
     return definers[0] < len(classes) and definers[0] <= min(definers[1:])
 
 
-def _patched(function: Any) -> bool:
+def _is_patched(function: Any) -> bool:
     """Whether a function of torchvision's has had another put in its place."""
     return function.__module__.partition(".")[0] not in ("torch", "torchvision", "torchdali")
 
 
-def _checked(dataset: Any) -> int:
+def _count_samples(dataset: Any) -> int:
     """The number of samples of a folder or dataset in memory; raises where it is neither, or not as torchvision's."""
     name = type(dataset).__name__
     if isinstance(dataset, IterableDataset):
         raise UnsupportedDatasetError(f"{name} is an IterableDataset. {_HINT}.")
     if _is_wrapped(dataset):
         return len(dataset)
-    base = _base(dataset)
+    base = _find_base(dataset)
     if base is None and any(_METHOD in vars(kind) for kind in type(dataset).__mro__):
         if not _has_own_source(dataset):
             raise UnsupportedDatasetError(f"{name} overrides __getitem__ of the class that defines {_METHOD}().")
@@ -328,19 +329,19 @@ def _checked(dataset: Any) -> int:
 def _check_loader(dataset: Any, base: type[Any]) -> None:
     """Raise where a dataset of files opens them otherwise than :func:`pil_loader`."""
     loader = get_loader(dataset, base)
-    other = loader is not pil_loader and (loader is not default_loader or _image_backend() != "PIL")
+    other = loader is not pil_loader and (loader is not default_loader or _get_image_backend() != "PIL")
     name = type(dataset).__name__
     if loader is None:
         raise UnsupportedDatasetError(
             f"{name} opens its files without a loader, so that images keep their mode. For RGB images give it "
             "loader=torchvision.datasets.folder.default_loader."
         )
-    if other or _patched(folder.pil_loader):
+    if other or _is_patched(folder.pil_loader):
         called = getattr(loader, "__name__", repr(loader))
         raise UnsupportedDatasetError(f"{name} opens its files with a loader of its own, {called}. {_HINT}.")
 
 
-def _image_backend() -> str:
+def _get_image_backend() -> str:
     return cast("Any", torchvision).get_image_backend()
 
 
@@ -360,9 +361,9 @@ def _check_same_transform(leaves: Sequence[Any]) -> None:
             )
 
 
-def _outline(dataset: Any) -> str:
+def _describe(dataset: Any) -> str:
     name = type(dataset).__name__
-    base = _base(dataset)
+    base = _find_base(dataset)
     if base is Subset:
-        return f"{name} of {_outline(dataset.dataset)}"
-    return f"{name} of {', '.join(map(_outline, dataset.datasets))}" if base is ConcatDataset else name
+        return f"{name} of {_describe(dataset.dataset)}"
+    return f"{name} of {', '.join(map(_describe, dataset.datasets))}" if base is ConcatDataset else name

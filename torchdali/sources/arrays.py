@@ -15,7 +15,7 @@ from torchdali.errors import UnsupportedDatasetError
 from torchdali.sources.source import Source, Targets
 from torchdali.transforms.spec import InputKind, IntArray, Spec
 
-__all__ = ["ArraySource", "Arrays", "as_array", "find_base_class", "get_targets"]
+__all__ = ["ArraySource", "Arrays", "find_base_class", "get_targets", "view_as_array"]
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -35,7 +35,7 @@ def get_targets(dataset: Any) -> Any:
     return getattr(dataset, "labels" if _is_a(dataset, SVHN, STL10, SEMEION) else "targets")
 
 
-def as_array(values: Any) -> npt.NDArray[Any] | None:
+def view_as_array(values: Any) -> npt.NDArray[Any] | None:
     """Return an array or tensor as an array that shares its memory; None for other types."""
     if _is_a(values, torch.Tensor):
         return values.numpy()
@@ -66,7 +66,7 @@ class Arrays:
         self._data: Any = dataset.data
         self._axes = (0, 2, 3, 1) if _is_a(dataset, SVHN, STL10) else (0, 1, 2, 3)
         grey = _is_a(dataset, MNIST, SEMEION, USPS)
-        array = as_array(self._data)
+        array = view_as_array(self._data)
         if array is None or _is_a(self._data, torch.Tensor) != _is_a(dataset, MNIST) or array.dtype != np.uint8:
             raise UnsupportedDatasetError(f"the data of {self.name} is not of the type that torchvision gives it")
         height, width, channels = self.pixels.shape[1:] if array.ndim == 3 + (not grey) else (0, 0, 0)
@@ -82,7 +82,7 @@ class Arrays:
         Each call makes a new view. torch moves a tensor to shared memory when it sends it to another process, and frees
         the memory that an older view refers to.
         """
-        array: Any = as_array(self._data)
+        array: Any = view_as_array(self._data)
         return array[..., None] if array.ndim == 3 else array.transpose(self._axes)
 
     def gather(self, rows: IntArray) -> Pixels:
@@ -104,7 +104,7 @@ def _read_targets(dataset: Any, count: int) -> list[Any]:
         raise UnsupportedDatasetError(f"{type(dataset).__name__} has {count} images and {len(targets)} targets")
     if _is_a(dataset, CIFAR10) or (_is_a(dataset, QMNIST) and not dataset.compat):
         return [targets[i] for i in range(count)]
-    array = as_array(targets)
+    array = view_as_array(targets)
     if array is None:
         items: list[Any] = [targets[i] for i in range(count)]
         return [int(item[0] if _is_a(dataset, QMNIST) else item) for item in items]

@@ -20,7 +20,7 @@ from torchvision.datasets.folder import IMG_EXTENSIONS, find_classes, make_datas
 
 from torchdali.sources.headers.header import UNREADABLE, read_header
 from torchdali.sources.headers.table import HeaderColumns, HeaderTable
-from torchdali.sources.paths import Table, as_int64, read_samples, shrink_to_int32
+from torchdali.sources.paths import Table, read_samples, shrink_to_int32, to_int64
 
 __all__ = ["ImageIndex", "map_arrays"]
 
@@ -148,9 +148,9 @@ class ImageIndex(Dataset[tuple[Any, Any]]):
         if not isinstance(labels, np.ndarray):
             # Columns of tables, such as pandas', give numpy's integers.
             values = [cast("Any", label).item() if isinstance(label, np.integer) else label for label in labels]
-            numbers = as_int64(values)
+            numbers = to_int64(values)
             if numbers is None:
-                row = next(row for row, label in enumerate(values) if as_int64([label]) is None)
+                row = next(row for row, label in enumerate(values) if to_int64([label]) is None)
                 raise TypeError(f"the label of {os.fsdecode(paths[row])} is no int of 64 bits: {labels[row]!r}")
             labels = shrink_to_int32(numbers)
         if isinstance(classes, str) or not all(isinstance(name, str) for name in classes or ()):  # pyright: ignore[reportUnnecessaryIsInstance]

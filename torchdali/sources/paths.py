@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from torchdali.transforms.spec import IntArray
 
-__all__ = ["Paths", "Table", "as_int64", "build_table", "read_samples", "shrink_to_int32"]
+__all__ = ["Paths", "Table", "build_table", "read_samples", "shrink_to_int32", "to_int64"]
 
 Table = npt.NDArray[np.bytes_]
 """``(N,)`` paths of a NumPy type ``S``. Its width is the longest path, and shorter ones are padded with NUL."""
@@ -96,7 +96,7 @@ def read_samples(samples: Iterable[tuple[Any, Any]]) -> tuple[Table, npt.NDArray
     while chunk := list(islice(pairs, _CHUNK)):
         tables.append(build_table([path for path, _ in chunk]))
         targets = [target for _, target in chunk]
-        numbers = as_int64(targets) if mixed is None else None
+        numbers = to_int64(targets) if mixed is None else None
         if numbers is not None:
             labels.append(numbers)
         else:
@@ -107,7 +107,7 @@ def read_samples(samples: Iterable[tuple[Any, Any]]) -> tuple[Table, npt.NDArray
     return _concatenate(tables), shrink_to_int32(np.concatenate(labels or [np.empty(0, np.int64)]))
 
 
-def as_int64(targets: Sequence[Any]) -> IntArray | None:
+def to_int64(targets: Sequence[Any]) -> IntArray | None:
     """Return the targets as ``(N,)`` int64, or None if a target is not of type int, or too large."""
     try:
         return np.array(targets, np.int64) if set(map(type, targets)) == {int} else None

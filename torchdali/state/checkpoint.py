@@ -118,7 +118,7 @@ def build_state(loader: Any, progress: EpochProgress | None, epochs: int, used: 
         used: Names of the generators that were seen to be drawn from.
     """
     latest = progress
-    current = progress if progress and (not progress.finished or _keeps_stream(loader, progress)) else None
+    current = progress if progress and (not progress.finished or _is_stream_kept(loader, progress)) else None
     # A sampler may have made a generator in an epoch that is finished, so look for generators again.
     generators = current.generators if current else Generators(loader)
     names, shard = generators.required | used, find_shared_sampler(loader)
@@ -164,7 +164,7 @@ def build_state(loader: Any, progress: EpochProgress | None, epochs: int, used: 
     }
 
 
-def _keeps_stream(loader: Any, progress: EpochProgress) -> bool:
+def _is_stream_kept(loader: Any, progress: EpochProgress) -> bool:
     """Return whether the next epoch uses the same stateful stream, and not a new copy of the user's dataset."""
     return (loader.persistent_workers or not loader.num_workers) and any(
         stream.has_state for stream in progress.streams.values()
@@ -191,7 +191,7 @@ def check_state(state: Mapping[str, Any], loader: Any) -> Checkpoint:
     if differing:
         raise ValueError(
             "the state must come from a loader like this one; make the loader as it was when the state was saved: "
-            f"{'; '.join(differing)}{_advice(saved_properties, loader)}"
+            f"{'; '.join(differing)}{_suggest_ranks(saved_properties, loader)}"
         )
     try:
         saved = Checkpoint(
@@ -215,7 +215,7 @@ def check_state(state: Mapping[str, Any], loader: Any) -> Checkpoint:
     return saved
 
 
-def _advice(saved_properties: Mapping[str, Any], loader: Any) -> str:
+def _suggest_ranks(saved_properties: Mapping[str, Any], loader: Any) -> str:
     """Return what to do about a difference in ranks."""
     ranks, shard = saved_properties.get("ranks"), find_shared_sampler(loader)
     if ranks and (shard is None or shard.num_replicas != ranks):

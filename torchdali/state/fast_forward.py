@@ -42,7 +42,7 @@ def fast_forward(
     if batches <= 0:
         return iterator
     unwraps = type(sampler) is BatchSampler
-    consume = None if _gives_once(sampler.sampler if unwraps else sampler) else count_skipped
+    consume = None if _is_without_repeats(sampler.sampler if unwraps else sampler) else count_skipped
     if unwraps:
         inner = cast("Iterator[Any]", iter(sampler.sampler))  # made as late as BatchSampler makes it
         if is_loaded:
@@ -73,7 +73,7 @@ def restart_if_empty(iterator: Iterator[Any], sampler: Iterable[Any]) -> tuple[l
     return (first, iterator) if first else ([], iter(sampler))
 
 
-def _gives_once(sampler: Any) -> bool:
+def _is_without_repeats(sampler: Any) -> bool:
     """Return whether it is certain that no index comes twice in an epoch. Shards repeat only on other ranks."""
     if type(sampler) in (SequentialSampler, DistributedSampler, Shard, RemainingShard):
         return True

@@ -275,10 +275,10 @@ def commands() -> click.Group:
 
         Exits with 0 if all was written, and with 2 if an image cannot be read, OUT has shards, or an option is wrong.
         """
-        from torchdali.runtime.machine import available_cores
+        from torchdali.runtime.machine import count_available_cores
         from torchdali.tools.commands.shards import pack_folder
 
-        pack_folder(folder, out, shard_size, resize, quality, threads or available_cores(), Console())
+        pack_folder(folder, out, shard_size, resize, quality, threads or count_available_cores(), Console())
 
     @torchdali.command(cls=ScriptCommand)
     @click.argument("target", metavar="DIR|SCRIPT|FILE:NAME")

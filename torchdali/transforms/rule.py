@@ -60,7 +60,7 @@ class Ops(Protocol):
     """Device of the images: ``"cpu"`` or ``"gpu"``."""
     fidelity: Fidelity
 
-    def when(
+    def apply_where(
         self,
         mask: Node,
         body: Callable[[Node, Nodes], Node],
@@ -240,7 +240,7 @@ def check_ranges(**ranges: Sequence[float] | None) -> None:
             raise Unsupported(f"{name}={tuple(ends[:2])} is no range (least, most)")
 
 
-def first_faulty_row(faults: npt.NDArray[np.bool_] | IntArray) -> int | None:
+def find_faulty_row(faults: npt.NDArray[np.bool_] | IntArray) -> int | None:
     """Return the first row of ``(N,)`` or ``(N, 2)`` that has an entry other than False or 0, or None."""
     return int(np.nonzero(faults)[0][0]) if faults.any() else None
 

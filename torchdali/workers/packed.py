@@ -125,11 +125,11 @@ class Packed:
 
     def pin_memory(self) -> Packed:
         """Pin the collated samples. DataLoader calls this, with workers in its pin_memory thread."""
-        self.data = tree_map(self.data, _pin, is_leaf=_can_be_pinned)
+        self.data = tree_map(self.data, _pin, is_leaf=_is_pinnable)
         return self
 
 
-def _can_be_pinned(node: Any) -> bool:
+def _is_pinnable(node: Any) -> bool:
     return callable(getattr(cast("object", node), "pin_memory", None))
 
 
@@ -137,7 +137,7 @@ def _pin(leaf: Any) -> Any:
     """Pin a leaf as DataLoader does, unless it is a tensor that cannot be pinned."""
     if isinstance(leaf, torch.Tensor) and (leaf.device.type != "cpu" or leaf.layout != torch.strided):
         return leaf
-    return leaf.pin_memory() if _can_be_pinned(leaf) else leaf
+    return leaf.pin_memory() if _is_pinnable(leaf) else leaf
 
 
 def lay_out_images(

@@ -144,7 +144,7 @@ class PackedTargets:
         """Return the labels of each sample, without those of dropped boxes or key points."""
         if not any(self.labels):
             return [[] for _ in samples]
-        rows: Iterable[tuple[int, list[IntArray]]] = zip(samples.tolist(), moved.kept(), strict=True)
+        rows: Iterable[tuple[int, list[IntArray]]] = zip(samples.tolist(), moved.find_kept(), strict=True)
         return [
             [
                 label if len(label) == len(indices[owner]) else label[torch.from_numpy(indices[owner])]

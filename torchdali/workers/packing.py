@@ -64,12 +64,12 @@ class Packer:
     Args:
         collate_fn: The loader's ``collate_fn``.
         batched: Whether it gets a list of samples, and not one sample.
-        uses_default_collate: Whether ``collate_fn`` is one of DataLoader's own. Those work without the images.
+        has_default_collate: Whether ``collate_fn`` is one of DataLoader's own. Those work without the images.
         images: Whether to find and pack images. If not, only ``collate_fn`` is called.
         first: What the transforms begin with.
         on_error: What happens to samples that cannot be read or decoded.
         finder: Finds the images of a sample. By default it goes by their types and shapes.
-        keeps_pil: Whether to pack the attributes of PIL images besides their pixels.
+        needs_pil_metadata: Whether to pack the attributes of PIL images besides their pixels.
         in_worker: Whether it runs in a worker. A loader without workers may itself be used in another loader's worker.
         adjust_orientation: As for :func:`to_image_input`.
         labels_getters: Those of the transforms.
@@ -79,22 +79,26 @@ class Packer:
         self,
         collate_fn: Callable[[Any], Any],
         batched: bool,
-        uses_default_collate: bool,
+        has_default_collate: bool,
         images: bool,
         first: First = "conversion",
         on_error: OnError = "raise",
         finder: ImageFinder | None = None,
-        keeps_pil: bool = False,
+        needs_pil_metadata: bool = False,
         in_worker: bool = False,
         adjust_orientation: bool = False,
         labels_getters: LabelsGetters = (),
     ) -> None:
         self._collate, self._batched, self._images = collate_fn, batched, images
-        self._uses_default_collate = uses_default_collate
+        self._has_default_collate = has_default_collate
         self._first: First = first
         self._on_error = on_error
         self._finder = finder or ImageFinder()
-        self._keeps_pil, self._in_worker, self._adjust_orientation = keeps_pil, in_worker, adjust_orientation
+        self._needs_pil_metadata, self._in_worker, self._adjust_orientation = (
+            needs_pil_metadata,
+            in_worker,
+            adjust_orientation,
+        )
         self._labels_getters = labels_getters
         self._pool: SharedBufferPool | None = None
 
@@ -142,7 +146,7 @@ class Packer:
         """Pack the samples. Return the samples to substitute, with a name and a reason for each."""
         trees = [build_tree(sample) for sample in samples] if self._images else []
         image_lists = [self._finder.find(tree) for tree in trees]
-        if trees and self._uses_default_collate:
+        if trees and self._has_default_collate:
             packed.structure = tuple(path for path, _ in tree_leaves(trees[0]))
         if not any(image_lists):
             packed.outline = describe_sample(trees[0]) if trees else packed.outline
@@ -156,7 +160,7 @@ class Packer:
                 raise
             packed.data = pickle_batch(packed.data) if in_worker else packed.data
             return {}
-        if self._uses_default_collate or self._on_error != "raise":
+        if self._has_default_collate or self._on_error != "raise":
             key_paths, mismatch, imageless = find_common_key_paths(trees, image_lists)
             if self._on_error == "skip" and imageless:
                 return imageless
@@ -164,7 +168,7 @@ class Packer:
                 mismatch = {}
                 for i in imageless:
                     image_lists[i] = [(key_path, None) for key_path in key_paths]
-            if self._uses_default_collate:
+            if self._has_default_collate:
                 packed.key_paths, packed.refused = key_paths, mismatch
         if packed.refused:
             return {}
@@ -176,7 +180,7 @@ class Packer:
             return unreadable
         parts = [[*leaves, *other.leaves] for leaves, other in zip(image_lists, annotations, strict=True)]
         stripped = [with_placeholders(tree, leaves) for tree, leaves in zip(trees, parts, strict=True)]
-        if not self._uses_default_collate or packed.targets is not None:
+        if not self._has_default_collate or packed.targets is not None:
             packed.data = stripped
         else:
             try:
@@ -186,7 +190,7 @@ class Packer:
                 add_note(error, f"transform= took as image {paths} of a sample, which is {describe_sample(trees[0])}")
                 raise
         if in_worker:  # torch sends each tensor by a file descriptor, and uncollated samples have too many tensors
-            by_value = not self._uses_default_collate or packed.targets is not None
+            by_value = not self._has_default_collate or packed.targets is not None
             packed.data = pickle_batch(packed.data, tensors_by_value=by_value)
         self._pack(packed, images, in_worker)  # last: the block of a batch that fails later would never become free
         return {}
@@ -229,7 +233,7 @@ class Packer:
         size = 0
         for (spec, input_kind), members in groups.items():
             group, size = lay_out_images(spec, input_kind, members, size)
-            group.pil = [x.pil for _, _, x in members for _ in range(x.num_frames)] if self._keeps_pil else []
+            group.pil = [x.pil for _, _, x in members for _ in range(x.num_frames)] if self._needs_pil_metadata else []
             packed.groups.append(group)
         array_lists = [[image.data for _, _, image in members] for members in groups.values()]
         if not in_worker:

@@ -49,7 +49,7 @@ from torchdali.workers.shared_memory import MappedFile, SharedBuffer
 from torchdali.workers.startup import WorkerInit
 from torchdali.workers.streams import put_stream
 from torchdali.workers.unpacking import merge_images, substitute_samples
-from torchdali.workers.validation import PendingBatch, ProxyPlan, check_sizes, uses_default_collate
+from torchdali.workers.validation import PendingBatch, ProxyPlan, check_sizes, has_default_collate
 
 __all__ = ["ParallelProxyIterator", "SerialProxyIterator"]
 
@@ -79,14 +79,14 @@ class _ProxyEpoch(ResumableIterator):
         self.clock = Clock(proxy.device)
         self.proxy = proxy
         self._user_collate = view.collate_fn
-        self._uses_default_collate = uses_default_collate(view)
+        self._has_default_collate = has_default_collate(view)
         self._transform_batch = context.batch_transform
         self._pins_memory: bool = view.pin_memory and proxy.device.type == "cpu" and torch.cuda.is_available()
         self._transfer = Transfer(proxy.device)
         self._error_policy: ErrorPolicy = context.errors
         self._pending: deque[tuple[PendingBatch | Exception, int, _StreamStep | None]] = deque()
         self._mapped_files: dict[tuple[int, int], MappedFile] = {}
-        with devices.on(proxy.device):  # torch starts its pin_memory thread on the current device
+        with devices.use(proxy.device):  # torch starts its pin_memory thread on the current device
             super().__init__(self._make_view(view))
         if not self._num_workers:
             self._begin_epoch()
@@ -98,12 +98,12 @@ class _ProxyEpoch(ResumableIterator):
         packer = Packer(
             view.collate_fn,
             cast("Any", view)._auto_collation,  # noqa: SLF001 - torch's
-            self._uses_default_collate,
+            self._has_default_collate,
             images,
             first,
             self._error_policy.mode,
             self.proxy.finder,
-            keeps_pil=pipelines is not None and pipelines.keeps_pil,
+            needs_pil_metadata=pipelines is not None and pipelines.needs_pil_metadata,
             in_worker=view.num_workers > 0,
             adjust_orientation=pipelines is not None and pipelines.adjust_orientation,
             labels_getters=find_labels_getters(pipelines.chain) if pipelines else (),
@@ -289,12 +289,12 @@ class _ProxyEpoch(ResumableIterator):
         if packed.groups:
             assert proxy.pipelines is not None
             collate = None
-            if not self._uses_default_collate:
+            if not self._has_default_collate:
                 collate_draws = draws.select_position(_COLLATE_STEP)
                 collate = partial(call_seeded, self._user_collate, draws=collate_draws, device=proxy.device)
             chain, move = proxy.pipelines.chain, self._transfer.move_together
             data = merge_images(packed, pending.runs, self._auto_collation, collate, chain, move)
-            self.clock.lap("torch" if any(run.pool.plan.uses_torch for run in pending.runs) else "collate")
+            self.clock.lap("torch" if any(run.pool.plan.needs_torch for run in pending.runs) else "collate")
         data = self._transfer(data)
         if self._transform_batch is not None and packed.count:
             self.clock.lap("collate")
@@ -330,7 +330,7 @@ class _ProxyEpoch(ResumableIterator):
             finally:
                 del failure  # its traceback would hold this frame in a cycle
         if self._error_policy.mode == "skip" and pending.runs:
-            substitute_samples(pending.packed, pending.runs, self._uses_default_collate)
+            substitute_samples(pending.packed, pending.runs, self._has_default_collate)
 
     def _drop(self) -> None:
         self._close_prefetcher()

@@ -11,7 +11,7 @@ import torch
 
 from torchdali.errors import TransformError
 from torchdali.pipeline.batched import finish_views
-from torchdali.pipeline.fallback import as_batch, as_inputs, check_shapes, run_in_torch, stack_frames
+from torchdali.pipeline.fallback import check_shapes, run_in_torch, stack_frames, to_batch, to_inputs
 from torchdali.pipeline.feed import Batch
 from torchdali.pipeline.plan import Plan
 from torchdali.samples.tree import Placeholder, collate, convert, reorder_samples, tree_map
@@ -105,12 +105,12 @@ def _run_suffix(packed: Packed, runs: Sequence[Batch], samples: list[Any]) -> No
             samples[i] = sample
 
 
-def substitute_samples(packed: Packed, runs: Sequence[Batch], uses_default_collate: bool) -> None:
+def substitute_samples(packed: Packed, runs: Sequence[Batch], has_default_collate: bool) -> None:
     """If DALI substituted the images of another sample, substitute its other parts too."""
     group = packed.groups[0]
     order: list[int] = group.sample[runs[0].rows][group.firsts][: packed.count].tolist()
     if len(runs) == 1 and order != list(range(packed.count)):
-        is_collated = uses_default_collate and packed.targets is None
+        is_collated = has_default_collate and packed.targets is None
         packed.data = reorder_samples(packed.data, order) if is_collated else [packed.data[i] for i in order]
 
 
@@ -122,7 +122,7 @@ def _restore_images(
     finished = finished or [_finish_views(run, group) for group, run in zip(packed.groups, runs, strict=True)]
     for group, run, (plan, views) in zip(packed.groups, runs, finished, strict=True):
         rows = run.rows[group.firsts]
-        done = as_inputs(plan, views, lambda i, run=run, rows=rows: run.reader.pil_header(int(rows[i])))
+        done = to_inputs(plan, views, lambda i, run=run, rows=rows: run.reader.pil_header(int(rows[i])))
         if with_suffix and plan.suffix:
             seeds = run.draws.select_position(plan.suffix_position).seeds()[group.firsts]
             done = run_in_torch(plan, done, seeds, partial(_name_image, run, group))
@@ -148,7 +148,7 @@ def _stack_columns(packed: Packed, runs: Sequence[Batch], batched: bool, chain: 
                 if not isinstance(part, torch.Tensor):
                     check_shapes(part, chain, lambda i, first=slot * count: _name_image(runs[0], group, first + i))
                     parts[i] = torch.stack(part)  # only images of other slots have other shapes
-            typed = [as_batch(plan, part) for part in parts]
+            typed = [to_batch(plan, part) for part in parts]
             columns[slot] = typed[0] if plan.container is None else typed
         return columns
     images = _restore_images(packed, runs, finished=finished)

@@ -23,7 +23,7 @@ from torchdali.workers.packed import Packed, PackedImages
 from torchdali.workers.packed_targets import PackedTargets
 from torchdali.workers.packing import ErrorFactory
 
-__all__ = ["PendingBatch", "ProxyPlan", "check_sizes", "uses_default_collate"]
+__all__ = ["PendingBatch", "ProxyPlan", "check_sizes", "has_default_collate"]
 
 _MAX_STRUCTURES = 100
 """Number of structures that are remembered. Samples with lists of any length may all differ in structure."""
@@ -121,7 +121,7 @@ class PendingBatch:
     failed: list[SampleError] = field(default_factory=list[SampleError])
 
 
-def uses_default_collate(loader: Any) -> bool:
+def has_default_collate(loader: Any) -> bool:
     """Return True if ``collate_fn`` is the one that DataLoader would choose. It needs no images to work."""
     if is_default_collate(loader.collate_fn):
         return True
@@ -137,7 +137,7 @@ def check_sizes(packed: Packed, plans: Sequence[Plan], make_error: ErrorFactory)
         plans: The plan of each group of its images.
         make_error: Makes the error that blames a sample.
     """
-    if any(plan.random for plan in plans):
+    if any(plan.is_random for plan in plans):
         _check_image_sizes(packed, make_error)
     if packed.targets:
         _check_canvas_sizes(packed, packed.targets, plans, make_error)

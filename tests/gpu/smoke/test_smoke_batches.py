@@ -23,7 +23,7 @@ import torchdali
 from torchdali import DALILoader
 from torchdali.datasets import Tar, pack
 from torchdali.tools.parity.case import Case
-from torchdali.tools.parity.compare import exceeded_bounds, measure
+from torchdali.tools.parity.compare import find_exceeded_bounds, measure
 from torchdali.tools.parity.photographs import write_photographs
 from torchdali.transforms import MultiView
 
@@ -146,7 +146,7 @@ def test_a_random_chain_of_colour_and_geometry(tmp_path: Path) -> None:
     chain = [v2.RandomResizedCrop(96), v2.RandomHorizontalFlip(), v2.ColorJitter(0.4, 0.4, 0.4, 0.2), v2.ToImage()]
     bounds = 48, 8, 0.1  # of the crop, and up to twice as much where colours are made stronger
     folder = write_photographs(tmp_path)
-    assert exceeded_bounds(Case(chain, *bounds), measure(Case(chain, *bounds), folder, DEVICE)) == ""
+    assert find_exceeded_bounds(Case(chain, *bounds), measure(Case(chain, *bounds), folder, DEVICE)) == ""
 
 
 def test_random_numbers_follow_from_the_seed(dataset: ImageFolder) -> None:

@@ -12,7 +12,7 @@ import torch
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
-from torchdali.pipeline.cache.base import default_budget
+from torchdali.pipeline.cache.base import choose_budget
 from torchdali.pipeline.cache.decoded import _length as length_of
 from torchdali.pipeline.cache.split import split_plan
 from torchdali.pipeline.cache.store import WORD, Store
@@ -195,7 +195,7 @@ def test_a_plan_is_cut_before_the_first_draw(chain: list[Any], length: int) -> N
     head, rest, transforms = split_plan(plan, leaves, Spec())
     assert list(transforms) == leaves[:length]
     assert (head.input_kind, rest.input_kind, head.spec.dtype) == (InputKind.FILES, InputKind.PACKED, torch.uint8)
-    assert not head.random
+    assert not head.is_random
     assert rest.spec == plan.spec
 
 
@@ -265,8 +265,8 @@ def test_cores_of_a_control_group(tmp_path: Path, files: dict[str, str], cores: 
 
 
 def test_half_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "available_memory", lambda: 1001)
-    assert default_budget(torch.device("cpu")) == 500
+    monkeypatch.setattr(machine, "measure_available_memory", lambda: 1001)
+    assert choose_budget(torch.device("cpu")) == 500
 
 
 @pytest.mark.parametrize(("sampler", "length"), [(range(9), 9), (range(600), 24), (iter(range(9)), 24), (None, 24)])
@@ -275,4 +275,4 @@ def test_no_more_images_are_expected_than_there_are_files(sampler: Any, length: 
 
 
 def test_memory_of_this_process() -> None:
-    assert 2**20 < machine.available_memory() < 2**50
+    assert 2**20 < machine.measure_available_memory() < 2**50

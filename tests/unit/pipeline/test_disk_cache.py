@@ -93,7 +93,7 @@ def test_a_crash_leaves_no_lock_and_no_wrong_count(tmp_path: Path) -> None:
     cache = opened(tmp_path, 10 * BLOCK)
 
     def crash() -> None:
-        with cache._locked():
+        with cache._lock_folder():
             os._exit(1)
 
     process = context.Process(target=crash)

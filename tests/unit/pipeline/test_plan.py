@@ -20,7 +20,7 @@ from torchvision.transforms.v2 import functional as F
 
 from torchdali import DALILoader, TransformError
 from torchdali.pipeline import fallback
-from torchdali.pipeline.fallback import seeded
+from torchdali.pipeline.fallback import fork_generators
 from torchdali.tools.parity.compare import compile_chain, run
 
 FLOAT = v2.ToDtype(torch.float32, scale=True)
@@ -90,7 +90,7 @@ def test_what_has_no_rule_is_left_to_torch_with_the_reason(chain, reason):
     plan = compile_chain([*chain, v2.CenterCrop(32)])
     assert plan.suffix[0].transform is chain[-1]
     assert isinstance(plan.suffix[-1].transform, v2.CenterCrop)
-    assert [step.where for step in plan.steps[-2:]] == ["torch", "torch"]
+    assert [step.library for step in plan.steps[-2:]] == ["torch", "torch"]
     assert reason in plan.steps[-2].note
 
 
@@ -172,7 +172,7 @@ def test_generators_of_every_library_are_lent_and_put_back():
         return random.random(), np.random.rand(), float(torch.rand(1))  # noqa: NPY002
 
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
-    with seeded(torch.device("cpu")) as seed:
+    with fork_generators(torch.device("cpu")) as seed:
         lent = []
         for _ in range(2):
             seed(2**62 + 1)
@@ -190,12 +190,12 @@ def test_generators_are_lent_to_one_thread_at_a_time():
     inside, left = threading.Event(), threading.Event()
 
     def borrow():
-        with seeded(torch.device("cpu")):
+        with fork_generators(torch.device("cpu")):
             inside.set()
             left.wait(10)
 
     before, thread = torch.get_rng_state(), threading.Thread(target=borrow)
-    with seeded(torch.device("cpu")) as seed:
+    with fork_generators(torch.device("cpu")) as seed:
         seed(1)
         thread.start()
         inside.wait(0.2)
@@ -212,7 +212,7 @@ def test_generators_that_another_thread_keeps_are_waited_for_no_longer_than_is_o
     monkeypatch.setattr(fallback, "_PATIENCE", 0.1)
 
     def keep():
-        with seeded(torch.device("cpu")):
+        with fork_generators(torch.device("cpu")):
             inside.set()
             end.wait(60)
 
@@ -222,7 +222,7 @@ def test_generators_that_another_thread_keeps_are_waited_for_no_longer_than_is_o
     process = os.fork()
     if not process:
         os._exit(not fallback._generators_lock.acquire(blocking=False))
-    with seeded(torch.device("cpu")) as seed:
+    with fork_generators(torch.device("cpu")) as seed:
         seed(7)
         drawn = torch.rand(1)
     end.set()

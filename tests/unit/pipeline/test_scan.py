@@ -46,7 +46,7 @@ def no_pool() -> ThreadPoolExecutor:
 def test_quick_files_are_read_where_they_are_asked_for() -> None:
     readers = Readers()
     whole = Scan(range(COUNT), readers, no_pool, patience=AGES)
-    assert whole.done()
+    assert whole.is_done()
     assert readers.threads == {threading.get_ident()}
     assert readers.read == list(range(COUNT))
 

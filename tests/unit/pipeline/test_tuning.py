@@ -35,7 +35,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A machine of 16 cores whose card has an engine or not."""
 
     def use(engine: bool) -> None:
-        monkeypatch.setattr(machine, "available_cores", lambda: 16)
+        monkeypatch.setattr(machine, "count_available_cores", lambda: 16)
         monkeypatch.setattr(jpeg_engine, "has_jpeg_engine", lambda _device: engine)
 
     return use
@@ -86,7 +86,7 @@ def late(monkeypatch: pytest.MonkeyPatch, late_by: float, work: float) -> None:
 def test_sixteen_batches_tell_how_long_threads_wait_for_a_file(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = [path for path, _ in ImageFolder(pictures).samples] * 2
     paths = Paths([build_table(names)]).gather(np.arange(48))
-    monkeypatch.setattr(machine, "available_cores", lambda: 2)
+    monkeypatch.setattr(machine, "count_available_cores", lambda: 2)
     reader = HeaderReader()
     for late_by, files in ((0.4, 31), *[(0.9, 48)] * 8, (0.9, 48), (0.1, 48), *[(0.3, 48)] * 6):
         assert reader.wait == 0.0
@@ -104,7 +104,7 @@ def test_sixteen_batches_tell_how_long_threads_wait_for_a_file(pictures: Path, m
 def test_threads_are_chosen_for_slow_storage_from_the_second_epoch_on(
     pictures: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(machine, "available_cores", lambda: 2)
+    monkeypatch.setattr(machine, "count_available_cores", lambda: 2)
     epochs: list[Any] = []
     for late_by, expected in ((0.003, [2, 2]), (0.3, [2, 16])):
         late(monkeypatch, late_by, 0.0)
@@ -128,14 +128,14 @@ def test_cores_are_those_of_the_affinity_and_of_the_control_group(
 ) -> None:
     monkeypatch.setattr(machine.os, "sched_getaffinity", lambda _: set(range(4)))
     monkeypatch.setattr(machine, "_cgroup_quota", lambda: quota)
-    assert machine.available_cores() == cores
+    assert machine.count_available_cores() == cores
 
 
 def test_memory_that_is_used_up_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "_cgroup_memory", list)
-    assert machine.available_memory() > 2**20
+    assert machine.measure_available_memory() > 2**20
     monkeypatch.setattr(machine, "_cgroup_memory", lambda: [-5])
-    assert machine.available_memory() == 0
+    assert machine.measure_available_memory() == 0
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_nvjpeg_is_asked_only_where_the_kind_of_card_does_not_tell(
         return asked
 
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
-    monkeypatch.setattr(devices, "on", lambda _device: nullcontext())
+    monkeypatch.setattr(devices, "use", lambda _device: nullcontext())
     monkeypatch.setattr(jpeg_engine, "_ask_nvjpeg", ask)
     assert jpeg_engine.has_jpeg_engine.__wrapped__(CUDA) is engine
 
@@ -175,7 +175,7 @@ def test_the_window_fits_the_memory(sample: int, memory: int, most: int) -> None
 def test_the_window_of_a_dataset_that_is_asked_fits_what_its_batches_take(monkeypatch: pytest.MonkeyPatch) -> None:
     samples = torch.zeros(40, 3, 64, 64, dtype=torch.uint8).unbind()
     packed, made = samples[0].nbytes, 3 * 128 * 128 * 4
-    monkeypatch.setattr(machine, "memory_for_batches", lambda _device: 3 * 4 * (packed + made))
+    monkeypatch.setattr(machine, "choose_memory_for_batches", lambda _device: 3 * 4 * (packed + made))
     transform = v2.Compose([v2.Resize((128, 128)), v2.ToDtype(torch.float32, scale=True)])
     loader = DALILoader(cast("Any", samples), 4, transform=transform, num_workers=1, device="cpu")
     assert len(list(loader)) == 10
@@ -302,7 +302,7 @@ def test_explain_says_what_was_chosen_and_why(pictures: Any, capsys: pytest.Capt
     DALILoader(dataset, 4, device="cpu").explain()
     DALILoader(dataset, 4, device="cpu", num_workers=1, prefetch_factor=4).explain()
     chosen, pinned = capsys.readouterr().out.split("3 of 3 transforms run in DALI on cpu\n")[1:]
-    assert f"{machine.available_cores()} of DALI (chosen: the" in chosen
+    assert f"{machine.count_available_cores()} of DALI (chosen: the" in chosen
     assert "depth 6 batches (chosen" in chosen
     assert "1 of DALI (num_workers)" in pinned
     assert "depth 4 batches (prefetch_factor)" in pinned

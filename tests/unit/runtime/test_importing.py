@@ -26,7 +26,7 @@ warnings.simplefilter("error")
 import torchdali
 {after}
 loaded = sorted({{name.partition(".")[0] for name in sys.modules}} | {{n for n in sys.modules if "dali" in n}})
-print(json.dumps([os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS"), torchdali.runtime.machine.connections(), loaded]))
+print(json.dumps([os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS"), torchdali.runtime.machine.describe_connections(), loaded]))
 """
 
 
@@ -128,7 +128,10 @@ def test_an_import_after_cuda_sets_nothing_and_the_first_compilation_warns_once(
     assert VARIABLE in str(warning.message)
     assert "Import torchdali first" in str(warning.message)
     assert VARIABLE not in machine.os.environ
-    assert machine.connections() == f"{VARIABLE}=8 (the default) (CUDA was initialised before torchdali was imported)"
+    assert (
+        machine.describe_connections()
+        == f"{VARIABLE}=8 (the default) (CUDA was initialised before torchdali was imported)"
+    )
 
 
 @pytest.mark.parametrize("cuda", [False, True], ids=["before CUDA", "after CUDA"])
@@ -142,7 +145,7 @@ def test_a_number_of_connections_is_never_overridden(
     machine.set_connections()
     machine.warn_of_few_connections()
     assert machine.os.environ[VARIABLE] == value
-    assert machine.connections() == f"{VARIABLE}={value} (set by the environment)"
+    assert machine.describe_connections() == f"{VARIABLE}={value} (set by the environment)"
     assert not recwarn.list
 
 

@@ -24,7 +24,7 @@ class EndsAsItIsAsked(threading.Event):
     def is_set(self) -> bool:
         come = super().is_set()
         if not come:
-            self.end = threading.Thread(target=lifecycle._at_exit)
+            self.end = threading.Thread(target=lifecycle._abandon_resources)
             self.end.start()
             self.end.join(0.3)
         return come
@@ -59,7 +59,7 @@ def test_end_waits_for_a_thread_that_looked_just_before(come: EndsAsItIsAsked) -
 def test_a_thread_that_comes_later_is_kept_out(monkeypatch: pytest.MonkeyPatch) -> None:
     come = threading.Event()
     monkeypatch.setattr(lifecycle, "_exiting", come)
-    lifecycle._at_exit()
+    lifecycle._abandon_resources()
     entered = threading.Event()
 
     def ask() -> None:

@@ -16,7 +16,7 @@ from torchvision.datasets import CIFAR10, ImageFolder
 from torchvision.transforms import v2
 
 from torchdali import DALILoader, UnsupportedDatasetError
-from torchdali.sources import dataset_state, from_dataset
+from torchdali.sources import describe_dataset_state, from_dataset
 from torchdali.sources.arrays import ArraySource
 
 pytestmark = pytest.mark.timeout(60)
@@ -184,7 +184,7 @@ def test_other_datasets_are_rejected_and_nothing_else_is_raised(
     dataset = odd(make, pictures)
     with pytest.raises(UnsupportedDatasetError, match=text):
         from_dataset(dataset)
-    assert dataset_state(dataset) == dataset_state(dataset)
+    assert describe_dataset_state(dataset) == describe_dataset_state(dataset)
 
 
 def test_subclass_may_change_anything_else(make: Make) -> None:

@@ -384,7 +384,7 @@ def test_facts_hold_sizes_and_lengths_of_any_size(tmp_path: Path) -> None:
     rows = np.array([2, 0, 1, 0])
     assert table.sizes(rows).tolist() == [[1, 65_535], [2, 70_000], [65_534, 1], [2, 70_000]]
     assert table.is_native(rows).tolist() == [False, True, True, True]
-    assert table.may_be_truncated(rows).tolist() == [False, False, True, False]
+    assert table.find_possibly_truncated(rows).tolist() == [False, False, True, False]
     lengths = np.array([9, 2**31 + 5, 8, 2**31 + 5], np.uint32).view(np.int32)
     assert table.has_other_length(rows, lengths).tolist() == [False, False, True, False]
     assert table.find_unknown(np.arange(4)).tolist() == [3]

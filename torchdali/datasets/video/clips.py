@@ -18,7 +18,7 @@ from torchdali.datasets.video.index import open_video_index
 from torchdali.datasets.video.probe import Video
 from torchdali.datasets.video.tables import Row, read_rows
 from torchdali.sources import InputKind, Source, Spec
-from torchdali.sources.paths import as_int64
+from torchdali.sources.paths import to_int64
 from torchdali.transforms.spec import IntArray
 
 __all__ = ["VIDEO_SUFFIXES", "ClipSource", "VideoClips"]
@@ -130,7 +130,7 @@ class VideoClips(Dataset[Any]):
         self._row: IntArray = np.repeat(np.arange(len(counts)), counts)
         self._which: IntArray = np.arange(len(self._row)) - np.repeat(np.cumsum(counts) - counts, counts)
         labels = [row.label for row in self._rows]
-        self.labels: IntArray | None = as_int64(labels)
+        self.labels: IntArray | None = to_int64(labels)
         self.has_labels = any(label is not None for label in labels)
 
     def _find_span(self, row: Row, number: int) -> tuple[int, int]:

@@ -14,7 +14,7 @@ from torchdali.pipeline.readers import FileReader
 from torchdali.runtime import lifecycle, machine
 from torchdali.sources import InputKind, Source
 
-__all__ = ["Cache", "FileCache", "Kind", "check_has_files", "default_budget", "mib", "scan_patience"]
+__all__ = ["Cache", "FileCache", "Kind", "check_has_files", "choose_budget", "mib", "scan_patience"]
 
 Kind = Literal["host", "device", "disk"]
 
@@ -134,7 +134,7 @@ def scan_patience(timeout: float) -> float:
     return 0.0 if timeout else _PATIENCE
 
 
-def default_budget(device: torch.device) -> int:
+def choose_budget(device: torch.device) -> int:
     """Return the default size limit in bytes: half of the free memory."""
     return machine.free_memory(device) // _SHARE
 

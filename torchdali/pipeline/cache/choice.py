@@ -16,7 +16,7 @@ from torchdali.pipeline.cache.split import split_plan
 from torchdali.pipeline.compile import fuse
 from torchdali.pipeline.plan import Plan
 from torchdali.pipeline.readers import FileReader
-from torchdali.runtime.machine import user_cache_folder
+from torchdali.runtime.machine import find_user_cache_folder
 from torchdali.transforms import snapshot
 from torchdali.transforms.spec import InputKind
 
@@ -35,7 +35,7 @@ def build_object_cache(kind: Kind, budget: int | None, folder: Path | None, prev
     Raises:
         OSError: The folder cannot be made or written.
     """
-    folder = folder or user_cache_folder() / "objects"
+    folder = folder or find_user_cache_folder() / "objects"
     state = kind, budget, folder if kind == "disk" else None
     if previous:
         if isinstance(previous, ObjectCache) and previous.state == state:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from torchdali.pipeline import graph
-from torchdali.pipeline.cache.base import FileCache, default_budget, scan_patience
+from torchdali.pipeline.cache.base import FileCache, choose_budget, scan_patience
 from torchdali.pipeline.cache.split import ALIGNMENT
 from torchdali.pipeline.cache.store import WORD, Store
 from torchdali.pipeline.clock import Clock
@@ -74,7 +74,7 @@ class DecodedCache(FileCache):
         with self._lock:
             if self._store is None:
                 device = self.pool.plan.device
-                budget = default_budget(device) if self._budget_option is None else self._budget_option
+                budget = choose_budget(device) if self._budget_option is None else self._budget_option
                 self._store = Store(device, budget, _length(sampler, len(self.files.source)))
         return DecodedPrefetcher(self, self._store, prefetch_depth, timeout, clock)
 
@@ -106,7 +106,7 @@ class DecodedCache(FileCache):
             new = np.flatnonzero(absent & stamps.any(axis=1))  # a black image has no file, and no stamp
             if len(new) < len(rows):
                 images = [images[i] for i in new.tolist()]
-            offsets = store.add(images, packed_words(size[new], self.channels))
+            offsets = store.add(images, count_packed_words(size[new], self.channels))
             new = new[: len(offsets)]
             stored = rows[new]
             self._size[stored], self._stamp[stored], self._offset[stored] = size[new], stamps[new], offsets
@@ -148,7 +148,7 @@ def _length(sampler: Any, default: int) -> int:
         return default
 
 
-def packed_words(size: IntArray, channels: int) -> IntArray:
+def count_packed_words(size: IntArray, channels: int) -> IntArray:
     """Return the ``(N,)`` lengths, in words, of packed images of ``(N, 2)`` heights and widths."""
     return -(-size[:, 0] * size[:, 1] * channels // ALIGNMENT) * (ALIGNMENT // WORD)
 
@@ -203,7 +203,7 @@ class DecodedPrefetcher(Prefetcher):
             self._store_decoded()
 
     def _schedule_ready(self) -> None:
-        while self._lookups and self._lookups[0].file_check.done():
+        while self._lookups and self._lookups[0].file_check.is_done():
             self._schedule_decoding()
         super()._schedule_ready()
 
@@ -313,7 +313,7 @@ class DecodedBatch(Reader):
         size = decoded.size
         for rule, params in zip(decoded.pool.plan.rules, decoded.params, strict=True):
             size = rule.output_size(size, params)
-        words = packed_words(size, self._cache.channels)
+        words = count_packed_words(size, self._cache.channels)
         lengths = np.array([len(image) // WORD for image in images], np.int64)
         if (lengths != words).any():
             row = int(decoded.rows[np.flatnonzero(lengths != words)[0]])
@@ -339,7 +339,7 @@ class DecodedBatch(Reader):
     def read_inputs(self, rows: IntArray, by_pil: IntArray, resources: ExitStack) -> Any:
         """Return the images as ``(N, L)`` bytes."""
         index = self._find_positions(rows)
-        words = packed_words(self._size[index], self._cache.channels)
+        words = count_packed_words(self._size[index], self._cache.channels)
         batch = self._prefetcher.store.gather(self._offset[index], words, self._unstored)
         return batch if batch.is_cuda else batch.numpy()
 
@@ -373,7 +373,7 @@ class _PendingImages(Scan):
     def __init__(self, images: DecodedBatch) -> None:
         self._images = images
 
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         return self._images.ready
 
     def wait(self, timeout: float | None = None) -> None:

@@ -58,7 +58,7 @@ class DiskObjects(ObjectCache):
         self._unfinished = folder / "unfinished"
         self._unfinished.mkdir(parents=True, exist_ok=True)
         self._is_full = False
-        with self._locked() as used:
+        with self._lock_folder() as used:
             self._used = _read_number(used)
         self._budget = budget or (shutil.disk_usage(folder).free + (self._used or 0)) // _SHARE
 
@@ -111,7 +111,7 @@ class DiskObjects(ObjectCache):
     def _reserve(self, size: int) -> bool:
         """Return whether there is room for a file. If so, it is counted."""
         try:
-            with self._locked() as stream:
+            with self._lock_folder() as stream:
                 used = _read_number(stream)
                 if used is None or used + size > self._budget:
                     used = self._remove_old(size)
@@ -147,7 +147,7 @@ class DiskObjects(ObjectCache):
                         yield status.st_mtime, _disk_size(status.st_size), entry.path
 
     @contextmanager
-    def _locked(self) -> Generator[BinaryIO, None, None]:
+    def _lock_folder(self) -> Generator[BinaryIO, None, None]:
         with os.fdopen(os.open(self._folder / "used", os.O_RDWR | os.O_CREAT, 0o644), "r+b") as stream:
             fcntl.flock(stream, fcntl.LOCK_EX)
             yield stream

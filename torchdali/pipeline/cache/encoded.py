@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from torchdali.pipeline.cache.base import FileCache, default_budget, scan_patience
+from torchdali.pipeline.cache.base import FileCache, choose_budget, scan_patience
 from torchdali.pipeline.clock import Clock
 from torchdali.pipeline.feed import Batch, Prefetcher
 from torchdali.pipeline.readers import EncodedBatch, EncodedFile, FileReader
@@ -48,7 +48,7 @@ class EncodedCache(FileCache):
 
     def make_prefetcher(self, prefetch_depth: int, timeout: float, sampler: Any, clock: Clock) -> Prefetcher:
         if self._budget is None:
-            self._budget = default_budget(torch.device("cpu")) if self._budget_option is None else self._budget_option
+            self._budget = choose_budget(torch.device("cpu")) if self._budget_option is None else self._budget_option
         return EncodedPrefetcher(self, prefetch_depth, timeout, clock)
 
     def read(self, row: int, files: FileReader) -> EncodedFile:

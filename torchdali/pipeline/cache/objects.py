@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from torchdali.pipeline.cache.base import Cache, default_budget, mib
+from torchdali.pipeline.cache.base import Cache, choose_budget, mib
 from torchdali.pipeline.clock import Clock
 from torchdali.pipeline.feed import Prefetcher
 
@@ -53,7 +53,7 @@ class HostObjects(ObjectCache):
     def add(self, part: Any, content: Bytes) -> None:
         with self._lock:
             if self._budget is None:
-                self._budget = default_budget(torch.device("cpu"))
+                self._budget = choose_budget(torch.device("cpu"))
             if part in self._contents or self._used + len(content) > self._budget:
                 return
             self._used += len(content)

@@ -116,18 +116,18 @@ class Reader:
                     raise self.error(row, f"it cannot be read ({type(error).__name__}: {error})") from error
             raise
 
-    def for_batch(self) -> Reader:
+    def open_batch(self) -> Reader:
         """Return the reader of one batch: itself, or one that holds the batch's data."""
         return self
 
-    def for_samples(self, draws: Draws, choose_frames: Callable[[int], IntArray]) -> Reader:
+    def bind_draws(self, draws: Draws, choose_frames: Callable[[int], IntArray]) -> Reader:
         """Return the reader of one batch, if what it reads depends on its samples' random numbers.
 
         Args:
             draws: The random numbers of the batch's samples.
             choose_frames: Returns the frames of a video that the transforms take, by the number of all.
         """
-        return self.for_batch()
+        return self.open_batch()
 
     def move_to(self, device: torch.device) -> None:
         """Prepare for pipelines on a device."""
@@ -224,7 +224,7 @@ def decode_in_threads(decode: Callable[[int], T], positions: IntArray) -> list[T
     numbers: list[int] = positions.tolist()
     if len(numbers) < 2:
         return [decode(position) for position in numbers]
-    with ThreadPoolExecutor(min(len(numbers), machine.available_cores()), "torchdali-pil") as threads:
+    with ThreadPoolExecutor(min(len(numbers), machine.count_available_cores()), "torchdali-pil") as threads:
         return list(threads.map(decode, numbers))
 
 

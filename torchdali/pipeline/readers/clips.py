@@ -54,7 +54,7 @@ class ClipReader(Reader):
         reason = find_engine(self._device) if self._device.type == "cuda" else ""
         return "PyAV, in threads of this process" + (f": {reason}" if reason else "")
 
-    def for_samples(self, draws: Draws, choose_frames: Callable[[int], IntArray]) -> Reader:
+    def bind_draws(self, draws: Draws, choose_frames: Callable[[int], IntArray]) -> Reader:
         numbers = draws.select_position(_START).uniform(1)[:, 0].tolist()
         return _ClipBatch(self, choose_frames(self.source.num_frames), numbers)
 

@@ -97,7 +97,7 @@ class EncodedReader(Reader):
         self._pil_only: set[int] = set()
         self._num_read = self._num_non_engine = 0
 
-    def for_batch(self) -> Reader:
+    def open_batch(self) -> Reader:
         return EncodedBatch(self, self.load)
 
     def load(self, rows: Sequence[int]) -> list[EncodedFile]:

@@ -276,7 +276,7 @@ class FileReader(Reader):
         marker is complete. Some others have bytes after their image, so PIL reads each of those once.
         """
         marked = (endings[:, 0] == 0xFF) & (endings[:, 1] == 0xD9)
-        suspects = self.table.may_be_truncated(rows) & ~marked
+        suspects = self.table.find_possibly_truncated(rows) & ~marked
         for row in rows[suspects].tolist():
             self.load(row)
             self.table.mark_complete(row)

@@ -82,7 +82,7 @@ class HeaderReader(lifecycle.Resource):
             RuntimeError: There are no threads or there is no memory for the pipeline.
         """
         while True:
-            with lifecycle.native_call(), devices.on(self.device):  # in the loop, so that no pipeline is built at exit
+            with lifecycle.native_call(), devices.use(self.device):  # in the loop, so that no pipeline is built at exit
                 reading = self._reading
                 with reading.lock:
                     if reading is self._reading:  # else it was abandoned while this thread waited
@@ -113,7 +113,7 @@ class HeaderReader(lifecycle.Resource):
         outputs = _read(reading, paths, vetted)
         seconds, cpu_seconds = perf_counter() - begin, process_time() - cpu_begin
         if len(paths) >= MIN_BATCH_READ and len(self._waits) < _NUM_WARMUP + 2 * _MIN_BATCHES:
-            waited = max(0.0, seconds - cpu_seconds / min(WAITING, machine.available_cores()))
+            waited = max(0.0, seconds - cpu_seconds / min(WAITING, machine.count_available_cores()))
             self._waits.append(waited * WAITING / len(paths))
         return outputs
 

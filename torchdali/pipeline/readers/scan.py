@@ -65,7 +65,7 @@ class Scan:
             start = end
         return ()
 
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         """Return whether :meth:`wait` would return at once."""
         return all(future.done() for future in self._futures)
 

@@ -40,7 +40,7 @@ class StoredReader(EncodedReader):
         # Another process reads the headers again, because the table is as long as the dataset.
         return StoredReader, (self.source, self.source.headers())
 
-    def for_batch(self) -> Reader:
+    def open_batch(self) -> Reader:
         return _StoredBatch(self)
 
     def read_files(self, rows: IntArray) -> list[Bytes]:
@@ -54,7 +54,7 @@ class StoredReader(EncodedReader):
             files = [np.frombuffer(data, np.uint8) for data in files]
         if len(unknown := np.flatnonzero(self.table.is_unknown(rows))):
             self._read_headers(rows[unknown], [files[int(i)] for i in unknown])
-        suspects: list[int] = np.flatnonzero(self.table.may_be_truncated(rows)).tolist()
+        suspects: list[int] = np.flatnonzero(self.table.find_possibly_truncated(rows)).tolist()
         for i in suspects:
             row = int(rows[i])
             if files[i][-2:].tobytes() != b"\xff\xd9":
@@ -92,7 +92,7 @@ class StoredReader(EncodedReader):
         """Return whether reading takes long: headers are not known, bytes are not mapped, or targets are read."""
         if not self.source.is_mapped or self.source.read_parts(rows[:0]) is not None:
             return True
-        return bool(self.table.is_unknown(rows).any() or self.table.may_be_truncated(rows).any())
+        return bool(self.table.is_unknown(rows).any() or self.table.find_possibly_truncated(rows).any())
 
     def sizes(self, rows: IntArray) -> IntArray:
         if len(unknown := self.table.find_unknown(rows)):

@@ -18,7 +18,7 @@ from torchdali.sources.headers.header import (
     LARGE_CHUNK,
     PNG_SIGNATURE,
     SCAN,
-    are_png_chunks_within,
+    has_png_chunks_within,
     max_pixels,
 )
 from torchdali.transforms.spec import IntArray
@@ -79,7 +79,7 @@ def _parse_pngs(data: Bytes, headers: Headers) -> None:
 
 
 def _is_plain_png(start: bytes) -> bool:
-    return b"acTL" not in start and start.count(b"IHDR") == 1 and are_png_chunks_within(start, LARGE_CHUNK)
+    return b"acTL" not in start and start.count(b"IHDR") == 1 and has_png_chunks_within(start, LARGE_CHUNK)
 
 
 def _parse_jpegs(data: Bytes, headers: Headers, adjust_orientation: bool) -> None:

@@ -186,7 +186,7 @@ LARGE_CHUNK = 2**24
 """Bytes of a chunk that a PNG of any length may have: headers of many files are parsed without their lengths."""
 
 
-def are_png_chunks_within(start: bytes, most: int) -> bool:
+def has_png_chunks_within(start: bytes, most: int) -> bool:
     """Return whether no chunk that begins in a PNG's first bytes is said to end after ``most`` bytes of the file.
 
     DALI 2.4 makes room for a chunk before it reads it: gigabytes for a file of 120 bytes, if its length is damaged. We
@@ -204,7 +204,7 @@ def _parse_png(start: bytes, length: int) -> Header | None:
     width, height = int.from_bytes(start[16:20], "big"), int.from_bytes(start[20:24], "big")
     native = start[24:25] == b"\x08" and start[25:26] in (b"\0", b"\2", b"\3")
     native = native and b"acTL" not in start  # DALI may decode the second image of an animated PNG
-    native = native and are_png_chunks_within(start, max(length, LARGE_CHUNK))
+    native = native and has_png_chunks_within(start, max(length, LARGE_CHUNK))
     native = native and start.count(b"IHDR") == 1  # PIL takes the last of two, and DALI refuses the file
     return Header(height, width, length, False, True) if native and 0 < height * width <= max_pixels() else None
 

@@ -129,7 +129,7 @@ class HeaderTable:
         """Return ``(N,)`` whether files have another length now. int32 lengths above 2**31 wrap around."""
         return self._lengths[self._to_files(rows)] != lengths.view(np.uint32)
 
-    def may_be_truncated(self, rows: IntArray) -> npt.NDArray[np.bool_]:
+    def find_possibly_truncated(self, rows: IntArray) -> npt.NDArray[np.bool_]:
         """Return ``(N,)`` whether files are JPEGs for DALI that PIL has not found complete."""
         flags: Any = self._flags[self._to_files(rows)]
         return (flags & (_NATIVE | _JPEG | _COMPLETE)) == (_NATIVE | _JPEG)

@@ -153,7 +153,7 @@ class Client(lifecycle.Resource):
         """
         merged, places = merge(ranges)
         try:
-            results = self._call("read", [_wanted(one) for one in merged])
+            results = self._call("read", [_find_wanted(one) for one in merged])
         except FetchError as error:
             position = next(i for i, (number, _) in enumerate(places) if number == error.position)
             raise ReadError(position, error.error) from None
@@ -182,7 +182,7 @@ class Client(lifecycle.Resource):
             OSError, ValueError: One cannot be asked for. The error names the object.
         """
         try:
-            return [Stat(*one) for one in self._call("stat", [_wanted(Range(uri)) for uri in uris])]
+            return [Stat(*one) for one in self._call("stat", [_find_wanted(Range(uri)) for uri in uris])]
         except FetchError as error:
             raise error.error from None
 
@@ -274,7 +274,7 @@ class _Program:
         self._process.communicate()
 
 
-def _wanted(part: Range) -> Wanted:
+def _find_wanted(part: Range) -> Wanted:
     return Wanted(*split_uri(part.uri), part.start, part.stop, part.tag)
 
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from torchdali.errors import OptionError
-from torchdali.runtime.machine import available_cores
+from torchdali.runtime.machine import count_available_cores
 from torchdali.tools.bench.cases import LOADERS, SYNTHETIC, Case, measure_case
 from torchdali.tools.bench.folder import ONE_CLASS, load_transform, make_dataset, open_class_folders
 from torchdali.tools.bench.metrics import cpu_model
@@ -68,7 +68,7 @@ def bench(
     Raises:
         OptionError: The folder has too few images, or there is no such transform.
     """
-    cores = min(cores or available_cores(), len(os.sched_getaffinity(0)))
+    cores = min(cores or count_available_cores(), len(os.sched_getaffinity(0)))
     chain = load_transform(transform)
     with open_class_folders(folder) as (root, loose):
         images = len(make_dataset(root, chain))

@@ -117,7 +117,7 @@ def _measure_epochs(
             count += 1
             now = time.perf_counter()
             over = now - start - excluded > seconds
-            if over and _remaining_seconds(now - begin, len(mark.host), epoch_length) > seconds:
+            if over and _estimate_remaining_seconds(now - begin, len(mark.host), epoch_length) > seconds:
                 cut = True
                 break
         if not mark.host and running is None:
@@ -139,6 +139,6 @@ def _measure_epochs(
     return figures, batch
 
 
-def _remaining_seconds(elapsed: float, done: int, total: int | None) -> float:
+def _estimate_remaining_seconds(elapsed: float, done: int, total: int | None) -> float:
     """Estimate how long the rest of an epoch of ``total`` batches takes."""
     return float("inf") if total is None else elapsed / done * (total - done)

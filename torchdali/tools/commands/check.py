@@ -26,7 +26,7 @@ from torchvision.datasets.folder import IMG_EXTENSIONS
 from torchdali.errors import OptionError, SampleError
 from torchdali.pipeline import graph
 from torchdali.pipeline.readers import FileReader, HeaderReader
-from torchdali.runtime.machine import available_cores
+from torchdali.runtime.machine import count_available_cores
 from torchdali.sources import HEADER_BYTES, FileSource
 from torchdali.sources.headers.batch import parse
 from torchdali.sources.paths import Paths, build_table
@@ -91,7 +91,7 @@ def check(
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with (
         Progress(*columns, console=progress) as bar,
-        ThreadPoolExecutor(available_cores(), thread_name_prefix="torchdali-check") as threads,
+        ThreadPoolExecutor(count_available_cores(), thread_name_prefix="torchdali-check") as threads,
     ):
         task = bar.add_task("checked", total=len(files.images))
         for problem, extension in threads.map(_check_other, files.others, chunksize=64):

@@ -154,7 +154,7 @@ def _summarize(samples: Sequence[Sample], plan: Plan) -> str:
         f"numbers, and their difference: at most {largest:.3g} of 255 grey levels, {mean:.3g} on "
         "average."
     )
-    in_torch = [f"{step.position} {type(step.transform).__name__}" for step in plan.steps if step.where == "torch"]
+    in_torch = [f"{step.position} {type(step.transform).__name__}" for step in plan.steps if step.library == "torch"]
     if in_torch:
         text += f" Left out, because torch runs it on both sides: {', '.join(in_torch)}."
     return text

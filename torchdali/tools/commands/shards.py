@@ -22,7 +22,7 @@ from torchdali.datasets.fields import open_rgb
 from torchdali.datasets.patterns import expand
 from torchdali.datasets.sharded import ShardedDataset
 from torchdali.errors import OptionError
-from torchdali.runtime.machine import available_cores
+from torchdali.runtime.machine import count_available_cores
 from torchdali.sources.remote import is_uri
 from torchdali.tools.commands.files import Problem
 
@@ -106,7 +106,7 @@ def find_problems(dataset: EncodedDataset, progress: Console) -> list[Problem]:
     """Decode the images of shards with PIL. Return the problems, each with shard, key and offset, sorted."""
     result: list[Problem] = []
     starts = range(0, len(dataset), _CHUNK)
-    with _make_progress(progress) as bar, ThreadPoolExecutor(available_cores(), "torchdali-check") as threads:
+    with _make_progress(progress) as bar, ThreadPoolExecutor(count_available_cores(), "torchdali-check") as threads:
         task = bar.add_task("checked", total=len(dataset))
         for problems in threads.map(partial(_check_rows, dataset), starts):
             result += problems

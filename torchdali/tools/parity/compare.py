@@ -29,7 +29,7 @@ __all__ = [
     "compare_chain",
     "compare_plan",
     "compile_chain",
-    "exceeded_bounds",
+    "find_exceeded_bounds",
     "measure",
     "run",
     "split_indices",
@@ -151,7 +151,7 @@ def measure(case: Case, folder: Any, device: str | torch.device) -> Differences:
     return Differences(max_abs, max_abs_interior, sum(means) / len(means), sum(offs) / len(offs))
 
 
-def exceeded_bounds(case: Case, measured: Differences) -> str:
+def find_exceeded_bounds(case: Case, measured: Differences) -> str:
     """Return which bounds of a case are exceeded, in words, or an empty string."""
     if measured.error:
         return measured.error

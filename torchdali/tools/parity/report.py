@@ -8,7 +8,7 @@ from typing import Any
 
 from torchdali.tools.parity.case import Case
 from torchdali.tools.parity.cases import CASES
-from torchdali.tools.parity.compare import BORDER, Differences, exceeded_bounds
+from torchdali.tools.parity.compare import BORDER, Differences, find_exceeded_bounds
 from torchdali.tools.parity.decoding import FORMATS, DecodingDifferences, decoders, decoding_bound
 from torchdali.tools.parity.distributions import LEVEL, SAMPLES, significance_level
 from torchdali.tools.parity.draws import DRAWS
@@ -142,7 +142,7 @@ def _differences(case: Case, measured: Differences) -> str:
         return f"**failed**: {measured.error}"
     text = " / ".join(map(_number, (measured.max_abs, measured.max_abs_interior, measured.mean_abs)))
     text = f"{text} / {_number(100 * measured.frac_above_1)} %"
-    return f"**{text}**" if exceeded_bounds(case, measured) else text
+    return f"**{text}**" if find_exceeded_bounds(case, measured) else text
 
 
 def _draws(results: Results) -> str:

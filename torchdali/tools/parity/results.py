@@ -18,7 +18,7 @@ from torchdali.pipeline import graph
 from torchdali.tools.bench.metrics import cpu_model
 from torchdali.tools.parity.case import Case
 from torchdali.tools.parity.cases import CASES
-from torchdali.tools.parity.compare import Differences, compile_chain, exceeded_bounds
+from torchdali.tools.parity.compare import Differences, compile_chain, find_exceeded_bounds
 from torchdali.tools.parity.decoding import FORMATS, DecodingDifferences, decoders, decoding_bound
 from torchdali.tools.parity.distributions import DistributionTest, significance_level
 from torchdali.tools.parity.draws import DRAWS
@@ -125,7 +125,7 @@ def find_failures(results: Results) -> list[str]:
     failures: list[str] = []
     for device, of_device in results.devices.items():
         for name, case in of_device.cases.items():
-            if over := exceeded_bounds(CASES[name], case.measured):
+            if over := find_exceeded_bounds(CASES[name], case.measured):
                 failures.append(f"{name} on {device}: {over}")
         for name, by_decoder in of_device.decoding.items():
             bound = decoding_bound(name, device)

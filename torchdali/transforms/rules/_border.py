@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torchvision.transforms.v2 import functional as F
 
-from torchdali.transforms.rule import Input, Node, Nodes, Ops, SampleTransformError, first_faulty_row
+from torchdali.transforms.rule import Input, Node, Nodes, Ops, SampleTransformError, find_faulty_row
 from torchdali.transforms.spec import IntArray, Params, Spec
 
 __all__ = ["Border"]
@@ -88,7 +88,7 @@ class Border:
             return {}
         wide = size < self._narrowest
         if not self.may_be_wide:
-            if (row := first_faulty_row(wide)) is not None:
+            if (row := find_faulty_row(wide)) is not None:
                 raise SampleTransformError(
                     row,
                     f"padding_mode={self.mode!r} needs a border narrower than the image of {tuple(size[row].tolist())}",
@@ -108,8 +108,8 @@ class Border:
         """Emit a border that repeats the image: first above and below, then on both sides."""
         for axis in self._axes:
             if self.may_be_wide:
-                image = ops.when(params[f"wide{axis}"], partial(self._lower_wide, ops, axis), image, params)
-                image = ops.when(params[f"narrow{axis}"], partial(self._lower_narrow, ops, axis), image, params)
+                image = ops.apply_where(params[f"wide{axis}"], partial(self._lower_wide, ops, axis), image, params)
+                image = ops.apply_where(params[f"narrow{axis}"], partial(self._lower_narrow, ops, axis), image, params)
             else:
                 image = self._lower_narrow(ops, axis, image, params)
         return image

@@ -235,24 +235,24 @@ class Policy(Rule):
         """Emit the operators of one slot."""
         spec, floating = self.spec, self.spec.dtype.is_floating_point
 
-        def fewer_bits(x: Node, by: Node) -> Node:
+        def drop_bits(x: Node, by: Node) -> Node:
             return posterize(ops, x, by if floating else ops.fn.cast(by, dtype=ops.types.UINT8), spec)
 
-        def blended(x: Node, p: Nodes) -> Node:
+        def blend_image(x: Node, p: Nodes) -> Node:
             return blend(ops, x, {"keep" if name == "value" else name: node for name, node in p.items()}, spec)
 
         bodies: dict[str, Callable[[Node, Nodes], Node]] = {
             "warp": lambda x, p: warp(ops, x, p["matrix"], self.interpolation, self.fill, floating),
-            "blend": blended,
+            "blend": blend_image,
             "sharpen": lambda x, p: sharpen(ops, x, p["value"], spec),
-            "posterize": lambda x, p: fewer_bits(x, p["value"]),
+            "posterize": lambda x, p: drop_bits(x, p["value"]),
             "solarize": lambda x, p: solarize(ops, x, p["value"], spec),
             "autocontrast": lambda x, _: autocontrast(ops, x, spec),
             "equalize": lambda x, _: equalize(ops, x, spec),
         }
         own = Composite.select_params(number, params)
         for name in self.families[number]:
-            image = ops.when(own[name], bodies[name], image, {key: own[key] for key in self._params(name)})
+            image = ops.apply_where(own[name], bodies[name], image, {key: own[key] for key in self._params(name)})
         return image
 
     def lower(self, ops: Ops, image: Node, params: Nodes) -> Node:

@@ -37,18 +37,18 @@ class MaskedChains(Composite):
         self.stages = [(f"chain{i}", i) for i in range(len(chains))]
 
     @abstractmethod
-    def masks(self, draws: Draws) -> Mapping[str, Mask]:
+    def draw_masks(self, draws: Draws) -> Mapping[str, Mask]:
         """Return ``(N,)`` booleans for each stage, by its name."""
 
     @property
-    def covers_every_sample(self) -> bool:
+    def is_for_every_sample(self) -> bool:
         """Whether every sample takes one of the chains, so that none stays as it is."""
         return False
 
     def infer(self, spec: Spec) -> Spec:
         outs = [part.infer(spec) for part in self.parts]
         self.inherit_moves()
-        if not self.covers_every_sample:
+        if not self.is_for_every_sample:
             outs.append(spec)
         if len({replace(out, size=None, unit=True) for out in outs}) > 1:
             kinds = dict.fromkeys(map(str, outs))
@@ -75,7 +75,7 @@ class MaskedChains(Composite):
         return self._draw(draws, size, targets)
 
     def _draw(self, draws: Draws, size: IntArray, targets: Targets | None) -> Params:
-        params: Params = dict(self.masks(draws))
+        params: Params = dict(self.draw_masks(draws))
         for name, i in self.stages:
             rows = np.flatnonzero(params[name])
             part = self.parts[i]
@@ -111,7 +111,9 @@ class MaskedChains(Composite):
 
     def lower(self, ops: Ops, image: Node, params: Nodes) -> Node:
         for name, i in self.stages:
-            image = ops.when(params[name], partial(self.parts[i].lower, ops), image, self.select_params(i, params))
+            image = ops.apply_where(
+                params[name], partial(self.parts[i].lower, ops), image, self.select_params(i, params)
+            )
         return image
 
     def reference(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
@@ -130,7 +132,7 @@ class RandomApply(MaskedChains):
         super().__init__(transform, [list(transform.transforms)])
         self.own_randomness = f"apply with probability {transform.p:g}"
 
-    def masks(self, draws: Draws) -> Mapping[str, Mask]:
+    def draw_masks(self, draws: Draws) -> Mapping[str, Mask]:
         return {"chain0": draws.bernoulli(self.transform.p)}
 
 
@@ -150,10 +152,10 @@ class RandomChoice(MaskedChains):
         return super().infer(spec)
 
     @property
-    def covers_every_sample(self) -> bool:
+    def is_for_every_sample(self) -> bool:
         return True
 
-    def masks(self, draws: Draws) -> Mapping[str, Mask]:
+    def draw_masks(self, draws: Draws) -> Mapping[str, Mask]:
         choice = draws.choice(self.weights / self.weights.sum())
         return {name: choice == i for name, i in self.stages}
 
@@ -174,7 +176,7 @@ class RandomOrder(MaskedChains):
         out = super().infer(spec)
         return out if out == spec else super().infer(replace(spec, size=None, unit=out.unit))
 
-    def masks(self, draws: Draws) -> Mapping[str, Mask]:
+    def draw_masks(self, draws: Draws) -> Mapping[str, Mask]:
         count = len(self.parts)
         order = draws.permutation(count)
         return {f"place{place}_chain{i}": order[:, place] == i for place in range(count) for i in range(count)}

@@ -13,7 +13,7 @@ from torchdali.transforms.augment import BGR, HSV, ColorSpace, ColorTwist, GridM
 from torchdali.transforms.augment.displace import Sphere, Water
 from torchdali.transforms.augment.filters import CLAHE
 from torchdali.transforms.rng import Draws
-from torchdali.transforms.rule import Input, Node, Nodes, Ops, Rule, SampleTransformError, Unsupported, first_faulty_row
+from torchdali.transforms.rule import Input, Node, Nodes, Ops, Rule, SampleTransformError, Unsupported, find_faulty_row
 from torchdali.transforms.rules import _noise
 from torchdali.transforms.spec import IntArray, Params, Sample, Spec
 
@@ -30,10 +30,10 @@ class Augmentation(Rule):
     def infer(self, spec: Spec) -> Spec:
         if spec.dtype not in self.dtypes:
             raise Unsupported(f"no rule for {spec}")
-        self.randomness = ", ".join(name for name in self.transform.drawn if self._varies(name))
+        self.randomness = ", ".join(name for name in self.transform.drawn if self._is_drawn(name))
         return spec
 
-    def _varies(self, name: str) -> bool:
+    def _is_drawn(self, name: str) -> bool:
         low, high = getattr(self.transform, name)
         return low < high
 
@@ -45,7 +45,7 @@ class Augmentation(Rule):
         del size
         ranges = {name: getattr(self.transform, name) for name in self.transform.drawn}
         return {
-            name: (draws.uniform_range(*ends) if self._varies(name) else np.full(len(draws), ends[0])).astype(
+            name: (draws.uniform_range(*ends) if self._is_drawn(name) else np.full(len(draws), ends[0])).astype(
                 np.float32
             )
             for name, ends in ranges.items()
@@ -238,7 +238,7 @@ class CLAHERule(Augmentation):
         return super().infer(spec)
 
     def draw(self, draws: Draws, size: IntArray) -> Params:
-        if (row := first_faulty_row(size <= np.array(self.transform.tiles))) is not None:
+        if (row := find_faulty_row(size <= np.array(self.transform.tiles))) is not None:
             tiles, sides = self.transform.tiles, tuple(size[row].tolist())
             raise SampleTransformError(
                 row, f"an image must be larger than the number of CLAHE's tiles, {tiles}, got {sides}"

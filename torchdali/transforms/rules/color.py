@@ -167,13 +167,13 @@ class ColorJitter(Rule):
         return {**names, "turn": Input(np.float32, 1)} if HUE in self.ranges else names
 
     @property
-    def _blends(self) -> int:
+    def _num_blends(self) -> int:
         """Number of operations that are blends."""
         return len(self.ranges) - (HUE in self.ranges)
 
     @property
     def _stages(self) -> int:
-        return self._blends * (2 if HUE in self.ranges else 1)
+        return self._num_blends * (2 if HUE in self.ranges else 1)
 
     @property
     def _weights(self) -> list[str]:
@@ -190,10 +190,10 @@ class ColorJitter(Rule):
         params: Params = {"order": order, "factors": factors, "turn": hue_offsets(factors[:, HUE])}
         is_hue = order == HUE
         before = np.argmax(is_hue, axis=1) if HUE in self.ranges else np.full(len(draws), len(self.ranges))
-        blends = order[~is_hue].reshape(len(draws), self._blends)
+        blends = order[~is_hue].reshape(len(draws), self._num_blends)
         for stage in range(self._stages):
-            which = blends[:, stage % self._blends]
-            here = (stage % self._blends < before) == (stage < self._blends)
+            which = blends[:, stage % self._num_blends]
+            here = (stage % self._num_blends < before) == (stage < self._num_blends)
             factor = np.take_along_axis(factors, which[:, None], 1)[:, 0]
             each = blend_weights(np.where(here, which, HUE), factor)
             params |= {f"{name}{stage}": values for name, values in each.items()}
@@ -201,7 +201,7 @@ class ColorJitter(Rule):
 
     def lower(self, ops: Ops, image: Node, params: Nodes) -> Node:
         for stage in range(self._stages + 1):
-            if stage == self._blends and HUE in self.ranges:
+            if stage == self._num_blends and HUE in self.ranges:
                 image = shift_hue(ops, image, params["turn"], self.spec)
             if stage < self._stages:
                 image = blend(ops, image, {name: params[f"{name}{stage}"] for name in self._weights}, self.spec)

@@ -23,7 +23,7 @@ from torchdali.transforms.rule import (
     SampleTransformError,
     Unsupported,
     check_whole_pixels,
-    first_faulty_row,
+    find_faulty_row,
 )
 from torchdali.transforms.rules._border import Border
 from torchdali.transforms.rules.conversion import TYPES, resolve_mask_fill, select_for_kind
@@ -50,7 +50,7 @@ class Window(Rule):
 
     def draw(self, draws: Draws, size: IntArray) -> Params:
         start, shape = self.window(draws, size)
-        if (row := first_faulty_row(shape < 1)) is not None:
+        if (row := find_faulty_row(shape < 1)) is not None:
             raise SampleTransformError(row, f"nothing of an image of {tuple(size[row].tolist())} would be left")
         return {"start": start.astype(np.int32), "shape": shape.astype(np.int32)}
 
@@ -265,7 +265,7 @@ class RandomCrop(Window):
             # v2 stores the parsed padding, in the order left, right, top, bottom.
             padding = [padding[i] for i in (0, 2, 1, 3)]
         self.border = Border.parse(padding, transform.padding_mode)
-        if self._repeats_border:
+        if self._is_border_repeated:
             self.operators = "slice, flip, cat"
 
     def infer(self, spec: Spec) -> Spec:
@@ -285,7 +285,7 @@ class RandomCrop(Window):
         return replace(spec, size=self.size)
 
     @property
-    def _repeats_border(self) -> bool:
+    def _is_border_repeated(self) -> bool:
         return self.border.exists and self.border.mode != "constant"
 
     @property
@@ -302,14 +302,14 @@ class RandomCrop(Window):
         missing = np.maximum(shape - padded, 0)
         if self.transform.pad_if_needed:
             before, padded = before + missing, padded + 2 * missing
-        elif (row := first_faulty_row(missing)) is not None:
+        elif (row := find_faulty_row(missing)) is not None:
             raise SampleTransformError(
                 row,
                 f"the crop of {self.size} is larger than the {'padded ' if self.border.exists else ''}image "
                 f"of {tuple(padded[row].tolist())}; set pad_if_needed=True or resize first",
             )
         start = np.floor(draws.uniform(2) * (padded - shape + 1)).astype(np.int64)
-        return (start if self._repeats_border else start - before), shape
+        return (start if self._is_border_repeated else start - before), shape
 
     def _find_borders(self, size: IntArray) -> tuple[IntArray, IntArray]:
         """Return ``(N, 2)`` widths of the borders before and after images of ``size``."""
@@ -319,14 +319,14 @@ class RandomCrop(Window):
 
     def move(self, targets: Targets, params: Params) -> None:
         before, after = self._find_borders(targets.size)
-        start = params["start"] + (0 if self._repeats_border else before)
+        start = params["start"] + (0 if self._is_border_repeated else before)
         fill, mode = resolve_mask_fill(self.transform, targets), self.transform.padding_mode
         targets.pad_and_crop(before, after, start, params["shape"].astype(np.int64), fill, mode)
 
     def make_params(self, sample: Sample, size: tuple[int, int]) -> dict[str, Any] | None:
         before, after = self._find_borders(np.array([size]))
         padded = np.array(size) + before[0] + after[0]
-        top, left = (sample["start"] + (0 if self._repeats_border else before[0])).tolist()
+        top, left = (sample["start"] + (0 if self._is_border_repeated else before[0])).tolist()
         (above, before_left), (below, right) = before[0].tolist(), after[0].tolist()
         return {
             "needs_crop": bool((padded != self.size).any()),
@@ -336,7 +336,7 @@ class RandomCrop(Window):
         }
 
     def lower(self, ops: Ops, image: Node, params: Nodes) -> Node:
-        return super().lower(ops, self.border.lower(ops, image, params) if self._repeats_border else image, params)
+        return super().lower(ops, self.border.lower(ops, image, params) if self._is_border_repeated else image, params)
 
     def reference(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
-        return super().reference(self.border.reference(image) if self._repeats_border else image, sample)
+        return super().reference(self.border.reference(image) if self._is_border_repeated else image, sample)

@@ -80,16 +80,16 @@ class RandomPhotometricDistort(Rule):
         return spec
 
     @property
-    def _coloured(self) -> bool:
+    def _is_coloured(self) -> bool:
         return self.spec.channels == 3
 
     @property
     def inputs(self) -> dict[str, Input]:
-        coins = ["first", "last", "saturate", "turn"][: 4 if self._coloured else 2]
+        coins = ["first", "last", "saturate", "turn"][: 4 if self._is_coloured else 2]
         factors = ["brightness_keep", "contrast_keep", "contrast_mean", "saturation_keep", "saturation_grey"]
         fed = {name: Input(np.bool_) for name in coins}
-        fed |= {name: Input(np.float32) for name in factors[: 5 if self._coloured else 3]}
-        return fed | ({"hue": Input(np.float32, 1), "matrix": Input(np.float32, 2)} if self._coloured else {})
+        fed |= {name: Input(np.float32) for name in factors[: 5 if self._is_coloured else 3]}
+        return fed | ({"hue": Input(np.float32, 1), "matrix": Input(np.float32, 2)} if self._is_coloured else {})
 
     def draw(self, draws: Draws, size: IntArray) -> Params:
         coins = draws.uniform(6) < [float(self.transform.p)] * 5 + [0.5]
@@ -115,16 +115,16 @@ class RandomPhotometricDistort(Rule):
     def lower(self, ops: Ops, image: Node, params: Nodes) -> Node:
         def change(image: Node, mask: str, name: str, term: str) -> Node:
             weight = {key: params[f"{name}_{key}"] for key in ("keep", term)}
-            return ops.when(params[mask], lambda x, p: blend(ops, x, p, self.spec), image, weight)
+            return ops.apply_where(params[mask], lambda x, p: blend(ops, x, p, self.spec), image, weight)
 
         image = blend(ops, image, {"keep": params["brightness_keep"]}, self.spec)
         image = change(image, "first", "contrast", "mean")
-        if self._coloured:
+        if self._is_coloured:
             image = change(image, "saturate", "saturation", "grey")
             turn = {"hue": params["hue"]}
-            image = ops.when(params["turn"], lambda x, p: shift_hue(ops, x, p["hue"], self.spec), image, turn)
+            image = ops.apply_where(params["turn"], lambda x, p: shift_hue(ops, x, p["hue"], self.spec), image, turn)
         image = change(image, "last", "contrast", "mean")
-        return permute(ops, image, params["matrix"], self.spec) if self._coloured else image
+        return permute(ops, image, params["matrix"], self.spec) if self._is_coloured else image
 
     def reference(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
         return self.transform.transform(image, self.make_params(sample, (0, 0)))

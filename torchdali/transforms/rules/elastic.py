@@ -12,7 +12,7 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 from torchdali.transforms.rng import Draws
-from torchdali.transforms.rule import Input, Node, Nodes, Ops, SampleTransformError, Unsupported, first_faulty_row
+from torchdali.transforms.rule import Input, Node, Nodes, Ops, SampleTransformError, Unsupported, find_faulty_row
 from torchdali.transforms.rules import _noise
 from torchdali.transforms.rules._warp import blend_fill
 from torchdali.transforms.rules.filters import check_window
@@ -60,7 +60,7 @@ class ElasticTransform(Warp):
 
     def draw(self, draws: Draws, size: IntArray) -> Params:
         window = blur_window(max(self.sigma))
-        if (row := first_faulty_row(size <= window // 2)) is not None:
+        if (row := find_faulty_row(size <= window // 2)) is not None:
             raise SampleTransformError(
                 row,
                 f"sigma={self.sigma} blurs in a window of {window} x {window}, which needs an image of more than half "

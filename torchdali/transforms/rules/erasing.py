@@ -76,7 +76,7 @@ class RandomErasing(Rule):
 
     def lower(self, ops: Ops, image: Node, params: Nodes) -> Node:
         if self.noise:
-            return ops.when(params["erase"], lambda x, p: self._erase_with_noise(ops, x, p), image, params)
+            return ops.apply_where(params["erase"], lambda x, p: self._erase_with_noise(ops, x, p), image, params)
         return self._erase(ops, image, params)
 
     def _erase(self, ops: Ops, image: Node, params: Nodes) -> Node:

@@ -12,7 +12,7 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 from torchdali.transforms.rng import Draws
-from torchdali.transforms.rule import Input, Node, Nodes, Ops, Rule, SampleTransformError, Unsupported, first_faulty_row
+from torchdali.transforms.rule import Input, Node, Nodes, Ops, Rule, SampleTransformError, Unsupported, find_faulty_row
 from torchdali.transforms.spec import IntArray, Params, Sample, Spec
 
 _MOST_ON_GPU = 510
@@ -41,7 +41,7 @@ class GaussianBlur(Rule):
         return {"sigma": Input(np.float32)}
 
     def draw(self, draws: Draws, size: IntArray) -> Params:
-        if (row := first_faulty_row(size <= np.array(self.window) // 2)) is not None:
+        if (row := find_faulty_row(size <= np.array(self.window) // 2)) is not None:
             raise SampleTransformError(
                 row,
                 f"a window of {self.window[1]} x {self.window[0]} (width x height) needs an image of more than half "

@@ -24,7 +24,7 @@ from torchdali.transforms.rule import (
     SampleTransformError,
     Unsupported,
     check_ranges,
-    first_faulty_row,
+    find_faulty_row,
 )
 from torchdali.transforms.rules._warp import (
     affine_matrices,
@@ -41,7 +41,7 @@ from torchdali.transforms.targets import Targets
 from torchdali.transforms.targets.maps import AffineMaps
 
 
-def _corners_of(height: int, width: int) -> list[list[int]]:
+def _list_corners(height: int, width: int) -> list[list[int]]:
     """Return the positions ``[x, y]`` of an image's corner pixels, clockwise from the top left."""
     return [[0, 0], [width - 1, 0], [width - 1, height - 1], [0, height - 1]]
 
@@ -196,7 +196,7 @@ class RandomPerspective(Warp):
         far = np.array([[0, 0], [1, 0], [1, 1], [0, 1]])
         # At the right and at the bottom torchvision draws from ``side - bound`` upwards.
         corners = inwards + far * (width_height - bound)[:, None]
-        if (row := first_faulty_row(apply[:, None] & (size < 2))) is not None:
+        if (row := find_faulty_row(apply[:, None] & (size < 2))) is not None:
             raise SampleTransformError(row, f"corners of an image of {tuple(size[row].tolist())} fall together")
         matrix = np.where(apply[:, None, None], perspective_matrices(corners, size), np.eye(3))
         return {"warp": apply, "apply": apply, "matrix": matrix, "corners": corners}
@@ -204,19 +204,21 @@ class RandomPerspective(Warp):
     def lower(self, ops: Ops, image: Node, params: Nodes) -> Node:
         if "warp" not in params:
             return super().lower(ops, image, params)
-        return ops.when(params["warp"], lambda x, p: Warp.lower(self, ops, x, p), image, {"matrix": params["matrix"]})
+        return ops.apply_where(
+            params["warp"], lambda x, p: Warp.lower(self, ops, x, p), image, {"matrix": params["matrix"]}
+        )
 
     def move(self, targets: Targets, params: Params) -> None:
         targets.perspective(params["corners"], resolve_mask_fill(self.transform, targets), params["apply"])
 
     def make_params(self, sample: Sample, size: tuple[int, int]) -> dict[str, Any] | None:
-        corners = _corners_of(*size), sample["corners"].tolist()
+        corners = _list_corners(*size), sample["corners"].tolist()
         return {"coefficients": _get_perspective_coeffs(*corners)} if sample["apply"] else None
 
     def reference(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
         if not sample["apply"]:
             return image
-        start = _corners_of(*image.shape[-2:])
+        start = _list_corners(*image.shape[-2:])
         return F.perspective(image, start, sample["corners"].tolist(), **self.how)
 
 

@@ -99,7 +99,7 @@ class RandomIoUCrop(Window):
         targets.check_one_leaf(targets.boxes, "bounding boxes")
         row = np.concatenate([boxes.row for boxes in targets.boxes])
         order = np.argsort(row, kind="stable")
-        corners = np.concatenate([boxes.as_xyxy() for boxes in targets.boxes])[order]
+        corners = np.concatenate([boxes.to_xyxy() for boxes in targets.boxes])[order]
         boxes = _Boxes(corners.astype(np.float64 if corners.dtype == np.float64 else np.float32), row[order])
         start, shape, found, within = self._find_windows(draws, size, boxes)
         params: Params = {

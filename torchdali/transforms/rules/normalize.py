@@ -51,7 +51,7 @@ class ToDtype(Rule):
             (torch.float32, torch.float16),
         ):
             raise Unsupported(f"no rule for {self.source} to {self.target}")
-        self.operators = "arithmetic, cast" if self.scales else "cast"
+        self.operators = "arithmetic, cast" if self.is_scaled else "cast"
         return replace(spec, dtype=self.target, unit=spec.unit and (self.scale or not self.target.is_floating_point))
 
     def infer_batch(self, spec: Spec) -> Spec | None:
@@ -77,14 +77,14 @@ class ToDtype(Rule):
         return select_for_kind(self.transform.dtype, spec, "dtypes name")
 
     @property
-    def scales(self) -> bool:
+    def is_scaled(self) -> bool:
         """Whether values are scaled from 0..255 to [0, 1]."""
         return self.scale and self.source == torch.uint8 and self.target is not None
 
     def lower(self, ops: Ops, image: Node, params: Nodes) -> Node:
         if self.target is None:
             return image
-        if self.scales:
+        if self.is_scaled:
             image = image * np.float32(1 / 255)
         dtype = ops.types.FLOAT16 if self.target == torch.float16 else ops.types.FLOAT
         return ops.fn.cast(image, dtype=dtype)
@@ -188,7 +188,7 @@ class Arithmetic(Composite):
         for part in self.parts:
             if isinstance(part, Normalize):
                 mean, std = mean + std * np.array(part.mean), std * np.array(part.std)
-            elif isinstance(part, ToTensor) or (isinstance(part, ToDtype) and part.scales):
+            elif isinstance(part, ToTensor) or (isinstance(part, ToDtype) and part.is_scaled):
                 std = std * 255
             half |= isinstance(part, ToDtype) and part.target == torch.float16
         return ops.fn.crop_mirror_normalize(

@@ -146,7 +146,7 @@ class RandomlyApplied(Rule):
         self.value = self.infer_value(spec)
         p = float(self.transform.p)
         self.randomness = f"apply with probability {p:g}"
-        self.operators = f"split, {self.apply_operators}, merge" if self._splits else self.apply_operators
+        self.operators = f"split, {self.apply_operators}, merge" if self._needs_split else self.apply_operators
         if p <= 0 or not self.apply_operators:
             self.operators = ""
         return spec
@@ -168,13 +168,13 @@ class RandomlyApplied(Rule):
         """Apply torchvision's functional."""
 
     @property
-    def _splits(self) -> bool:
+    def _needs_split(self) -> bool:
         return self.transform.p < 1 and (self.value is None or self.value.neutral is None)
 
     @property
     def inputs(self) -> dict[str, Input]:
         fed = {"value": Input(self.value.dtype)} if self.value else {}
-        return {"apply": Input(np.bool_), **fed} if self._splits else fed
+        return {"apply": Input(np.bool_), **fed} if self._needs_split else fed
 
     def draw(self, draws: Draws, size: IntArray) -> Params:
         apply = draws.bernoulli(self.transform.p)
@@ -184,9 +184,9 @@ class RandomlyApplied(Rule):
         return {"apply": apply, "value": np.where(apply, applied, applied if neutral is None else neutral)}
 
     def lower(self, ops: Ops, image: Node, params: Nodes) -> Node:
-        if not self._splits:
+        if not self._needs_split:
             return self.apply(ops, image, params)
-        return ops.when(
+        return ops.apply_where(
             params["apply"], partial(self.apply, ops), image, {k: params[k] for k in params if k == "value"}
         )
 

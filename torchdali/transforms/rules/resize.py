@@ -26,7 +26,7 @@ from torchdali.transforms.rule import (
     SampleTransformError,
     Unsupported,
     check_whole_pixels,
-    first_faulty_row,
+    find_faulty_row,
 )
 from torchdali.transforms.spec import IntArray, Params, Sample, Spec
 from torchdali.transforms.targets import Targets
@@ -111,7 +111,7 @@ class Resampling:
 
     def draw(self, size: IntArray, target: IntArray, draws: Draws) -> Params:
         """Draw the parameters for images of ``size`` that are resized to ``target``, both ``(N, 2)``."""
-        if (row := first_faulty_row((target < 1) | (size < 1))) is not None:
+        if (row := find_faulty_row((target < 1) | (size < 1))) is not None:
             raise SampleTransformError(
                 row, f"an image of {tuple(size[row].tolist())} would become {tuple(target[row].tolist())}"
             )

@@ -14,7 +14,7 @@ from torchvision.transforms.v2 import functional as F
 
 from torchdali.transforms.chain import check_callable, flatten
 from torchdali.transforms.rng import Draws
-from torchdali.transforms.rule import Chain, Rule, SampleTransformError, Unsupported, Views, first_faulty_row
+from torchdali.transforms.rule import Chain, Rule, SampleTransformError, Unsupported, Views, find_faulty_row
 from torchdali.transforms.rules.crop import CenterCrop, Window, check_size
 from torchdali.transforms.rules.flip import RandomHorizontalFlip, RandomVerticalFlip
 from torchdali.transforms.spec import IntArray, Params, Sample, Spec
@@ -92,7 +92,7 @@ class _Corner(Window):
 
     def window(self, draws: Draws, size: IntArray) -> tuple[IntArray, IntArray]:
         shape = np.broadcast_to(np.array(self.size, np.int64), size.shape)
-        if (row := first_faulty_row(size < shape)) is not None:
+        if (row := find_faulty_row(size < shape)) is not None:
             raise SampleTransformError(
                 row, f"the crop of {self.size} is larger than the image of {tuple(size[row].tolist())}"
             )

@@ -23,7 +23,7 @@ _CONVERTS_DIRECTLY = hasattr(cast("Any", F)._meta, "_xywh_to_cxcywh")  # noqa: S
 XYXY, XYWH, CXCYWH = BoundingBoxFormat.XYXY, BoundingBoxFormat.XYWH, BoundingBoxFormat.CXCYWH
 
 
-def _as_float(values: Values) -> Values:
+def _to_float(values: Values) -> Values:
     return values if values.dtype.kind == "f" else values.astype(np.float32)
 
 
@@ -35,7 +35,7 @@ def _to_xyxy(boxes: Values, old: BoundingBoxFormat) -> Values:
     if old == XYWH:
         return np.concatenate((boxes[:, :2], boxes[:, 2:] + boxes[:, :2]), axis=1)
     if old == CXCYWH:
-        values = _as_float(boxes)
+        values = _to_float(boxes)
         corner = values[:, :2] - values[:, 2:] / values.dtype.type(2)
         return np.concatenate((corner, values[:, 2:] + corner), axis=1).astype(boxes.dtype)
     return boxes
@@ -176,7 +176,7 @@ class Boxes(Ragged):
                 ),
             )
             return
-        boxes = np.array(_to_xyxy(_as_float(self.values), self.format))
+        boxes = np.array(_to_xyxy(_to_float(self.values), self.format))
         limit = size[self.row].astype(boxes.dtype)
         np.clip(boxes[:, 0::2], 0, limit[:, 1:], out=boxes[:, 0::2])
         np.clip(boxes[:, 1::2], 0, limit[:, :1], out=boxes[:, 1::2])
@@ -197,7 +197,7 @@ class Boxes(Ragged):
             )
             return
         ratios = np.tile((new / old)[:, ::-1].astype(np.float32), 2)[self.row]
-        self.replace_on((_as_float(self.values) * ratios).astype(self.values.dtype), on)
+        self.replace_on((_to_float(self.values) * ratios).astype(self.values.dtype), on)
 
     def rotate(self, size: IntArray, angle: Values, expand: bool, center: list[float] | None, on: Flags | None) -> None:
         """Turn boxes with images of ``size`` by ``angle`` degrees, as torchvision's ``rotate``."""
@@ -243,7 +243,7 @@ class Boxes(Ragged):
             self.values = convert(self.values, self.format, new)
         self.format = new
 
-    def as_xyxy(self) -> Values:
+    def to_xyxy(self) -> Values:
         """Return ``(M, 4)`` boxes as corners.
 
         Raises:

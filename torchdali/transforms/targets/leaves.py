@@ -154,9 +154,9 @@ class Leaves:
     def _wrap(self, i: int, group: Boxes | Points, tensor: torch.Tensor) -> torch.Tensor:
         return tensor if self.is_pure else group.wrap(tensor, canvas(self.size, i))
 
-    def kept(self) -> list[list[IntArray]]:
+    def find_kept(self) -> list[list[IntArray]]:
         """Return which of its rows each leaf still has, in the order of :meth:`collect`; nothing for masks."""
-        parts = [group.kept_in_leaf() for group in self.groups]
+        parts = [group.split_kept_rows() for group in self.groups]
         nothing = np.empty(0, np.int64)
         return [
             [parts[place[0]][place[1]] if isinstance(place, tuple) else nothing for place in sample]
@@ -211,7 +211,7 @@ class Leaves:
             row: (count, kept)
             for boxes in self.boxes
             for row, count, kept in zip(
-                boxes.owners.tolist(), boxes.count_at_first.tolist(), boxes.kept_in_leaf(), strict=True
+                boxes.owners.tolist(), boxes.count_at_first.tolist(), boxes.split_kept_rows(), strict=True
             )
         }
 

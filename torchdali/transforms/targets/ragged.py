@@ -60,7 +60,7 @@ class Ragged:
         """``(L,)`` numbers of rows of the leaves."""
         return np.bincount(self.leaf, minlength=len(self.owners))
 
-    def kept_in_leaf(self) -> list[IntArray]:
+    def split_kept_rows(self) -> list[IntArray]:
         """Return which of its rows each leaf still has, to choose their labels and masks."""
         return np.split(self.kept - self.begin[self.leaf], np.cumsum(self.counts)[:-1]) if len(self.owners) else []
 
