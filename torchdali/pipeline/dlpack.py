@@ -12,7 +12,7 @@ memory is reused after the work that was queued on that stream until then. The u
 applies. Code that reads a batch on another stream must wait first (``other.wait_stream(torch.cuda.current_stream())``).
 It must also keep the batch until it has read it, or let the first stream wait for the other one. DALI 2.4 does more,
 because DLPack does not tell it which streams used the memory: a thread waits for the whole device before the memory is
-reused. This is not promised here.
+reused (https://github.com/dmlc/dlpack/issues/176). This is not promised here.
 """
 
 from __future__ import annotations

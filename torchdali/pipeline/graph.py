@@ -352,7 +352,8 @@ def build_header_reader(batch_size: int, threads: int, validate_headers: bool) -
         batch_size: Maximum number of files in a run.
         threads: Number of DALI's threads.
         validate_headers: Whether a run fails if DALI's decoder would not read the header of a JPEG, or of another file
-            that :data:`HEADERS_VETTED` marks: DALI 2.4 may end the process for a damaged one. It adds a third output.
+            that :data:`HEADERS_VETTED` marks. DALI 2.4 may end the process for a damaged one, see
+            :func:`_check_headers`. It adds a third output.
     """
     dali = require_dali()
     fn, types = dali.fn, dali.types

@@ -74,6 +74,7 @@ def get_loader(dataset: Any, base: type[Any]) -> Callable[[Any], Any] | None:
     if base is datasets.LFWPeople:
         return dataset._loader  # noqa: SLF001 - torchvision's
     # Before torchvision 0.24 some classes have no loader. INaturalist then keeps the mode; the others convert to RGB.
+    # Remove the default when 0.24 is required: https://github.com/pytorch/vision/issues/8762.
     return getattr(dataset, "loader", None if base is datasets.INaturalist else pil_loader)
 
 

@@ -26,7 +26,8 @@ warnings.simplefilter("error")
 import torchdali
 {after}
 loaded = sorted({{name.partition(".")[0] for name in sys.modules}} | {{n for n in sys.modules if "dali" in n}})
-print(json.dumps([os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS"), torchdali.runtime.machine.describe_connections(), loaded]))
+connections = torchdali.runtime.machine.describe_connections()
+print(json.dumps([os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS"), connections, loaded]))
 """
 
 
@@ -128,10 +129,8 @@ def test_an_import_after_cuda_sets_nothing_and_the_first_compilation_warns_once(
     assert VARIABLE in str(warning.message)
     assert "Import torchdali first" in str(warning.message)
     assert VARIABLE not in machine.os.environ
-    assert (
-        machine.describe_connections()
-        == f"{VARIABLE}=8 (the default) (CUDA was initialised before torchdali was imported)"
-    )
+    text = machine.describe_connections()
+    assert text == f"{VARIABLE}=8 (the default) (CUDA was initialised before torchdali was imported)"
 
 
 @pytest.mark.parametrize("cuda", [False, True], ids=["before CUDA", "after CUDA"])

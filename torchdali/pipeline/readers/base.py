@@ -232,7 +232,8 @@ class Blame:
     """See :meth:`Reader.blame`.
 
     This is no generator. From Python 3.12 on, ``contextlib`` throws into a generator, and an exception that replaces
-    the thrown one is then held by its own traceback, in a cycle that keeps the epoch alive.
+    the thrown one is then held by its own traceback, in a cycle that keeps the epoch alive. No version mends it yet:
+    https://github.com/python/cpython/issues/129280.
     """
 
     def __init__(self, reader: Reader, row: int, what: str) -> None:

@@ -212,7 +212,8 @@ def _parse_png(start: bytes, length: int) -> Header | None:
 def _parse_jpeg(read: Callable[[int], bytes], start: bytes, length: int, adjust_orientation: bool) -> Header | None:
     """Follow the markers (ITU-T T.81, annex B) up to the first scan.
 
-    The first frame header is not enough. DALI takes the last of two, with another size and precision, and may crash.
+    The first frame header is not enough. DALI 2.4 takes the last of two, with another size and precision. It may crash.
+    We know no issue about it, and no version that mends it.
     """
     offset, adobe_rgb = 2, False
     orientation: int | None = None
@@ -273,7 +274,8 @@ def _read_with_pil(file: str | io.BytesIO, length: int, adjust_orientation: bool
             and image.mode == "RGB"
             and not getattr(image, "is_animated", False)
             and "transparency" not in image.info
-            and not {"exif", "xmp"} & image.info.keys()  # DALI 2.4 does not read the chunks of such files
+            # DALI 2.4 does not read the chunks of such files. We know no issue about it.
+            and not {"exif", "xmp"} & image.info.keys()
         )
         size = (image.width, image.height) if is_sideways(orientation) else (image.height, image.width)
         return Header(*size, length, image.format == "JPEG", native, orientation=orientation)

@@ -88,7 +88,9 @@ class JPEG(Rule):
     def lower(self, ops: Ops, image: Node, params: Nodes) -> Node:
         if ops.device == "gpu" and ops.fidelity == "exact":
             # On the GPU, DALI enlarges colours without interpolation, as its decoders there do: the mean difference is
-            # 0.8. The copy keeps DALI from merging this node with an equal one in another view. It would not find it.
+            # 0.8. The copy keeps DALI 2.4 from merging this node with an equal one in another view: DALI then fails to
+            # find the node. https://github.com/NVIDIA/DALI/pull/5752 added the merging. We know no issue about this
+            # fault, and no version that mends it.
             image = ops.fn.copy(image, preserve=True).cpu()
             image = ops.fn.jpeg_compression_distortion(image, quality=params["quality"]).gpu()
             return ops.fn.reinterpret(image, layout="HWC")  # a copy of an empty batch has no layout
@@ -96,6 +98,7 @@ class JPEG(Rule):
 
     def reference(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
         with warnings.catch_warnings():
-            # torchvision 0.29 deprecates the encoder that its own transform uses.
+            # torchvision 0.29 deprecates the encoder that its own transform uses. No version mends it yet:
+            # https://github.com/pytorch/vision/pull/9609.
             warnings.simplefilter("ignore", DeprecationWarning)
             return F.jpeg(image, int(sample["quality"]))

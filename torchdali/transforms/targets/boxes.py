@@ -18,7 +18,8 @@ from torchdali.transforms.spec import IntArray
 from torchdali.transforms.targets.maps import AffineMaps, corner_points
 from torchdali.transforms.targets.ragged import Canvas, Flags, Ragged, Values, canvas, to_array
 
-# torchvision 0.26 converts between these two by way of XYXY.
+# torchvision 0.26 converts XYWH and CXCYWH by way of XYXY, later versions directly:
+# https://github.com/pytorch/vision/pull/9326. Remove this when torchvision 0.27 is required.
 _CONVERTS_DIRECTLY = hasattr(cast("Any", F)._meta, "_xywh_to_cxcywh")  # noqa: SLF001
 XYXY, XYWH, CXCYWH = BoundingBoxFormat.XYXY, BoundingBoxFormat.XYWH, BoundingBoxFormat.CXCYWH
 
