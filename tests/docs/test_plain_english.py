@@ -1,15 +1,21 @@
-"""The pages are written in short sentences, without the phrases that readers stumble over."""
+"""Pages, notebooks and docstrings are written in short sentences, without the phrases that readers stumble over."""
 
 from __future__ import annotations
 
+import ast
+import inspect
+import json
 import re
+from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
 DOCS = sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))
-PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "recipes/README.md", *DOCS)
+NOTEBOOKS = sorted(f"docs/notebooks/{path.name}" for path in (ROOT / "docs" / "notebooks").glob("*.ipynb"))
+PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "recipes/README.md", *DOCS, *NOTEBOOKS)
 
 MEAN = 16
 """A page's mean sentence has fewer words."""
@@ -51,20 +57,69 @@ def count_words(sentence: str) -> int:
     return sum(re.search(r"\w", word) is not None for word in sentence.split())
 
 
+def read_page(page: str) -> str:
+    """Return the text of a page; of a notebook that of its text cells."""
+    text = (ROOT / page).read_text()
+    if not page.endswith(".ipynb"):
+        return text
+    cells = json.loads(text)["cells"]
+    return "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+
+
+def find_faults(page: str, text: str) -> list[str]:
+    """Return what is over the bounds, or an empty list."""
+    counts = [(count_words(sentence), sentence) for sentence in sentences(text)]
+    faults = [f"{page}: {count} words: {sentence}" for count, sentence in counts if count > LONGEST]
+    mean = sum(count for count, _ in counts) / len(counts) if counts else 0
+    return faults if mean < MEAN else [*faults, f"{page}: the mean sentence has {mean:.1f} words"]
+
+
+def find_docstrings(tree: ast.Module) -> Iterator[str]:
+    """Yield the docstrings of a module, its classes and functions, and those below the names that it assigns."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield ast.get_docstring(node) or ""
+        if isinstance(node, (ast.Module, ast.ClassDef)):
+            for assignment, below in pairwise(node.body):
+                if isinstance(assignment, (ast.Assign, ast.AnnAssign)) and isinstance(below, ast.Expr):
+                    value = below.value
+                    yield value.value if isinstance(value, ast.Constant) and isinstance(value.value, str) else ""
+
+
+def strip_docstring(docstring: str) -> str:
+    """Make a page of a docstring: values in quotes are code, and each argument or exception begins a paragraph."""
+    text = re.sub(r":\w+:(?=`)", "", inspect.cleandoc(docstring) + "\n")
+    text = re.sub(r"::\n((?:\n| +.*\n)+)", ".\n\n", re.sub(r'"[\w-]+"', "`code`", text))
+    text = re.sub(r"^ *(?:Args|Attributes|Raises|Returns|Yields):$", "", text, flags=re.MULTILINE)
+    return re.sub(r"^ +\*{0,2}[\w.]+(?:, \*{0,2}[\w.]+)*: ", "\n", text, flags=re.MULTILINE)
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_sentences_are_short(page: str) -> None:
-    text = (ROOT / page).read_text()
-    counts = [(count_words(sentence), sentence) for sentence in sentences(text)]
-    too_long = [f"{count} words: {sentence}" for count, sentence in counts if count > LONGEST]
-    assert not too_long, "\n".join([page, *too_long])
-    mean = sum(count for count, _ in counts) / len(counts)
-    assert mean < MEAN, f"the mean sentence of {page} has {mean:.1f} words"
+    assert not (faults := find_faults(page, read_page(page))), "\n".join(faults)
+
+
+def test_docstrings_have_short_sentences() -> None:
+    """Those of all modules, as the page on the API shows some of each kind. A module is a page."""
+    faults: list[str] = []
+    for path in sorted((ROOT / "torchdali").rglob("*.py")):
+        docstrings = map(strip_docstring, find_docstrings(ast.parse(path.read_text())))
+        faults += find_faults(str(path.relative_to(ROOT)), "\n\n".join(docstrings))
+    assert not faults, "\n".join(faults)
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_phrases_are_avoided(page: str) -> None:
-    prose = " ".join(strip_code((ROOT / page).read_text()).lower().split())
+    prose = " ".join(strip_code(read_page(page)).lower().split())
     assert not [phrase for phrase in AVOIDED if re.search(rf"\b{phrase}\b", prose)]
+
+
+def test_docstrings_are_read() -> None:
+    source = '"""A module."""\nX = 1\n"""A name."""\ndef f(a):\n    """Call it::\n\n        Not. This.\n\n    Args:\n'
+    source += '        a: "b" is. "c"\n            too.\n        *d, e: No.\n'
+    source += '\n    Raises:\n        E: If :class:`it` is.\n    """\n'
+    found = [sentence for text in find_docstrings(ast.parse(source)) for sentence in sentences(strip_docstring(text))]
+    assert found == ["A module.", "A name.", "Call it.", "code is.", "code too.", "No.", "If code is."]
 
 
 def test_sentences_are_found() -> None:

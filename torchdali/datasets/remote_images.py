@@ -26,9 +26,9 @@ class RemoteImages(EncodedDataset):
     more than shards of the same images, in time and in money: see :class:`torchdali.datasets.Tar`.
 
     Args:
-        samples: A folder of class folders, such as ``s3://bucket/train/``, which is listed now, and whose samples are
-            in ``ImageFolder``'s order; pairs of an object and its target; or the file of an index, which
-            ``ImageIndex.write`` made of such pairs.
+        samples: A folder of class folders, such as ``s3://bucket/train/``; pairs of an object and its target; or the
+            file of an index, which ``ImageIndex.write`` made of such pairs. A folder is listed now, in
+            ``ImageFolder``'s order.
         transform: Called with each image, as in ``ImageFolder``.
         target_transform: Called with each target.
         remote: A store of the package obstore, for its credentials and time-outs. None: the environment describes it.

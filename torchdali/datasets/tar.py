@@ -45,10 +45,10 @@ class Tar(ShardedDataset):
             it. It may be an object too.
         image: The part that is the image; several are tried in this order.
         label: The target: a part such as ``"cls"``; a key of its JSON as ``"json:label"``; a function of the
-            dictionary of all parts other than the image, with the key as ``"__key__"``; or several names: samples then
-            are dictionaries with the image as ``"image"``. None: samples are images. ``cls``, ``index`` and ``id``
-            become integers, ``txt`` becomes text, ``json`` is parsed, ``npy`` and ``npz`` become arrays, and images
-            PIL images. Others are bytes.
+            dictionary of all parts other than the image, with the key as ``"__key__"``; or several names. With several
+            names, samples are dictionaries with the image as ``"image"``. None: samples are images. ``cls``, ``index``
+            and ``id`` become integers, ``txt`` becomes text, ``json`` is parsed, ``npy`` and ``npz`` become arrays,
+            and images PIL images. Others are bytes.
         transform: Called with each image, as in ``ImageFolder``.
         target_transform: Called with each target.
         index: The file of the index; None for a name beside the first shard, or for objects in ``~/.cache/torchdali``.

@@ -33,7 +33,7 @@ class Volumes(Dataset[Any]):
     ``tv_tensors.Mask`` of the same shape, cut from the same place.
 
     With ``seed``, the place of a patch and the random numbers of ``transform`` depend on the seed, the epoch and the
-    sample alone, so they are the same for any batch size and number of workers. Without it they follow from torch's
+    sample alone. They are the same for any batch size and number of workers. Without it they follow from torch's
     generator, as for any dataset. Call :meth:`set_epoch` before each epoch then; persistent workers do not see it.
 
     Args:

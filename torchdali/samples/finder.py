@@ -80,9 +80,9 @@ class ImageFinder:
 
         Without ``images``, as in torchvision's v2 transforms, these are all PIL images, ``tv_tensors.Image`` and
         ``tv_tensors.Video``. Files that ``datasets`` stores count as PIL images. If there is none, it is the first leaf
-        that looks like an image: a tensor (C, H, W) or an array (H, W, C) with up to 4 channels, an encoded file
-        (bytes, or one axis of uint8), or a ``pathlib`` path. All files of one list are taken. If there is none of
-        these either, it is the first array (H, W) of uint8 or uint16, or a string that is the path of an existing
+        that looks like an image. These are a tensor (C, H, W) or an array (H, W, C) with up to 4 channels, an encoded
+        file (bytes, or one axis of uint8), and a ``pathlib`` path. All files of one list are taken. If there is none
+        of these either, it is the first array (H, W) of uint8 or uint16, or a string that is the path of an existing
         image file.
 
         Raises:

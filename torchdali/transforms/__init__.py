@@ -1,8 +1,8 @@
 """torchvision's v2 transforms under their own names, with a rule for each.
 
-``torchdali.transforms.Resize`` *is* ``torchvision.transforms.v2.Resize``: same arguments, checks, ``repr`` and
-behaviour when called on an image. torchdali adds a rule for each class (see :class:`Rule`), in ``rules/``. This file
-imports every module there, so a new rule needs no entry anywhere else.
+``torchdali.transforms.Resize`` *is* ``torchvision.transforms.v2.Resize``, so it does the same when it is called on an
+image. A rule for each class is added (see :class:`Rule`), in ``rules/``. This file imports every module there. So a new
+rule needs no entry anywhere else.
 """
 
 from importlib import import_module

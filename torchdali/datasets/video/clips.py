@@ -56,13 +56,13 @@ class VideoClips(Dataset[Any]):
     sample that raises an error.
 
     Args:
-        videos: A folder of class folders, as for ``ImageFolder``; a ``.csv`` or ``.parquet`` file with the columns
-            ``file`` and, if there are such, ``label``, ``start`` and ``end`` in seconds; or a list of paths, of
-            ``(path, label)``, or of ``(path, label, start, end)``.
+        videos: A folder of class folders, as for ``ImageFolder``; a ``.csv`` or ``.parquet`` file; or a list of paths,
+            of ``(path, label)``, or of ``(path, label, start, end)``. A file has the column ``file`` and, if you like,
+            ``label``, ``start`` and ``end``, in seconds.
         frames: Number of frames of a clip.
         stride: Distance of its frames.
-        clips: "random" takes one clip of each video, which begins at a random frame; "uniform" takes all clips of a
-            video, one behind the other; a number takes so many at equal distances, and 1 the one in the middle.
+        clips: "random" takes one clip of each video, which begins at a random frame. "uniform" takes all clips of a
+            video, one behind the other. A number takes so many at equal distances, and 1 the one in the middle.
         fps: Frames a second from which clips are taken. Each is the last one that is shown until its time. None takes
             the frames of the file as they are.
         transform: Called with each video.

@@ -29,10 +29,10 @@ def autocontrast(ops: Ops, image: Node, spec: Spec) -> Node:
 def equalize(ops: Ops, image: Node, spec: Spec) -> Node:
     """Equalize each channel's histogram.
 
-    Let C(v) be the number of pixels below v, m the number of pixels below the brightest, and s = m // 255. torchvision
-    and PIL map v to ``min((C(v) + s // 2) // s, 255)``, and do not change the channel if s is 0. DALI's ``equalize`` of
-    the inverted image, inverted, is ``round(C(v) * 255 / m)``. The two differ as s differs from m / 255, which is half
-    the range in a small image. But DALI's result tells C(v) to the nearest m / 255.
+    Let C(v) be the number of pixels below v, m the number of pixels below the brightest, and s = m // 255. PIL
+    and torchvision map v to ``min((C(v) + s // 2) // s, 255)``, and do not change the channel if s is 0. DALI's
+    ``equalize`` of the inverted image, inverted, is ``round(C(v) * 255 / m)``. The two differ as s differs from m /
+    255, which is half the range in a small image. But DALI's result tells C(v) to the nearest m / 255.
     """
     fn, math = ops.fn, ops.math
     if spec.dtype.is_floating_point:

@@ -1,1 +1,1 @@
-"""Folder that ``torchdali explain SCRIPT`` puts on PYTHONPATH of the script, and of all processes that it starts."""
+"""Folder on PYTHONPATH of the script in ``torchdali explain SCRIPT``, and of all processes that it starts."""
