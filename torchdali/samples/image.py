@@ -47,6 +47,9 @@ DEEP_MODES = ("I;16", "I;16B", "I;16L", "I;16N", "I", "F")
 _ORIENTATION = int(ExifTags.Base.Orientation)
 _CONVERT = "of which transforms for PIL images make something else than transforms for tensors: begin with v2.ToImage()"
 
+_CLOSED_OR_UNREADABLE = (*UNREADABLE, AttributeError, AssertionError)
+"""PIL raises the last two if the file was closed before its pixels were read."""
+
 _open: Callable[..., Any] = PIL.Image.open
 _Bytes = npt.NDArray[np.uint8]
 
@@ -163,11 +166,9 @@ def _turn_pil_image(image: PIL.Image.Image) -> ImageInput:
             header = read_pil_header(image)._replace(info=turn_info(image.mode, image.info), format=None)
             return _wrap_encoded(file, adjust_orientation=True)._replace(pil=header)
         turned = ImageOps.exif_transpose(image)
-    except (*UNREADABLE, AttributeError, AssertionError) as error:
-        if is_system_fault(error):
-            raise
+    except _CLOSED_OR_UNREADABLE as error:
         size = image.height, image.width
-        raise UnreadableError(f"it cannot be turned by its EXIF data ({error_text(error)})", size) from error
+        raise _make_error(error, size, f"it cannot be turned by its EXIF data ({error_text(error)})") from error
     return _wrap_pixels("pil", _pil_to_array(turned))._replace(pil=read_pil_header(turned))
 
 
@@ -179,9 +180,7 @@ def _read_file(path: PurePath, first: First, adjust_orientation: bool) -> ImageI
     except FileNotFoundError:
         raise UnreadableError("there is no such file") from None
     except UNREADABLE as error:
-        if is_system_fault(error):
-            raise
-        raise UnreadableError(f"it cannot be read as an image ({error_text(error)})") from error
+        raise _make_error(error, None, f"it cannot be read as an image ({error_text(error)})") from error
     if not header.native:
         return _wrap_encoded(np.fromfile(name, np.uint8), first, adjust_orientation)
     data = np.frombuffer(os.fsencode(name), np.uint8)
@@ -197,6 +196,13 @@ def _download(url: StoredURL) -> _Bytes:
             return np.frombuffer(file.read(), np.uint8)
     except (FileNotFoundError, KeyError):  # zip archives raise KeyError
         raise UnreadableError("there is no such file") from None
+
+
+def _make_error(error: Exception, size: tuple[int, int] | None, reason: str) -> UnreadableError:
+    """Return what to raise for an error of PIL. One that is the system's fault is raised as it is."""
+    if is_system_fault(error):
+        raise error
+    return UnreadableError(reason, size)
 
 
 def _make_dtype_error(dtype: Any) -> RefusedError:
@@ -221,12 +227,9 @@ def _pil_to_array(image: PIL.Image.Image) -> npt.NDArray[Any]:
     """Return pixels ``(H, W, C)`` with the channels of the image's mode, as torchvision's ``pil_to_tensor`` does."""
     try:
         array = np.asarray(image)
-    # PIL raises AttributeError or AssertionError if the file was closed before its pixels were read.
-    except (*UNREADABLE, AttributeError, AssertionError) as error:
-        if is_system_fault(error):
-            raise
+    except _CLOSED_OR_UNREADABLE as error:
         size = image.height, image.width
-        raise UnreadableError(f"it cannot be decoded ({error_text(error) or 'its file is closed'})", size) from error
+        raise _make_error(error, size, f"it cannot be decoded ({error_text(error) or 'its file is closed'})") from error
     if array.dtype == np.bool_:
         array = array.astype(np.uint8) * 255
     return array[..., None] if array.ndim == 2 else array
@@ -267,9 +270,7 @@ def _wrap_encoded(data: _Bytes, first: First = "conversion", adjust_orientation:
         elif header.jpeg and bytes(memory[-2:]) != b"\xff\xd9":
             decode_to_ppm(data)  # raises if PIL cannot read a JPEG that has no end marker; DALI might
     except UNREADABLE as error:
-        if is_system_fault(error):
-            raise
-        raise UnreadableError(f"it cannot be decoded ({error_text(error)})", size) from error
+        raise _make_error(error, size, f"it cannot be decoded ({error_text(error)})") from error
     return ImageInput((Spec(), InputKind.ENCODED), size, data)
 
 

@@ -201,7 +201,10 @@ class Reader:
 
     def read_size(self, row: int) -> tuple[int, int] | None:
         """Return height and width of one image, scanned or not; None if it cannot be read."""
-        height, width = self.sizes(np.array([row]))[0].tolist()
+        try:
+            height, width = self.sizes(np.array([row]))[0].tolist()
+        except SampleError:
+            return None
         return height, width
 
     def substitute_black(self, row: int, size: tuple[int, int]) -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import PIL.Image
 
-from torchdali.errors import SampleError
 from torchdali.pipeline.readers.base import Reader, decode_in_threads
 from torchdali.pipeline.readers.scan import Scan
 from torchdali.samples.image import decode_to_ppm, make_black
@@ -131,11 +130,6 @@ class EncodedReader(Reader):
 
     def sizes(self, rows: IntArray) -> IntArray:
         return np.array([header[:2] for _, header in self.load(rows.tolist())], np.int64).reshape(-1, 2)
-
-    def read_size(self, row: int) -> tuple[int, int] | None:
-        with suppress(SampleError):
-            return super().read_size(row)
-        return None
 
     def pil_header(self, row: int) -> PILHeader | None:
         if row in self._black:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,6 @@ import numpy.typing as npt
 import PIL.Image
 import torch
 
-from torchdali.errors import SampleError
 from torchdali.pipeline.readers.base import Reader, decode_in_threads
 from torchdali.pipeline.readers.header_reader import HeaderError, HeaderReader
 from torchdali.pipeline.readers.scan import Scan
@@ -298,11 +297,6 @@ class FileReader(Reader):
         path = self.path(row)
         with self.blame(row, "decoded"), _open(path) as image:
             return convert_to_rgb(image, self.adjust_orientation)
-
-    def read_size(self, row: int) -> _Size | None:
-        with suppress(SampleError):
-            return super().read_size(row)
-        return None
 
     def pil_header(self, row: int) -> PILHeader | None:
         if row in self._black:
