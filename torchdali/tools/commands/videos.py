@@ -13,7 +13,7 @@ from rich.progress import Progress
 from torchdali.datasets.video.clips import VIDEO_SUFFIXES
 from torchdali.datasets.video.probe import ANIMATIONS, Video, probe, require_av
 from torchdali.errors import OptionError
-from torchdali.runtime.machine import available_cores
+from torchdali.runtime.machine import count_available_cores
 from torchdali.tools.commands.files import Problem
 
 __all__ = ["find_video_problems", "is_video_name"]
@@ -42,7 +42,7 @@ def find_video_problems(paths: Sequence[str], progress: Console) -> list[Problem
     except ModuleNotFoundError as error:
         raise OptionError(str(error)) from error
     result: list[Problem] = []
-    with Progress(console=progress) as bar, ThreadPoolExecutor(available_cores(), "torchdali-check") as threads:
+    with Progress(console=progress) as bar, ThreadPoolExecutor(count_available_cores(), "torchdali-check") as threads:
         task = bar.add_task("checked", total=len(paths))
         for problems in threads.map(_check_video, paths):
             result += problems
