@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from torchdali.loader import DALILoader
     from torchdali.pipeline.compiled import CompiledTransform, compile  # noqa: A004
     from torchdali.pipeline.operator import Operator
+    from torchdali.samples.padding import pad_collate
     from torchdali.sources import ImageIndex, image_size
     from torchdali.transforms import Batched
 
@@ -59,6 +60,7 @@ __all__ = [
     "UnsupportedDatasetError",
     "compile",
     "image_size",
+    "pad_collate",
 ]
 
 __version__ = "0.1.0"
@@ -72,6 +74,7 @@ _MODULES = {
     "Operator": "torchdali.pipeline.operator",
     "compile": "torchdali.pipeline.compiled",
     "image_size": "torchdali.sources",
+    "pad_collate": "torchdali.samples.padding",
 }
 """The modules of public names. The others are exceptions."""
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import PER_CLASS, PHOTOGRAPHS
+from helpers import sounds
 from helpers.videos import pan, write
 
 from torchdali import DALILoader
@@ -119,6 +120,20 @@ def test_every_page_is_found() -> None:
     pages = sorted(path.name for path in DOCS.glob("migrating_*.md"))
     assert len(pages) == 3
     assert all(f"]({page})" in guide for page in pages)
+
+
+def test_audio(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        sounds.write(tmp_path / "data" / "sounds" / name / "one.wav", sounds.chirp(8000), 16_000)
+        commands = tmp_path / "data" / "SpeechCommands" / "speech_commands_v0.02"
+        sounds.write(commands / name / "0_nohash_0.wav", sounds.chirp(600), 16_000)
+    for name in ("validation_list.txt", "testing_list.txt"):
+        (commands / name).write_text("")
+    left = run("audio.md")
+    assert left["spectrograms"].shape == (2, 1, 64, 41)
+    assert left["lengths"].tolist() == [41, 41]
+    assert left["dataset"][1][0].shape == (1, 600)
+    assert left["dataset"][1][1] == 1
 
 
 def test_videos(tmp_path: Path) -> None:

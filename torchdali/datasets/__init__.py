@@ -1,5 +1,6 @@
-"""Datasets of images that lie in larger files or in tables, and of volumes. ``DataLoader`` takes them, too."""
+"""Datasets of images in larger files or in tables, of sounds, videos and volumes. ``DataLoader`` takes them, too."""
 
+from torchdali.datasets.audio import AudioFolder
 from torchdali.datasets.hugging_face import HuggingFace
 from torchdali.datasets.lmdb import LMDB
 from torchdali.datasets.packing import pack
@@ -14,6 +15,7 @@ from torchdali.datasets.zip import Zip
 
 __all__ = [
     "LMDB",
+    "AudioFolder",
     "HuggingFace",
     "RecordIO",
     "RemoteImages",

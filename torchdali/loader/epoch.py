@@ -248,9 +248,9 @@ class NativeIterator(ResumableIterator):
 
     def _stack(self, batch: Batch, plan: Plan, views: Views) -> Any:
         """Return the images of a batch as ``default_collate`` would: stacked, or so for each view."""
-        for images in views:
-            self._check_shapes(batch, images)
         typed = [to_batch(plan, images) for images in views]
+        for images in typed:
+            self._check_shapes(batch, images)
         return typed[0] if plan.container is None else typed
 
     def _collate_annotated(self, batch: Batch, plan: Plan, views: Views, collect: TargetCollector, stack: bool) -> Any:
@@ -325,7 +325,8 @@ class NativeIterator(ResumableIterator):
 
     def _check_shapes(self, batch: Batch, images: Sequence[Any] | torch.Tensor) -> None:
         if not isinstance(images, torch.Tensor):
-            check_shapes(images, self._native.chain, lambda row: self._native.reader.name(batch.rows[row]))
+            are_sounds = self._native.source.spec.kind == "waveform"
+            check_shapes(images, self._native.chain, lambda row: self._native.reader.name(batch.rows[row]), are_sounds)
 
     def close(self) -> None:
         """End the epoch early."""

@@ -261,7 +261,8 @@ def _describe_output(plan: Plan) -> str:
     plan = plan.last
     if plan.suffix:
         return "images as torch leaves them"
-    images = f"images {plan.spec}" if plan.container is None else f"{len(plan.views)} views, each as above"
+    noun = "waveforms" if plan.spec.kind == "waveform" else "images"
+    images = f"{noun} {plan.spec}" if plan.container is None else f"{len(plan.views)} views, each as above"
     return f"{images}, batch in front, contiguous"
 
 

@@ -201,10 +201,9 @@ class _ProbeRun:
             if plan.input_kind is InputKind.FILES:
                 read = self._measure_reading(plan_reading(plan))
             draws = Draws(epoch_key(0, 0), rows, np.zeros_like(rows))
-            if decodes or plan.num_frames:
-                reader = reader.bind_draws(draws, plan.choose_frames)
-                with ThreadPoolExecutor(_SCAN_THREADS) as threads:
-                    reader.scan(rows, lambda: threads).wait()
+            reader = reader.bind_draws(draws, plan.choose_frames)
+            with ThreadPoolExecutor(_SCAN_THREADS) as threads:
+                reader.scan(rows, lambda: threads).wait()
             with devices.use(plan.device):
                 images = reader.read_inputs(rows, reader.find_pil_only(rows), resources)
             inputs, _ = plan.draw(*plan.expand_frames(draws, reader.sizes(rows)))

@@ -19,7 +19,7 @@ from torchdali.runtime.exceptions import add_note
 from torchdali.samples.image import PIXEL_DTYPES
 from torchdali.transforms import SampleTransformError
 from torchdali.transforms.rng import Draws
-from torchdali.transforms.spec import IntArray, Spec
+from torchdali.transforms.spec import IntArray, Kind, Spec
 
 __all__ = ["finish_views"]
 
@@ -54,14 +54,16 @@ def finish_views(
         return plan, views
     if not len(draws):
         return plan.last, []
-    images = _run_cut(plan.cut, views[0], draws, plan.device, name)
-    pool = pool.get_following(_find_spec(plan.cut, images))
+    images, kind = _run_cut(plan.cut, views[0], draws, plan.device, name)
+    pool = pool.get_following(Spec.from_input(kind, images.dtype, images.shape[1]))
     views = _run_in_dali(pool, images, draws, plan.cut, make_error)
     return finish_views(pool, views, draws, name, make_error)
 
 
-def _run_cut(cut: Cut, images: Images, draws: Draws, device: torch.device, name: Callable[[int], str]) -> torch.Tensor:
-    """Return what the transform at a cut makes of the batch."""
+def _run_cut(
+    cut: Cut, images: Images, draws: Draws, device: torch.device, name: Callable[[int], str]
+) -> tuple[torch.Tensor, Kind]:
+    """Return what the transform at a cut makes of the batch, ``(N, C, H, W)``, and what that is."""
     title = f"transform {cut.position}, {_name_of(cut)},"
     if not isinstance(images, torch.Tensor):
         try:
@@ -81,23 +83,22 @@ def _run_cut(cut: Cut, images: Images, draws: Draws, device: torch.device, name:
     except Exception as error:
         add_note(error, f"while {title} ran in torch on a batch of {len(images)}")
         raise
+    kind = cut.kind
+    if kind == "waveform" and isinstance(result, torch.Tensor):
+        kind = "waveform" if result.ndim == 3 else "tensor"
+        result = result.unsqueeze(-2) if result.ndim == 3 else result
     if not isinstance(result, torch.Tensor) or result.ndim != 4 or len(result) != len(images):
         got = tuple(result.shape) if isinstance(result, torch.Tensor) else type(result).__name__
         raise TransformError(
             f"{title} must return a tensor (N, C, H, W) of {len(images)} images, got {got}; it was called with the "
             "whole batch because its batchable is True"
         )
-    return result.as_subclass(torch.Tensor).to(device)
+    return result.as_subclass(torch.Tensor).to(device), kind
 
 
 def _name_of(cut: Cut) -> str:
     transform = cut.transform.transform
     return getattr(transform, "__name__", type(transform).__name__)
-
-
-def _find_spec(cut: Cut, images: torch.Tensor) -> Spec:
-    """Return the type of the images that a transform returned."""
-    return Spec.from_input(cut.kind, images.dtype, images.shape[1])
 
 
 def _run_in_dali(

@@ -68,13 +68,13 @@ class _Compiler:
 
     def is_cuttable(self, position: int, leaf: Any) -> bool:
         """Return whether torch can run a transform on the whole batch, so that DALI can go on after it."""
-        is_tensor = self.branches[0][1].kind in ("image", "tensor")
+        is_tensor = self.branches[0][1].kind in ("image", "tensor", "waveform")
         return (
             is_batchable(leaf) and is_tensor and self.container is None and not self.suffix and position != self.until
         )
 
     def _add(self, position: int, leaf: Any) -> None:
-        if has_frame_choice(leaf) and self.branches[0][1].kind != "tensor":
+        if has_frame_choice(leaf) and self.branches[0][1].kind not in ("tensor", "waveform"):
             self.steps.append(Step(position, leaf, "nothing", ""))
             return
         if find_rule(leaf) is None:
@@ -101,6 +101,8 @@ class _Compiler:
             raise Unsupported("it takes one image, and the sample is several")
         copies = [rule for _ in self.branches if (rule := find_rule(leaf))]
         first = copies[0]
+        if self.branches[0][1].kind == "waveform" and not first.takes_sounds:
+            raise Unsupported("it is for images, and this is a sound")
         if isinstance(first, ExifTransposeRule):
             first.is_first = self.container is None and all(isinstance(rule, Identity) for rule in self.branches[0][0])
         if isinstance(first, Views):
@@ -137,6 +139,8 @@ class _Compiler:
         specs: list[Spec] = []
         for _, spec in self.branches:
             rule = find_rule(leaf)
+            if spec.kind == "waveform" and not (rule and rule.takes_sounds):
+                return False
             out = rule.infer_batch(spec) if rule else None
             if out is None:
                 return False

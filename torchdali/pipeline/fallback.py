@@ -41,7 +41,12 @@ __all__ = [
 
 
 def to_kind(image: torch.Tensor, kind: Kind) -> Any:
-    """Convert an image (CHW) or a video (TCHW) to the type that torchvision would pass to the next transform."""
+    """Convert an image (CHW) or a video (TCHW) to the type that torchvision would pass to the next transform.
+
+    A sound (C, 1, T) loses its axis of height. A whole batch does, too.
+    """
+    if kind == "waveform":
+        return image.squeeze(-2)
     if kind == "pil":
         if image.dtype in (torch.uint16, torch.float32):  # modes I;16 and F, which torchvision makes of nothing else
             return PIL.Image.fromarray(image[0].cpu().numpy())
@@ -150,8 +155,10 @@ def to_batch(plan: Plan, images: Images) -> Images:
     """Return stacked images in the type that ``default_collate`` would return.
 
     That is ``tv_tensors.Image`` or ``Video`` within ``tv_tensors.set_return_type("TVTensor")``, for which there is no
-    public getter.
+    public getter. Sounds lose their axis of height.
     """
+    if plan.spec.kind == "waveform":
+        return images.squeeze(-2) if isinstance(images, torch.Tensor) else [each.squeeze(-2) for each in images]
     kind = _TV_TENSORS.get(plan.spec.kind)
     is_kept = kind is not None and isinstance(kind(_PIXEL) + 0, kind)
     return kind(images) if kind and is_kept and isinstance(images, torch.Tensor) else images
@@ -261,13 +268,16 @@ def call_seeded(function: Callable[..., Any], *args: Any, draws: Draws, device: 
         return function(*args)
 
 
-def check_shapes(images: Sequence[Any], chain: Sequence[Any], name: Callable[[int], str]) -> None:
+def check_shapes(
+    images: Sequence[Any], chain: Sequence[Any], name: Callable[[int], str], are_sounds: bool = False
+) -> None:
     """Raise if images that must be stacked differ in shape.
 
     Args:
         images: One object per sample.
         chain: The transforms, for the advice.
         name: Returns the name of the sample in a row.
+        are_sounds: Whether the images are sounds, or made of such.
 
     Raises:
         BatchShapeError: Two shapes differ. The message names their samples and a transform that makes them equal.
@@ -278,10 +288,14 @@ def check_shapes(images: Sequence[Any], chain: Sequence[Any], name: Callable[[in
     row = next((i for i, shape in enumerate(shapes) if shape != shapes[0]), None)
     if row is None:
         return
+    differing = f"{shapes[0]} ({name(0)}) and {shapes[row]} ({name(row)})"
+    if are_sounds:
+        raise BatchShapeError(
+            f"the sounds of a batch differ in shape: {differing}; give collate_fn=torchdali.pad_collate, or a "
+            "transform that gives all sounds one length"
+        )
     advice = _suggest_crop(chain, shapes[0], shapes[row])
-    raise BatchShapeError(
-        f"the images of a batch differ in shape: {shapes[0]} ({name(0)}) and {shapes[row]} ({name(row)}); {advice}"
-    )
+    raise BatchShapeError(f"the images of a batch differ in shape: {differing}; {advice}")
 
 
 def _suggest_crop(chain: Sequence[Any], shape: tuple[int, ...], other: tuple[int, ...]) -> str:

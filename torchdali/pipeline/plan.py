@@ -345,10 +345,8 @@ def summarize_plans(plans: Sequence[Plan]) -> tuple[str, str]:
     plan = min(plans, key=_count_in_dali)
     total, counts = len(plan.steps), sorted({_count_in_dali(plan) for plan in plans})
     if not total:
-        return (
-            f"{'DALI decodes' if plan.needs_decoding else 'Images are copied'} on {device}: there are no transforms",
-            "",
-        )
+        copied = "Sounds are copied" if plan.spec.kind == "waveform" else "Images are copied"
+        return f"{'DALI decodes' if plan.needs_decoding else copied} on {device}: there are no transforms", ""
     verb = "transform runs" if total == 1 else "transforms run"
     answer = f"{' to '.join(map(str, counts[:: len(counts) - 1 or 1]))} of {total} {verb} in DALI on {device}"
     first = next((step for step in plan.steps if step.library == "torch"), None)

@@ -51,7 +51,7 @@ class TorchTransform:
 
     def __init__(self, transform: Any, device: torch.device) -> None:
         dtype = getattr(transform, "dtype", None)
-        self.transform = _move_matrix(transform, device) if type(transform) in _LINEAR else transform
+        self.transform = _move_tensors(transform, device)
         self.has_antialias_resize = has_antialias_resize(transform, device)
         self._device = device
         self._needs_host = device.type != "cpu" and self.transform is transform and _needs_host(transform)
@@ -72,6 +72,16 @@ class TorchTransform:
         if not isinstance(leaf, torch.Tensor):
             return leaf
         return leaf.to("cpu") if self._needs_host or (leaf.dtype in _FEW_KERNELS and not self._to_floats) else leaf
+
+
+def _move_tensors(transform: Any, device: torch.device) -> Any:
+    """Return a transform whose own tensors are on a device: a copy, if it has such, so that the script's stays."""
+    if type(transform) in _LINEAR:
+        return _move_matrix(transform, device)
+    is_of_torchaudio = isinstance(transform, nn.Module) and any(
+        type(module).__module__.partition(".")[0] == "torchaudio" for module in transform.modules()
+    )
+    return copy.deepcopy(transform).to(device) if is_of_torchaudio and device.type != "cpu" else transform
 
 
 def _move_matrix(transform: Any, device: torch.device) -> Any:

@@ -107,6 +107,9 @@ class Rule(ABC):
     moves_in_torch: bool = False
     """Whether torch must run the transform if a sample has boxes, masks or key points, because ``move`` cannot."""
 
+    takes_sounds: bool = False
+    """Whether the transform is one for sounds. ``infer`` sees only those that it names."""
+
     moves: bool = False
     """Whether ``move`` or ``output_size`` does anything: boxes, masks and key points depend on the parameters."""
 

@@ -11,10 +11,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-Kind = Literal["pil", "image", "video", "tensor", "array"]
+Kind = Literal["pil", "image", "video", "tensor", "array", "waveform"]
 """What torchvision would hold: a PIL image, a ``tv_tensors.Image``, ``Video``, a plain tensor or an HWC array.
 
-Rules treat arrays as PIL images, and a video as images that are its frames.
+Rules treat arrays as PIL images, and a video as images that are its frames. A waveform is a plain tensor (C, T), and in
+DALI an image of height 1.
 """
 
 First = Literal["conversion", "RGB", "rule", "torch"]
@@ -120,6 +121,8 @@ class Spec:
         return str(self.dtype).removeprefix("torch.")
 
     def __str__(self) -> str:
+        if self.kind == "waveform":
+            return f"{self.dtype_name} ({self.channels}, T)"
         height, width = self.size or ("H", "W")
         frames = "T, " if self.kind == "video" else ""
         return f"{self.dtype_name} ({frames}{self.channels}, {height}, {width})"

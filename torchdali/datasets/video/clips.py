@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset
 from torchvision import tv_tensors
-from torchvision.datasets.folder import find_classes, make_dataset
 
+from torchdali.datasets.rows import Row, list_rows
 from torchdali.datasets.video.decoding import HostDecoders
 from torchdali.datasets.video.index import open_video_index
 from torchdali.datasets.video.probe import Video
-from torchdali.datasets.video.tables import Row, read_rows
 from torchdali.sources import InputKind, Source, Spec
 from torchdali.sources.paths import to_int64
 from torchdali.transforms.spec import IntArray
@@ -100,22 +98,12 @@ class VideoClips(Dataset[Any]):
         self.frames, self.stride, self.fps, self.pad = frames, stride, fps, pad
         self.clips: ClipChoice = clips
         self.transform, self.target_transform = transform, target_transform
-        self.classes: list[str] = []
-        self._rows = self._list_rows(videos)
-        if not self._rows:
-            raise ValueError(f"{videos} has no video: no file ends in {', '.join(VIDEO_SUFFIXES)}")
+        self.classes, self._rows = list_rows(videos, VIDEO_SUFFIXES, "videos", "video")
         self.paths: list[str] = list(dict.fromkeys(row.path for row in self._rows))
         self._index_file = index
         self._open()
         self._lay_out()
         self.decoders = HostDecoders()
-
-    def _list_rows(self, videos: Any) -> list[Row]:
-        folder = Path(cast("str", videos)).expanduser() if isinstance(videos, (str, os.PathLike)) else None
-        if folder is not None and folder.is_dir():
-            self.classes, labels = find_classes(folder)
-            return [Row(path, label) for path, label in make_dataset(folder, labels, VIDEO_SUFFIXES)]
-        return read_rows(cast("Any", videos))
 
     def _open(self) -> None:
         self._index = open_video_index(self._index_file, self.paths)

@@ -2,6 +2,7 @@
 
 from torchdali.pipeline.readers.base import Reader
 from torchdali.pipeline.readers.clips import ClipReader
+from torchdali.pipeline.readers.decoded import WaveformReader
 from torchdali.pipeline.readers.encoded import EncodedBatch, EncodedFile, EncodedReader
 from torchdali.pipeline.readers.files import FileReader
 from torchdali.pipeline.readers.header_reader import HeaderReader
@@ -34,6 +35,8 @@ def open_reader(source: Source, adjust_orientation: bool = False) -> Reader:
     """Return the reader for what a source reads; ``adjust_orientation`` as for :class:`Reader`."""
     if source.num_frames:
         return ClipReader(source)
+    if source.spec.kind == "waveform":
+        return WaveformReader(source)
     if source.kind is InputKind.FILES:
         return FileReader(source, HeaderReader(), adjust_orientation)
     if source.kind is InputKind.PIXELS:

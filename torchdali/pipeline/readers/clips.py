@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
 from contextlib import ExitStack
 from typing import Any, cast
 
@@ -14,7 +13,7 @@ from torchdali.datasets.video.clips import ClipSource
 from torchdali.datasets.video.decoding import Decoders, HostDecoders
 from torchdali.datasets.video.device_decoding import DeviceDecoders, find_engine
 from torchdali.pipeline.readers.base import Reader
-from torchdali.pipeline.readers.scan import Scan
+from torchdali.pipeline.readers.decoded import DecodedBatch
 from torchdali.sources import Source
 from torchdali.transforms.rng import Draws
 from torchdali.transforms.spec import IntArray
@@ -98,7 +97,7 @@ class ClipReader(Reader):
         self._decoders.close()
 
 
-class _ClipBatch(Reader):
+class _ClipBatch(DecodedBatch):
     """The clips of one batch.
 
     Args:
@@ -108,33 +107,14 @@ class _ClipBatch(Reader):
     """
 
     def __init__(self, owner: ClipReader, chosen: IntArray, numbers: Sequence[float]) -> None:
-        super().__init__(owner.source)
-        self._owner, self._chosen, self._numbers = owner, chosen, numbers
-        self._rows: list[int] = []
-        self._clips: dict[int, torch.Tensor] = {}
-
-    def scan(self, rows: IntArray, pool: Callable[[], Executor]) -> Scan:
-        """Start to decode the clips, in the threads of ``pool()``."""
-        self._rows = rows.tolist()
-        missing = [place for place in range(len(rows)) if place not in self._clips]
-        return Scan(missing, self._decode, pool, chunk=1)
-
-    def _decode(self, places: Sequence[int]) -> None:
-        for place in places:
-            self._clips[place] = self._owner.decode(self._rows[place], self._chosen, self._numbers[place])
+        super().__init__(owner.source, lambda row, place: owner.decode(row, chosen, numbers[place]))
 
     def sizes(self, rows: IntArray) -> IntArray:
-        return np.array([self._clips[place].shape[1:3] for place in self._find(rows)], np.int64).reshape(-1, 2)
-
-    def _find(self, rows: IntArray) -> list[int]:
-        """Return the places in the batch of all its rows, or of some."""
-        if len(rows) == len(self._rows):
-            return list(range(len(rows)))
-        return [self._rows.index(row) for row in rows.tolist()]
+        return np.array([clip.shape[1:3] for clip in self.take(rows)], np.int64).reshape(-1, 2)
 
     def read_inputs(self, rows: IntArray, by_pil: IntArray, resources: ExitStack) -> Any:
         """Return the frames of all clips: on the host an array for each, on a GPU one tensor if they have one size."""
-        clips = [self._clips[place] for place in self._find(rows)]
+        clips: list[torch.Tensor] = self.take(rows)
         if clips[0].device.type == "cpu":
             return [frame for clip in clips for frame in clip.numpy()]
         for clip in clips:

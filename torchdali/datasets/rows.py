@@ -1,4 +1,4 @@
-"""Lists of videos: in a table, or given one by one."""
+"""Lists of videos and sounds: of a folder, in a table, or given one by one."""
 
 from __future__ import annotations
 
@@ -7,18 +7,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+from torchvision.datasets.folder import find_classes, make_dataset
+
 from torchdali.datasets.table import read_csv, read_parquet
 
-__all__ = ["Row", "read_rows"]
+__all__ = ["Row", "list_rows"]
 
 
 class Row(NamedTuple):
-    """A video, or a part of one.
+    """A video or sound, or a part of one.
 
     Attributes:
         path: The file.
         label: Its label. None if it has none.
-        start: The seconds after the first frame at which it begins. None for the beginning.
+        start: The seconds after its beginning from which on it is taken. None for the beginning.
         end: The seconds at which it ends. None for the end.
     """
 
@@ -28,18 +30,39 @@ class Row(NamedTuple):
     end: float | None = None
 
 
-def read_rows(videos: str | os.PathLike[str] | Sequence[Any]) -> list[Row]:
-    """Return the videos of a ``.csv`` or ``.parquet`` file, or of a list of paths or tuples.
+def list_rows(
+    files: str | os.PathLike[str] | Sequence[Any], suffixes: tuple[str, ...], argument: str, noun: str
+) -> tuple[list[str], list[Row]]:
+    """Return the names of the classes of a folder, and its files; or those of a table or list, and no classes.
+
+    Args:
+        files: A folder of class folders, a ``.csv`` or ``.parquet`` file, or a list of paths or tuples.
+        suffixes: Those of the files of a folder, in lower case.
+        argument: The name of the argument, for messages.
+        noun: What a file is.
 
     Raises:
-        ValueError: It is neither of these, or lacks a column.
+        ValueError: It is none of these, lacks a column, or is empty.
+        FileNotFoundError: The folder has no class folders, or one of them has no such file.
     """
-    if not isinstance(videos, (str, os.PathLike)):
-        return [_read_item(item) for item in videos]
-    file = Path(videos).expanduser()
+    classes: list[str] = []
+    folder = Path(cast("str", files)).expanduser() if isinstance(files, (str, os.PathLike)) else None
+    if folder is None:
+        rows = [_read_item(item, noun) for item in cast("Sequence[Any]", files)]
+    elif folder.is_dir():
+        classes, labels = find_classes(folder)
+        rows = [Row(path, label) for path, label in make_dataset(folder, labels, suffixes)]
+    else:
+        rows = _read_table(folder, argument)
+    if not rows:
+        raise ValueError(f"{files} has no {noun}: no file ends in {', '.join(suffixes)}")
+    return classes, rows
+
+
+def _read_table(file: Path, argument: str) -> list[Row]:
     read = {".csv": read_csv, ".parquet": read_parquet}.get(file.suffix.lower())
     if read is None:
-        raise ValueError(f"videos must be a folder, a .csv or .parquet file, or a list of paths, got '{videos}'")
+        raise ValueError(f"{argument} must be a folder, a .csv or .parquet file, or a list of paths, got '{file}'")
     paths, columns = read(file, "file", None)
     if not isinstance(paths, list) or any(type(path) is not str for path in cast("list[Any]", paths)):
         raise ValueError(f"the column 'file' of {file} must have a path in each row")
@@ -62,10 +85,10 @@ def _to_seconds(value: Any) -> float | None:
     return None if value is None or value == "" else float(value)
 
 
-def _read_item(item: Any) -> Row:
+def _read_item(item: Any, noun: str) -> Row:
     parts: list[Any] = [*cast("Sequence[Any]", item)] if isinstance(item, (tuple, list)) else [item]
     if len(parts) not in (1, 2, 4) or not isinstance(parts[0], (str, os.PathLike)):
-        raise ValueError(f"a video must be a path, (path, label) or (path, label, start, end), got {item!r:.100}")
+        raise ValueError(f"a {noun} must be a path, (path, label) or (path, label, start, end), got {item!r:.100}")
     label, start, end = (*parts[1:], None, None, None)[:3]
     path = str(Path(cast("str", parts[0])).expanduser())
     return Row(path, label, *(None if x is None else float(x) for x in (start, end)))
