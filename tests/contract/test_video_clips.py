@@ -292,6 +292,23 @@ def test_bad_files(folder: Path, tmp_path: Path) -> None:
     assert shortened[len(shortened) - 1].shape == (2, 3, 64, 96)
 
 
+def test_sound_alone_no_frame_and_wrong_names(folder: Path, tmp_path: Path) -> None:
+    sound, nothing = videos.write_sound(tmp_path / "sound.mp4"), videos.write_nothing(tmp_path / "nothing.mp4")
+    matroska = videos.write(tmp_path / "clip.mkv", videos.pan(6))
+    named = {matroska: tmp_path / "matroska.mp4", folder / "a" / "coffee.mp4": tmp_path / "coffee.avi"}
+    for path, other in named.items():
+        other.write_bytes(path.read_bytes())
+    dataset = VideoClips([sound, nothing, *named.values()], frames=3, stride=1, clips=1)
+    for number, fault in enumerate(("it has no video, only sound", "it has no video")):
+        with pytest.raises(SampleError, match=rf"sample 0 \({dataset.paths[number]}\): .*\({fault}\)$"):
+            next(iter(DALILoader(Subset(dataset, [number]), 1, device="cpu")))
+        with pytest.raises(OSError, match=rf"{dataset.paths[number]}: {fault}$"):
+            dataset[number]
+    for number, path in enumerate(named, start=2):
+        start = (len(whole := videos.decode(path)) - 3) // 2
+        assert np.array_equal(dataset[number].permute(0, 2, 3, 1).numpy(), whole[start : start + 3])
+
+
 def test_a_damaged_frame_names_its_file(folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "changed.mp4"
     path.write_bytes((folder / "a" / "coffee.mp4").read_bytes())
@@ -345,24 +362,50 @@ def test_the_index_is_kept(folder: Path, tmp_path: Path, monkeypatch: pytest.Mon
         VideoClips(folder, index=index)
 
 
+def list_open_videos() -> list[str]:
+    found: list[str] = []
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # another thread closes its files
+            found.append(str(link.readlink()))
+    return sorted(name for name in found if name.endswith((".mp4", ".avi")))
+
+
+def wait_until_closed(before: list[str]) -> None:
+    end = time.monotonic() + 20
+    while list_open_videos() != before and time.monotonic() < end:
+        time.sleep(0.05)  # a thread closes its file when it has decoded its clip
+    assert list_open_videos() == before
+
+
 def test_no_file_is_left_open(folder: Path) -> None:
     dataset = VideoClips(folder, frames=2, stride=1, clips="uniform", transform=CHAIN)
-
-    def opened() -> set[str]:
-        found: set[str] = set()
-        for link in Path("/proc/self/fd").iterdir():
-            with contextlib.suppress(FileNotFoundError):  # another thread closes its files
-                found.add(str(link.readlink()))
-        return {name for name in found if name.endswith(".mp4")}
-
-    before, loader = opened(), DALILoader(dataset, 2, device="cpu")
+    before, loader = list_open_videos(), DALILoader(dataset, 2, device="cpu")
     for _ in loader:
         break
     loader.close()
-    end = time.monotonic() + 20
-    while opened() - before and time.monotonic() < end:
-        time.sleep(0.05)  # a thread closes its file when it has decoded its clip
-    assert not opened() - before
+    wait_until_closed(before)
+
+
+def test_no_file_is_left_open_by_epochs_and_errors(folder: Path, tmp_path: Path) -> None:
+    damaged = videos.write(tmp_path / "damaged.avi", videos.pan(12), codec="mjpeg")
+    data = damaged.read_bytes()
+    second = data.index(b"\xff\xd8", data.index(b"\xff\xd8") + 2)
+    damaged.write_bytes(data[:second] + bytes(len(data) - second))
+    paths = [damaged, folder / "a" / "coffee.mp4", folder / "b" / "chelsea.mp4"]
+    dataset = VideoClips(paths, frames=2, stride=1, clips=1, transform=v2.CenterCrop(40))
+    before, loader = list_open_videos(), DALILoader(Subset(dataset, [1, 2]), 1, device="cpu")
+    for _ in range(12):
+        assert sum(len(clips) for clips in loader) == 2
+    kept = [name for name in list_open_videos() if name not in before]
+    assert len(kept) <= 2, "one decoder of each file stays open between epochs"
+    loader.close()
+    wait_until_closed(before)
+    loader = DALILoader(dataset, 1, device="cpu")
+    for _ in range(3):
+        with pytest.raises(SampleError, match=r"damaged\.avi"):
+            next(iter(loader))
+    loader.close()
+    wait_until_closed(before)
 
 
 def test_explain_names_the_decoder(folder: Path) -> None:

@@ -24,6 +24,7 @@ __all__ = ["draw_batch"]
 
 _COLORS = ("#2ca02c", "#d62728", "#1f77b4", "#ff7f0e", "#9467bd", "#17becf", "#e377c2", "#bcbd22")
 _MAX_CHANNELS = 4
+_MAX_FRAMES = 4
 _MAX_TITLE = 26
 _UNIT_RANGE_BOUND = 2.0
 """Floats below this are taken for values in [0, 1], others for grey levels of 255."""
@@ -36,12 +37,14 @@ class Sample:
     """One picture of the grid.
 
     Attributes:
-        image: The image: a tensor (C, H, W), or a PIL image.
+        image: The image: a tensor (C, H, W), or a PIL image. Of a video, some frames side by side.
         parts: The leaves of the sample's targets: tensors, numbers and strings.
+        num_frames: The number of these frames; 1 for an image.
     """
 
     image: Any
     parts: list[Any]
+    num_frames: int = 1
 
 
 def draw_batch(loader: Any, batch: Any, max_images: int, file: str | os.PathLike[str] | None) -> None:
@@ -64,9 +67,10 @@ def draw_batch(loader: Any, batch: Any, max_images: int, file: str | os.PathLike
     samples = split_batch(batch)[:max_images]
     if not samples:
         raise ValueError("show_batch() needs images in the batch, and found none")
-    columns = math.ceil(math.sqrt(len(samples)))
+    num_frames = max(sample.num_frames for sample in samples)
+    columns = math.ceil(math.sqrt(len(samples)) / num_frames)
     rows = math.ceil(len(samples) / columns)
-    size = (2.4 * columns, 2.6 * rows)
+    size = (2.4 * columns * num_frames, 2.6 * rows)
     figure: Any = (
         figures.Figure(size, layout="constrained") if file else figures.figure(None, size, layout="constrained")
     )
@@ -89,17 +93,18 @@ def split_batch(batch: Any) -> list[Sample]:
 
     Images are a tensor (N, C, H, W), or a list of tensors (C, H, W) or PIL images. The batch may also be a list of
     samples, as a ``collate_fn`` returns that collates nothing. Several images of a sample are drawn as its first one.
+    Frames of a video stand side by side.
     """
     if _is_list(batch) and batch and all(_is_sample(sample) for sample in batch):
         return [Sample(*_split_sample(sample)) for sample in batch]
     images = next(_find_images(batch), None)
     if images is None:
         return []
-    pictures = list(_iterate_first_views(images))
+    pictures = [_line_up(image) for image in images]
     others = [part for part in _list_parts(batch) if not _is_images(part)]
     return [
-        Sample(picture, [leaf for part in others for leaf in _list_leaves(_select(part, i, len(pictures)))])
-        for i, picture in enumerate(pictures)
+        Sample(picture, [leaf for part in others for leaf in _list_leaves(_select(part, i, len(pictures)))], count)
+        for i, (picture, count) in enumerate(pictures)
     ]
 
 
@@ -189,12 +194,15 @@ def _find_images(value: Any) -> Iterator[Any]:
             yield from _find_images(part)
 
 
-def _iterate_first_views(images: Any) -> Iterator[Any]:
-    """Return the images of a batch; of several views or frames the first."""
-    for image in images:
-        while isinstance(image, torch.Tensor) and image.ndim > 3:
-            image = image[0]
-        yield image
+def _line_up(image: Any) -> tuple[Any, int]:
+    """Return an image as it is, or frames of a video at equal distances side by side; and how many these are."""
+    while isinstance(image, torch.Tensor) and image.ndim > 4:
+        image = image[0]
+    if not isinstance(image, torch.Tensor) or image.ndim == 3:
+        return image, 1
+    count = min(len(image), _MAX_FRAMES)
+    chosen: list[int] = np.linspace(0, len(image) - 1, count).astype(int).tolist()
+    return torch.cat([image[i] for i in chosen], -1), count
 
 
 def _list_parts(batch: Any) -> list[Any]:

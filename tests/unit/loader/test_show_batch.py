@@ -240,7 +240,6 @@ BATCHES: dict[str, tuple[Any, list[list[Any]]]] = {
     "samples": ([(image, number) for number, image in enumerate(IMAGES)], [[0], [1], [2]]),
     "views": (([IMAGES, IMAGES[:, :, :9]], torch.tensor([1, 2, 3])), [[1], [2], [3]]),
     "nested": (({"pixels": {"image": IMAGES}, "id": torch.arange(3)}, None), [[0], [1], [2]]),
-    "frames": ((IMAGES[:, None].expand(3, 4, 3, 20, 30), torch.arange(3)), [[0], [1], [2]]),
     "nothing": ((torch.zeros(3, 4), ["a"]), []),
 }
 
@@ -253,6 +252,22 @@ def test_the_samples_of_a_batch(batch: Any, parts: list[list[Any]]) -> None:
         assert sample.image.shape == (3, 20, 30)
         numbers = [int(x) if isinstance(x, torch.Tensor) and x.ndim == 0 else x for x in sample.parts]
         assert same(numbers, expected)
+
+
+def test_frames_of_a_video_stand_side_by_side(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    videos = torch.arange(3 * 7).view(3, 7, 1, 1, 1).expand(3, 7, 3, 20, 30) / 21
+    samples = split_batch((videos, torch.arange(3)))
+    assert [[int(part) for part in sample.parts] for sample in samples] == [[0], [1], [2]]
+    for number, sample in enumerate(samples):
+        assert sample.image.shape == (3, 20, 4 * 30)
+        assert torch.equal(sample.image[0, 0, ::30], videos[number, [0, 2, 4, 6], 0, 0, 0])
+    (short,) = split_batch((videos[:1, :2], torch.zeros(1)))
+    assert short.image.shape == (3, 20, 2 * 30)
+    loader: Any = SimpleNamespace(dataset=Pictures(), transform=None)
+    draw_batch(loader, (videos, torch.arange(3)), 3, tmp_path / "strips.png")
+    with PIL.Image.open(tmp_path / "strips.png") as grid:
+        assert grid.size == (960, 780), "one strip beside the other has no place"
 
 
 def test_masks_of_a_batch_keep_their_class() -> None:
