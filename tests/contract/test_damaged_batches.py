@@ -70,14 +70,14 @@ root, device = Path(sys.argv[1]), sys.argv[2]
 chain = v2.Compose([v2.Resize((16, 16)), v2.ToImage()])
 run = torchdali.compile(v2.Compose([v2.RandomResizedCrop(16), v2.ToImage()]), device=device, num_threads=4)
 for folder in sorted(root.iterdir()):
-    for mode in ["raise", "skip", "replace"] * 3:
+    for mode in ["raise", "skip", "replace"]:
         loader = torchdali.DALILoader(ImageFolder(folder, chain), batch_size=64, on_error=mode, device=device)
         try:
             ((images, labels),) = loader
             print(folder.name, "made", len(images), [error.index for error in loader.errors], flush=True)
         except torchdali.SampleError as error:
             print(folder.name, "refused", error.index, flush=True)
-    for _ in range(8):
+    for _ in range(3):
         try:
             run([path.read_bytes() for path in sorted((folder / "c").iterdir())])
         except torchdali.SampleError as error:
@@ -96,7 +96,6 @@ def test_no_file_in_a_large_batch_kills_the_process(device, run_script, tmp_path
         "early JPEG": (encoded(PICTURE, "JPEG")[:200], "jpeg", "JPEG"),
         "early PNG": (encoded(PICTURE, "PNG")[:40], "png", "PNG"),
         "frame 19 bytes": (two_frames("19 bytes"), "jpg", "JPEG"),
-        "frame one bit": (two_frames("one bit"), "jpg", "JPEG"),
     }
     whole = encoded(PICTURE, "PNG")[:-12]  # without its last chunk, as PIL reads it
     Image.open(io.BytesIO(whole)).load()
@@ -104,10 +103,10 @@ def test_no_file_in_a_large_batch_kills_the_process(device, run_script, tmp_path
         folder(tmp_path / "root" / name, *arguments)
     done = run_script(LARGE_BATCHES, tmp_path / "root", device, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
-    events = ["refused 5", "made 64 [5]", "made 64 [5]"] * 3 + ["refused 5"] * 8
+    events = ["refused 5", "made 64 [5]", "made 64 [5]"] + ["refused 5"] * 3
     assert done.stdout.splitlines() == [
         *(f"{name} {event}" for name in files for event in events),
-        *["no end made 64 []"] * 9,
+        *["no end made 64 []"] * 3,
     ]
 
 

@@ -193,8 +193,10 @@ LIKE_DATALOADER: dict[str, dict[str, Any]] = {
         for number, (name, case) in enumerate(LIKE_DATALOADER.items())
         for row in (
             [("none", "transform"), ("workers", "batch_transform")],
-            [("none", "batch_transform"), ("persistent", "transform")],
-        )[number % 2]
+            [("persistent", "transform")],
+            [("none", "batch_transform")],
+            [("workers", "transform")],
+        )[number % 4]
     ],
 )
 def test_faults_are_dataloaders(case: dict[str, Any], workers: str, does: str) -> None:

@@ -35,7 +35,7 @@ PAIRS = list(product(range(1, MOST + 1), repeat=2))
 
 @pytest.fixture(scope="module")
 def found(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, list[Seen]]]:
-    """What each of three processes saw."""
+    """What each of two processes saw."""
     folder = tmp_path_factory.mktemp("regrouped")
     run_ranks("regrouped.py", *((folder, number, pictures) for number in range(MOST)), limit=110)
     return [torch.load(folder / f"seen by {number}") for number in range(MOST)]

@@ -153,9 +153,8 @@ ROWS: list[tuple[str, type[Bare], dict[str, Any]]] = [
 ]
 GO_ON = [
     *((make, kind, {"batch_size": 2}, workers) for make, kind, workers in ROWS if (make, workers) != ("asked", TWO)),
-    pytest.param("asked", Bare, {"batch_size": 2}, TWO, marks=pytest.mark.slow),
+    pytest.param("asked", Bare, {"batch_size": 3, "drop_last": True}, TWO, marks=pytest.mark.slow),
     pytest.param("asked", StatefulIterator, {"batch_size": 2}, PERSISTENT, marks=pytest.mark.slow),
-    pytest.param("plain", Bare, {"batch_size": 3, "drop_last": True}, {"num_workers": 3}, marks=pytest.mark.slow),
     *((make, kind, {"batch_size": None}, {}) for make, kind in (("asked", Bare), ("plain", ItsOwnIterator))),
 ]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import math
 import re
 from pathlib import Path
@@ -59,9 +58,8 @@ def recipe(
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("loader", ["torchdali", "torch"])
-def test_learns(folder: Path, loader: str) -> None:
-    lines = recipe(folder, "--loader", loader, "--batch-size", "8")
+def test_learns(folder: Path) -> None:
+    lines = recipe(folder, "--batch-size", "8")
     assert [line[:2] for line in lines] == [(str(epoch), "4") for epoch in (1, 2, 3, 4)]
     losses, accuracies = [float(line[2]) for line in lines], [float(line[3]) for line in lines]
     assert losses[-1] < losses[0]
@@ -70,20 +68,17 @@ def test_learns(folder: Path, loader: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_learns_with_more_augmentation(folder: Path) -> None:
+def test_runs_with_more_augmentation(folder: Path) -> None:
     options = ["--auto-augment", "augmix", "--random-erase", "0.25", "--mixup", "0.2", "--cutmix", "1"]
-    lines = recipe(folder, "--batch-size", "8", *options)
-    assert len(lines) == 4
-    # Mixed images have no single class, so the loss falls slowly. Whole images show what was learnt.
-    assert max(float(line[3]) for line in lines) >= 60
+    lines = recipe(folder, "--batch-size", "8", "--epochs", "1", *options)
+    assert [line[:2] for line in lines] == [("1", "1")]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_learns_without_labels(folder: Path) -> None:
     # Colours are all that there is to learn here, so they are changed little.
-    options = ["--batch-size", "16", "--strength", "0.1", "--epochs", "4"]
-    lines = recipe(folder, *options, script=SIMCLR)
+    lines = recipe(folder, "--batch-size", "16", "--strength", "0.1", script=SIMCLR)
     assert [line[:2] for line in lines] == [(str(epoch), "4") for epoch in range(1, 5)]
     losses, accuracies = [float(line[2]) for line in lines], [float(line[3]) for line in lines]
     # The loss rises from one epoch to the next at times, in bfloat16 by a tenth.
@@ -101,25 +96,6 @@ def test_learns_without_labels(folder: Path) -> None:
 def test_runs_with_dataloader(folder: Path, script: Path, options: list[str]) -> None:
     lines = recipe(folder, "--loader", "torch", "--batch-size", "16", "--epochs", "1", *options, script=script)
     assert [line[:2] for line in lines] == [("1", "1")]
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(240)
-def test_the_model_check_compares_both_loaders(tmp_path: Path) -> None:
-    options = ["--seeds", "2", "--epochs", "1", "--classes", "3", "--images", "8", "--val-images", "5", "--size", "32"]
-    options += ["--batch-size", "8", "--workers", "1", "--jobs", "1", "--root", str(tmp_path / "pieces")]
-    command = ["-m", "benchmarks.studies.agreement", *options, "--out", tmp_path, "--name", "trial"]
-    done = run_python(*command, cwd=REPOSITORY, timeout=230)
-    assert done.returncode == 0, done.stdout + done.stderr
-    report, text = json.loads((tmp_path / "trial.json").read_text()), (tmp_path / "trial.md").read_text()
-    assert {(run["loader"], run["seed"], run["status"]) for run in report["runs"]} == {
-        (loader, seed, "ok") for loader in ("torch", "torchdali") for seed in (0, 1)
-    }
-    assert 0 < report["comparison"]["p"] <= 1
-    assert (report["data"]["classes"], report["data"]["train"], report["data"]["val"]) == (3, 24, 15)
-    assert "| **torchdali** |" in text
-    assert "exact permutation test" in text
-    assert report["machine"]["versions"].keys() >= {"python", "torch", "torchvision"}
 
 
 def test_the_model_check_tells_different_accuracies_apart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,13 +124,11 @@ def test_runs_under_torchrun(folder: Path) -> None:
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     # Two processes cannot share one GPU.
     visible = None if torch.cuda.device_count() >= 2 else ""
-    # Eight epochs, because after four the accuracy of some seeds, and of seed 0 on some CPUs, is still below 80.
-    lines = recipe(folder, "--batch-size", "4", "--epochs", "8", launcher=launcher, visible=visible)
-    assert len(lines) == 8, "one process of the two prints"
-    accuracies = [float(line[3]) for line in lines]
-    assert accuracies[-1] >= 80
+    lines = recipe(folder, "--batch-size", "4", "--epochs", "2", launcher=launcher, visible=visible)
+    assert len(lines) == 2, "one process of the two prints"
+    assert float(lines[1][2]) < float(lines[0][2])
     # Of 21 images two processes get 11 and 10: a part of 22 would mean that one was counted twice.
-    counted = accuracies[-1] * VAL * len(COLOURS) / 100
+    counted = float(lines[1][3]) * VAL * len(COLOURS) / 100
     assert math.isclose(counted, round(counted), abs_tol=0.01)
 
 

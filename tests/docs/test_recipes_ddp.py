@@ -38,12 +38,10 @@ class Run(NamedTuple):
     text: str
 
 
-def run(
-    data: Path, checkpoint: Path, processes: int, *options: str, restarts: int = 0, visible: str | None = ""
-) -> Run:
+def run(data: Path, checkpoint: Path, processes: int, *options: str, visible: str | None = "") -> Run:
     """Trains for three epochs of six batches for each of two processes, and saves after every fourth batch."""
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    command = [*launcher, "--max-restarts", restarts, RECIPE, data]
+    command = [*launcher, RECIPE, data]
     settings = ["--checkpoint", checkpoint, "--batch-size", "2", "--size", "16", "--save-every", "4", *options]
     own = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "GLOO_SOCKET_IFNAME": "lo"}
     own |= {"CUDA_VISIBLE_DEVICES": visible} if visible is not None else {}
@@ -94,21 +92,11 @@ def test_goes_on_after_all_were_killed(data: Path, whole: Run, killed: Path, tmp
     assert not difference(ours["model"], theirs["model"]), "the network is the same, bit by bit"
 
 
-@pytest.mark.parametrize("processes", [1, 3])
-def test_goes_on_with_another_number_of_processes(
-    data: Path, whole: Run, killed: Path, tmp_path: Path, processes: int
-) -> None:
-    again = run(data, Path(shutil.copy(killed, tmp_path)), processes, "--batch-size", "3")
+def test_goes_on_with_another_number_of_processes(data: Path, whole: Run, killed: Path, tmp_path: Path) -> None:
+    again = run(data, Path(shutil.copy(killed, tmp_path)), 1, "--batch-size", "3")
     assert again.code == 0, again.text
     assert [(*line[:2], line[3]) for line in again.epochs] == [(*line[:2], line[3]) for line in whole.epochs[1:]]
     assert again.total == whole.total
-
-
-def test_is_restarted_by_torchrun_after_one_was_killed(data: Path, whole: Run, tmp_path: Path) -> None:
-    done = run(data, tmp_path / "one.pt", 2, "--kill-after", "10", "--kill-rank", "1", restarts=1)
-    assert done.code == 0, done.text
-    assert "exitcode: -9" in done.text
-    assert (done.epochs, done.total) == (whole.epochs, whole.total)
 
 
 @pytest.mark.gpu

@@ -65,12 +65,13 @@ def test_lightning(colours: Path, tmp_path: Path) -> None:
 @needs("torchdata")
 @pytest.mark.parametrize("loader", ["torchdali", "torch"])
 def test_accelerate(colours: Path, tmp_path: Path, loader: str) -> None:
-    options = [colours, *SMALL, "--lr", 0.005, "--epochs", 3, "--loader", loader, "--accumulate", 2]
+    epochs = 3 if loader == "torchdali" else 1
+    options = [colours, *SMALL, "--lr", 0.005, "--epochs", epochs, "--loader", loader, "--accumulate", 2]
     options += ["--checkpoint", tmp_path / "kept", "--save-every", 4]
     whole = run("accelerate_classification.py", *options)
-    assert [line[:2] for line in whole] == [(epoch, "3") for epoch in "123"]
-    assert float(whole[-1][2]) < float(whole[0][2])
+    assert [line[:2] for line in whole] == [(str(epoch + 1), str(epochs)) for epoch in range(epochs)]
     if loader == "torchdali":
+        assert float(whole[-1][2]) < float(whole[0][2])
         assert run("accelerate_classification.py", *options, "--stop-after", 5, succeeds=False) == []
         assert run("accelerate_classification.py", *options, "--resume")[1:] == whole[1:]
 
@@ -93,6 +94,7 @@ def test_accelerate_launch(colours: Path, tmp_path: Path) -> None:
 @needs("fastai")
 @pytest.mark.parametrize("loader", ["torchdali", "fastai"])
 def test_fastai(colours: Path, loader: str) -> None:
-    lines = run("fastai_training.py", colours, *SMALL, "--lr", 0.003, "--epochs", 5, "--loader", loader)
-    assert [line[:2] for line in lines] == [(epoch, "5") for epoch in "12345"]
-    assert float(lines[-1][2]) < float(lines[0][2])
+    epochs = 5 if loader == "torchdali" else 1
+    lines = run("fastai_training.py", colours, *SMALL, "--lr", 0.003, "--epochs", epochs, "--loader", loader)
+    assert [line[:2] for line in lines] == [(str(epoch + 1), str(epochs)) for epoch in range(epochs)]
+    assert loader != "torchdali" or float(lines[-1][2]) < float(lines[0][2])

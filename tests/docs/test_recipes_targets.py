@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from helpers.started import run_python
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -20,12 +18,7 @@ LINE = re.compile(
 
 def run(script: str, folder: Path, *options: object) -> tuple[str, list[tuple[str, ...]]]:
     """Run a recipe, and return what it printed and the numbers of its epochs."""
-    # A new interpreter: one that forks from another keeps its number of threads, which then wait for each other.
-    command = [sys.executable, RECIPES / script, folder, "--example", "--workers", 1, *options]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        list(map(str, command)), env=environment, capture_output=True, text=True, timeout=170, check=False
-    )
+    done = run_python(RECIPES / script, folder, "--example", "--workers", 1, *options, timeout=170, OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout, LINE.findall(done.stdout)
 

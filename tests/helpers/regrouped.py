@@ -1,4 +1,4 @@
-"""One of three processes, of which some are ranks in turn: what N ranks began, M ranks end.
+"""One of two processes, of which some are ranks in turn: what N ranks began, M ranks end.
 
 Run as ``python regrouped.py FOLDER NUMBER PICTURES``; tests/contract/test_state_elastic.py starts it.
 """
@@ -23,7 +23,7 @@ from torchvision.datasets import ImageFolder
 from torchdali import DALILoader
 from torchdali.state import merge
 
-MOST, COUNT, BATCH = 3, 23, 2
+MOST, COUNT, BATCH = 2, 23, 2
 BATCHES = 2
 """That each rank delivers before the state is taken, in the epoch with the number 1."""
 

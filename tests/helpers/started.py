@@ -126,6 +126,8 @@ def become(request: dict[str, Any]) -> None:
     os.environ.update(request["env"])
     if "PYTHONWARNINGS" in os.environ:  # which Python reads when it starts
         warnings.simplefilter("ignore", DeprecationWarning)
+    if threads := os.environ.get("OMP_NUM_THREADS"):  # which torch reads when it is imported
+        sys.modules["torch"].set_num_threads(int(threads))
     first, *others = request["arguments"]
     if first == "-m":
         sys.path[0] = request["cwd"]

@@ -29,7 +29,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),
 ]
 
-WARM, MORE = 3, 12
+WARM, MORE = 3, 8
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import textwrap
@@ -302,8 +301,7 @@ def test_as_a_command(script: Any, tmp_path: Path) -> None:
     (tmp_path / "neighbour.py").write_text("")
 
     def command(*options: str) -> subprocess.CompletedProcess[str]:
-        full = [sys.executable, "-m", "torchdali.tools.cli", "explain", str(script(TRAIN)), "--", *options]
-        return subprocess.run(full, capture_output=True, text=True, timeout=100, check=False, env=os.environ)
+        return run_python("-m", "torchdali.tools.cli", "explain", script(TRAIN), "--", *options)
 
     good = command("--size", "18")
     assert (good.returncode, good.stderr) == (0, "")
@@ -366,10 +364,8 @@ def test_a_script_without_a_loader(script: Any, code: str, exit_code: int, text:
 )
 def test_a_script_that_fails_says_what_the_interpreter_would(script: Any, code: str) -> None:
     path = script(code)
-    interpreted, explained = (
-        subprocess.run([sys.executable, *with_, str(path)], capture_output=True, text=True, timeout=100, check=False)
-        for with_ in ([], ["-m", "torchdali.tools.cli", "explain"])
-    )
+    interpreted = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=100, check=False)
+    explained = run_python("-m", "torchdali.tools.cli", "explain", path)
     assert (explained.returncode, explained.stdout, explained.stderr) == (1, "", interpreted.stderr)
 
 
