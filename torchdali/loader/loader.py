@@ -102,7 +102,7 @@ class DALILoader(DataLoader[_T]):
 
     Raises:
         DALIUnavailableError: DALI is missing or cannot use the device. The message says what to install.
-        ValueError: An argument has no valid value; there is a cache and the dataset is no image folder; or
+        ValueError: An argument has no valid value; the dataset cannot have the cache; or
             ``distributed="auto"`` comes with a sampler or an ``IterableDataset``.
         TypeError: A transform cannot be called, or an argument has a wrong type.
     """
