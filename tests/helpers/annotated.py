@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -12,15 +10,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 from torchvision import tv_tensors
 
-from torchdali.pipeline.compile import compile_plan
-from torchdali.samples.annotations import is_annotation
-from torchdali.samples.tree import build_tree, tree_leaves
-from torchdali.transforms import Rule
-from torchdali.transforms.rng import Draws, epoch_key
-from torchdali.transforms.rule import Chain
-from torchdali.transforms.rules.apply import MaskedChains
-from torchdali.transforms.spec import Spec
-from torchdali.transforms.targets import Targets
+from torchdali.tools.parity.replay import Replayed
 
 SEED = 7
 
@@ -90,58 +80,11 @@ def _convert(boxes: Any, box_format: str) -> torch.Tensor:
     return F.convert_bounding_box_format(boxes, new_format=new).as_subclass(torch.Tensor)
 
 
-class Given(Dataset[Any]):
+class Given(Replayed):
     """A dataset with torchvision's own transforms, each with the parameters that torchdali draws for the sample."""
 
     def __init__(self, dataset: Any, chain: Sequence[Any]) -> None:
-        self.dataset, self.chain = dataset, chain
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, index: int) -> Any:
-        sample = self.dataset[index]
-        leaves = [leaf for _, leaf in tree_leaves(build_tree(sample))]
-        image = next(leaf for leaf in leaves if isinstance(leaf, tv_tensors.Image))
-        size = np.array([image.shape[-2:]])
-        targets = Targets.collect([[leaf for leaf in leaves if is_annotation(leaf)]], size)
-        plan = compile_plan(list(self.chain), torch.device("cpu"), "exact", Spec.from_input("image", image.dtype, 3))
-        draws = Draws(epoch_key(SEED, 0), np.array([index]), np.zeros(1, np.int64)).keep_params()
-        rules = {id(rule.transform): rule for rule in (*plan.rules, *plan.moves)}
-        for transform in self.chain:
-            rule = rules.get(id(transform))
-            if rule is None:
-                sample = transform(*sample)
-                continue
-            params = rule.draw_and_move(draws.select_position(rule.position), size, targets)
-            sample = replay(rule, {name: values[0] for name, values in params.items()}, size, sample)
-            size = rule.output_size(size, params)
-        return sample
-
-
-def replay(rule: Rule, sample: dict[str, Any], size: Any, parts: Any) -> Any:
-    """Apply torchvision's transform to a sample, with the parameters that a rule drew for it."""
-    if isinstance(rule, (MaskedChains, Chain)):
-        stages = rule.stages if isinstance(rule, MaskedChains) else [("", i) for i in range(len(rule.parts))]
-        for name, i in stages:
-            if not name or sample[name]:
-                own = rule.select_params(i, sample)
-                parts = replay(rule.parts[i], own, size, parts)
-                size = rule.parts[i].output_size(size, {key: np.asarray(value)[None] for key, value in own.items()})
-        return parts
-    height, width = size[0].tolist()
-    params = rule.make_params(sample, (height, width))
-    if params is None:
-        return parts
-    transform = copy.copy(rule.transform)
-    transform.make_params = partial(_return, params)
-    if hasattr(transform, "p"):
-        transform.p = 1.0
-    return transform(*parts)
-
-
-def _return(params: Any, flat_inputs: Any) -> Any:
-    return params
+        super().__init__(dataset, chain, SEED)
 
 
 def load_expected(dataset: Any, chain: Sequence[Any], batch_size: int, collate_fn: Any) -> list[Any]:

@@ -26,8 +26,10 @@ from torchdali.tools.parity.distributions import LEVEL, compare_distributions, p
 from torchdali.tools.parity.draws import DRAWS, Draw
 from torchdali.tools.parity.photographs import write_photographs
 from torchdali.tools.parity.report import TORCH_ONLY, list_names, list_rules
+from torchdali.tools.parity.targets import TARGETS, TargetCase, TargetDifferences, find_exceeded_target_bounds
 from torchdali.transforms import Rule, find_rule
 from torchdali.transforms.rules.flip import RandomHorizontalFlip
+from torchdali.transforms.targets import Boxes, Targets
 
 SOME = "^(CenterCrop|RandomHorizontalFlip|RandomHorizontalFlip: flip|decoding PNG)$"
 
@@ -220,6 +222,38 @@ def test_what_cannot_be_measured(parity: Callable[..., Result], out: Path, optio
     assert not out.exists()
 
 
+def test_boxes_points_and_masks_are_on_the_page(parity: Callable[..., Result], out: Path) -> None:
+    done = parity("--only", "^targets RandomHorizontalFlip$")
+    assert done.exit_code == 0, done.output
+    assert "1 cases, 0 random parameters and 0 formats; no failures" in done.output
+    cases = rows(out.read_text(), "Targets")
+    assert [f"targets {name}" for name in cases] == list(TARGETS)
+    assert cell(cases["RandomHorizontalFlip"], "CPU") == "0 px / 0 px / 0 %"
+    assert cell(cases["RandomRotation"], "CPU") == "not measured"
+    found = results.read(out.with_suffix(".json"))
+    results.write(found, out.with_suffix(".json"))
+    assert results.read(out.with_suffix(".json")) == found
+    assert set(found.devices["cpu"].targets) == {"targets RandomHorizontalFlip"}
+
+
+def test_moves_that_do_something_else_are_seen(
+    parity: Callable[..., Result], out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flip = Boxes.flip
+    monkeypatch.setattr(
+        Boxes, "flip", lambda self, *args: (flip(self, *args), setattr(self, "values", self.values + 1e-3))
+    )
+    assert parity("--only", "^targets RandomHorizontalFlip$").exit_code == 1
+    assert re.match(
+        r"\*\*0.001 px / 0 px / 0 %\*\*", cell(rows(out.read_text(), "Targets")["RandomHorizontalFlip"], "CPU")
+    )
+    monkeypatch.setattr(Targets, "flip", lambda self, *_: self.size)
+    done = parity("--only", "^targets RandomHorizontalFlip$")
+    assert re.search(
+        r"^targets RandomHorizontalFlip on cpu: boxes \d+, bound 0; points \d+, .*; masks 0.\d+", done.output, re.M
+    )
+
+
 # What is measured
 
 
@@ -255,6 +289,14 @@ def test_each_bound_counts(field: str) -> None:
             case, Differences(**{"max_abs": 1, "max_abs_interior": 1, "mean_abs": 1, field: beyond})
         )
     assert find_exceeded_bounds(case, Differences(error="broken")) == "broken"
+
+
+def test_each_bound_of_targets_counts() -> None:
+    case = TargetCase([], 1, 1)
+    assert find_exceeded_target_bounds(case, TargetDifferences(1, 1, 1)) == ""
+    for name in ("boxes", "points", "masks"):
+        assert find_exceeded_target_bounds(case, TargetDifferences(**{name: float("nan")})).startswith(name)
+    assert find_exceeded_target_bounds(case, TargetDifferences(error="broken")) == "broken"
 
 
 def test_a_chain_that_runs_in_torch_is_not_measured(tmp_path: Path) -> None:
@@ -317,6 +359,20 @@ def test_every_rule_has_a_case() -> None:
         "LinearTransformation",  # it never runs in DALI
         "ExifTranspose",  # contract/test_exif.py has files with EXIF data
         *("SanitizeBoundingBoxes", "SanitizeKeyPoints", "RandomIoUCrop"),  # test_annotations.py has boxes and points
+    }
+
+
+def test_every_rule_that_moves_boxes_has_a_case() -> None:
+    tried = {type(one) for case in TARGETS.values() for one in leaves(case.chain)}
+    moving = {
+        type(rule)
+        for case in CASES.values()
+        for rule in compile_chain(case.chain, fused=False).all_rules
+        if rule.moves and not rule.moves_in_torch
+    }
+    assert {rule.__name__ for rule in moving if not tried & set(rule.handles)} == {
+        "ToPureTensor",  # parity/test_annotations.py has plain tensors
+        "_Corner",  # of FiveCrop and TenCrop, which torchvision refuses for boxes
     }
 
 

@@ -20,6 +20,7 @@ from torchdali.tools.parity.distributions import compare_distributions
 from torchdali.tools.parity.draws import DRAWS
 from torchdali.tools.parity.photographs import write_photographs
 from torchdali.tools.parity.report import TITLES, write_markdown
+from torchdali.tools.parity.targets import TARGETS, TargetCase, TargetDifferences, measure_targets
 
 Tick = Callable[[], None]
 
@@ -30,7 +31,8 @@ def certify(out: Path, devices: Sequence[str], only: str, console: Console) -> l
     Args:
         out: Path of the page. Results of an earlier run that are not measured again are kept from the JSON beside it.
         devices: "cpu", "cuda" or both.
-        only: Regular expression that selects cases, random parameters and "decoding <format>" by name.
+        only: Regular expression that selects cases, random parameters, "targets <name>" and "decoding <format>" by
+            name.
         console: Console to print to.
 
     Returns:
@@ -48,7 +50,8 @@ def certify(out: Path, devices: Sequence[str], only: str, console: Console) -> l
     cases = [name for name in CASES if wanted.search(name)]
     formats = [name for name in FORMATS if wanted.search(f"decoding {name}")]
     draws = [name for name in DRAWS if wanted.search(name)]
-    if not (cases or formats or draws):
+    targets = [name for name in TARGETS if wanted.search(name)]
+    if not (cases or formats or draws or targets):
         raise OptionError(f"--only {only!r} is found in no name of a case, random parameter or format")
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -67,6 +70,11 @@ def certify(out: Path, devices: Sequence[str], only: str, console: Console) -> l
                 chain, operators, _ = results.describe(CASES[name])
                 of_device.cases[name] = results.CaseResult(chain, operators, _measure(CASES[name], photographs, device))
                 tick()
+            tick = stage(f"boxes and masks, {TITLES[device]}", len(targets))
+            for name in targets:
+                chain, measured = TARGETS[name].chain, _measure_targets(TARGETS[name], photographs, device)
+                of_device.targets[name] = results.TargetResult(results.describe_chain(chain), measured)
+                tick()
             tick = stage(f"decoding, {TITLES[device]}", len(formats))
             for name in formats:
                 of_device.decoding[name] = measure_decoding(Path(folder) / device / name, name, device)
@@ -83,7 +91,7 @@ def certify(out: Path, devices: Sequence[str], only: str, console: Console) -> l
     for line in failures:
         console.print(f"[red]{line}[/]", soft_wrap=True)
     console.print(
-        f"{len(cases)} cases, {len(draws)} random parameters and {len(formats)} formats; "
+        f"{len(cases) + len(targets)} cases, {len(draws)} random parameters and {len(formats)} formats; "
         f"{len(failures) or 'no'} {'failure' if len(failures) == 1 else 'failures'}. Written: {out}",
         soft_wrap=True,
     )
@@ -94,5 +102,16 @@ def _measure(case: Case, photographs: object, device: str) -> Differences:
     try:
         return measure(case, photographs, device)
     except Exception as error:  # noqa: BLE001 - a case that cannot run is a result, and the others run
-        text = " ".join(str(error).split())
-        return Differences(error=f"{type(error).__name__}: {text[:300]}")
+        return Differences(error=_describe(error))
+
+
+def _measure_targets(case: TargetCase, photographs: object, device: str) -> TargetDifferences:
+    try:
+        return measure_targets(case, photographs, device)
+    except Exception as error:  # noqa: BLE001 - as above
+        return TargetDifferences(error=_describe(error))
+
+
+def _describe(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:300]}"

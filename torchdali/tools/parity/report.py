@@ -13,7 +13,8 @@ from torchdali.tools.parity.decoding import FORMATS, DecodingDifferences, decode
 from torchdali.tools.parity.distributions import LEVEL, SAMPLES, significance_level
 from torchdali.tools.parity.draws import DRAWS
 from torchdali.tools.parity.photographs import COUNT, LARGEST, SMALLEST
-from torchdali.tools.parity.results import DeviceResult, Results, describe, is_within
+from torchdali.tools.parity.results import DeviceResult, Results, describe, describe_chain, is_within
+from torchdali.tools.parity.targets import TARGETS, TargetCase, TargetDifferences, find_exceeded_target_bounds
 from torchdali.transforms import Rule
 
 TORCH_ONLY: dict[str, str] = {
@@ -62,6 +63,14 @@ alike, so every difference is the transforms'.
 - *bound*: holds on both devices. *why*: the reason, if the bound is looser than the one promised for the transform
   (`tests/helpers/design.py`)."""
 
+_ABOUT_TARGETS = """\
+## Boxes, key points and masks
+
+The photographs are samples with made-up boxes, key points and a mask for each box. `DALILoader` gives them with these
+transforms. torchvision's transforms get the same random numbers. *boxes* and *points*: the largest difference of a
+coordinate, in pixels. *masks*: the share of the pixels of all masks that differ. Boxes and points move on the host, and
+masks on the device."""
+
 _ABOUT_DRAWS = f"""\
 ## Random parameters
 
@@ -98,6 +107,8 @@ def format_markdown(results: Results) -> str:
         _machines(devices),
         _ABOUT_TRANSFORMS,
         _transforms(devices),
+        _ABOUT_TARGETS,
+        _targets(devices),
         _ABOUT_DRAWS,
         _draws(results),
         _ABOUT_DECODING,
@@ -143,6 +154,29 @@ def _differences(case: Case, measured: Differences) -> str:
     text = " / ".join(map(_number, (measured.max_abs, measured.max_abs_interior, measured.mean_abs)))
     text = f"{text} / {_number(100 * measured.frac_above_1)} %"
     return f"**{text}**" if find_exceeded_bounds(case, measured) else text
+
+
+def _targets(devices: dict[str, DeviceResult]) -> str:
+    head = ["Targets", "Chain", *(f"{TITLES[name]}: boxes / points / masks" for name in devices), "Bound", "Why"]
+    rows: list[list[str]] = []
+    for name, case in TARGETS.items():
+        cells = [name.removeprefix("targets "), _code(describe_chain(case.chain))]
+        for of_device in devices.values():
+            result = of_device.targets.get(name)
+            cells.append(_target_differences(case, result.measured) if result else NOT_MEASURED)
+        rows.append([*cells, _format_targets(case.pixels, case.pixels, case.masks), case.why])
+    return _table(head, rows)
+
+
+def _target_differences(case: TargetCase, measured: TargetDifferences) -> str:
+    if measured.error:
+        return f"**failed**: {measured.error}"
+    text = _format_targets(measured.boxes, measured.points, measured.masks)
+    return f"**{text}**" if find_exceeded_target_bounds(case, measured) else text
+
+
+def _format_targets(boxes: float, points: float, masks: float) -> str:
+    return f"{_number(boxes)} px / {_number(points)} px / {_number(100 * masks)} %"
 
 
 def _draws(results: Results) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,8 @@ from torchdali.tools.parity.compare import Differences, compile_chain, find_exce
 from torchdali.tools.parity.decoding import FORMATS, DecodingDifferences, decoders, decoding_bound
 from torchdali.tools.parity.distributions import DistributionTest, significance_level
 from torchdali.tools.parity.draws import DRAWS
+from torchdali.tools.parity.targets import TARGETS, TargetDifferences, find_exceeded_target_bounds
+from torchdali.transforms import flatten
 
 _FORMAT = 1
 _DEFAULTS = "antialias=True|expand=False|fill=0|inplace=False|max_size=None|pad_if_needed=False|padding_mode=constant"
@@ -55,6 +57,19 @@ class CaseResult:
     measured: Differences
 
 
+@dataclass(frozen=True)
+class TargetResult:
+    """Result of one case of boxes, key points and masks.
+
+    Attributes:
+        chain: Chain of the case, as text.
+        measured: Differences from torchvision.
+    """
+
+    chain: str
+    measured: TargetDifferences
+
+
 @dataclass
 class DeviceResult:
     """Results of one device, "cpu" or "cuda".
@@ -63,6 +78,7 @@ class DeviceResult:
         machine: Machine of the measurement.
         cases: Results by the name of the case.
         decoding: Results by format, then by decoder.
+        targets: Results of boxes, key points and masks by the name of the case.
     """
 
     machine: Machine = field(default_factory=Machine)
@@ -70,6 +86,7 @@ class DeviceResult:
     decoding: dict[str, dict[str, DecodingDifferences]] = field(
         default_factory=dict[str, dict[str, DecodingDifferences]]
     )
+    targets: dict[str, TargetResult] = field(default_factory=dict[str, TargetResult])
 
 
 @dataclass
@@ -107,9 +124,13 @@ def describe(case: Case) -> tuple[str, str, str]:
     """Return a case's chain, its DALI operators and its random numbers, as text."""
     plan = compile_chain(case.chain, case.devices[0])
     views = [line.partition(": ")[2] for line in str(plan).splitlines() if line.startswith("view ")]
-    chain = ", ".join(_short(step.transform) for step in plan.steps)
     randomness = "; ".join(dict.fromkeys(step.randomness for step in plan.steps if step.randomness))
-    return chain, "; ".join(dict.fromkeys([plan.trunk, *views])), randomness
+    return describe_chain(case.chain), "; ".join(dict.fromkeys([plan.trunk, *views])), randomness
+
+
+def describe_chain(chain: Sequence[Any]) -> str:
+    """Return a chain as text."""
+    return ", ".join(_short(transform) for transform in flatten(list(chain)))
 
 
 def _short(transform: Any) -> str:
@@ -126,6 +147,9 @@ def find_failures(results: Results) -> list[str]:
     for device, of_device in results.devices.items():
         for name, case in of_device.cases.items():
             if over := find_exceeded_bounds(CASES[name], case.measured):
+                failures.append(f"{name} on {device}: {over}")
+        for name, target in of_device.targets.items():
+            if over := find_exceeded_target_bounds(TARGETS[name], target.measured):
                 failures.append(f"{name} on {device}: {over}")
         for name, by_decoder in of_device.decoding.items():
             bound = decoding_bound(name, device)
@@ -168,7 +192,12 @@ def read(path: Path) -> Results:
             name: {decoder: DecodingDifferences(**x) for decoder, x in _select(by_decoder, decoders(device))}
             for name, by_decoder in _select(part["decoding"], FORMATS)
         }
-        results.devices[device] = DeviceResult(Machine(**part["machine"]), cases, decoding)
+        targets = {
+            name: TargetResult(x["chain"], TargetDifferences(**x["measured"]))
+            for name, x in _select(part.get("targets", {}), TARGETS)  # results of before have none
+            if x["chain"] == describe_chain(TARGETS[name].chain)
+        }
+        results.devices[device] = DeviceResult(Machine(**part["machine"]), cases, decoding, targets)
     return results
 
 
