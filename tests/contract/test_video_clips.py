@@ -370,7 +370,7 @@ def list_open_videos() -> list[str]:
     return sorted(name for name in found if name.endswith((".mp4", ".avi")))
 
 
-def wait_until_closed(before: list[str]) -> None:
+def assert_closed_soon(before: list[str]) -> None:
     end = time.monotonic() + 20
     while list_open_videos() != before and time.monotonic() < end:
         time.sleep(0.05)  # a thread closes its file when it has decoded its clip
@@ -383,7 +383,7 @@ def test_no_file_is_left_open(folder: Path) -> None:
     for _ in loader:
         break
     loader.close()
-    wait_until_closed(before)
+    assert_closed_soon(before)
 
 
 def test_no_file_is_left_open_by_epochs_and_errors(folder: Path, tmp_path: Path) -> None:
@@ -399,13 +399,13 @@ def test_no_file_is_left_open_by_epochs_and_errors(folder: Path, tmp_path: Path)
     kept = [name for name in list_open_videos() if name not in before]
     assert len(kept) <= 2, "one decoder of each file stays open between epochs"
     loader.close()
-    wait_until_closed(before)
+    assert_closed_soon(before)
     loader = DALILoader(dataset, 1, device="cpu")
     for _ in range(3):
         with pytest.raises(SampleError, match=r"damaged\.avi"):
             next(iter(loader))
     loader.close()
-    wait_until_closed(before)
+    assert_closed_soon(before)
 
 
 def test_explain_names_the_decoder(folder: Path) -> None:
