@@ -52,15 +52,11 @@ def find_video_problems(paths: Sequence[str], progress: Console) -> list[Problem
 
 def _check_video(path: str) -> list[Problem]:
     try:
-        length = Path(path).stat().st_size
-    except OSError as error:
-        return [Problem(path, "unreadable", f"it cannot be read ({error.strerror})")]
-    if not length:
-        return [Problem(path, "empty", "it has no bytes")]
-    video = probe(path)
-    if video.fault:
-        return [Problem(path, "no video", video.fault)]
-    try:
+        if not Path(path).stat().st_size:
+            return [Problem(path, "empty", "it has no bytes")]
+        video = probe(path)
+        if video.fault:
+            return [Problem(path, "no video", video.fault)]
         found = [*_check_header(video)]
         if "truncated" not in dict(found):
             found += _check_frames(video)
@@ -71,18 +67,21 @@ def _check_video(path: str) -> list[Problem]:
 
 def _check_header(video: Video) -> Iterator[tuple[str, str]]:
     """Compare the header of a file with its name, and with the length that it has."""
+    count, end = 0, 0.0
     with require_av().open(video.path) as container:
-        kind, told, frames = container.format.name, (container.duration or 0) / 1e6, container.streams.video[0].frames
-        count = sum(1 for packet in container.demux(video=0) if packet.size)
+        stream: Any = container.streams.video[0]
+        kind, told, frames = container.format.name, (container.duration or 0) / 1e6, stream.frames
+        for packet in container.demux():
+            count += packet.stream.index == stream.index and packet.size > 0
+            if packet.pts is not None:
+                end = max(end, float(packet.pts * packet.time_base))  # when the last picture or sound begins
     suffixes = _CONTAINERS.get(kind)
     if suffixes and not video.path.lower().endswith(suffixes):
         yield "mislabelled", f"it is named as {Path(video.path).suffix}, and its content is {' or '.join(suffixes)}"
     if count < frames:
         yield "truncated", f"its header tells {frames:,} frames, and it has {count:,}"
-    elif kind == "matroska,webm" and told:  # whose header does not count frames
-        end = _find_end(video.path)
-        if told - end > max(0.1 * told, 0.1):
-            yield "truncated", f"its header tells {told:.1f} s, and it ends after {end:.1f} s"
+    elif kind == "matroska,webm" and told - end > max(0.1 * told, 0.1):  # whose header does not count frames
+        yield "truncated", f"its header tells {told:.1f} s, and it ends after {end:.1f} s"
 
 
 def _check_frames(video: Video) -> Iterator[tuple[str, str]]:
@@ -105,10 +104,3 @@ def _check_frames(video: Video) -> Iterator[tuple[str, str]]:
             return
     if count < len(video):
         yield "corrupt", f"{count:,} of {len(video):,} frames can be decoded"
-
-
-def _find_end(path: str) -> float:
-    """Return when the last picture or sound of a file begins, in seconds."""
-    with require_av().open(path) as container:
-        times = [float(packet.pts * packet.time_base) for packet in container.demux() if packet.pts is not None]
-    return max(times, default=0.0)
