@@ -29,6 +29,7 @@ __all__ = [
     "compare_chain",
     "compare_plan",
     "compile_chain",
+    "describe_exceeded",
     "find_exceeded_bounds",
     "measure",
     "run",
@@ -153,15 +154,13 @@ def measure(case: Case, folder: Any, device: str | torch.device) -> Differences:
 
 def find_exceeded_bounds(case: Case, measured: Differences) -> str:
     """Return which bounds of a case are exceeded, in words, or an empty string."""
-    if measured.error:
-        return measured.error
-    over = [
-        f"{name} {got:.3g}, bound {bound:.3g}"
-        for name, got, bound in (
-            ("max", measured.max_abs, case.max_abs),
-            ("max inside", measured.max_abs_interior, case.max_abs_interior),
-            ("mean", measured.mean_abs, case.mean_abs),
-        )
-        if not got <= bound
-    ]
-    return "; ".join(over)
+    return measured.error or describe_exceeded(
+        ("max", measured.max_abs, case.max_abs),
+        ("max inside", measured.max_abs_interior, case.max_abs_interior),
+        ("mean", measured.mean_abs, case.mean_abs),
+    )
+
+
+def describe_exceeded(*figures: tuple[str, float, float]) -> str:
+    """Return in words which figures exceed their bounds, or an empty string. A figure is its name, value and bound."""
+    return "; ".join(f"{name} {got:.3g}, bound {bound:.3g}" for name, got, bound in figures if not got <= bound)

@@ -15,6 +15,7 @@ from torchvision.transforms.v2 import functional as F
 
 from torchdali import DALILoader
 from torchdali.samples.annotations import is_annotation
+from torchdali.tools.parity.compare import describe_exceeded
 from torchdali.tools.parity.replay import Replayed, list_leaves
 
 __all__ = ["TARGETS", "TargetCase", "TargetDifferences", "find_exceeded_target_bounds", "measure_targets"]
@@ -187,15 +188,8 @@ def _describe(leaf: torch.Tensor) -> str:
 
 def find_exceeded_target_bounds(case: TargetCase, measured: TargetDifferences) -> str:
     """Return which bounds of a case are exceeded, in words, or an empty string."""
-    if measured.error:
-        return measured.error
-    over = [
-        f"{name} {got:.3g}, bound {bound:.3g}"
-        for name, got, bound in (
-            ("boxes", measured.boxes, case.pixels),
-            ("points", measured.points, case.pixels),
-            ("masks", measured.masks, case.masks),
-        )
-        if not got <= bound
-    ]
-    return "; ".join(over)
+    return measured.error or describe_exceeded(
+        ("boxes", measured.boxes, case.pixels),
+        ("points", measured.points, case.pixels),
+        ("masks", measured.masks, case.masks),
+    )
