@@ -19,6 +19,7 @@ from torchvision.transforms import v2
 
 from torchdali import Batched, BatchShapeError, DALILoader, SampleError, pad_collate
 from torchdali.datasets import AudioFolder
+from torchdali.pipeline import batched
 from torchdali.transforms import flatten
 
 pytestmark = [
@@ -168,6 +169,21 @@ def test_transforms_in_torch(folder: Path, name: str, device: str) -> None:
     for (waveforms, _), (their_waveforms, _) in zip(ours, theirs, strict=True):
         assert waveforms.shape == their_waveforms.shape
         assert (waveforms.cpu() - their_waveforms).abs().max() <= (1e-6 if device == "cpu" else 1e-3)
+
+
+def test_dali_goes_on_after_a_spectrogram(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds: list[str] = []
+    run = batched._run_in_dali
+
+    def spy(pool: Any, *arguments: Any) -> Any:
+        kinds.append(pool.plan.steps[-1].library)
+        return run(pool, *arguments)
+
+    monkeypatch.setattr(batched, "_run_in_dali", spy)
+    rows = [(path, number, 0, 0.05) for number, path in enumerate(AudioFolder(folder).paths)]
+    chain = v2.Compose([Batched(MEL), v2.Normalize([-20.0], [10.0])])
+    assert len(list(DALILoader(AudioFolder(rows, chain), 2, device="cpu"))) == 3
+    assert kinds == ["DALI"] * 3
 
 
 def test_random_numbers_and_resuming(folder: Path) -> None:

@@ -87,8 +87,8 @@ class DALILoader(DataLoader[_T]):
         cache_dir: The folder of ``cache="disk"``. None is one in ``~/.cache/torchdali``.
         on_error: What happens to a sample that cannot be read or decoded. "raise" raises ``SampleError`` when its
             batch is due. "skip" puts the next sample of the batch in its place, with that one's target and other
-            random numbers. "replace" puts a black image in its place and keeps the target. Batches keep their sizes.
-            Each bad sample is logged by the logger "torchdali" and kept in :attr:`errors`.
+            random numbers. "replace" puts a black image, or silence, in its place and keeps the target. Batches keep
+            their sizes. Each bad sample is logged by the logger "torchdali" and kept in :attr:`errors`.
         max_errors: Maximum number of bad samples before ``SampleError`` is raised. None means no limit.
         distributed: "auto" gives each process of an initialised ``torch.distributed`` group its share of the samples.
             ``loader.sampler`` is then ``DistributedSampler(dataset, shuffle=shuffle, seed=seed or 0,
