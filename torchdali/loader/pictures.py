@@ -20,7 +20,7 @@ from torchvision.transforms.v2 import functional as F
 from torchdali.loader.twin import list_datasets
 from torchdali.transforms import flatten
 
-__all__ = ["draw_batch"]
+__all__ = ["draw_batch", "draw_part", "find_classes", "line_up", "make_title"]
 
 _COLORS = ("#2ca02c", "#d62728", "#1f77b4", "#ff7f0e", "#9467bd", "#17becf", "#e377c2", "#bcbd22")
 _MAX_CHANNELS = 4
@@ -74,14 +74,14 @@ def draw_batch(loader: Any, batch: Any, max_images: int, file: str | os.PathLike
     figure: Any = (
         figures.Figure(size, layout="constrained") if file else figures.figure(None, size, layout="constrained")
     )
-    normalizations, classes = _find_normalizations(loader), _find_classes(loader.dataset)
+    normalizations, classes = _find_normalizations(loader), find_classes(loader.dataset)
     for axes, sample in zip(figure.subplots(rows, columns, squeeze=False).flat, samples, strict=False):
         pixels = to_pixels(sample.image, normalizations)
         axes.imshow(pixels, interpolation="nearest")
         for part in sample.parts:
-            _draw_part(axes, part, pixels.shape[:2])
+            draw_part(axes, part, pixels.shape[:2])
         # A class may be named with a dollar sign, which is no formula.
-        axes.set_title(_make_title(sample.parts, classes), fontsize=9, parse_math=False)
+        axes.set_title(make_title(sample.parts, classes), fontsize=9, parse_math=False)
     for axes in figure.axes:
         axes.axis("off")
     if file:
@@ -100,7 +100,7 @@ def split_batch(batch: Any) -> list[Sample]:
     images = next(_find_images(batch), None)
     if images is None:
         return []
-    pictures = [_line_up(image) for image in images]
+    pictures = [line_up(image) for image in images]
     others = [part for part in _list_parts(batch) if not _is_images(part)]
     return [
         Sample(picture, [leaf for part in others for leaf in _list_leaves(_select(part, i, len(pictures)))], count)
@@ -139,7 +139,7 @@ def _find_normalizations(loader: Any) -> list[tuple[torch.Tensor, torch.Tensor]]
     ]
 
 
-def _find_classes(dataset: Any) -> Sequence[Any]:
+def find_classes(dataset: Any) -> Sequence[Any]:
     """Return the names of a dataset's classes; empty if it has none."""
     for inner in list_datasets(dataset):
         classes: Any = getattr(inner, "classes", None)
@@ -194,7 +194,7 @@ def _find_images(value: Any) -> Iterator[Any]:
             yield from _find_images(part)
 
 
-def _line_up(image: Any) -> tuple[Any, int]:
+def line_up(image: Any) -> tuple[Any, int]:
     """Return an image as it is, or frames of a video at equal distances side by side; and how many these are."""
     while isinstance(image, torch.Tensor) and image.ndim > 4:
         image = image[0]
@@ -236,7 +236,7 @@ def _list_leaves(value: Any) -> list[Any]:
     return [] if value is None else [value]
 
 
-def _make_title(parts: Sequence[Any], classes: Sequence[Any]) -> str:
+def make_title(parts: Sequence[Any], classes: Sequence[Any]) -> str:
     """Return the name of a sample's class, its label or its text; empty if it has none."""
     for part in parts:
         if isinstance(part, torch.Tensor) and part.numel() == 1 and not part.dtype.is_floating_point:
@@ -250,7 +250,8 @@ def _make_title(parts: Sequence[Any], classes: Sequence[Any]) -> str:
     return ""
 
 
-def _draw_part(axes: Any, part: Any, size: tuple[int, ...]) -> None:
+def draw_part(axes: Any, part: Any, size: tuple[int, ...]) -> None:
+    """Draw boxes, a mask or key points over an image of this height and width."""
     if isinstance(part, tv_tensors.BoundingBoxes):
         corners = _find_corners(part)
         for i, corner in enumerate(corners):
@@ -275,6 +276,8 @@ def _find_corners(boxes: tv_tensors.BoundingBoxes) -> np.ndarray[Any, Any]:
 
 def _color_mask(mask: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Return a mask as a half transparent picture ``(H, W, 4)``: a color for each object, or for each label but 0."""
+    if mask.ndim == 3 and len(mask) == 1 and mask.max(initial=0) > 1:  # of classes, as mask files are
+        mask = mask[0]
     if mask.ndim == 3:
         labels = np.zeros(mask.shape[1:], np.int64)
         for i, one in enumerate(mask, start=1):

@@ -98,7 +98,7 @@ def commands() -> click.Group:
         "folder", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path)
     )
     transform_option = click.option(
-        "--transform", metavar="FILE:NAME", help="Your transform, for DIR.  [default: ImageNet's for training]"
+        "--transform", metavar="FILE:NAME", help="Your transform.  [default for DIR: ImageNet's for training]"
     )
 
     image_option = click.option(
@@ -320,7 +320,7 @@ def commands() -> click.Group:
             sys.exit(f"torchdali: {path} ended and did not iterate over a loader")
 
     @torchdali.command()
-    @folder_argument
+    @click.argument("target", metavar="DIR|FILE:NAME")
     @transform_option
     @count_option("--samples", default=8, help="Number of images.")
     @count_option("--seed", 0, default=0, help="Seed of the choice of images, and of the transform.")
@@ -334,11 +334,17 @@ def commands() -> click.Group:
     )
     @device_option("Where DALI runs.")
     def preview(out: Path, **options: Any) -> None:
-        """Show images of DIR through torchdali, the same through torchvision, and the difference.
+        """Show images through torchdali, the same through torchvision, and the difference.
 
         torchvision decodes with PIL, and gets the random numbers that torchdali has drawn. The difference is
         magnified until it can be seen. If a part of the transform runs in torch, both sides show the image before
         that part.
+
+        DIR: show the images in this folder, or its videos if it has no images.
+
+        FILE:NAME: show samples of the dataset of this name in this file, with their boxes, masks and key points. Of
+        videos it shows some frames. It may also be the loader of a dataset, or a function or class without arguments
+        that makes one of them. The transforms are those of the dataset, and then of --transform or of the loader.
 
         Exits with 0 if the grid was written, with 1 if a file cannot be read, and with 2 if an option is wrong or
         there are no images.

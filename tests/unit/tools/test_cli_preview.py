@@ -19,10 +19,12 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from torchdali.tools.cli import commands
-from torchdali.tools.commands.preview import Sample, _make_tile, choose_magnification, make_samples, write_grid
+from torchdali.tools.commands.grid import Sample, _make_tile, choose_magnification, write_grid
+from torchdali.tools.commands.preview import make_samples
 from torchdali.tools.parity.compare import compile_chain
 from torchdali.transforms import MultiView
 from torchdali.transforms.rules.flip import RandomHorizontalFlip
+from torchdali.transforms.targets import Boxes
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -50,7 +52,7 @@ def mine(tmp_path: Path) -> Path:
     return file
 
 
-def run(folder: Path, *options: object) -> Result:
+def run(folder: Path | str, *options: object) -> Result:
     return CliRunner().invoke(commands(), ["preview", str(folder), *map(str, options)])
 
 
@@ -227,6 +229,82 @@ def test_names_that_are_no_text(fresh_pictures: Path, mine: Path, tmp_path: Path
     assert r"<th>coffee<small>\udcff.jpg</small></th>" in out.read_text("utf-8")
 
 
+DATASETS = """
+import pathlib
+import torch
+from torch.utils.data import Subset
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+from tests.helpers import videos
+from tests.helpers.wrapped import make_coco
+from torchdali import DALILoader
+from torchdali.datasets import VideoClips
+
+folder = pathlib.Path(__file__).parent
+fill = {tv_tensors.Image: 100, "others": 0}
+shifts = v2.Compose([v2.RandomHorizontalFlip(), v2.RandomZoomOut(fill, side_range=(1.0, 2.0))])
+
+def objects():
+    whole = make_coco(folder / "coco")
+    whole.transforms = v2.Compose([v2.ToImage(), v2.ColorJitter(0.4), v2.RandomIoUCrop()])
+    return Subset(whole, [0, 1, 2])
+
+def load_objects():
+    return DALILoader(objects(), transform=shifts)
+
+def load_clips():
+    (folder / "videos").mkdir()
+    path = videos.write(folder / "videos" / "clip.mp4", videos.pan(30))
+    strips = v2.Compose([v2.RandomResizedCrop(32), v2.RandomApply([v2.GaussianNoise()], 0.9)])
+    return VideoClips([(path, "a")] * 3, frames=6, stride=1, transform=strips)
+
+to_float = [v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.3] * 3, [0.2] * 3)]
+"""
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept:DeprecationWarning")  # pycocotools
+def test_samples_of_a_dataset_with_boxes_and_masks(mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine.write_text(DATASETS)
+    out, page = tmp_path / "grid.png", tmp_path / "grid.html"
+    result = run(f"{mine}:load_objects", "--output", page, "--device", "cpu", "--samples", 9)
+    assert result.exit_code == 0, result.output
+    text = flatten_output(result)
+    assert "3 samples by torchdali with DALI on the CPU, by PIL and torchvision" in text
+    assert "boxes by at most 0 pixels, masks in 0 of their pixels." in text
+    images = [base64.b64decode(data) for data in re.findall(r"base64,([^\"]+)\"", page.read_text())]
+    ours, theirs, difference = ([pixels(io.BytesIO(image)).astype(int) for image in images[k::3]] for k in range(3))
+    assert len(ours) == 3
+    assert max(np.abs(one - other).mean() for one, other in zip(ours, theirs, strict=True)) < 1
+    # A box is drawn in a color that the photograph does not have.
+    assert all((np.abs(one - [44, 160, 44]).max(-1) < 20).any() for one in ours)
+    assert all((np.abs(one - [44, 160, 44]).max(-1) > 20).all() for one in difference)
+    assert "RandomIoUCrop" in page.read_text()
+
+    flip = Boxes.flip
+    monkeypatch.setattr(Boxes, "flip", lambda self, size, axis, on: (flip(self, size, axis, on), self.shift(size, on)))
+    (tmp_path / "coco").rename(tmp_path / "before")
+    result = run(f"{mine}:objects", "--output", out, "--device", "cpu", "--transform", f"{mine}:shifts")
+    assert result.exit_code == 0, result.output
+    assert "boxes by at most 0 pixels" not in flatten_output(result)
+
+
+def test_clips_are_strips_of_their_frames(mine: Path, tmp_path: Path) -> None:
+    mine.write_text(DATASETS)
+    out = tmp_path / "grid.png"
+    options = ("--output", out, "--device", "cpu")
+    result = run(f"{mine}:load_clips", *options, "--transform", f"{mine}:to_float")
+    assert result.exit_code == 0, result.output
+    assert "3 clips by torchdali with DALI on the CPU, by PyAV and torchvision" in flatten_output(result)
+    ours, theirs, _ = tiles(pixels(out)[:, : LEFT + 3 * (4 * 32 + GAP)], 32)
+    strips = np.concatenate(ours, 1).astype(int)
+    assert np.abs(strips - np.concatenate(theirs, 1)).mean() < 1
+    assert np.std(strips) > 20
+    first, last = strips[:, :32], strips[:, 96:128]
+    assert np.abs(first - last).mean() > 5
+    result = run(tmp_path / "videos", *options, "--transform", f"{mine}:to_float")
+    assert "1 clips by torchdali" in flatten_output(result)
+
+
 def test_what_is_wrong(fresh_pictures: Path, mine: Path, tmp_path: Path) -> None:
     for options, text in (
         (("--output", tmp_path / "grid.jpg"), "must end in .png or .html"),
@@ -235,6 +313,10 @@ def test_what_is_wrong(fresh_pictures: Path, mine: Path, tmp_path: Path) -> None
         (("--samples", 0), "Invalid value for '--samples'"),
     ):
         result = run(fresh_pictures, *options)
+        assert result.exit_code == 2, result.output
+        assert text in flatten_output(result)
+    for name, text in (("flips", "a map-style dataset, its loader, or"), ("none", "has nothing that is called 'none'")):
+        result = run(f"{mine}:{name}")
         assert result.exit_code == 2, result.output
         assert text in flatten_output(result)
     (tmp_path / "empty").mkdir()

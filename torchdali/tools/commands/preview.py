@@ -2,97 +2,108 @@
 
 from __future__ import annotations
 
-import base64
-import html
-import io
-import textwrap
+import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageDraw, ImageFont
-from torch.nn import functional as nn
 
+from torchdali.datasets import VideoClips
 from torchdali.errors import OptionError
 from torchdali.pipeline import graph
 from torchdali.pipeline.compile import fuse
 from torchdali.pipeline.plan import Plan
 from torchdali.tools.bench.folder import ONE_CLASS, load_transform, make_dataset, open_class_folders
+from torchdali.tools.commands.files import find_files
+from torchdali.tools.commands.grid import Sample, write_grid
+from torchdali.tools.commands.samples import SamplePairs, load_dataset, make_pairs
+from torchdali.tools.commands.videos import is_video_name
 from torchdali.tools.parity.compare import compare_plan, compile_chain
 from torchdali.transforms import Rule
 from torchdali.transforms.rules.normalize import Arithmetic, Normalize
 
-_MAGNIFICATIONS = (200, 100, 50, 20, 10, 5, 2, 1)
-_WHITE = 255
-_MAX_SIDE = 384
-_GAP, _LABELS, _LINE = 4, 110, 18
-_NAMES = 2
-"""Lines above each column: the class, and the file."""
-_DARK, _GREY = "#1f2328", "#656d76"
-_STYLE = """
-:root { color-scheme: light dark; }
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 80rem; padding: 0 1rem; }
-h1 { font-size: 1.4rem; }
-table { border-collapse: collapse; }
-th { text-align: left; font-weight: 600; padding: 0.3rem 0.6rem 0.3rem 0; }
-th small { display: block; font-weight: 400; opacity: 0.7; }
-tr:first-child th { position: sticky; top: 0; background: Canvas; }
-td { padding: 0.15rem 0.3rem 0.15rem 0; }
-img { display: block; min-width: 8rem; image-rendering: pixelated; border-radius: 3px; }
-pre { padding: 0.8rem 1rem; white-space: pre-wrap; border: 1px solid #8884; border-radius: 6px; font-size: 13px; }
-"""
-
+__all__ = ["make_samples", "preview"]
 _UNIT_RANGE_BOUND = 2.0
 """Floats below this are taken for values in [0, 1], others for grey levels of 255."""
 
 
-@dataclass(frozen=True)
-class Sample:
-    """One image of the grid: ``(C, H, W)``, float32, in grey levels of 255, not clamped.
-
-    Attributes:
-        folder: Name of its class folder.
-        name: Name of its file, and of the view if there are several.
-        actual: The image by torchdali.
-        expected: The image by torchvision, with the same random numbers.
-    """
-
-    folder: str
-    name: str
-    actual: torch.Tensor
-    expected: torch.Tensor
-
-    @property
-    def difference(self) -> torch.Tensor:
-        """Absolute difference."""
-        return (self.actual - self.expected).abs()
-
-
-def preview(folder: Path, *, transform: str | None, samples: int, seed: int, device: str, out: Path) -> str:
+def preview(target: str, *, transform: str | None, samples: int, seed: int, device: str, out: Path) -> str:
     """Write a grid of images, as PNG or HTML. The arguments are the command's options.
 
     Returns:
-        What the grid shows, in a sentence or two.
+        What the grid shows, in some sentences.
 
     Raises:
-        OptionError: The folder has no images, or there is no such transform.
+        OptionError: The folder or dataset has no images, or there is no such transform.
         SampleError: A file cannot be read.
     """
     graph.require_dali()
-    plan = compile_chain([load_transform(transform)], graph.resolve(device), fused=False)
+    folder = Path(target)
+    if not folder.is_dir():
+        return _preview_dataset(*load_dataset(target, transform), samples, seed, device, out)
+    chain = load_transform(transform)
     with open_class_folders(folder) as (root, _):
         images = make_dataset(root, None)
-        if not len(images):
-            raise OptionError(f"{folder} has no images")
-        chosen = np.random.default_rng(seed).permutation(len(images))[:samples]
-        images.samples = [images.samples[i] for i in sorted(chosen.tolist())]
-        pairs = make_samples(images, plan, seed)
-    summary = _summarize(pairs, plan)
-    write_grid(out, pairs, summary, str(fuse(plan)))
+        if len(images):
+            plan = compile_chain([chain], graph.resolve(device), fused=False)
+            images.samples = [images.samples[i] for i in _choose(len(images), samples, seed)]
+            pairs = make_samples(images, plan, seed)
+            in_torch = [step for step in plan.steps if step.library == "torch"]
+            names = [f"{step.position} {type(step.transform).__name__}" for step in in_torch]
+            summary = _summarize(pairs, plan, "images", "PIL", names)
+            write_grid(out, pairs, summary, str(fuse(plan)))
+            return summary
+    videos = [path for path in find_files(folder).others if is_video_name(path)]
+    if not videos:
+        raise OptionError(f"{folder} has no images")
+    with tempfile.TemporaryDirectory() as temporary:
+        chosen = [videos[i] for i in _choose(len(videos), samples, seed)]
+        rows = [(path, Path(path).parent.name) for path in chosen]
+        clips = VideoClips(rows, index=Path(temporary) / "index.npz")
+        return _preview_dataset(clips, chain, len(chosen), seed, device, out)
+
+
+def _choose(count: int, samples: int, seed: int) -> list[int]:
+    return sorted(np.random.default_rng(seed).permutation(count)[:samples].tolist())
+
+
+def _preview_dataset(dataset: Any, transform: Any, samples: int, seed: int, device: str, out: Path) -> str:
+    """Write a grid of a dataset's samples, with boxes, masks and key points. Return what it shows."""
+    pairs = make_pairs(dataset, transform, _choose(len(dataset), samples, seed), seed, device)
+    plan, normalizations = pairs.plan, _find_normalizations(pairs.plan.rules)
+    shown = _to_grey_levels(
+        [
+            replace(
+                sample,
+                actual=_denormalize(sample.actual, normalizations),
+                expected=_denormalize(sample.expected, normalizations),
+            )
+            for sample in pairs.samples
+        ],
+        plan.spec.dtype.is_floating_point,
+    )
+    are_videos = plan.spec.kind == "video"
+    noun, decoder = ("clips", "PyAV") if are_videos else ("samples", "PIL")
+    summary = _summarize(shown, plan, noun, decoder, pairs.left_out) + _summarize_targets(pairs)
+    write_grid(out, shown, summary, pairs.text)
     return summary
+
+
+def _summarize_targets(pairs: SamplePairs) -> str:
+    """Return how far boxes, key points and masks are apart; empty if there are none."""
+    found = pairs.differences
+    if found.error:
+        return f" Boxes, masks or key points differ: {found.error}."
+    texts = {
+        "BoundingBoxes": f"boxes by at most {found.boxes:.3g} pixels",
+        "KeyPoints": f"key points by at most {found.points:.3g} pixels",
+        "Mask": f"masks in {found.masks:.3g} of their pixels",
+    }
+    texts = [text for kind, text in texts.items() if kind in pairs.kinds]
+    return f" Of their targets differ: {', '.join(texts)}." if texts else ""
 
 
 def make_samples(images: Any, plan: Plan, seed: int) -> list[Sample]:
@@ -111,8 +122,13 @@ def make_samples(images: Any, plan: Plan, seed: int) -> list[Sample]:
         name = path.name + (f", view {view + 1}" if len(plan.views) > 1 else "")
         # A folder without class folders is reached by a link of that name.
         folder = path.parent.resolve() if path.parent.name == ONE_CLASS else path.parent
-        samples.append(Sample(folder.name, name, *(_denormalize(image, normalizations[view]) for image in pair)))
-    if not floating or max(float(sample.expected.max()) for sample in samples) >= _UNIT_RANGE_BOUND:
+        actual, expected = (_denormalize(image, normalizations[view]) for image in pair)
+        samples.append(Sample(folder.name, name, actual, expected))
+    return _to_grey_levels(samples, floating)
+
+
+def _to_grey_levels(samples: list[Sample], is_floating: bool) -> list[Sample]:
+    if not is_floating or max(float(sample.expected.max()) for sample in samples) >= _UNIT_RANGE_BOUND:
         return samples
     return [replace(sample, actual=255 * sample.actual, expected=255 * sample.expected) for sample in samples]
 
@@ -136,130 +152,12 @@ def _denormalize(image: torch.Tensor, normalizations: Sequence[Normalize]) -> to
     return image
 
 
-def choose_magnification(samples: Sequence[Sample]) -> int:
-    """Return the largest factor that leaves 99 of 100 differences below white; 1 if there are none."""
-    differences = torch.cat([sample.difference[sample.difference > 0] for sample in samples])
-    if not len(differences):
-        return 1
-    typical = float(np.quantile(differences.numpy(), 0.99))
-    return next((factor for factor in _MAGNIFICATIONS if factor * typical <= _WHITE), 1)
-
-
-def _summarize(samples: Sequence[Sample], plan: Plan) -> str:
+def _summarize(samples: Sequence[Sample], plan: Plan, noun: str, decoder: str, left_out: Sequence[str]) -> str:
     largest = max(float(sample.difference.max()) for sample in samples)
     mean = sum(float(sample.difference.mean()) for sample in samples) / len(samples)
     where = "the GPU" if plan.device.type == "cuda" else "the CPU"
     text = (
-        f"{len(samples)} images by torchdali with DALI on {where}, by PIL and torchvision with the same random "
-        f"numbers, and their difference: at most {largest:.3g} of 255 grey levels, {mean:.3g} on "
-        "average."
+        f"{len(samples)} {noun} by torchdali with DALI on {where}, by {decoder} and torchvision with the same random "
+        f"numbers, and their difference: at most {largest:.3g} of 255 grey levels, {mean:.3g} on average."
     )
-    in_torch = [f"{step.position} {type(step.transform).__name__}" for step in plan.steps if step.library == "torch"]
-    if in_torch:
-        text += f" Left out, because torch runs it on both sides: {', '.join(in_torch)}."
-    return text
-
-
-def write_grid(out: Path, samples: Sequence[Sample], summary: str, plan: str) -> None:
-    """Write the grid to an ``.html`` page, with the plan, or to a PNG. Shrink images of more than 384 pixels a side."""
-    if out.suffix.lower() == ".html":
-        out.write_text(_draw_page(samples, summary, plan), "utf-8", "backslashreplace")  # for names that are no UTF-8
-    else:
-        _draw_grid(samples, summary).save(out, "PNG")
-
-
-def _name_rows(magnification: int) -> tuple[str, str, str]:
-    return "torchdali", "torchvision", "difference" + (f" x {magnification}" if magnification > 1 else "")
-
-
-def _make_tiles(sample: Sample, magnification: int) -> list[Image.Image]:
-    difference = _to_pixels(magnification * sample.difference)
-    tiles = [_make_tile(_to_pixels(image)) for image in (sample.actual, sample.expected)]
-    return [*tiles, _make_tile(difference, largest=True)]
-
-
-def _to_pixels(image: torch.Tensor) -> torch.Tensor:
-    """Convert an image to ``(H, W, 3)``, uint8."""
-    levels = image.nan_to_num().round().clamp(0, 255).to(torch.uint8)
-    levels = levels[:3] if len(levels) >= 3 else levels[:1].expand(3, -1, -1)
-    return levels.permute(1, 2, 0)
-
-
-def _make_tile(pixels: torch.Tensor, largest: bool = False) -> Image.Image:
-    """Make a picture, smaller by a whole number if needed. With ``largest``, no bright pixel is lost by that."""
-    factor = -(-max(pixels.shape[:2]) // _MAX_SIDE)
-    if factor > 1:
-        reduce: Any = nn.max_pool2d if largest else nn.avg_pool2d
-        reduced = reduce(pixels.permute(2, 0, 1)[None].float(), factor, ceil_mode=True)
-        pixels = reduced[0].round().to(torch.uint8).permute(1, 2, 0)
-    return Image.fromarray(cast("Any", pixels.contiguous().numpy()))
-
-
-def _draw_grid(samples: Sequence[Sample], summary: str) -> Image.Image:
-    magnification = choose_magnification(samples)
-    columns = [_make_tiles(sample, magnification) for sample in samples]
-    width = max(tile.width for column in columns for tile in column)
-    height = max(tile.height for column in columns for tile in column)
-    grid_width = max(_LABELS + len(columns) * (width + _GAP), 640)
-    font = ImageFont.load_default(13)
-    lines = textwrap.wrap(summary, max(20, int((grid_width - 2 * _GAP) / font.getlength("e"))))
-    rows = _name_rows(magnification)
-    top = (len(lines) + _NAMES) * _LINE + 2 * _GAP
-    grid = Image.new("RGB", (grid_width, top + len(rows) * (height + _GAP)), "white")
-    draw = ImageDraw.Draw(grid)
-    for i, line in enumerate(lines):
-        draw.text((_GAP, _GAP + i * _LINE), line, _DARK, font)
-    for row, label in enumerate(rows):
-        draw.text((_GAP, top + row * (height + _GAP) + height // 2 - _LINE // 2), label, _DARK, font)
-    for i, (sample, column) in enumerate(zip(samples, columns, strict=True)):
-        left = _LABELS + i * (width + _GAP)
-        for line, (name, color) in enumerate(((sample.folder, _DARK), (sample.name, _GREY))):
-            draw.text((left, top - (_NAMES - line) * _LINE), _shorten(name, width, font), color, font)
-        for row, tile in enumerate(column):
-            grid.paste(tile, (left, top + row * (height + _GAP)))
-    return grid
-
-
-def _shorten(name: str, width: int, font: Any) -> str:
-    """Return the end of a name that is too long for a column. It tells more than the beginning."""
-    if font.getlength(name) <= width:
-        return name
-    while name and font.getlength(f"...{name}") > width:
-        name = name[1:]
-    return f"...{name}" if name else ""
-
-
-def _draw_page(samples: Sequence[Sample], summary: str, plan: str) -> str:
-    magnification = choose_magnification(samples)
-    head = "".join(f"<th>{html.escape(label)}</th>" for label in ("", *_name_rows(magnification)))
-    rows = "\n".join(
-        f"<tr><th>{html.escape(sample.folder)}<small>{html.escape(sample.name)}</small></th>"
-        f"{''.join(map(_draw_cell, _make_tiles(sample, magnification)))}</tr>"
-        for sample in samples
-    )
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>torchdali preview</title>
-<style>{_STYLE}</style>
-</head>
-<body>
-<h1>torchdali preview</h1>
-<p>{html.escape(summary)}</p>
-<table>
-<tr>{head}</tr>
-{rows}
-</table>
-<h2>What runs where</h2>
-<pre>{html.escape(plan)}</pre>
-</body>
-</html>
-"""
-
-
-def _draw_cell(tile: Image.Image) -> str:
-    stream = io.BytesIO()
-    tile.save(stream, "PNG")
-    return f'<td><img alt="" src="data:image/png;base64,{base64.b64encode(stream.getvalue()).decode()}"></td>'
+    return text + (f" Left out, because torch runs it on both sides: {', '.join(left_out)}." if left_out else "")

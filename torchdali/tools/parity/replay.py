@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 import PIL.Image
 import torch
 from torch.utils.data import Dataset
 from torchvision import tv_tensors
+from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional as F
 
 from torchdali.pipeline.compile import compile_plan
 from torchdali.samples.annotations import is_annotation
@@ -21,10 +25,10 @@ from torchdali.transforms import Rule
 from torchdali.transforms.rng import Draws, epoch_key
 from torchdali.transforms.rule import Chain
 from torchdali.transforms.rules.apply import MaskedChains
-from torchdali.transforms.spec import Spec
+from torchdali.transforms.spec import Kind, Params, Spec
 from torchdali.transforms.targets import Targets
 
-__all__ = ["Replayed", "list_leaves"]
+__all__ = ["Replayed", "describe_image", "find_image", "list_leaves", "open_paths"]
 
 _open: Callable[..., Any] = PIL.Image.open
 
@@ -38,8 +42,8 @@ class Replayed(Dataset[Any]):
     """A dataset with torchvision's own transforms, each with the parameters that torchdali draws for the sample.
 
     Args:
-        dataset: Its samples have an image, and boxes, masks or key points. Paths are opened by PIL.
-        chain: Transforms of v2 that torchdali runs in DALI.
+        dataset: Its samples have an image or a video, and perhaps boxes, masks or key points. Paths are opened by PIL.
+        chain: Transforms that torchdali runs in DALI. Those that move anything are of v2.
         seed: The ``seed`` of the loader, whose first epoch is meant.
     """
 
@@ -51,13 +55,14 @@ class Replayed(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         """Return a sample."""
-        sample = tree_map(self.dataset[index], _open_path)
+        sample = open_paths(self.dataset[index])
         leaves = list_leaves(sample)
-        image = next(leaf for leaf in leaves if isinstance(leaf, (tv_tensors.Image, PIL.Image.Image)))
-        is_pil = isinstance(image, PIL.Image.Image)
-        size = np.array([image.size[::-1] if is_pil else image.shape[-2:]])
-        spec = Spec.from_input("pil" if is_pil else "image", torch.uint8 if is_pil else image.dtype, 3)
-        targets = Targets.collect([[leaf for leaf in leaves if is_annotation(leaf)]], size)
+        place = find_image(leaves)
+        assert place is not None
+        spec, shape = describe_image(leaves[place])
+        size = np.array([shape])
+        annotations = [leaf for leaf in leaves if is_annotation(leaf)]
+        targets = Targets.collect([annotations], size)
         plan = compile_plan(list(self.chain), torch.device("cpu"), "exact", spec)
         draws = Draws(epoch_key(self.seed, 0), np.array([index]), np.zeros(1, np.int64)).keep_params()
         rules = {id(rule.transform): rule for rule in (*plan.rules, *plan.moves)}
@@ -66,10 +71,22 @@ class Replayed(Dataset[Any]):
             if rule is None:
                 sample = _apply(transform, sample)
                 continue
-            params = rule.draw_and_move(draws.select_position(rule.position), size, targets)
-            sample = _replay(rule, {name: values[0] for name, values in params.items()}, size, sample)
-            size = rule.output_size(size, params)
+            own = draws.select_position(rule.position)
+            image = list_leaves(sample)[place]
+            if isinstance(image, tv_tensors.Video) and not annotations:  # some draw other numbers for each frame
+                frame = np.arange(len(image))
+                own = own.select_frames(np.zeros_like(frame), frame)
+                params = rule.draw(own, size.repeat(len(frame), axis=0))
+            else:
+                params = rule.draw_and_move(own, size, targets)
+            sample = _replay(rule, params, size, sample, place)
+            size = rule.output_size(size, {name: values[:1] for name, values in params.items()})
         return sample
+
+
+def open_paths(sample: Any) -> Any:
+    """Return a sample with the images of its paths, as torchvision's default loader opens them."""
+    return tree_map(sample, _open_path)
 
 
 def _open_path(leaf: Any) -> Any:
@@ -79,29 +96,83 @@ def _open_path(leaf: Any) -> Any:
         return image.convert("RGB")
 
 
+def find_image(leaves: Sequence[Any]) -> int | None:
+    """Return the number of the image or video among the parts of a sample; None if there is none."""
+    found = (i for is_image in (_is_image, _is_array) for i, leaf in enumerate(leaves) if is_image(leaf))
+    return next(found, None)
+
+
+def _is_image(leaf: Any) -> bool:
+    return isinstance(leaf, (tv_tensors.Image, tv_tensors.Video, PIL.Image.Image))
+
+
+def _is_array(leaf: Any) -> bool:
+    return isinstance(leaf, (torch.Tensor, np.ndarray)) and not is_annotation(leaf) and cast("Any", leaf).ndim == 3
+
+
+def describe_image(image: Any) -> tuple[Spec, tuple[int, int]]:
+    """Return the spec of an image or video of a sample, and its height and width."""
+    if isinstance(image, PIL.Image.Image):
+        return Spec.from_input("pil", torch.uint8, len(image.getbands())), (image.height, image.width)
+    if isinstance(image, np.ndarray):
+        array: npt.NDArray[Any] = cast("Any", image)
+        height, width, channels = array.shape
+        return Spec.from_input("array", torch.from_numpy(array[:0]).dtype, channels), (height, width)
+    kind: Kind = (
+        "image" if type(image) is tv_tensors.Image else "video" if type(image) is tv_tensors.Video else "tensor"
+    )
+    *_, channels, height, width = image.shape
+    return Spec.from_input(kind, image.dtype, channels), (height, width)
+
+
 def _apply(transform: Any, sample: Any) -> Any:
     return transform(*cast("tuple[Any, ...]", sample)) if isinstance(sample, tuple) else transform(sample)
 
 
-def _replay(rule: Rule, params: dict[str, Any], size: Any, sample: Any) -> Any:
-    """Apply torchvision's transform to a sample, with the parameters that a rule drew for it."""
+def _change_image(sample: Any, place: int, change: Callable[[Any], Any]) -> Any:
+    numbers = itertools.count()
+    return tree_map(sample, lambda leaf: change(leaf) if next(numbers) == place else leaf)
+
+
+def _replay(rule: Rule, params: Params, size: Any, sample: Any, place: int) -> Any:
+    """Apply torchvision's transform to a sample, with the parameters that a rule drew for it, or for its frames."""
     if isinstance(rule, (MaskedChains, Chain)):
         stages = rule.stages if isinstance(rule, MaskedChains) else [("", i) for i in range(len(rule.parts))]
         for name, i in stages:
-            if not name or params[name]:
+            if not name or params[name][0]:
                 own = rule.select_params(i, params)
-                sample = _replay(rule.parts[i], own, size, sample)
-                size = rule.parts[i].output_size(size, {key: np.asarray(value)[None] for key, value in own.items()})
+                sample = _replay(rule.parts[i], own, size, sample, place)
+                size = rule.parts[i].output_size(size, {key: values[:1] for key, values in own.items()})
         return sample
+    transform: Any = rule.transform
+    takes_params = isinstance(transform, v2.Transform) and type(rule).make_params is not Rule.make_params
+    if not isinstance(transform, v2.Transform) and not rule.randomness:  # of v1, it takes images alone
+        return _change_image(sample, place, transform)
+    if rule.randomness and not takes_params:
+        return _change_image(sample, place, partial(_apply_reference, rule, params))
     height, width = size[0].tolist()
-    made = rule.make_params(params, (height, width))
+    made = rule.make_params({name: values[0] for name, values in params.items()}, (height, width))
     if made is None:
         return sample
-    transform = copy.copy(rule.transform)
-    transform.make_params = partial(_return, made)
-    if hasattr(transform, "p"):
-        transform.p = 1.0
+    if takes_params:
+        transform = copy.copy(transform)
+        transform.make_params = partial(_return, made)
+        if hasattr(transform, "p"):
+            transform.p = 1.0
     return _apply(transform, sample)
+
+
+def _apply_reference(rule: Rule, params: Params, image: Any) -> Any:
+    """Apply torchvision's functionals to an image or to each frame of a video, with the numbers drawn for it."""
+    if isinstance(image, tv_tensors.Video):
+        each = [{name: values[min(t, len(values) - 1)] for name, values in params.items()} for t in range(len(image))]
+        frames = [rule.reference(frame, own) for frame, own in zip(image.as_subclass(torch.Tensor), each, strict=True)]
+        return tv_tensors.Video(torch.stack(frames))
+    own = {name: values[0] for name, values in params.items()}
+    if not isinstance(image, torch.Tensor):  # torchdali treats an array as a PIL image
+        return cast("Any", F).to_pil_image(rule.reference(F.to_image(image).as_subclass(torch.Tensor), own))
+    changed = rule.reference(image.as_subclass(torch.Tensor), own)
+    return tv_tensors.Image(changed) if isinstance(image, tv_tensors.Image) else changed
 
 
 def _return(made: Any, flat_inputs: Any) -> Any:

@@ -18,7 +18,14 @@ from torchdali.samples.annotations import is_annotation
 from torchdali.tools.parity.compare import describe_exceeded
 from torchdali.tools.parity.replay import Replayed, list_leaves
 
-__all__ = ["TARGETS", "TargetCase", "TargetDifferences", "find_exceeded_target_bounds", "measure_targets"]
+__all__ = [
+    "TARGETS",
+    "TargetCase",
+    "TargetDifferences",
+    "compare_targets",
+    "find_exceeded_target_bounds",
+    "measure_targets",
+]
 
 v2 = cast("Any", annotated_v2)  # torchvision's transforms accept more than their annotations tell
 
@@ -160,19 +167,25 @@ def measure_targets(case: TargetCase, images: Any, device: str | torch.device) -
     chain = v2.Compose(case.chain)
     with DALILoader[Any](dataset, _BATCH, transform=chain, seed=_SEED, device=device, collate_fn=list) as loader:
         ours = [sample for batch in loader for sample in batch]
+    differences, total = compare_targets(ours, Replayed(dataset, case.chain, _SEED))
+    if not total and not differences.error:
+        return TargetDifferences(error="there is no mask to compare")
+    return differences
+
+
+def compare_targets(ours: Sequence[Any], theirs: Any) -> tuple[TargetDifferences, int]:
+    """Compare the boxes, key points and masks of samples. Return the differences, and the number of masks' pixels."""
     largest, off, total = {"BoundingBoxes": 0.0, "KeyPoints": 0.0}, 0, 0
-    for actual, expected in _pair_leaves(ours, Replayed(dataset, case.chain, _SEED)):
+    for actual, expected in _pair_leaves(ours, theirs):
         if (type(actual), actual.dtype, actual.shape) != (type(expected), expected.dtype, expected.shape):
-            return TargetDifferences(error=f"{_describe(actual)}, expected {_describe(expected)}")
+            return TargetDifferences(error=f"{_describe(actual)}, expected {_describe(expected)}"), total
         difference = (actual.cpu().double() - expected.double()).abs().nan_to_num(nan=float("inf"))
         if isinstance(expected, tv_tensors.Mask):
             off, total = off + int(difference.count_nonzero()), total + difference.numel()
         elif difference.numel():
             name = type(expected).__name__
             largest[name] = max(largest[name], float(difference.max()))
-    if not total:
-        return TargetDifferences(error="there is no mask to compare")
-    return TargetDifferences(largest["BoundingBoxes"], largest["KeyPoints"], off / total)
+    return TargetDifferences(largest["BoundingBoxes"], largest["KeyPoints"], off / max(total, 1)), total
 
 
 def _pair_leaves(ours: Sequence[Any], expected: Any) -> Iterator[tuple[Any, Any]]:
