@@ -95,7 +95,8 @@ def test_it_may_change_size_and_type(photographs: ImageFolder, device: str) -> N
         strict=True,
     ):
         assert len(views) == 5
-        assert equal([view.cpu() for view in views], [*expected[0]])
+        for ours, theirs in zip(views, expected[0], strict=True):
+            assert (ours.cpu() - theirs).abs().max() <= (0 if device == "cpu" else 1e-6)  # a GPU divides otherwise
     twice = [v2.CenterCrop(64), IMAGE, Batched(half), v2.Grayscale(), Batched(lambda x: x[..., 1:, :]), v2.Pad(1), id]
     twice[-1] = lambda image: image * 2
     for ours, theirs in zip(

@@ -96,6 +96,15 @@ FILES: dict[str, tuple[Callable[[Path, tuple[int, int]], None], bool]] = {
 """How each is written, and whether DALI decodes it."""
 
 
+def is_flipped_by_torch(dtype: torch.dtype) -> bool:
+    """Return whether this version of torch, which the masks are compared with, can flip a type."""
+    try:
+        torch.zeros(2, dtype=dtype).flip(0)
+    except NotImplementedError:
+        return False
+    return True
+
+
 def make_dataset(root: Path, names: list[str]) -> Any:
     inner = datasets.VOCSegmentation(str(make_voc(root)), image_set="train")
     paths = inner.masks
@@ -118,8 +127,9 @@ def assert_same_samples(ours: list[Any], dataset: Any) -> None:
 @pytest.mark.parametrize(("workers", "decode_bytes"), [(0, None), (1, None), (0, 500)])
 def test_masks_are_those_of_pil(tmp_path: Path, device: str, workers: int, decode_bytes: int | None) -> None:
     """Also if an image file alone holds more memory than all runs in flight may."""
-    dataset = make_dataset(tmp_path, list(FILES))
-    for path, (_, is_encoded) in zip(dataset.masks, FILES.values(), strict=True):
+    names = [name for name in FILES if name != "grey of 16 bits" or is_flipped_by_torch(torch.uint16)]
+    dataset = make_dataset(tmp_path, names)
+    for path, (_, is_encoded) in zip(dataset.masks, (FILES[name] for name in names), strict=True):
         assert isinstance(read_mask(path), EncodedMask if is_encoded else tv_tensors.Mask)
         assert isinstance(read_mask(Path(path).read_bytes()), EncodedMask if is_encoded else tv_tensors.Mask)
     options: Any = {"num_workers": workers, "decode_bytes": decode_bytes}

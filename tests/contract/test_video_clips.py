@@ -177,6 +177,7 @@ CHAIN = v2.Compose([v2.CenterCrop(50), v2.RandomHorizontalFlip(1.0)])
 def test_both_loaders_give_the_same(folder: Path, clips: Any, workers: int, device: str) -> None:
     dataset = VideoClips(folder, frames=4, stride=3, clips=clips, transform=CHAIN)
     assert dataset.classes == ["a", "b"]
+    dataset[0]  # a worker is forked from a process that has decoded
     theirs = list(DataLoader(dataset, 3, num_workers=workers))
     ours = list(DALILoader(dataset, 3, device=device))
     assert len(ours) == len(theirs)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 from torchvision import tv_tensors
-from torchvision.transforms import v2
+from torchvision.transforms import InterpolationMode, v2
 
 from torchdali import DALILoader
 
@@ -30,7 +30,7 @@ class Lines(Dataset[Any]):
 
 
 @pytest.mark.parametrize("height", [384, 900, 1500])
-@pytest.mark.parametrize("interpolation", ["nearest", "nearest-exact"])
+@pytest.mark.parametrize("interpolation", [InterpolationMode.NEAREST, InterpolationMode.NEAREST_EXACT])
 def test_few_lines_are_others(device: str, interpolation: Any, height: int) -> None:
     resize, dataset = v2.Resize((height, 4), interpolation=interpolation), Lines(6)
     ours = torch.cat(list(DALILoader(dataset, 50, device=device, transform=resize))).cpu()

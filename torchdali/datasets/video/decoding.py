@@ -152,6 +152,9 @@ class _AvDecoder:
 
     def __init__(self, video: Video) -> None:
         self._av, self._video = require_av(), video
+        # PyAV's own one belongs to a thread, and its threads are missing in a forked process, which waits for them
+        # (no issue is known; seen with PyAV 19).
+        self._colors: Any = self._av.video.reformatter.VideoReformatter()
         self._open()
 
     def _open(self) -> None:
@@ -167,7 +170,7 @@ class _AvDecoder:
     def read(self, frames: list[int]) -> Iterator[Pixels]:
         for number in frames:
             try:
-                yield self._find(number).to_ndarray(format="rgb24")
+                yield self._colors.reformat(self._find(number), format="rgb24", threads=1).to_ndarray()
             except self._av.error.FFmpegError as error:
                 raise VideoError(f"frame {number} cannot be decoded ({error.strerror})") from error
 
