@@ -153,8 +153,14 @@ MEL = nn.Sequential(
     torchaudio.transforms.MelSpectrogram(sounds.RATE, n_fft=128, n_mels=20),
     torchaudio.transforms.AmplitudeToDB(top_db=60),
 )
+
+
+def run_mel(waveform: torch.Tensor) -> torch.Tensor:
+    return MEL(waveform)
+
+
 TRANSFORMS = {
-    "sample": MEL,
+    "sample": run_mel,
     "batch": [Batched(torchaudio.transforms.Vol(0.5)), Batched(MEL), v2.Normalize([-20.0], [10.0])],
     "image": v2.RandomHorizontalFlip(1.0),
 }
@@ -169,6 +175,26 @@ def test_transforms_in_torch(folder: Path, name: str, device: str) -> None:
     for (waveforms, _), (their_waveforms, _) in zip(ours, theirs, strict=True):
         assert waveforms.shape == their_waveforms.shape
         assert (waveforms.cpu() - their_waveforms).abs().max() <= (1e-6 if device == "cpu" else 1e-3)
+
+
+@pytest.mark.parametrize("name", ["DALI", "batches in torch", "samples in torch"])
+def test_torchaudios_transforms(folder: Path, name: str, device: str) -> None:
+    before = {
+        "DALI": [torchaudio.transforms.Vol(0.5)],
+        "batches in torch": [torchaudio.transforms.Resample(sounds.RATE, 6000)],
+        "samples in torch": [torchaudio.transforms.Deemphasis()],
+    }
+    dataset = AudioFolder(folder, v2.Compose([*before[name], MEL]))
+    loader = DALILoader(dataset, 3, collate_fn=pad_collate, device=device)
+    ours, theirs = list(loader), list(DataLoader(dataset, 3, collate_fn=pad_collate))
+    assert len(ours) == len(theirs)
+    for (spectrograms, _), (their_spectrograms, _) in zip(ours, theirs, strict=True):
+        assert spectrograms.shape == their_spectrograms.shape
+        assert (spectrograms.cpu() - their_spectrograms).abs().max() <= 1e-4 * their_spectrograms.abs().max()
+    text = io.StringIO()
+    loader.explain(file=text)
+    assert ("spectrograms float32 (1, H, W)" in text.getvalue()) == (name != "samples in torch")
+    assert ("spectrogram, mel_filter_bank; to_decibels" in text.getvalue()) == (name == "DALI")
 
 
 def test_dali_goes_on_after_a_spectrogram(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,7 +102,7 @@ def _describe_native(loader: DataLoader[Any], options: LoaderOptions, native: Na
         **({"decode": decoding} if (decoding := native.reader.describe_decoding()) else {}),
         "": str(plan),
         **({"targets": _describe_moves(native)} if source.annotations else {}),
-        "output": _describe_output(plan),
+        "output": _describe_output(plan, are_sounds=source.spec.kind == "waveform"),
         "collate": f"{_get_function_name(loader.collate_fn)}, in this process",
         **_describe_batch_transform(options),
         "random": _describe_random(options, "index, occurrence, transform"),
@@ -257,11 +257,11 @@ def _describe_images(loader: DataLoader[Any], proxy: ProxyPlan) -> tuple[str, st
     return found, _describe_targets(annotations.describe(), plans), plans, ""
 
 
-def _describe_output(plan: Plan) -> str:
+def _describe_output(plan: Plan, are_sounds: bool = False) -> str:
     plan = plan.last
+    noun = "waveforms" if plan.spec.kind == "waveform" else "spectrograms" if are_sounds else "images"
     if plan.suffix:
-        return "images as torch leaves them"
-    noun = "waveforms" if plan.spec.kind == "waveform" else "images"
+        return f"{'sounds' if are_sounds else 'images'} as torch leaves them"
     images = f"{noun} {plan.spec}" if plan.container is None else f"{len(plan.views)} views, each as above"
     return f"{images}, batch in front, contiguous"
 

@@ -129,12 +129,18 @@ def run_on_batch(tail: Sequence[tuple[Kind, TorchTransform]], images: Images) ->
     with cpu_semantics(results[0].device, any(transform.has_antialias_resize for _, transform in tail)):
         for kind, transform in tail:
             try:
-                results = [transform(to_kind(each, kind)) for each in results]
+                results = [_call(transform, each, kind) for each in results]
             except Exception as error:
                 add_note(error, f"while {_name_of(transform)} ran in torch on a batch of {len(images)}")
                 raise
     plain = [each.as_subclass(torch.Tensor) for each in results]
     return plain[0] if together else plain
+
+
+def _call(transform: TorchTransform, images: torch.Tensor, kind: Kind) -> torch.Tensor:
+    result = transform(to_kind(images, kind))
+    is_still_sound = kind == "waveform" and result.ndim < images.ndim
+    return result.unsqueeze(-2) if is_still_sound else result
 
 
 def stack_frames(images: Images, firsts: IntArray) -> Images:

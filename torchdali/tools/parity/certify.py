@@ -20,6 +20,7 @@ from torchdali.tools.parity.distributions import compare_distributions
 from torchdali.tools.parity.draws import DRAWS
 from torchdali.tools.parity.photographs import write_photographs
 from torchdali.tools.parity.report import TITLES, write_markdown
+from torchdali.tools.parity.sounds import SOUNDS, SoundCase, SoundDifferences, measure_sounds
 from torchdali.tools.parity.targets import TARGETS, TargetCase, TargetDifferences, measure_targets
 
 Tick = Callable[[], None]
@@ -31,8 +32,8 @@ def certify(out: Path, devices: Sequence[str], only: str, console: Console) -> l
     Args:
         out: Path of the page. Results of an earlier run that are not measured again are kept from the JSON beside it.
         devices: "cpu", "cuda" or both.
-        only: Regular expression that selects cases, random parameters, "targets <name>" and "decoding <format>" by
-            name.
+        only: Regular expression that selects cases, random parameters, "targets <name>", "sounds <name>" and
+            "decoding <format>" by name.
         console: Console to print to.
 
     Returns:
@@ -51,7 +52,8 @@ def certify(out: Path, devices: Sequence[str], only: str, console: Console) -> l
     formats = [name for name in FORMATS if wanted.search(f"decoding {name}")]
     draws = [name for name in DRAWS if wanted.search(name)]
     targets = [name for name in TARGETS if wanted.search(name)]
-    if not (cases or formats or draws or targets):
+    sounds = [name for name in SOUNDS if wanted.search(name)]
+    if not (cases or formats or draws or targets or sounds):
         raise OptionError(f"--only {only!r} is found in no name of a case, random parameter or format")
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -75,6 +77,10 @@ def certify(out: Path, devices: Sequence[str], only: str, console: Console) -> l
                 chain, measured = TARGETS[name].chain, _measure_targets(TARGETS[name], photographs, device)
                 of_device.targets[name] = results.TargetResult(results.describe_chain(chain), measured)
                 tick()
+            tick = stage(f"sounds, {TITLES[device]}", len(sounds))
+            for name in sounds:
+                of_device.sounds[name] = results.SoundResult(str(SOUNDS[name]), _measure_sounds(SOUNDS[name], device))
+                tick()
             tick = stage(f"decoding, {TITLES[device]}", len(formats))
             for name in formats:
                 of_device.decoding[name] = measure_decoding(Path(folder) / device / name, name, device)
@@ -91,7 +97,7 @@ def certify(out: Path, devices: Sequence[str], only: str, console: Console) -> l
     for line in failures:
         console.print(f"[red]{line}[/]", soft_wrap=True)
     console.print(
-        f"{len(cases) + len(targets)} cases, {len(draws)} random parameters and {len(formats)} formats; "
+        f"{len(cases) + len(targets) + len(sounds)} cases, {len(draws)} random parameters and {len(formats)} formats; "
         f"{len(failures) or 'no'} {'failure' if len(failures) == 1 else 'failures'}. Written: {out}",
         soft_wrap=True,
     )
@@ -110,6 +116,13 @@ def _measure_targets(case: TargetCase, photographs: object, device: str) -> Targ
         return measure_targets(case, photographs, device)
     except Exception as error:  # noqa: BLE001 - as above
         return TargetDifferences(error=_describe(error))
+
+
+def _measure_sounds(case: SoundCase, device: str) -> SoundDifferences:
+    try:
+        return measure_sounds(case, device)
+    except Exception as error:  # noqa: BLE001 - as above
+        return SoundDifferences(error=_describe(error))
 
 
 def _describe(error: Exception) -> str:

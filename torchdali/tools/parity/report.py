@@ -14,6 +14,7 @@ from torchdali.tools.parity.distributions import LEVEL, SAMPLES, significance_le
 from torchdali.tools.parity.draws import DRAWS
 from torchdali.tools.parity.photographs import COUNT, LARGEST, SMALLEST
 from torchdali.tools.parity.results import DeviceResult, Results, describe, describe_chain, is_within
+from torchdali.tools.parity.sounds import SOUNDS, SoundCase, SoundDifferences, find_exceeded_sound_bound
 from torchdali.tools.parity.targets import TARGETS, TargetCase, TargetDifferences, find_exceeded_target_bounds
 from torchdali.transforms import Rule
 
@@ -71,6 +72,12 @@ transforms. torchvision's transforms get the same random numbers. *boxes* and *p
 coordinate, in pixels. *masks*: the share of the pixels of all masks that differ. Boxes and points move on the host, and
 masks on the device."""
 
+_ABOUT_SOUNDS = """\
+## Sounds
+
+Five made-up sounds of one channel and different lengths, at 16 kHz: tones that rise, and noise. torchaudio's transforms
+get the same random numbers. The difference is the largest of a value, as a share of the largest value of its sound."""
+
 _ABOUT_DRAWS = f"""\
 ## Random parameters
 
@@ -109,6 +116,8 @@ def format_markdown(results: Results) -> str:
         _transforms(devices),
         _ABOUT_TARGETS,
         _targets(devices),
+        _ABOUT_SOUNDS,
+        _sounds(devices),
         _ABOUT_DRAWS,
         _draws(results),
         _ABOUT_DECODING,
@@ -166,6 +175,25 @@ def _targets(devices: dict[str, DeviceResult]) -> str:
             cells.append(_target_differences(case, result.measured) if result else NOT_MEASURED)
         rows.append([*cells, _format_targets(case.pixels, case.pixels, case.masks), case.why])
     return _table(head, rows)
+
+
+def _sounds(devices: dict[str, DeviceResult]) -> str:
+    head = ["Sounds", "Chain", *(TITLES[name] for name in devices), "Bound", "Why"]
+    rows: list[list[str]] = []
+    for name, case in SOUNDS.items():
+        cells = [name.removeprefix("sounds "), _code(str(case))]
+        for of_device in devices.values():
+            result = of_device.sounds.get(name)
+            cells.append(_sound_differences(case, result.measured) if result else NOT_MEASURED)
+        rows.append([*cells, _number(case.bound), case.why])
+    return _table(head, rows)
+
+
+def _sound_differences(case: SoundCase, measured: SoundDifferences) -> str:
+    if measured.error:
+        return f"**failed**: {measured.error}"
+    text = _number(measured.largest)
+    return f"**{text}**" if find_exceeded_sound_bound(case, measured) else text
 
 
 def _target_differences(case: TargetCase, measured: TargetDifferences) -> str:

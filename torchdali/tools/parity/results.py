@@ -22,6 +22,7 @@ from torchdali.tools.parity.compare import Differences, compile_chain, find_exce
 from torchdali.tools.parity.decoding import FORMATS, DecodingDifferences, decoders, decoding_bound
 from torchdali.tools.parity.distributions import DistributionTest, significance_level
 from torchdali.tools.parity.draws import DRAWS
+from torchdali.tools.parity.sounds import SOUNDS, SoundDifferences, find_exceeded_sound_bound
 from torchdali.tools.parity.targets import TARGETS, TargetDifferences, find_exceeded_target_bounds
 from torchdali.transforms import flatten
 
@@ -70,6 +71,19 @@ class TargetResult:
     measured: TargetDifferences
 
 
+@dataclass(frozen=True)
+class SoundResult:
+    """Result of one case of sounds.
+
+    Attributes:
+        chain: Chain of the case, as text.
+        measured: Differences from torchaudio.
+    """
+
+    chain: str
+    measured: SoundDifferences
+
+
 @dataclass
 class DeviceResult:
     """Results of one device, "cpu" or "cuda".
@@ -79,6 +93,7 @@ class DeviceResult:
         cases: Results by the name of the case.
         decoding: Results by format, then by decoder.
         targets: Results of boxes, key points and masks by the name of the case.
+        sounds: Results of sounds by the name of the case.
     """
 
     machine: Machine = field(default_factory=Machine)
@@ -87,6 +102,7 @@ class DeviceResult:
         default_factory=dict[str, dict[str, DecodingDifferences]]
     )
     targets: dict[str, TargetResult] = field(default_factory=dict[str, TargetResult])
+    sounds: dict[str, SoundResult] = field(default_factory=dict[str, SoundResult])
 
 
 @dataclass
@@ -151,6 +167,9 @@ def find_failures(results: Results) -> list[str]:
         for name, target in of_device.targets.items():
             if over := find_exceeded_target_bounds(TARGETS[name], target.measured):
                 failures.append(f"{name} on {device}: {over}")
+        for name, sound in of_device.sounds.items():
+            if over := find_exceeded_sound_bound(SOUNDS[name], sound.measured):
+                failures.append(f"{name} on {device}: {over}")
         for name, by_decoder in of_device.decoding.items():
             bound = decoding_bound(name, device)
             for decoder, result in by_decoder.items():
@@ -197,7 +216,12 @@ def read(path: Path) -> Results:
             for name, x in _select(part.get("targets", {}), TARGETS)  # results of before have none
             if x["chain"] == describe_chain(TARGETS[name].chain)
         }
-        results.devices[device] = DeviceResult(Machine(**part["machine"]), cases, decoding, targets)
+        sounds = {
+            name: SoundResult(x["chain"], SoundDifferences(**x["measured"]))
+            for name, x in _select(part.get("sounds", {}), SOUNDS)  # as above
+            if x["chain"] == str(SOUNDS[name])
+        }
+        results.devices[device] = DeviceResult(Machine(**part["machine"]), cases, decoding, targets, sounds)
     return results
 
 
