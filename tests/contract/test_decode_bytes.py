@@ -17,7 +17,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from torchdali import DALILoader, SampleError, compile  # noqa: A004 - torchdali's own
-from torchdali.pipeline import feed
+from torchdali.pipeline import part_feeder
 from torchdali.pipeline.engine import PipelineRunner
 from torchdali.pipeline.parts import split
 
@@ -134,17 +134,18 @@ def test_pixels_that_pil_decoded_are_held_for_few_runs(
     for path, _ in fresh.samples:
         Image.open(path).convert("CMYK").save(path, "JPEG")
     expected, held = list(DALILoader(fresh, 6, device="cpu")), list[int]()
-    submit = feed.Prefetcher._submit
+    begin = part_feeder.PartFeeder._begin
 
-    def count(self: feed.Prefetcher, *args: Any) -> int:
+    def count(self: part_feeder.PartFeeder, *args: Any) -> bool:
+        has_begun = begin(self, *args)
         held.append(self._held_bytes)
-        return submit(self, *args)
+        return has_begun
 
-    monkeypatch.setattr(feed.Prefetcher, "_submit", count)
+    monkeypatch.setattr(part_feeder.PartFeeder, "_begin", count)
     options: dict[str, Any] = {"num_workers": 1, "prefetch_factor": prefetch}
     assert same(list(DALILoader(fresh, 6, device="cpu", decode_bytes=LIMIT, **options)), expected)
     assert len(held) > 8
-    assert 0 < max(held) <= feed._HELD_RUNS * LIMIT
+    assert 0 < max(held) <= part_feeder._HELD_RUNS * LIMIT
 
 
 def test_a_compiled_transform_and_explain_know_the_limit(

@@ -31,6 +31,7 @@ from torchdali.pipeline.engine import PipelineRunner
 from torchdali.pipeline.fallback import fork_generators
 from torchdali.pipeline.plan import Plan, View
 from torchdali.pipeline.pool import PipelinePool
+from torchdali.pipeline.readers import decode_with_pil
 from torchdali.runtime import devices
 from torchdali.samples.on_error import ErrorPolicy
 from torchdali.state.context import EpochContext, LoaderView
@@ -49,7 +50,6 @@ _MAX_FAILURES = 16
 """Maximum number of bad samples. A probe starts again after each."""
 _IN_FLIGHT_BYTES = 2**30
 _SCAN_THREADS = 16
-_NONE: IntArray = np.empty(0, np.int64)
 
 
 class _WindowAlone(Window):
@@ -204,8 +204,10 @@ class _ProbeRun:
             reader = reader.bind_draws(draws, plan.choose_frames)
             with ThreadPoolExecutor(_SCAN_THREADS) as threads:
                 reader.scan(rows, lambda: threads).wait()
+                pixels, decoding = decode_with_pil(reader, rows, reader.find_pil_only(rows), lambda: threads)
+                decoding.wait()
             with devices.use(plan.device):
-                images = reader.read_inputs(rows, reader.find_pil_only(rows), resources)
+                images = reader.read_inputs(rows, pixels, resources)
             inputs, _ = plan.draw(*plan.expand_frames(draws, reader.sizes(rows)))
             if plan.input_kind is InputKind.FILES:
                 images = [np.fromfile(row.tobytes().rstrip(b"\0"), np.uint8) for row in images]
@@ -228,7 +230,7 @@ class _ProbeRun:
             with ExitStack() as resources:
                 for rows in itertools.cycle(self.rows[0][1:]):
                     requested.append(rows)
-                    yield reader.read_inputs(rows, _NONE, resources)
+                    yield reader.read_inputs(rows, {}, resources)
 
         try:
             return self._measure_alone(plan, paths(), {}, self.native.prefetch_depth)[0]

@@ -18,7 +18,24 @@ from torchdali.transforms.rng import Draws
 from torchdali.transforms.spec import Inputs, IntArray, Params
 from torchdali.transforms.targets import Targets
 
-__all__ = ["Batch"]
+__all__ = ["Batch", "Part"]
+
+
+@dataclass
+class Part:
+    """Consecutive samples of a batch, which are one run, while PIL decodes some of their files.
+
+    Attributes:
+        place: Where they are in the batch.
+        pixels: What PIL has decoded, for positions in the part, as :meth:`Reader.decode_with_pil` returns it.
+        decoding: The decoding, in progress.
+        held: Bytes of host memory that the part takes until its run is done.
+    """
+
+    place: slice
+    pixels: dict[int, Any]
+    decoding: Scan
+    held: int = 0
 
 
 @dataclass
@@ -35,7 +52,8 @@ class Batch:
         scan: The scan of its headers or files, in progress.
         is_started: Whether :class:`Prefetcher` has asked for its scan.
         runner: The runner of its pipeline. None if the batch is empty or failed before.
-        parts: The parts of the batch that are not scheduled yet, each a run. Most batches have one part.
+        parts: The parts of the batch that are not begun yet, each a run. Most batches have one part.
+        begun: The parts that wait for PIL, or for their turn.
         runs: The numbers of its runs in flight, and the bytes that each holds in host memory.
         error: The error to raise in its turn.
         size: ``(N, 2)`` heights and widths that its parameters were drawn for.
@@ -55,6 +73,7 @@ class Batch:
     is_started: bool = False
     runner: PipelineRunner | None = None
     parts: deque[slice] = field(default_factory=deque[slice])
+    begun: deque[Part] = field(default_factory=deque[Part])
     runs: deque[tuple[int, int]] = field(default_factory=deque[tuple[int, int]])
     error: Exception | None = None
     size: IntArray = field(default_factory=lambda: np.empty((0, 2), np.int64))

@@ -7,7 +7,6 @@ milliseconds a batch. No thread of torchdali can outlive an epoch or hide an exc
 from __future__ import annotations
 
 from collections import deque
-from contextlib import ExitStack
 
 import numpy as np
 import torch
@@ -16,7 +15,8 @@ from torchdali.errors import PipelineError, SampleError
 from torchdali.pipeline.batch import Batch
 from torchdali.pipeline.clock import Clock
 from torchdali.pipeline.engine import PipelineRunner, RunOutputs, RunTimeoutError
-from torchdali.pipeline.parts import count_decoded_bytes, join_outputs, split
+from torchdali.pipeline.part_feeder import PartFeeder
+from torchdali.pipeline.parts import join_outputs
 from torchdali.pipeline.pool import PipelinePool
 from torchdali.pipeline.readers import MaskReader, ScanTimeoutError, group_masks, put_decoded
 from torchdali.pipeline.tuning import choose_pinned_bytes
@@ -30,10 +30,6 @@ from torchdali.transforms.targets.stored import EncodedMask
 __all__ = ["Batch", "Prefetcher"]
 
 _SCAN_THREADS = 16
-_HELD_RUNS = 2
-"""The files and PIL's pixels of all runs in flight take at most as much memory as so many runs."""
-
-_NO_POSITIONS: IntArray = np.empty(0, np.int64)
 
 
 class Prefetcher:
@@ -54,7 +50,7 @@ class Prefetcher:
         self._clock = clock or Clock(torch.device("cpu"))
         self._waiting: deque[Batch] = deque()
         self._in_flight: deque[Batch] = deque()
-        self._held_bytes = 0
+        self._feeder = PartFeeder()
         self._runners: list[tuple[PipelinePool, PipelineRunner]] = []
         self._threads: DaemonThreadPoolExecutor | None = None
         self._ended = ""
@@ -114,7 +110,7 @@ class Prefetcher:
         """Drop the batches in flight and release the runners."""
         self._waiting.clear()
         self._in_flight.clear()
-        self._held_bytes = 0
+        self._feeder.close()
         if self._threads:
             self._threads.shutdown(wait=False, cancel_futures=True)
             self._threads = None
@@ -151,16 +147,21 @@ class Prefetcher:
 
     def _schedule_ready(self) -> None:
         """Schedule the batches that need no waiting."""
+        self._feed_ready()
         while self._waiting and len(self._in_flight) < self._prefetch_depth:
-            if self._in_flight and self._in_flight[-1].parts:
-                return
             scan = self._waiting[0].scan
             if not self._waiting[0].is_started or (scan and not scan.is_done()):
                 return
             self._schedule()
+            self._feed_ready()
+
+    def _feed_ready(self) -> None:
+        pending = [one for batch in self._in_flight for one in (batch, *batch.masks) if one.parts or one.begun]
+        if pending:
+            self._feeder.feed_ready(pending)
 
     def _schedule(self) -> None:
-        """Draw the next batch's parameters and schedule it. Keep an error until its turn."""
+        """Draw the next batch's parameters and split it. Keep an error until its turn."""
         batch = self._waiting[0]
         if not batch.is_started:
             self._start_scan(batch)
@@ -184,8 +185,7 @@ class Prefetcher:
 
     def _begin(self, batch: Batch) -> None:
         batch.runner = self._get_runner(batch)
-        batch.parts, batch.runs = deque(self._split(batch)), deque()
-        self._submit_parts(batch)
+        batch.parts, batch.begun, batch.runs = self._feeder.split(batch), deque(), deque()
 
     def _prepare(self, batch: Batch) -> None:
         if batch.scan:
@@ -205,40 +205,6 @@ class Prefetcher:
             row = error.row // batch.pool.plan.num_images
             raise batch.reader.error(int(batch.rows[row]), str(error)) from error
 
-    def _split(self, batch: Batch) -> list[slice]:
-        """Return the parts of a batch that are each one run."""
-        pool = batch.pool
-        if not pool.plan.needs_decoding:
-            return [slice(0, len(batch.rows))]
-        return split(count_decoded_bytes(batch.size) + batch.reader.file_bytes(batch.rows), pool.decode_bytes)
-
-    def _submit_parts(self, batch: Batch) -> None:
-        """Schedule the parts of a batch. Leave parts for later if those in flight hold much memory of the host.
-
-        The files that DALI reads are held, and the pixels that PIL decodes.
-        """
-        runner, reader = batch.runner, batch.reader
-        assert runner is not None
-        pil_only = reader.find_pil_only(batch.rows) if batch.parts else _NO_POSITIONS
-        while batch.parts:
-            part = batch.parts[0]
-            by_pil = pil_only[(pil_only >= part.start) & (pil_only < part.stop)]
-            held = int(reader.file_bytes(batch.rows[part]).sum() + count_decoded_bytes(batch.size[by_pil]).sum())
-            if held and self._held_bytes and self._held_bytes + held > _HELD_RUNS * batch.pool.decode_bytes:
-                return
-            batch.parts.popleft()
-            batch.runs.append((self._submit(runner, batch, by_pil, part), held))
-            self._held_bytes += held
-
-    def _submit(self, runner: PipelineRunner, batch: Batch, by_pil: IntArray, part: slice) -> int:
-        """Schedule a part of a batch. PIL decodes the files at the positions ``by_pil``, and DALI gets their pixels."""
-        rows, inputs = batch.rows, batch.inputs
-        if len(rows) > part.stop - part.start:
-            by_pil = by_pil[(by_pil >= part.start) & (by_pil < part.stop)] - part.start
-            rows, inputs = rows[part], {name: x[part] for name, x in inputs.items()}
-        with ExitStack() as resources:
-            return runner.submit(batch.reader.read_inputs(rows, by_pil, resources), inputs, resources)
-
     def _take(self, batch: Batch) -> RunOutputs:
         """Return the outputs of a batch. Take all runs of it, also after one failed, because others follow.
 
@@ -248,18 +214,18 @@ class Prefetcher:
         """
         runner, outputs, failure = batch.runner, list[RunOutputs](), batch.error and batch.claim_error()
         if failure:
-            batch.parts.clear()
-        while runner and (batch.runs or batch.parts):
+            self._feeder.drop(batch)
+        while runner and (batch.runs or batch.begun or batch.parts):
             try:
-                self._submit_parts(batch)
+                self._feeder.feed(batch, self._timeout)
                 number, held = batch.runs.popleft()
-                self._held_bytes -= held
+                self._feeder.release(held)
                 outputs.append(runner.take(self._timeout, number))
             except (EpochEndedError, RunTimeoutError):
                 raise
             except Exception as error:  # noqa: BLE001 - raised after the other runs
                 failure = failure or error
-                batch.parts.clear()
+                self._feeder.drop(batch)
         if not failure:
             return join_outputs(outputs)
         try:
@@ -353,8 +319,8 @@ class Prefetcher:
         """Run a batch alone. Return its outputs, or the error that DALI raised."""
         outputs: list[RunOutputs] = []
         try:
-            for part in self._split(batch):
-                self._submit(runner, batch, by_pil, part)
+            for place in self._feeder.split(batch):
+                self._feeder.feed_alone(batch, runner, place, by_pil)
                 outputs.append(runner.take())
         except EpochEndedError:
             raise

@@ -18,6 +18,7 @@ __all__ = [
     "describe_connections",
     "find_user_cache_folder",
     "free_memory",
+    "max_open_files",
     "measure_available_memory",
     "set_connections",
     "warn_of_few_connections",
@@ -71,6 +72,14 @@ def choose_memory_for_batches(device: torch.device) -> int:
 def find_user_cache_folder() -> Path:
     """Return the folder for what can be made anew: ``torchdali`` in ``XDG_CACHE_HOME``, by default ``~/.cache``."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "torchdali"
+
+
+def max_open_files() -> int:
+    """Return how many files this process may have open at once."""
+    import resource  # Windows has none, and there torchdali can be imported
+
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return sys.maxsize if limit == resource.RLIM_INFINITY else max(limit, 1)
 
 
 def free_memory(device: torch.device) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -57,15 +58,18 @@ class PackedReader(Reader):
     def targets(self, rows: IntArray) -> Targets | None:
         return _select_targets(self._packed, self._group, rows)
 
-    def read_inputs(self, rows: IntArray, by_pil: IntArray, resources: ExitStack) -> Any:
+    def decode_with_pil(self, row: int) -> npt.NDArray[np.uint8]:
+        return decode_to_ppm(self.image(row), self.adjust_orientation)
+
+    def read_inputs(self, rows: IntArray, pixels: Mapping[int, Any], resources: ExitStack) -> Any:
         """Return views of the buffer, which is not reused until the run is done; one array if that is dense."""
         resources.callback(_keep_until_done, self._packed.block)
         if (dense := self._read_dense(rows)) is not None:
             return dense
         images: list[npt.NDArray[Any]] = [self.image(row) for row in rows.tolist()]
         if self._input_kind is InputKind.ENCODED:
-            for place in by_pil.tolist():
-                images[place] = decode_to_ppm(self.image(int(rows[place])), self.adjust_orientation)
+            for place, image in pixels.items():
+                images[place] = image
         return images
 
     def input_stats(self) -> InputStats:

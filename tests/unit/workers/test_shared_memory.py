@@ -248,7 +248,7 @@ def packer(monkeypatch: pytest.MonkeyPatch) -> Packer:
 
 def received(batch: Packed, rows: list[int], held: ExitStack, group: int = 0) -> Any:
     reader = open_packed(batch, batch.groups[group], lambda sample, *why: SampleError(sample, *why))
-    return reader.read_inputs(np.array(rows), np.empty(0, np.int64), held)
+    return reader.read_inputs(np.array(rows), {}, held)
 
 
 def test_images_hold_their_block_until_their_run_is_done(packer: Packer) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -336,7 +336,7 @@ class DecodedBatch(Reader):
     def sizes(self, rows: IntArray) -> IntArray:
         return self._size[self._find_positions(rows)]
 
-    def read_inputs(self, rows: IntArray, by_pil: IntArray, resources: ExitStack) -> Any:
+    def read_inputs(self, rows: IntArray, pixels: Mapping[int, Any], resources: ExitStack) -> Any:
         """Return the images as ``(N, L)`` bytes."""
         index = self._find_positions(rows)
         words = count_packed_words(self._size[index], self._cache.channels)

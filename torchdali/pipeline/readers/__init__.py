@@ -1,6 +1,6 @@
 """Readers feed the pipelines. They read a source and its headers, and find files that are damaged or for PIL."""
 
-from torchdali.pipeline.readers.base import Reader
+from torchdali.pipeline.readers.base import Reader, decode_with_pil
 from torchdali.pipeline.readers.clips import ClipReader
 from torchdali.pipeline.readers.decoded import WaveformReader
 from torchdali.pipeline.readers.encoded import EncodedBatch, EncodedFile, EncodedReader
@@ -25,6 +25,7 @@ __all__ = [
     "Reader",
     "Scan",
     "ScanTimeoutError",
+    "decode_with_pil",
     "group_masks",
     "open_reader",
     "put_decoded",

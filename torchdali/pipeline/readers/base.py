@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from concurrent.futures import Executor, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,6 @@ import torch
 
 from torchdali.errors import SampleError
 from torchdali.pipeline.readers.scan import Scan
-from torchdali.runtime import machine
 from torchdali.samples.on_error import find_substitutes
 from torchdali.samples.pil import PILHeader
 from torchdali.sources import UNREADABLE, Source, error_text, is_system_fault
@@ -23,9 +22,7 @@ from torchdali.transforms.rng import Draws
 from torchdali.transforms.spec import NO_INPUT_STATS, InputStats, IntArray
 from torchdali.transforms.targets import Targets
 
-__all__ = ["Reader", "decode_in_threads"]
-
-T = TypeVar("T")
+__all__ = ["Reader", "decode_with_pil"]
 
 _NO_POSITIONS: IntArray = np.empty(0, np.int64)
 
@@ -155,12 +152,24 @@ class Reader:
         """Return the boxes, masks and key points of a batch, which moves may change; None if there are none."""
         return None
 
-    def read_inputs(self, rows: IntArray, by_pil: IntArray, resources: ExitStack) -> Any:
+    opens_files: bool = False
+    """Whether what :meth:`decode_with_pil` returns is an open file."""
+
+    def decode_with_pil(self, row: int) -> Any:
+        """Decode a file with PIL, in one of several threads. Return what :meth:`read_inputs` takes in its place.
+
+        Readers of other samples than image files have no use for it.
+
+        Raises:
+            SampleError: It cannot be decoded.
+        """
+
+    def read_inputs(self, rows: IntArray, pixels: Mapping[int, Any], resources: ExitStack) -> Any:
         """Return the images of a batch, in the form that the plan's ``input_kind`` says.
 
         Args:
             rows: ``(N,)`` the batch.
-            by_pil: ``(M,)`` positions in it of files that PIL must decode.
+            pixels: For positions in it what :meth:`decode_with_pil` returned.
             resources: Takes what must be closed when the run is done.
         """
         raise NotImplementedError
@@ -219,16 +228,24 @@ class Reader:
         """Free its threads until the next use."""
 
 
-def decode_in_threads(decode: Callable[[int], T], positions: IntArray) -> list[T]:
-    """Return what a function returns for each position. It decodes with PIL, which needs no lock of the interpreter.
+def decode_with_pil(
+    reader: Reader, rows: IntArray, positions: IntArray, pool: Callable[[], Executor]
+) -> tuple[dict[int, Any], Scan]:
+    """Start to decode files with PIL, in the threads of ``pool()``. Return where their pixels appear, and the work.
 
-    What it raises for the first of them is raised when all threads are done.
+    Args:
+        reader: The reader.
+        rows: ``(N,)`` the batch.
+        positions: ``(M,)`` positions of the files in it.
+        pool: As for :class:`Scan`.
     """
-    numbers: list[int] = positions.tolist()
-    if len(numbers) < 2:
-        return [decode(position) for position in numbers]
-    with ThreadPoolExecutor(min(len(numbers), machine.count_available_cores()), "torchdali-pil") as threads:
-        return list(threads.map(decode, numbers))
+    pixels: dict[int, Any] = {}
+
+    def decode(positions: Sequence[int]) -> None:
+        for position in positions:
+            pixels[position] = reader.decode_with_pil(int(rows[position]))
+
+    return pixels, Scan(positions.tolist(), decode, pool, chunk=1)
 
 
 class Blame:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, cast
 
@@ -112,7 +112,7 @@ class _ClipBatch(DecodedBatch):
     def sizes(self, rows: IntArray) -> IntArray:
         return np.array([clip.shape[1:3] for clip in self.take(rows)], np.int64).reshape(-1, 2)
 
-    def read_inputs(self, rows: IntArray, by_pil: IntArray, resources: ExitStack) -> Any:
+    def read_inputs(self, rows: IntArray, pixels: Mapping[int, Any], resources: ExitStack) -> Any:
         """Return the frames of all clips: on the host an array for each, on a GPU one tensor if they have one size."""
         clips: list[torch.Tensor] = self.take(rows)
         if clips[0].device.type == "cpu":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack
 from typing import Any
@@ -97,6 +97,6 @@ class _WaveformBatch(DecodedBatch):
     def sizes(self, rows: IntArray) -> IntArray:
         return np.array([sound.shape[:2] for sound in self.take(rows)], np.int64).reshape(-1, 2)
 
-    def read_inputs(self, rows: IntArray, by_pil: IntArray, resources: ExitStack) -> Any:
+    def read_inputs(self, rows: IntArray, pixels: Mapping[int, Any], resources: ExitStack) -> Any:
         """Return an array for each sound."""
         return self.take(rows)

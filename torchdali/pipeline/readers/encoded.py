@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import PIL.Image
 
-from torchdali.pipeline.readers.base import Reader, decode_in_threads
+from torchdali.pipeline.readers.base import Reader
 from torchdali.pipeline.readers.scan import Scan
 from torchdali.samples.image import decode_to_ppm, make_black
 from torchdali.samples.pil import PILHeader, read_pil_header
@@ -56,16 +56,15 @@ class EncodedBatch(Reader):
     def sizes(self, rows: IntArray) -> IntArray:
         return np.array([self._files[row][1][:2] for row in rows.tolist()], np.int64).reshape(-1, 2)
 
-    def read_inputs(self, rows: IntArray, by_pil: IntArray, resources: ExitStack) -> list[Bytes]:
-        """Return the bytes of each file; if PIL must decode it, those of another file with its pixels."""
+    def decode_with_pil(self, row: int) -> Bytes:
+        with self.blame(row, "decoded"):
+            return decode_to_ppm(self._files[row][0], self.adjust_orientation)
+
+    def read_inputs(self, rows: IntArray, pixels: Mapping[int, Bytes], resources: ExitStack) -> list[Bytes]:
+        """Return the bytes of each file; if PIL has decoded it, those of another file with its pixels."""
         images: list[Bytes] = [self._files[row][0] for row in rows.tolist()]
-
-        def decode(position: int) -> None:
-            row = int(rows[position])
-            with self.blame(row, "decoded"):
-                images[position] = decode_to_ppm(self._files[row][0], self.adjust_orientation)
-
-        decode_in_threads(decode, by_pil)
+        for position, image in pixels.items():
+            images[position] = image
         return images
 
     def input_stats(self) -> InputStats:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack
 from typing import Any
@@ -13,7 +13,7 @@ import numpy.typing as npt
 import PIL.Image
 import torch
 
-from torchdali.pipeline.readers.base import Reader, decode_in_threads
+from torchdali.pipeline.readers.base import Reader
 from torchdali.pipeline.readers.header_reader import HeaderError, HeaderReader
 from torchdali.pipeline.readers.scan import Scan
 from torchdali.samples.image import convert_to_rgb
@@ -55,6 +55,7 @@ class FileReader(Reader):
     """
 
     _validates = False
+    opens_files = True
 
     def __init__(
         self, source: Source, header_reader: HeaderReader | None = None, adjust_orientation: bool = False
@@ -113,27 +114,25 @@ class FileReader(Reader):
                 self._read_each(unknown.tolist())
         return self.table.sizes(rows)
 
-    def read_inputs(self, rows: IntArray, by_pil: IntArray, resources: ExitStack) -> npt.NDArray[np.uint8]:
+    def decode_with_pil(self, row: int) -> MemoryFile:
+        image = self.load(row)
+        if [image.height, image.width] != self.sizes(np.array([row]))[0].tolist():
+            # The batch is then run again, and its headers are read again.
+            raise RuntimeError(f"{self.path(row)} changed since its header was read")
+        return MemoryFile(image)
+
+    def read_inputs(
+        self, rows: IntArray, pixels: Mapping[int, MemoryFile], resources: ExitStack
+    ) -> npt.NDArray[np.uint8]:
         """Return ``(N, L)`` the paths of a batch, padded with NUL.
 
-        For a file that PIL must decode, it is the path of a file in memory with its pixels.
+        For a file that PIL has decoded, it is the path of a file in memory with its pixels.
         """
         paths = self.paths(rows)
-
-        def decode(position: int) -> None:
-            image = self.load(int(rows[position]))
-            if [image.height, image.width] != self.sizes(rows[position : position + 1])[0].tolist():
-                # The batch is then run again, and its headers are read again.
-                raise RuntimeError(f"{self.path(int(rows[position]))} changed since its header was read")
-            file = os.memfd_create("torchdali")
-            resources.callback(os.close, file)
-            with os.fdopen(file, "wb", closefd=False) as stream:
-                image.save(stream, format="PPM")
-            name = f"/proc/self/fd/{file}".encode()
+        for position, file in pixels.items():
+            resources.callback(file.close)
             paths[position] = 0
-            paths[position, : len(name)] = np.frombuffer(name, np.uint8)
-
-        decode_in_threads(decode, by_pil)
+            paths[position, : len(file.path)] = np.frombuffer(file.path, np.uint8)
         return paths
 
     def scan(self, rows: IntArray, pool: Callable[[], Executor]) -> Scan:
@@ -328,6 +327,31 @@ class FileReader(Reader):
     def close(self) -> None:
         if self._header_reader:
             self._header_reader.close()
+
+
+class MemoryFile:
+    """A file in memory with the pixels of an image, until it is closed.
+
+    Attributes:
+        path: Its path, for this process.
+    """
+
+    _file: int | None = None
+
+    def __init__(self, image: PIL.Image.Image) -> None:
+        self._file = file = os.memfd_create("torchdali")
+        with os.fdopen(file, "wb", closefd=False) as stream:
+            image.save(stream, format="PPM")
+        self.path = f"/proc/self/fd/{file}".encode()
+
+    def close(self) -> None:
+        """Close the file, and free its memory."""
+        file, self._file = self._file, None
+        if file is not None:
+            os.close(file)
+
+    def __del__(self) -> None:
+        self.close()
 
 
 def _pad(paths: Sequence[str | bytes]) -> npt.NDArray[np.uint8]:

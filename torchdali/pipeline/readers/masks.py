@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
@@ -37,7 +37,9 @@ class MaskReader(Reader):
     def sizes(self, rows: IntArray) -> IntArray:
         return np.array([self.masks[row].canvas for row in rows.tolist()], np.int64).reshape(-1, 2)
 
-    def read_inputs(self, rows: IntArray, by_pil: IntArray, resources: ExitStack) -> list[npt.NDArray[np.uint8]]:
+    def read_inputs(
+        self, rows: IntArray, pixels: Mapping[int, Any], resources: ExitStack
+    ) -> list[npt.NDArray[np.uint8]]:
         """Return the bytes of each file."""
         return [self.masks[row].data for row in rows.tolist()]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -34,7 +35,7 @@ class PixelReader(Reader):
     def sizes(self, rows: IntArray) -> IntArray:
         return np.tile(self._size, (len(rows), 1))
 
-    def read_inputs(self, rows: IntArray, by_pil: IntArray, resources: ExitStack) -> Any:
+    def read_inputs(self, rows: IntArray, pixels: Mapping[int, Any], resources: ExitStack) -> Any:
         """Return ``(N, H, W, C)`` the images of a batch."""
         good = ~np.isin(rows, list(self._black))
         if good.all():

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack, suppress
 from typing import Any
 
 import numpy as np
 
-from torchdali.pipeline.readers.base import Reader, decode_in_threads
+from torchdali.pipeline.readers.base import Reader
 from torchdali.pipeline.readers.encoded import Bytes, EncodedReader
 from torchdali.pipeline.readers.scan import Scan
 from torchdali.samples.image import decode_to_ppm
@@ -148,15 +148,15 @@ class _StoredBatch(Reader):
     def sizes(self, rows: IntArray) -> IntArray:
         return self._owner.sizes(rows)
 
-    def read_inputs(self, rows: IntArray, by_pil: IntArray, resources: ExitStack) -> list[Bytes]:
-        """Return the bytes of each file; if PIL must decode it, those of another file with its pixels."""
+    def decode_with_pil(self, row: int) -> Bytes:
+        with self.blame(row, "decoded"):
+            return decode_to_ppm(self._files[row])
+
+    def read_inputs(self, rows: IntArray, pixels: Mapping[int, Bytes], resources: ExitStack) -> list[Bytes]:
+        """Return the bytes of each file; if PIL has decoded it, those of another file with its pixels."""
         images: list[Bytes] = [self._files[row] for row in rows.tolist()]
-
-        def decode(position: int) -> None:
-            with self.blame(int(rows[position]), "decoded"):
-                images[position] = decode_to_ppm(images[position])
-
-        decode_in_threads(decode, by_pil)
+        for position, image in pixels.items():
+            images[position] = image
         return images
 
     def input_stats(self) -> InputStats:

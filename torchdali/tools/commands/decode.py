@@ -25,7 +25,6 @@ from torchdali.tools.commands.files import Problem, is_cut_off
 from torchdali.transforms.rng import Draws, epoch_key
 from torchdali.transforms.spec import IntArray
 
-_NOTHING: IntArray = np.empty(0, np.int64)
 _BATCH = 128
 _BATCH_BYTES = 2**28
 """Bound of a batch's decoded bytes. A larger image is a batch of its own."""
@@ -107,7 +106,7 @@ class Decoder:
         inputs, _ = plan.draw(Draws(epoch_key(0, 0), rows, np.zeros_like(rows)), self._reader.sizes(rows))
         with ExitStack() as resources:
             try:
-                runner.submit(self._reader.read_inputs(rows, _NOTHING, resources), inputs, resources)
+                runner.submit(self._reader.read_inputs(rows, {}, resources), inputs, resources)
             except RuntimeError:
                 return False
         return True
