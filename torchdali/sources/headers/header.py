@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import io
+import math
 import os
 import stat
 import struct
@@ -26,6 +27,7 @@ from torchdali.sources.headers.metadata import (
     is_sideways,
     read_orientation,
 )
+from torchdali.sources.headers.plain import parse_plain
 
 __all__ = [
     "APP1",
@@ -92,8 +94,8 @@ class Header(NamedTuple):
         width: Width in pixels.
         length: Length of the file in bytes.
         jpeg: Whether the file is a JPEG.
-        native: Whether DALI decodes the file to the pixels of ``PIL.Image.convert("RGB")``. Only JPEG, PNG and WebP
-            files can be native. CMYK, 16-bit, transparent and animated images are not.
+        native: Whether DALI decodes the file to the pixels of ``PIL.Image.convert("RGB")``. Only JPEG, PNG, WebP, BMP,
+            PPM and TIFF files can be native. CMYK, 16-bit, transparent and animated images are not.
         baseline: Whether the file is a baseline JPEG, which JPEG engines decode.
         modified: Time of the file's last modification in nanoseconds; 0 for bytes in memory.
         orientation: EXIF orientation, 1 to 8. It is 1 if it was not asked for: ``ImageFolder`` ignores it.
@@ -179,6 +181,8 @@ def _parse(read: Callable[[int], bytes], length: int, adjust_orientation: bool) 
     if start.startswith(PNG_SIGNATURE) and start[12:16] == b"IHDR":
         header = _parse_png(start, length)
         return None if header and adjust_orientation and has_png_orientation(read) else header
+    if (size := parse_plain(read, start, length)) and math.prod(size) <= max_pixels():
+        return Header(*size, length, jpeg=False, native=True)
     return None
 
 
