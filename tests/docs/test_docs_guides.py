@@ -132,8 +132,10 @@ def test_audio(tmp_path: Path) -> None:
     left = run("audio.md")
     assert left["spectrograms"].shape == (2, 1, 64, 41)
     assert left["lengths"].tolist() == [41, 41]
-    assert left["dataset"][1][0].shape == (1, 600)
-    assert left["dataset"][1][1] == 1
+    assert left["coefficients"].shape == (2, 1, 40, 4)
+    assert sorted(left["words"]) == ["a", "b"]
+    assert left["batch"]["audio"].shape == (2, 1, 64, 41)
+    assert left["batch"]["label"].tolist() == [0, 1]
 
 
 def test_videos(tmp_path: Path) -> None:

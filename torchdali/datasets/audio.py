@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, cast
+from typing import IO, Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,17 @@ from torchdali.sources import InputKind, Source, Spec
 from torchdali.sources.paths import to_int64
 from torchdali.transforms.spec import IntArray
 
-__all__ = ["AUDIO_SUFFIXES", "AudioError", "AudioFolder", "AudioSource"]
+__all__ = [
+    "AUDIO_SUFFIXES",
+    "AudioError",
+    "AudioFolder",
+    "Samples",
+    "SoundFormat",
+    "SoundSource",
+    "decode_sound",
+    "read_header",
+    "to_waveform",
+]
 
 AUDIO_SUFFIXES = (
     *(".wav", ".flac", ".ogg", ".oga", ".opus", ".mp3"),
@@ -32,6 +42,42 @@ Samples = npt.NDArray[np.float32]
 
 class AudioError(OSError):
     """A sound file cannot be decoded, or does not fit the others."""
+
+
+class SoundFormat(NamedTuple):
+    """What the sounds of a dataset have in common.
+
+    Attributes:
+        sample_rate: Their rate, in Hz.
+        channels: Their number of channels.
+        resamples: Whether sounds of another rate are resampled.
+        mono: Whether channels are averaged.
+        advice: What messages about another number of channels, and about another rate, end with.
+    """
+
+    sample_rate: int
+    channels: int
+    resamples: bool = False
+    mono: bool = False
+    advice: tuple[str, str] = ("", "")
+
+    def convert(self, samples: Samples, rate: int) -> Samples:
+        """Return a sound in this format.
+
+        Raises:
+            AudioError: It has another number of channels or another rate, which must not be changed.
+        """
+        if self.mono:
+            samples = samples.mean(1, keepdims=True)
+        elif samples.shape[1] != self.channels:
+            raise AudioError(f"it has {samples.shape[1]} channels, and the others have {self.channels}{self.advice[0]}")
+        if rate == self.sample_rate:
+            return samples
+        if not self.resamples:
+            raise AudioError(f"it has {rate} Hz, and the others have {self.sample_rate}{self.advice[1]}")
+        resample = _require_torchaudio().functional.resample
+        resampled: torch.Tensor = resample(to_waveform(samples), rate, self.sample_rate)
+        return np.ascontiguousarray(resampled.T.numpy())
 
 
 class AudioFolder(Dataset[Any]):
@@ -74,13 +120,14 @@ class AudioFolder(Dataset[Any]):
     ) -> None:
         if sample_rate is not None and not (type(sample_rate) is int and sample_rate > 0):
             raise ValueError(f"sample_rate must be None or an int above 0, got {sample_rate!r}")
-        _require_soundfile()
+        require_soundfile()
         self.classes, self._rows = list_rows(root, AUDIO_SUFFIXES, "root", "sound")
         self.transform, self.target_transform = transform, target_transform
         self.paths = [row.path for row in self._rows]
-        self.mono, self._resamples = mono, sample_rate is not None
         rate, channels = _read_first_header(self.paths)
         self.sample_rate, self.channels = sample_rate or rate, 1 if mono else channels
+        advice = "; give mono=True", "; give sample_rate="
+        self._format = SoundFormat(self.sample_rate, self.channels, sample_rate is not None, mono, advice)
         labels = [row.label for row in self._rows]
         self.labels: IntArray | None = to_int64(labels)
         self.has_labels = any(label is not None for label in labels)
@@ -96,18 +143,7 @@ class AudioFolder(Dataset[Any]):
             OSError: It cannot be read.
         """
         row = self._rows[index]
-        samples, rate = _decode(row.path, row.start, row.end)
-        if self.mono:
-            samples = samples.mean(1, keepdims=True)
-        elif samples.shape[1] != self.channels:
-            raise AudioError(f"it has {samples.shape[1]} channels, and the others have {self.channels}; give mono=True")
-        if rate == self.sample_rate:
-            return samples
-        if not self._resamples:
-            raise AudioError(f"it has {rate} Hz, and the others have {self.sample_rate}; give sample_rate=")
-        waveform = torch.from_numpy(_transpose(samples))
-        resampled: torch.Tensor = _require_torchaudio().functional.resample(waveform, rate, self.sample_rate)
-        return np.ascontiguousarray(resampled.T.numpy())
+        return self._format.convert(*decode_sound(row.path, row.start, row.end))
 
     def read_target(self, index: int) -> Any:
         """Return the label of a sample."""
@@ -121,28 +157,32 @@ class AudioFolder(Dataset[Any]):
             samples = self.read(index)
         except AudioError as error:
             raise AudioError(f"{self.paths[index]}: {error}") from error
-        waveform: Any = torch.from_numpy(_transpose(samples))
+        waveform: Any = to_waveform(samples)
         waveform = self.transform(waveform) if self.transform else waveform
         return (waveform, self.read_target(index)) if self.has_labels else waveform
 
     def torchdali_source(self) -> Source:
         """Return the source that ``DALILoader`` reads."""
-        return AudioSource(self)
+        return _FolderSource(self)
 
     def __repr__(self) -> str:
         channels = "1 channel" if self.channels == 1 else f"{self.channels} channels"
         return f"AudioFolder({len(self):,} sounds, {self.sample_rate} Hz, {channels})"
 
 
-class AudioSource(Source):
-    """The sounds of an :class:`AudioFolder`. The pipeline calls :meth:`read` in threads of its own."""
+class SoundSource(Source):
+    """Base of sources of sounds. The pipeline calls :meth:`read` in threads of its own.
+
+    Args:
+        dataset: Its ``read(index)`` returns ``(time, channels)`` the samples of a sound.
+        channels: Number of channels of all sounds.
+    """
 
     kind = InputKind.PIXELS
 
-    def __init__(self, dataset: AudioFolder) -> None:
-        self.dataset, self.transform = dataset, dataset.transform
-        self.spec = Spec("waveform", torch.float32, dataset.channels, unit=False)
-        self.is_pair = dataset.has_labels
+    def __init__(self, dataset: Any, channels: int) -> None:
+        self.dataset = dataset
+        self.spec = Spec("waveform", torch.float32, channels, unit=False)
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -150,6 +190,17 @@ class AudioSource(Source):
     def read(self, rows: IntArray) -> list[Any]:
         """Return ``(1, time, channels)`` arrays: sounds are images of height 1."""
         return [self.dataset.read(row)[None] for row in rows.tolist()]
+
+    def describe(self) -> str:
+        return repr(self.dataset)
+
+
+class _FolderSource(SoundSource):
+    """The sounds of an :class:`AudioFolder`."""
+
+    def __init__(self, dataset: AudioFolder) -> None:
+        super().__init__(dataset, dataset.channels)
+        self.transform, self.is_pair = dataset.transform, dataset.has_labels
 
     def target(self, row: int) -> Any:
         return self.dataset.read_target(row)
@@ -164,15 +215,14 @@ class AudioSource(Source):
     def make_sample(self, row: int, image: Any, target: Any) -> Any:
         return (image, target) if self.is_pair else image
 
-    def describe(self) -> str:
-        return repr(self.dataset)
+
+def to_waveform(samples: Samples) -> torch.Tensor:
+    """Return ``(channels, time)`` the samples of a sound."""
+    return torch.from_numpy(np.ascontiguousarray(cast("Any", samples).T))
 
 
-def _transpose(samples: Samples) -> Samples:
-    return np.ascontiguousarray(cast("Any", samples).T)
-
-
-def _require_soundfile() -> Any:
+def require_soundfile() -> Any:
+    """Return the module, which may be missing."""
     try:
         return import_module("soundfile")
     except ModuleNotFoundError as error:
@@ -191,32 +241,52 @@ def _require_torchaudio() -> Any:
         ) from error
 
 
+def read_header(source: str | IO[bytes]) -> tuple[int, int]:
+    """Return rate and number of channels of a file.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    with _open(source) as file:
+        return file.samplerate, file.channels
+
+
 def _read_first_header(paths: Sequence[str]) -> tuple[int, int]:
     """Return rate and number of channels of the first file that can be read."""
     failure: OSError | None = None
     for path in paths:
         try:
-            with _open(path) as file:
-                return file.samplerate, file.channels
+            return read_header(path)
         except OSError as error:
             failure = failure or error
     raise OSError(f"no file of {len(paths)} can be read; {paths[0]}: {failure}") from failure
 
 
-def _open(path: str) -> Any:
-    soundfile = _require_soundfile()
+def _open(source: str | IO[bytes]) -> Any:
+    soundfile = require_soundfile()
     try:
-        return soundfile.SoundFile(path)
+        return soundfile.SoundFile(source)
     except (soundfile.SoundFileError, TypeError) as error:  # the latter for raw samples without a header
-        with Path(path).open("rb") as file:  # soundfile does not tell if a file is missing or empty
+        with Path(source).open("rb") if isinstance(source, str) else source as file:
+            file.seek(0)  # soundfile does not tell if a file is missing or empty
             if not file.read(1):
                 raise AudioError("it is empty") from error
         raise AudioError(_reason(error)) from error
 
 
-def _decode(path: str, start: float | None, end: float | None) -> tuple[Samples, int]:
-    """Return ``(T, C)`` the samples of a file between two times in seconds, and its rate."""
-    with _open(path) as file:
+def decode_sound(source: str | IO[bytes], start: float | None = None, end: float | None = None) -> tuple[Samples, int]:
+    """Return ``(T, C)`` the samples of a file between two times in seconds, and its rate.
+
+    Args:
+        source: The path of the file, or the file in memory.
+        start: The time of the first sample; None for the beginning.
+        end: The time behind the last sample; None for the end.
+
+    Raises:
+        AudioError: It cannot be decoded.
+        OSError: It cannot be read.
+    """
+    with _open(source) as file:
         rate, count = file.samplerate, file.frames
         first = round((start or 0.0) * rate)
         last = count if end is None else min(round(end * rate), count)
@@ -225,7 +295,7 @@ def _decode(path: str, start: float | None, end: float | None) -> tuple[Samples,
         try:
             file.seek(first)  # also to 0, as soundfile.read does: the samples of an MP3 depend on it
             samples = file.read(last - first, dtype="float32", always_2d=True)
-        except _require_soundfile().SoundFileError as error:
+        except require_soundfile().SoundFileError as error:
             raise AudioError(_reason(error)) from error
     if not len(samples):
         raise AudioError("it has no samples")

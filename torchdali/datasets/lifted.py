@@ -1,4 +1,4 @@
-"""Hugging Face's ``datasets.Dataset`` and torchvision's ``LSUN`` as they are, read without workers."""
+"""Other libraries' datasets as they are, read without workers: of Hugging Face, torchvision and torchaudio."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from torchvision.transforms import v2
 
 from torchdali.datasets.base import EncodedSource
 from torchdali.datasets.hugging_face import HuggingFace
+from torchdali.datasets.lifted_sounds import SoundColumn, Utterances, has_utterances
 from torchdali.datasets.lsun import LSUNImages
 from torchdali.sources import UNREADABLE, Source
 from torchdali.transforms import flatten, snapshot
@@ -27,9 +28,10 @@ __all__ = ["lift_rows", "rows_state"]
 def lift_rows(dataset: Any, transform: Any) -> Any:
     """Return a dataset that is read without workers; the dataset itself if that is not exact.
 
-    For ``LSUN`` it is. For ``datasets.Dataset`` it is for one without a format, with one column of images that are all
-    in the Arrow file. They are ``Image(decode=False)``, which the transforms get as RGB. Or they are
-    ``Image(mode="RGB")``, or the transforms begin with ``v2.RGB()``: PIL would keep the mode of others.
+    For ``LSUN``, ``SPEECHCOMMANDS`` and ``LIBRISPEECH`` it is. For ``datasets.Dataset`` it is for one without a format,
+    with one column ``Audio(decode=False)``, which the transforms get as waveforms, or one of images that are all in the
+    Arrow file. Images are ``Image(decode=False)``, which the transforms get as RGB. Or they are ``Image(mode="RGB")``,
+    or the transforms begin with ``v2.RGB()``: PIL would keep the mode of others.
 
     Args:
         dataset: A dataset, or ``Subset`` and ``ConcatDataset`` of some.
@@ -43,7 +45,8 @@ def lift_rows(dataset: Any, transform: Any) -> Any:
         parts = [lift_rows(part, transform) for part in dataset.datasets]
         is_same = all(part is new for part, new in zip(dataset.datasets, parts, strict=True))
         return dataset if is_same else _replace(dataset, datasets=parts)
-    return (_lift_lsun(dataset) if type(dataset) is LSUN else _lift(dataset, transform)) or dataset
+    lift = _lift_lsun if type(dataset) is LSUN else _lift_utterances if has_utterances(dataset) else _lift
+    return lift(dataset, transform) or dataset
 
 
 def rows_state(dataset: Any) -> list[Any]:
@@ -55,14 +58,25 @@ def rows_state(dataset: Any) -> list[Any]:
     if type(dataset) is LSUN:
         own: list[Any] = [dataset.target_transform, *(part.transform for part in cast("Any", dataset).dbs)]
         return [*map(id, own), snapshot(own[1])]
+    if has_utterances(dataset):
+        walker = dataset._walker  # noqa: SLF001 - no public name
+        return [id(walker), len(walker)]
     return [dataset.format, dataset._fingerprint] if type(dataset) is _kind() else []  # noqa: SLF001 - no public name
 
 
-def _lift_lsun(dataset: Any) -> Any:
+def _lift_lsun(dataset: Any, transform: Any) -> Any:
+    del transform
     try:
         return LSUNImages(dataset)
     except (ValueError, OSError):
         return None
+
+
+def _lift_utterances(dataset: Any, transform: Any) -> Any:
+    del transform
+    with suppress(OSError, ModuleNotFoundError):
+        return Utterances(dataset)
+    return None
 
 
 def _kind() -> Any:
@@ -86,7 +100,10 @@ def _lift(dataset: Any, transform: Any) -> Any:
     names: list[str] = dataset.column_names
     if dataset.format["columns"] != names:
         return None
-    images = [name for name in names if type(dataset.features[name]).__name__ == "Image"]
+    kinds = {name: type(dataset.features[name]).__name__ for name in names}
+    images, sounds = ([name for name in names if kinds[name] == kind] for kind in ("Image", "Audio"))
+    if sounds and not images:
+        return _lift_sounds(dataset, sounds)
     others = [name for name in names if name not in images]
     if len(images) != 1 or "image" in others or not all(_is_plain(dataset.features[name]) for name in others):
         return None
@@ -100,6 +117,21 @@ def _lift(dataset: Any, transform: Any) -> Any:
     except (ValueError, TypeError):  # rows without bytes
         return None
     return None if any(map(rows.is_deep, {0, len(rows) // 2, len(rows) - 1})) else rows
+
+
+def _lift_sounds(dataset: Any, sounds: list[str]) -> Any:
+    feature = dataset.features[sounds[0]]
+    others = [name for name in dataset.column_names if name not in sounds]
+    if (
+        len(sounds) > 1
+        or feature.decode
+        or getattr(feature, "num_channels", None) not in (None, 1)
+        or not all(_is_plain(dataset.features[name]) for name in others)
+    ):
+        return None
+    with suppress(OSError, ModuleNotFoundError):
+        return SoundColumn(dataset, sounds[0])
+    return None
 
 
 def _is_plain(feature: Any) -> bool:
