@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import re
+import runpy
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -80,6 +82,20 @@ def test_videos(tmp_path: Path) -> None:
     losses = [float(loss) for loss in line.findall(said)]
     assert len(losses) == 3
     assert losses[2] < 0.8 * losses[0]
+
+
+@both
+def test_sounds(
+    tmp_path: Path, loader: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--example", "--epochs", "2", "--workers", "0", "--loader", loader]
+    monkeypatch.setattr(sys, "argv", ["speech_commands.py", str(tmp_path), *options])
+    runpy.run_path(str(RECIPES / "speech_commands.py"), run_name="__main__")  # in this process, which is cheaper
+    said = capsys.readouterr().out
+    assert ("5 of 5 transforms run in DALI" in said) == (loader == "torchdali")
+    line = re.compile(r"^epoch \d/2  loss ([\d.]+)  acc [\d.]+%  \d+ sounds/s$", re.MULTILINE)
+    first, second = map(float, line.findall(said))
+    assert second < 0.8 * first
 
 
 TIMM = {
@@ -182,7 +198,7 @@ def test_damaged_files(tmp_path: Path, mode: str) -> None:
     assert seen == [(str(16 * len(classes)), str(len(classes)))] * 2
 
 
-@pytest.mark.parametrize("loader", ["torchdali", "torch"])
+@both
 def test_shards_are_read_from_a_store(pictures: Path, tmp_path: Path, loader: str) -> None:
     pytest.importorskip("obstore")
     options = ["--cache-dir", tmp_path, "--size", 32, "--epochs", 2, "--batch-size", 8, "--classes", 3]
@@ -193,7 +209,7 @@ def test_shards_are_read_from_a_store(pictures: Path, tmp_path: Path, loader: st
     assert len(re.findall(rf"^epoch \d/2  loss [\d.]+  {kept} images kept$", printed, re.MULTILINE)) == 2
 
 
-@pytest.mark.parametrize("loader", ["torchdali", "torch"])
+@both
 def test_shards_are_packed_and_read(pictures: Path, tmp_path: Path, loader: str) -> None:
     options = ["--shards", tmp_path, "--size", 32, "--epochs", 2, "--batch-size", 8, "--loader", loader]
     printed = run("webdataset_shards.py", pictures, *options)
