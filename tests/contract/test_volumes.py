@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pickle
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import nibabel
 import numpy as np
 import pytest
 import torch
@@ -114,10 +116,48 @@ def test_axes_of_channels_and_many_files(folder: Path, tmp_path: Path, monkeypat
     assert len(dataset._maps) == 2
 
 
+def test_nifti_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    plain = rng.integers(-1000, 3000, SIDES[0]).astype(np.int16)
+    several = rng.random((*SIDES[0], 2)).astype(">f4")
+    scaled = nibabel.Nifti1Image(plain, np.eye(4))
+    scaled.header.set_slope_inter(0.5, -3)
+    nibabel.save(nibabel.Nifti1Image(plain, np.eye(4)), tmp_path / "a.nii")
+    nibabel.save(nibabel.Nifti1Image(several, np.eye(4)), tmp_path / "b.nii.gz")
+    nibabel.save(scaled, tmp_path / "c.nii.gz")
+    np.save(tmp_path / "d.npy", plain)
+    dataset = Volumes(tmp_path, PATCH, places="grid")
+    assert [Path(path).name for path in dataset.files] == ["a.nii", "b.nii.gz", "c.nii.gz", "d.npy"]
+    patches = [[dataset[8 * number + i] for i in range(8)] for number in range(4)]
+    assert [(patch[0].dtype, len(patch[0])) for patch in patches] == [
+        *((torch.int16, 1), (torch.float32, 2), (torch.float32, 1), (torch.int16, 1))
+    ]
+    for i in (0, 5, 7):
+        assert torch.equal(patches[0][i], patches[3][i])
+        window = tuple(slice(start, start + n) for start, n in zip(dataset._grid[i][1], PATCH, strict=True))
+        assert (patches[1][i].numpy() == np.moveaxis(several[window], 3, 0)).all()
+        expected = nibabel.load(tmp_path / "c.nii.gz").get_fdata(dtype="float32")[window]
+        assert (patches[2][i][0].numpy() == expected).all()
+    assert torch.equal(pickle.loads(pickle.dumps(Volumes([tmp_path / "a.nii"], None)))[0][0], torch.from_numpy(plain))
+    whole = (tmp_path / "c.nii.gz").read_bytes()
+    (tmp_path / "c.nii.gz").write_bytes(whole[:-2000])
+    with pytest.raises(OSError, match=r"c.nii.gz cannot be read: "):
+        Volumes([tmp_path / "c.nii.gz"], None)[0]
+    (tmp_path / "a.nii").write_text("no volume")
+    with pytest.raises(ValueError, match=r"a.nii must be a NIfTI file: "):
+        Volumes([tmp_path / "a.nii"])[0]
+    nibabel.save(nibabel.Nifti1Image(plain[0], np.eye(4)), tmp_path / "a.nii")
+    with pytest.raises(ValueError, match=r"a.nii must have three axes, or four with the channels last, got \(20, 16\)"):
+        Volumes([tmp_path / "a.nii"])[0]
+    monkeypatch.setitem(sys.modules, "nibabel", None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'torchdali\[medical\]', or pip install nibabel"):
+        Volumes([tmp_path / "a.nii"])[0]
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda root: Volumes(root / "none"), "there are no .npy files in "),
+        (lambda root: Volumes(root / "none"), "there are no .npy, .nii or .nii.gz files in "),
         (lambda root: Volumes(root / "images", (4, 4)), "patch must be three numbers of voxels (depth, height, width)"),
         (lambda root: Volumes(root / "images", stride=(0, 1, 1)), "stride must be three numbers of voxels"),
         (lambda root: Volumes(root / "images", places="all"), "places must be 'random' or 'grid', got 'all'"),

@@ -1,4 +1,4 @@
-"""Patches of three-dimensional arrays in ``.npy`` files, such as CT and MR volumes."""
+"""Patches of three-dimensional arrays in ``.npy`` and NIfTI files, such as CT and MR volumes."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import Dataset
 from torchvision import tv_tensors
 
+from torchdali.datasets.nifti import NIFTI_SUFFIXES, NiftiVolume
 from torchdali.transforms.rng import Draws, epoch_key
 
 __all__ = ["Volumes"]
@@ -26,10 +27,12 @@ _Place = tuple[int, int, int]
 
 
 class Volumes(Dataset[Any]):
-    """Patches of volumes in ``.npy`` files. ``DataLoader`` and ``DALILoader`` take it.
+    """Patches of volumes in ``.npy`` and NIfTI files. ``DataLoader`` and ``DALILoader`` take it.
 
-    Files are mapped, so only the pages of a patch are read. A volume is ``(D, H, W)`` or ``(C, D, H, W)``. A sample is
-    a tensor ``(C, d, h, w)`` of the file's element type. With ``label_files`` it is a pair: the second part is a
+    ``.npy`` files are mapped, so only the pages of a patch are read. Of ``.nii`` files nibabel reads the patch, and
+    ``.nii.gz`` files it decompresses up to there. A volume is ``(D, H, W)`` or ``(C, D, H, W)``, in NIfTI files
+    ``(D, H, W, C)``. A sample is a tensor ``(C, d, h, w)`` of the file's element type, or of float32 if a NIfTI file
+    scales its values. With ``label_files`` it is a pair: the second part is a
     ``tv_tensors.Mask`` of the same shape, cut from the same place.
 
     With ``seed``, the place of a patch and the random numbers of ``transform`` depend on the seed, the epoch and the
@@ -37,7 +40,8 @@ class Volumes(Dataset[Any]):
     generator, as for any dataset. Call :meth:`set_epoch` before each epoch then; persistent workers do not see it.
 
     Args:
-        files: Paths of the volumes, or a folder, whose ``.npy`` files are taken in the order of their names.
+        files: Paths of the volumes, or a folder, whose ``.npy``, ``.nii`` and ``.nii.gz`` files are taken in the order
+            of their names.
         patch: Depth, height and width of a patch. None: whole volumes.
         label_files: For each volume the path of its labels, or a folder; None if there are none.
         places: ``"random"``, or ``"grid"``: all patches of a grid, for evaluation. The last patches of an axis end
@@ -50,6 +54,7 @@ class Volumes(Dataset[Any]):
     Raises:
         ValueError: There are no files, or as many labels as volumes are missing; or a volume is smaller than a patch.
         OSError: A file cannot be read.
+        ModuleNotFoundError: A file is of NIfTI, and nibabel is not installed.
     """
 
     def __init__(
@@ -76,7 +81,7 @@ class Volumes(Dataset[Any]):
         self.stride = self.patch if stride is None else _check_sides("stride", stride)
         self.places, self.per_volume, self.transform, self.seed = places, per_volume, transform, seed
         self.epoch = 0
-        self._maps: dict[str, npt.NDArray[Any]] = {}
+        self._maps: dict[str, npt.NDArray[Any] | NiftiVolume] = {}
         self._grid = self._list_grid() if places == "grid" and self.patch else None
 
     def set_epoch(self, epoch: int) -> None:
@@ -144,17 +149,11 @@ class Volumes(Dataset[Any]):
             grid += [(number, (depth, height, width)) for depth, height, width in product(*starts)]
         return grid
 
-    def _map(self, path: str) -> npt.NDArray[Any]:
-        """Return a volume as a mapped array ``(C, D, H, W)``."""
+    def _map(self, path: str) -> npt.NDArray[Any] | NiftiVolume:
+        """Return a volume as an array ``(C, D, H, W)``, of which regions are read."""
         volume = self._maps.pop(path, None)
         if volume is None:
-            try:
-                volume = np.load(path, mmap_mode="r", allow_pickle=False)
-            except ValueError as error:
-                raise ValueError(f"{path} must be a .npy file of numbers: {error}") from error
-            if volume.ndim not in (3, 4):
-                raise ValueError(f"{path} must be (D, H, W) or (C, D, H, W), got {volume.shape}")
-            volume = volume if volume.ndim == 4 else volume[None]
+            volume = NiftiVolume(path) if path.endswith(NIFTI_SUFFIXES) else _map_array(path)
         self._maps[path] = volume  # the latest is last, and the oldest is closed
         if len(self._maps) > _OPEN:
             del self._maps[next(iter(self._maps))]
@@ -166,26 +165,37 @@ class Volumes(Dataset[Any]):
 
     def _cut(self, path: str, place: _Place) -> torch.Tensor:
         """Return a copy of the patch at a place."""
-        volume = self._map(path)
+        window = [slice(None)] * 3
         if self.patch is not None:
-            depth, height, width = (slice(a, a + n) for a, n in zip(place, self.patch, strict=True))
-            volume = volume[:, depth, height, width]
-        native = cast("np.dtype[Any]", volume.dtype.newbyteorder("="))
-        return torch.from_numpy(np.array(volume, native, order="C"))
+            window = [slice(a, a + n) for a, n in zip(place, self.patch, strict=True)]
+        patch = self._map(path)[(slice(None), *window)]
+        native = cast("np.dtype[Any]", patch.dtype.newbyteorder("="))
+        return torch.from_numpy(np.array(patch, native, order="C"))
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the maps out, which a copy opens anew."""
         return {**self.__dict__, "_maps": {}}
 
 
+def _map_array(path: str) -> npt.NDArray[Any]:
+    try:
+        volume: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+    except ValueError as error:
+        raise ValueError(f"{path} must be a .npy file of numbers: {error}") from error
+    if volume.ndim not in (3, 4):
+        raise ValueError(f"{path} must be (D, H, W) or (C, D, H, W), got {volume.shape}")
+    return volume if volume.ndim == 4 else volume[None]
+
+
 def _list_files(files: Any) -> list[str]:
     if isinstance(files, (str, os.PathLike)):
         folder = Path(cast("str", files)).expanduser()
-        paths = sorted(str(path) for path in folder.glob("*.npy"))
+        suffixes = (".npy", *NIFTI_SUFFIXES)
+        paths = sorted(str(path) for path in folder.glob("*") if path.name.endswith(suffixes))
     else:
         paths = [os.fspath(path) for path in cast("Sequence[str]", files)]
     if not paths:
-        raise ValueError(f"there are no .npy files in {files!r}")
+        raise ValueError(f"there are no .npy, .nii or .nii.gz files in {files!r}")
     return paths
 
 
