@@ -21,6 +21,7 @@ from torchdali.transforms.augment import SaltAndPepper as SaltAndPepper
 from torchdali.transforms.augment import ShotNoise as ShotNoise
 from torchdali.transforms.augment import Sphere as Sphere
 from torchdali.transforms.augment import Water as Water
+from torchdali.transforms.augment.copy_paste import CopyPaste as CopyPaste
 from torchdali.transforms.augment.filters import CLAHE as CLAHE
 from torchdali.transforms.augment.filters import Dilate as Dilate
 from torchdali.transforms.augment.filters import Erode as Erode
