@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import struct
+import threading
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +23,7 @@ from tests.helpers.annotated import Annotated
 from tests.helpers.wrapped import SIZES, assert_equal, load_expected, make_coco, make_voc
 from torchdali import DALILoader, SampleError
 from torchdali.pipeline.engine import PipelineRunner
+from torchdali.sources import wrapped_classes
 from torchdali.sources.mask_files import read_mask
 from torchdali.transforms.targets.stored import EncodedMask
 from torchdali.workers.packed_targets import PackedTargets
@@ -146,11 +149,46 @@ def test_no_worker_decodes_a_mask(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert_equal(mask, expected_mask)
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_threads_read_each_mask_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
+    dataset = make_dataset(tmp_path, ["palette of 8 bits"] * 3)
+    reads: list[tuple[str, str]] = []
+
+    def read(path: Any) -> Any:
+        reads.append((str(path), threading.current_thread().name))
+        return read_mask(path)
+
+    monkeypatch.setattr(wrapped_classes, "read_mask", read)
+    loader = DALILoader(dataset, 1, device="cpu", transform=CHAIN, collate_fn=list, num_workers=workers)
+    next(batches := iter(loader))
+    assert not multiprocessing.active_children()
+    assert len(list(batches)) == 2
+    assert sorted(path for path, _ in reads) == sorted(map(str, dataset.masks))
+    assert all(name.startswith("torchdali-scan") for _, name in reads)
+
+
+def test_epochs_with_masks_resume(tmp_path: Path) -> None:
+    dataset = make_dataset(tmp_path, ["palette of 8 bits", "grey of 8 bits", "interlaced"] * 2)
+    chain = v2.Compose([v2.ToImage(), v2.RandomCrop(50, pad_if_needed=True), v2.RandomHorizontalFlip()])
+
+    def make() -> DALILoader[Any]:
+        return DALILoader(
+            dataset, 2, shuffle=True, seed=1, generator=torch.Generator().manual_seed(2), transform=chain, device="cpu"
+        )
+
+    whole, loader = list(make()), make()
+    next(iter(loader))
+    resumed = make()
+    resumed.load_state_dict(loader.state_dict())
+    for ours, expected in zip(resumed, whole[1:], strict=True):
+        assert all(torch.equal(x, y) for x, y in zip(ours, expected, strict=True))
+
+
 def test_damaged_masks_are_pils_to_refuse(tmp_path: Path) -> None:
     dataset = make_dataset(tmp_path, ["palette of 8 bits"] * 3)
     path = Path(dataset.masks[1])
     path.write_bytes(path.read_bytes()[:-40])
-    with pytest.raises(OSError, match="truncated"):
+    with pytest.raises(SampleError, match=r"sample 1 .*001\.jpg.*truncated"):
         list(DALILoader(dataset, device="cpu", transform=CHAIN, collate_fn=list))
     (batch,) = DALILoader(dataset, 3, device="cpu", transform=CHAIN, collate_fn=list, on_error="skip")
     assert torch.equal(batch[1][1], batch[2][1])

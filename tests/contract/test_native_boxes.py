@@ -1,4 +1,4 @@
-"""torchvision's wrapped datasets of boxes: no sample is asked for, and the samples are DataLoader's."""
+"""torchvision's wrapped datasets of boxes and mask files: no sample is asked for, and the samples are DataLoader's."""
 
 from __future__ import annotations
 
@@ -23,9 +23,12 @@ from tests.helpers.wrapped import (
     assert_equal,
     load_expected,
     make_celeba,
+    make_cityscapes,
     make_kitti,
+    make_pets,
     make_voc,
     make_voc_boxes,
+    make_voc_masks,
     make_wider_face,
 )
 from tests.helpers.wrapped import make_coco_boxes as make_coco
@@ -63,7 +66,15 @@ def make_all_of_voc(root: Path) -> Any:
 
 
 WITH_LABELS = [make_all_of_coco, make_mixed_coco, make_integers, make_voc_boxes, make_kitti, make_all_of_voc]
-MAKERS = [*WITH_LABELS, make_coco_without_labels, make_wider_face, make_celeba]
+
+
+def make_semantic_cityscapes(root: Path) -> Any:
+    make_cityscapes(root)
+    return wrap(datasets.Cityscapes(str(root), target_type="semantic"))
+
+
+WITH_MASKS = [make_voc_masks, make_pets, make_semantic_cityscapes]
+MAKERS = [*WITH_LABELS, make_coco_without_labels, make_wider_face, make_celeba, *WITH_MASKS]
 
 
 def load(dataset: Any, chain: Any, **options: Any) -> list[Any]:
@@ -114,6 +125,11 @@ def test_parts_and_unions_of_datasets_and_their_copies(tmp_path: Path) -> None:
         assert_equal(tuple(load(dataset, CHAIN)), tuple(load_expected(dataset, CHAIN)))
         copy = pickle.loads(pickle.dumps(DALILoader(dataset, 3, transform=CHAIN, device="cpu", collate_fn=list)))
         assert_equal(copy._session.source.target(0), from_dataset(dataset).target(0))
+    masks = [make_voc_masks(tmp_path / name) for name in "cd"]
+    dataset = Subset(ConcatDataset([*masks, coco]), [6, 1, 8, 5, 0])
+    assert_native(dataset)
+    assert_equal(tuple(load(dataset, CHAIN)), tuple(load_expected(dataset, CHAIN)))
+    assert_equal(from_dataset(dataset).target(0), dataset[0][1])
 
 
 def test_joint_transforms_of_the_dataset_come_before_the_loaders(tmp_path: Path) -> None:

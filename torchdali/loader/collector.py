@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -10,9 +13,11 @@ import torch
 from torchdali.loader.native_plan import NativePlan
 from torchdali.pipeline.fallback import fork_generators
 from torchdali.pipeline.feed import Batch
+from torchdali.pipeline.readers import Scan
 from torchdali.samples.tree import Placeholder, build_tree, tree_leaves, tree_map, with_placeholders
 from torchdali.sources import is_system_fault
 from torchdali.sources.source import BoxColumns
+from torchdali.transforms.spec import IntArray
 from torchdali.transforms.targets import Boxes, Targets
 from torchdali.transforms.targets.ragged import canvas
 from torchdali.workers.packed_targets import Move, PackedTargets, pack_targets
@@ -20,6 +25,8 @@ from torchdali.workers.packed_targets import Move, PackedTargets, pack_targets
 __all__ = ["TargetCollector"]
 
 _IMAGE = Placeholder(0)
+_CHUNK = 4
+"""Number of samples whose files a thread reads in a row."""
 
 
 class TargetCollector:
@@ -34,6 +41,18 @@ class TargetCollector:
         self._samples: list[Any] = []
         self._packed: PackedTargets | None = None
         self._columns: BoxColumns | None = None
+        self._files: dict[int, Any] = {}
+
+    def read_ahead(self, rows: IntArray, scan: Scan, pool: Callable[[], Executor]) -> None:
+        """Let the threads of ``pool()`` read the files of the targets, as a part of a scan."""
+        source = self._native.source
+        if source.has_target_files and not source.draws_targets:
+            scan.add(np.unique(rows).tolist(), self._read_files, pool, _CHUNK)
+
+    def _read_files(self, rows: Sequence[int]) -> None:
+        for row in rows:
+            with suppress(Exception):  # it is read again when it is due, and raises then
+                self._files[row] = self._native.source.read_target_files(row)
 
     def __call__(self, batch: Batch) -> Targets | None:
         """Make the targets anew. Return their boxes, masks and key points, or None if there are none.
@@ -59,6 +78,9 @@ class TargetCollector:
 
     def _make_targets(self, batch: Batch) -> list[Any]:
         source, rows, size = self._native.source, batch.rows, batch.size
+        known, self._files = self._files, {}  # they are read again if the batch runs again
+        if known and all(row in known for row in rows.tolist()):
+            return source.make_annotated_targets(rows, size, [known[row] for row in rows.tolist()])
         if not source.draws_targets:
             return source.annotated_targets(rows, size)
         seeds = batch.draws.select_position(self._native.plan.suffix_position).seeds()

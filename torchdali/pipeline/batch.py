@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +19,7 @@ from torchdali.transforms.rng import Draws
 from torchdali.transforms.spec import Inputs, IntArray, Params
 from torchdali.transforms.targets import Targets
 
-__all__ = ["Batch", "Part"]
+__all__ = ["Batch", "Part", "TargetMaker"]
 
 
 @dataclass
@@ -36,6 +37,18 @@ class Part:
     pixels: dict[int, Any]
     decoding: Scan
     held: int = 0
+
+
+class TargetMaker(Protocol):
+    """Makes the targets of one batch whose boxes, masks and key points move."""
+
+    def read_ahead(self, rows: IntArray, scan: Scan, pool: Callable[[], Executor]) -> None:
+        """Let the threads of ``pool()`` read the files of the targets, as a part of a scan."""
+        ...
+
+    def __call__(self, batch: Batch) -> Targets | None:
+        """Make the targets anew. Return their boxes, masks and key points, or None if there are none."""
+        ...
 
 
 @dataclass
@@ -80,7 +93,7 @@ class Batch:
     inputs: Inputs = field(default_factory=dict[str, npt.NDArray[Any]])
     targets: Targets | None = None
     masks: list[Batch] = field(default_factory=list["Batch"])
-    collect: Callable[[Batch], Targets | None] | None = None
+    collect: TargetMaker | None = None
 
     @property
     def num_images(self) -> int:

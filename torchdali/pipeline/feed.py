@@ -142,6 +142,8 @@ class Prefetcher:
         try:
             batch.reader = batch.reader.bind_draws(batch.draws, batch.pool.plan.choose_frames)
             batch.scan = batch.reader.scan(batch.rows, self._scan_threads)
+            if batch.collect:
+                batch.collect.read_ahead(batch.rows, batch.scan, self._scan_threads)
         except Exception as error:  # noqa: BLE001 - raised in the batch's turn
             batch.error = defer(error)
 

@@ -24,7 +24,8 @@ from torchdali.sources.headers.table import HeaderColumns
 from torchdali.sources.index import ImageIndex
 from torchdali.sources.paths import Paths, read_samples
 from torchdali.sources.source import Source, Targets
-from torchdali.sources.wrapped import WRAPPED_CLASSES, WrappedFiles, find_inner, get_transforms, get_wrapped_state
+from torchdali.sources.wrapped import WrappedFiles, find_inner, get_transforms, get_wrapped_state
+from torchdali.sources.wrapped_classes import WRAPPED_CLASSES
 from torchdali.transforms import find_rule, flatten, snapshot
 from torchdali.transforms.spec import IntArray
 

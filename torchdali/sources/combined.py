@@ -40,6 +40,7 @@ class CombinedSource(Source):
         self._are_alike = len({(type(source), source.is_pair) for source in sources}) == 1
         self.annotations = frozenset[type]().union(*(source.annotations for source in sources))
         self.is_joint = first.is_joint
+        self.has_target_files = any(source.has_target_files for source in sources)
         self.draws_targets = any(source.draws_targets for source in sources)
         for other in sources[1:]:
             kind = other.kind, other.spec, other.resident, other.num_frames
@@ -117,6 +118,20 @@ class CombinedSource(Source):
         targets: list[Any] = [None] * len(rows)
         for source, positions in self._split(rows):
             made = source.annotated_targets(self._rows[rows[positions]], size[positions])
+            for position, target in zip(positions.tolist(), made, strict=True):
+                targets[position] = target
+        return targets
+
+    def read_target_files(self, row: int) -> Any:
+        """Read the files of a target, if its source has any."""
+        return self._find_source(row).read_target_files(int(self._rows[row]))
+
+    def make_annotated_targets(self, rows: IntArray, size: IntArray, files: Sequence[Any]) -> list[Any]:
+        """Return the targets of some samples, each as its source makes it of its files."""
+        targets: list[Any] = [None] * len(rows)
+        for source, positions in self._split(rows):
+            own = [files[position] for position in positions.tolist()]
+            made = source.make_annotated_targets(self._rows[rows[positions]], size[positions], own)
             for position, target in zip(positions.tolist(), made, strict=True):
                 targets[position] = target
         return targets

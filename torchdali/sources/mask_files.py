@@ -22,7 +22,7 @@ from torchvision import tv_tensors
 from torchdali.sources.headers.header import PNG_SIGNATURE, max_pixels
 from torchdali.transforms.targets.stored import EncodedMask
 
-__all__ = ["read_mask"]
+__all__ = ["decode_mask", "read_mask"]
 
 _GREY, _PALETTE = 0, 3
 _SCALES = {(_PALETTE, 1): 255, (_PALETTE, 2): 85, (_PALETTE, 4): 17, (_PALETTE, 8): 1, (_GREY, 8): 1, (_GREY, 16): 1}
@@ -48,6 +48,14 @@ def read_mask(file: str | os.PathLike[str] | bytes) -> EncodedMask | tv_tensors.
         return mask
     with _open(io.BytesIO(data)) as image:
         return tv_tensors.Mask(image)
+
+
+def decode_mask(mask: EncodedMask) -> torch.Tensor:
+    """Return ``(1, H, W)`` what DALI would put out for an encoded mask, by PIL: its values, times its scale."""
+    with _open(io.BytesIO(mask.data.tobytes())) as image:
+        # PIL alone makes no 8 bits of one.
+        grey = image.convert("L") if image.mode == "1" else image
+        return tv_tensors.Mask(grey).as_subclass(torch.Tensor)
 
 
 def _parse(data: bytes) -> EncodedMask | None:

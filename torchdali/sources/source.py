@@ -85,6 +85,7 @@ class Source(ABC):
             ``KeyPoints``. Then :meth:`annotated_targets` is called, and not :meth:`target`.
         is_joint: Whether ``transform`` takes whole samples, so that it moves annotations. Otherwise it takes images.
         draws_targets: Whether random numbers may be drawn while annotated targets are made.
+        has_target_files: Whether :meth:`read_target_files` is called ahead, for targets with annotations.
         is_remote: Whether images lie in an object store, so that :meth:`with_cache` is of use.
     """
 
@@ -98,6 +99,7 @@ class Source(ABC):
     annotations: frozenset[type] = frozenset()
     is_joint: bool = False
     draws_targets: bool = True
+    has_target_files: bool = False
     is_remote: bool = False
 
     @abstractmethod
@@ -155,6 +157,17 @@ class Source(ABC):
             size: ``(N, 2)`` heights and widths of the images.
         """
         return [self.target(row) for row in rows.tolist()]
+
+    def read_target_files(self, row: int) -> Any:
+        """Read ahead, in a thread, the files of a target with annotations, for :meth:`make_annotated_targets`.
+
+        If it raises, :meth:`annotated_targets` is called when the sample is due.
+        """
+        return None
+
+    def make_annotated_targets(self, rows: IntArray, size: IntArray, files: Sequence[Any]) -> list[Any]:
+        """Return what :meth:`annotated_targets` does, of what :meth:`read_target_files` read for each sample."""
+        return self.annotated_targets(rows, size)
 
     def box_columns(self, rows: IntArray) -> BoxColumns | None:
         """Return the targets of :meth:`annotated_targets` as columns, which is faster; None if there are none."""

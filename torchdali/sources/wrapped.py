@@ -1,22 +1,21 @@
-"""torchvision's wrapped datasets of boxes: their files and annotations, without a call of ``__getitem__``.
+"""torchvision's wrapped datasets of boxes and masks: their files and annotations, without a call of ``__getitem__``.
 
 ``wrap_dataset_for_transforms_v2`` needs the size of an image, and not its pixels. Here it gets an image without pixels,
-whose size comes from the file's header. So its own code makes each target.
+whose size comes from the file's header. So its own code makes each target. Of a mask file it gets no pixels either.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 import PIL.Image
 import torch
 from torchvision import datasets, tv_tensors
-from torchvision.datasets import voc
 from torchvision.datasets.vision import StandardTransform
 from torchvision.transforms import v2
 from torchvision.tv_tensors._dataset_wrapper import (  # pyright: ignore[reportMissingTypeStubs]
@@ -27,98 +26,26 @@ from torchdali.errors import UnsupportedDatasetError
 from torchdali.sources.folder import FileSource
 from torchdali.sources.headers.header import FRAMES, HEADER_BYTES, PNG_SIGNATURE
 from torchdali.sources.image_size import image_size
+from torchdali.sources.mask_files import decode_mask
 from torchdali.sources.paths import Paths, build_table
 from torchdali.sources.source import BoxColumns
+from torchdali.sources.wrapped_classes import WRAPPED_CLASSES, get_coco_target, map_parts, wrap_mask_files
 from torchdali.transforms import find_rule, flatten
 from torchdali.transforms.spec import IntArray
+from torchdali.transforms.targets.stored import EncodedMask
 
 __all__ = [
-    "WRAPPED_CLASSES",
     "WrappedFiles",
     "find_inner",
     "find_joint_chain",
     "get_transforms",
     "get_wrapped_state",
-    "join_targets",
 ]
 
 _SCAN_THREADS = 16
 _CHUNK = 256
 
 _open: Callable[..., Any] = PIL.Image.open
-
-
-class WrappedClass(NamedTuple):
-    """How the samples of a dataset are found.
-
-    Attributes:
-        get_path: Returns the path of an image, by the dataset inside and an index.
-        get_target: Returns a target as it is without the wrapper.
-        is_converted: Whether images are converted to RGB.
-        attributes: Those that decide what the samples are.
-    """
-
-    get_path: Callable[[Any, int], Any]
-    get_target: Callable[[Any, int], Any]
-    is_converted: bool
-    attributes: tuple[str, ...]
-
-
-def _get_coco_path(dataset: Any, index: int) -> str:
-    name: str = dataset.coco.loadImgs(dataset.ids[index])[0]["file_name"]
-    return os.path.join(dataset.root, name)  # noqa: PTH118 - as torchvision
-
-
-def _get_coco_target(dataset: Any, index: int) -> Any:
-    return dataset._load_target(dataset.ids[index])  # noqa: SLF001 - torchvision's
-
-
-def _get_path(dataset: Any, index: int) -> str:
-    return dataset.images[index]
-
-
-def _get_wider_face_path(dataset: Any, index: int) -> str:
-    return dataset.img_info[index]["img_path"]
-
-
-def _get_voc_target(dataset: Any, index: int) -> Any:
-    tree: Any = cast("Any", voc).ET_parse(dataset.annotations[index])
-    return dataset.parse_voc_xml(tree.getroot())
-
-
-def _get_kitti_target(dataset: Any, index: int) -> Any:
-    return dataset._parse_target(index) if dataset.train else None  # noqa: SLF001 - torchvision's
-
-
-def _get_wider_face_target(dataset: Any, index: int) -> Any:
-    return None if dataset.split == "test" else dataset.img_info[index]["annotations"]
-
-
-def _get_celeba_path(dataset: Any, index: int) -> str:
-    folder = os.path.join(dataset.root, dataset.base_folder, "img_align_celeba")  # noqa: PTH118 - as torchvision
-    return os.path.join(folder, dataset.filename[index])  # noqa: PTH118
-
-
-def _get_celeba_target(dataset: Any, index: int) -> Any:
-    columns = {"identity": lambda: dataset.identity[index, 0], "bbox": lambda: dataset.bbox[index, :]}
-    return join_targets([columns[kind]() for kind in dataset.target_type])
-
-
-def join_targets(targets: list[Any]) -> Any:
-    """Return what a dataset with these targets of a sample returns as its target."""
-    return tuple(targets) if len(targets) > 1 else targets[0] if targets else None
-
-
-WRAPPED_CLASSES: dict[str, WrappedClass] = {
-    "CocoDetection": WrappedClass(_get_coco_path, _get_coco_target, True, ("ids", "coco")),
-    "VOCDetection": WrappedClass(_get_path, _get_voc_target, True, ("images", "targets")),
-    "Kitti": WrappedClass(_get_path, _get_kitti_target, False, ("images", "targets")),
-    "WIDERFace": WrappedClass(_get_wider_face_path, _get_wider_face_target, False, ("img_info",)),
-    "CelebA": WrappedClass(
-        _get_celeba_path, _get_celeba_target, False, ("filename", "identity", "bbox", "target_type")
-    ),
-}
-"""By the class of the dataset inside. None of them has masks, except ``CocoDetection`` if they are asked for."""
 
 
 def find_inner(dataset: Any) -> Any:
@@ -167,15 +94,15 @@ class _Unread(PIL.Image.Image):
 
 
 class WrappedFiles(FileSource):
-    """The image files of a wrapped dataset, and its targets with boxes.
+    """The image files of a wrapped dataset, and its targets with boxes or masks.
 
     Args:
         dataset: What ``wrap_dataset_for_transforms_v2`` returned for one of :data:`WRAPPED_CLASSES`.
         is_checked: Whether the modes of its files are known to be right.
 
     Raises:
-        UnsupportedDatasetError: Its samples have masks, its images keep the mode of their files and one is not RGB, or
-            its transforms are not torchvision's.
+        UnsupportedDatasetError: Its masks take much work, its images keep the mode of their files and one is not RGB,
+            or its transforms are not torchvision's.
     """
 
     def __init__(self, dataset: Any, is_checked: bool = False) -> None:
@@ -183,7 +110,7 @@ class WrappedFiles(FileSource):
         name = type(self._inner).__name__
         self._class = WRAPPED_CLASSES[name]
         self._keys = _find_keys(dataset, name)
-        if name == "CocoDetection" and "masks" in self._keys:
+        if _makes_masks(self._inner, self._keys):
             raise UnsupportedDatasetError(
                 f"{name} has masks, which are made where its samples are; DALI decodes its image files, and no worker "
                 "does"
@@ -195,7 +122,11 @@ class WrappedFiles(FileSource):
         super().__init__(Paths([build_table(paths)]), None, transform, f"{len(paths):,} files ({name})")
         self._cache: dict[int, tuple[Any, Any]] = {}
         is_test = (name == "Kitti" and not self._inner.train) or (name == "WIDERFace" and self._inner.split == "test")
-        if not is_test and ("bbox" if name in ("WIDERFace", "CelebA") else "boxes") in self._keys:
+        if self._class.has_mask_files:
+            kinds: Any = getattr(self._inner, "_target_types", ["segmentation"])
+            self.annotations = frozenset({tv_tensors.Mask} if "segmentation" in kinds else ())
+            self.has_target_files = bool(self.annotations) and self._target_transform is None
+        elif not is_test and ("bbox" if name in ("WIDERFace", "CelebA") else "boxes") in self._keys:
             self.annotations = frozenset({cast("type", tv_tensors.BoundingBoxes)})
         self.draws_targets = self._target_transform is not None
 
@@ -205,21 +136,33 @@ class WrappedFiles(FileSource):
     def target(self, row: int) -> Any:
         """Return the target of a sample."""
         size = np.array([image_size(self.name(row))]) if self.annotations else np.ones((1, 2), np.int64)
-        return self.annotated_targets(np.array([row]), size)[0]
+        target = self.annotated_targets(np.array([row]), size)[0]
+        return map_parts(_decode, target)
 
     def annotated_targets(self, rows: IntArray, size: IntArray) -> list[Any]:
-        """Return the targets of some samples, as torchvision's wrapper makes them."""
+        """Return the targets of some samples, as torchvision's wrapper makes them. Mask files are read, not decoded."""
+        return self.make_annotated_targets(
+            rows, size, [self._class.get_target(self._inner, row) for row in rows.tolist()]
+        )
+
+    def read_target_files(self, row: int) -> Any:
+        """Read the mask files of a sample."""
+        return self._class.get_target(self._inner, row)
+
+    def make_annotated_targets(self, rows: IntArray, size: IntArray, files: Sequence[Any]) -> list[Any]:
+        """Return the targets of some samples, whose mask files were read."""
         function = self._target_transform
-        targets = [self._wrap(row, *canvas) for row, canvas in zip(rows.tolist(), size.tolist(), strict=True)]
+        each = zip(rows.tolist(), size.tolist(), files, strict=True)
+        targets = [self._wrap(row, height, width, target) for row, (height, width), target in each]
         return [function(target) for target in targets] if function else targets
 
-    def _wrap(self, row: int, height: int, width: int) -> Any:
-        sample = _Unread(height, width), self._class.get_target(self._inner, row)
-        return self._dataset._wrapper(row, sample)[1]  # noqa: SLF001 - torchvision's
+    def _wrap(self, row: int, height: int, width: int, target: Any) -> Any:
+        wrap = partial(self._dataset._wrapper, row)  # noqa: SLF001 - torchvision's
+        return wrap_mask_files(wrap, _Unread(height, width), target)[1]
 
     def box_columns(self, rows: IntArray) -> BoxColumns | None:
         """Return the targets of some samples with their boxes in one array, or None if only the wrapper makes them."""
-        if self._target_transform or not {"boxes", "labels"} <= self._keys:
+        if self._target_transform or self._class.has_mask_files or not {"boxes", "labels"} <= self._keys:
             return None
         if type(self._inner) is datasets.CocoDetection:
             return self._coco_columns(rows)
@@ -234,13 +177,13 @@ class WrappedFiles(FileSource):
     def _read_arrays(self, row: int) -> tuple[Any, Any]:
         """Return the boxes and labels of a sample. Read the file of its annotations once."""
         if row not in self._cache:
-            target = self._wrap(row, 1, 1)
+            target = self._wrap(row, 1, 1, self._class.get_target(self._inner, row))
             self._cache[row] = target["boxes"].as_subclass(torch.Tensor).numpy(), target["labels"].numpy()
         return self._cache[row]
 
     def _coco_columns(self, rows: IntArray) -> BoxColumns | None:
         inner, others = self._inner, self._keys - {"image_id", "boxes", "masks", "labels"}
-        annotations: list[list[Any]] = [_get_coco_target(inner, row) for row in rows.tolist()]
+        annotations: list[list[Any]] = [get_coco_target(inner, row) for row in rows.tolist()]
         targets: list[dict[str, Any]] = []
         try:
             for row, objects in zip(rows.tolist(), annotations, strict=True):
@@ -266,6 +209,17 @@ class WrappedFiles(FileSource):
         return BoxColumns(targets, boxes, labels, counts[owners], owners)
 
 
+def _makes_masks(inner: Any, keys: set[str]) -> bool:
+    """Return whether masks are made with much work, of polygons, of a MATLAB file, or of the instances of an image."""
+    if type(inner) is datasets.CocoDetection:
+        return "masks" in keys
+    return type(inner) is datasets.SBDataset or (type(inner) is datasets.Cityscapes and "instance" in inner.target_type)
+
+
+def _decode(part: Any) -> Any:
+    return tv_tensors.Mask(decode_mask(part) // part.scale) if isinstance(part, EncodedMask) else part
+
+
 def _find_keys(dataset: Any, name: str) -> set[str]:
     """Return the keys of targets that the user asked for, or the types of targets of ``CelebA``."""
     if name == "CelebA":
@@ -289,9 +243,10 @@ def _split_transforms(dataset: Any, name: str) -> tuple[Any, bool, Callable[[Any
     transform, target_transform = get_transforms(dataset)
     rules = [find_rule(leaf) for leaf in flatten(transform)]
     if any(rule is None or rule.moves for rule in rules):
+        left = "masks" if WRAPPED_CLASSES[name].has_mask_files else "boxes"
         raise UnsupportedDatasetError(
-            f"{name} has a transform= that changes its images, and leaves boxes where they are; give it to the loader, "
-            "or as transforms= to the dataset, to move both"
+            f"{name} has a transform= that changes its images, and leaves {left} where they are; give it to the "
+            "loader, or as transforms= to the dataset, to move both"
         )
     return transform, False, target_transform
 

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import PIL.Image
 import torch
-from torchvision import tv_tensors
 
 from torchdali.pipeline.readers.base import Reader
+from torchdali.sources.mask_files import decode_mask
 from torchdali.transforms.spec import IntArray
 from torchdali.transforms.targets import Targets
 from torchdali.transforms.targets.stored import EncodedMask
 
 __all__ = ["MaskReader", "group_masks", "put_decoded"]
-
-_open: Callable[..., Any] = PIL.Image.open
 
 
 class MaskReader(Reader):
@@ -67,8 +63,6 @@ def put_decoded(
     for place, mask in targets.find_encoded_masks().items():
         pixels = by_mask.get(id(mask))
         if pixels is None:
-            with blame(place[0]), _open(io.BytesIO(mask.data.tobytes())) as image:
-                # PIL alone makes no 8 bits of one.
-                grey = image.convert("L") if image.mode == "1" else image
-                pixels = tv_tensors.Mask(grey).as_subclass(torch.Tensor)
+            with blame(place[0]):
+                pixels = decode_mask(mask)
         targets.decoded[place] = pixels.reshape(mask.shape)

@@ -40,7 +40,16 @@ class Scan:
         patience: float = 0.0,
     ) -> None:
         self._futures: list[Future[None]] = []
-        indices = self._read_here(indices, read, patience) if patience else indices
+        self.add(self._read_here(indices, read, patience) if patience else indices, read, pool, chunk)
+
+    def add(
+        self,
+        indices: Sequence[int],
+        read: Callable[[Sequence[int]], None],
+        pool: Callable[[], Executor],
+        chunk: int = _CHUNK,
+    ) -> None:
+        """Let the threads read something else, too. The arguments are those of the constructor."""
         chunks = [indices[i : i + chunk] for i in range(0, len(indices), chunk)]
         if chunks:
             executor = pool()
