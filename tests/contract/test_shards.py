@@ -26,6 +26,7 @@ from torchvision.transforms import v2
 from torchdali import DALILoader, SampleError
 from torchdali.datasets import Tar
 from torchdali.loader import probe
+from torchdali.runtime import machine
 
 EXACT = v2.Compose([v2.ToImage(), v2.CenterCrop(24)])
 Samples = list[tuple[str, int]]
@@ -315,6 +316,18 @@ def test_a_shard_that_shrinks_is_an_error_that_names_it(own: str, mapped: bool) 
         dataset[20]
     with pytest.raises(ValueError, match=f"{own} has changed since .*; delete the index, and it is made anew"):
         Tar(own)
+
+
+def test_shards_on_a_network_file_system_are_not_mapped(shards: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Tar(shards).is_mapped
+    monkeypatch.setattr(machine, "_NETWORKS", {0x9FA0})  # of /proc, which any Linux has
+    assert machine.is_on_network("/proc/self/maps")
+    assert not machine.is_on_network(str(Path(shards).parent))
+    monkeypatch.setattr(machine, "is_on_network", {str(Path(shards).parent): True}.__getitem__)
+    dataset = Tar(shards, transform=EXACT)
+    assert not dataset.is_mapped
+    assert not dataset.shards.is_mapped
+    assert Tar(shards, is_mapped=True).is_mapped
 
 
 def test_a_truncated_shard_is_refused(own: str) -> None:

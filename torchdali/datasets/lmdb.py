@@ -73,7 +73,7 @@ class LMDB(ShardedDataset):
         transform: Callable[[Any], Any] | None = None,
         target_transform: Callable[[Any], Any] | None = None,
         index: str | os.PathLike[str] | None = None,
-        is_mapped: bool = True,
+        is_mapped: bool | None = None,
     ) -> None:
         for name in (image, label):
             if name is not None and name.count("*") != 1:

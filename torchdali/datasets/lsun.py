@@ -26,8 +26,6 @@ class LSUNImages(EncodedDataset):
         OSError: A database cannot be read, or no index can be written beside it.
     """
 
-    is_mapped = True
-
     def __init__(self, dataset: Any) -> None:
         databases: list[Any] = dataset.dbs
         super().__init__("class", databases[0].transform, dataset.target_transform)
@@ -38,6 +36,7 @@ class LSUNImages(EncodedDataset):
                 raise ValueError(f"the keys of {one.root} are not those of its database, in their order")
             if one.transform is not self.transform or one.target_transform is not None:
                 raise ValueError(f"{one.root} has transforms of its own")
+        self.is_mapped = all(images.is_mapped for images in self.databases)
         self._ends: IntArray = np.cumsum([len(images) for images in self.databases])
 
     def __len__(self) -> int:

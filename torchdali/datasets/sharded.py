@@ -15,6 +15,7 @@ from torchdali.datasets.index import Place, ShardIndex, find_index, open_index
 from torchdali.datasets.patterns import Pattern, expand
 from torchdali.datasets.remote_shards import RemoteShards, Stamps
 from torchdali.datasets.shards import Bytes, Column, ShardFile, Shards, stat_shards
+from torchdali.runtime import machine
 from torchdali.sources import Labels
 from torchdali.sources.remote import Client, Range, make_client
 from torchdali.transforms.spec import IntArray
@@ -34,13 +35,15 @@ class ShardedDataset(EncodedDataset):
         transform: See :class:`EncodedDataset`.
         target_transform: See :class:`EncodedDataset`.
         index: The file of the index; None for a name beside the first shard. It is made if it does not exist.
-        is_mapped: Whether to map shards into memory. If not, images are read into memory of their own.
+        is_mapped: Whether to map shards into memory. If not, images are read into memory of their own. None maps shards
+            unless one lies on a network file system.
         remote: The store of shards in an object store, one of obstore's; None for the one that the environment
             describes.
 
     Attributes:
         shards: The shards.
         index: The index.
+        is_mapped: Whether the shards are mapped.
 
     Raises:
         ValueError: A shard is damaged, or it has changed since the index was made.
@@ -58,12 +61,14 @@ class ShardedDataset(EncodedDataset):
         transform: Callable[[Any], Any] | None,
         target_transform: Callable[[Any], Any] | None,
         index: str | os.PathLike[str] | None,
-        is_mapped: bool,
+        is_mapped: bool | None,
         remote: Any = None,
     ) -> None:
         super().__init__(label, transform, target_transform)
         patterns = [shards] if isinstance(shards, (str, os.PathLike)) else list(shards)
         self._paths, self.client = self._find_shards(patterns, remote)
+        if is_mapped is None:
+            is_mapped = not any(map(machine.is_on_network, {os.path.dirname(path) or "." for path in self._paths}))  # noqa: PTH120 - names in messages stay as they are
         self.is_mapped = is_mapped and self.client is None
         target = "parts" if callable(label) else self.label
         self._content = f"{self._kind}({', '.join(filter(None, (content, f'label={target!r}')))})"

@@ -53,8 +53,9 @@ class Tar(ShardedDataset):
         target_transform: Called with each target.
         index: The file of the index; None for a name beside the first shard, or for objects in ``~/.cache/torchdali``.
             It is made if it does not exist.
-        is_mapped: Whether to map shards into memory. If not, images are read into memory of their own. That is safer on
-            network file systems: a shard that another process truncates while a batch is read kills this process.
+        is_mapped: Whether to map shards into memory. If not, images are read into memory of their own. None maps shards
+            unless one lies on a network file system: a mapped shard that another process truncates while a batch is
+            read kills this process.
         remote: The store of shards such as ``s3://bucket/train-{000..146}.tar``: one of the package obstore, for its
             credentials and time-outs. None: the environment describes it.
 
@@ -73,7 +74,7 @@ class Tar(ShardedDataset):
         transform: Callable[[Any], Any] | None = None,
         target_transform: Callable[[Any], Any] | None = None,
         index: str | os.PathLike[str] | None = None,
-        is_mapped: bool = True,
+        is_mapped: bool | None = None,
         remote: Any = None,
     ) -> None:
         self.image: tuple[str, ...] = (image,) if isinstance(image, str) else tuple(image)

@@ -53,7 +53,7 @@ class Zip(ShardedDataset):
         transform: Callable[[Any], Any] | None = None,
         target_transform: Callable[[Any], Any] | None = None,
         index: str | os.PathLike[str] | None = None,
-        is_mapped: bool = True,
+        is_mapped: bool | None = None,
         remote: Any = None,
     ) -> None:
         if label not in ("folder", None):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -18,6 +20,7 @@ __all__ = [
     "describe_connections",
     "find_user_cache_folder",
     "free_memory",
+    "is_on_network",
     "max_open_files",
     "measure_available_memory",
     "set_connections",
@@ -28,6 +31,12 @@ _VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
 _CONNECTIONS = "32"
 _state = {"source": "not set", "warned": ""}
 _OF_FREE_MEMORY = 8
+_NETWORKS = {
+    *(0x6969, 0x517B, 0xFE534D42, 0xFF534D42, 0x65735546, 0x0BD00BD0, 0x00C36400, 0x47504653, 0x5346414F),
+    *(0x01021997, 0x19830326, 0xAAD7AAEA, 0x01161970, 0x7461636F),
+}
+"""``f_type`` of file systems that other machines may change, from Linux' ``magic.h`` and their sources: NFS, SMB, FUSE,
+Lustre, Ceph, GPFS, AFS, 9P, BeeGFS, PanFS, GFS2 and OCFS2."""
 
 
 def set_connections() -> None:
@@ -72,6 +81,15 @@ def choose_memory_for_batches(device: torch.device) -> int:
 def find_user_cache_folder() -> Path:
     """Return the folder for what can be made anew: ``torchdali`` in ``XDG_CACHE_HOME``, by default ``~/.cache``."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "torchdali"
+
+
+def is_on_network(path: str) -> bool:
+    """Return whether a file lies on a network file system, as far as the system tells. FUSE counts as one."""
+    status = ctypes.create_string_buffer(512)  # its first field is f_type, a long
+    call: Any = getattr(ctypes.CDLL(None), "statfs", None)
+    if not call or call(os.fsencode(path), status):
+        return False
+    return ctypes.c_long.from_buffer(status).value & 0xFFFFFFFF in _NETWORKS
 
 
 def max_open_files() -> int:
