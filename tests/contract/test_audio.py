@@ -230,7 +230,9 @@ def test_random_numbers_and_resuming(folder: Path) -> None:
     assert all(torch.equal(one[0], other) for (one, _), other in zip(again, whole[1:], strict=True))
 
 
-def test_bad_files(folder: Path, tmp_path: Path) -> None:
+def test_bad_files(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
     good, flac = folder / "a" / "one.wav", (folder / "a" / "two.flac").read_bytes()
     contents = {"cut.flac": flac[: len(flac) // 2], "text.wav": b"no sound", "empty.mp3": b"", "raw.raw": b"0" * 99}
     for name, content in contents.items():
@@ -254,6 +256,9 @@ def test_bad_files(folder: Path, tmp_path: Path) -> None:
             assert labels.tolist() == [9] * len(rows)
         else:
             assert not waveforms[:-1].any()
+            assert caplog.text.count("; silence takes its place") == len(bad)
+            loader.explain()
+            assert "on error   silence takes the place of" in capsys.readouterr().out
             assert labels.tolist() == [*range(len(bad)), 9]
     with pytest.raises(OSError, match=rf"^no file of 2 can be read; {bad[1]}: it is empty$"):
         AudioFolder(bad[1:3])
@@ -266,8 +271,11 @@ def test_arguments(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         AudioFolder(tmp_path / "list.txt")
     with pytest.raises(ValueError, match=r"a sound must be a path, \(path, label\)"):
         AudioFolder([(folder, 0, 9)])
-    with pytest.raises(ValueError, match="has no sound: no file ends in"):
+    with pytest.raises(ValueError, match="root must have at least one sound, got an empty list"):
         AudioFolder([])
+    (tmp_path / "empty.csv").write_text("file,label\n")
+    with pytest.raises(ValueError, match=rf"got '{tmp_path}/empty.csv', which has no rows"):
+        AudioFolder(tmp_path / "empty.csv")
     for rate in (0, 8000.0):
         with pytest.raises(ValueError, match="sample_rate must be None or an int above 0"):
             AudioFolder(folder, sample_rate=rate)  # type: ignore[arg-type]

@@ -144,7 +144,7 @@ def test_tables_and_lists(folder: Path, tmp_path: Path) -> None:
     for name, value in (("frames", 0), ("stride", 1.5), ("clips", "all"), ("fps", 0)):
         with pytest.raises(ValueError, match=f"{name} must be"):
             VideoClips([path], **{**options, name: value})
-    with pytest.raises(ValueError, match="has no video"):
+    with pytest.raises(ValueError, match="videos must have at least one video, got an empty list"):
         VideoClips([], **options)
 
 
@@ -261,7 +261,7 @@ def test_views_of_one_clip_draw_for_themselves(folder: Path, monkeypatch: pytest
         assert torch.equal(third[i], v2.functional.horizontal_flip(v2.functional.center_crop(whole, [40, 40])))
 
 
-def test_bad_files(folder: Path, tmp_path: Path) -> None:
+def test_bad_files(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     good = folder / "a" / "coffee.mp4"
     data = good.read_bytes()
     files = {"cut.mp4": data[: len(data) // 2], "text.mp4": b"no video", "empty.mp4": b"", "wrong.gif": data}
@@ -284,6 +284,7 @@ def test_bad_files(folder: Path, tmp_path: Path) -> None:
             assert [len(videos_) for videos_, _ in batches] == [3, 3]
             assert not batches[1][0].any()
             assert len(loader.errors) == len(bad)
+            assert caplog.text.count("; a black clip takes its place") == len(bad)
         else:
             videos_, labels = next(iter(loader))
             assert labels.tolist() == [0, 0, 0]

@@ -55,7 +55,8 @@ def list_rows(
     else:
         rows = _read_table(folder, argument)
     if not rows:
-        raise ValueError(f"{files} has no {noun}: no file ends in {', '.join(suffixes)}")
+        found = "an empty list" if folder is None else f"'{folder}', which has no rows"
+        raise ValueError(f"{argument} must have at least one {noun}, got {found}")
     return classes, rows
 
 

@@ -52,15 +52,15 @@ def describe_loader(
     device = graph.resolve(options.device)
     rows = {"device": f"{_describe_device(options, device)}, fidelity {options.fidelity}", **shards.describe(loader)}
     timeout = f"{loader.timeout} s a batch" if loader.timeout else "none"
-    on_error = {"on error": errors.describe(), "timeout": timeout}
     if session.source is not None:
         native = session.build_native_plan(options, loader)
         answer, to_do = summarize_plans([native.plan])
+        on_error = {"on error": errors.describe(native.reader.substitute), "timeout": timeout}
         rows |= _describe_native(loader, options, native, on_error)
     else:
         proxy = session.build_proxy_plan(options, loader)
         answer, to_do, others = _describe_worker_fed(loader, options, proxy, session.why_not_native)
-        rows |= others | on_error
+        rows |= others | {"on error": errors.describe(), "timeout": timeout}
     rows |= {"driver": machine.describe_connections()} if device.type == "cuda" else {}
     lines = [f"{label:<{LABEL}}{row}" if label.strip() else row for label, row in rows.items()]
     return Explanation(answer, to_do, "\n".join(lines))

@@ -78,7 +78,7 @@ class RetryingPrefetcher:
             if excluded.issuperset(blamed):
                 raise error
             excluded.update(blamed)
-            self._error_policy.record(error)
+            self._error_policy.record(error, reader.substitute)
             if self._error_policy.mode == "replace":
                 for row in blamed:
                     reader.substitute_black(row, limit_size(reader.read_size(row)) or _guess_size(original, row))

@@ -12,9 +12,12 @@ import PIL.Image
 from torchdali.errors import SampleError
 from torchdali.transforms import SampleTransformError
 
-__all__ = ["SIZE", "ErrorPolicy", "OnError", "find_substitutes", "limit_size"]
+__all__ = ["BLACK_IMAGE", "SIZE", "ErrorPolicy", "OnError", "find_substitutes", "limit_size"]
 
 OnError = Literal["raise", "skip", "replace"]
+
+BLACK_IMAGE = "a black image"
+"""What ``"replace"`` puts in the place of most samples, for messages."""
 
 SIZE = 256, 256
 """Height and width of a black image where nothing tells them."""
@@ -71,8 +74,12 @@ class ErrorPolicy:
             and not isinstance(error.__cause__, SampleTransformError)
         )
 
-    def record(self, error: SampleError) -> None:
+    def record(self, error: SampleError, substitute: str = BLACK_IMAGE) -> None:
         """Count a bad sample once, and log it.
+
+        Args:
+            error: Its error.
+            substitute: What ``"replace"`` puts in its place.
 
         Raises:
             SampleError: There are more than ``max_errors``.
@@ -85,16 +92,14 @@ class ErrorPolicy:
         self._recorded.add(key)
         entry = SampleError(*key, error.reason)  # a copy without the traceback, which would hold a batch
         self.errors.append(entry)
-        action = (
-            "another sample of its batch takes its place" if self.mode == "skip" else "a black image takes its place"
-        )
+        what = "another sample of its batch" if self.mode == "skip" else substitute
         # A name that is not UTF-8 has surrogates, which no log file takes.
-        _log.warning("%s; %s", str(entry).encode(errors="backslashreplace").decode(), action)
+        _log.warning("%s; %s takes its place", str(entry).encode(errors="backslashreplace").decode(), what)
 
-    def describe(self) -> str:
+    def describe(self, substitute: str = BLACK_IMAGE) -> str:
         """Return the policy in words, for ``explain()``."""
         if self.mode == "raise":
             return "a sample that cannot be read or decoded is raised, in its turn"
-        what = "the next sample of its batch" if self.mode == "skip" else "a black image"
+        what = "the next sample of its batch" if self.mode == "skip" else substitute
         limit = "any number of times" if self.limit is None else f"for up to {self.limit} samples"
         return f"{what} takes the place of one that cannot be read or decoded, {limit}; {len(self.errors)} found so far"

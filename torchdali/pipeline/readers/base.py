@@ -14,7 +14,7 @@ import torch
 
 from torchdali.errors import SampleError
 from torchdali.pipeline.readers.scan import Scan
-from torchdali.samples.on_error import find_substitutes
+from torchdali.samples.on_error import BLACK_IMAGE, find_substitutes
 from torchdali.samples.pil import PILHeader
 from torchdali.sources import UNREADABLE, Source, error_text, is_system_fault
 from torchdali.sources.source import ReadError
@@ -35,9 +35,11 @@ class Reader:
         adjust_orientation: Whether images are turned by their EXIF orientation while they are decoded. Sizes follow it.
 
     Attributes:
+        substitute: What takes the place of an unreadable sample with ``on_error="replace"``, for messages.
         bad_rows: Rows of samples that are known to be unreadable, if ``on_error`` lets others take their place.
     """
 
+    substitute: str = BLACK_IMAGE
     bad_rows: frozenset[int] = frozenset()
     _missing_rows: frozenset[int] = frozenset()
 
@@ -74,7 +76,7 @@ class Reader:
         self.bad_rows, self._missing_rows = self.bad_rows - self._missing_rows, frozenset()
 
     def restore(self, row: int) -> None:
-        """Give the sample itself again, in place of a black image."""
+        """Give the sample itself again, in place of :attr:`substitute`."""
 
     def name(self, row: int) -> str:
         """Return a sample's index and name, for messages."""
@@ -217,7 +219,7 @@ class Reader:
         return height, width
 
     def substitute_black(self, row: int, size: tuple[int, int]) -> None:
-        """Give a black image of this height and width for a sample from now on."""
+        """Give :attr:`substitute`, of this height and width, for a sample from now on."""
         raise NotImplementedError
 
     def find_substitutes(self, bad: npt.NDArray[np.bool_]) -> IntArray | None:

@@ -13,7 +13,7 @@ from torchdali.datasets.video.clips import ClipSource
 from torchdali.datasets.video.decoding import Decoders, HostDecoders
 from torchdali.datasets.video.device_decoding import DeviceDecoders, find_engine
 from torchdali.pipeline.readers.base import Reader
-from torchdali.pipeline.readers.decoded import DecodedBatch
+from torchdali.pipeline.readers.decoded import DecodedBatch, DecodingReader
 from torchdali.sources import Source
 from torchdali.transforms.rng import Draws
 from torchdali.transforms.spec import IntArray
@@ -24,16 +24,17 @@ _START = 2**16 - 3
 """The position of the random numbers for the starts of clips. No chain of transforms is that long."""
 
 
-class ClipReader(Reader):
+class ClipReader(DecodingReader):
     """Reads a source of clips.
 
     Args:
         source: A :class:`ClipSource`, or several combined.
     """
 
+    substitute = "a black clip"
+
     def __init__(self, source: Source) -> None:
         super().__init__(source)
-        self._black: dict[int, tuple[int, int]] = {}
         self._decoders: Decoders = HostDecoders()
         self._device = torch.device("cpu")
 
@@ -68,9 +69,9 @@ class ClipReader(Reader):
         Raises:
             SampleError: One of them cannot be decoded.
         """
-        if row in self._black:
+        if row in self._replaced:
             device = self._device if self.is_resident else torch.device("cpu")
-            return torch.zeros(len(chosen), *self._black[row], 3, dtype=torch.uint8, device=device)
+            return torch.zeros(len(chosen), *self._replaced[row], 3, dtype=torch.uint8, device=device)
         source, place = self.source.locate(row)
         dataset = cast("ClipSource", source).dataset
         video = dataset.get_video(place)
@@ -86,12 +87,6 @@ class ClipReader(Reader):
     def sample_bytes(self) -> int:
         dataset = cast("ClipSource", self.source.locate(0)[0]).dataset
         return 3 * dataset.frames * dataset.max_pixels
-
-    def restore(self, row: int) -> None:
-        self._black.pop(row, None)
-
-    def substitute_black(self, row: int, size: tuple[int, int]) -> None:
-        self._black[row] = size
 
     def close(self) -> None:
         self._decoders.close()

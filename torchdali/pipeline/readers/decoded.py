@@ -16,7 +16,7 @@ from torchdali.pipeline.readers.scan import Scan
 from torchdali.sources import Source
 from torchdali.transforms.spec import IntArray
 
-__all__ = ["DecodedBatch", "WaveformReader"]
+__all__ = ["DecodedBatch", "DecodingReader", "WaveformReader"]
 
 
 class DecodedBatch(Reader):
@@ -50,16 +50,28 @@ class DecodedBatch(Reader):
         return [self._decoded[place] for place in places]
 
 
-class WaveformReader(Reader):
-    """Reads a source of sounds, which its threads decode.
+class DecodingReader(Reader):
+    """Reads a source of samples that threads decode. It keeps the sizes of those that were replaced.
 
     Args:
-        source: Its ``read`` returns ``(1, time, channels)`` arrays.
+        source: The samples.
     """
 
     def __init__(self, source: Source) -> None:
         super().__init__(source)
-        self._silent: dict[int, int] = {}
+        self._replaced: dict[int, tuple[int, int]] = {}
+
+    def restore(self, row: int) -> None:
+        self._replaced.pop(row, None)
+
+    def substitute_black(self, row: int, size: tuple[int, int]) -> None:
+        self._replaced[row] = size
+
+
+class WaveformReader(DecodingReader):
+    """Reads a source of sounds. Its ``read`` returns ``(1, time, channels)`` arrays."""
+
+    substitute = "silence"
 
     def describe_decoding(self) -> str:
         return "soundfile, in threads of this process"
@@ -73,8 +85,8 @@ class WaveformReader(Reader):
         Raises:
             SampleError: It cannot be decoded.
         """
-        if row in self._silent:
-            return np.zeros((1, self._silent[row], self.source.spec.channels), self.source.spec.dtype_name)
+        if row in self._replaced:
+            return np.zeros((*self._replaced[row], self.source.spec.channels), self.source.spec.dtype_name)
         with self.blame(row, "decoded"):
             return self.source.read(np.array([row], np.int64))[0]
 
@@ -83,12 +95,6 @@ class WaveformReader(Reader):
             return 1, self.decode(row).shape[1]
         except SampleError:
             return None
-
-    def restore(self, row: int) -> None:
-        self._silent.pop(row, None)
-
-    def substitute_black(self, row: int, size: tuple[int, int]) -> None:
-        self._silent[row] = size[1]
 
 
 class _WaveformBatch(DecodedBatch):
