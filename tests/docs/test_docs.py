@@ -275,7 +275,8 @@ def test_code_of_volumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.chdir(tmp_path)
     for name in ("images", "labels"):
         Path(name).mkdir()
-        np.save(Path(name) / "0.npy", np.random.default_rng(0).integers(0, 9, (20, 24, 18), np.uint8))
+        voxels = np.random.default_rng(0).integers(0, 9, (20, 24, 18))
+        np.save(Path(name) / "0.npy", voxels.astype(np.float32 if name == "images" else np.uint8))
     names = run_page(
         "volumes.md", {"96, 96, 96": "16, 16, 16", "range(10)": "range(1)", "num_workers=4": "num_workers=0"}
     )

@@ -17,7 +17,9 @@ from torchvision.transforms import v2
 from torchdali.datasets.base import EncodedSource
 from torchdali.datasets.hugging_face import HuggingFace
 from torchdali.datasets.lifted_sounds import SoundColumn, Utterances, has_utterances
+from torchdali.datasets.lifted_volumes import lift_volumes
 from torchdali.datasets.lsun import LSUNImages
+from torchdali.datasets.volumes import Volumes
 from torchdali.sources import UNREADABLE, Source
 from torchdali.transforms import flatten, snapshot
 from torchdali.transforms.rules.orientation import ExifTranspose
@@ -28,10 +30,11 @@ __all__ = ["lift_rows", "rows_state"]
 def lift_rows(dataset: Any, transform: Any) -> Any:
     """Return a dataset that is read without workers; the dataset itself if that is not exact.
 
-    For ``LSUN``, ``SPEECHCOMMANDS`` and ``LIBRISPEECH`` it is. For ``datasets.Dataset`` it is for one without a format,
-    with one column ``Audio(decode=False)``, which the transforms get as waveforms, or one of images that are all in the
-    Arrow file. Images are ``Image(decode=False)``, which the transforms get as RGB. Or they are ``Image(mode="RGB")``,
-    or the transforms begin with ``v2.RGB()``: PIL would keep the mode of others.
+    For ``LSUN``, ``SPEECHCOMMANDS`` and ``LIBRISPEECH`` it is. For ``Volumes`` it is if the loader has all transforms,
+    and DALI runs them. For ``datasets.Dataset`` it is for one without a format, with one column
+    ``Audio(decode=False)``, which the transforms get as waveforms, or one of images that are all in the Arrow file.
+    Images are ``Image(decode=False)``, which the transforms get as RGB. Or they are ``Image(mode="RGB")``, or the
+    transforms begin with ``v2.RGB()``: PIL would keep the mode of others.
 
     Args:
         dataset: A dataset, or ``Subset`` and ``ConcatDataset`` of some.
@@ -45,7 +48,7 @@ def lift_rows(dataset: Any, transform: Any) -> Any:
         parts = [lift_rows(part, transform) for part in dataset.datasets]
         is_same = all(part is new for part, new in zip(dataset.datasets, parts, strict=True))
         return dataset if is_same else _replace(dataset, datasets=parts)
-    lift = _lift_lsun if type(dataset) is LSUN else _lift_utterances if has_utterances(dataset) else _lift
+    lift = _lift_utterances if has_utterances(dataset) else {LSUN: _lift_lsun, Volumes: lift_volumes}.get(kind, _lift)
     return lift(dataset, transform) or dataset
 
 
@@ -58,6 +61,8 @@ def rows_state(dataset: Any) -> list[Any]:
     if type(dataset) is LSUN:
         own: list[Any] = [dataset.target_transform, *(part.transform for part in cast("Any", dataset).dbs)]
         return [*map(id, own), snapshot(own[1])]
+    if type(dataset) is Volumes:
+        return [dataset.transform, dataset.patch, dataset.places]
     if has_utterances(dataset):
         walker = dataset._walker  # noqa: SLF001 - no public name
         return [id(walker), len(walker)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
@@ -82,6 +83,7 @@ class Volumes(Dataset[Any]):
         self.places, self.per_volume, self.transform, self.seed = places, per_volume, transform, seed
         self.epoch = 0
         self._maps: dict[str, npt.NDArray[Any] | NiftiVolume] = {}
+        self._lock = threading.Lock()  # of the maps: the loader's threads share them
         self._grid = self._list_grid() if places == "grid" and self.patch else None
 
     def set_epoch(self, epoch: int) -> None:
@@ -96,14 +98,35 @@ class Volumes(Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         """Return a patch, or a pair of patch and labels."""
         index = range(len(self))[index]  # raises IndexError as a list does, and takes negative numbers
-        if self.seed is None:
-            return self._read(index, cast("list[float]", torch.rand(3).tolist()))
-        draws = Draws(epoch_key(self.seed, self.epoch), np.array([index]), np.zeros(1, np.int64))
+        draws = self._make_draws(index)
+        if draws is None:
+            parts = self.read(index, cast("list[float]", torch.rand(3).tolist()))
+            return self._transform(parts)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(int(draws.select_position(1).seeds()[0]))
-            return self._read(index, draws.uniform(3)[0].tolist())
+            return self._transform(self.read(index))
 
-    def _read(self, index: int, uniform: Sequence[float]) -> Any:
+    def _make_draws(self, index: int) -> Draws | None:
+        """Return the random numbers of a sample, if there is a seed."""
+        if self.seed is None:
+            return None
+        return Draws(epoch_key(self.seed, self.epoch), np.array([index]), np.zeros(1, np.int64))
+
+    def _transform(self, parts: list[torch.Tensor]) -> Any:
+        if self.transform:
+            done = self.transform(*parts)
+            return done if len(parts) == 1 else tuple(done)
+        return parts[0] if len(parts) == 1 else tuple(parts)
+
+    def read(self, index: int, uniform: Sequence[float] = (0.0, 0.0, 0.0)) -> list[torch.Tensor]:
+        """Return a patch, and its labels if there are any, without the transform.
+
+        Args:
+            index: The sample.
+            uniform: Numbers in [0, 1) that tell the place of a random patch, if there is no seed.
+        """
+        if draws := self._make_draws(index):
+            uniform = draws.uniform(3)[0].tolist()
         number, place = self._find(index, uniform)
         file = self.files[number]
         parts = [self._cut(file, place)]
@@ -113,10 +136,13 @@ class Volumes(Dataset[Any]):
             if label_sides != sides:
                 raise ValueError(f"{label_file} must have the size of {file}, {sides}, got {label_sides}")
             parts.append(tv_tensors.Mask(self._cut(label_file, place)))
-        if self.transform:
-            done = self.transform(*parts)
-            return done if len(parts) == 1 else tuple(done)
-        return parts[0] if len(parts) == 1 else tuple(parts)
+        return parts
+
+    def name(self, index: int) -> str:
+        """Return the file of a sample."""
+        if self._grid is not None:
+            return self.files[self._grid[index][0]]
+        return self.files[index // self.per_volume if self.patch else index]
 
     def _find(self, index: int, uniform: Sequence[float]) -> tuple[int, _Place]:
         """Return the number of the sample's volume, and the first voxel of its patch."""
@@ -151,13 +177,14 @@ class Volumes(Dataset[Any]):
 
     def _map(self, path: str) -> npt.NDArray[Any] | NiftiVolume:
         """Return a volume as an array ``(C, D, H, W)``, of which regions are read."""
-        volume = self._maps.pop(path, None)
-        if volume is None:
-            volume = NiftiVolume(path) if path.endswith(NIFTI_SUFFIXES) else _map_array(path)
-        self._maps[path] = volume  # the latest is last, and the oldest is closed
-        if len(self._maps) > _OPEN:
-            del self._maps[next(iter(self._maps))]
-        return volume
+        with self._lock:
+            volume = self._maps.pop(path, None)
+            if volume is None:
+                volume = NiftiVolume(path) if path.endswith(NIFTI_SUFFIXES) else _map_array(path)
+            self._maps[path] = volume  # the latest is last, and the oldest is closed
+            if len(self._maps) > _OPEN:
+                del self._maps[next(iter(self._maps))]
+            return volume
 
     def _sides(self, path: str) -> _Place:
         depth, height, width = self._map(path).shape[1:]
@@ -174,7 +201,11 @@ class Volumes(Dataset[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the maps out, which a copy opens anew."""
-        return {**self.__dict__, "_maps": {}}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_maps", "_lock")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._maps, self._lock = {}, threading.Lock()
 
 
 def _map_array(path: str) -> npt.NDArray[Any]:

@@ -208,7 +208,7 @@ class _ProbeRun:
                 decoding.wait()
             with devices.use(plan.device):
                 images = reader.read_inputs(rows, pixels, resources)
-            inputs, _ = plan.draw(*plan.expand_frames(draws, reader.sizes(rows)))
+            inputs, _ = plan.draw(*plan.expand_frames(reader.add_params(draws), reader.sizes(rows)))
             if plan.input_kind is InputKind.FILES:
                 images = [np.fromfile(row.tobytes().rstrip(b"\0"), np.uint8) for row in images]
             if decodes:

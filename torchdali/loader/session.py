@@ -171,7 +171,7 @@ class Session:
             reader = open_reader(source)
         chain: tuple[Any, ...] = tuple(flatten(source.transform) + flatten(options.transform))
         arguments = list(chain), device, options.fidelity, source.spec, source.kind
-        plan = compile_plan(*arguments)
+        plan = compile_plan(*arguments, labels=source.label_spec)
         if source.annotations:
             joint: Any = chain if source.is_joint else flatten(options.transform)
             check_annotations(joint, source.annotations)

@@ -18,6 +18,7 @@ from torchdali.transforms.rules.conversion import Identity, PILToTensor, ToImage
 from torchdali.transforms.rules.crop import Window
 from torchdali.transforms.rules.orientation import ExifTransposeRule
 from torchdali.transforms.rules.photometric import RGB
+from torchdali.transforms.rules.volumes import LoadLabels, label_rules
 from torchdali.transforms.spec import Fidelity, First, InputKind, Kind, Spec
 
 __all__ = ["compile_plan", "find_first", "fuse", "has_exif_transpose"]
@@ -187,6 +188,7 @@ def compile_plan(
     *,
     start: int = 0,
     number: int = 0,
+    labels: Spec | None = None,
 ) -> Plan:
     """Compile a chain. torch runs the first transform without a rule, and all that follow it.
 
@@ -199,6 +201,7 @@ def compile_plan(
         until: The position, from 1, of the first transform that torch must run even if it has a rule.
         start: Number of transforms before this chain, which is the rest of a longer one.
         number: The first position that keys random numbers.
+        labels: The type of the labels that each volume has, if they are volumes. They become a second view.
     """
     spec = replace(spec or Spec(), device="gpu" if device.type == "cuda" else "cpu")
     chain = list(flatten(transform))
@@ -214,7 +217,11 @@ def compile_plan(
         except Exception as error:
             add_note(error, f"while the arguments of transform {position}, {type(leaf).__name__}, were looked at")
             raise
-    return _make_plan(compiler, fidelity, input_kind, kind, first)
+    plan = _make_plan(compiler, fidelity, input_kind, kind, first)
+    if labels is None:
+        return plan
+    rules = (LoadLabels(labels.dtype), *label_rules(plan.rules))
+    return replace(plan, rules=(), views=(View(plan.rules, plan.spec), View(rules, labels)), container=tuple)
 
 
 def _make_plan(compiler: _Compiler, fidelity: Fidelity, input_kind: InputKind, kind: Kind, first: First) -> Plan:

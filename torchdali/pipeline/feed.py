@@ -201,7 +201,7 @@ class Prefetcher:
         try:
             batch.size = batch.reader.sizes(batch.rows)
             batch.targets = batch.collect(batch) if batch.collect else batch.reader.targets(batch.rows)
-            draws, size = batch.pool.plan.expand_frames(batch.draws, batch.size)
+            draws, size = batch.pool.plan.expand_frames(batch.reader.add_params(batch.draws), batch.size)
             batch.inputs, batch.params = batch.pool.plan.draw(draws, size, batch.targets)
         except SampleTransformError as error:
             row = error.row // batch.pool.plan.num_images

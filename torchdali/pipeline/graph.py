@@ -270,7 +270,7 @@ def build(plan: Plan, batch_size: int, threads: int, resident: bool = False) -> 
             output = image
             for i, rule in rules:
                 output = rule.lower(ops, output, plan.select_params(i, nodes))
-            outputs.append(output if view.channels_first else fn.transpose(output, perm=[2, 0, 1]))
+            outputs.append(output if view.channels_first else fn.transpose(output, perm=plan.channels_first))
         pipeline.set_outputs(*outputs, *file_info)
     pipeline.build()
     return pipeline
@@ -280,7 +280,8 @@ def _build_input(ops: _Operators, plan: Plan, nodes: dict[str, Any], resident: b
     """Return the node of the images. For files, return the nodes of their last two bytes and lengths, too."""
     fn, types = ops.fn, ops.types
     if not plan.input_kind.is_encoded:
-        shape: dict[str, Any] = {"ndim": 3, "layout": "HWC"} if plan.input_kind is InputKind.PIXELS else {"ndim": 1}
+        is_raw, axes = plan.input_kind is InputKind.PIXELS, plan.layout
+        shape: dict[str, Any] = {"ndim": len(axes), "layout": axes} if is_raw else {"ndim": 1}
         # Pixels in device memory are copied. Without a copy DALI does not wait for the stream that writes them.
         device = "gpu" if resident else "cpu"
         image = fn.external_source(name=plan.input_kind.value, device=device, no_copy=not resident, **shape)

@@ -149,6 +149,16 @@ class Plan:
         return {_input_name(i, name): x for i, rule in enumerate(self.all_rules) for name, x in rule.inputs.items()}
 
     @property
+    def layout(self) -> str:
+        """The axes of an image in the graph."""
+        return "DHWC" if self.spec.kind == "volume" else "HWC"
+
+    @property
+    def channels_first(self) -> list[int]:
+        """The axes of :attr:`layout` in the order of torch: the last one, then the others."""
+        return [len(self.layout) - 1, *range(len(self.layout) - 1)]
+
+    @property
     def needs_decoding(self) -> bool:
         """Whether files or their contents are fed."""
         return self.input_kind.is_encoded

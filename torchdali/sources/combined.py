@@ -33,7 +33,7 @@ class CombinedSource(Source):
         self._which, self._rows = which, rows
         first = sources[0]
         self.kind, self.spec, self.transform, self.resident = first.kind, first.spec, first.transform, first.resident
-        self.num_frames = first.num_frames
+        self.num_frames, self.label_spec = first.num_frames, first.label_spec
         self.is_pair = all(source.is_pair for source in sources)
         self.is_mapped = all(source.is_mapped for source in sources)
         self.is_remote = any(source.is_remote for source in sources)
@@ -43,8 +43,8 @@ class CombinedSource(Source):
         self.has_target_files = any(source.has_target_files for source in sources)
         self.draws_targets = any(source.draws_targets for source in sources)
         for other in sources[1:]:
-            kind = other.kind, other.spec, other.resident, other.num_frames
-            if kind != (self.kind, self.spec, self.resident, self.num_frames):
+            kind = other.kind, other.spec, other.resident, other.num_frames, other.label_spec
+            if kind != (self.kind, self.spec, self.resident, self.num_frames, self.label_spec):
                 raise UnsupportedDatasetError(
                     f"sources under ConcatDataset must read the same kind of images, got {self.kind} of {self.spec} "
                     f"and {other.kind} of {other.spec}"

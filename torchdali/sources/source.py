@@ -87,6 +87,7 @@ class Source(ABC):
         draws_targets: Whether random numbers may be drawn while annotated targets are made.
         has_target_files: Whether :meth:`read_target_files` is called ahead, for targets with annotations.
         is_remote: Whether images lie in an object store, so that :meth:`with_cache` is of use.
+        label_spec: The labels of each volume, if samples are volumes and have such; else None.
     """
 
     kind: InputKind = InputKind.ENCODED
@@ -101,6 +102,7 @@ class Source(ABC):
     draws_targets: bool = True
     has_target_files: bool = False
     is_remote: bool = False
+    label_spec: Spec | None = None
 
     @abstractmethod
     def __len__(self) -> int:

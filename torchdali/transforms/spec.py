@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-Kind = Literal["pil", "image", "video", "tensor", "array", "waveform"]
+Kind = Literal["pil", "image", "video", "tensor", "array", "waveform", "volume"]
 """What torchvision would hold: a PIL image, a ``tv_tensors.Image``, ``Video``, a plain tensor or an HWC array.
 
 Rules treat arrays as PIL images, and a video as images that are its frames. A waveform is a plain tensor (C, T), and in
-DALI an image of height 1.
+DALI an image of height 1. A volume is a plain tensor (C, D, H, W), and in DALI (D, H, W, C).
 """
 
 First = Literal["conversion", "RGB", "rule", "torch"]
@@ -123,6 +123,8 @@ class Spec:
     def __str__(self) -> str:
         if self.kind == "waveform":
             return f"{self.dtype_name} ({self.channels}, T)"
+        if self.kind == "volume":
+            return f"{self.dtype_name} ({self.channels}, D, H, W)"
         height, width = self.size or ("H", "W")
         frames = "T, " if self.kind == "video" else ""
         return f"{self.dtype_name} ({frames}{self.channels}, {height}, {width})"

@@ -10,6 +10,7 @@ from torchdali.pipeline.readers.masks import MaskReader, group_masks, put_decode
 from torchdali.pipeline.readers.pixels import PixelReader
 from torchdali.pipeline.readers.scan import Scan, ScanTimeoutError
 from torchdali.pipeline.readers.stored import StoredReader
+from torchdali.pipeline.readers.volumes import VolumeReader
 from torchdali.sources import Source
 from torchdali.transforms.spec import InputKind
 
@@ -38,6 +39,8 @@ def open_reader(source: Source, adjust_orientation: bool = False) -> Reader:
         return ClipReader(source)
     if source.spec.kind == "waveform":
         return WaveformReader(source)
+    if source.spec.kind == "volume":
+        return VolumeReader(source)
     if source.kind is InputKind.FILES:
         return FileReader(source, HeaderReader(), adjust_orientation)
     if source.kind is InputKind.PIXELS:

@@ -128,6 +128,10 @@ class Reader:
         """
         return self.open_batch()
 
+    def add_params(self, draws: Draws) -> Draws:
+        """Return the random numbers of the batch, with what rules load from them: see :class:`Draws`."""
+        return draws
+
     def move_to(self, device: torch.device) -> None:
         """Prepare for pipelines on a device."""
 
