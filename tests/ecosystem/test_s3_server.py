@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 from conftest import same
 from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
@@ -21,6 +22,7 @@ from torchvision.transforms import v2
 
 from torchdali import DALILoader, SampleError
 from torchdali.datasets import RemoteImages, Tar, pack
+from torchdali.tools.cli import commands
 
 obstore = pytest.importorskip("obstore")
 moto_app = pytest.importorskip("moto.moto_server.werkzeug_app", reason="needs moto[s3] and flask")
@@ -112,6 +114,28 @@ def test_a_changed_shard_and_a_missing_object_are_named(server: Counted, folder:
     assert same(batches(DALILoader, shards), batches(DataLoader, folder))
     with pytest.raises(SampleError, match=r"s3://bucket/train/none.jpg.*there is no such object"):
         batches(DALILoader, RemoteImages([("s3://bucket/train/none.jpg", 0)], EXACT))
+
+
+def test_commands_take_objects(server: Counted, folder: ImageFolder) -> None:
+    def run(*arguments: str) -> tuple[int, str]:
+        done = CliRunner().invoke(commands(), arguments, terminal_width=500)
+        return done.exit_code, done.output
+
+    store, names = S3Store("bucket"), "s3://bucket/shards/*.tar"
+    code, text = run("index", names)
+    assert (code, text.startswith(f"{len(folder)} images in ")) == (0, True), text
+    code, text = run("check", names)
+    assert code == 0, text
+    assert f"{len(folder)} images under {names}, no problems" in text
+    content = bytes(obstore.get(store, Tar(names).shards.paths[1].removeprefix("s3://bucket/")).bytes())
+    place = content.index(b"\xff\xd8\xff") + 600
+    obstore.put(store, "damaged.tar", content[:place] + bytes(20) + content[place + 20 :])
+    code, text = run("check", "s3://bucket/damaged.tar")
+    assert code == 1, text
+    assert "s3://bucket/damaged.tar, image 0 at byte 512  it cannot be decoded" in " ".join(text.split("\n"))
+    code, text = run("index", "s3://bucket/none.tar")
+    assert code == 2, text
+    assert "there is no such object: 's3://bucket/none.tar'" in text
 
 
 def test_an_interrupted_epoch_leaves_no_request(server: Counted, folder: ImageFolder) -> None:

@@ -46,7 +46,7 @@ class CheckResult:
     """Result of ``check``.
 
     Attributes:
-        folder: The folder.
+        folder: The folder, or the first name of shards.
         images: Number of files with an image's name, or of images in shards, or of videos.
         problems: Problems, sorted by path.
         left_out: Number of images by extension, for extensions that ImageFolder does not take.
@@ -55,7 +55,7 @@ class CheckResult:
         kind: What the files are: ``"images"`` or ``"videos"``.
     """
 
-    folder: Path
+    folder: Path | str
     images: int = 0
     problems: list[Problem] = field(default_factory=list[Problem])
     left_out: Counter[str] = field(default_factory=Counter[str])
@@ -134,7 +134,7 @@ def check_shards(
     with TemporaryDirectory() as folder:  # an index without labels, which nothing else needs
         dataset = open_shards(shards, image, Path(folder) / "index.npz", label=None)
         problems = find_problems(dataset, progress or Console(stderr=True))
-    result = CheckResult(Path(shards[0]), len(dataset), problems)
+    result = CheckResult(shards[0], len(dataset), problems)
     result.seconds = time.perf_counter() - start
     _print_result(result, console or Console())
     return result

@@ -27,6 +27,8 @@ from torchdali.sources.remote import is_uri
 from torchdali.tools.commands.files import Problem
 
 _CHUNK = 256
+_REQUESTS = 32
+"""Threads that check objects, each of which waits for one."""
 
 
 def open_shards(shards: Sequence[str], image: str | None, index: Path | None, **options: Any) -> ShardedDataset:
@@ -105,17 +107,17 @@ def pack_folder(
 def find_problems(dataset: EncodedDataset, progress: Console) -> list[Problem]:
     """Decode the images of shards with PIL. Return the problems, each with shard, key and offset, sorted."""
     result: list[Problem] = []
-    starts = range(0, len(dataset), _CHUNK)
-    with _make_progress(progress) as bar, ThreadPoolExecutor(count_available_cores(), "torchdali-check") as threads:
+    chunk, count = (1, _REQUESTS) if dataset.client else (_CHUNK, count_available_cores())
+    chunks = [range(start, min(start + chunk, len(dataset))) for start in range(0, len(dataset), chunk)]
+    with _make_progress(progress) as bar, ThreadPoolExecutor(count, "torchdali-check") as threads:
         task = bar.add_task("checked", total=len(dataset))
-        for problems in threads.map(partial(_check_rows, dataset), starts):
+        for rows, problems in zip(chunks, threads.map(partial(_check_rows, dataset), chunks), strict=True):
             result += problems
-            bar.advance(task, _CHUNK)
+            bar.advance(task, len(rows))
     return sorted(result)
 
 
-def _check_rows(dataset: EncodedDataset, start: int) -> list[Problem]:
-    rows = range(start, min(start + _CHUNK, len(dataset)))
+def _check_rows(dataset: EncodedDataset, rows: range) -> list[Problem]:
     return [Problem(dataset.name(row), *problem) for row in rows if (problem := _check_row(dataset, row))]
 
 
