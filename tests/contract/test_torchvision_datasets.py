@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import json
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,11 +13,13 @@ import numpy as np
 import pytest
 import torch
 from conftest import same
+from helpers import wrapped
 from helpers.crops import EXACT
 from PIL import Image
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 from torchvision import datasets
 from torchvision.datasets.folder import default_loader, pil_loader
+from torchvision.datasets.vision import StandardTransform
 from torchvision.transforms import v2
 
 from torchdali import DALILoader
@@ -239,6 +244,96 @@ def test_changes_are_seen(make: Make, name: str, change: Callable[[Any], object]
     assert describe_dataset_state(dataset) != before
 
 
+# Datasets of objects, captions and attributes, as they are
+
+
+def make_celeba(root: Path) -> Any:
+    dataset = wrapped.make_celeba(root)._dataset
+    count = len(dataset.filename)
+    dataset.attr, dataset.landmarks_align = torch.arange(2 * count).reshape(-1, 2), torch.arange(count)[:, None]
+    dataset.target_type = ["attr", "landmarks", "bbox", "identity"]
+    return dataset
+
+
+def make_captions(root: Path) -> Any:
+    wrapped.write_coco(root, wrapped.FLOATS)
+    file = root / "all.json"
+    content = json.loads(file.read_text())
+    for each in content["annotations"]:
+        each["caption"] = f"thing {each['id']}"
+    file.write_text(json.dumps(content))
+    return datasets.CocoCaptions(root / "images", file)
+
+
+BARE: dict[str, Callable[[Path], Any]] = {
+    "CocoDetection": lambda root: wrapped.make_coco_boxes(root)._dataset,
+    "CocoCaptions": make_captions,
+    "WIDERFace": lambda root: wrapped.make_wider_face(root)._dataset,
+    "CelebA": make_celeba,
+}
+
+
+def clear(part: Any) -> None:
+    """Change a target in place."""
+    if isinstance(part, torch.Tensor):
+        part.zero_()
+    for value in part.values() if isinstance(part, dict) else part if isinstance(part, (list, tuple)) else ():
+        clear(value)
+    if isinstance(part, (dict, list)):
+        part.clear()
+
+
+@pytest.mark.filterwarnings("ignore:unclosed file", "ignore::pytest.PytestUnraisableExceptionWarning")  # torchvision's
+@pytest.mark.parametrize("make_bare", BARE.values(), ids=BARE.keys())
+def test_targets_come_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_bare: Any) -> None:
+    dataset = make_bare(tmp_path)
+    dataset.transforms = StandardTransform(EXACT, note_target)
+    dataset.transform, dataset.target_transform = EXACT, note_target
+    part = ConcatDataset([Subset(dataset, [2, 0]), dataset])
+    expected = copy.deepcopy([sample for (sample,) in DataLoader(part, collate_fn=list)])
+    monkeypatch.setattr(type(dataset), "_load_image", None, raising=False)
+    source = from_dataset(part)
+    assert type(pickle.loads(pickle.dumps(source))) is type(source)
+    loader = DALILoader(part, 2, device="cpu", collate_fn=list)
+    for _ in range(2):
+        ours = [sample for batch in loader for sample in batch]
+        assert same(ours, expected)
+        for _, (_, target) in ours:
+            clear(target)
+    (image, target), *_ = (
+        sample for batch in DALILoader(dataset, 2, device="cpu", collate_fn=list) for sample in batch
+    )
+    assert same((image, target), expected[2])
+
+
+def note_target(target: Any) -> Any:
+    return "noted", target
+
+
+@pytest.mark.filterwarnings("ignore:unclosed file", "ignore::pytest.PytestUnraisableExceptionWarning")  # torchvision's
+def test_those_that_are_asked(tmp_path: Path) -> None:
+    faces, objects = BARE["CelebA"](tmp_path / "a"), BARE["CocoDetection"](tmp_path / "b")
+    before = describe_dataset_state(faces)
+    faces.target_type.pop()
+    assert describe_dataset_state(faces) != before
+    objects.transforms = v2.ToImage()
+    with pytest.raises(
+        UnsupportedDatasetError, match="has transforms= for whole samples, whose boxes are no tv_tensors"
+    ):
+        from_dataset(objects)
+    path = tmp_path / "a" / "celeba" / "img_align_celeba" / faces.filename[1]
+    Image.open(path).convert("L").save(path)
+    with pytest.raises(UnsupportedDatasetError, match="keeps the mode of its files"):
+        from_dataset(faces)
+
+    class Own(datasets.CelebA):
+        pass
+
+    faces.__class__ = Own
+    with pytest.raises(UnsupportedDatasetError, match="Own is not an image folder"):
+        from_dataset(faces)
+
+
 # Datasets that need the loader's transform=
 
 
@@ -253,14 +348,8 @@ def omniglot(files: Files, labels: Labels) -> dict[str, Any]:
     }
 
 
-def celeba(files: Files, labels: Labels) -> dict[str, Any]:
-    attributes = torch.arange(2 * len(files)).reshape(-1, 2)
-    return {"base_folder": "", "filename": files, "target_type": ["attr"], "attr": attributes}
-
-
-@pytest.mark.filterwarnings("ignore:unclosed file", "ignore::pytest.PytestUnraisableExceptionWarning")  # of CelebA
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize(("name", "attributes"), [("Omniglot", omniglot), ("CelebA", celeba)])
+@pytest.mark.parametrize(("name", "attributes"), [("Omniglot", omniglot)])
 def test_transform_of_the_loader_gives_dataloaders_batches(
     pictures: Path, name: str, attributes: Callable[[Files, Labels], dict[str, Any]], workers: int
 ) -> None:

@@ -14,6 +14,7 @@ from torchvision.tv_tensors._dataset_wrapper import WRAPPER_FACTORIES
 
 from torchdali import DALILoader
 from torchdali.sources.arrays import find_base_class
+from torchdali.sources.bare import BARE_CLASSES
 from torchdali.sources.files import FILE_CLASSES
 
 PAGE = Path(__file__).parents[2] / "docs" / "datasets.md"
@@ -27,7 +28,6 @@ NATIVE, WITH_TRANSFORM, WRAPPED, CLIPS, NOT_YET = ROWS = (
 )
 
 EXCEPTIONS = {
-    "CocoCaptions": WITH_TRANSFORM,  # it calls transforms, and its target is text
     "HMDB51": CLIPS,
     "Kinetics": CLIPS,
     "UCF101": CLIPS,
@@ -42,6 +42,8 @@ EXCEPTIONS = {
 def find_row(kind: type[Any]) -> str:
     """Return the row of a dataset. A joint transform gets masks, boxes or a flow beside the image."""
     bases = [base for base in kind.__mro__ if base in FILE_CLASSES]
+    if kind in (datasets.CocoCaptions, datasets.CelebA) and kind in BARE_CLASSES:  # others have boxes, so wrap them
+        return NATIVE
     if bases or find_base_class(object.__new__(kind)):
         assert not bases or vars(bases[0])["__getitem__"] is kind.__getitem__
         return NATIVE

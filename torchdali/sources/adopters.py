@@ -17,6 +17,7 @@ from torchvision.datasets.folder import default_loader, pil_loader
 
 from torchdali.errors import UnsupportedDatasetError
 from torchdali.sources.arrays import Arrays, ArraySource, find_base_class, get_targets, view_as_array
+from torchdali.sources.bare import BARE_CLASSES, BareFiles, get_bare_state, get_image_transform
 from torchdali.sources.combined import CombinedSource
 from torchdali.sources.files import FILE_CLASSES, check_joint_transform, get_attributes, get_loader, get_pairs
 from torchdali.sources.folder import FileSource
@@ -97,7 +98,15 @@ def _open(dataset: Any) -> Source:
 
 
 def _open_own(leaf: Any) -> Source:
+    if _is_bare(leaf):
+        return BareFiles(leaf)
     return WrappedFiles(leaf) if _is_wrapped(leaf) else leaf.torchdali_source()
+
+
+def _is_bare(dataset: Any) -> bool:
+    """Return whether a dataset is of a class whose files and targets are known, and has no source of its own."""
+    kind = cast("type[Any]", type(dataset))
+    return kind in BARE_CLASSES and _is_plain(dataset, kind) and not _has_own_source(dataset)
 
 
 def _is_wrapped(dataset: Any) -> bool:
@@ -192,8 +201,8 @@ def _describe_state(dataset: Any) -> object:
         return _compute_digest(_to_indices(dataset.indices)), _describe_state(dataset.dataset)
     if _is_plain(dataset, ConcatDataset):
         return list(dataset.cumulative_sizes), [_describe_state(one) for one in dataset.datasets]
-    if _is_wrapped(dataset):
-        parts = get_wrapped_state(dataset)
+    if _is_wrapped(dataset) or _is_bare(dataset):
+        parts = get_bare_state(dataset) if _is_bare(dataset) else get_wrapped_state(dataset)
         lists = [_Objects(cast("list[Any]", part)) for part in parts if isinstance(part, list)]
         return _Objects(parts), lists, repr(parts[0]), snapshot(parts[0])
     base = _find_base(dataset)
@@ -268,7 +277,7 @@ def _to_array(places: _Places) -> IntArray:
 
 def _find_base(dataset: Any) -> type[Any] | None:
     """Return the known class that a dataset is of; None if it is of none, or has a source of its own."""
-    if _has_own_source(dataset) or _is_wrapped(dataset):
+    if _has_own_source(dataset) or _is_wrapped(dataset) or _is_bare(dataset):
         return None
     bases: tuple[type[Any], ...] = (Subset, ConcatDataset, ImageIndex, *FILE_CLASSES)
     return next((base for base in bases if isinstance(dataset, base)), None) or find_base_class(dataset)
@@ -304,7 +313,7 @@ def _count_samples(dataset: Any) -> int:
     name = type(dataset).__name__
     if isinstance(dataset, IterableDataset):
         raise UnsupportedDatasetError(f"{name} is an IterableDataset. {_HINT}.")
-    if _is_wrapped(dataset):
+    if _is_wrapped(dataset) or _is_bare(dataset):
         return len(dataset)
     base = _find_base(dataset)
     if base is None and any(_METHOD in vars(kind) for kind in type(dataset).__mro__):
@@ -346,10 +355,14 @@ def _get_image_backend() -> str:
     return cast("Any", torchvision).get_image_backend()
 
 
+def _get_transform(leaf: Any) -> Any:
+    if _is_bare(leaf):
+        return get_image_transform(leaf)
+    return get_transforms(leaf)[0] if _is_wrapped(leaf) else getattr(leaf, "transform", None)
+
+
 def _check_same_transform(leaves: Sequence[Any]) -> None:
-    transforms: list[Any] = [
-        get_transforms(leaf)[0] if _is_wrapped(leaf) else getattr(leaf, "transform", None) for leaf in leaves
-    ]
+    transforms = [_get_transform(leaf) for leaf in leaves]
     for other in transforms[1:]:
         if other is transforms[0]:
             continue

@@ -7,9 +7,7 @@ whose size comes from the file's header. So its own code makes each target. Of a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -23,8 +21,8 @@ from torchvision.tv_tensors._dataset_wrapper import (  # pyright: ignore[reportM
 )
 
 from torchdali.errors import UnsupportedDatasetError
+from torchdali.sources.file_modes import check_modes
 from torchdali.sources.folder import FileSource
-from torchdali.sources.headers.header import FRAMES, HEADER_BYTES, PNG_SIGNATURE
 from torchdali.sources.image_size import image_size
 from torchdali.sources.mask_files import decode_mask
 from torchdali.sources.paths import Paths, build_table
@@ -41,11 +39,6 @@ __all__ = [
     "get_transforms",
     "get_wrapped_state",
 ]
-
-_SCAN_THREADS = 16
-_CHUNK = 256
-
-_open: Callable[..., Any] = PIL.Image.open
 
 
 def find_inner(dataset: Any) -> Any:
@@ -118,7 +111,7 @@ class WrappedFiles(FileSource):
         transform, self.is_joint, self._target_transform = _split_transforms(dataset, name)
         paths = [self._class.get_path(self._inner, i) for i in range(len(self._inner))]
         if not (self._class.is_converted or is_checked):
-            _check_modes(name, paths)
+            check_modes(name, paths)
         super().__init__(Paths([build_table(paths)]), None, transform, f"{len(paths):,} files ({name})")
         self._cache: dict[int, tuple[Any, Any]] = {}
         is_test = (name == "Kitti" and not self._inner.train) or (name == "WIDERFace" and self._inner.split == "test")
@@ -258,45 +251,4 @@ def _has_integers(boxes: Any, counts: IntArray, annotations: list[list[Any]]) ->
     for end, count, objects in zip(ends, counts.tolist(), annotations, strict=True):
         if count and whole[end - count : end].all() and all(type(x) is int for each in objects for x in each["bbox"]):
             return True
-    return False
-
-
-def _check_modes(name: str, paths: list[Any]) -> None:
-    """Raise UnsupportedDatasetError if a file is not RGB: the dataset keeps the mode of its files."""
-
-    def check(start: int) -> None:
-        for path in paths[start : start + _CHUNK]:
-            mode = _read_mode(path)
-            if mode not in (None, "RGB"):
-                raise UnsupportedDatasetError(
-                    f"{name} keeps the mode of its files, and that of {path} is {mode}; its samples differ in "
-                    "channels, as in DataLoader"
-                )
-
-    with ThreadPoolExecutor(_SCAN_THREADS) as threads:
-        for _ in threads.map(check, range(0, len(paths), _CHUNK)):
-            pass
-
-
-def _read_mode(path: Any) -> str | None:
-    """Return PIL's mode of a file; None if it cannot be read, and its sample raises when it is due."""
-    try:
-        with Path(path).open("rb", buffering=0) as file:
-            if _has_three_channels(file.read(HEADER_BYTES)):
-                return "RGB"
-        with _open(path) as image:
-            return image.mode
-    except OSError:
-        return None
-
-
-def _has_three_channels(start: bytes) -> bool:
-    """Return whether a PNG or JPEG is RGB for PIL; False also if its first bytes do not tell."""
-    if start.startswith(PNG_SIGNATURE):
-        return start[24:26] == b"\x08\x02"
-    offset = 2
-    while start[offset : offset + 1] == b"\xff" and offset + 10 <= len(start):
-        if start[offset + 1] in FRAMES:
-            return start[offset + 9] == 3
-        offset += 2 + int.from_bytes(start[offset + 2 : offset + 4], "big")
     return False

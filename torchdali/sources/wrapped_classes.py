@@ -13,7 +13,7 @@ from torchvision.datasets import voc
 from torchdali.sources.mask_files import read_mask
 from torchdali.transforms.targets.stored import EncodedMask
 
-__all__ = ["WRAPPED_CLASSES", "WrappedClass", "get_coco_target", "map_parts", "wrap_mask_files"]
+__all__ = ["WRAPPED_CLASSES", "WrappedClass", "get_coco_target", "join_targets", "map_parts", "wrap_mask_files"]
 
 _open: Callable[..., Any] = PIL.Image.open
 
@@ -74,7 +74,7 @@ def _get_celeba_path(dataset: Any, index: int) -> str:
 
 def _get_celeba_target(dataset: Any, index: int) -> Any:
     columns = {"identity": lambda: dataset.identity[index, 0], "bbox": lambda: dataset.bbox[index, :]}
-    return _join_targets([columns[kind]() for kind in dataset.target_type])
+    return join_targets([columns[kind]() for kind in dataset.target_type])
 
 
 def _get_voc_mask(dataset: Any, index: int) -> Any:
@@ -95,13 +95,13 @@ def _get_pet_target(dataset: Any, index: int) -> Any:
         "binary-category": lambda: dataset._bin_labels[index],  # noqa: SLF001
         "segmentation": lambda: _read_mask(dataset._segs[index]),  # noqa: SLF001
     }
-    return _join_targets([columns[kind]() for kind in dataset._target_types])  # noqa: SLF001
+    return join_targets([columns[kind]() for kind in dataset._target_types])  # noqa: SLF001
 
 
 def _get_cityscapes_target(dataset: Any, index: int) -> Any:
     openers = {"semantic": _read_mask, "instance": _open}  # the wrapper makes several masks of the instances
     pairs = zip(dataset.target_type, dataset.targets[index], strict=True)
-    return _join_targets([openers[kind](path) for kind, path in pairs])
+    return join_targets([openers[kind](path) for kind, path in pairs])
 
 
 def _read_mask(path: Any) -> Any:
@@ -110,7 +110,7 @@ def _read_mask(path: Any) -> Any:
     return _open(path) if isinstance(mask, EncodedMask) and mask.canvas == (1, 1) else mask
 
 
-def _join_targets(targets: list[Any]) -> Any:
+def join_targets(targets: list[Any]) -> Any:
     """Return what a dataset with these targets of a sample returns as its target."""
     return tuple(targets) if len(targets) > 1 else targets[0] if targets else None
 
