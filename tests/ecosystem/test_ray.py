@@ -1,6 +1,6 @@
-"""Ray Train with two workers on the CPU: loaders prepared by torchdali and by Ray, and the page.
+"""Ray Train with two workers on the CPU: loaders prepared by torchdali and by Ray, and the recipe.
 
-Starting Ray takes long, so one script runs both.
+Starting Ray and its workers takes long, so that they run both.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+RECIPE = ROOT / "recipes" / "ray_train.py"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 SCRIPT = '''
@@ -24,13 +25,13 @@ from pathlib import Path
 import ray
 import ray.train.torch
 import torch
-from ray.train import RunConfig, ScalingConfig
-from ray.train.torch import TorchTrainer
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler, WeightedRandomSampler
+from torch.utils import data as torch_data
+from torch.utils.data import BatchSampler, IterableDataset, SequentialSampler, WeightedRandomSampler
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
-root, out, page = map(Path, sys.argv[1:])
+root, out = map(Path, sys.argv[1:3])
+del sys.argv[1:3]
 chain = v2.Compose([v2.ToImage(), v2.Resize((8, 8)), v2.ToDtype(torch.float32, scale=True)])
 
 
@@ -58,7 +59,7 @@ def compare(config):
     transformed = ImageFolder(root, chain)
     found = {}
     for shuffle in (False, True):
-        theirs = DataLoader(transformed, 5, shuffle, drop_last=True)
+        theirs = torch_data.DataLoader(transformed, 5, shuffle, drop_last=True)
         ours = DALILoader(data, 5, shuffle, drop_last=True, transform=chain, seed=7)
         found[f"shuffle {shuffle}"] = [
             epochs(ray.train.torch.prepare_data_loader, theirs), epochs(prepare_data_loader, ours)
@@ -66,9 +67,9 @@ def compare(config):
     ours = prepare_data_loader(DALILoader(data, 5, transform=chain, seed=7, on_error="skip"))
     found["kept"] = [type(ours).__name__, ours.seed, ours.on_error, str(ours.device), ours.transform is chain]
     images, _ = next(iter(ours))
-    expected, _ = next(iter(ray.train.torch.prepare_data_loader(DataLoader(transformed, 5))))
+    expected, _ = next(iter(ray.train.torch.prepare_data_loader(torch_data.DataLoader(transformed, 5))))
     found["off"] = float((images - expected).abs().max())
-    plain = prepare_data_loader(DataLoader(transformed, 5))
+    plain = prepare_data_loader(torch_data.DataLoader(transformed, 5))
     found["plain"] = [type(plain).__name__, len(plain)]
     auto = prepare_data_loader(DALILoader(data, 5, shuffle=True, transform=chain, distributed="auto"))
     found["auto"] = [auto.distributed, type(auto.sampler).__name__, auto.sampler.shuffle]
@@ -90,10 +91,16 @@ def compare(config):
     (out / f"{rank}.json").write_text(json.dumps(found))
 
 
-ray.init(num_cpus=3, include_dashboard=False, log_to_driver=False)
-TorchTrainer(compare, scaling_config=ScalingConfig(num_workers=2), run_config=RunConfig(storage_path=str(out))).fit()
-exec(compile(page.read_text(), "docs/ray_train.md", "exec"))
-print("page", result.error)
+recipes_loop = train_loop
+
+
+def train_loop(config):
+    compare(config)
+    recipes_loop(config)
+
+
+ray.init(num_cpus=2, include_dashboard=False)
+main()
 ray.shutdown()
 '''
 
@@ -102,18 +109,18 @@ def test_each_worker_gets_its_share_by_dali(
     pictures: Path, run_script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("ray", reason="needs ray[train]")
-    out, page = tmp_path / "out", tmp_path / "page.py"
+    out = tmp_path / "out"
     out.mkdir()
-    blocks = re.findall(
-        r"^```python\n(.*?)^```$", (ROOT / "docs" / "ray_train.md").read_text(), re.MULTILINE | re.DOTALL
-    )
-    page.write_text("\n".join(blocks).replace("(224", "(32"))
     shutil.copytree(pictures, tmp_path / "data" / "train")
     monkeypatch.chdir(tmp_path)
     variables = {"RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = run_script(SCRIPT, pictures, out, page, fresh=True, timeout=560, **variables)
+    options = ["--model", "shufflenet_v2_x0_5", "--size", 32, "--batch-size", 4, "--epochs", 2]
+    recipe = RECIPE.read_text().partition('if __name__ == "__main__":')[0]
+    arguments = [pictures, out, tmp_path / "data", *options, "--results", tmp_path / "results"]
+    done = run_script(recipe + SCRIPT, *arguments, fresh=True, timeout=560, **variables)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "page None\n" in done.stdout
+    lines = re.findall(r"epoch +(\d)/2  loss [\d.]+  (\d+) images", done.stdout)
+    assert lines == [("1", "24"), ("2", "24")]
     ranks = [json.loads((out / f"{rank}.json").read_text()) for rank in range(2)]
     for rank, found in enumerate(ranks):
         for shuffle in (False, True):
@@ -133,3 +140,9 @@ def test_each_worker_gets_its_share_by_dali(
         assert len(found["warned"]) == (rank == 0)
         assert found["stream"] == [[0, 1], [2, 3]]
     assert ranks[0]["shuffle True"] != ranks[1]["shuffle True"]
+
+
+def test_the_page_shows_lines_of_the_recipe() -> None:
+    page, lines = (ROOT / "docs" / "ray_train.md").read_text(), RECIPE.read_text().splitlines()
+    (block,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    assert [line for line in block.splitlines() if line.strip() != "..." and line not in lines] == []
