@@ -16,6 +16,9 @@ from torchvision.transforms import v2
 from torchdali import DALILoader, SampleError, TransformError
 from torchdali.datasets import Volumes
 from torchdali.pipeline.compile import compile_plan
+from torchdali.tools.parity import results
+from torchdali.tools.parity.report import list_rules
+from torchdali.tools.parity.volumes import VOLUMES, find_exceeded_volume_bounds, measure_volumes
 from torchdali.transforms import (
     GaussianBlur3D,
     RandomAffine3D,
@@ -23,6 +26,7 @@ from torchdali.transforms import (
     RandomFlip3D,
     RandomIntensity,
     RandomRotate3D,
+    find_rule,
 )
 from torchdali.transforms.rng import Draws, epoch_key
 from torchdali.transforms.spec import InputKind, Spec
@@ -104,6 +108,66 @@ def test_dali_equals_torch(folder: Path, name: str, device: str) -> None:
         differing.append(float((labels.cpu() != expected_labels).double().mean()))
     assert len(differing) == 6
     assert sum(differing) <= off * 6
+
+
+def draw(transform: Any, size: tuple[int, int, int]) -> dict[str, Any]:
+    """What a rule draws for 500 samples of a size."""
+    rule = find_rule(transform)
+    assert rule
+    draws = Draws(epoch_key(SEED, 0), np.arange(500), np.zeros(500, np.int64))
+    return rule.draw(draws, np.tile(np.array(size, np.int64), (500, 1)))
+
+
+def assert_uniform(values: Any, low: float, high: float) -> None:
+    room = (high - low) / 50
+    assert low <= values.min() <= low + room
+    assert high - room <= values.max() <= high
+    assert abs(values.mean() - (low + high) / 2) < 3 * room
+
+
+def test_draws_follow_the_arguments() -> None:
+    start = draw(RandomCrop3D((15, 20, 18)), (16, 20, 20))["start"]
+    assert [np.unique(column).tolist() for column in start.T] == [[0, 1], [0], [0, 1, 2]]
+    flips = draw(RandomFlip3D(0.3, axes=(0, 2)), (8, 8, 8))
+    assert not flips["vertical"].any()
+    assert all(100 < flips[name].sum() < 200 for name in ("depthwise", "horizontal"))
+    assert (flips["depthwise"] != flips["horizontal"]).any()
+    intensity = draw(RandomIntensity((0.5, 1.5), (-3, -1)), (8, 8, 8))
+    assert_uniform(intensity["scale"], 0.5, 1.5)
+    assert_uniform(intensity["shift"], -3, -1)
+    assert_uniform(draw(GaussianBlur3D((0.5, 1.5)), (8, 8, 8))["sigma"], 0.5, 1.5)
+    affine = draw(RandomAffine3D(((-40, 20), 0, 0), (0, (1, 3), (-5, 5)), (0.5, 1.5)), (8, 9, 10))["middle"]
+    linear = affine[:, :, :3]
+    scale = np.linalg.det(linear) ** (-1 / 3)
+    shift = -np.linalg.solve(linear, affine[:, :, 3:])[:, :, 0]
+    assert_uniform(scale, 0.5, 1.5)
+    assert_uniform(np.degrees(np.arctan2(linear[:, 2, 1], linear[:, 1, 1])), -40, 20)
+    assert np.allclose(shift[:, 0], 0)
+    assert_uniform(shift[:, 1], 1, 3)
+    assert_uniform(shift[:, 2], -5, 5)
+    for axis in range(3):  # as the torch body turns
+        degrees = [0.0, 0.0, 0.0]
+        degrees[axis] = 30.0
+        expected = RandomRotate3D(degrees).make_params([torch.zeros(4, 5, 6)])["matrix"]
+        assert np.allclose(draw(RandomRotate3D(degrees), (4, 5, 6))["middle"], expected)
+
+
+@pytest.mark.parametrize("name", ["volumes RandomAffine3D", "volumes of a training"])
+def test_certificate(name: str, device: str) -> None:
+    case = VOLUMES[name]
+    measured = measure_volumes(case, device)
+    assert not find_exceeded_volume_bounds(case, measured)
+    found = results.Results()
+    of_device = found.select_device("cpu", results.Machine())
+    of_device.volumes["volumes RandomFlip3D"] = results.VolumeResult("", measured)
+    (failure,) = results.find_failures(found)
+    assert failure.startswith(f"volumes RandomFlip3D on cpu: values {measured.values:.3g}, bound 0")
+
+
+def test_every_rule_is_in_a_case() -> None:
+    ruled = {str(one).rpartition(".")[2] for one in list_rules() if "augment.volumes" in str(one)}
+    assert ruled == {type(leaf).__name__ for case in VOLUMES.values() for leaf in case.chain}
+    assert all(bool(case.why) == (case.values > 0) for case in VOLUMES.values())
 
 
 def test_samples_without_labels_and_of_a_collate_fn(folder: Path, device: str) -> None:

@@ -152,8 +152,8 @@ def commands() -> click.Group:
         "--only",
         metavar="REGEX",
         default="",
-        help='Measure only cases, random parameters, "targets <name>", "sounds <name>" and "decoding <format>" whose '
-        "names match.",
+        help='Measure only cases, random parameters, "targets <name>", "sounds <name>", "volumes <name>" and '
+        '"decoding <format>" whose names match.',
     )
     def parity(out: Path, device: str, only: str) -> None:
         """Compare every rule with torchvision, and write the certificate.

@@ -22,6 +22,7 @@ from torchdali.tools.parity.photographs import write_photographs
 from torchdali.tools.parity.report import TITLES, write_markdown
 from torchdali.tools.parity.sounds import SOUNDS, SoundCase, SoundDifferences, measure_sounds
 from torchdali.tools.parity.targets import TARGETS, TargetCase, TargetDifferences, measure_targets
+from torchdali.tools.parity.volumes import VOLUMES, VolumeCase, VolumeDifferences, measure_volumes
 
 Tick = Callable[[], None]
 
@@ -32,8 +33,8 @@ def certify(out: Path, devices: Sequence[str], only: str, console: Console) -> l
     Args:
         out: Path of the page. Results of an earlier run that are not measured again are kept from the JSON beside it.
         devices: "cpu", "cuda" or both.
-        only: Regular expression that selects cases, random parameters, "targets <name>", "sounds <name>" and
-            "decoding <format>" by name.
+        only: Regular expression that selects cases, random parameters, "targets <name>", "sounds <name>",
+            "volumes <name>" and "decoding <format>" by name.
         console: Console to print to.
 
     Returns:
@@ -53,7 +54,8 @@ def certify(out: Path, devices: Sequence[str], only: str, console: Console) -> l
     draws = [name for name in DRAWS if wanted.search(name)]
     targets = [name for name in TARGETS if wanted.search(name)]
     sounds = [name for name in SOUNDS if wanted.search(name)]
-    if not (cases or formats or draws or targets or sounds):
+    volumes = [name for name in VOLUMES if wanted.search(name)]
+    if not (cases or formats or draws or targets or sounds or volumes):
         raise OptionError(f"--only {only!r} is found in no name of a case, random parameter or format")
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -81,6 +83,11 @@ def certify(out: Path, devices: Sequence[str], only: str, console: Console) -> l
             for name in sounds:
                 of_device.sounds[name] = results.SoundResult(str(SOUNDS[name]), _measure_sounds(SOUNDS[name], device))
                 tick()
+            tick = stage(f"volumes, {TITLES[device]}", len(volumes))
+            for name in volumes:
+                chain, measured = VOLUMES[name].chain, _measure_volumes(VOLUMES[name], device)
+                of_device.volumes[name] = results.VolumeResult(results.describe_chain(chain), measured)
+                tick()
             tick = stage(f"decoding, {TITLES[device]}", len(formats))
             for name in formats:
                 of_device.decoding[name] = measure_decoding(Path(folder) / device / name, name, device)
@@ -96,8 +103,9 @@ def certify(out: Path, devices: Sequence[str], only: str, console: Console) -> l
     failures = results.find_failures(known)
     for line in failures:
         console.print(f"[red]{line}[/]", soft_wrap=True)
+    count = len(cases) + len(targets) + len(sounds) + len(volumes)
     console.print(
-        f"{len(cases) + len(targets) + len(sounds)} cases, {len(draws)} random parameters and {len(formats)} formats; "
+        f"{count} cases, {len(draws)} random parameters and {len(formats)} formats; "
         f"{len(failures) or 'no'} {'failure' if len(failures) == 1 else 'failures'}. Written: {out}",
         soft_wrap=True,
     )
@@ -123,6 +131,13 @@ def _measure_sounds(case: SoundCase, device: str) -> SoundDifferences:
         return measure_sounds(case, device)
     except Exception as error:  # noqa: BLE001 - as above
         return SoundDifferences(error=_describe(error))
+
+
+def _measure_volumes(case: VolumeCase, device: str) -> VolumeDifferences:
+    try:
+        return measure_volumes(case, device)
+    except Exception as error:  # noqa: BLE001 - as above
+        return VolumeDifferences(error=_describe(error))
 
 
 def _describe(error: Exception) -> str:

@@ -16,6 +16,7 @@ from torchdali.tools.parity.photographs import COUNT, LARGEST, SMALLEST
 from torchdali.tools.parity.results import DeviceResult, Results, describe, describe_chain, is_within
 from torchdali.tools.parity.sounds import SOUNDS, SoundCase, SoundDifferences, find_exceeded_sound_bound
 from torchdali.tools.parity.targets import TARGETS, TargetCase, TargetDifferences, find_exceeded_target_bounds
+from torchdali.tools.parity.volumes import VOLUMES, VolumeCase, VolumeDifferences, find_exceeded_volume_bounds
 from torchdali.transforms import Rule
 
 TORCH_ONLY: dict[str, str] = {
@@ -78,6 +79,13 @@ _ABOUT_SOUNDS = """\
 Five made-up sounds of one channel and different lengths, at 16 kHz: tones that rise, and noise. torchaudio's transforms
 get the same random numbers. The difference is the largest of a value, as a share of the largest value of its sound."""
 
+_ABOUT_VOLUMES = """\
+## Volumes
+
+Eight patches of two made-up volumes with values from 0 to 1, and labels from 0 to 3. The transforms' own torch bodies
+get the same random numbers. *values*: the largest difference of a value. *labels*: the share of all labels that
+differ."""
+
 _ABOUT_DRAWS = f"""\
 ## Random parameters
 
@@ -118,6 +126,8 @@ def format_markdown(results: Results) -> str:
         _targets(devices),
         _ABOUT_SOUNDS,
         _sounds(devices),
+        _ABOUT_VOLUMES,
+        _volumes(devices),
         _ABOUT_DRAWS,
         _draws(results),
         _ABOUT_DECODING,
@@ -194,6 +204,29 @@ def _sound_differences(case: SoundCase, measured: SoundDifferences) -> str:
         return f"**failed**: {measured.error}"
     text = _number(measured.largest)
     return f"**{text}**" if find_exceeded_sound_bound(case, measured) else text
+
+
+def _volumes(devices: dict[str, DeviceResult]) -> str:
+    head = ["Volumes", "Chain", *(f"{TITLES[name]}: values / labels" for name in devices), "Bound", "Why"]
+    rows: list[list[str]] = []
+    for name, case in VOLUMES.items():
+        cells = [name.removeprefix("volumes "), _code(describe_chain(case.chain))]
+        for of_device in devices.values():
+            result = of_device.volumes.get(name)
+            cells.append(_volume_differences(case, result.measured) if result else NOT_MEASURED)
+        rows.append([*cells, _format_volumes(case.values, case.labels), case.why])
+    return _table(head, rows)
+
+
+def _volume_differences(case: VolumeCase, measured: VolumeDifferences) -> str:
+    if measured.error:
+        return f"**failed**: {measured.error}"
+    text = _format_volumes(measured.values, measured.labels)
+    return f"**{text}**" if find_exceeded_volume_bounds(case, measured) else text
+
+
+def _format_volumes(values: float, labels: float) -> str:
+    return f"{_number(values)} / {_number(100 * labels)} %"
 
 
 def _target_differences(case: TargetCase, measured: TargetDifferences) -> str:

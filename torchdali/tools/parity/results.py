@@ -24,6 +24,7 @@ from torchdali.tools.parity.distributions import DistributionTest, significance_
 from torchdali.tools.parity.draws import DRAWS
 from torchdali.tools.parity.sounds import SOUNDS, SoundDifferences, find_exceeded_sound_bound
 from torchdali.tools.parity.targets import TARGETS, TargetDifferences, find_exceeded_target_bounds
+from torchdali.tools.parity.volumes import VOLUMES, VolumeDifferences, find_exceeded_volume_bounds
 from torchdali.transforms import flatten
 
 _FORMAT = 1
@@ -84,6 +85,19 @@ class SoundResult:
     measured: SoundDifferences
 
 
+@dataclass(frozen=True)
+class VolumeResult:
+    """Result of one case of volumes.
+
+    Attributes:
+        chain: Chain of the case, as text.
+        measured: Differences from torch.
+    """
+
+    chain: str
+    measured: VolumeDifferences
+
+
 @dataclass
 class DeviceResult:
     """Results of one device, "cpu" or "cuda".
@@ -94,6 +108,7 @@ class DeviceResult:
         decoding: Results by format, then by decoder.
         targets: Results of boxes, key points and masks by the name of the case.
         sounds: Results of sounds by the name of the case.
+        volumes: Results of volumes by the name of the case.
     """
 
     machine: Machine = field(default_factory=Machine)
@@ -103,6 +118,7 @@ class DeviceResult:
     )
     targets: dict[str, TargetResult] = field(default_factory=dict[str, TargetResult])
     sounds: dict[str, SoundResult] = field(default_factory=dict[str, SoundResult])
+    volumes: dict[str, VolumeResult] = field(default_factory=dict[str, VolumeResult])
 
 
 @dataclass
@@ -170,6 +186,9 @@ def find_failures(results: Results) -> list[str]:
         for name, sound in of_device.sounds.items():
             if over := find_exceeded_sound_bound(SOUNDS[name], sound.measured):
                 failures.append(f"{name} on {device}: {over}")
+        for name, volume in of_device.volumes.items():
+            if over := find_exceeded_volume_bounds(VOLUMES[name], volume.measured):
+                failures.append(f"{name} on {device}: {over}")
         for name, by_decoder in of_device.decoding.items():
             bound = decoding_bound(name, device)
             for decoder, result in by_decoder.items():
@@ -221,7 +240,13 @@ def read(path: Path) -> Results:
             for name, x in _select(part.get("sounds", {}), SOUNDS)  # as above
             if x["chain"] == str(SOUNDS[name])
         }
-        results.devices[device] = DeviceResult(Machine(**part["machine"]), cases, decoding, targets, sounds)
+        volumes = {
+            name: VolumeResult(x["chain"], VolumeDifferences(**x["measured"]))
+            for name, x in _select(part.get("volumes", {}), VOLUMES)  # as above
+            if x["chain"] == describe_chain(VOLUMES[name].chain)
+        }
+        machine = Machine(**part["machine"])
+        results.devices[device] = DeviceResult(machine, cases, decoding, targets, sounds, volumes)
     return results
 
 
