@@ -5,8 +5,8 @@
 H.264 files are made once, by PyAV: a camera moves over photographs. A clip has 16 frames of stride 2 from a random
 start. RandomResizedCrop(224), a flip and the normalization follow; batches are on the device. The systems take
 turns, so that all meet the same state of the machine, and the median counts. PyNvVideoCodec alone decodes
-the same number of clips in threads with open decoders, and transforms nothing. ``--train`` adds an r3d_18: its steps on
-one batch again and again, and with each loader. Without a GPU the numbers mean nothing.
+the same number of clips in threads with open decoders, and transforms nothing. ``--train r3d_18`` adds steps of
+this network: on one batch again and again, and with each loader. Without a GPU the numbers mean nothing.
 """
 
 import argparse
@@ -25,7 +25,7 @@ import skimage.data
 import torch
 from PIL import Image
 from torch.utils.data import DataLoader
-from torchvision.models.video import r3d_18
+from torchvision import models
 from torchvision.transforms import v2
 
 from torchdali import DALILoader
@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="of DataLoader")
     parser.add_argument("--threads", type=int, default=8, help="of PyNvVideoCodec alone")
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--train", action="store_true", help="beside an r3d_18, too")
+    parser.add_argument("--train", help="a network of torchvision.models.video beside which they run, too")
     parser.add_argument("--root", type=Path, default=Path(tempfile.gettempdir(), "torchdali-videos"))
     args = parser.parse_args()
     width, height = map(int, args.size.split("x"))
@@ -86,7 +86,7 @@ def main() -> None:
     measure(systems, args.turns)
     print(loader.explain())
     if args.train:
-        train({"torchdali": loader, "DataLoader": plain}, args.batch_size, args.turns, device)
+        train(args.train, {"torchdali": loader, "DataLoader": plain}, args.batch_size, args.turns, device)
     loader.close()
 
 
@@ -178,9 +178,9 @@ def decode_alone(dataset: VideoClips, device: torch.device, threads: int) -> flo
     return speed
 
 
-def train(loaders: dict[str, Any], size: int, turns: int, device: torch.device) -> None:
+def train(network: str, loaders: dict[str, Any], size: int, turns: int, device: torch.device) -> None:
     """Print the clips/s of training steps on one batch again and again, and with each loader."""
-    model = r3d_18(num_classes=10).to(device, memory_format=torch.channels_last_3d)
+    model = models.get_model(network, num_classes=10).to(device, memory_format=torch.channels_last_3d)
     optimizer = torch.optim.SGD(model.parameters(), 1e-3)
 
     def step(clips: torch.Tensor, labels: torch.Tensor) -> None:
@@ -196,7 +196,7 @@ def train(loaders: dict[str, Any], size: int, turns: int, device: torch.device) 
         name: (lambda loader=loader: run_epoch(loader, device, step)) for name, loader in loaders.items()
     }
     systems["one batch again and again"] = lambda: run_epoch([batch] * number, device, step)
-    print("beside an r3d_18:")
+    print(f"beside {network}:")
     measure(systems, turns)
 
 

@@ -27,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Noisy pictures of three colours: what any network learns in a few steps."""
     root = tmp_path_factory.mktemp("colours")
     rng = np.random.default_rng(0)
-    for split, count in {"train": 32, "val": VAL}.items():
+    for split, count in {"train": 20, "val": VAL}.items():
         for name, colour in COLOURS.items():
             (root / split / name).mkdir(parents=True)
             for number in range(count):
@@ -134,7 +134,7 @@ def test_runs_under_torchrun(folder: Path) -> None:
 
 @pytest.mark.timeout(60)
 def test_says_that_the_folder_is_too_small(folder: Path) -> None:
-    done = run_python(RECIPE, folder, "--batch-size", "97")
+    done = run_python(RECIPE, folder, "--batch-size", "61")
     assert done.returncode == 1
-    assert "96 training images" in done.stderr
-    assert "--batch-size 97" in done.stderr
+    assert "60 training images" in done.stderr
+    assert "--batch-size 61" in done.stderr

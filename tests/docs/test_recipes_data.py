@@ -61,7 +61,7 @@ def colours(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(("loader", "epochs"), [("torchdali", 2), ("torch", 1)])
 def test_multicrop(colours: Path, loader: str, epochs: int) -> None:
-    options = ["--size", 48, "--local-size", 24, "--local-crops", 2, "--batch-size", 12, "--outputs", 64]
+    options = ["--size", 32, "--local-size", 16, "--local-crops", 2, "--batch-size", 18, "--outputs", 64]
     options += ["--epochs", epochs, "--workers", 1, "--loader", loader]
     lines = LINE.findall(run("self_supervised_multicrop.py", colours, *options))
     assert [line[:2] for line in lines] == [(str(epoch + 1), str(epochs)) for epoch in range(epochs)]
@@ -108,7 +108,7 @@ TIMM = {
 @pytest.mark.parametrize("name", TIMM)
 def test_timm(colours: Path, name: str) -> None:
     pytest.importorskip("timm")
-    epochs = 4 if name == "plain" else 1
+    epochs = 2 if name == "plain" else 1
     options = ["--size", 32, "--batch-size", 8, "--epochs", epochs, "--workers", 1, *TIMM[name]]
     said = run("timm_training.py", colours, *options)
     lines = LINE.findall(said)

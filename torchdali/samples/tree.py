@@ -141,13 +141,23 @@ def tree_map(node: Any, change: Callable[[Any], Any], is_leaf: Callable[[Any], b
         change: Returns the new leaf for an old one.
         is_leaf: Returns True for something with parts that is to count as a leaf.
     """
-    parts: Sequence[tuple[str, Any]] = () if is_leaf and is_leaf(node) else _children(node)
+    parts: Sequence[Any] = () if is_leaf and is_leaf(node) else _list_parts(node)
     if not parts:
         return change(node)
-    done = [tree_map(child, change, is_leaf) for _, child in parts]
-    if all(new is old for new, (_, old) in zip(done, parts, strict=True)):
+    done = [tree_map(part, change, is_leaf) for part in parts]
+    if all(new is old for new, old in zip(done, parts, strict=True)):
         return node
     return _rebuild(node, done)
+
+
+def _list_parts(node: Any) -> Sequence[Any]:
+    """Return the parts of a structure. Ordinary types come first, because this runs for every leaf of a batch."""
+    kind: Any = type(cast("object", node))
+    if kind is list or kind is tuple:
+        return node
+    if kind is dict:
+        return list(node.values())
+    return () if isinstance(node, _NEVER_PARTS) else [part for _, part in _children(node)]
 
 
 def reorder_samples(node: Any, order: Sequence[int]) -> Any:

@@ -79,11 +79,11 @@ def _merge_samples(
         # The images of a sample have the same annotations. Those of the first one are taken.
         sample, is_first = group.sample.tolist(), ((group.slot == 0) & (group.frame == 0)).tolist()
         targets |= {(sample[row], number): leaf for (row, number), leaf in unpacked.items() if is_first[row]}
-    samples = _fill(packed.data, targets)
     if collate_fn is None and batched and not any(run.pool.plan.suffix for run in runs):
+        samples = _fill(packed.data, targets)
         columns = _stack_columns(packed, runs, batched, chain)
         return tree_map(collate(samples), lambda leaf: columns[leaf.number] if isinstance(leaf, Placeholder) else leaf)
-    samples = _fill(samples, _restore_images(packed, runs, with_suffix=False))
+    samples = _fill(packed.data, {**_restore_images(packed, runs, with_suffix=False), **targets})
     _run_suffix(packed, runs, samples)
     collate_fn = collate_fn or (collate if batched else convert)
     return collate_fn(samples if batched else samples[0])

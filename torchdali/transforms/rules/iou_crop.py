@@ -20,6 +20,9 @@ from torchdali.transforms.targets import Targets
 ROUNDS = 200
 """torchvision tries for ever. A round is one least overlap and up to 40 windows."""
 
+_SAMPLES_AT_ONCE, _ROUNDS_AT_ONCE = 16, 8
+"""Rounds of this many samples are computed together, and at most this many rounds of a sample."""
+
 Floats = npt.NDArray[np.floating[Any]]
 Flags = npt.NDArray[np.bool_]
 
@@ -136,25 +139,34 @@ class RandomIoUCrop(Window):
         blocks = -(-(1 + 4 * trials) // 4)
         if not len(size):  # RandomApply may have chosen no sample
             return start, shape, found, within
-        for number in range(ROUNDS):
-            words = draws.select_rows(open_rows).skip(number * blocks).words(1 + 4 * trials)
-            option = options[
-                (words[:, 0].astype(np.uint64) * np.uint64(len(options)) >> np.uint64(32)).astype(np.int64)
-            ]
-            corner, sides, allowed = self._draw_windows(words[:, 1:], size[open_rows])
+        number = 0
+        while number < ROUNDS:
+            # A round of few samples takes as long as one of many, so few samples get several rounds at once.
+            rounds = min(max(1, _SAMPLES_AT_ONCE // len(open_rows)), _ROUNDS_AT_ONCE, ROUNDS - number)
+            words = draws.select_rows(open_rows).skip(number * blocks).words(4 * rounds * blocks)
+            words = words.reshape(len(open_rows), rounds, -1)[..., : 1 + 4 * trials]
+            chosen = words[..., 0].astype(np.uint64) * np.uint64(len(options)) >> np.uint64(32)
+            option = options[chosen.astype(np.int64)]
+            corner, sides, allowed = self._draw_windows(words[..., 1:], size[open_rows])
             windows = np.concatenate((corner, corner + sides), axis=2).astype(boxes.corners.dtype)
             open_boxes, chosen = boxes.select(open_rows, len(size))
             best, inside = _find_overlaps(open_boxes, windows)
-            fits = allowed & (best >= 0) & (best >= option[:, None])
-            first, whole = fits.argmax(axis=1), option >= 1
-            hit = fits.any(axis=1) & ~whole
+            best = best.reshape(len(open_rows), rounds, trials)
+            fits = allowed.reshape(best.shape) & (best >= 0) & (best >= option[..., None])
+            # The first round counts that drew "whole" or found a window.
+            whole = option >= 1
+            ends = whole | fits.any(axis=2)
+            end, each_row = ends.argmax(axis=1), np.arange(len(open_rows))
+            first = end * trials + fits[each_row, end].argmax(axis=1)
+            hit = ends.any(axis=1) & ~whole[each_row, end]
             rows, each = open_rows[hit], first[hit]
             start[rows], shape[rows], found[rows] = corner[hit, each, ::-1], sides[hit, each, ::-1], True
             of_hits = hit[open_boxes.row]
             within[chosen[of_hits]] = inside[of_hits, first[open_boxes.row[of_hits]]]
-            open_rows = open_rows[~(hit | whole)]
+            open_rows = open_rows[~ends.any(axis=1)]
             if not len(open_rows):
                 return start, shape, found, within
+            number += rounds
         raise SampleTransformError(
             int(open_rows[0]),
             f"none of {ROUNDS} x {trials} windows shows enough of a box; add 1.0 to sampler_options, "

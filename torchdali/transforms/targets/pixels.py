@@ -109,6 +109,7 @@ class Pixels:
         self._begin = size
         self._lines: dict[int, tuple[Index, Index]] = {}
         """Rows and columns of samples that were moved along the axes only."""
+        self._device_lines: dict[int, tuple[torch.Tensor, torch.Tensor]] | None = None
         self._planes: dict[int, Index] = {}
         """``(H, W)`` numbers of pixels, row by row, of samples that were warped."""
         self._fills: list[float] = []
@@ -236,12 +237,19 @@ class Pixels:
             return out
         if i not in self._lines:
             return mask
-        rows, columns = self._lines[i]
-        both = torch.from_numpy(np.concatenate([np.maximum(line, 0) for line in (rows, columns)]))
-        both = both.to(device, non_blocking=True)
-        out = mask.index_select(-1, both[len(rows) :]).index_select(-2, both[: len(rows)])
+        rows, columns = self._get_device_lines(device)[i]
+        out = mask.index_select(-1, columns).index_select(-2, rows)
         self._paint(i, out)
         return out
+
+    def _get_device_lines(self, device: torch.device) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
+        """Return the lines of all samples after all moves, without codes. One copy to the device has all of them."""
+        if self._device_lines is None:
+            lines = [line for pair in self._lines.values() for line in pair]
+            whole = torch.from_numpy(np.maximum(np.concatenate(lines), 0)).to(device, non_blocking=True)
+            parts = cast("tuple[torch.Tensor, ...]", whole.split([len(line) for line in lines]))
+            self._device_lines = dict(zip(self._lines, zip(parts[::2], parts[1::2], strict=True), strict=True))
+        return self._device_lines
 
     def _rows(self, on: Flags | None) -> list[int]:
         """Return the samples that are moved and have masks."""
