@@ -117,6 +117,27 @@ def test_what_follows_in_torch_takes_whole_batches() -> None:
     assert [len(plan.tail), len(plan.suffix)] == [1, 2]
 
 
+@pytest.mark.parametrize(
+    ("masking", "most"), [(T.FrequencyMasking(9), 9), (T.TimeMasking(30, p=0.4), 16), (T.TimeMasking(0), 0)]
+)
+def test_masks_are_drawn_as_torchaudio_draws_them(masking: Any, most: int) -> None:
+    """Each length below the largest is equally likely; a start is uniform over the places that are left."""
+    rule = find_rule(masking)
+    assert rule
+    rule.infer(Spec("tensor", torch.float32, 1, unit=False))
+    numbers = torch.arange(4000).numpy()
+    drawn = rule.draw(Draws(epoch_key(0, 0), numbers, 0 * numbers), torch.tensor([[40, 40]]).repeat(4000, 1).numpy())
+    length, start = drawn["shape"][:, 0].astype(int), drawn["anchor"][:, 0].astype(int)
+    counts = torch.bincount(torch.from_numpy(length), minlength=most)
+    assert len(counts) == max(most, 1)
+    assert (counts > 0.7 * 4000 / max(most, 1)).all()
+    assert (start >= 0).all()
+    assert (start + length <= 40).all()
+    if most:
+        assert start[length == 0].max() > 36
+        assert abs(start[length == most - 1].mean() - (40 - most + 0.5) / 2) < 3
+
+
 def test_chains_of_any_depth() -> None:
     plan = plan_of(
         nn.Sequential(v2.Compose([T.Vol(0.5)]), nn.Sequential(T.MelSpectrogram(n_mels=40))), T.TimeMasking(9)

@@ -62,7 +62,7 @@ def rows_state(dataset: Any) -> list[Any]:
         own: list[Any] = [dataset.target_transform, *(part.transform for part in cast("Any", dataset).dbs)]
         return [*map(id, own), snapshot(own[1])]
     if type(dataset) is Volumes:
-        return [dataset.transform, dataset.patch, dataset.places]
+        return [dataset.transform, dataset.patch, dataset.places, len(dataset)]
     if has_utterances(dataset):
         walker = dataset._walker  # noqa: SLF001 - no public name
         return [id(walker), len(walker)]
