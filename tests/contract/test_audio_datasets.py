@@ -152,7 +152,9 @@ def test_rates_and_channels_of_columns() -> None:
     with pytest.raises(SampleError, match="it has 8000 Hz, and the others have 16000; cast the column"):
         next(iter(DALILoader(mono, 2, transform=Vol(1.0), device="cpu")))
     fitting = rows.cast_column("sound", datasets.Audio(RATE, decode=False, num_channels=1))
-    batch = next(iter(DALILoader(fitting, 2, transform=Vol(1.0), device="cpu")))["sound"]
+    loader = DALILoader(fitting, 2, transform=Vol(1.0), device="cpu")
+    assert loader._session.source.spec.channels == 1
+    batch = next(iter(loader))["sound"]
     expected = torchaudio.functional.resample(sounds.read(io.BytesIO(values[1])), RATE // 2, RATE)
     assert torch.equal(batch[1], expected)
     assert torch.equal(batch[0], sounds.read(io.BytesIO(values[0])).mean(0, keepdim=True))

@@ -107,6 +107,9 @@ def test_other_sizes_and_hidden_objects() -> None:
     image, target = dataset[0]
     whole = {**target, "masks": tv_tensors.Mask(torch.ones(1, 40, 50, dtype=torch.uint8)), "labels": torch.tensor([9])}
     whole |= {"boxes": target["boxes"][:1], "area": torch.tensor([2000.0])}
+    other = {**dataset[1][1], "boxes": v2.ConvertBoundingBoxFormat("XYWH")(dataset[1][1]["boxes"])}
+    _, (mixed, _) = CopyPaste(1, 1)([large, large], [{**other, "boxes": targets[1]["boxes"]}, other])
+    assert torch.equal(mixed["boxes"].as_subclass(torch.Tensor), targets[1]["boxes"].as_subclass(torch.Tensor))
     _, (covered, _) = CopyPaste(1, 1)([image, image], [target, whole])
     assert covered["labels"].tolist() == [9]
     _, (_, left) = CopyPaste(1, 1, min_pixels=1900)([image, image], [target, whole])
