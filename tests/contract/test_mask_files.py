@@ -85,8 +85,8 @@ def with_chunks_of_colour(path: Path, size: tuple[int, int]) -> None:
 
 FILES: dict[str, tuple[Callable[[Path, tuple[int, int]], None], bool]] = {
     "palette of 1 bit": (palette(1), True),
-    "palette of 2 bits": (palette(2), True),
-    "palette of 4 bits": (palette(4), True),
+    "palette of 2 bits": (palette(2), False),
+    "palette of 4 bits": (palette(4), False),
     "palette of 8 bits": (palette(8), True),
     "palette with transparency": (palette(8, transparency=3), True),
     "palette with chunks of colour": (with_chunks_of_colour, True),
