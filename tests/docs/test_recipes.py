@@ -70,7 +70,7 @@ def test_learns(folder: Path) -> None:
 @pytest.mark.timeout(120)
 def test_runs_with_more_augmentation(folder: Path) -> None:
     options = ["--auto-augment", "augmix", "--random-erase", "0.25", "--mixup", "0.2", "--cutmix", "1"]
-    lines = recipe(folder, "--batch-size", "8", "--epochs", "1", *options)
+    lines = recipe(folder, "--batch-size", "8", "--epochs", "1", "--model", "shufflenet_v2_x0_5", *options)
     assert [line[:2] for line in lines] == [("1", "1")]
 
 
@@ -90,7 +90,7 @@ def test_learns_without_labels(folder: Path) -> None:
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("script", "options"),
-    [(RECIPE, ["--auto-augment", "augmix", "--cutmix", "1"]), (SIMCLR, [])],
+    [(RECIPE, ["--auto-augment", "augmix", "--cutmix", "1", "--model", "shufflenet_v2_x0_5"]), (SIMCLR, [])],
     ids=["labels", "none"],
 )
 def test_runs_with_dataloader(folder: Path, script: Path, options: list[str]) -> None:

@@ -80,6 +80,7 @@ def _part(name: str, **options: Any) -> Part:
     return Part(name, options)
 
 
+_FUSED = (2e-7, "a GPU rounds a product and a difference at once")
 _FFT = (1e-6, "Fourier transforms of float32, summed in another order")
 _MEL = (2e-5, "filters of float32, computed by other formulas")
 _LOUD = (1e-6, "logarithms of float32")
@@ -90,7 +91,7 @@ SOUNDS: dict[str, SoundCase] = {
     "sounds Vol in decibels": SoundCase((_part("Vol", gain=-7.0, gain_type="db"),)),
     "sounds Vol of power": SoundCase((_part("Vol", gain=0.5, gain_type="power"),)),
     "sounds Fade": SoundCase((_part("Fade", fade_in_len=300, fade_out_len=500, fade_shape="half_sine"),)),
-    "sounds Preemphasis": SoundCase((_part("Preemphasis", coeff=0.9),)),
+    "sounds Preemphasis": SoundCase((_part("Preemphasis", coeff=0.9),), *_FUSED),
     "sounds Spectrogram": SoundCase((_part("Spectrogram"),), *_FFT),
     "sounds Spectrogram, magnitude": SoundCase(
         (
