@@ -198,7 +198,7 @@ def _touch_all(reader: Any, occurrences: Any) -> None:
     table = reader.table  # adding ten million headers one by one takes minutes
     for start in range(0, len(reader.source), _CHUNK):
         rows = order[start : start + _CHUNK].astype(np.int64)
-        reader.read_inputs(rows, rows[:0], contextlib.ExitStack())
+        reader.read_inputs(rows, {}, contextlib.ExitStack())
         reader.source.labels(rows)
         occurrences.count(rows)
         table.sizes(rows)
