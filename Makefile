@@ -17,11 +17,11 @@ $(READY): pyproject.toml
 demo: $(READY)
 	$(BIN)/torchdali demo
 
-# Three processes on two cores, because many tests wait for processes of their own. A file stays in one of them, and the
+# Two processes, because many tests wait for processes of their own. A file stays in one of them, and the
 # longest files come first: tests/conftest.py sorts them. One thread of OpenMP each, because threads that share a core
 # wait for one another busily, which doubles the time of trainings. Bytecode is written, whatever the environment says,
 # because tests start many processes.
-PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # Everything.
 test: $(READY)

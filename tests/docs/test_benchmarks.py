@@ -52,7 +52,7 @@ def refused(*options: str) -> str:
 @pytest.mark.timeout(300)
 def test_every_figure_is_written(tmp_path):
     systems = ",".join((*SYSTEMS, "dali_decode_only", "torchvision_cuda", "ffcv"))
-    printed = bench(tmp_path, "decode", "loader", "--systems", systems, "--seconds", "0.2", "--warmup", "5")
+    printed = bench(tmp_path, "decode", "loader", "--systems", systems, "--seconds", "0.5", "--warmup", "5")
 
     ours = {"loader": set(SYSTEMS), "decode": {"torchdali", "dali_decode_only"}}
     for benchmark in ("decode", "loader"):

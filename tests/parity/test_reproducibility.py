@@ -156,20 +156,21 @@ def test_a_run_whose_worker_was_killed_is_repeated_from_its_state(
 
     whole = make(7)
     true = [list(whole), list(whole)]
-    loader, seen, state = make(7), [], {}
+    loader, last = make(7), ([], {})
     iterator = iter(loader)
 
     def go_on_until_death() -> None:
-        nonlocal state
+        nonlocal last
         for batch in iterator:
-            seen.append(batch)
-            state = through_files(loader.state_dict())
-            if len(seen) == 2:
+            # DataLoader raises wherever the thread is. So a batch and the state after it are kept together.
+            last = ([*last[0], batch], through_files(loader.state_dict()))
+            if len(last[0]) == 2:
                 os.kill(iterator._workers[1].pid, signal.SIGKILL)
                 time.sleep(0.2)
 
     with pytest.raises(RuntimeError, match=r"DataLoader worker \(pid"):
         go_on_until_death()
+    seen, state = last
     assert len(seen) < len(true[0]), "it did die in the midst"
     again = make(8)
     again.load_state_dict(state)
