@@ -1,4 +1,4 @@
-"""Python's commands in processes of their own, forked from one that has imported torch, torchvision and DALI.
+"""Python's commands in processes that are forked from one that has imported torch, torchvision, DALI and torchdali.
 
 Each is spared the seconds of these imports. Whatever depends on how or when they are imported starts Python itself.
 """

@@ -42,7 +42,7 @@ def test_what_is_wrong_is_found() -> None:
     case = SoundCase(SOUNDS["sounds Spectrogram"].chain, 1e-8)
     found = results.Results()
     of_device = found.select_device("cpu", results.Machine())
-    of_device.sounds["sounds Vol"] = results.SoundResult(str(case), measure_sounds(case, "cpu"))
+    of_device.sounds["sounds Vol"] = results.GroupResult(str(case), measure_sounds(case, "cpu"))
     (failure,) = results.find_failures(found)
     assert failure.startswith("sounds Vol on cpu: largest difference ")
 

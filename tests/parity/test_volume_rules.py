@@ -159,7 +159,7 @@ def test_certificate(name: str, device: str) -> None:
     assert not find_exceeded_volume_bounds(case, measured)
     found = results.Results()
     of_device = found.select_device("cpu", results.Machine())
-    of_device.volumes["volumes RandomFlip3D"] = results.VolumeResult("", measured)
+    of_device.volumes["volumes RandomFlip3D"] = results.GroupResult("", measured)
     (failure,) = results.find_failures(found)
     assert failure.startswith(f"volumes RandomFlip3D on cpu: values {measured.values:.3g}, bound 0")
 

@@ -48,8 +48,13 @@ def lift_rows(dataset: Any, transform: Any) -> Any:
         parts = [lift_rows(part, transform) for part in dataset.datasets]
         is_same = all(part is new for part, new in zip(dataset.datasets, parts, strict=True))
         return dataset if is_same else _replace(dataset, datasets=parts)
-    lift = _lift_utterances if has_utterances(dataset) else {LSUN: _lift_lsun, Volumes: lift_volumes}.get(kind, _lift)
-    return lift(dataset, transform) or dataset
+    if kind is LSUN:
+        lifted = _lift_lsun(dataset)
+    elif has_utterances(dataset):
+        lifted = _lift_utterances(dataset)
+    else:
+        lifted = lift_volumes(dataset, transform) if kind is Volumes else _lift(dataset, transform)
+    return lifted or dataset
 
 
 def rows_state(dataset: Any) -> list[Any]:
@@ -69,16 +74,14 @@ def rows_state(dataset: Any) -> list[Any]:
     return [dataset.format, dataset._fingerprint] if type(dataset) is _kind() else []  # noqa: SLF001 - no public name
 
 
-def _lift_lsun(dataset: Any, transform: Any) -> Any:
-    del transform
+def _lift_lsun(dataset: Any) -> Any:
     try:
         return LSUNImages(dataset)
     except (ValueError, OSError):
         return None
 
 
-def _lift_utterances(dataset: Any, transform: Any) -> Any:
-    del transform
+def _lift_utterances(dataset: Any) -> Any:
     with suppress(OSError, ModuleNotFoundError):
         return Utterances(dataset)
     return None

@@ -29,9 +29,6 @@ _FORMATS = ("yuv420p", "yuvj420p")
 _CONTAINERS = (".mp4", ".m4v", ".mov")
 """In others a frame's number may be wrong: PyNvVideoCodec 2.2.4 gave another one for the last frame of an .mkv file."""
 
-_PRIORITY = -1
-"""Of the streams that convert decoded frames: before the kernels of a training step, which are long."""
-
 _NEAR = 8.0
 """Grey levels by which the frames of PyAV and of the engine may differ on average. Measured were 0.7."""
 
@@ -166,7 +163,7 @@ class _Engine:
         nvc: Any = import_module("PyNvVideoCodec")
         self._device = device
         with torch.cuda.device(device):
-            self._stream: Any = torch.cuda.Stream(device, priority=_PRIORITY)
+            self._stream: Any = torch.cuda.Stream(device)
             self._decoder = nvc.SimpleDecoder(
                 video.path,
                 gpu_id=device.index,

@@ -11,8 +11,7 @@ import numpy.typing as npt
 
 from torchdali.datasets.lifted_volumes import VolumeSource
 from torchdali.pipeline.readers.base import Reader
-from torchdali.pipeline.readers.decoded import DecodedBatch
-from torchdali.sources import Source
+from torchdali.pipeline.readers.decoded import DecodedBatch, DecodingReader
 from torchdali.transforms.rng import Draws
 from torchdali.transforms.rules.volumes import LoadLabels
 from torchdali.transforms.spec import IntArray
@@ -23,16 +22,12 @@ _PLACE = LoadLabels.position - 1
 """The position of the random numbers for the places of patches. No chain of transforms is that long."""
 
 
-class VolumeReader(Reader):
+class VolumeReader(DecodingReader):
     """Reads a source of patches.
 
     Args:
         source: A :class:`VolumeSource`, or several combined.
     """
-
-    def __init__(self, source: Source) -> None:
-        super().__init__(source)
-        self._black: set[int] = set()
 
     def describe_decoding(self) -> str:
         return "patches are cut from the files in threads of this process"
@@ -49,7 +44,7 @@ class VolumeReader(Reader):
         """
         source, place = self.source.locate(row)
         volumes = cast("VolumeSource", source)
-        if row in self._black:
+        if row in self._replaced:
             specs = filter(None, (volumes.spec, volumes.label_spec))
             return [np.zeros((*self._sides(row), spec.channels), spec.dtype_name) for spec in specs]
         with self.blame(row, "read"):
@@ -62,12 +57,6 @@ class VolumeReader(Reader):
 
     def read_size(self, row: int) -> tuple[int, int] | None:
         return self._sides(row)[1:]  # all patches have one size, so only that there is one matters
-
-    def restore(self, row: int) -> None:
-        self._black.discard(row)
-
-    def substitute_black(self, row: int, size: tuple[int, int]) -> None:
-        self._black.add(row)
 
 
 class _VolumeBatch(DecodedBatch):

@@ -6,25 +6,24 @@ import re
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from torchdali.errors import OptionError
 from torchdali.tools.parity import results
-from torchdali.tools.parity.case import Case
 from torchdali.tools.parity.cases import CASES
 from torchdali.tools.parity.compare import Differences, measure
 from torchdali.tools.parity.decoding import FORMATS, measure_decoding
 from torchdali.tools.parity.distributions import compare_distributions
 from torchdali.tools.parity.draws import DRAWS
+from torchdali.tools.parity.groups import GROUPS
 from torchdali.tools.parity.photographs import write_photographs
 from torchdali.tools.parity.report import TITLES, write_markdown
-from torchdali.tools.parity.sounds import SOUNDS, SoundCase, SoundDifferences, measure_sounds
-from torchdali.tools.parity.targets import TARGETS, TargetCase, TargetDifferences, measure_targets
-from torchdali.tools.parity.volumes import VOLUMES, VolumeCase, VolumeDifferences, measure_volumes
 
 Tick = Callable[[], None]
+_Measured = TypeVar("_Measured")
 
 
 def certify(out: Path, devices: Sequence[str], only: str, console: Console) -> list[str]:
@@ -52,10 +51,8 @@ def certify(out: Path, devices: Sequence[str], only: str, console: Console) -> l
     cases = [name for name in CASES if wanted.search(name)]
     formats = [name for name in FORMATS if wanted.search(f"decoding {name}")]
     draws = [name for name in DRAWS if wanted.search(name)]
-    targets = [name for name in TARGETS if wanted.search(name)]
-    sounds = [name for name in SOUNDS if wanted.search(name)]
-    volumes = [name for name in VOLUMES if wanted.search(name)]
-    if not (cases or formats or draws or targets or sounds or volumes):
+    grouped = {key: [name for name in group.cases if wanted.search(name)] for key, group in GROUPS.items()}
+    if not (cases or formats or draws or any(grouped.values())):
         raise OptionError(f"--only {only!r} is found in no name of a case, random parameter or format")
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -72,22 +69,16 @@ def certify(out: Path, devices: Sequence[str], only: str, console: Console) -> l
             tick = stage(f"transforms, {TITLES[device]}", len(here))
             for name in here:
                 chain, operators, _ = results.describe(CASES[name])
-                of_device.cases[name] = results.CaseResult(chain, operators, _measure(CASES[name], photographs, device))
+                measured = _measure(measure, Differences, CASES[name], photographs, device)
+                of_device.cases[name] = results.CaseResult(chain, operators, measured)
                 tick()
-            tick = stage(f"boxes and masks, {TITLES[device]}", len(targets))
-            for name in targets:
-                chain, measured = TARGETS[name].chain, _measure_targets(TARGETS[name], photographs, device)
-                of_device.targets[name] = results.TargetResult(results.describe_chain(chain), measured)
-                tick()
-            tick = stage(f"sounds, {TITLES[device]}", len(sounds))
-            for name in sounds:
-                of_device.sounds[name] = results.SoundResult(str(SOUNDS[name]), _measure_sounds(SOUNDS[name], device))
-                tick()
-            tick = stage(f"volumes, {TITLES[device]}", len(volumes))
-            for name in volumes:
-                chain, measured = VOLUMES[name].chain, _measure_volumes(VOLUMES[name], device)
-                of_device.volumes[name] = results.VolumeResult(results.describe_chain(chain), measured)
-                tick()
+            for key, group in GROUPS.items():
+                tick = stage(f"{group.title}, {TITLES[device]}", len(grouped[key]))
+                for name in grouped[key]:
+                    case = group.cases[name]
+                    measured = _measure(group.measure, group.differences, case, photographs, device)
+                    of_device.select_group(key)[name] = results.GroupResult(group.describe(case), measured)
+                    tick()
             tick = stage(f"decoding, {TITLES[device]}", len(formats))
             for name in formats:
                 of_device.decoding[name] = measure_decoding(Path(folder) / device / name, name, device)
@@ -103,7 +94,7 @@ def certify(out: Path, devices: Sequence[str], only: str, console: Console) -> l
     failures = results.find_failures(known)
     for line in failures:
         console.print(f"[red]{line}[/]", soft_wrap=True)
-    count = len(cases) + len(targets) + len(sounds) + len(volumes)
+    count = len(cases) + sum(map(len, grouped.values()))
     console.print(
         f"{count} cases, {len(draws)} random parameters and {len(formats)} formats; "
         f"{len(failures) or 'no'} {'failure' if len(failures) == 1 else 'failures'}. Written: {out}",
@@ -112,32 +103,17 @@ def certify(out: Path, devices: Sequence[str], only: str, console: Console) -> l
     return failures
 
 
-def _measure(case: Case, photographs: object, device: str) -> Differences:
+def _measure(
+    run: Callable[[Any, Any, str], _Measured],
+    failed: Callable[..., _Measured],
+    case: Any,
+    photographs: object,
+    device: str,
+) -> _Measured:
     try:
-        return measure(case, photographs, device)
+        return run(case, photographs, device)
     except Exception as error:  # noqa: BLE001 - a case that cannot run is a result, and the others run
-        return Differences(error=_describe(error))
-
-
-def _measure_targets(case: TargetCase, photographs: object, device: str) -> TargetDifferences:
-    try:
-        return measure_targets(case, photographs, device)
-    except Exception as error:  # noqa: BLE001 - as above
-        return TargetDifferences(error=_describe(error))
-
-
-def _measure_sounds(case: SoundCase, device: str) -> SoundDifferences:
-    try:
-        return measure_sounds(case, device)
-    except Exception as error:  # noqa: BLE001 - as above
-        return SoundDifferences(error=_describe(error))
-
-
-def _measure_volumes(case: VolumeCase, device: str) -> VolumeDifferences:
-    try:
-        return measure_volumes(case, device)
-    except Exception as error:  # noqa: BLE001 - as above
-        return VolumeDifferences(error=_describe(error))
+        return failed(error=_describe(error))
 
 
 def _describe(error: Exception) -> str:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torchdali.tools.parity.case import Case
 from torchdali.tools.parity.cases import CASES
@@ -12,11 +12,12 @@ from torchdali.tools.parity.compare import BORDER, Differences, find_exceeded_bo
 from torchdali.tools.parity.decoding import FORMATS, DecodingDifferences, decoders, decoding_bound
 from torchdali.tools.parity.distributions import LEVEL, SAMPLES, significance_level
 from torchdali.tools.parity.draws import DRAWS
+from torchdali.tools.parity.groups import GROUPS
 from torchdali.tools.parity.photographs import COUNT, LARGEST, SMALLEST
-from torchdali.tools.parity.results import DeviceResult, Results, describe, describe_chain, is_within
-from torchdali.tools.parity.sounds import SOUNDS, SoundCase, SoundDifferences, find_exceeded_sound_bound
-from torchdali.tools.parity.targets import TARGETS, TargetCase, TargetDifferences, find_exceeded_target_bounds
-from torchdali.tools.parity.volumes import VOLUMES, VolumeCase, VolumeDifferences, find_exceeded_volume_bounds
+from torchdali.tools.parity.results import DeviceResult, Results, describe, is_within
+from torchdali.tools.parity.sounds import SoundCase, SoundDifferences
+from torchdali.tools.parity.targets import TargetCase, TargetDifferences
+from torchdali.tools.parity.volumes import VolumeCase, VolumeDifferences
 from torchdali.transforms import Rule
 
 TORCH_ONLY: dict[str, str] = {
@@ -123,11 +124,11 @@ def format_markdown(results: Results) -> str:
         _ABOUT_TRANSFORMS,
         _transforms(devices),
         _ABOUT_TARGETS,
-        _targets(devices),
+        _group("targets", devices),
         _ABOUT_SOUNDS,
-        _sounds(devices),
+        _group("sounds", devices),
         _ABOUT_VOLUMES,
-        _volumes(devices),
+        _group("volumes", devices),
         _ABOUT_DRAWS,
         _draws(results),
         _ABOUT_DECODING,
@@ -168,76 +169,73 @@ def _transforms(devices: dict[str, DeviceResult]) -> str:
 
 
 def _differences(case: Case, measured: Differences) -> str:
-    if measured.error:
-        return f"**failed**: {measured.error}"
     text = " / ".join(map(_number, (measured.max_abs, measured.max_abs_interior, measured.mean_abs)))
     text = f"{text} / {_number(100 * measured.frac_above_1)} %"
-    return f"**{text}**" if find_exceeded_bounds(case, measured) else text
+    return _cell(measured.error, text, bool(find_exceeded_bounds(case, measured)))
 
 
-def _targets(devices: dict[str, DeviceResult]) -> str:
-    head = ["Targets", "Chain", *(f"{TITLES[name]}: boxes / points / masks" for name in devices), "Bound", "Why"]
+def _group(key: str, devices: dict[str, DeviceResult]) -> str:
+    """Return the table of a group of cases."""
+    group, figures = GROUPS[key], _FIGURES[key]
+    head = [key.capitalize(), "Chain", *(f"{TITLES[name]}{figures.title}" for name in devices), "Bound", "Why"]
     rows: list[list[str]] = []
-    for name, case in TARGETS.items():
-        cells = [name.removeprefix("targets "), _code(describe_chain(case.chain))]
+    for name, case in group.cases.items():
+        cells = [name.removeprefix(f"{key} "), _code(group.describe(case))]
         for of_device in devices.values():
-            result = of_device.targets.get(name)
-            cells.append(_target_differences(case, result.measured) if result else NOT_MEASURED)
-        rows.append([*cells, _format_targets(case.pixels, case.pixels, case.masks), case.why])
+            if result := of_device.select_group(key).get(name):
+                exceeds = bool(group.find_exceeded(case, result.measured))
+                cells.append(_cell(result.measured.error, figures.format(result.measured), exceeds))
+            else:
+                cells.append(NOT_MEASURED)
+        rows.append([*cells, figures.format_bound(case), case.why])
     return _table(head, rows)
 
 
-def _sounds(devices: dict[str, DeviceResult]) -> str:
-    head = ["Sounds", "Chain", *(TITLES[name] for name in devices), "Bound", "Why"]
-    rows: list[list[str]] = []
-    for name, case in SOUNDS.items():
-        cells = [name.removeprefix("sounds "), _code(str(case))]
-        for of_device in devices.values():
-            result = of_device.sounds.get(name)
-            cells.append(_sound_differences(case, result.measured) if result else NOT_MEASURED)
-        rows.append([*cells, _number(case.bound), case.why])
-    return _table(head, rows)
+class _Figures(NamedTuple):
+    """How the figures of a group are shown.
+
+    Attributes:
+        title: What stands behind the device in the head.
+        format: Returns what was measured of a case as text.
+        format_bound: Returns the bounds of a case as text.
+    """
+
+    title: str
+    format: Callable[[Any], str]
+    format_bound: Callable[[Any], str]
 
 
-def _sound_differences(case: SoundCase, measured: SoundDifferences) -> str:
-    if measured.error:
-        return f"**failed**: {measured.error}"
-    text = _number(measured.largest)
-    return f"**{text}**" if find_exceeded_sound_bound(case, measured) else text
+def _format_targets(measured: TargetDifferences) -> str:
+    return f"{_number(measured.boxes)} px / {_number(measured.points)} px / {_number(100 * measured.masks)} %"
 
 
-def _volumes(devices: dict[str, DeviceResult]) -> str:
-    head = ["Volumes", "Chain", *(f"{TITLES[name]}: values / labels" for name in devices), "Bound", "Why"]
-    rows: list[list[str]] = []
-    for name, case in VOLUMES.items():
-        cells = [name.removeprefix("volumes "), _code(describe_chain(case.chain))]
-        for of_device in devices.values():
-            result = of_device.volumes.get(name)
-            cells.append(_volume_differences(case, result.measured) if result else NOT_MEASURED)
-        rows.append([*cells, _format_volumes(case.values, case.labels), case.why])
-    return _table(head, rows)
+def _format_target_bounds(case: TargetCase) -> str:
+    return _format_targets(TargetDifferences(case.pixels, case.pixels, case.masks))
 
 
-def _volume_differences(case: VolumeCase, measured: VolumeDifferences) -> str:
-    if measured.error:
-        return f"**failed**: {measured.error}"
-    text = _format_volumes(measured.values, measured.labels)
-    return f"**{text}**" if find_exceeded_volume_bounds(case, measured) else text
+def _format_sounds(measured: SoundDifferences) -> str:
+    return _number(measured.largest)
 
 
-def _format_volumes(values: float, labels: float) -> str:
-    return f"{_number(values)} / {_number(100 * labels)} %"
+def _format_sound_bound(case: SoundCase) -> str:
+    return _number(case.bound)
 
 
-def _target_differences(case: TargetCase, measured: TargetDifferences) -> str:
-    if measured.error:
-        return f"**failed**: {measured.error}"
-    text = _format_targets(measured.boxes, measured.points, measured.masks)
-    return f"**{text}**" if find_exceeded_target_bounds(case, measured) else text
+def _format_volumes(figures: VolumeDifferences | VolumeCase) -> str:
+    return f"{_number(figures.values)} / {_number(100 * figures.labels)} %"
 
 
-def _format_targets(boxes: float, points: float, masks: float) -> str:
-    return f"{_number(boxes)} px / {_number(points)} px / {_number(100 * masks)} %"
+_FIGURES = {
+    "targets": _Figures(": boxes / points / masks", _format_targets, _format_target_bounds),
+    "sounds": _Figures("", _format_sounds, _format_sound_bound),
+    "volumes": _Figures(": values / labels", _format_volumes, _format_volumes),
+}
+
+
+def _cell(error: str, text: str, exceeds: bool) -> str:
+    if error:
+        return f"**failed**: {error}"
+    return f"**{text}**" if exceeds else text
 
 
 def _draws(results: Results) -> str:

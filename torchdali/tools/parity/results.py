@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
-import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,13 +21,9 @@ from torchdali.tools.parity.compare import Differences, compile_chain, find_exce
 from torchdali.tools.parity.decoding import FORMATS, DecodingDifferences, decoders, decoding_bound
 from torchdali.tools.parity.distributions import DistributionTest, significance_level
 from torchdali.tools.parity.draws import DRAWS
-from torchdali.tools.parity.sounds import SOUNDS, SoundDifferences, find_exceeded_sound_bound
-from torchdali.tools.parity.targets import TARGETS, TargetDifferences, find_exceeded_target_bounds
-from torchdali.tools.parity.volumes import VOLUMES, VolumeDifferences, find_exceeded_volume_bounds
-from torchdali.transforms import flatten
+from torchdali.tools.parity.groups import GROUPS, describe_chain
 
 _FORMAT = 1
-_DEFAULTS = "antialias=True|expand=False|fill=0|inplace=False|max_size=None|pad_if_needed=False|padding_mode=constant"
 
 
 @dataclass(frozen=True)
@@ -60,42 +55,16 @@ class CaseResult:
 
 
 @dataclass(frozen=True)
-class TargetResult:
-    """Result of one case of boxes, key points and masks.
+class GroupResult:
+    """Result of one case of a :class:`Group`.
 
     Attributes:
         chain: Chain of the case, as text.
-        measured: Differences from torchvision.
+        measured: Differences, of the group's type.
     """
 
     chain: str
-    measured: TargetDifferences
-
-
-@dataclass(frozen=True)
-class SoundResult:
-    """Result of one case of sounds.
-
-    Attributes:
-        chain: Chain of the case, as text.
-        measured: Differences from torchaudio.
-    """
-
-    chain: str
-    measured: SoundDifferences
-
-
-@dataclass(frozen=True)
-class VolumeResult:
-    """Result of one case of volumes.
-
-    Attributes:
-        chain: Chain of the case, as text.
-        measured: Differences from torch.
-    """
-
-    chain: str
-    measured: VolumeDifferences
+    measured: Any
 
 
 @dataclass
@@ -116,9 +85,13 @@ class DeviceResult:
     decoding: dict[str, dict[str, DecodingDifferences]] = field(
         default_factory=dict[str, dict[str, DecodingDifferences]]
     )
-    targets: dict[str, TargetResult] = field(default_factory=dict[str, TargetResult])
-    sounds: dict[str, SoundResult] = field(default_factory=dict[str, SoundResult])
-    volumes: dict[str, VolumeResult] = field(default_factory=dict[str, VolumeResult])
+    targets: dict[str, GroupResult] = field(default_factory=dict[str, GroupResult])
+    sounds: dict[str, GroupResult] = field(default_factory=dict[str, GroupResult])
+    volumes: dict[str, GroupResult] = field(default_factory=dict[str, GroupResult])
+
+    def select_group(self, group: str) -> dict[str, GroupResult]:
+        """Return the results of one of :data:`GROUPS`."""
+        return {"targets": self.targets, "sounds": self.sounds, "volumes": self.volumes}[group]
 
 
 @dataclass
@@ -160,19 +133,6 @@ def describe(case: Case) -> tuple[str, str, str]:
     return describe_chain(case.chain), "; ".join(dict.fromkeys([plan.trunk, *views])), randomness
 
 
-def describe_chain(chain: Sequence[Any]) -> str:
-    """Return a chain as text."""
-    return ", ".join(_short(transform) for transform in flatten(list(chain)))
-
-
-def _short(transform: Any) -> str:
-    text = " ".join(repr(transform).split())
-    text = re.sub(r" at 0x[0-9a-f]+|(?<=\() | (?=\))", "", text)
-    # torchvision before 0.28 writes the full names of filters.
-    text = re.sub(r"InterpolationMode\.(\w+)", lambda name: name[1].lower().replace("_", "-"), text)
-    return re.sub(rf", ({_DEFAULTS})(?=[,)])", "", text)
-
-
 def find_failures(results: Results) -> list[str]:
     """Return a line for each bound that is exceeded and each p-value below :func:`significance_level`."""
     failures: list[str] = []
@@ -180,15 +140,10 @@ def find_failures(results: Results) -> list[str]:
         for name, case in of_device.cases.items():
             if over := find_exceeded_bounds(CASES[name], case.measured):
                 failures.append(f"{name} on {device}: {over}")
-        for name, target in of_device.targets.items():
-            if over := find_exceeded_target_bounds(TARGETS[name], target.measured):
-                failures.append(f"{name} on {device}: {over}")
-        for name, sound in of_device.sounds.items():
-            if over := find_exceeded_sound_bound(SOUNDS[name], sound.measured):
-                failures.append(f"{name} on {device}: {over}")
-        for name, volume in of_device.volumes.items():
-            if over := find_exceeded_volume_bounds(VOLUMES[name], volume.measured):
-                failures.append(f"{name} on {device}: {over}")
+        for key, group in GROUPS.items():
+            for name, result in of_device.select_group(key).items():
+                if over := group.find_exceeded(group.cases[name], result.measured):
+                    failures.append(f"{name} on {device}: {over}")
         for name, by_decoder in of_device.decoding.items():
             bound = decoding_bound(name, device)
             for decoder, result in by_decoder.items():
@@ -230,23 +185,13 @@ def read(path: Path) -> Results:
             name: {decoder: DecodingDifferences(**x) for decoder, x in _select(by_decoder, decoders(device))}
             for name, by_decoder in _select(part["decoding"], FORMATS)
         }
-        targets = {
-            name: TargetResult(x["chain"], TargetDifferences(**x["measured"]))
-            for name, x in _select(part.get("targets", {}), TARGETS)  # results of before have none
-            if x["chain"] == describe_chain(TARGETS[name].chain)
-        }
-        sounds = {
-            name: SoundResult(x["chain"], SoundDifferences(**x["measured"]))
-            for name, x in _select(part.get("sounds", {}), SOUNDS)  # as above
-            if x["chain"] == str(SOUNDS[name])
-        }
-        volumes = {
-            name: VolumeResult(x["chain"], VolumeDifferences(**x["measured"]))
-            for name, x in _select(part.get("volumes", {}), VOLUMES)  # as above
-            if x["chain"] == describe_chain(VOLUMES[name].chain)
-        }
-        machine = Machine(**part["machine"])
-        results.devices[device] = DeviceResult(machine, cases, decoding, targets, sounds, volumes)
+        of_device = DeviceResult(Machine(**part["machine"]), cases, decoding)
+        for key, group in GROUPS.items():
+            for name, x in _select(part.get(key, {}), group.cases):  # results of before have none
+                if x["chain"] == group.describe(group.cases[name]):
+                    measured = group.differences(**x["measured"])
+                    of_device.select_group(key)[name] = GroupResult(x["chain"], measured)
+        results.devices[device] = of_device
     return results
 
 

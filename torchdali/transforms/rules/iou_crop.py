@@ -20,8 +20,8 @@ from torchdali.transforms.targets import Targets
 ROUNDS = 200
 """torchvision tries for ever. A round is one least overlap and up to 40 windows."""
 
-_SAMPLES_AT_ONCE, _ROUNDS_AT_ONCE = 16, 8
-"""Rounds of this many samples are computed together, and at most this many rounds of a sample."""
+_ROUNDS_IN_ALL, _ROUNDS_AT_ONCE = 16, 8
+"""A step has several rounds of each sample: at most so many, and at most 16 rounds of all samples together."""
 
 Floats = npt.NDArray[np.floating[Any]]
 Flags = npt.NDArray[np.bool_]
@@ -139,14 +139,14 @@ class RandomIoUCrop(Window):
         blocks = -(-(1 + 4 * trials) // 4)
         if not len(size):  # RandomApply may have chosen no sample
             return start, shape, found, within
-        number = 0
-        while number < ROUNDS:
+        done = 0
+        while done < ROUNDS:
             # A round of few samples takes as long as one of many, so few samples get several rounds at once.
-            rounds = min(max(1, _SAMPLES_AT_ONCE // len(open_rows)), _ROUNDS_AT_ONCE, ROUNDS - number)
-            words = draws.select_rows(open_rows).skip(number * blocks).words(4 * rounds * blocks)
+            rounds = min(max(1, _ROUNDS_IN_ALL // len(open_rows)), _ROUNDS_AT_ONCE, ROUNDS - done)
+            words = draws.select_rows(open_rows).skip(done * blocks).words(4 * rounds * blocks)
             words = words.reshape(len(open_rows), rounds, -1)[..., : 1 + 4 * trials]
-            chosen = words[..., 0].astype(np.uint64) * np.uint64(len(options)) >> np.uint64(32)
-            option = options[chosen.astype(np.int64)]
+            which = words[..., 0].astype(np.uint64) * np.uint64(len(options)) >> np.uint64(32)
+            option = options[which.astype(np.int64)]
             corner, sides, allowed = self._draw_windows(words[..., 1:], size[open_rows])
             windows = np.concatenate((corner, corner + sides), axis=2).astype(boxes.corners.dtype)
             open_boxes, chosen = boxes.select(open_rows, len(size))
@@ -166,7 +166,7 @@ class RandomIoUCrop(Window):
             open_rows = open_rows[~ends.any(axis=1)]
             if not len(open_rows):
                 return start, shape, found, within
-            number += rounds
+            done += rounds
         raise SampleTransformError(
             int(open_rows[0]),
             f"none of {ROUNDS} x {trials} windows shows enough of a box; add 1.0 to sampler_options, "

@@ -46,6 +46,17 @@ class VolumeRule(Rule):
         raise NotImplementedError
 
 
+class FloatVolumeRule(VolumeRule):
+    """Base of the rules that interpolate values."""
+
+    unsupported_when = "outside of `Volumes`; not float32"
+
+    def infer(self, spec: Spec) -> Spec:
+        if spec.dtype != torch.float32:
+            raise Unsupported(f"DALI rounds other types than float32 otherwise, and this is {spec.dtype_name}")
+        return super().infer(spec)
+
+
 def label_rules(rules: Iterable[Rule]) -> list[Rule]:
     """Return the rules of the labels of volumes: they draw the same numbers."""
     made: list[Rule] = []
@@ -144,18 +155,12 @@ class RandomFlip3D(VolumeRule):
         return {"axes": [axis - 3 for axis, name in enumerate(self.inputs) if sample[name]]}
 
 
-class RandomAffine3D(VolumeRule):
+class RandomAffine3D(FloatVolumeRule):
     """Rule of RandomAffine3D and RandomRotate3D: a linear map about the middle."""
 
     handles = (f"{_NAMES}RandomAffine3D", f"{_NAMES}RandomRotate3D")
     operators = "warp_affine"
     randomness = "an angle and a shift for each axis, a factor"
-    unsupported_when = "outside of `Volumes`; not float32"
-
-    def infer(self, spec: Spec) -> Spec:
-        if spec.dtype != torch.float32:
-            raise Unsupported(f"DALI rounds other types than float32 otherwise, and this is {spec.dtype_name}")
-        return super().infer(spec)
 
     @property
     def inputs(self) -> dict[str, Input]:
@@ -193,19 +198,13 @@ def _turn(axis: int, angle: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return turn
 
 
-class GaussianBlur3D(VolumeRule):
+class GaussianBlur3D(FloatVolumeRule):
     """Rule of GaussianBlur3D: labels stay as they are."""
 
     handles = (f"{_NAMES}GaussianBlur3D",)
     operators = "gaussian_blur"
     randomness = "sigma"
     changes_labels = False
-    unsupported_when = "outside of `Volumes`; not float32"
-
-    def infer(self, spec: Spec) -> Spec:
-        if spec.dtype != torch.float32:
-            raise Unsupported(f"DALI rounds other types than float32 otherwise, and this is {spec.dtype_name}")
-        return super().infer(spec)
 
     @property
     def inputs(self) -> dict[str, Input]:
