@@ -53,6 +53,48 @@ def test_import_loads_no_more_than_it_needs_and_asks_for_32_connections(run_scri
     assert not heavy & set(loaded)
 
 
+LOADED = """
+import json, sys
+import torch
+known = set(sys.modules)
+import torchdali
+package = sorted(set(sys.modules) - known)
+import torchvision.transforms.v2, nvidia.dali.fn, nvidia.dali.pipeline
+known = {name.partition(".")[0] for name in sys.modules} | sys.stdlib_module_names
+before = set(sys.modules)
+from torchdali import DALILoader
+loader = set(sys.modules) - before
+others = sorted({name.partition(".")[0] for name in loader} - known)
+parts = sorted({name.split(".")[1] for name in loader if name.startswith("torchdali.")})
+print(json.dumps([package, others, parts]))
+"""
+
+
+@pytest.mark.slow
+def test_imports_load_these_modules_beside_torch_torchvision_and_dali(run_script: Script) -> None:
+    done = run_script(LOADED, fresh=True)
+    package, others, parts = json.loads(done.stdout)
+    assert package == ["torchdali", "torchdali.runtime", "torchdali.runtime.machine", "torchdali.runtime.warning"]
+    assert others == []
+    assert parts == [
+        *("datasets", "errors", "loader", "pipeline", "runtime", "samples", "sources", "state", "transforms"),
+        "workers",
+    ]
+
+
+@pytest.mark.slow
+def test_the_loader_is_imported_without_dali_and_what_is_seldom_needed(run_script: Script) -> None:
+    done = run_script(IMPORT.format(after="from torchdali import DALILoader"), fresh=True)
+    loaded = json.loads(done.stdout)[2]
+    assert "torchdali.loader" in loaded
+    seldom = {
+        *("av", "pyarrow", "obstore", "datasets", "soundfile", "torchaudio", "nibabel", "matplotlib", "IPython"),
+        *("rich", "click", "scipy", "pandas", "lightning", "pytorch_lightning", "accelerate", "ray", "nvidia"),
+        *("torchdali.tools", "torchdali.lightning", "torchdali.accelerate", "torchdali.ray"),
+    }
+    assert not seldom & set(loaded)
+
+
 IN_A_WORKER = "torchdali.workers.queues, torchdali.workers.streams, torchdali.state.stream"
 """What a spawned worker unpickles, if DALI does nothing in the epoch."""
 
