@@ -50,7 +50,7 @@ def colours(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Noisy pictures of three colours: what any network learns in a few steps."""
     root = tmp_path_factory.mktemp("colours")
     rng = np.random.default_rng(0)
-    for split, count in {"train": 24, "val": 7}.items():
+    for split, count in {"train": 16, "val": 7}.items():
         for name, colour in {"blue": (40, 60, 200), "green": (50, 180, 60), "red": (200, 50, 40)}.items():
             (root / split / name).mkdir(parents=True)
             for number in range(count):
@@ -61,7 +61,7 @@ def colours(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(("loader", "epochs"), [("torchdali", 2), ("torch", 1)])
 def test_multicrop(colours: Path, loader: str, epochs: int) -> None:
-    options = ["--size", 32, "--local-size", 16, "--local-crops", 2, "--batch-size", 18, "--outputs", 64]
+    options = ["--size", 32, "--local-size", 16, "--local-crops", 2, "--batch-size", 12, "--outputs", 64]
     options += ["--epochs", epochs, "--workers", 1, "--loader", loader]
     lines = LINE.findall(run("self_supervised_multicrop.py", colours, *options))
     assert [line[:2] for line in lines] == [(str(epoch + 1), str(epochs)) for epoch in range(epochs)]
@@ -125,7 +125,7 @@ def test_timm(colours: Path, name: str) -> None:
 
 @both
 def test_a_dataset_of_ones_own(tmp_path: Path, loader: str) -> None:
-    epochs = 4 if loader == "torchdali" else 1
+    epochs = 2 if loader == "torchdali" else 1
     options = ["--epochs", epochs, "--size", 32, "--workers", 2, "--loader", loader, "--example"]
     said = run("existing_dataset.py", tmp_path / "scans", *options)
     assert ("its samples come from 2 worker processes" in said) == (loader == "torchdali")
@@ -182,7 +182,7 @@ def test_inference_on_a_flat_folder_and_on_none(pictures: Path, tmp_path: Path) 
 @pytest.mark.parametrize("mode", ["replace", "raise"])
 def test_damaged_files(tmp_path: Path, mode: str) -> None:
     table = tmp_path / "damaged.csv"
-    options = ["--example", "--epochs", 2, "--size", 32, "--on-error", mode, "--table", table]
+    options = ["--example", "--epochs", 2, "--size", 32, "--batch-size", 80, "--on-error", mode, "--table", table]
     said = run("damaged_dataset.py", tmp_path / "pictures", *options, succeeds=mode != "raise")
     if mode == "raise":
         assert "SampleError" in said

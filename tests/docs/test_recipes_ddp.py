@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 import torch
 from helpers.proxied import difference
-from helpers.started import run_python
+from helpers.started import run_python, torchrun
 
 REPOSITORY = Path(__file__).parents[2]
 RECIPE = REPOSITORY / "recipes" / "ddp_classification.py"
@@ -40,12 +40,10 @@ class Run(NamedTuple):
 
 def run(data: Path, checkpoint: Path, processes: int, *options: str, visible: str | None = "") -> Run:
     """Trains for three epochs of six batches for each of two processes, and saves after every fourth batch."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    command = [*launcher, RECIPE, data]
     settings = ["--checkpoint", checkpoint, "--batch-size", "2", "--size", "16", "--save-every", "4", *options]
     own = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "GLOO_SOCKET_IFNAME": "lo"}
     own |= {"CUDA_VISIBLE_DEVICES": visible} if visible is not None else {}
-    done = run_python(*command, *settings, timeout=110, **own)
+    done = run_python(*torchrun(processes), RECIPE, data, *settings, timeout=110, **own)
     return Run(done.returncode, LINE.findall(done.stdout), TOTAL.findall(done.stdout), done.stdout + done.stderr)
 
 

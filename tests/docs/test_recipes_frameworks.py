@@ -22,9 +22,16 @@ def needs(package: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(importlib.util.find_spec(package) is None, reason=f"needs {package}")
 
 
+IMPORTS = {
+    "lightning_classification.py": ["lightning.pytorch", "torchdali.lightning"],
+    "fastai_training.py": ["fastai.vision.all"],
+    "accelerate_classification.py": ["torchdali.accelerate"],
+}
+
+
 def run(script: str, *options: object, launcher: tuple[str, ...] = (), succeeds: bool = True) -> list[tuple[str, ...]]:
     """Runs a recipe; gives epoch, number of epochs, loss and accuracy of each line."""
-    done = run_python(*launcher, RECIPES / script, *options, timeout=110, OMP_NUM_THREADS="1")
+    done = run_python(*launcher, RECIPES / script, *options, timeout=110, imports=IMPORTS[script])
     assert (done.returncode == 0) == succeeds, done.stdout + done.stderr
     return LINE.findall(done.stdout)
 
@@ -94,7 +101,7 @@ def test_accelerate_launch(colours: Path, tmp_path: Path) -> None:
 @needs("fastai")
 @pytest.mark.parametrize("loader", ["torchdali", "fastai"])
 def test_fastai(colours: Path, loader: str) -> None:
-    epochs = 5 if loader == "torchdali" else 1
+    epochs = 3 if loader == "torchdali" else 1
     lines = run("fastai_training.py", colours, *SMALL, "--lr", 0.003, "--epochs", epochs, "--loader", loader)
     assert [line[:2] for line in lines] == [(str(epoch + 1), str(epochs)) for epoch in range(epochs)]
     assert loader != "torchdali" or float(lines[-1][2]) < float(lines[0][2])

@@ -18,12 +18,13 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 IMPORTED = (
-    "torch",
     "torchvision.transforms.v2",
     "torchvision.datasets",
     "torchvision.models",
@@ -49,11 +50,14 @@ class Server:
             raise TimeoutError
         return json.loads(self.process.stdout.readline())
 
-    def run(self, arguments: list[str], cwd: str, env: Mapping[str, str], seconds: float) -> tuple[int, str, str]:
+    def run(
+        self, arguments: list[str], cwd: str, env: Mapping[str, str], imports: Sequence[str], seconds: float
+    ) -> tuple[int, str, str]:
         """Runs a command: its exit status, and what it wrote."""
         assert self.process.stdin
         with tempfile.NamedTemporaryFile("r") as out, tempfile.NamedTemporaryFile("r") as err:
-            request = {"arguments": arguments, "cwd": cwd, "env": dict(env), "out": out.name, "err": err.name}
+            request = {"arguments": arguments, "cwd": cwd, "env": dict(env), "imports": imports}
+            request |= {"out": out.name, "err": err.name}
             self.process.stdin.write(json.dumps(request).encode() + b"\n")
             self.process.stdin.flush()
             pid = self.answer(START)
@@ -81,7 +85,7 @@ def server() -> Server:
 
 
 def run_python(
-    *arguments: object, timeout: float = 100, cwd: Path | None = None, **variables: str
+    *arguments: object, timeout: float = 100, cwd: Path | None = None, imports: Sequence[str] = (), **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """Runs ``python`` with arguments, the first of which are a script or ``-m`` and a module.
 
@@ -89,11 +93,12 @@ def run_python(
         *arguments: What stands behind ``python``.
         timeout: Seconds.
         cwd: Where.
+        imports: Modules that several commands need, and that are imported once for all of them.
         **variables: Of its environment, beside this process's own.
     """
     given = list(map(str, arguments))
     try:
-        code, out, err = server().run(given, str(cwd or Path.cwd()), {**os.environ, **variables}, timeout)
+        code, out, err = server().run(given, str(cwd or Path.cwd()), {**os.environ, **variables}, imports, timeout)
     except subprocess.TimeoutExpired:
         raise
     except BaseException:  # a test's own time limit, after which the next answer would be this command's
@@ -101,6 +106,12 @@ def run_python(
         server.cache_clear()
         raise
     return subprocess.CompletedProcess(given, code, out, err)
+
+
+def torchrun(processes: int) -> tuple[str, ...]:
+    """What starts a script in several processes. Where there is no GPU, these are forked too, and spared the imports."""
+    forked = () if torch.cuda.is_available() else ("--run-path", "--start-method", "fork")
+    return ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), *forked)
 
 
 def serve() -> dict[str, Any]:
@@ -111,9 +122,12 @@ def serve() -> dict[str, Any]:
     gc.freeze()  # what is imported is neither copied nor searched in the new processes
     _say(None)
     for line in sys.stdin.buffer:
+        request = json.loads(line)
+        for name in request["imports"]:
+            importlib.import_module(name)
         if not (pid := os.fork()):
             os.setsid()
-            return json.loads(line)
+            return request
         _say(pid)
         _say(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
     sys.exit()
@@ -137,8 +151,8 @@ def become(request: dict[str, Any]) -> None:
     os.environ.update(request["env"])
     if "PYTHONWARNINGS" in os.environ:  # which Python reads when it starts
         warnings.simplefilter("ignore", DeprecationWarning)
-    if threads := os.environ.get("OMP_NUM_THREADS"):  # which torch reads when it is imported
-        sys.modules["torch"].set_num_threads(int(threads))
+    if threads := os.environ.get("OMP_NUM_THREADS"):  # which torch has read when it was imported
+        torch.set_num_threads(int(threads))
     first, *others = request["arguments"]
     if first == "-m":
         sys.path[0] = request["cwd"]
