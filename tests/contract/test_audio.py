@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import io
 import pickle
@@ -156,7 +157,7 @@ MEL = nn.Sequential(
 
 
 def run_mel(waveform: torch.Tensor) -> torch.Tensor:
-    return MEL(waveform)
+    return copy.deepcopy(MEL).to(waveform.device)(waveform)
 
 
 TRANSFORMS = {

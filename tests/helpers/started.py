@@ -109,7 +109,7 @@ def run_python(
 
 
 def torchrun(processes: int) -> tuple[str, ...]:
-    """What starts a script in several processes. Where there is no GPU, these are forked too, and spared the imports."""
+    """What starts a script in several processes. Where there is no GPU, these are forked, and import nothing anew."""
     forked = () if torch.cuda.is_available() else ("--run-path", "--start-method", "fork")
     return ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), *forked)
 

@@ -113,8 +113,8 @@ class Jitter(Displacement):
 class CLAHE(Augmentation):
     """Equalize the contrast of tiles: contrast limited adaptive histogram equalization, for each channel of its own.
 
-    The result is that of DALI's ``clahe`` and OpenCV's ``createCLAHE``. For colours that stay natural, apply it to the
-    luma of an image alone.
+    The result is that of OpenCV's ``createCLAHE``, and of DALI's ``clahe`` on the CPU. For colours that stay natural,
+    apply it to the luma of an image alone.
 
     Args:
         tiles: Number of tiles down and across, or one number for both.
