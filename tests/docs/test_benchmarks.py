@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import multiprocessing
 import os
 import shlex
 from pathlib import Path
@@ -52,7 +53,7 @@ def refused(*options: str) -> str:
 @pytest.mark.timeout(300)
 def test_every_figure_is_written(tmp_path):
     systems = ",".join((*SYSTEMS, "dali_decode_only", "torchvision_cuda", "ffcv"))
-    printed = bench(tmp_path, "decode", "loader", "--systems", systems, "--seconds", "0.5", "--warmup", "5")
+    printed = bench(tmp_path, "decode", "loader", "--systems", systems, "--seconds", "0.1", "--warmup", "2")
 
     ours = {"loader": set(SYSTEMS), "decode": {"torchdali", "dali_decode_only"}}
     for benchmark in ("decode", "loader"):
@@ -276,15 +277,23 @@ def test_pictures_are_made_once_and_foreign_folders_are_left_alone(tmp_path):
     assert [path.name for path in foreign.iterdir()] == ["precious"]
 
 
+@pytest.fixture
+def forked(monkeypatch):
+    """Processes that measure transforms are forked, which spares them the imports."""
+    get_context = multiprocessing.get_context
+    monkeypatch.setattr(multiprocessing, "get_context", lambda _=None: get_context("fork"))
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+@pytest.mark.usefixtures("forked")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 def test_every_transform_has_a_line(tmp_path):
-    command = ["-m", "benchmarks.studies.transforms", "--device", "cpu", "--batch-size", "8"]
+    command = ["--device", "cpu", "--batch-size", "8"]
     command += ["--only", r"^(Resize|FiveCrop|GaussianNoise)\("]
     command += ["--sizes", "224x224", "--seconds", "0.05", "--out", str(tmp_path), "--name", "trial"]
-    done = run_python(*command, cwd=REPOSITORY, timeout=LIMIT)
-    assert done.returncode == 0, done.stdout + done.stderr
-    report = json.loads((tmp_path / "trial.json").read_text())
+    report = transforms.run(transforms.parse(command))
+    assert json.loads((tmp_path / "trial.json").read_text()) == report
     table = (tmp_path / "trial.md").read_text()
 
     runs = {(run["transform"].partition("(")[0], run["system"]): run for run in report["runs"]}
@@ -301,6 +310,8 @@ def test_every_transform_has_a_line(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+@pytest.mark.usefixtures("forked")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 def test_a_transform_that_fails_dies_or_hangs_harms_no_other():
     worker = Worker([(224, 224)], 2, "cpu", timeout=20)
 
