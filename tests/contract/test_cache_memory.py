@@ -23,14 +23,18 @@ def test_a_file_that_two_batches_read_at_once_is_kept_once(tmp_path, monkeypatch
     loader = loader_of(tmp_path, RESIZED, 2, cache="host", device="cpu")
     next(iter(loader))
     write(paths[0], 30, 40, 70)
-    cache, before, read = loader._session.native_plan.cache, loader._session.native_plan.cache._used, files_cache._read
+    cache, before, read = (
+        loader._session.native_plan.cache,
+        loader._session.native_plan.cache._used,
+        files_cache.read_file,
+    )
 
     def late(path: str) -> Any:
-        monkeypatch.setattr(files_cache, "_read", read)
+        monkeypatch.setattr(files_cache, "read_file", read)
         cache.read(0, cache.files)
         return read(path)
 
-    monkeypatch.setattr(files_cache, "_read", late)
+    monkeypatch.setattr(files_cache, "read_file", late)
     data, _ = cache.read(0, cache.files)
     assert data.tobytes() == paths[0].read_bytes()
     assert cache._used == before + len(data)
@@ -46,7 +50,7 @@ def test_files_in_several_pieces_of_memory(tmp_path, monkeypatch, device):
     assert 3 < len(cache._blocks) < 20
     for row, path in enumerate(paths):
         assert cache._find(row)[1].tobytes() == path.read_bytes()
-    monkeypatch.setattr(files_cache, "_read", lambda path: pytest.fail("read again"))
+    monkeypatch.setattr(files_cache, "read_file", lambda path: pytest.fail("read again"))
     assert torch.equal(torch.cat([images for images, _ in loader]), expected)
     loader.close()
 
@@ -122,6 +126,6 @@ def test_a_file_that_comes_in_parts(whole, tmp_path, monkeypatch):
     (path,) = folder(tmp_path, 1)
     read, parts = os.readv, iter([100] * 1000 if whole else [100, 30, 0])
     monkeypatch.setattr(os, "readv", lambda file, buffers: read(file, [buffers[0][: next(parts)]]))
-    data, modified = files_cache._read(str(path))
+    data, modified = files_cache.read_file(str(path))
     assert data.tobytes() == path.read_bytes()[: None if whole else 130]
     assert modified == path.stat().st_mtime_ns

@@ -249,10 +249,10 @@ def test_a_fault_of_the_system_is_no_fault_of_a_file(
     paths = [(Path(path), label) for path, label in dataset.samples]
     options: dict[str, Any] = {"transform": CROPPED} if fed else {}
     loader = DALILoader(paths if fed else dataset, 3, on_error="skip", device="cpu", **options)  # pyright: ignore
-    opened, left = os.open, [1]
+    opened, left = os.open, [1] if fed else [1, 1]  # a header that was not read with others is read once more
 
     def fail_once(path: Any, *args: Any, **kwargs: Any) -> int:
-        if str(path).endswith(".jpg") and left:
+        if left and os.fsdecode(path) == str(paths[0][0]):
             left.pop()
             raise OSError(number, os.strerror(number), path)
         return opened(path, *args, **kwargs)

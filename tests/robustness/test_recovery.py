@@ -176,7 +176,7 @@ from torchvision.transforms import v2
 from torchdali import DALILoader
 
 answer = os.open
-os.open = lambda path, *how: threading.Event().wait() if str(path).endswith("7.jpg") else answer(path, *how)
+os.open = lambda path, *how: threading.Event().wait() if os.fsdecode(path).endswith("7.jpg") else answer(path, *how)
 crop = v2.Compose([v2.ToImage(), v2.CenterCrop(8)])
 loader = DALILoader(sys.argv[1], 2, transform=crop, timeout=0.3, device="cpu")
 try:

@@ -195,7 +195,6 @@ class Prefetcher:
             try:
                 batch.scan.wait(self._timeout or None)
             except ScanTimeoutError as error:
-                batch.reader.abandon()
                 raise EpochEndedError(self._timed_out) from error
             self._clock.lap("headers")
         try:

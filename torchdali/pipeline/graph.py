@@ -19,15 +19,13 @@ from torch.utils.data import get_worker_info
 from torchdali.errors import DALIUnavailableError
 from torchdali.pipeline.plan import Plan
 from torchdali.runtime import devices
-from torchdali.sources import HEADER_BYTES
 from torchdali.transforms.rules.crop import Window
 from torchdali.transforms.spec import Fidelity, InputKind
 
 __all__ = [
-    "HEADERS_VETTED",
-    "HEADER_PATHS",
+    "HEADERS",
     "build",
-    "build_header_reader",
+    "build_header_validator",
     "decode_files",
     "explain_unavailability",
     "leak",
@@ -39,7 +37,7 @@ __all__ = [
 ]
 
 _INSTALL = "pip install 'nvidia-dali-cuda120>=2.4,<3' (or nvidia-dali-cuda130, if the driver supports CUDA 13)"
-HEADER_PATHS, HEADERS_VETTED = "paths", "vetted"
+HEADERS = "headers"
 
 
 def require_dali() -> Any:
@@ -344,32 +342,20 @@ def _decode(ops: _Operators, plan: Plan, encoded: Any, nodes: dict[str, Any]) ->
     return ops.fn.decoders.image(encoded, **options)
 
 
-def build_header_reader(batch_size: int, threads: int, validate_headers: bool) -> Any:
-    """Build a pipeline on the CPU that returns the first bytes of files, and their lengths.
+def build_header_validator(batch_size: int) -> Any:
+    """Build a pipeline on the CPU whose run fails if DALI's decoder would not read the header of a file.
 
-    Its input :data:`HEADER_PATHS` takes ``(N, L)`` bytes: paths, padded with NUL.
+    DALI 2.4 may end the process for such a file, see :func:`_check_headers`. The input :data:`HEADERS` takes the bytes
+    of files, at least those of their headers.
 
     Args:
         batch_size: Maximum number of files in a run.
-        threads: Number of DALI's threads.
-        validate_headers: Whether a run fails if DALI's decoder would not read the header of a JPEG, or of another file
-            that :data:`HEADERS_VETTED` marks. DALI 2.4 may end the process for a damaged one, see
-            :func:`_check_headers`. It adds a third output.
     """
     dali = require_dali()
-    fn, types = dali.fn, dali.types
-    pipeline = _pipeline_class(dali)(batch_size, threads, None, prefetch_queue_depth=1, exec_dynamic=True)
+    pipeline = _pipeline_class(dali)(batch_size, 1, None, prefetch_queue_depth=1, exec_dynamic=True)
     with pipeline:
-        paths = fn.external_source(name=HEADER_PATHS, ndim=1, dtype=types.UINT8, no_copy=True)
-        files = fn.io.file.read(paths, dont_use_mmap=True)
-        start = fn.slice(files, start=[0], shape=[HEADER_BYTES], axes=[0], out_of_bounds_policy="pad")
-        outputs = [start, files.shape(dtype=types.INT32)]
-        if validate_headers:
-            safe = fn.external_source(name=HEADERS_VETTED, ndim=0, dtype=types.BOOL)
-            safe |= (start[0] == 0xFF) & (start[1] == 0xD8)
-            ops = _Operators(dali, "cpu", "exact")
-            outputs += [ops.apply_where(safe, lambda x, _: fn.cast_like(fn.peek_image_shape(x), x), files, {})]
-        pipeline.set_outputs(*outputs)
+        files = dali.fn.external_source(name=HEADERS, ndim=1, dtype=dali.types.UINT8, no_copy=True)
+        pipeline.set_outputs(dali.fn.peek_image_shape(files))
     pipeline.build()
     return pipeline
 

@@ -27,7 +27,7 @@ _HELD_RUNS = 2
 """The files and PIL's pixels of all parts in flight take at most as much memory as so many runs."""
 _OPEN_SHARE = 6
 """The most images of PIL in a run, if each is an open file: one for so many that the process may open. DALI opens all
-files of a run at once, too, and of a batch whose headers it reads."""
+files of a run at once, too."""
 
 
 class PartFeeder:

@@ -10,6 +10,7 @@ from torchdali.sources.headers.header import (
     is_system_fault,
     open_file,
     parse_header,
+    read_file,
     read_header,
 )
 from torchdali.sources.image_size import image_size
@@ -34,5 +35,6 @@ __all__ = [
     "is_system_fault",
     "open_file",
     "parse_header",
+    "read_file",
     "read_header",
 ]

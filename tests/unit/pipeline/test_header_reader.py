@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,8 +24,9 @@ from torchvision.transforms import v2
 from torchdali import DALILoader, SampleError
 from torchdali.pipeline import graph
 from torchdali.pipeline.feed import Prefetcher
-from torchdali.pipeline.readers import FileReader, HeaderReader, header_reader
+from torchdali.pipeline.readers import FileReader, FirstBytes, header_reader
 from torchdali.pipeline.readers import files as file_reader
+from torchdali.pipeline.readers.header_reader import HeaderValidator
 from torchdali.sources import HEADER_BYTES, read_header
 from torchdali.sources.headers.batch import parse
 from torchdali.sources.headers.header import parse_header
@@ -76,18 +79,10 @@ def write(folder: Path, times: int = 1) -> list[Path]:
     return paths
 
 
-def build_table(paths: list[Path]) -> Any:
-    table = np.array([str(path).encode() for path in paths], np.bytes_)
-    matrix = np.zeros((len(paths), table.dtype.itemsize + 1), np.uint8)
-    matrix[:, :-1] = table.view(np.uint8).reshape(len(paths), -1)
-    return matrix
-
-
 def headers_of(paths: list[Path]) -> tuple[Any, Any]:
-    reader = HeaderReader()
-    read = reader(build_table(paths), False)
-    reader.close()
-    return read
+    first = FirstBytes([str(path) for path in paths])
+    assert first.read(0, len(paths)) == len(paths)
+    return first.data, first.lengths
 
 
 def test_first_bytes_say_what_the_header_says(tmp_path: Path) -> None:
@@ -152,10 +147,8 @@ def test_an_epoch_reads_headers_together(tmp_path: Path, device: str, monkeypatc
     loader = DALILoader(dataset, 40, device=device)
     assert loader._session.reader is not None
     one_by_one: list[int] = []
-    read = type(loader._session.reader).read_header
-    monkeypatch.setattr(
-        type(loader._session.reader), "read_header", lambda self, row: one_by_one.append(row) or read(self, row)
-    )
+    read = FileReader._read_header
+    monkeypatch.setattr(FileReader, "_read_header", lambda self, row: one_by_one.append(row) or read(self, row))
     for epoch in range(2):
         for (images, labels), (theirs, others) in zip(loader, expected, strict=True):
             assert labels.tolist() == others.tolist()
@@ -184,55 +177,96 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, missing: int, devic
     assert [len(images) for images, _ in loader] == [40, 40]
 
 
-def test_reader_is_made_anew_for_larger_batches_and_after_closing(tmp_path: Path) -> None:
-    paths = write(tmp_path / "a", 2)
-    reader = HeaderReader()
-    rows = np.zeros((len(paths), 200), np.uint8)
-    for row, path in zip(rows, paths, strict=True):
-        row[: len(str(path))] = np.frombuffer(str(path).encode(), np.uint8)
-    reader(rows[:3], False)
-    built = reader._reading.pipeline
-    few, _ = reader(rows[:3], False)
-    assert reader._reading.pipeline is built
-    many, lengths = reader(rows, False)
-    assert torch.equal(torch.from_numpy(few), torch.from_numpy(many[:3]))
-    assert lengths.tolist() == [path.stat().st_size for path in paths]
-    reader.close()
-    again, _ = reader(rows[:3], False)
-    assert (again == few).all()
-    reader.close()
+def test_a_file_that_cannot_be_read_has_no_first_bytes(tmp_path: Path) -> None:
+    paths = write(tmp_path / "a")[:2]
+    first = FirstBytes([str(paths[0]), b"/nowhere", str(tmp_path), str(paths[1])])
+    first.read(0, 4)
+    assert not first.data[1:3].any()
+    assert first.lengths.tolist() == [paths[0].stat().st_size, 0, 0, paths[1].stat().st_size]
 
 
-@pytest.mark.slow
-def test_a_file_that_never_answers_ends_one_epoch_only(tmp_path: Path) -> None:
+def test_validator_is_made_anew_for_more_files_and_after_closing(tmp_path: Path) -> None:
+    first = headers_of([path for path in write(tmp_path / "a", 2) if path.suffix == ".jpg"])[0]
+    first = first[parse(first).known]
+    validator = HeaderValidator()
+    assert validator.find_refused(first[:3]) == []
+    built = validator._pipeline
+    assert validator.find_refused(first[:3]) == []
+    assert validator._pipeline is built
+    damaged = first.copy()
+    damaged[[2, 7], 3] = 0  # no marker
+    assert validator.find_refused(damaged) == [2, 7]
+    assert validator._pipeline is not built
+    assert validator.find_refused([np.zeros(5, np.uint8), *first[:2]]) == [0]
+    validator.close()
+    assert validator.find_refused(first[:3]) == []
+    validator.close()
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_dali_says_of_the_first_bytes_of_jpegs_what_it_says_of_the_whole(tmp_path: Path, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    sound = [np.frombuffer(contents, np.uint8) for name, contents, _ in kinds() if "jpg" in name]
+    files = [contents.copy() for contents in sound * 40]
+    for contents in files:
+        places = random.integers(2, min(len(contents), 700), 3)
+        contents[places] = random.integers(0, 256, 3)
+    first = np.stack([np.pad(contents[:HEADER_BYTES], (0, max(0, HEADER_BYTES - len(contents)))) for contents in files])
+    known = np.flatnonzero(parse(first).known)
+    assert len(known) > 50
+    validator = HeaderValidator()
+    assert validator.find_refused(first[known]) == validator.find_refused([files[i] for i in known])
+    validator.close()
+
+
+def test_a_file_that_never_answers_ends_one_epoch_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the epochs after it nor what reads the batches after it wait behind it."""
-    (tmp_path / "all" / "class").mkdir(parents=True)
+    (tmp_path / "class").mkdir()
     for number in range(80):
-        (tmp_path / "all" / "class" / f"{number}.jpg").write_bytes(next(kinds())[1])
-    dataset, pipe = ImageFolder(tmp_path / "all", CHAIN), tmp_path / "pipe"
-    file = Path(dataset.samples[25][0])  # DALI reads it: Python reads only the first few
-    whole = file.rename(tmp_path / "whole")
-    os.mkfifo(file)
-    loader = DALILoader(dataset, 40, timeout=4, device="cpu")
-    with pytest.raises(RuntimeError, match="timed out after 4 seconds"):
-        next(iter(loader))
-    file.rename(pipe)
-    whole.rename(file)
-    batches = iter(loader)
-    first = next(batches)
-    os.close(os.open(pipe, os.O_RDWR))  # lets DALI's thread go
-    for (images, _), (others, _) in zip([first, *batches], DALILoader(dataset, 40, device="cpu"), strict=True):
+        (tmp_path / "class" / f"{number}.jpg").write_bytes(next(kinds())[1])
+    dataset, answers, read = ImageFolder(tmp_path, CHAIN), threading.Event(), header_reader.open_file
+    late = os.fsencode(dataset.samples[25][0])
+    with monkeypatch.context() as patched:
+        patched.setattr(header_reader, "open_file", lambda path: (path == late and answers.wait(), read(path))[1])
+        loader = DALILoader(dataset, 40, timeout=0.5, device="cpu")
+        with pytest.raises(RuntimeError, match=r"timed out after 0\.5 seconds"):
+            next(iter(loader))
+    for (images, _), (others, _) in zip(loader, DALILoader(dataset, 40, device="cpu"), strict=True):
         assert torch.equal(images, others)
+    answers.set()
+
+
+@pytest.mark.parametrize("slow", [0.0, 0.002])
+def test_several_threads_read_a_batch_if_files_take_long(
+    tmp_path: Path, slow: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "class").mkdir()
+    for number in range(200):
+        (tmp_path / "class" / f"{number}.jpg").write_bytes(next(kinds())[1])
+    threads, read = set[int](), header_reader.open_file
+
+    def open_file(path: Any) -> Any:
+        threads.add(threading.get_ident())
+        time.sleep(slow)
+        return read(path)
+
+    monkeypatch.setattr(header_reader, "open_file", open_file)
+    monkeypatch.setattr(header_reader, "_PATIENCE", 5e-3 if slow else 60)
+    ((images, _),) = DALILoader(ImageFolder(tmp_path, CHAIN), 200, device="cpu")
+    assert (images == images[0]).all()
+    assert len(threads) > 3 if slow else len(threads) == 1
 
 
 WAITING = """
-import os, sys, threading
+import os, sys, threading, time
 from torchvision.transforms import v2
 from torchdali import DALILoader
+from torchdali.pipeline.readers import header_reader
 
 crop = v2.Compose([v2.ToImage(), v2.CenterCrop(8)])
 loader = DALILoader(sys.argv[1], 100, transform=crop, device="cpu")
-threading.Timer(2, os.kill, (os.getpid(), 2)).start()
+header_reader.open_file = lambda path: time.sleep(1000)
+threading.Timer(1, os.kill, (os.getpid(), 2)).start()
 try:
     list(loader)
 except KeyboardInterrupt as error:
@@ -247,22 +281,21 @@ def test_a_process_ends_while_a_file_is_waited_for(run_script: Script, tmp_path:
     folder.mkdir(parents=True)
     for number in range(40):
         (folder / f"{number}.jpg").write_bytes(next(kinds())[1])
-    os.mkfifo(folder / "pipe.jpg")
     done = run_script(WAITING, folder.parent)
     assert (done.returncode, done.stdout) == (0, "KeyboardInterrupt\n"), done.stderr
 
 
 @pytest.fixture
 def vetting(device: str, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Has headers read as beside a GPU, also on the CPU; the lengths of what was read together."""
+    """Has headers read as beside a GPU, also on the CPU; how many whole files were validated together."""
     if device == "cpu":
         monkeypatch.setattr(FileReader, "_validates", True)
     together: list[int] = []
-    read = HeaderReader.__call__
+    find = HeaderValidator.find_refused
     monkeypatch.setattr(
-        HeaderReader,
-        "__call__",
-        lambda self, paths, *options: together.append(len(paths)) or read(self, paths, *options),
+        HeaderValidator,
+        "find_refused",
+        lambda self, files: (together.append(len(files)) if isinstance(files, list) else None) or find(self, files),
     )
     return together
 
@@ -303,25 +336,21 @@ def test_what_is_for_pil_is_not_asked_of_dali_again(
     ((images, _),) = DALILoader(ImageFolder(tmp_path, CHAIN), count, device=device)
     assert len(images) == count
     few = -(-count // 4)
-    assert vetting == ([few] if count < 32 else [count, few])
+    assert vetting == [few]
 
 
-@pytest.mark.parametrize("validates", [False, True])
-def test_long_files_are_not_read_together(
-    tmp_path: Path, vetting: list[int], validates: bool, monkeypatch: pytest.MonkeyPatch
+def test_few_whole_files_are_in_memory_for_dali_at_once(
+    tmp_path: Path, device: str, vetting: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """DALI would read all of each. To validate headers it reads few files at once."""
-    monkeypatch.setattr(FileReader, "_validates", validates)
     (tmp_path / "a").mkdir()
     photograph = Image.fromarray(skimage.data.coffee()).resize((40, 30))
     for i in range(80):
-        photograph.save(tmp_path / "a" / f"{i:02}.jpg")
-    length = (tmp_path / "a" / "00.jpg").stat().st_size
-    monkeypatch.setattr(file_reader, "_LONG", length - 1)
+        photograph.save(tmp_path / "a" / f"{i:02}.png")
+    length = (tmp_path / "a" / "00.png").stat().st_size
     monkeypatch.setattr(file_reader, "_MAX_READ", 12 * length)
-    ((images, _),) = DALILoader(ImageFolder(tmp_path, CHAIN), 80, device="cpu")
+    ((images, _),) = DALILoader(ImageFolder(tmp_path, CHAIN), 80, device=device)
     assert (images == images[0]).all()
-    assert vetting == ([10] * 8 if validates else [])
+    assert vetting == [12] * 6 + [8]
 
 
 def test_a_pipe_among_few_files_is_named(tmp_path: Path, device: str, vetting: list[int]) -> None:
@@ -335,42 +364,36 @@ def test_a_pipe_among_few_files_is_named(tmp_path: Path, device: str, vetting: l
     assert max(vetting) < 5
 
 
-def test_an_interrupted_reader_gives_no_other_files_headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    paths = write(tmp_path / "a")
-    reader, table = HeaderReader(), build_table(paths)
+def test_an_interrupted_validator_says_nothing_of_other_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = headers_of([path for path in write(tmp_path / "a") if path.suffix == ".jpg"])[0]
+    validator = HeaderValidator()
+    assert validator.find_refused(first[:1]) == []
 
     def interrupted(*_: Any) -> Any:
         raise KeyboardInterrupt
 
-    for name in ("bridge.to_array", "pipeline.share_outputs"):
-        reader(table[:1], False)
-        with monkeypatch.context() as patched:
-            of: Any = reader._reading.pipeline if name.startswith("pipeline") else header_reader.dlpack
-            patched.setattr(of, name.partition(".")[2], interrupted)
-            with pytest.raises(KeyboardInterrupt):
-                reader(table[:1], False)
-    for i, path in enumerate(paths):
-        assert reader(table[i : i + 1], False)[1].tolist() == [path.stat().st_size]
-    reader.close()
+    with monkeypatch.context() as patched:
+        patched.setattr(validator._pipeline, "share_outputs", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            validator.find_refused(np.zeros((1, 9), np.uint8))
+    assert validator.find_refused(first[:1]) == []
+    validator.close()
 
 
-@pytest.mark.parametrize("vets", [False, True])
-def test_no_sound_file_is_left_to_pil_for_want_of_a_reader(
-    tmp_path: Path, vets: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_sound_file_is_left_to_pil_for_want_of_a_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a").mkdir()
     photograph = Image.fromarray(skimage.data.coffee()).resize((40, 30))
     for i in range(80):
         photograph.save(tmp_path / "a" / f"{i:02}.jpg")
-    build, fails = graph.build_header_reader, [1]
+    build, fails = graph.build_header_validator, [1]
 
-    def build_header_reader(*about: Any) -> Any:
+    def build_header_validator(*about: Any) -> Any:
         if fails.pop() if fails else False:
             raise RuntimeError("Resource temporarily unavailable")
         return build(*about)
 
-    monkeypatch.setattr(graph, "build_header_reader", build_header_reader)
-    monkeypatch.setattr(FileReader, "_validates", vets)
+    monkeypatch.setattr(graph, "build_header_validator", build_header_validator)
+    monkeypatch.setattr(FileReader, "_validates", True)
     loader = DALILoader(ImageFolder(tmp_path, CHAIN), 40, device="cpu")
     assert [len(images) for images, _ in loader] == [40, 40]
     assert not fails

@@ -9,7 +9,6 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import pytest
 import skimage.data
 import torch
@@ -20,10 +19,10 @@ from torchvision.transforms import v2
 from torchdali import DALILoader
 from torchdali.pipeline import jpeg_engine
 from torchdali.pipeline.pool import PipelinePool
-from torchdali.pipeline.readers import HeaderReader, header_reader
+from torchdali.pipeline.readers import FirstBytes, header_reader
+from torchdali.pipeline.readers.header_reader import HeaderReader
 from torchdali.pipeline.tuning import Threads, choose_prefetch_depth
 from torchdali.runtime import devices, machine
-from torchdali.sources.paths import Paths, build_table
 from torchdali.transforms.spec import InputKind, InputStats
 
 CUDA = torch.device("cuda", 0)
@@ -77,34 +76,33 @@ def test_where_storage_is_slow_as_many_threads_wait_for_it_as_read_headers(card:
 
 
 def late(monkeypatch: pytest.MonkeyPatch, late_by: float, work: float) -> None:
-    """From now on a batch of headers seems to take so many seconds, and the processor so many of them."""
-    for name, step in (("perf_counter", late_by), ("process_time", work)):
+    """From now on a reading of files seems to take so many seconds, and the processor so many of them."""
+    for name, step in (("perf_counter", late_by), ("thread_time", work)):
         times = itertools.count(0, step)
         monkeypatch.setattr(header_reader, name, times.__next__)
+    monkeypatch.setattr(FirstBytes, "read", lambda self, begin, end, patience=0: end)
 
 
-def test_sixteen_batches_tell_how_long_threads_wait_for_a_file(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = [path for path, _ in ImageFolder(pictures).samples] * 2
-    paths = Paths([build_table(names)]).gather(np.arange(48))
-    monkeypatch.setattr(machine, "count_available_cores", lambda: 2)
-    reader = HeaderReader()
-    for late_by, files in ((0.4, 31), *[(0.9, 48)] * 8, (0.9, 48), (0.1, 48), *[(0.3, 48)] * 6):
+def test_readings_tell_how_long_threads_wait_for_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, first = HeaderReader(), FirstBytes([])
+    for late_by, files in ((0.4, 7), *[(0.9, 16)] * 64, (0.9, 16), (0.1, 16), *[(0.3, 16)] * 62):
         assert reader.wait == 0.0
         late(monkeypatch, late_by, 0.2)
-        reader(paths[:files], False)
-    expected = pytest.approx((0.3 - 0.2 / 2) * 16 / 48)
-    assert reader.wait == expected, "neither of the first eight nor of one beside which the process was busy"
-    for late_by in [0.3] * 8 + [0.9] * 20:  # of which the latter are too late
+        assert reader._read_timed(first, 0, files, 0.0) == files
+    expected = pytest.approx((0.3 - 0.2) / 16)
+    assert reader.wait == expected, "neither of the first nor of one beside which the processor was busy"
+    for late_by in [0.9] * 100:
         late(monkeypatch, late_by, 0.2)
-        reader(paths, False)
-    assert reader.wait == expected, "of the first batches"
-    reader.close()
+        reader._read_timed(first, 0, 16, 0.0)
+    assert reader.wait == expected, "of the first readings"
 
 
 def test_threads_are_chosen_for_slow_storage_from_the_second_epoch_on(
     pictures: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(machine, "count_available_cores", lambda: 2)
+    monkeypatch.setattr(header_reader, "_NUM_WARMUP", 4)
+    monkeypatch.setattr(header_reader, "_NUM_MEASURED", 4)
     epochs: list[Any] = []
     for late_by, expected in ((0.003, [2, 2]), (0.3, [2, 16])):
         late(monkeypatch, late_by, 0.0)

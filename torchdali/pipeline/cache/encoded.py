@@ -15,7 +15,7 @@ from torchdali.pipeline.clock import Clock
 from torchdali.pipeline.feed import Batch, Prefetcher
 from torchdali.pipeline.readers import EncodedBatch, EncodedFile, FileReader
 from torchdali.samples.image import encode_ppm
-from torchdali.sources import Header, open_file, parse_header
+from torchdali.sources import Header, parse_header, read_file
 from torchdali.transforms.spec import IntArray
 
 __all__ = ["EncodedCache"]
@@ -68,7 +68,7 @@ class EncodedCache(FileCache):
                 return data, header
             self._drop(row, offset)
         with files.blame(row, "read as an image"):
-            data, modified = _read(files.path(row))
+            data, modified = read_file(files.path(row))
             header = parse_header(data.data, files.adjust_orientation)._replace(modified=modified)
         files.table.update(row, header)
         files.check_endings(np.array([row]), np.pad(data[-2:], (2, 0))[None, -2:])
@@ -177,16 +177,3 @@ class CachedFiles(EncodedBatch):
 
     def forget(self, rows: IntArray) -> None:
         self._cache.forget(rows)
-
-
-def _read(path: str) -> tuple[Bytes, int]:
-    """Return a file's bytes, and the time of its last modification before it was read, in nanoseconds."""
-    file, status = open_file(path)
-    try:
-        data: Bytes = np.empty(status.st_size, np.uint8)
-        filled = 0
-        while filled < len(data) and (count := os.readv(file, [data[filled:].data])):
-            filled += count
-    finally:
-        os.close(file)
-    return data[:filled], status.st_mtime_ns

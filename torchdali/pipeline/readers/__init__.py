@@ -5,7 +5,7 @@ from torchdali.pipeline.readers.clips import ClipReader
 from torchdali.pipeline.readers.decoded import WaveformReader
 from torchdali.pipeline.readers.encoded import EncodedBatch, EncodedFile, EncodedReader
 from torchdali.pipeline.readers.files import FileReader
-from torchdali.pipeline.readers.header_reader import HeaderReader
+from torchdali.pipeline.readers.header_reader import FirstBytes
 from torchdali.pipeline.readers.masks import MaskReader, group_masks, put_decoded
 from torchdali.pipeline.readers.pixels import PixelReader
 from torchdali.pipeline.readers.scan import Scan, ScanTimeoutError
@@ -20,7 +20,7 @@ __all__ = [
     "EncodedFile",
     "EncodedReader",
     "FileReader",
-    "HeaderReader",
+    "FirstBytes",
     "MaskReader",
     "PixelReader",
     "Reader",
@@ -42,7 +42,7 @@ def open_reader(source: Source, adjust_orientation: bool = False) -> Reader:
     if source.spec.kind == "volume":
         return VolumeReader(source)
     if source.kind is InputKind.FILES:
-        return FileReader(source, HeaderReader(), adjust_orientation)
+        return FileReader(source, adjust_orientation)
     if source.kind is InputKind.PIXELS:
         return PixelReader(source)
     table = None if adjust_orientation else source.headers()  # a table tells no orientations

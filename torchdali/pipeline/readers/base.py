@@ -143,9 +143,6 @@ class Reader:
         """Start to read what the drawing of parameters needs, in the threads of ``pool()``."""
         return Scan([], lambda _: None, pool)
 
-    def abandon(self) -> None:
-        """Abandon threads that wait for a file that has not answered in time."""
-
     def sizes(self, rows: IntArray) -> IntArray:
         """Return ``(N, 2)`` heights and widths of a batch that was scanned."""
         raise NotImplementedError

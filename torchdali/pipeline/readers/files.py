@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,12 @@ import PIL.Image
 import torch
 
 from torchdali.pipeline.readers.base import Reader
-from torchdali.pipeline.readers.header_reader import HeaderError, HeaderReader
+from torchdali.pipeline.readers.header_reader import FirstBytes, HeaderReader, HeaderValidator
 from torchdali.pipeline.readers.scan import Scan
 from torchdali.samples.image import convert_to_rgb
 from torchdali.samples.pil import PILHeader, read_pil_header
-from torchdali.sources import UNREADABLE, Header, Source, read_header
-from torchdali.sources.headers.batch import MIN_BATCH_READ, parse
+from torchdali.sources import UNREADABLE, Header, Source, read_file, read_header
+from torchdali.sources.headers.batch import parse
 from torchdali.sources.headers.header import max_pixels
 from torchdali.sources.headers.metadata import has_late_metadata, turn_info
 from torchdali.sources.headers.table import HeaderColumns, HeaderTable
@@ -31,13 +32,8 @@ __all__ = ["FileReader"]
 _open: Callable[..., Any] = PIL.Image.open
 _Size = tuple[int, int]
 
-_SAMPLE = 8
-"""Number of files whose lengths are known before DALI reads many whole files for their first bytes."""
-_LONG = 2**19
-"""Mean length in bytes above which Python reads the first bytes of each file, because DALI can only read whole files.
-Those take many times as long to decode."""
-_MAX_READ = 2**28
-"""Bytes of files that DALI reads at once to validate their headers."""
+_MAX_READ = 2**26
+"""Bytes of files that are in memory at once for DALI to validate their headers."""
 
 
 class FileReader(Reader):
@@ -47,7 +43,6 @@ class FileReader(Reader):
 
     Args:
         source: The files.
-        header_reader: Reads the first bytes of many files in DALI's threads. Without it files are read one by one.
         adjust_orientation: As for :class:`Reader`. The headers of an index do not tell orientations, and are not used.
 
     Attributes:
@@ -57,19 +52,16 @@ class FileReader(Reader):
     _validates = False
     opens_files = True
 
-    def __init__(
-        self, source: Source, header_reader: HeaderReader | None = None, adjust_orientation: bool = False
-    ) -> None:
+    def __init__(self, source: Source, adjust_orientation: bool = False) -> None:
         super().__init__(source, adjust_orientation)
         known = None if adjust_orientation else source.headers()
         self.table = known or HeaderTable(HeaderColumns.unknown(len(source)))
-        self._header_reader = header_reader
+        self._header_reader, self._validator = HeaderReader(), HeaderValidator()
         self._black: dict[int, _Size] = {}
-        self._num_read = self._bytes_read = 0
 
-    def __reduce__(self) -> tuple[type[FileReader], tuple[Source, HeaderReader | None, bool]]:
+    def __reduce__(self) -> tuple[type[FileReader], tuple[Source, bool]]:
         # Another process reads the headers again, because the table is as long as the dataset.
-        return FileReader, (self.source, self._header_reader, self.adjust_orientation)
+        return FileReader, (self.source, self.adjust_orientation)
 
     def paths(self, rows: IntArray) -> npt.NDArray[np.uint8]:
         """Return ``(N, L)`` the paths of samples for DALI, padded with NUL."""
@@ -86,6 +78,10 @@ class FileReader(Reader):
         paths: Any = self.read_rows(rows)
         return paths if hasattr(paths, "dtype") else _pad(paths)
 
+    def _read_paths_as_bytes(self, rows: IntArray) -> list[bytes]:
+        paths = np.ascontiguousarray(self._read_paths(rows))
+        return paths.view(f"S{paths.shape[1]}").ravel().tolist()
+
     def share_headers(self, other: FileReader) -> bool:
         """Use the header table of another reader, if it has the same files and sizes. Return whether it has."""
         if self.adjust_orientation != other.adjust_orientation or not self.source.has_same_files(other.source):
@@ -95,23 +91,18 @@ class FileReader(Reader):
 
     def move_to(self, device: torch.device) -> None:
         """Validate headers on a device that decodes."""
-        if self._header_reader:
-            self._header_reader.device = device
+        self._validator.device = device
 
     def validate_headers(self) -> bool:
         """Return whether DALI reads each header before it decodes any, and leaves the files that it refuses to PIL."""
         # It stays true, because iterators rely on it. DALI has not validated headers that come from an index.
-        reader = self._header_reader
-        self._validates = self._validates or bool(reader and reader.device.type == "cuda" and self.table.is_empty)
+        self._validates = self._validates or (self._validator.device.type == "cuda" and self.table.is_empty)
         return self._validates
 
     def sizes(self, rows: IntArray) -> IntArray:
-        # Another batch, or a cache, may have forgotten some of them after the scan.
+        # Another batch, or a cache, may have forgotten some of them after the scan. This thread waits only for these.
         if len(unknown := self.table.find_unknown(rows)):
-            if self._validates:
-                self._read_many(unknown)
-            else:  # in this thread, so that it waits only for these files
-                self._read_each(unknown.tolist())
+            self._read_each(unknown.tolist())
         return self.table.sizes(rows)
 
     def decode_with_pil(self, row: int) -> MemoryFile:
@@ -138,119 +129,60 @@ class FileReader(Reader):
     def scan(self, rows: IntArray, pool: Callable[[], Executor]) -> Scan:
         """Start to read the headers that are not known yet, in the threads of ``pool()``."""
         unknown = self.table.find_unknown(rows)
-        few = len(unknown) < (1 if self._validates else MIN_BATCH_READ)
-        alone = (self.table.has_stamps or self._mean_length > _LONG) and not self._validates
-        if few or alone or self._header_reader is None:
+        if self.table.has_stamps or not len(unknown):
             return Scan(unknown.tolist(), self._read_each, pool)
-        return Scan([0], lambda _: self._read_many(unknown), pool)
+        return self._header_reader.scan(self._read_paths_as_bytes(unknown), partial(self._learn, unknown), pool)
 
-    def _read_many(self, rows: IntArray) -> None:
-        """Read headers together; one by one if a black image takes a file's place.
-
-        If there are few to validate, or DALI refuses one, Python looks first: a file for PIL, no file at all or a pipe
-        needs no validation.
-        """
-        replaced = np.isin(rows, list(self._black))
-        self._read_each(rows[replaced].tolist())
-        rows = rows[~replaced]
-        if not self._num_read:
-            for row in rows[:_SAMPLE].tolist():
-                self._is_native(row)
-        together = len(rows) >= MIN_BATCH_READ and self._mean_length <= _LONG
-        if not len(rows) or (together and self._read_together(rows)):
-            return
+    def _learn(self, rows: IntArray, first: FirstBytes) -> None:
+        """Learn headers together from first bytes, and one by one those that the first bytes do not tell."""
+        headers = parse(first.data, self.adjust_orientation)
+        headers.known[np.isin(rows, list(self._black))] = False
         if self._validates:
-            self._validate_by_halves(np.array([row for row in rows.tolist() if self._is_native(row)], np.int64))
-        else:
-            self._read_each(rows.tolist())
-
-    def _validate_by_halves(self, rows: IntArray) -> None:
-        """Find the files whose headers DALI refuses, and leave them to PIL."""
-        too_long = len(rows) > 1 and len(rows) * self._mean_length > _MAX_READ
-        if not len(rows) or (not too_long and self._read_together(rows, vetted=True)):
-            return
-        if len(rows) == 1:
-            self.read_header(int(rows[0]), by_pil=True)
-            return
-        for half in np.array_split(rows, 2):
-            self._validate_by_halves(half)
-
-    def _read_together(self, rows: IntArray, vetted: bool = False) -> bool:
-        """Return whether all headers could be read.
-
-        Args:
-            rows: The samples.
-            vetted: Whether Python has found the files native, so that DALI may read any header. Else it reads those of
-                JPEGs alone, and other files are vetted first.
-        """
-        assert self._header_reader is not None
-        try:
-            header_bytes, lengths = self._header_reader(self.paths(rows), self._validates, vetted)
-        except HeaderError:
-            return False
-        except RuntimeError:  # there are no threads or no memory for the pipeline
-            if self._validates:
-                raise
-            return False
-        self._count_bytes(len(rows), int(lengths.view(np.uint32).sum()))
-        headers = parse(header_bytes, self.adjust_orientation)
-        to_vet = self._validates and not vetted
-        if to_vet:
-            headers.known[~headers.jpeg] = False
-        if not self.table.has_stamps:
-            self.table.update_many(rows, headers, lengths)
-        self._read_each(self.table.find_unknown(rows[headers.known] if to_vet else rows).tolist())
-        if to_vet:
-            unknown = self.table.find_unknown(rows).tolist()
-            self._validate_by_halves(np.array([row for row in unknown if self._is_native(row)], np.int64))
-        return True
+            headers.known[~headers.jpeg] = False  # of other files DALI reads more than the first bytes
+            known = np.flatnonzero(headers.known)
+            headers.known[known[self._validator.find_refused(first.data[known])]] = False
+        self.table.update_many(rows, headers, first.lengths)
+        self._read_each(rows[~headers.known].tolist())
 
     def _read_each(self, rows: Sequence[int]) -> None:
-        for row in rows:
-            self.read_header(row)
+        """Read headers one by one. Leave files that DALI refuses to PIL."""
+        headers = {row: self._read_header(row) for row in rows}
+        native = [row for row in rows if headers[row].native]
+        refused = self._find_refused(native, headers) if self._validates else set[int]()
+        for row, header in headers.items():
+            self.table.update(row, header._replace(native=header.native and row not in refused))
 
-    def _is_native(self, row: int) -> bool:
-        """Return whether DALI decodes a file as PIL does, as far as Python tells; learn the header of one for PIL."""
-        with self.blame(row, "read as an image"):
-            header = read_header(self.path(row), self.adjust_orientation)
-        self._count_bytes(1, header.length)
-        if not header.native:
-            self.table.update(row, header)
-        return header.native
+    def _find_refused(self, rows: Sequence[int], headers: Mapping[int, Header]) -> set[int]:
+        """Return which files DALI refuses. It is given all bytes of them, few files at once."""
+        refused, begin = set[int](), 0
+        while begin < len(rows):
+            end = begin + 1
+            while end < len(rows) and sum(headers[row].length for row in rows[begin : end + 1]) <= _MAX_READ:
+                end += 1
+            files: list[npt.NDArray[np.uint8]] = []
+            for row in rows[begin:end]:
+                with self.blame(row, "read as an image"):
+                    files.append(read_file(self.path(row))[0])
+            refused.update(rows[begin + i] for i in self._validator.find_refused(files))
+            begin = end
+        return refused
 
-    def _count_bytes(self, count: int, length: int) -> None:
-        self._num_read += count
-        self._bytes_read += length
-
-    @property
-    def _mean_length(self) -> float:
-        """Mean length of the files whose headers were read; 0 if there are none."""
-        return self._bytes_read / max(self._num_read, 1)
-
-    def read_header(self, row: int, by_pil: bool = False) -> None:
-        """Read a file's header.
-
-        Args:
-            row: Its sample.
-            by_pil: Whether PIL must decode the file, whatever its header says.
+    def read_header(self, row: int) -> None:
+        """Read a file's header, and do not validate it.
 
         Raises:
             SampleError: The file is missing or no image.
         """
-        if black := self.black(row):
-            self.table.update(row, Header(black.height, black.width, 0, jpeg=False, native=False))
-            return
-        with self.blame(row, "read as an image"):
-            header = read_header(self.path(row), self.adjust_orientation)
-        self._count_bytes(1, header.length)
-        self.table.update(row, header._replace(native=header.native and not by_pil))
+        self.table.update(row, self._read_header(row))
 
-    def abandon(self) -> None:
-        if self._header_reader:
-            self._header_reader.abandon()
+    def _read_header(self, row: int) -> Header:
+        if black := self.black(row):
+            return Header(black.height, black.width, 0, jpeg=False, native=False)
+        with self.blame(row, "read as an image"):
+            return read_header(self.path(row), self.adjust_orientation)
 
     def input_stats(self) -> InputStats:
-        return InputStats(self.table.non_engine_share(), self._header_reader.wait if self._header_reader else 0.0)
+        return InputStats(self.table.non_engine_share(), self._header_reader.wait)
 
     def file_bytes(self, rows: IntArray) -> IntArray:
         return self.table.lengths(rows)
@@ -325,8 +257,7 @@ class FileReader(Reader):
         return PIL.Image.new("RGB", (width, height))
 
     def close(self) -> None:
-        if self._header_reader:
-            self._header_reader.close()
+        self._validator.close()
 
 
 class MemoryFile:

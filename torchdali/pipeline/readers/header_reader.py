@@ -1,169 +1,203 @@
-"""Read the first bytes of many files in DALI's threads, which do not need Python's global lock."""
+"""Read the first bytes of files, and ask DALI whether it reads their headers."""
 
 from __future__ import annotations
 
+import math
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 from statistics import median
 from threading import Lock
-from time import perf_counter, process_time
+from time import perf_counter, thread_time
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from torchdali.pipeline import dlpack, graph
-from torchdali.pipeline.tuning import WAITING
-from torchdali.runtime import devices, lifecycle, machine
+from torchdali.pipeline import graph
+from torchdali.pipeline.readers.scan import Scan
+from torchdali.runtime import devices, lifecycle
 from torchdali.runtime.exceptions import is_raised_by_dali
-from torchdali.sources.headers.batch import MIN_BATCH_READ
+from torchdali.sources import HEADER_BYTES, open_file
 
-__all__ = ["HeaderError", "HeaderReader"]
+__all__ = ["FirstBytes", "HeaderReader", "HeaderValidator"]
 
-_NUM_WARMUP = 8
-_MIN_BATCHES = 8
-_PATIENCE = 5.0
-
-
-class HeaderError(RuntimeError):
-    """One of several files cannot be read, or DALI refuses its header."""
-
-
-class _Reading:
-    """A pipeline, its settings, and whether it can be used again."""
-
-    def __init__(self) -> None:
-        self.lock = Lock()
-        self.pipeline: Any = None
-        self.batch_size, self.validates = 0, False
-        self.broken = False
-
-    def close(self) -> None:
-        pipeline, self.pipeline = self.pipeline, None
-        if pipeline is not None:
-            pipeline.close()
+Bytes = npt.NDArray[np.uint8]
+_PATIENCE, _QUICK = 5e-3, 3e-5
+"""Seconds that one thread may read a batch, and more for each file. A file in the page cache takes 4 us."""
+_CHUNK = 16
+"""Files that each of several threads reads in a row."""
+_TURN = 0.1
+_NUM_WARMUP, _NUM_MEASURED, _MIN_MEASURED = 64, 64, 8
 
 
-class HeaderReader(lifecycle.Resource):
-    """Reads batches of files one after another. Several threads may call it.
+class FirstBytes:
+    """The first bytes of some files.
 
-    The pipeline is built at the first call, and again after a fork.
+    Args:
+        paths: Their paths.
 
     Attributes:
-        device: The device that decodes the files. Headers are read on the CPU, but their validation makes a context on
-            CUDA's current device.
+        data: ``(N, 2048)``, padded with 0. All 0 if the file was not read, or cannot be.
+        lengths: ``(N,)`` lengths of the files, modulo 2**32.
+    """
+
+    def __init__(self, paths: Sequence[str | bytes]) -> None:
+        self._paths = paths
+        self.data: Bytes = np.zeros((len(paths), HEADER_BYTES), np.uint8)
+        self.lengths: npt.NDArray[np.uint32] = np.zeros(len(paths), np.uint32)
+
+    def read(self, begin: int, end: int, patience: float = math.inf) -> int:
+        """Read files one after another. Return where that ended: before ``end`` only if they took too long.
+
+        Args:
+            begin: First file.
+            end: Where to end.
+            patience: Seconds that all may take together, beyond 30 us for each.
+        """
+        deadline = perf_counter() + patience
+        for i in range(begin, end):
+            try:
+                file, status = open_file(self._paths[i])
+            except OSError:  # whoever reads the file next names it
+                continue
+            try:
+                os.readv(file, [self.data[i]])
+                self.lengths[i] = status.st_size & 0xFFFFFFFF
+            except OSError:
+                continue
+            finally:
+                os.close(file)
+            deadline += _QUICK
+            if perf_counter() > deadline:
+                return i + 1
+        return end
+
+
+class HeaderReader:
+    """Reads the first bytes of batches of files. It measures how long a thread waits for a file.
+
+    Threads that read from the page cache hinder each other, because each needs Python's global lock several times for a
+    file. So one thread reads, until a file takes long. Several then read the rest of the batch.
+    """
+
+    def __init__(self) -> None:
+        self._turn = Lock()
+        self._waits: list[float] = []
+
+    def scan(self, paths: Sequence[bytes], use: Callable[[FirstBytes], None], pool: Callable[[], Executor]) -> Scan:
+        """Start to read a batch in the threads of ``pool()``, which then call ``use`` once."""
+        first, scan, left, count = FirstBytes(paths), Scan([], lambda _: None, pool), [len(paths)], Lock()
+
+        def begin(_: Sequence[int]) -> None:
+            is_alone = self._turn.acquire(timeout=_TURN)  # no longer, because a file may never answer
+            try:
+                end = self._read_timed(first, 0, len(paths), _PATIENCE)
+            finally:
+                if is_alone:
+                    self._turn.release()
+            scan.add(range(end, len(paths)), read, pool, _CHUNK)
+            finish(end)
+
+        def read(chunk: Sequence[int]) -> None:
+            finish(self._read_timed(first, chunk[0], chunk[-1] + 1) - chunk[0])
+
+        def finish(num_read: int) -> None:
+            with count:
+                left[0] -= num_read
+                is_last = not left[0]
+            if is_last:
+                use(first)
+
+        scan.add([0], begin, pool)
+        return scan
+
+    def _read_timed(self, first: FirstBytes, begin: int, end: int, patience: float = math.inf) -> int:
+        start, cpu_start = perf_counter(), thread_time()
+        end = first.read(begin, end, patience)
+        waited = perf_counter() - start - (thread_time() - cpu_start)
+        if end - begin >= _MIN_MEASURED and len(self._waits) < _NUM_WARMUP + _NUM_MEASURED:
+            self._waits.append(max(0.0, waited) / (end - begin))
+        return end
+
+    @property
+    def wait(self) -> float:
+        """Return for how many seconds a file made a thread wait: a median, or 0 before enough files were read.
+
+        The first measurements do not count, because pipelines are built beside them with Python's global lock held.
+        """
+        waits = self._waits[_NUM_WARMUP:]
+        return median(waits) if len(waits) >= _NUM_MEASURED else 0.0
+
+
+class HeaderValidator(lifecycle.Resource):
+    """Finds files whose headers DALI's decoder would not read: DALI 2.4 may end the process for one of them.
+
+    Several threads may call it. Its pipeline is built at the first call, and again after a fork.
+
+    Attributes:
+        device: The device that decodes the files. Validation runs on the CPU, but makes a context on CUDA's current
+            device.
     """
 
     device = torch.device("cpu")
 
     def __init__(self) -> None:
-        self._reading = _Reading()
-        self._waits: list[float] = []
+        self._lock, self._pipeline, self._batch_size = Lock(), None, 0
         super().__init__()
 
     def renew(self) -> None:
         """See :class:`torchdali.runtime.lifecycle.Resource`."""
-        self._reading = _Reading()
+        self._lock, self._pipeline, self._batch_size = Lock(), None, 0
 
-    def __call__(
-        self, paths: npt.NDArray[np.uint8], validate_headers: bool, vetted: bool = False
-    ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
-        """Return the first bytes of files, and their lengths.
+    def find_refused(self, files: Sequence[Bytes] | Bytes) -> list[int]:
+        """Return the positions of the files whose headers DALI refuses.
 
         Args:
-            paths: ``(N, L)`` the paths, padded with NUL.
-            validate_headers: Whether to raise if DALI's decoder would not read a header of a JPEG.
-            vetted: Whether to do so for any format, because Python has found the files native.
-
-        Returns:
-            ``(N, 2048)``, padded with 0, and ``(N,)``.
+            files: The bytes of each file, at least those of its header. ``(N, L)`` if there are as many of each.
 
         Raises:
-            HeaderError: A file cannot be read, or its header is refused.
             RuntimeError: There are no threads or there is no memory for the pipeline.
         """
-        while True:
-            with lifecycle.native_call(), devices.use(self.device):  # in the loop, so that no pipeline is built at exit
-                reading = self._reading
-                with reading.lock:
-                    if reading is self._reading:  # else it was abandoned while this thread waited
-                        self._build(reading, len(paths), validate_headers)
-                    if reading is not self._reading:
-                        reading.close()  # abandoned while it was built
-                        continue
-                    try:
-                        return self._read_timed(reading, paths, vetted)
-                    except HeaderError:
-                        raise
-                    except (AttributeError, RuntimeError):  # the pipeline was abandoned during the call
-                        if reading is self._reading:
-                            raise
+        if not len(files) or self._is_accepted(files):
+            return []
+        if len(files) == 1:
+            return [0]
+        half = len(files) // 2
+        return [*self.find_refused(files[:half]), *(half + i for i in self.find_refused(files[half:]))]
 
-    @property
-    def wait(self) -> float:
-        """Return for how many seconds a file made a thread wait for storage: a median, or 0 before 16 large batches.
+    def _is_accepted(self, files: Sequence[Bytes] | Bytes) -> bool:
+        with lifecycle.native_call(), devices.use(self.device), self._lock:
+            if self._pipeline is None or self._batch_size < len(files):
+                self._close()
+                self._pipeline, self._batch_size = graph.build_header_validator(len(files)), len(files)
+                lifecycle.install_exit_hook()
+            pipeline: Any = self._pipeline
+            self._pipeline = None  # stays so after an interrupt: the next call would get this run's result
+            feed = pipeline.feed_arrays if isinstance(files, list) else pipeline.feed_input
+            feed(graph.HEADERS, files)
+            pipeline.schedule_run()
+            try:
+                pipeline.share_outputs()
+                pipeline.release_outputs()
+                is_accepted = True
+            except RuntimeError as error:
+                if not is_raised_by_dali(error):
+                    raise
+                is_accepted = False
+            self._pipeline = pipeline
+            return is_accepted
 
-        A large batch has 32 files or more. The first eight do not count, because a pipeline is built beside them with
-        Python's global lock held. The median ignores batches that waited for the training.
-        """
-        waits = self._waits[_NUM_WARMUP:]
-        return median(waits) if len(waits) >= _MIN_BATCHES else 0.0
+    def _close(self) -> None:
+        pipeline, self._pipeline = self._pipeline, None
+        if pipeline is not None:
+            pipeline.close()
 
-    def _read_timed(self, reading: _Reading, paths: npt.NDArray[np.uint8], vetted: bool) -> Any:
-        begin, cpu_begin = perf_counter(), process_time()
-        outputs = _read(reading, paths, vetted)
-        seconds, cpu_seconds = perf_counter() - begin, process_time() - cpu_begin
-        if len(paths) >= MIN_BATCH_READ and len(self._waits) < _NUM_WARMUP + 2 * _MIN_BATCHES:
-            waited = max(0.0, seconds - cpu_seconds / min(WAITING, machine.count_available_cores()))
-            self._waits.append(waited * WAITING / len(paths))
-        return outputs
-
-    def _build(self, reading: _Reading, count: int, validate_headers: bool) -> None:
-        fits = reading.batch_size >= count and reading.validates == validate_headers
-        if reading.pipeline is None or not fits or reading.broken:
-            reading.close()
-            reading.pipeline = graph.build_header_reader(count, WAITING, validate_headers)
-            lifecycle.install_exit_hook()
-            reading.batch_size, reading.validates, reading.broken = count, validate_headers, False
-
-    def __reduce__(self) -> tuple[type[HeaderReader], tuple[()]]:
-        return HeaderReader, ()
+    def __reduce__(self) -> tuple[type[HeaderValidator], tuple[()]]:
+        return HeaderValidator, ()
 
     def close(self) -> None:
-        """Free threads and memory until the next call. Threads that wait for a file that never answers are leaked."""
-        reading = self._reading
-        if reading.lock.acquire(timeout=_PATIENCE):
-            try:
-                reading.close()
-            finally:
-                reading.lock.release()
-        else:
-            self.abandon()
-
-    def abandon(self) -> None:
-        """Leak the pipeline if it waits for a file. The next call builds another one."""
-        reading = self._reading
-        if reading.lock.locked():
-            self._reading = _Reading()
-            pipeline, reading.pipeline = reading.pipeline, None
-            if pipeline is not None:
-                graph.leak(pipeline)
-
-
-def _read(reading: _Reading, paths: npt.NDArray[np.uint8], vetted: bool) -> Any:
-    pipeline = reading.pipeline
-    reading.broken = True  # stays so after an interrupt: the next call would get this run's outputs
-    pipeline.feed_input(graph.HEADER_PATHS, paths)
-    if reading.validates:
-        pipeline.feed_input(graph.HEADERS_VETTED, np.full(len(paths), vetted))
-    pipeline.schedule_run()
-    try:
-        header_bytes, lengths = (dlpack.to_array(output) for output in pipeline.share_outputs()[:2])
-        if pipeline is reading.pipeline:  # else it was abandoned meanwhile
-            pipeline.release_outputs()
-    except (RuntimeError, UnicodeDecodeError) as error:  # UnicodeDecodeError if DALI's message has a name not in UTF-8
-        if not is_raised_by_dali(error):
-            raise
-        reading.broken = False
-        raise HeaderError from error
-    reading.broken = False
-    return header_bytes, lengths[:, 0]
+        """Free threads and memory until the next call."""
+        with self._lock:
+            self._close()

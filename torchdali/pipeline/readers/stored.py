@@ -76,7 +76,7 @@ class StoredReader(EncodedReader):
         starts = np.zeros((len(rows), HEADER_BYTES), np.uint8)
         for start, data in zip(starts, files, strict=True):
             start[: len(data)] = data[:HEADER_BYTES]
-        lengths = np.array([len(data) for data in files], np.int64).astype(np.int32)
+        lengths = np.array([len(data) & 0xFFFFFFFF for data in files], np.uint32)
         headers = parse(starts)
         self.table.update_many(rows, headers, lengths)
         others: list[int] = np.flatnonzero(~headers.known).tolist()

@@ -23,18 +23,24 @@ from torchdali.sources.headers.header import (
 )
 from torchdali.transforms.spec import IntArray
 
-__all__ = ["MIN_BATCH_READ", "TOO_LARGE", "Headers", "parse"]
+__all__ = ["TOO_LARGE", "Headers", "parse"]
 
 _SEGMENT_BYTES = 20  # bytes that are read of a segment, from its marker
 
 TOO_LARGE = 0xFFFF
 """The smallest side, in pixels, that does not fit the columns of ``table.py``. No JPEG is as large."""
 
-MIN_BATCH_READ = 32
-"""The smallest number of files whose headers are read together."""
-
 Bytes = npt.NDArray[np.uint8]
 Flags = npt.NDArray[np.bool_]
+
+
+def _flag(*markers: int) -> Flags:
+    flags: Flags = np.zeros(256, np.bool_)
+    flags[list(markers)] = True
+    return flags
+
+
+_IS_FRAME, _IS_END, _IS_END_OR_APP1 = _flag(*FRAMES), _flag(*ENDS, SCAN), _flag(*ENDS, SCAN, APP1)
 
 
 class Headers(NamedTuple):
@@ -70,12 +76,12 @@ def parse(data: Bytes, adjust_orientation: bool = False) -> Headers:
 
 
 def _parse_pngs(data: Bytes, headers: Headers) -> None:
-    has_signature = (data[:, :8] == np.frombuffer(PNG_SIGNATURE, np.uint8)).all(1)
-    has_ihdr = has_signature & (data[:, 12:16] == np.frombuffer(b"IHDR", np.uint8)).all(1)
-    rows = np.flatnonzero(has_ihdr & (data[:, 24] == 8) & np.isin(data[:, 25], (0, 2, 3)))
-    rows = rows[[_is_plain_png(start.tobytes()) for start in data[rows]]] if len(rows) else rows
-    width, height = (_read_uint(data, rows, np.full(len(rows), offset), 4) for offset in (16, 20))
-    _set_sizes(headers, rows, height, width)
+    rows = np.flatnonzero((data[:, :8] == np.frombuffer(PNG_SIGNATURE, np.uint8)).all(1))
+    rows = rows[(data[rows, 12:16] == np.frombuffer(b"IHDR", np.uint8)).all(1)]
+    rows = rows[(data[rows, 24] == 8) & np.isin(data[rows, 25], (0, 2, 3))] if len(rows) else rows
+    if len(rows := rows[[_is_plain_png(start.tobytes()) for start in data[rows]]] if len(rows) else rows):
+        width, height = (_read_uint(data.reshape(-1), rows * data.shape[1] + offset, 4) for offset in (16, 20))
+        _set_sizes(headers, rows, height, width)
 
 
 def _is_plain_png(start: bytes) -> bool:
@@ -84,39 +90,45 @@ def _is_plain_png(start: bytes) -> bool:
 
 def _parse_jpegs(data: Bytes, headers: Headers, adjust_orientation: bool) -> None:
     """Follow the markers (ITU-T T.81, annex B) of all JPEGs at once, up to their first scans."""
-    rows = np.flatnonzero((data[:, :3] == (0xFF, 0xD8, 0xFF)).all(1))
-    offsets = np.full(len(data), 2)
-    adobe_rgb, one_frame, scanned = (np.zeros(len(data), np.bool_) for _ in range(3))
+    flat: Bytes = data.reshape(-1)
+    length = data.shape[1]
+    is_end = _IS_END_OR_APP1 if adjust_orientation else _IS_END
+    rows: IntArray = np.flatnonzero((data[:, :3] == (0xFF, 0xD8, 0xFF)).all(1))
     jpegs = rows
+    at: IntArray = rows * length + 2
+    last: IntArray = at + (length - _SEGMENT_BYTES - 2)
+    adobe_rgb, one_frame, scanned = (np.zeros(len(data), np.bool_) for _ in range(3))
     while len(rows):
-        rows = rows[offsets[rows] + _SEGMENT_BYTES <= data.shape[1]]
-        rows = rows[data[rows, offsets[rows]] == 0xFF]
-        offset = offsets[rows]
-        marker = data[rows, offset + 1]
-        frame = np.isin(marker, FRAMES)
-        second_frame = frame & one_frame[rows]  # DALI takes the last of two frame headers: see header.py
-        _parse_frames(data, headers, rows[frame], offset[frame])
-        one_frame[rows[frame]] = True
-        scanned[rows[marker == SCAN]] = True
-        more = ~second_frame & ~np.isin(marker, (*ENDS, SCAN, *([APP1] if adjust_orientation else [])))
-        rows, offset, marker = rows[more], offset[more], marker[more]
-        adobe = rows[(marker == 0xEE) & _has_text(data, rows, offset + 4, b"Adobe")]
-        adobe_rgb[adobe] = data[adobe, offsets[adobe] + 15] == 0
+        marker: Bytes = flat.take(at + 1, mode="clip")
+        alive: Flags = (at <= last) & (flat.take(at, mode="clip") == 0xFF)
+        frame: Flags = alive & _IS_FRAME[marker]
+        if frame.any():
+            frame_rows = rows[frame]
+            alive[frame] = ~one_frame[frame_rows]  # DALI takes the last of two frame headers: see header.py
+            _parse_frames(flat, headers, frame_rows, at[frame])
+            one_frame[frame_rows] = True
+        scanned[rows[alive & (marker == SCAN)]] = True
+        alive &= ~is_end[marker]
+        if not alive.all():
+            rows, at, last, marker = rows[alive], at[alive], last[alive], marker[alive]
+        if (adobe := np.flatnonzero(marker == 0xEE)).size:
+            adobe = adobe[_has_text(flat, at[adobe] + 4, b"Adobe")]
+            adobe_rgb[rows[adobe]] = flat[at[adobe] + 15] == 0
         # A byte 0xFF before a marker is padding.
-        offsets[rows] += np.where(marker == 0xFF, 1, 2 + _read_uint(data, rows, offset + 2, 2))
+        at = at + np.where(marker == 0xFF, 1, 2 + _read_uint(flat, at + 2, 2))
     headers.known[jpegs[~scanned[jpegs] | adobe_rgb[jpegs]]] = False
 
 
-def _parse_frames(data: Bytes, headers: Headers, rows: IntArray, offset: IntArray) -> None:
-    body = offset + 4
-    components = data[rows, body + 5]
-    names: Any = data[rows[:, None], body[:, None] + (6, 9, 12)]
+def _parse_frames(flat: Bytes, headers: Headers, rows: IntArray, at: IntArray) -> None:
+    body = at + 4
+    components = flat[body + 5]
+    names: Any = flat[body[:, None] + (6, 9, 12)]
     has_rgb_names = (components == 3) & (names == np.frombuffer(b"RGB", np.uint8)).all(1)
-    native = (data[rows, body] == 8) & np.isin(components, (1, 3)) & ~has_rgb_names
+    native = (flat[body] == 8) & ((components == 1) | (components == 3)) & ~has_rgb_names
     rows, body = rows[native], body[native]
-    valid = _set_sizes(headers, rows, _read_uint(data, rows, body + 1, 2), _read_uint(data, rows, body + 3, 2))
+    valid = _set_sizes(headers, rows, _read_uint(flat, body + 1, 2), _read_uint(flat, body + 3, 2))
     headers.jpeg[rows[valid]] = True
-    headers.baseline[rows[valid]] = data[rows[valid], body[valid] - 3] == FRAMES[0]
+    headers.baseline[rows[valid]] = flat[body[valid] - 3] == FRAMES[0]
 
 
 def _set_sizes(headers: Headers, rows: IntArray, height: IntArray, width: IntArray) -> Flags:
@@ -128,14 +140,13 @@ def _set_sizes(headers: Headers, rows: IntArray, height: IntArray, width: IntArr
     return valid
 
 
-def _read_uint(data: Bytes, rows: IntArray, offset: IntArray, length: int) -> IntArray:
-    """Return ``(N,)`` big-endian numbers of ``length`` bytes at the offset in each file."""
-    number = np.zeros(len(rows), np.int64)
-    for i in range(length):
-        number = number * 256 + data[rows, offset + i]
+def _read_uint(flat: Bytes, at: IntArray, length: int) -> IntArray:
+    """Return ``(N,)`` big-endian numbers of ``length`` bytes at some offsets."""
+    number = flat[at].astype(np.int64)
+    for i in range(1, length):
+        number = number * 256 + flat[at + i]
     return number
 
 
-def _has_text(data: Bytes, rows: IntArray, offset: IntArray, text: bytes) -> Any:
-    characters = data[rows[:, None], offset[:, None] + np.arange(len(text))]
-    return (characters == np.frombuffer(text, np.uint8)).all(1)
+def _has_text(flat: Bytes, at: IntArray, text: bytes) -> Any:
+    return (flat[at[:, None] + np.arange(len(text))] == np.frombuffer(text, np.uint8)).all(1)

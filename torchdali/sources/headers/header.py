@@ -17,6 +17,8 @@ import zlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import PIL.Image
 
 from torchdali.sources.headers.metadata import (
@@ -123,7 +125,7 @@ def max_pixels() -> int:
     return 2 * PIL.Image.MAX_IMAGE_PIXELS if PIL.Image.MAX_IMAGE_PIXELS else sys.maxsize
 
 
-def open_file(path: str) -> tuple[int, os.stat_result]:
+def open_file(path: str | bytes) -> tuple[int, os.stat_result]:
     """Open a file for reading. Return its descriptor, which the caller must close, and its status.
 
     Raises:
@@ -135,6 +137,23 @@ def open_file(path: str) -> tuple[int, os.stat_result]:
         os.close(file)
         raise OSError("it is no regular file")
     return file, status
+
+
+def read_file(path: str) -> tuple[npt.NDArray[np.uint8], int]:
+    """Return a file's bytes, and the time of its last modification before it was read, in nanoseconds.
+
+    Raises:
+        OSError: The file cannot be read, or is a pipe or a device.
+    """
+    file, status = open_file(path)
+    try:
+        data: npt.NDArray[np.uint8] = np.empty(status.st_size, np.uint8)
+        filled = 0
+        while filled < len(data) and (count := os.readv(file, [data[filled:].data])):
+            filled += count
+    finally:
+        os.close(file)
+    return data[:filled], status.st_mtime_ns
 
 
 def read_header(path: str, adjust_orientation: bool = False) -> Header:

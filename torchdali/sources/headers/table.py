@@ -73,12 +73,12 @@ class HeaderTable:
             self._large[file] = header.height, header.width
             self._sizes[file] = TOO_LARGE
 
-    def update_many(self, rows: IntArray, headers: Headers, lengths: npt.NDArray[np.int32]) -> None:
+    def update_many(self, rows: IntArray, headers: Headers, lengths: npt.NDArray[np.uint32]) -> None:
         """Store the headers of many files. Skip those that are not known from the first bytes."""
         files = self._to_files(rows)[headers.known]
         jpeg, baseline = headers.jpeg[headers.known], headers.baseline[headers.known]
         self._flags[files] = _NATIVE | _JPEG * jpeg | _BASELINE * baseline
-        self._lengths[files] = lengths[headers.known].view(np.uint32)
+        self._lengths[files] = lengths[headers.known]
         self._sizes[files] = headers.sizes[headers.known]
 
     @property

@@ -25,7 +25,7 @@ from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from torchdali.errors import OptionError, SampleError
 from torchdali.pipeline import graph
-from torchdali.pipeline.readers import FileReader, HeaderReader
+from torchdali.pipeline.readers import FileReader, FirstBytes
 from torchdali.runtime.machine import count_available_cores
 from torchdali.sources import HEADER_BYTES, FileSource
 from torchdali.sources.headers.batch import parse
@@ -174,12 +174,10 @@ class _HeaderScan:
     def __init__(self, paths: list[str], threads: ThreadPoolExecutor, tick: Callable[[int], None]) -> None:
         self._paths, self._threads, self._tick = paths, threads, tick
         self.reader = FileReader(FileSource(Paths([build_table(paths)])))
-        self._header_reader = HeaderReader()
         self._ahead = ThreadPoolExecutor(1, thread_name_prefix="torchdali-check-heads")
 
     def close(self) -> None:
         self._ahead.shutdown(cancel_futures=True)
-        self._header_reader.close()
 
     def find_decodable(self, problems: list[Problem]) -> Iterator[IntArray]:
         """Yield the numbers of files that can be decoded, in chunks. Append the problems of the others."""
@@ -195,16 +193,13 @@ class _HeaderScan:
 
     def _scan_chunk(self, rows: IntArray) -> tuple[IntArray, list[Problem]]:
         """Return the files whose headers could be read, and the problems that headers show."""
-        known = np.zeros(len(rows), np.bool_)
-        try:
-            heads, lengths = self._header_reader(self.reader.paths(rows), False)
-        except RuntimeError:  # one of the files cannot be read, so each is read alone below
-            pass
-        else:
-            headers = parse(heads)
-            self.reader.table.update_many(rows, headers, lengths)
-            named = np.array([format_of_name(path) for path in self._paths[rows[0] : rows[-1] + 1]])
-            known = headers.known & (named == np.where(headers.jpeg, "JPEG", "PNG"))
+        paths = self._paths[rows[0] : rows[-1] + 1]
+        first = FirstBytes(paths)
+        first.read(0, len(paths))
+        headers = parse(first.data)
+        self.reader.table.update_many(rows, headers, first.lengths)
+        named = np.array([format_of_name(path) for path in paths])
+        known = headers.known & (named == np.where(headers.jpeg, "JPEG", "PNG"))
         results = list(self._threads.map(self._scan_file, rows[~known].tolist()))
         known[~known] = [decodable for decodable, _ in results]
         return rows[known], [problem for _, problems in results for problem in problems]
