@@ -153,6 +153,17 @@ def test_results_of_another_machine_are_not_mixed(with_gpu: Path) -> None:
     assert not found.select_device("cuda", here).cases
 
 
+def test_a_part_is_not_measured_where_other_results_would_be_lost(
+    with_gpu: Path, parity: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = with_gpu.read_text()
+    monkeypatch.setattr(results, "describe_machine", lambda device: results.Machine("Other processor", {}))
+    done = parity("--only", "^PILToTensor$")
+    assert done.exit_code == 2
+    assert "has results of another machine or other versions for cpu" in done.output
+    assert with_gpu.read_text() == before
+
+
 def test_results_of_what_is_no_longer_so_are_dropped(with_gpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(CASES, "CenterCrop", Case([v2.CenterCrop(7)], 0, 0, 0))
     monkeypatch.delitem(DRAWS, "RandomHorizontalFlip: flip")

@@ -40,7 +40,7 @@ def certify(out: Path, devices: Sequence[str], only: str, console: Console) -> l
         Failures in all that the page shows, one line each.
 
     Raises:
-        OptionError: ``only`` is no regular expression, or selects nothing.
+        OptionError: ``only`` is no regular expression, selects nothing, or the page has results of another machine.
     """
     stored = out.with_suffix(".json")
     known = results.read(stored)
@@ -54,6 +54,14 @@ def certify(out: Path, devices: Sequence[str], only: str, console: Console) -> l
     grouped = {key: [name for name in group.cases if wanted.search(name)] for key, group in GROUPS.items()}
     if not (cases or formats or draws or any(grouped.values())):
         raise OptionError(f"--only {only!r} is found in no name of a case, random parameter or format")
+
+    for device in devices if only else ():
+        stored_on = known.devices[device].machine if device in known.devices else None
+        if stored_on and stored_on != results.describe_machine(device):
+            raise OptionError(
+                f"--only measures a part, and {out} has results of another machine or other versions for {device} "
+                f"({stored_on.name}); measure all, or give another --out"
+            )
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress, tempfile.TemporaryDirectory() as folder:
