@@ -64,7 +64,8 @@ def test_every_figure_is_written(tmp_path):
         for name in ours[benchmark]:
             run = runs[name]
             assert run["exit"] == "0"
-            assert {figure for figure in LOADING if run.get(figure) is None} == set(), name
+            missing = {figure for figure in LOADING if run.get(figure) is None}
+            assert missing <= ({"gap_ms"} if run["images"] == 16 else set()), name  # one batch has no gap to the next
             assert run["images_per_s"] > 0
             assert run["images"] % 16 == 0
             assert run["allowed_cores"] == 1
