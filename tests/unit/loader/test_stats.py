@@ -24,7 +24,7 @@ from torchdali import DALILoader, SampleError
 from torchdali.loader import verdict
 from torchdali.loader.stats import HOST, Bottleneck, Stats
 from torchdali.pipeline.clock import Clock, Timed
-from torchdali.pipeline.readers import files as file_reader
+from torchdali.pipeline.readers.header_reader import FirstBytes
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -116,9 +116,9 @@ def test_transforms_for_whole_batches(dataset: ImageFolder) -> None:
 
 
 def test_headers_that_come_slowly(dataset: ImageFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    read = file_reader.read_header
-    monkeypatch.setattr(file_reader, "read_header", lambda *args: nap(nap(nap(read(*args)))))
-    loader = DALILoader(dataset, 1, device="cpu")
+    read = FirstBytes.read
+    monkeypatch.setattr(FirstBytes, "read", lambda *args: time.sleep(0.5) or read(*args))
+    loader = DALILoader(dataset, 4, device="cpu", **FEW_AHEAD)
     epochs(loader, 1)
     stats = loader.stats()
     assert (stats.bottleneck, stats.waited_share > 0.5) == ("storage", True)

@@ -19,8 +19,8 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from torchdali import DALILoader, ImageIndex, SampleError
-from torchdali.pipeline.readers import files as file_reader
 from torchdali.pipeline.readers import open_reader
+from torchdali.pipeline.readers.header_reader import FirstBytes
 from torchdali.sources import Header, from_dataset
 from torchdali.sources.headers.table import HeaderColumns, HeaderTable
 from torchdali.transforms.occurrences import DenseOccurrences
@@ -339,7 +339,7 @@ def test_no_header_is_read_that_the_index_has(
     device: str,
 ) -> None:
     ImageIndex.write(tmp_path / "a.npz", dataset.samples, headers=True)
-    monkeypatch.setattr(file_reader, "read_header", lambda path: pytest.fail("a header was read"))
+    monkeypatch.setattr(FirstBytes, "read", lambda *args: pytest.fail("a header was read"))
     assert_pairs(DALILoader(ImageIndex(tmp_path / "a.npz", exact), 3, device=device), dataset, in_order())
 
 
