@@ -110,7 +110,7 @@ class TrainLoader(DALILoader[Any]):
         try:
             super().load_state_dict(_adapt_to_ranks(saved["state"], self))
         except ValueError as error:
-            warn_user(f"Epoch {epoch} begins anew, and not as it would have been: {error}")
+            warn_user(f"Epoch {epoch} begins again from its start, not where it was: {error}")
             return False
         if not current:
             super().__iter__()
@@ -127,7 +127,7 @@ class TrainLoader(DALILoader[Any]):
 
 
 def _constructor() -> inspect.Signature:
-    """Return the parameters whose names Lightning reads when it makes a loader anew."""
+    """Return the parameters whose names Lightning reads when it makes a loader again."""
     inherited = inspect.signature(cast("Any", DALILoader).__init__).parameters.values()
     own = inspect.signature(cast("Any", TrainLoader).__init__).parameters
     return inspect.Signature([*inherited, own["module"], own["number"]])
@@ -183,7 +183,7 @@ class DALIDataModule(_Base):
     shuffle. If there are several processes, Lightning gives each of them its share.
 
     Each checkpoint holds the state of the training loaders. So training resumes within an epoch, or after its end,
-    when Lightning itself begins each loader anew.
+    when Lightning itself begins each loader again.
 
     Args:
         train: Data for training, in ``trainer.fit``.

@@ -314,7 +314,7 @@ def test_a_shard_that_shrinks_is_an_error_that_names_it(own: str, mapped: bool) 
         collect(loader)
     with pytest.raises(ValueError, match="has changed since"):
         dataset[20]
-    with pytest.raises(ValueError, match=f"{own} has changed since .*; delete the index, and it is made anew"):
+    with pytest.raises(ValueError, match=f"{own} has changed since .*; delete the index, and it is made again"):
         Tar(own)
 
 

@@ -331,8 +331,8 @@ def test_a_checkpoint_that_does_not_fit_is_warned_of(pictures: Path, tmp_path: P
     trainer(tmp_path, every_step(tmp_path), max_epochs=2).fit(Net(), datamodule=module("read", pictures))
     other = module("read", pictures, train_options={"sampler": SequentialSampler(range(COUNT))})
     text = (
-        f"Epoch {epoch} begins anew, and not as it would have been: the state must come from a loader like this one; "
-        "make the loader as it was when the state was saved: sampler is 'RandomS"
+        f"Epoch {epoch} begins again from its start, not where it was: the state must come from a loader like this "
+        "one; make the loader as it was when the state was saved: sampler is 'RandomS"
     )
     with pytest.warns(UserWarning, match=text):
         trainer(tmp_path, max_epochs=2).fit(net := Net(), datamodule=other, ckpt_path=after(tmp_path, step))

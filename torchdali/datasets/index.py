@@ -153,7 +153,7 @@ def open_index(
         raise ValueError(f"{file} is the index of other shards than {paths[0]} and its like; give another index=")
     for path, known, found in zip(paths, stamps.tolist(), stat(paths), strict=True):
         if [*found] != known:
-            raise ValueError(f"{path} has changed since {file} was made; delete the index, and it is made anew")
+            raise ValueError(f"{path} has changed since {file} was made; delete the index, and it is made again")
     columns = {name: arrays.get(name) for name in ("shard", "offsets", "lengths", "starts", "spans")}
     known = {f"labels{i or ''}": arrays.get(f"labels{i or ''}") for i in range(len(labels))}
     for name, column in (columns | known).items():

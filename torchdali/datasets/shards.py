@@ -86,7 +86,7 @@ class Shards:
         if stamp != self._stamps[shard]:
             raise ValueError(
                 f"{self.paths[shard]} has changed since {self._index} was made: it has {stamp[0]:,} bytes and had "
-                f"{self._stamps[shard][0]:,}; delete the index, and it is made anew"
+                f"{self._stamps[shard][0]:,}; delete the index, and it is made again"
             )
 
     def _check_place(self, shard: int, offset: int, length: int) -> None:

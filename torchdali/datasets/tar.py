@@ -205,7 +205,7 @@ def read_members(read: Callable[[int, int], bytes], end: int, path: str, is_whol
             long_name, long_size = ("", -1) if kind not in (b"g", b"K") else (long_name, long_size)
         else:
             raise ValueError(
-                f"{path} has a sparse file or another member of type {kind!r} at byte {at:,}; pack it anew"
+                f"{path} has a sparse file or another member of type {kind!r} at byte {at:,}; pack it again"
             )
         at = data + -(-size // _BLOCK) * _BLOCK
         if kind not in (b"L", b"x", b"K"):
@@ -245,7 +245,7 @@ def _read_pax(content: bytes, path: str, at: int, name: str) -> tuple[str, int]:
         length, keyword = int(match[1]), match[2]
         value = content[match.end() : offset + length - 1]
         if keyword.startswith(b"GNU.sparse"):
-            raise ValueError(f"{path} has a sparse file at byte {at:,}; pack it anew")
+            raise ValueError(f"{path} has a sparse file at byte {at:,}; pack it again")
         if keyword == b"path":
             name = value.decode(errors="surrogateescape")
         elif keyword == b"size" and value.isdigit():

@@ -200,7 +200,7 @@ class Volumes(Dataset[Any]):
         return torch.from_numpy(np.array(patch, native, order="C"))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the maps out, which a copy opens anew."""
+        """Leave out the memory maps. A copy opens them again."""
         return {name: value for name, value in self.__dict__.items() if name not in ("_maps", "_lock")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

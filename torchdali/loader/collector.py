@@ -55,7 +55,7 @@ class TargetCollector:
                 self._files[row] = self._native.source.read_target_files(row)
 
     def __call__(self, batch: Batch) -> Targets | None:
-        """Make the targets anew. Return their boxes, masks and key points, or None if there are none.
+        """Make the targets. Return their boxes, masks and key points, or None if there are none.
 
         Raises:
             SampleError: A target cannot be made.

@@ -47,7 +47,7 @@ class TargetMaker(Protocol):
         ...
 
     def __call__(self, batch: Batch) -> Targets | None:
-        """Make the targets anew. Return their boxes, masks and key points, or None if there are none."""
+        """Make the targets. Return their boxes, masks and key points, or None if there are none."""
         ...
 
 
@@ -73,7 +73,7 @@ class Batch:
         inputs: The parameters that are fed for it.
         targets: The boxes, masks and key points of its samples, after all moves, if there are any.
         masks: Batches of its samples' mask files, one for each dtype.
-        collect: Makes the targets, anew if the batch runs again. Without it the reader has them.
+        collect: Makes the targets, and again if the batch runs again. Without it the reader has them.
     """
 
     reader: Reader

@@ -25,8 +25,8 @@ __all__ = [
 
 NEW_EPOCH = "this epoch cannot go on, a new one can be started"
 INTERRUPTED = f"the loader was interrupted; {NEW_EPOCH}"
-CLOSED = "the loader was closed; iterate over it anew"
-FORKED = "an iterator cannot be used in a forked process; iterate over the loader anew there"
+CLOSED = "the loader was closed; iterate over it again"
+FORKED = "an iterator cannot be used in a forked process; iterate over the loader again there"
 
 _OURS = ("torchdali.", "torch.utils.data.dataloader", "torch._utils")
 """Modules whose frames do not help users."""

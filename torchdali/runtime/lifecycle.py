@@ -34,7 +34,7 @@ class Resource:
         _resources.add(self)
 
     def renew(self) -> None:
-        """Start anew in a forked child. It has none of the parent's threads, not even one that holds a lock."""
+        """Replace locks and threads in a forked child, which lacks the parent's threads, even those that hold locks."""
 
     def abandon(self) -> None:
         """Let go of native calls that may never return. The process ends, and DALI would wait for them."""
@@ -118,7 +118,7 @@ def _block_if_exiting() -> None:
 def _abandon_resources() -> None:
     _exiting.set()
     deadline = time.monotonic() + _PATIENCE
-    # A thread that waits for storage may never return, hence the deadline.
+    # A thread that waits for storage may never return, so there is a deadline.
     while _find_daemon_threads_inside() and time.monotonic() < deadline:
         time.sleep(0.001)
     for resource in list(_resources):

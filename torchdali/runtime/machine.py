@@ -79,7 +79,7 @@ def choose_memory_for_batches(device: torch.device) -> int:
 
 
 def find_user_cache_folder() -> Path:
-    """Return the folder for what can be made anew: ``torchdali`` in ``XDG_CACHE_HOME``, by default ``~/.cache``."""
+    """Return the folder for caches and indexes: ``torchdali`` in ``XDG_CACHE_HOME``, by default ``~/.cache``."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "torchdali"
 
 

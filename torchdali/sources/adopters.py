@@ -1,12 +1,12 @@
-"""Which datasets are read without being asked for samples, and the source that each becomes."""
+"""Find the source of a dataset, or say why the dataset is worker-fed."""
 
 from __future__ import annotations
 
 import hashlib
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, pairwise
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ from torchvision.datasets.folder import default_loader, pil_loader
 
 from torchdali.errors import UnsupportedDatasetError
 from torchdali.sources.arrays import Arrays, ArraySource, find_base_class, get_targets, view_as_array
-from torchdali.sources.bare import BARE_CLASSES, BareFiles, get_bare_state, get_image_transform
+from torchdali.sources.bare import BARE_CLASSES, BareFiles, get_bare_state, get_bare_transform
 from torchdali.sources.combined import CombinedSource
 from torchdali.sources.files import FILE_CLASSES, check_joint_transform, get_attributes, get_loader, get_pairs
 from torchdali.sources.folder import FileSource
@@ -25,7 +25,7 @@ from torchdali.sources.headers.table import HeaderColumns
 from torchdali.sources.index import ImageIndex
 from torchdali.sources.paths import Paths, read_samples
 from torchdali.sources.source import Source, Targets
-from torchdali.sources.wrapped import WrappedFiles, find_inner, get_transforms, get_wrapped_state
+from torchdali.sources.wrapped import WrappedFiles, find_inner, get_wrapped_state, get_wrapped_transform
 from torchdali.sources.wrapped_classes import WRAPPED_CLASSES
 from torchdali.transforms import find_rule, flatten, snapshot
 from torchdali.transforms.spec import IntArray
@@ -36,9 +36,9 @@ _Places = range | IntArray
 """Places of samples; a range where they are consecutive, which then take no memory."""
 
 _HINT = (
-    "torchvision's image folders and the other datasets of its own that docs/datasets.md lists as native, with the "
-    "default image loader, and ImageIndex are read without being asked for samples, as are datasets with a method "
-    "torchdali_source(); also under Subset, random_split and ConcatDataset"
+    "Native are torchvision's image folders with the default image loader, its other datasets that docs/datasets.md "
+    "lists as native, ImageIndex, and datasets with a method torchdali_source(); "
+    "also under Subset, random_split and ConcatDataset"
 )
 
 _METHOD = "torchdali_source"
@@ -97,21 +97,30 @@ def _open(dataset: Any) -> Source:
     return _DatasetFiles(dataset, paths, targets, leaves[0].transform, description, columns, files)
 
 
-def _open_own(leaf: Any) -> Source:
-    if _is_bare(leaf):
-        return BareFiles(leaf)
-    return WrappedFiles(leaf) if _is_wrapped(leaf) else leaf.torchdali_source()
+class _Adopter(NamedTuple):
+    """How to read torchvision's datasets of some classes whose files and targets are known."""
+
+    open: Callable[[Any], Source]
+    get_state: Callable[[Any], list[Any]]
+    get_transform: Callable[[Any], Any]
 
 
-def _is_bare(dataset: Any) -> bool:
-    """Return whether a dataset is of a class whose files and targets are known, and has no source of its own."""
+_BARE = _Adopter(BareFiles, get_bare_state, get_bare_transform)
+_WRAPPED = _Adopter(WrappedFiles, get_wrapped_state, get_wrapped_transform)
+
+
+def _find_adopter(dataset: Any) -> _Adopter | None:
+    """Return how to read a dataset of a known class without a source of its own, wrapped by torchvision or not."""
+    if type(find_inner(dataset)).__name__ in WRAPPED_CLASSES:
+        return _WRAPPED
     kind = cast("type[Any]", type(dataset))
-    return kind in BARE_CLASSES and _is_plain(dataset, kind) and not _has_own_source(dataset)
+    is_bare = kind in BARE_CLASSES and _is_plain(dataset, kind) and not _has_own_source(dataset)
+    return _BARE if is_bare else None
 
 
-def _is_wrapped(dataset: Any) -> bool:
-    """Return whether torchvision wrapped a dataset for its transforms v2 whose files and boxes are known."""
-    return type(find_inner(dataset)).__name__ in WRAPPED_CLASSES
+def _open_own(leaf: Any) -> Source:
+    adopter = _find_adopter(leaf)
+    return adopter.open(leaf) if adopter else leaf.torchdali_source()
 
 
 _FILES, _ARRAYS, _OWN = "image folders", "datasets in memory", "datasets with a source of their own"
@@ -136,7 +145,7 @@ def _get_leaf_pairs(leaf: Any) -> list[tuple[Any, Any]]:
 
 
 class _DatasetFiles(FileSource):
-    """A source that another process makes anew, because a copy would contain what was mapped into memory."""
+    """A source that another process opens again. A copy would contain the memory-mapped files."""
 
     def __init__(self, dataset: Any, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -189,10 +198,10 @@ class _Objects:
 
 
 def describe_dataset_state(dataset: Any) -> object:
-    """Something that differs when a dataset was changed in a way that :func:`from_dataset` sees; it never raises."""
+    """Return what differs after a change of the dataset that :func:`from_dataset` would see. Never raise."""
     try:
         return _describe_state(dataset)
-    except Exception:  # noqa: BLE001 - for the same reason as in lift(), which says so
+    except Exception:  # noqa: BLE001 - for the same reason as in from_dataset()
         return _Objects([dataset])
 
 
@@ -201,8 +210,8 @@ def _describe_state(dataset: Any) -> object:
         return _compute_digest(_to_indices(dataset.indices)), _describe_state(dataset.dataset)
     if _is_plain(dataset, ConcatDataset):
         return list(dataset.cumulative_sizes), [_describe_state(one) for one in dataset.datasets]
-    if _is_wrapped(dataset) or _is_bare(dataset):
-        parts = get_bare_state(dataset) if _is_bare(dataset) else get_wrapped_state(dataset)
+    if adopter := _find_adopter(dataset):
+        parts = adopter.get_state(dataset)
         lists = [_Objects(cast("list[Any]", part)) for part in parts if isinstance(part, list)]
         return _Objects(parts), lists, repr(parts[0]), snapshot(parts[0])
     base = _find_base(dataset)
@@ -232,13 +241,13 @@ def _describe_content(targets: Any) -> object:
 
 
 def _compute_digest(array: npt.NDArray[Any]) -> object:
-    """Equal for equal arrays, and small."""
+    """Return a small value that is equal for equal arrays."""
     content = cast("Any", np.ascontiguousarray(array).view(np.uint8))
     return str(array.dtype), array.shape, hashlib.blake2b(content).digest()
 
 
 def _to_indices(indices: Any) -> IntArray:
-    """What a ``Subset`` was given."""
+    """Return the indices of a ``Subset`` as an array."""
     array = view_as_array(indices)
     if array is not None and array.dtype.kind in "iu" and array.ndim == 1:
         return array.astype(np.int64)
@@ -246,7 +255,10 @@ def _to_indices(indices: Any) -> IntArray:
 
 
 def _resolve(dataset: Any, leaves: list[Any], ends: list[int]) -> _Places:
-    """For each sample its place in all of ``leaves`` together; ``ends`` are the places at which each of them ends."""
+    """Return the place of each sample in all leaves together.
+
+    Append the datasets that hold the samples to ``leaves``, and the places at which they end to ``ends``.
+    """
     if _is_plain(dataset, Subset):
         return _to_array(_resolve(dataset.dataset, leaves, ends))[_to_indices(dataset.indices)]
     if _is_plain(dataset, ConcatDataset):
@@ -277,14 +289,14 @@ def _to_array(places: _Places) -> IntArray:
 
 def _find_base(dataset: Any) -> type[Any] | None:
     """Return the known class that a dataset is of; None if it is of none, or has a source of its own."""
-    if _has_own_source(dataset) or _is_wrapped(dataset) or _is_bare(dataset):
+    if _has_own_source(dataset) or _find_adopter(dataset):
         return None
     bases: tuple[type[Any], ...] = (Subset, ConcatDataset, ImageIndex, *FILE_CLASSES)
     return next((base for base in bases if isinstance(dataset, base)), None) or find_base_class(dataset)
 
 
 def _is_plain(dataset: Any, base: type[Any]) -> bool:
-    """Whether it is a ``base`` that fetches its samples the way ``base`` does."""
+    """Return whether a dataset is a ``base`` that fetches its samples as ``base`` does."""
     if not isinstance(dataset, base):
         return False
     kind: Any = type(cast("object", dataset))
@@ -304,16 +316,16 @@ def _has_own_source(dataset: Any) -> bool:
 
 
 def _is_patched(function: Any) -> bool:
-    """Whether a function of torchvision's has had another put in its place."""
+    """Return whether a function of torchvision's was replaced."""
     return function.__module__.partition(".")[0] not in ("torch", "torchvision", "torchdali")
 
 
 def _count_samples(dataset: Any) -> int:
-    """The number of samples of a folder or dataset in memory; raises where it is neither, or not as torchvision's."""
+    """Return the number of samples of a dataset. Raise an error if it is not read natively."""
     name = type(dataset).__name__
     if isinstance(dataset, IterableDataset):
         raise UnsupportedDatasetError(f"{name} is an IterableDataset. {_HINT}.")
-    if _is_wrapped(dataset) or _is_bare(dataset):
+    if _find_adopter(dataset):
         return len(dataset)
     base = _find_base(dataset)
     if base is None and any(_METHOD in vars(kind) for kind in type(dataset).__mro__):
@@ -356,9 +368,8 @@ def _get_image_backend() -> str:
 
 
 def _get_transform(leaf: Any) -> Any:
-    if _is_bare(leaf):
-        return get_image_transform(leaf)
-    return get_transforms(leaf)[0] if _is_wrapped(leaf) else getattr(leaf, "transform", None)
+    adopter = _find_adopter(leaf)
+    return adopter.get_transform(leaf) if adopter else getattr(leaf, "transform", None)
 
 
 def _check_same_transform(leaves: Sequence[Any]) -> None:

@@ -19,7 +19,7 @@ from torchdali.sources.folder import FileSource
 from torchdali.sources.paths import Paths, build_table
 from torchdali.sources.wrapped_classes import WRAPPED_CLASSES, get_coco_target, join_targets
 
-__all__ = ["BARE_CLASSES", "BareFiles", "get_bare_state", "get_image_transform"]
+__all__ = ["BARE_CLASSES", "BareFiles", "get_bare_state", "get_bare_transform"]
 
 
 class BareClass(NamedTuple):
@@ -76,7 +76,7 @@ def _get_transforms(dataset: Any) -> tuple[Any, Any]:
     return (calls, None) if is_joint else (cast("Any", calls).transform, cast("Any", calls).target_transform)
 
 
-def get_image_transform(dataset: Any) -> Any:
+def get_bare_transform(dataset: Any) -> Any:
     """Return the transform of images of a dataset of one of these classes, or None."""
     return _get_transforms(dataset)[0]
 

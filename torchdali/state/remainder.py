@@ -14,7 +14,7 @@ __all__ = ["RemainingShard", "count_consumed", "find_shared_sampler", "skip_cons
 
 
 def find_shared_sampler(loader: Any) -> DistributedSampler[Any] | None:
-    """Return the sampler that deals the epoch's order out to the ranks, or None if it is not torch's own or ours."""
+    """Return the sampler that gives the ranks their shares, or None if it is neither torch's nor torchdali's."""
     first = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
     sampler = first.sampler if type(first) is BatchSampler else first
     return cast("DistributedSampler[Any]", sampler) if type(sampler) in (DistributedSampler, Shard) else None

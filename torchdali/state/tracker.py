@@ -43,7 +43,7 @@ class ProgressTracker:
         self._has_asked_sampler = False
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy counts on by itself, and has the state that was loaded, but no epoch."""
+        """Return the state of a copy: it counts by itself, and has the loaded state, but no epoch."""
         fresh = {"keys": copy.copy(self.keys), "progress": None, "_used": set[str](), "_has_asked_sampler": False}
         return {**vars(self), **fresh}
 
@@ -88,7 +88,7 @@ class ProgressTracker:
             if not self.progress.finished and (name := self.progress.generators.find_unrepeatable(loader)):
                 raise RuntimeError(
                     f"the sampler must make {name} with the same state again to resume this epoch, but two that it "
-                    "made differ; make the generator before the epoch, give it a seed, or call state_dict() after "
+                    "made differ. Make the generator before the epoch, give it a seed, or call state_dict() after "
                     "this epoch"
                 )
             self._note_used(self.progress)

@@ -68,8 +68,8 @@ class _Block:
                 raise
             raise MemoryError(
                 f"a batch needs {needed / 2**20:,.0f} MiB of shared memory, of which there is not enough "
-                f"({os.strerror(error.errno)}): raise the memory limit of the machine or container, or use a smaller "
-                "batch_size, fewer num_workers or a smaller prefetch_factor; a dataset that gives encoded files "
+                f"({os.strerror(error.errno)}). Raise the memory limit of the machine or container, or use a smaller "
+                "batch_size, fewer num_workers or a smaller prefetch_factor. A dataset that gives encoded files "
                 "(bytes, or pathlib.Path) needs a fraction of the memory"
             ) from error
         self.capacity = capacity

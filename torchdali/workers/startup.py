@@ -19,8 +19,7 @@ __all__ = ["DeferInterrupt", "StartupCheck", "WorkerInit", "WorkerStartup"]
 class DeferInterrupt:
     """A context without KeyboardInterrupt. If one comes, it is raised at the end.
 
-    The object is the handler of SIGINT during the context, and the former handler returns at the end. It returns also
-    if the handler of another signal raises while the context begins or ends. Else Ctrl-C would do nothing from then on.
+    The object is the handler of SIGINT during the context, and the former handler returns at the end.
     """
 
     _is_pending = False
@@ -33,13 +32,6 @@ class DeferInterrupt:
         self._is_pending = True
 
     def __enter__(self) -> None:
-        try:
-            self._begin()
-        except BaseException:
-            self.end()
-            raise
-
-    def _begin(self) -> None:
         handler: Any = signal.getsignal(signal.SIGINT)
         # Python raises KeyboardInterrupt in the main thread only, and sets handlers only there.
         if callable(handler) and threading.current_thread() is threading.main_thread():
@@ -65,11 +57,7 @@ class DeferInterrupt:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
-            self.end()
-        except BaseException:  # from the handler of another signal; the former handler must still return
-            self.end()
-            raise
+        self.end()
 
 
 class WorkerStartup(DeferInterrupt):
@@ -85,8 +73,8 @@ class WorkerStartup(DeferInterrupt):
 
     _disabled_gc = False
 
-    def _begin(self) -> None:
-        super()._begin()
+    def __enter__(self) -> None:
+        super().__enter__()
         if gc.isenabled():
             self._disabled_gc = True
             gc.disable()

@@ -141,7 +141,7 @@ def open_decoder(video: Video) -> FrameDecoder:
     """
     is_missing = bool(video.fault) and not Path(video.path).exists()  # it keeps its fault
     if not is_missing and stat_video(video.path) != video.stamp:
-        raise VideoError("it has changed since the index was made; delete the index, and it is made anew")
+        raise VideoError("it has changed since the index was made; delete the index, and it is made again")
     if video.fault:
         raise VideoError(video.fault)
     return _AnimationDecoder(video) if video.path.lower().endswith(ANIMATIONS) else _AvDecoder(video)

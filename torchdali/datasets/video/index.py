@@ -97,7 +97,7 @@ def open_video_index(file: str | os.PathLike[str] | None, paths: Sequence[str]) 
     if "names" not in arrays or arrays["names"].tobytes() != names:
         raise ValueError(f"{file} is the index of other videos than {paths[0]} and its like; give another index=")
     if any(name not in arrays for name in _COLUMNS):
-        raise ValueError(f"{file} is damaged: it lacks an array; delete it, and it is made anew")
+        raise ValueError(f"{file} is damaged: it lacks an array; delete it, and it is made again")
     return VideoIndex(paths, arrays)
 
 

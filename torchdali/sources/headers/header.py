@@ -210,7 +210,7 @@ LARGE_CHUNK = 2**24
 
 
 def has_png_chunks_within(start: bytes, most: int) -> bool:
-    """Return whether no chunk that begins in a PNG's first bytes is said to end after ``most`` bytes of the file.
+    """Return whether each chunk that begins in a PNG's first bytes ends within the file's first ``most`` bytes.
 
     DALI 2.4 makes room for a chunk before it reads it: gigabytes for a file of 120 bytes, if its length is damaged. We
     know no issue about it, and no version that mends it.

@@ -175,7 +175,7 @@ def _describe_fault(error: Exception) -> str:
     if isinstance(error, FileNotFoundError):
         return "there is no such object"
     if type(error).__name__ == _CHANGED:
-        return "it has changed since its index was made; delete the index, and it is made anew"
+        return "it has changed since its index was made; delete the index, and it is made again"
     text = " ".join(str(error).partition("\n\nDebug source")[0].split())[:_LONGEST]  # Rust's text fills a page
     if type(error).__name__ in _REFUSED:
         return f"the store refuses access ({text})"

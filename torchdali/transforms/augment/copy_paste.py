@@ -127,7 +127,7 @@ def _like(value: torch.Tensor, other: Any) -> Any:
 def _join_boxes(
     ours: Any, theirs: Any, chosen: torch.Tensor, masks: torch.Tensor, is_changed: torch.Tensor
 ) -> torch.Tensor:
-    """Return the boxes of old and added objects, those of changed masks anew, in the format of the old ones."""
+    """Return the boxes of old and added objects, in the format of the old ones. Changed masks give new boxes."""
     old = ours.as_subclass(torch.Tensor)
     form = ours.format if isinstance(ours, tv_tensors.BoundingBoxes) else tv_tensors.BoundingBoxFormat.XYXY
     their_form = theirs.format if isinstance(theirs, tv_tensors.BoundingBoxes) else tv_tensors.BoundingBoxFormat.XYXY

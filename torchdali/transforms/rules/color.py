@@ -133,7 +133,7 @@ class Grayscale(Rule):
 class ColorJitter(Rule):
     """Rule of ColorJitter: brightness, contrast, saturation and hue by random factors, in random order.
 
-    Brightness, contrast and saturation are one operation with three weights, see :func:`blend`. Thus an order of them
+    Brightness, contrast and saturation are one operation with three weights, see :func:`blend`. So an order of them
     is an order of weights. Hue is another operation. All blends are emitted before it and once more after it. In each
     sample half of them change nothing. This takes less time than splitting the batch at every step.
     """

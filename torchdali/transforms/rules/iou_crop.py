@@ -39,7 +39,7 @@ class _Boxes(NamedTuple):
     row: IntArray
 
     def select(self, samples: IntArray, count: int) -> tuple[_Boxes, IntArray]:
-        """Return the boxes of some of ``count`` samples, numbered anew, and which boxes these are."""
+        """Return the boxes of some of ``count`` samples with new sample numbers, and which boxes these are."""
         number = np.full(count, -1)
         number[samples] = np.arange(len(samples))
         chosen = np.flatnonzero(number[self.row] >= 0)

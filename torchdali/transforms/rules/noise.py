@@ -65,7 +65,7 @@ class GaussianNoise(Rule):
 
     def draw(self, draws: Draws, size: IntArray) -> Params:
         params = _noise.draw_noise(draws, size)
-        # torchvision draws all frames of a video anew.
+        # torchvision draws noise for each frame of a video.
         return params if draws.frame is None else _noise.separate_frames(params, draws.frame)
 
     def lower(self, ops: Ops, image: Node, params: Nodes) -> Node:
