@@ -133,7 +133,7 @@ def torchvision_cuda(job: Job) -> Epoch:
 
 
 def torchvision_cuda_decode(job: Job) -> Epoch:
-    """The same, with a centre crop as the only transform."""
+    """Do the same with a centre crop as the only transform."""
     import torch
     from torchvision.io import ImageReadMode, decode_jpeg
     from torchvision.transforms.v2 import functional

@@ -104,7 +104,7 @@ def torchdali(job: Job) -> Epoch:
 
 
 def torchdali_decode(job: Job) -> Epoch:
-    """The same, with a centre crop as the only transform."""
+    """Do the same with a centre crop as the only transform."""
     return _torchdali(job, make_crop(job.data))
 
 
@@ -128,7 +128,7 @@ def dataloader_v2(job: Job) -> Epoch:
 
 
 def dataloader_decode(job: Job) -> Epoch:
-    """The same, with a centre crop as the only transform."""
+    """Do the same with a centre crop as the only transform."""
     from torchvision.datasets import ImageFolder
 
     return make_dataloader(
@@ -160,7 +160,7 @@ def dali_tuned(job: Job) -> Epoch:
 
 
 def dali_tuned_read(job: Job) -> Epoch:
-    """The same, with files read into memory instead of mapped."""
+    """Do the same with files that are read into memory, and not mapped."""
     return _dali(job, 8, {"hw_decoder_load": 1.0} if has_gpu() else {}, {"dont_use_mmap": True})
 
 

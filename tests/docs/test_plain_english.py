@@ -23,6 +23,9 @@ MEAN = 16
 LONGEST = 35
 """No sentence has more words."""
 
+NO_VERBS = ("A", "An", "Equal", "For", "How", "If", "It", "One", "Something", "The", "This", "What", "Whether", "Which")
+"""No function's docstring begins with one of these words."""
+
 AVOIDED = ("nobody", "in the midst", "goes on", "gone on", "all the same")
 
 
@@ -106,6 +109,21 @@ def test_docstrings_have_short_sentences() -> None:
         docstrings = map(strip_docstring, find_docstrings(ast.parse(path.read_text())))
         faults += find_faults(str(path.relative_to(ROOT)), "\n\n".join(docstrings))
     assert not faults, "\n".join(faults)
+
+
+@pytest.mark.parametrize("package", ["torchdali", "benchmarks"])
+def test_docstrings_of_functions_begin_with_a_verb(package: str) -> None:
+    """Those of properties name a value, and those of commands are a page of help."""
+    wrong: list[str] = []
+    for path in sorted((ROOT / package).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                continue
+            first = (ast.get_docstring(node) or "").partition(" ")[0]
+            decorators = " ".join(map(ast.unparse, node.decorator_list))
+            if first.rstrip(".,:") in NO_VERBS and not re.search(r"property|click", decorators):
+                wrong.append(f"{path.relative_to(ROOT)}:{node.lineno} {node.name}: {first}")
+    assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.parametrize("page", PAGES)

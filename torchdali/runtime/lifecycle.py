@@ -78,9 +78,11 @@ def native_call() -> _NativeCall:
 
 
 class _NativeCall(ContextDecorator):
-    """See :func:`native_call`. No generator: of those, ``contextlib`` sets an attribute of the exception.
+    """See :func:`native_call`.
 
-    The class of a user's exception may let no attribute be set.
+    This is no generator. From Python 3.11 on, ``contextlib`` sets an attribute of an exception that leaves a generator,
+    and the class of a user's exception may be frozen. No version mends it yet:
+    https://github.com/python/cpython/issues/99856.
     """
 
     def __enter__(self) -> None:

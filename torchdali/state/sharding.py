@@ -117,11 +117,11 @@ class Sharding:
         self.set_sampler(loader)
         if isinstance(loader.sampler, Shard):
             loader.sampler.begin_epoch()
-        elif not self._has_warned and (message := self._warning()):
+        elif not self._has_warned and (message := self._find_warning()):
             self._has_warned = True
             warn_user(message)
 
-    def _warning(self) -> str | None:
+    def _find_warning(self) -> str | None:
         """Return the warning for a loader that gives all samples to each of several processes; else None."""
         if self._order_argument or self._is_iterable:
             return None

@@ -34,7 +34,8 @@ terminates it (https://github.com/pytorch/pytorch/pull/39869). No version mends 
 class Queue(_MultiprocessingQueue):
     """A queue that loses no exception of a worker, and nothing that a worker puts before it ends.
 
-    ``multiprocessing.Queue`` pickles in another thread. It prints what cannot be pickled, and never sends it.
+    ``multiprocessing.Queue`` pickles in another thread. It prints what cannot be pickled, and never sends it. No
+    version mends it yet: https://github.com/python/cpython/issues/84376.
     """
 
     def put(self, obj: Any, block: bool = True, timeout: float | None = None) -> None:

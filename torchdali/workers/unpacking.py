@@ -106,7 +106,7 @@ def _run_suffix(packed: Packed, runs: Sequence[Batch], samples: list[Any]) -> No
 
 
 def substitute_samples(packed: Packed, runs: Sequence[Batch], has_default_collate: bool) -> None:
-    """If DALI substituted the images of another sample, substitute its other parts too."""
+    """Substitute the other parts of a sample whose images DALI has substituted."""
     group = packed.groups[0]
     order: list[int] = group.sample[runs[0].rows][group.firsts][: packed.count].tolist()
     if len(runs) == 1 and order != list(range(packed.count)):

@@ -99,7 +99,7 @@ def _perspective(transform: Any) -> dict[str, Draw]:
     return {f"RandomPerspective: coefficient {place}": coefficient(place) for place in range(8)}
 
 
-def _erasing(name: str, transform: Any) -> dict[str, Draw]:
+def _get_erasing_draws(name: str, transform: Any) -> dict[str, Draw]:
     """Return the draws of ``RandomErasing``'s box. Height and width are 0 if nothing is erased."""
 
     def part(key: str, column: int, letter: str) -> Draw:
@@ -164,8 +164,8 @@ def _policy(name: str, transform: Any, places: tuple[int, ...]) -> dict[str, Dra
         operation: Any = params["operation"][rows, order]
         return operation, params["magnitude"][rows, order] * (operation > 0)
 
-    def both(operation: Any, magnitude: Any) -> Any:
-        """One number for both."""
+    def combine(operation: Any, magnitude: Any) -> Any:
+        """Return one number for an operation and its magnitude."""
         return np.fmod(operation * 2**0.5 + magnitude * 3**0.5, 1)
 
     noting = copy.copy(transform)
@@ -177,7 +177,7 @@ def _policy(name: str, transform: Any, places: tuple[int, ...]) -> dict[str, Dra
             transform, lambda p, i=i: actual(p, i)[0], lambda p, i=i: p[i][0], noting=noting
         )
         draws[f"{name}: operation and magnitude {i}"] = Draw(
-            transform, lambda p, i=i: both(*actual(p, i)), lambda p, i=i: both(*p[i]), noting=noting
+            transform, lambda p, i=i: combine(*actual(p, i)), lambda p, i=i: combine(*p[i]), noting=noting
         )
     return draws
 
@@ -301,9 +301,9 @@ DRAWS: dict[str, Draw] = {
     "GaussianBlur: sigma": Draw(v2.GaussianBlur(5, (0.3, 2.5)), lambda p: p["sigma"], lambda p: p["sigma"][0]),
     "JPEG: quality": Draw(v2.JPEG((40, 46)), lambda p: p["quality"], lambda p: p["quality"]),
     "RandomErasing: erase": Draw(v2.RandomErasing(0.3), lambda p: p["erase"], 0.3),
-    **_erasing("RandomErasing", v2.RandomErasing(1)),
+    **_get_erasing_draws("RandomErasing", v2.RandomErasing(1)),
     # Many of the ten attempts fail.
-    **_erasing("RandomErasing beyond the image", v2.RandomErasing(1, (0.5, 1.0), (4.0, 8.0))),
+    **_get_erasing_draws("RandomErasing beyond the image", v2.RandomErasing(1, (0.5, 1.0), (4.0, 8.0))),
     "ElasticTransform: a place, not blurred": Draw(
         v2.ElasticTransform(1.0, 0.0),
         _displacement,

@@ -132,7 +132,7 @@ def format_markdown(results: Results) -> str:
         _ABOUT_DRAWS,
         _draws(results),
         _ABOUT_DECODING,
-        *(_decoding(name, of_device) for name, of_device in devices.items()),
+        *(_format_decoding(name, of_device) for name, of_device in devices.items()),
         _ABOUT_LIMITS,
         _limits(),
         "These names of `torchvision.transforms.v2` have no rule:",
@@ -249,19 +249,21 @@ def _draws(results: Results) -> str:
     return _table(["Parameter", "Test", "p"], rows)
 
 
-def _decoding(device: str, of_device: DeviceResult) -> str:
+def _format_decoding(device: str, of_device: DeviceResult) -> str:
     columns = list(decoders(device))
     rows: list[list[str]] = []
     for name in FORMATS:
         results = of_device.decoding.get(name, {})
         bound = decoding_bound(name, device)
         own = results.get(columns[0])
-        cells = [_decoding_cell(results.get(column), bound if column == columns[0] else None) for column in columns]
+        cells = [
+            _format_decoding_cell(results.get(column), bound if column == columns[0] else None) for column in columns
+        ]
         rows.append([name, own.by if own else NOT_MEASURED, *cells, " / ".join(map(_number, bound))])
     return f"On the {TITLES[device]}:\n\n" + _table(["Format", "torchdali decodes with", *columns, "Bound"], rows)
 
 
-def _decoding_cell(result: DecodingDifferences | None, bound: tuple[float, float] | None) -> str:
+def _format_decoding_cell(result: DecodingDifferences | None, bound: tuple[float, float] | None) -> str:
     if result is None:
         return NOT_MEASURED
     if result.error:
