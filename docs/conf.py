@@ -51,7 +51,6 @@ autodoc_member_order = "groupwise"
 autodoc_default_options = {"members": True}
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
-intersphinx_disabled_reftypes = ["*"]  # a page name such as "transforms" never means another project's page
 
 INVENTORIES = {
     "python": "https://docs.python.org/3/",

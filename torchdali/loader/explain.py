@@ -41,6 +41,7 @@ Rows = dict[str, str]
 
 _MAX_KEY_PATHS = 8
 _UNKNOWN = "What runs in DALI is known after the first batch"
+_RAISES = "What runs in DALI is not known: dataset[0] raises an exception"
 _NO_IMAGE = "Nothing runs in DALI: dataset[0] has no image"
 _FAILURE = 'The first batch will fail: the row "images" says why'
 
@@ -229,7 +230,7 @@ def _describe_images(loader: DataLoader[Any], proxy: ProxyPlan) -> tuple[str, st
             dataset = take_transforms(loader.dataset)[1] if proxy.takes_transforms else loader.dataset
             sample = leave_images_unread(dataset)[0]
     except Exception as error:  # noqa: BLE001 - a dataset may raise anything, and explain() must not fail
-        return f"not known before the first batch (dataset[0] raises {error!r}): {RULE}", "", [], _UNKNOWN
+        return f"not known before the first batch (dataset[0] raises {error!r}): {RULE}", "", [], _RAISES
     parts = build_tree(sample)
     try:
         images = proxy.finder.find(parts)

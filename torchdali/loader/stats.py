@@ -60,6 +60,11 @@ _TO_DO: dict[Bottleneck, str] = {
 """What helps against a bottleneck. The verdict says it for the others."""
 
 
+def format_count(count: int, singular: str, plural: str) -> str:
+    """Return a number and its noun."""
+    return f"{count:,} {singular if count == 1 else plural}"
+
+
 def milliseconds(seconds: float) -> str:
     """Return a time in milliseconds, with three digits and at most two after the point."""
     number = seconds * 1e3
@@ -199,8 +204,12 @@ class Stats:
         rows = [("to do", _TO_DO[self.bottleneck])] if self.bottleneck in _TO_DO else []
         if self.start is not None:
             state = "in all" if self.finished else "so far"
+            images = format_count(self.images, "image", "images")
             rows += [
-                ("epoch", f"{self.batches:,} batches with {self.images:,} images in {self.elapsed:,.1f} s {state}"),
+                (
+                    "epoch",
+                    f"{format_count(self.batches, 'batch', 'batches')} with {images} in {self.elapsed:,.1f} s {state}",
+                ),
                 ("start", f"{self.start:,.2f} s until the first batch"),
             ]
         if self.throughput is not None:

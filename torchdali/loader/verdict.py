@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from torchdali.loader.stats import HOST, Bottleneck, Probe, Stats, milliseconds
+from torchdali.loader.stats import HOST, Bottleneck, Probe, Stats, format_count, milliseconds
 from torchdali.pipeline.clock import WAIT_THRESHOLD, Clock, Part
 from torchdali.pipeline.plan import Step
 from torchdali.transforms.spec import InputKind
@@ -119,12 +119,10 @@ def diagnose(
         bottleneck=bottleneck,
         possible=probe.rate if probe else _estimate_rate(stats, clock, bottleneck, bool(num_workers)),
     )
-    note = f" (of {_format_count(stats.timed, 'batch', 'batches')} only)" if stats.timed < _FEW_BATCHES else ""
+    note = (
+        f" (measured over {format_count(stats.timed, 'batch', 'batches')} only)" if stats.timed < _FEW_BATCHES else ""
+    )
     return replace(stats, verdict=_describe(stats, clock, num_workers, _Loader(has_cache, has_transform)) + note)
-
-
-def _format_count(count: int, singular: str, plural: str) -> str:
-    return f"{count} {singular if count == 1 else plural}"
 
 
 def _summarize(clock: Clock, probe: Probe | None) -> Stats:
@@ -217,9 +215,7 @@ def _describe_bottleneck(stats: Stats, clock: Clock, num_workers: int | None, lo
     takes = _format_share(seconds, (stats.waited + stats.consumer) / stats.timed)
     if bottleneck == "dataset":
         where = (
-            f"in {_format_count(num_workers, 'worker', 'workers')}"
-            if num_workers
-            else "in this process (num_workers=0)"
+            f"in {format_count(num_workers, 'worker', 'workers')}" if num_workers else "in this process (num_workers=0)"
         )
         subject = f"the dataset's own __getitem__ {where} is the bottleneck"
         return f"{subject}: waiting for it takes {takes}{loader.explain_idle_dali(clock)}"

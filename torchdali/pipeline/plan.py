@@ -47,7 +47,7 @@ class Step:
     @property
     def name(self) -> str:
         """The transform on one line."""
-        text = " ".join(repr(self.transform).split())
+        text = " ".join(repr(self.transform).split()).replace("( ", "(").replace(" )", ")")
         return text if len(text) <= 160 else f"{text[:157]}..."
 
 
@@ -316,7 +316,7 @@ class Plan:
 
     def describe_operators(self) -> list[str]:
         """Return lines with the operators of each part of the chain."""
-        lines = [f"{'operators':<11}{self.trunk}"]
+        lines = [f"{'operators':<11}{self.trunk}"] if self.trunk else []
         if self.container is not None:
             lines += [
                 f"{f'view {i}':<11}{view.spec}: {'; '.join(self._operators(view.rules)) or 'nothing more'}"

@@ -19,21 +19,24 @@ LABEL = 11
 _SECOND = 21
 _WIDTH = 80
 """Lines are no longer than this, unless the environment variable COLUMNS says so."""
+_MIN_WIDTH = 40
+"""Leaves room for text beside the columns in a narrow terminal."""
 
 
 def wrap_columns(text: str) -> str:
     """Wrap lines of a label and text to 80 columns, to the terminal's width if it has fewer, or to COLUMNS.
 
-    Continued lines are indented to the column of the text: 21 if the two places before it are blank, else 11. Words
-    are not broken, so that a long path can be copied.
+    Continued lines are indented to the column of the text: 21 if the two places before it are blank, else 11. A word
+    is broken if it does not fit a line of its own, such as a long path.
     """
     width = shutil.get_terminal_size().columns
     if not os.environ.get("COLUMNS", "").isdecimal():
         width = min(width, _WIDTH)
+    width = max(width, _MIN_WIDTH)
 
     def wrap(line: str) -> str:
         indent = " " * (_SECOND if line[_SECOND - 2 : _SECOND].isspace() else LABEL)
-        return textwrap.fill(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+        return textwrap.fill(line, width, subsequent_indent=indent, break_on_hyphens=False)
 
     return "\n".join(map(wrap, text.splitlines()))
 
@@ -41,9 +44,10 @@ def wrap_columns(text: str) -> str:
 def make_table(heading: str, text: str) -> str:
     """Return HTML of a heading, and of a table with lines of a label and text. All of it is escaped."""
     cell = "text-align: left; vertical-align: baseline; border: none; padding: 1px 12px 1px 0; font-size: 13px"
+    text_cell = f"{cell}; white-space: pre-wrap; overflow-wrap: anywhere; font-family: monospace"
     rows = "".join(
         f'<tr style="background: none"><th style="{cell}">{html.escape(line[:LABEL].strip())}</th>'
-        f'<td style="{cell}; white-space: pre-wrap; font-family: monospace">{html.escape(line[LABEL:])}</td></tr>'
+        f'<td style="{text_cell}">{html.escape(line[LABEL:])}</td></tr>'
         for line in text.splitlines()
     )
     return f'<div><p><b>{html.escape(heading)}</b></p><table style="border: none">{rows}</table></div>'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -252,6 +253,8 @@ def test_the_answer_without_a_plan(dataset: ImageFolder) -> None:
     assert begins(refused) == ['The first batch will fail: the row "images" says why', ""]
     nothing = DALILoader(Samples(lambda _: {"label": 1}), 2, transform=CROP, device="cpu")
     assert begins(nothing) == ["Nothing runs in DALI: dataset[0] has no image", ""]
+    broken = DALILoader(Samples(lambda _: {}["image"]), 2, transform=CROP, device="cpu")
+    assert begins(broken) == ["What runs in DALI is not known: dataset[0] raises an exception", ""]
     dataset.transform = None
     files = DALILoader(dataset, 2, device="cpu", collate_fn=collated)
     assert begins(files) == ["DALI decodes on cpu: there are no transforms", ""]
@@ -309,3 +312,16 @@ def test_lines_are_wrapped_in_their_column(monkeypatch: pytest.MonkeyPatch, widt
     lines = texts[0].getvalue().splitlines()
     continued = lines[next(i for i, line in enumerate(lines) if line.startswith("not native")) + 1]
     assert (continued[:11], continued[11].strip()) == (" " * 11, continued[11])
+
+
+@pytest.mark.parametrize("width", [None, 60, 10])
+def test_a_word_longer_than_a_line_is_broken(monkeypatch: pytest.MonkeyPatch, width: int | None) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if width:
+        monkeypatch.setenv("COLUMNS", str(width))
+    named = type("Blur" * 30, (torch.nn.Identity,), {})
+    text = io.StringIO()
+    DALILoader(Samples(), 2, transform=v2.Compose([v2.ToImage(), named()]), device="cpu").explain(text)
+    limit = {None: 80, 60: 60, 10: 40}[width]
+    assert max(map(len, text.getvalue().splitlines()[1:])) == limit
+    assert "Blur" * 30 in re.sub(r"\n +", "", text.getvalue())

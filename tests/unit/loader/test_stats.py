@@ -313,6 +313,7 @@ def test_what_helps_stands_below_the_verdict() -> None:
     lines = str(Stats(bottleneck="host", verdict="<the verdict>")).splitlines()
     assert lines == ["verdict    <the verdict>", "to do      use larger batches"]
     assert str(Stats(bottleneck="model", verdict="no")) == "verdict    no"
+    assert "\nepoch      1 batch with 1 image in 0.0 s so far\n" in str(Stats(batches=1, images=1, start=0.0))
     page = Stats(bottleneck="host", verdict="<the verdict>")._repr_html_()
     assert page.startswith("<div><p><b>&lt;the verdict&gt;</b></p><table ")
     assert (page.count("<th "), "use larger batches" in page) == (1, True)
