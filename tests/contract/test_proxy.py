@@ -47,7 +47,12 @@ def unchanged(batch: Any) -> Any:
 
 FEW = pytest.mark.parametrize(
     ("both", "workers"),
-    [("nothing", TWO), ("batch_transform", NONE), ("transform", NONE), ("transform", TWO)],
+    [
+        ("nothing", TWO),
+        pytest.param("batch_transform", NONE, marks=pytest.mark.slow),
+        ("transform", NONE),
+        pytest.param("transform", TWO, marks=pytest.mark.slow),
+    ],
     indirect=["both"],
 )
 WITH_TRANSFORM = pytest.mark.parametrize("both", ["transform"], indirect=True)
@@ -101,7 +106,11 @@ ORDERS = ["shuffle, drop_last", "batch_size=None, shuffle", "replacement", "unev
 @WITH_TRANSFORM
 @pytest.mark.parametrize(
     ("order", "workers"),
-    [(order, workers) for i, order in enumerate(ORDERS) for workers in (NONE, (TWO, PERSISTENT)[i % 2])[: 1 + (i < 4)]],
+    [
+        pytest.param(order, workers, marks=[pytest.mark.slow] * (i > 1 and workers is not NONE))
+        for i, order in enumerate(ORDERS)
+        for workers in (NONE, (TWO, PERSISTENT)[i % 2])[: 1 + (i < 4)]
+    ],
 )
 def test_batches_and_generators_are_dataloaders(both: Any, order: str, workers: dict[str, Any]) -> None:
     ours, theirs = both()
@@ -114,10 +123,12 @@ def test_batches_and_generators_are_dataloaders(both: Any, order: str, workers: 
 @pytest.mark.parametrize(
     ("both", "workers", "after"),
     [
-        *(("transform", workers, after) for workers, after in zip((NONE, TWO, PERSISTENT), (1, 3, 1), strict=True)),
-        ("batch_transform", TWO, 1),
+        ("transform", NONE, 1),
+        ("transform", TWO, 3),
+        pytest.param("transform", PERSISTENT, 1, marks=pytest.mark.slow),
+        pytest.param("batch_transform", TWO, 1, marks=pytest.mark.slow),
         ("nothing", NONE, 3),
-        ("nothing", PERSISTENT, 3),
+        pytest.param("nothing", PERSISTENT, 3, marks=pytest.mark.slow),
     ],
     indirect=["both"],
 )
@@ -187,8 +198,8 @@ def test_out_of_order_is_as_dataloader_and_pairs_stay_pairs(both: Any, files: li
         ({"batch_size": 3, "drop_last": True}, False, NONE),
         ({"batch_size": None}, True, NONE),
         ({"batch_size": 3}, True, TWO),
-        ({"batch_size": 3, "drop_last": True}, True, PERSISTENT),
-        ({"batch_size": None}, False, TWO),
+        pytest.param({"batch_size": 3, "drop_last": True}, True, PERSISTENT, marks=pytest.mark.slow),
+        pytest.param({"batch_size": None}, False, TWO, marks=pytest.mark.slow),
     ],
 )
 def test_streams_are_dataloaders(both: Any, workers: dict[str, Any], shares: bool, size: Any) -> None:

@@ -189,7 +189,9 @@ LIKE_DATALOADER: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(
     ("case", "workers", "does"),
     [
-        pytest.param(case, *row, id=f"{name}-{'-'.join(row)}")
+        pytest.param(
+            case, *row, id=f"{name}-{'-'.join(row)}", marks=[pytest.mark.slow] * (number > 3 and row[0] != "none")
+        )
         for number, (name, case) in enumerate(LIKE_DATALOADER.items())
         for row in (
             [("none", "transform"), ("workers", "batch_transform")],
