@@ -224,7 +224,7 @@ def _list_files(files: Any) -> list[str]:
         suffixes = (".npy", *NIFTI_SUFFIXES)
         paths = sorted(str(path) for path in folder.glob("*") if path.name.endswith(suffixes))
     else:
-        paths = [os.fspath(path) for path in cast("Sequence[str]", files)]
+        paths = [str(Path(path).expanduser()) for path in cast("Sequence[str]", files)]
     if not paths:
         raise ValueError(f"there are no .npy, .nii or .nii.gz files in {files!r}")
     return paths
