@@ -93,7 +93,13 @@ def blacken_all(dataset: ImageFolder) -> None:
 
 @pytest.mark.parametrize(
     ("chain", "kind", "budget"),
-    [(name, kind, (None, 45_000)[(i + j) % 2]) for i, name in enumerate(CHAINS) for j, kind in enumerate(KINDS)],
+    [
+        pytest.param(
+            name, kind, (None, 45_000)[(i + j) % 2], marks=[pytest.mark.slow] * (i > 3 and j != i % len(KINDS))
+        )
+        for i, name in enumerate(CHAINS)
+        for j, kind in enumerate(KINDS)
+    ],
 )
 def test_batches_are_those_without_a_cache(
     pictures: Path, numbered: Numbered, chain: str, kind: str, budget: int | None, device: str

@@ -57,7 +57,7 @@ STRUCTURES: dict[str, Callable[[Any, int], Any]] = {
 }
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("shape", STRUCTURES.values(), ids=STRUCTURES.keys())
 def test_structures_are_dataloaders(photographs: Any, shape: Any, workers: int, device: str) -> None:
     for size in (3, None):

@@ -235,7 +235,7 @@ WITH_A_STATE: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(
     ("kind", "workers", "moment"),
     [
-        (kind, workers, MOMENTS[(i + 2 * j) % 6])
+        pytest.param(kind, workers, MOMENTS[(i + 2 * j) % 6], marks=[pytest.mark.slow] * (i > 0 and j > 0))
         for i, kind in enumerate(WITH_A_STATE)
         for j, workers in enumerate((NONE, TWO, PERSISTENT))
     ],

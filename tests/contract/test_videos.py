@@ -79,7 +79,7 @@ CHAINS: dict[str, list[Any]] = {
 }
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("chain", CHAINS.values(), ids=CHAINS.keys())
 def test_each_frame_is_as_an_image_of_the_sample(clips: Any, chain: Any, workers: int, device: str) -> None:
     options: Any = {"batch_size": 2, "transform": v2.Compose(chain), "seed": 3, "num_workers": workers}

@@ -81,7 +81,11 @@ def test_of_any_batch_size_and_order(loader_of: Any) -> None:
 
 @pytest.mark.parametrize(
     ("loader_of", "options"),
-    [*(("asked", x) for x in WORKERS), *(("read", x) for x in WORKERS[1:3])],
+    [
+        ("asked", WORKERS[0]),
+        *(pytest.param("asked", x, marks=pytest.mark.slow) for x in WORKERS[1:]),
+        *(("read", x) for x in WORKERS[1:3]),
+    ],
     indirect=["loader_of"],
 )
 def test_of_any_number_of_workers_and_window(loader_of: Any, options: Any) -> None:
@@ -143,6 +147,7 @@ def test_duplicates_in_an_epoch_differ_and_have_their_own(loader_of: Any) -> Non
         assert not difference(found(before, again), true)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "persistent"), [("asked", True), ("plain", False)])
 def test_a_run_whose_worker_was_killed_is_repeated_from_its_state(
     pictures: Path, numbered: Numbered, kind: str, persistent: bool

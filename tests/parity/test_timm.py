@@ -193,6 +193,7 @@ def streams(name, numbers):
     ],
     ids=named,
 )
+@pytest.mark.slow
 def test_timm_does_the_same_with_the_same_numbers(transform, monkeypatch):
     """timm's own call on a PIL image, playing the numbers that the rule drew."""
     sizes = np.random.default_rng(0).integers(20, 120, (80, 2))

@@ -241,8 +241,9 @@ def test_several_threads_read_a_batch_if_files_take_long(
     tmp_path: Path, slow: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "class").mkdir()
+    content = next(kinds())[1]
     for number in range(200):
-        (tmp_path / "class" / f"{number}.jpg").write_bytes(next(kinds())[1])
+        (tmp_path / "class" / f"{number}.jpg").write_bytes(content)
     threads, read = set[int](), header_reader.open_file
 
     def open_file(path: Any) -> Any:
