@@ -156,12 +156,12 @@ def _bars(runs: list[Run]) -> Bars | None:
     most = max((run["cores"] for run in runs), default=0)
     measured = [run for run in runs if run["status"] == "ok" and run["cores"] == most]
     keys = {
-        "first batch, of all": "in_all_s",
-        "second epoch's": "second_epoch_first_batch_s",
-        "after a break": "after_break_first_batch_s",
+        "first batch of a process, with its imports": "in_all_s",
+        "first batch of the second epoch": "second_epoch_first_batch_s",
+        "first batch after a break": "after_break_first_batch_s",
     }
     groups = [(report.strip_markdown(_title(run)), [run.get(key) for key in keys.values()]) for run in measured]
-    return Bars(BENCHMARK.title, f"seconds, {most} cores", list(keys), groups) if groups else None
+    return Bars(BENCHMARK.title, f"seconds, less is better, {most} cores", list(keys), groups) if groups else None
 
 
 BENCHMARK = Benchmark(

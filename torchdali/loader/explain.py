@@ -220,9 +220,11 @@ def _describe_images(loader: DataLoader[Any], proxy: ProxyPlan) -> tuple[str, st
         kinds = [f"{spec} ({input_kind})" for spec, input_kind, _ in keys]
         key_paths = list(dict.fromkeys(path for paths in proxy.key_paths.values() for path in paths))
         more = ", ..." if len(key_paths) > _MAX_KEY_PATHS else ""
-        location = f"{format_key_paths(key_paths[:_MAX_KEY_PATHS])}{more}" if key_paths else "where a sample has them"
+        location = (
+            f"at {format_key_paths(key_paths[:_MAX_KEY_PATHS])}{more}" if key_paths else "wherever a sample has them"
+        )
         plans = [proxy.pipelines.get_plan(key, bool(proxy.annotations)) for key in keys]
-        return f"at {location}: {', '.join(kinds)}", _describe_targets(proxy.annotations, plans), plans, ""
+        return f"{location}: {', '.join(kinds)}", _describe_targets(proxy.annotations, plans), plans, ""
     if isinstance(loader.dataset, IterableDataset):
         return f"not known before the first batch: {RULE}", "", [], _UNKNOWN
     try:

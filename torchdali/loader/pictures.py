@@ -26,6 +26,10 @@ _COLORS = ("#2ca02c", "#d62728", "#1f77b4", "#ff7f0e", "#9467bd", "#17becf", "#e
 _MAX_CHANNELS = 4
 _MAX_FRAMES = 4
 _MAX_TITLE = 26
+_WIDTH, _TITLE = 2.4, 0.2
+"""Inches: the width of an image, and the height of its title."""
+_MAX_SLOPE = 2.0
+"""Height of the highest image by its width. A higher one is drawn smaller."""
 _UNIT_RANGE_BOUND = 2.0
 """Floats below this are taken for values in [0, 1], others for grey levels of 255."""
 _KEY_POINTS: Any = getattr(tv_tensors, "KeyPoints", ())
@@ -70,13 +74,15 @@ def draw_batch(loader: Any, batch: Any, max_images: int, file: str | os.PathLike
     num_frames = max(sample.num_frames for sample in samples)
     columns = math.ceil(math.sqrt(len(samples)) / num_frames)
     rows = math.ceil(len(samples) / columns)
-    size = (2.4 * columns * num_frames, 2.6 * rows)
+    normalizations, classes = _find_normalizations(loader), find_classes(loader.dataset)
+    pictures = [to_pixels(sample.image, normalizations) for sample in samples]
+    width, slope = _WIDTH * num_frames, max(picture.shape[0] / picture.shape[1] for picture in pictures)
+    size = (width * columns, (width * min(slope, _MAX_SLOPE) + _TITLE) * rows)
     figure: Any = (
         figures.Figure(size, layout="constrained") if file else figures.figure(None, size, layout="constrained")
     )
-    normalizations, classes = _find_normalizations(loader), find_classes(loader.dataset)
-    for axes, sample in zip(figure.subplots(rows, columns, squeeze=False).flat, samples, strict=False):
-        pixels = to_pixels(sample.image, normalizations)
+    grid: Any = figure.subplots(rows, columns, squeeze=False).flat
+    for axes, sample, pixels in zip(grid, samples, pictures, strict=False):
         axes.imshow(pixels, interpolation="nearest")
         for part in sample.parts:
             draw_part(axes, part, pixels.shape[:2])

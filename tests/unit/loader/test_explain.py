@@ -166,7 +166,7 @@ def test_where_images_are() -> None:
         device="cpu",
     )
     assert len(list(moving)) == 3
-    assert rows(moving)["images"].startswith("at where a sample has them: uint8 (3, H, W) (pixels)")
+    assert rows(moving)["images"].startswith("wherever a sample has them: uint8 (3, H, W) (pixels)")
 
 
 def test_an_image_that_is_looked_at_draws_nothing_that_others_draw() -> None:

@@ -7,6 +7,7 @@ import io
 import os
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from torchdali.tools.cli import commands
-from torchdali.tools.commands.grid import Sample, _make_tile, choose_magnification, write_grid
+from torchdali.tools.commands.grid import Sample, _make_tile, _shorten, choose_magnification, write_grid
 from torchdali.tools.commands.preview import make_samples
 from torchdali.tools.parity.compare import compile_chain
 from torchdali.transforms import MultiView
@@ -270,7 +271,7 @@ def test_samples_of_a_dataset_with_boxes_and_masks(mine: Path, tmp_path: Path, m
     assert result.exit_code == 0, result.output
     text = flatten_output(result)
     assert "3 samples by torchdali with DALI on the CPU, by PIL and torchvision" in text
-    assert "boxes by at most 0 pixels, masks in 0 of their pixels." in text
+    assert "Targets: boxes are equal, masks are equal." in text
     images = [base64.b64decode(data) for data in re.findall(r"base64,([^\"]+)\"", page.read_text())]
     ours, theirs, difference = ([pixels(io.BytesIO(image)).astype(int) for image in images[k::3]] for k in range(3))
     assert len(ours) == 3
@@ -285,7 +286,7 @@ def test_samples_of_a_dataset_with_boxes_and_masks(mine: Path, tmp_path: Path, m
     (tmp_path / "coco").rename(tmp_path / "before")
     result = run(f"{mine}:objects", "--output", out, "--device", "cpu", "--transform", f"{mine}:shifts")
     assert result.exit_code == 0, result.output
-    assert "boxes by at most 0 pixels" not in flatten_output(result)
+    assert re.search(r"Targets: boxes differ by at most [\d.]+ pixels, masks are equal\.", flatten_output(result))
 
 
 def test_clips_are_strips_of_their_frames(mine: Path, tmp_path: Path) -> None:
@@ -327,3 +328,18 @@ def test_what_is_wrong(fresh_pictures: Path, mine: Path, tmp_path: Path) -> None
     assert damaged.exit_code == 1
     assert "cannot be decoded" in str(damaged.exception)
     assert not (tmp_path / "grid.png").exists()
+
+
+def test_long_names_keep_both_ends() -> None:
+    font = SimpleNamespace(getlength=len)
+    assert [_shorten("hubble_deep_field", width, font) for width in (17, 16, 8, 4, 2)] == [
+        *("hubble_deep_field", "hubble_..._field", "hub...ld", "h...", ""),
+    ]
+
+
+@pytest.mark.parametrize(("folder", "lines"), [("", 2), ("cat", 3)])
+def test_a_line_of_classes_needs_classes(folder: str, lines: int, tmp_path: Path) -> None:
+    image = torch.zeros(3, 10, 10)
+    write_grid(tmp_path / "grid.png", [Sample(folder, "a.jpg", image, image)], "one image", "")
+    with Image.open(tmp_path / "grid.png") as grid:
+        assert grid.size == (640, lines * 18 + 8 + 3 * 14)

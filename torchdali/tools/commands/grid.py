@@ -25,8 +25,6 @@ _MAGNIFICATIONS = (200, 100, 50, 20, 10, 5, 2, 1)
 _WHITE = 255
 _MAX_SIDE = 384
 _GAP, _LABELS, _LINE = 4, 110, 18
-_NAMES = 2
-"""Lines above each column: the class, and the file."""
 _DPI = 64
 """A power of two, so that a figure has as many pixels as its tile."""
 _DARK, _GREY = "#1f2328", "#656d76"
@@ -149,7 +147,8 @@ def _draw_grid(samples: Sequence[Sample], summary: str) -> Image.Image:
     font = ImageFont.load_default(13)
     lines = textwrap.wrap(summary, max(20, int((grid_width - 2 * _GAP) / font.getlength("e"))))
     rows = _name_rows(magnification)
-    top = (len(lines) + _NAMES) * _LINE + 2 * _GAP
+    has_classes = any(sample.folder for sample in samples)
+    top = (len(lines) + 1 + has_classes) * _LINE + 2 * _GAP
     grid = Image.new("RGB", (grid_width, top + len(rows) * (height + _GAP)), "white")
     draw = ImageDraw.Draw(grid)
     for i, line in enumerate(lines):
@@ -158,20 +157,20 @@ def _draw_grid(samples: Sequence[Sample], summary: str) -> Image.Image:
         draw.text((_GAP, top + row * (height + _GAP) + height // 2 - _LINE // 2), label, _DARK, font)
     for i, (sample, column) in enumerate(zip(samples, columns, strict=True)):
         left = _LABELS + i * (width + _GAP)
-        for line, (name, color) in enumerate(((sample.folder, _DARK), (sample.name, _GREY))):
-            draw.text((left, top - (_NAMES - line) * _LINE), _shorten(name, width, font), color, font)
+        for line, (name, color) in enumerate(((sample.name, _GREY), (sample.folder, _DARK)), start=1):
+            draw.text((left, top - line * _LINE), _shorten(name, width - _GAP, font), color, font)
         for row, tile in enumerate(column):
             grid.paste(tile, (left, top + row * (height + _GAP)))
     return grid
 
 
 def _shorten(name: str, width: int, font: Any) -> str:
-    """Return the end of a name that is too long for a column. It tells more than the beginning."""
-    if font.getlength(name) <= width:
-        return name
-    while name and font.getlength(f"...{name}") > width:
-        name = name[1:]
-    return f"...{name}" if name else ""
+    """Return a name without its middle if it is too long for a column. Both ends may tell files apart."""
+    shown, kept = name, len(name)
+    while kept and font.getlength(shown) > width:
+        kept -= 1
+        shown = f"{name[: kept - kept // 2]}...{name[len(name) - kept // 2 :]}"
+    return shown if kept else ""
 
 
 def _draw_page(samples: Sequence[Sample], summary: str, plan: str) -> str:

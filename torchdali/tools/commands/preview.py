@@ -98,12 +98,14 @@ def _summarize_targets(pairs: SamplePairs) -> str:
     if found.error:
         return f" Boxes, masks or key points differ: {found.error}."
     texts = {
-        "BoundingBoxes": f"boxes by at most {found.boxes:.3g} pixels",
-        "KeyPoints": f"key points by at most {found.points:.3g} pixels",
-        "Mask": f"masks in {found.masks:.3g} of their pixels",
+        "BoundingBoxes": f"boxes differ by at most {found.boxes:.3g} pixels" if found.boxes else "boxes are equal",
+        "KeyPoints": f"key points differ by at most {found.points:.3g} pixels"
+        if found.points
+        else "key points are equal",
+        "Mask": f"masks differ in {found.masks:.2g} of their pixels" if found.masks else "masks are equal",
     }
     texts = [text for kind, text in texts.items() if kind in pairs.kinds]
-    return f" Of their targets differ: {', '.join(texts)}." if texts else ""
+    return f" Targets: {', '.join(texts)}." if texts else ""
 
 
 def make_samples(images: Any, plan: Plan, seed: int) -> list[Sample]:
