@@ -97,6 +97,19 @@ def test_readme_is_short() -> None:
     assert len(text.split()) <= 1_200
 
 
+def test_parts_of_the_readme() -> None:
+    """It says as much as a stranger reads: eight features with links, five rows of numbers, five limits."""
+    _, *parts = re.split(r"^## (.*)$", README, flags=re.MULTILINE)
+    sections = dict(zip(parts[::2], parts[1::2], strict=True))
+    features = re.findall(r"^- .*$", sections["What you get"], re.MULTILINE)
+    assert len(features) == 8
+    assert all("](https://" in feature for feature in features)
+    assert len(re.findall(r"^\| .*$", sections["Numbers"], re.MULTILINE)) == 1 + 5
+    assert len(re.findall(r"^- \*\*", sections["When it does not help"], re.MULTILINE)) == 5
+    to_do = "".join(re.findall(r"^\| .*$", sections["What you get"], re.MULTILINE))
+    assert all(words in to_do for words in ("nothing to change", "move its transforms to `transform=`", "not yet"))
+
+
 def test_table_of_what_does_not_run_in_dali() -> None:
     listed = names(DIFFERENCES, "Transform")
     assert len(listed) == len(set(listed))
