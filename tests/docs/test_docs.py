@@ -387,6 +387,13 @@ def test_badges_of_the_readme_are_true() -> None:
     assert ".ci/run" in (ROOT / ".github" / "workflows" / "ci.yml").read_text()
 
 
+def test_every_extra_is_listed() -> None:
+    metadata = (ROOT / "pyproject.toml").read_text()
+    (table,) = re.findall(r"^\[project.optional-dependencies\]\n(.*?)^\[", metadata, re.MULTILINE | re.DOTALL)
+    extras = set(re.findall(r"^(\w+) = ", table, re.MULTILINE)) - {"bench", "dev", "docs"}
+    assert set(names((ROOT / "docs" / "install.md").read_text(), "Extra")) == extras
+
+
 def test_api_page_has_every_public_name() -> None:
     page = (ROOT / "docs" / "api.md").read_text()
     documented = set(re.findall(r"^\.\. auto\w+:: torchdali\.([\w.]+)$", page, re.MULTILINE))
