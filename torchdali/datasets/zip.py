@@ -36,9 +36,6 @@ class Zip(ShardedDataset):
         is_mapped: As for :class:`~torchdali.datasets.Tar`.
         remote: As for :class:`~torchdali.datasets.Tar`.
 
-    Attributes:
-        classes: The names of the folders, by label.
-
     Raises:
         ValueError: A shard is no zip file, has compressed images, or has changed since the index was made.
         OSError: A shard cannot be read, or the index cannot be written.
