@@ -182,7 +182,7 @@ def test_parts(counts: list[int], limit: int, expected: list[int]) -> None:
     assert [part.start for part in parts] == np.cumsum([0, *expected])[:-1].tolist()
 
 
-MEMORY = """
+STATUS = """
 import sys
 from pathlib import Path
 
@@ -197,6 +197,9 @@ def status(name):
 
 
 chain = v2.Compose([v2.ToImage(), v2.Resize((32, 32))])
+"""
+MEMORY = f"""
+{STATUS}
 DALILoader(ImageFolder(sys.argv[1] + "/small", chain), 24, device="cpu").__iter__().__next__()
 before = status("VmRSS")
 for name in ("long", "large"):
@@ -206,21 +209,47 @@ for name in ("long", "large"):
 """
 
 
-@pytest.mark.slow
-def test_memory_does_not_grow_with_the_batch(tmp_path: Path, run_script: Script) -> None:
-    """A batch of these files takes 400 MB, decoded or as they are; DataLoader has one of them at once."""
+def write_files(root: Path) -> None:
     small = np.random.default_rng(0).integers(0, 255, (12, 16, 3), dtype=np.uint8)
-    for name, size in (("small", (40, 30)), ("long", (40, 30)), ("large", (2200, 1500))):
-        (tmp_path / name / "a").mkdir(parents=True)
-        path = tmp_path / name / "a" / "0.jpg"
-        Image.fromarray(small).resize(size, Image.Resampling.BICUBIC).save(path)
+    for name, size in (("small", (40, 30)), ("long", (40, 30)), ("large", (2200, 1500)), ("gif", (2200, 1500))):
+        (root / name / "a").mkdir(parents=True)
+        path = root / name / "a" / "0.jpg"
+        Image.fromarray(small).resize(size, Image.Resampling.BICUBIC).save(path, "GIF" if name == "gif" else "JPEG")
         if name == "long":  # a film follows a phone's "motion photo"
             with path.open("r+b") as file:
                 file.truncate(10 << 20)
         for number in range(1, 40):
-            (tmp_path / name / "a" / f"{number}.jpg").hardlink_to(path)
+            (root / name / "a" / f"{number}.jpg").hardlink_to(path)
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_batch(tmp_path: Path, run_script: Script) -> None:
+    """A batch of these files takes 400 MB, decoded or as they are; DataLoader has one of them at once."""
+    write_files(tmp_path)
     done = run_script(MEMORY, tmp_path, CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 0, done.stderr
     counts, grown = zip(*(map(int, line.split()) for line in done.stdout.splitlines()), strict=True)
     assert counts == (40, 40)
     assert max(grown) < 200, done.stdout
+
+
+CLOSED = f"""
+{STATUS}
+left = []
+for name, cache in (("small", None), ("large", None), ("gif", None), ("long", "host")):
+    loader = DALILoader(ImageFolder(sys.argv[1] + "/" + name, chain), 20, device="cpu", cache=cache)
+    assert sum(len(images) for images, _ in loader) == 40
+    loader.close()
+    left.append(status("VmRSS"))
+print(*(one - left[0] for one in left[1:]))
+"""
+
+
+@pytest.mark.slow
+def test_closing_gives_all_memory_back_if_malloc_and_dali_keep_none(tmp_path: Path, run_script: Script) -> None:
+    """An epoch takes 200 MB and more, in DALI, in PIL or in the cache. The variables are those of arguments.md."""
+    write_files(tmp_path)
+    keep_none = {"DALI_MALLOC_POOL_THRESHOLD": "0", "MALLOC_TRIM_THRESHOLD_": "131072"}
+    done = run_script(CLOSED, tmp_path, fresh=True, CUDA_VISIBLE_DEVICES="", **keep_none)
+    assert done.returncode == 0, done.stderr
+    assert max(map(int, done.stdout.split())) < 30, done.stdout
