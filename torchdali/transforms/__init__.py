@@ -45,6 +45,7 @@ from torchdali.transforms.rule import SampleTransformError as SampleTransformErr
 from torchdali.transforms.rule import Unsupported as Unsupported
 from torchdali.transforms.rule import Views as Views
 from torchdali.transforms.rule import find_rule as find_rule
+from torchdali.transforms.rule import has_rule as has_rule
 from torchdali.transforms.rule import infer as infer
 from torchdali.transforms.rules.orientation import ExifTranspose as ExifTranspose
 from torchdali.transforms.rules.views import MultiView as MultiView

@@ -24,6 +24,7 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 from torchdali.transforms.chain import is_unmodified
+from torchdali.transforms.plain_numbers import with_plain_numbers
 from torchdali.transforms.rng import Draws
 from torchdali.transforms.spec import Fidelity, IntArray, Params, Sample, Spec
 from torchdali.transforms.spec import SampleTransformError as SampleTransformError
@@ -348,7 +349,7 @@ class Chain(Composite):
 
     def __init__(self, transform: Any, inner: Sequence[Any]) -> None:
         super().__init__(transform)
-        rules = [find_rule(part) for part in inner]
+        rules = [find_rule(with_plain_numbers(part) if has_rule(part) else part) for part in inner]
         self.parts = [rule for rule in rules if rule]
         self.missing = [type(part).__name__ for part, rule in zip(inner, rules, strict=True) if rule is None]
 
