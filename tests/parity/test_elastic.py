@@ -10,7 +10,8 @@ import torch
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
-from torchdali.pipeline.graph import _Operators, require_dali
+from torchdali.pipeline.graph import require_dali
+from torchdali.pipeline.operators import Operators
 from torchdali.tools.parity.cases import CASES as ALL
 from torchdali.tools.parity.cases import FLOAT
 from torchdali.tools.parity.compare import compile_chain
@@ -78,7 +79,7 @@ def test_all_but_remap_is_torchvisions(name):
         Draws(epoch_key(0, 0), index, index * 0), np.array([image.shape[1:] for image in images], np.int64)
     )
     dali = require_dali()
-    ops = _Operators(dali, "cpu", "exact")
+    ops = Operators(dali, "cpu", "exact")
     ops.fn = Fn(dali)
     pipeline = dali.Pipeline(count, 1, None, exec_dynamic=True, prefetch_queue_depth=1)
     types = {np.dtype(np.uint32): dali.types.UINT32}

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from torchdali.pipeline.graph import _Operators, require_dali
+from torchdali.pipeline.graph import require_dali
+from torchdali.pipeline.operators import Operators
 from torchdali.transforms.rng import Draws, epoch_key
 from torchdali.transforms.rules._noise import (
     INPUTS,
@@ -31,7 +32,7 @@ def samples(count, size=(HEIGHT, WIDTH)):
 def in_the_graph():
     """Words and normal numbers for six images of different sizes; for the odd ones in a conditional branch too."""
     dali = require_dali()
-    ops = _Operators(dali, "cpu", "exact")
+    ops = Operators(dali, "cpu", "exact")
     fn, types = dali.fn, dali.types
     sizes = np.array([[1, 1], [2, 300], [5, 7], [64, 33], [301, 2], [80, 81]], np.int32)
     params, each = samples(len(sizes), (301, 301))

@@ -78,8 +78,8 @@ class DALILoader(DataLoader[_T]):
         seed: Key of the random parameters, together with the epoch's number. That is the sampler's number if it has
             ``set_epoch``, and else a count from 0. With None the random parameters follow ``torch.manual_seed`` or
             ``generator``, as in ``DataLoader``.
-        fidelity: "exact" stays within the documented bounds of torchvision's tensor kernels. "fast" resizes both ways
-            in one pass, which rounds once less and is faster on the CPU. It also runs ``v2.JPEG`` on the GPU.
+        fidelity: "exact" stays within the documented bounds of torchvision's tensor kernels. "fast" is for GPUs. It
+            resizes both ways in one pass, which rounds once less, and runs ``v2.JPEG`` on the GPU.
         cache: What the loader keeps after the first epoch. "host" keeps files or objects in host memory, for slow
             storage. "device" keeps decoded images in the memory of ``device``, after the first ``Resize`` and
             ``CenterCrop``. "disk" keeps objects in files, also for later runs. Changed files are read again.

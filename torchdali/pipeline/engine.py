@@ -190,6 +190,10 @@ class PipelineRunner(lifecycle.Resource):
 
     def close(self) -> None:
         """Wait for the runs in flight, drop them, and free the pipeline's threads and memory."""
+        if not lifecycle.hand_over(self._close):
+            self._close()
+
+    def _close(self) -> None:
         self.broken = self._closed = True
         if self._is_inherited:
             return  # a forked process frees nothing, and must not call CUDA

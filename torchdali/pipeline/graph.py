@@ -7,8 +7,9 @@ import functools
 import importlib
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from threading import Lock
 from typing import Any, cast
 
 import numpy as np
@@ -17,10 +18,12 @@ import torch
 from torch.utils.data import get_worker_info
 
 from torchdali.errors import DALIUnavailableError
+from torchdali.pipeline.host_calls import HostCalls
+from torchdali.pipeline.operators import Operators
 from torchdali.pipeline.plan import Plan
-from torchdali.runtime import devices
+from torchdali.runtime import devices, lifecycle
 from torchdali.transforms.rules.crop import Window
-from torchdali.transforms.spec import Fidelity, InputKind
+from torchdali.transforms.spec import InputKind
 
 __all__ = [
     "HEADERS",
@@ -124,36 +127,11 @@ def resolve(device: str | int | torch.device) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if str(device) == "cuda" else device
 
 
-class _Operators:
-    """The operators from which rules build a graph: see :class:`torchdali.transforms.Ops`."""
-
-    def __init__(self, dali: Any, device: str, fidelity: Fidelity) -> None:
-        self.fn: Any = dali.fn
-        self.types: Any = dali.types
-        self.math: Any = dali.math
-        self.device = device
-        self.fidelity: Fidelity = fidelity
-
-    def apply_where(
-        self,
-        mask: Any,
-        body: Callable[[Any, Mapping[str, Any]], Any],
-        image: Any,
-        params: Mapping[str, Any],
-    ) -> Any:
-        # DALI compiles an `if` in the source of a pipeline definition to these calls. Rules have no such source.
-        split = self.fn._conditional.split  # noqa: SLF001
-        chosen, others = split(image, predicate=mask, _if_stmt=True)
-        chosen_params = {
-            name: split(node, predicate=mask, _if_stmt=True)[0] for name, node in params.items() if node is not mask
-        }
-        return self.fn._conditional.merge(body(chosen, chosen_params), others, predicate=mask)  # noqa: SLF001
-
-
 @functools.cache
 def _pipeline_class(dali: Any) -> Any:
     # CPython clears a module's globals at exit, before it finalises the pipelines. So keep these functions here.
     getpid, leak_pipeline, has_failed, tensor = os.getpid, leak, devices.has_failed, dali.tensors.TensorCPU
+    hand_over = lifecycle.hand_over
 
     class Pipeline(dali.Pipeline):
         """A pipeline that is shut down only by the process that built it, and only while its device works.
@@ -168,6 +146,8 @@ def _pipeline_class(dali: Any) -> Any:
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             self._process = getpid()
+            self._lock = Lock()
+            self.host_calls: list[HostCalls] = []
             super().__init__(*args, **kwargs)
 
         def feed_arrays(self, name: str, arrays: Sequence[npt.NDArray[Any]]) -> None:
@@ -181,7 +161,14 @@ def _pipeline_class(dali: Any) -> Any:
         def _shutdown(self) -> None:
             if self._pipe and (self._process != getpid() or has_failed(self.device_id)):
                 leak_pipeline(self)
-            super()._shutdown()
+            if self._pipe and not hand_over(self._shutdown_here):
+                self._shutdown_here()
+
+        def _shutdown_here(self) -> None:
+            with self._lock:
+                super()._shutdown()
+                for calls in self.host_calls:
+                    calls.close()
 
     return Pipeline
 
@@ -254,7 +241,8 @@ def build(plan: Plan, batch_size: int, threads: int, resident: bool = False) -> 
             name: fn.external_source(name=name, ndim=x.ndim, dtype=types.to_dali_type(x.dtype.__name__.rstrip("_")))
             for name, x in plan.inputs.items()
         }
-        ops = _Operators(dali, "gpu" if gpu else "cpu", plan.fidelity)
+        ops = Operators(dali, "gpu" if gpu else "cpu", plan.fidelity, threads)
+        pipeline.host_calls = ops.host_calls
         image, *file_info = _build_input(ops, plan, nodes, resident)
         trunk, views = plan.enumerate_rules()
         for i, rule in trunk:
@@ -274,7 +262,7 @@ def build(plan: Plan, batch_size: int, threads: int, resident: bool = False) -> 
     return pipeline
 
 
-def _build_input(ops: _Operators, plan: Plan, nodes: dict[str, Any], resident: bool) -> tuple[Any, ...]:
+def _build_input(ops: Operators, plan: Plan, nodes: dict[str, Any], resident: bool) -> tuple[Any, ...]:
     """Return the node of the images. For files, return the nodes of their last two bytes and lengths, too."""
     fn, types = ops.fn, ops.types
     if not plan.input_kind.is_encoded:
@@ -294,7 +282,7 @@ def _build_input(ops: _Operators, plan: Plan, nodes: dict[str, Any], resident: b
     return _decode(ops, plan, encoded, nodes), ending, length
 
 
-def _check_headers(ops: _Operators, plan: Plan, encoded: Any, window: Mapping[str, Any]) -> Any:
+def _check_headers(ops: Operators, plan: Plan, encoded: Any, window: Mapping[str, Any]) -> Any:
     """Return the files, after operators that fail if DALI cannot read a header, or a window is outside its image.
 
     DALI 2.4's decoders read the headers of 32 files and more in several threads. If one thread fails, the decoder
@@ -318,7 +306,7 @@ def _check_headers(ops: _Operators, plan: Plan, encoded: Any, window: Mapping[st
     return ops.fn.reshape(encoded, shape=length)
 
 
-def _decode(ops: _Operators, plan: Plan, encoded: Any, nodes: dict[str, Any]) -> Any:
+def _decode(ops: Operators, plan: Plan, encoded: Any, nodes: dict[str, Any]) -> Any:
     options: dict[str, Any] = {
         "device": "mixed" if ops.device == "gpu" else "cpu",
         "output_type": ops.types.RGB,

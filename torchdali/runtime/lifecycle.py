@@ -14,10 +14,12 @@ from typing import TypeVar, cast
 
 import torch
 
-__all__ = ["Resource", "disable_compile", "install_exit_hook", "native_call"]
+__all__ = ["HOST_THREADS", "Resource", "disable_compile", "hand_over", "install_exit_hook", "native_call"]
 
 _Function = TypeVar("_Function", bound=Callable[..., object])
 
+HOST_THREADS = "torchdali-host"
+"""Begin of the names of threads for which runs of DALI wait."""
 _PATIENCE = 2.0
 _exiting = threading.Event()
 _threads_inside: set[int] = set()
@@ -129,6 +131,20 @@ def _abandon_resources() -> None:
 
 def _find_daemon_threads_inside() -> set[int]:
     return _threads_inside & {thread.ident or 0 for thread in threading.enumerate() if thread.daemon}
+
+
+def hand_over(close: Callable[[], object]) -> bool:
+    """Let another thread close something, if this one must not wait for runs of DALI. Return whether it must not.
+
+    DALI calls Python functions in its own threads. There the garbage collector may find a pipeline, even the one that
+    waits for this thread.
+    """
+    thread = next((one for one in threading.enumerate() if one.ident == threading.get_ident()), None)
+    is_foreign = thread is None or isinstance(thread, threading._DummyThread)  # noqa: SLF001 - of a thread of DALI
+    is_waited_for = is_foreign or thread.name.startswith(HOST_THREADS)
+    if is_waited_for:
+        threading.Thread(target=native_call()(close), name="torchdali-close", daemon=True).start()
+    return is_waited_for
 
 
 def disable_compile(function: _Function) -> _Function:

@@ -61,6 +61,16 @@ class Ops(Protocol):
     """Device of the images: ``"cpu"`` or ``"gpu"``."""
     fidelity: Fidelity
 
+    def call(self, function: Callable[..., Any], *nodes: Node, layout: str) -> Node:
+        """Return what a Python function returns for each sample, on the CPU. It is called in threads.
+
+        Args:
+            function: Takes one array of each node, and returns one.
+            *nodes: Its inputs.
+            layout: Layout of the array that it returns.
+        """
+        ...
+
     def apply_where(
         self,
         mask: Node,

@@ -315,7 +315,10 @@ def test_fast_is_another_way_of_resizing_and_close(pictures, device):
         images(pictures, compile_chain([v2.Resize((50, 60))], device, fidelity=f)) for f in ("exact", "fast")
     )
     difference = (exact.int() - fast.int()).abs()
-    assert 0 < difference.max() <= 2
+    if device == "cuda":
+        assert 0 < difference.max() <= 2
+    else:
+        assert not difference.any(), "torch's kernel is exact and fast"
     with pytest.raises(ValueError, match="fidelity"):
         loader(pictures, TRAIN, fidelity="exakt")
 

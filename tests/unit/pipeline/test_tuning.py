@@ -101,8 +101,8 @@ def test_threads_are_chosen_for_slow_storage_from_the_second_epoch_on(
     pictures: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(machine, "count_available_cores", lambda: 2)
-    monkeypatch.setattr(header_reader, "_NUM_WARMUP", 4)
-    monkeypatch.setattr(header_reader, "_NUM_MEASURED", 4)
+    monkeypatch.setattr(header_reader, "_NUM_WARMUP", 6)
+    monkeypatch.setattr(header_reader, "_NUM_MEASURED", 6)  # 12 batches: more than are read ahead
     epochs: list[Any] = []
     for late_by, expected in ((0.003, [2, 2]), (0.3, [2, 16])):
         late(monkeypatch, late_by, 0.0)

@@ -1,0 +1,114 @@
+"""Python functions that a run of DALI calls on the CPU."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import InterpolationMode, v2
+
+from torchdali import DALILoader, PipelineError
+from torchdali.pipeline.host_calls import HostCalls
+from torchdali.runtime import lifecycle
+from torchdali.transforms.rules.resize import Resampling
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 8])
+@pytest.mark.parametrize("count", [0, 1, 2, 7])
+def test_results_are_in_order(threads: int, count: int) -> None:
+    calls = HostCalls(lambda image, side: image * side, threads)
+    images, sides = np.arange(count), np.arange(count) + 1
+    assert calls(list(images), list(sides)) == list(images * sides)
+    calls.close()
+
+
+def test_threads_end_with_the_loader(dataset: ImageFolder) -> None:
+    dataset.transform = v2.Compose([v2.ToImage(), v2.Resize((16, 16))])
+    loader = DALILoader(dataset, 8, num_workers=2, device="cpu")
+    list(loader)
+    names = {thread.name for thread in threading.enumerate()}
+    assert any(name.startswith(lifecycle.HOST_THREADS) for name in names)
+    loader.close()
+    names = {thread.name for thread in threading.enumerate()}
+    assert not any(name.startswith(lifecycle.HOST_THREADS) for name in names)
+
+
+def test_an_error_ends_the_epoch_alone(dataset: ImageFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset.transform = v2.Compose([v2.ToImage(), v2.Resize((16, 16))])
+    loader = DALILoader(dataset, 8, device="cpu")
+
+    def fail(*args: object) -> None:
+        raise MemoryError("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Resampling, "_resize", fail)
+        with pytest.raises(PipelineError, match="no room"):
+            list(loader)
+    assert len(list(DALILoader(dataset, 8, device="cpu"))) == 3
+
+
+@pytest.mark.parametrize("kind", ["tensor", "PIL"])
+@pytest.mark.parametrize("mode", [InterpolationMode.BILINEAR, InterpolationMode.BICUBIC])
+@pytest.mark.parametrize("fidelity", ["exact", "fast"])
+def test_the_cpu_resizes_bit_for_bit_as_torchvision(
+    dataset: ImageFolder, kind: str, mode: InterpolationMode, fidelity: str
+) -> None:
+    resize = [v2.Resize((19, 31), mode), v2.Resize(23, mode, antialias=kind == "PIL" or mode.value == "bicubic")]
+    for one in resize:
+        dataset.transform = v2.Compose([v2.ToImage(), one] if kind == "tensor" else [one, v2.ToImage()])
+        samples, loader = DataLoader(dataset, None), DALILoader(dataset, 1, device="cpu", fidelity=fidelity)
+        assert len(samples) == len(loader)
+        for (image, _), (ours, _) in zip(samples, loader, strict=True):
+            assert torch.equal(image, ours[0])
+
+
+COLLECT = """
+import gc, sys, threading, time, weakref
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import v2
+from torchdali import DALILoader
+from torchdali.transforms.rules.resize import Resampling
+
+resize, dropped, calls = Resampling._resize, threading.Event(), []
+
+def collect_once(*args):
+    calls.append(1)
+    if len(calls) > 8:
+        dropped.wait()
+        if gc.callbacks:
+            gc.callbacks.clear()
+            gc.collect()
+    return resize(*args)
+
+Resampling._resize = collect_once
+gc.disable()
+gc.callbacks.append(lambda *args: None)
+dataset = ImageFolder(sys.argv[1], v2.Compose([v2.ToImage(), v2.Resize((16, 16))]))
+loader = DALILoader(dataset, 4, num_workers=int(sys.argv[2]), prefetch_factor=4, device="cpu")
+iterator = iter(loader)
+next(iterator)
+cycle, gone = [loader, iterator], weakref.ref(loader)
+cycle.append(cycle)
+del loader, iterator, cycle
+dropped.set()
+while gone() is not None or any(thread.name.startswith("torchdali") for thread in threading.enumerate()):
+    time.sleep(0.01)
+print("gone")
+"""
+
+
+@pytest.mark.parametrize("threads", [1, 2], ids=["DALI's thread", "a thread of ours"])
+def test_a_thread_that_a_run_waits_for_may_collect_the_loader(pictures: Path, threads: int) -> None:
+    """Not only is nothing stuck: DALI aborts the process if one of its threads waits for itself."""
+    command = [sys.executable, "-c", COLLECT, str(pictures), str(threads)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+    assert (done.returncode, done.stdout) == (0, "gone\n"), done.stderr[-2000:]

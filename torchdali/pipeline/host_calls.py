@@ -1,0 +1,49 @@
+"""Call a Python function for each sample of a run of DALI on the CPU, in threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torchdali.runtime import lifecycle
+from torchdali.runtime.threads import DaemonThreadPoolExecutor
+
+__all__ = ["HostCalls"]
+
+
+class HostCalls:
+    """Calls a function for each sample. DALI's ``python_function`` calls this object once a run.
+
+    The function should release the interpreter's lock while it computes, as torch and PIL do.
+
+    Args:
+        function: Takes the arrays of a sample, one of each input, and returns one.
+        threads: Number of threads.
+    """
+
+    def __init__(self, function: Callable[..., Any], threads: int) -> None:
+        self._function, self._threads = function, threads
+        self._pool: DaemonThreadPoolExecutor | None = None
+
+    def __call__(self, *inputs: Sequence[Any]) -> list[Any]:
+        """Return the results for a run, from the inputs' arrays."""
+        samples = list(zip(*inputs, strict=True))
+        step = min(self._threads, len(samples))
+        if step < 2:
+            return self._call(samples)
+        if self._pool is None:  # in the process that runs the pipeline, which may have been forked since
+            self._pool = DaemonThreadPoolExecutor(self._threads, lifecycle.HOST_THREADS)
+        parts = [self._pool.submit(self._call, samples[i::step]) for i in range(step)]
+        results: list[Any] = [None] * len(samples)
+        for i, part in enumerate(parts):
+            results[i::step] = part.result()
+        return results
+
+    def close(self) -> None:
+        """End the threads, after the last run."""
+        if self._pool:
+            self._pool.shutdown()
+            self._pool = None
+
+    def _call(self, samples: Sequence[tuple[Any, ...]]) -> list[Any]:
+        return [self._function(*sample) for sample in samples]
