@@ -76,7 +76,7 @@ def certify(out: Path, devices: Sequence[str], only: str, console: Console) -> l
             here = [name for name in cases if device in CASES[name].devices and not CASES[name].refused]
             tick = stage(f"transforms, {TITLES[device]}", len(here))
             for name in here:
-                chain, operators, _ = results.describe(CASES[name])
+                chain, operators, _ = results.describe(CASES[name], device)
                 measured = _measure(measure, Differences, CASES[name], photographs, device)
                 of_device.cases[name] = results.CaseResult(chain, operators, measured)
                 tick()

@@ -63,6 +63,7 @@ alike, so every difference is the transforms'.
 - Nearest neighbours over more sizes: of 150 heights of 200 to 3,000 pixels, resized to 384, 900 and 1,500 on the CPU,
   up to 8 % have lines that are their neighbours. That is 0.05 % of all lines at most, and 2 % in the worst image.
   torchvision's float32 arithmetic rounds some whole positions down (`tests/parity/test_nearest.py`).
+- *Operators on a GPU*: on the CPU torch resizes uint8 images, or PIL those of PIL.
 - *bound*: holds on both devices. *why*: the reason, if the bound is looser than the one promised for the transform
   (`tests/helpers/design.py`)."""
 
@@ -152,7 +153,7 @@ def _machines(devices: dict[str, DeviceResult]) -> str:
 
 
 def _transforms(devices: dict[str, DeviceResult]) -> str:
-    head = ["Case", "Chain", "DALI operators", "Random numbers"]
+    head = ["Case", "Chain", "Operators on a GPU", "Random numbers"]
     head += [f"{TITLES[name]}: max / inside / mean / off" for name in devices]
     head += ["Bound: max / inside / mean", "Why"]
     rows: list[list[str]] = []

@@ -125,9 +125,14 @@ def describe_machine(device: str) -> Machine:
     return Machine(torch.cuda.get_device_name() if device == "cuda" else cpu_model(), versions)
 
 
-def describe(case: Case) -> tuple[str, str, str]:
-    """Return a case's chain, its DALI operators and its random numbers, as text."""
-    plan = compile_chain(case.chain, case.devices[0])
+def describe(case: Case, device: str = "") -> tuple[str, str, str]:
+    """Return a case's chain, its operators and its random numbers, as text.
+
+    Args:
+        case: The case.
+        device: The device that it is compiled for, by default the last of the case's, a GPU. It need not be here.
+    """
+    plan = compile_chain(case.chain, device or case.devices[-1])
     views = [line.partition(": ")[2] for line in str(plan).splitlines() if line.startswith("view ")]
     randomness = "; ".join(dict.fromkeys(step.randomness for step in plan.steps if step.randomness))
     return describe_chain(case.chain), "; ".join(dict.fromkeys([plan.trunk, *views])), randomness
@@ -174,8 +179,8 @@ def read(path: Path) -> Results:
     if stored.get("format") != _FORMAT:
         return Results()
     results = Results(draws={name: DistributionTest(**x) for name, x in _select(stored["draws"], DRAWS)})
-    now = {name: describe(case)[:2] for name, case in CASES.items()}
     for device, part in stored["devices"].items():
+        now = {name: describe(case, device)[:2] for name, case in CASES.items() if device in case.devices}
         cases = {
             name: CaseResult(case["chain"], case["operators"], Differences(**case["measured"]))
             for name, case in part["cases"].items()
