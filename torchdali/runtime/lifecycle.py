@@ -139,9 +139,9 @@ def hand_over(close: Callable[[], object]) -> bool:
     DALI calls Python functions in its own threads. There the garbage collector may find a pipeline, even the one that
     waits for this thread.
     """
-    thread = next((one for one in threading.enumerate() if one.ident == threading.get_ident()), None)
-    is_foreign = thread is None or isinstance(thread, threading._DummyThread)  # noqa: SLF001 - of a thread of DALI
-    is_waited_for = is_foreign or thread.name.startswith(HOST_THREADS)
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    # Python did not start DALI's threads. It may have noticed them: they are called "Dummy-1" then.
+    is_waited_for = names.get(threading.get_ident(), "Dummy-").startswith(("Dummy-", HOST_THREADS))
     if is_waited_for:
         threading.Thread(target=native_call()(close), name="torchdali-close", daemon=True).start()
     return is_waited_for
