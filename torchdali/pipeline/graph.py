@@ -161,7 +161,9 @@ def _pipeline_class(dali: Any) -> Any:
         def _shutdown(self) -> None:
             if self._pipe and (self._process != getpid() or has_failed(self.device_id)):
                 leak_pipeline(self)
-            if self._pipe and not hand_over(self._shutdown_here):
+            if not self._pipe:
+                super()._shutdown()  # DALI forgets it
+            elif not hand_over(self._shutdown_here):
                 self._shutdown_here()
 
         def _shutdown_here(self) -> None:
