@@ -146,7 +146,7 @@ def test_it_is_named_by_explain(photographs: ImageFolder, wide: None, capsys: py
     DALILoader(photographs, 4, transform=v2.Compose(chain), device="cpu").explain()
     out = " ".join(capsys.readouterr().out.split())
     assert out.startswith("3 of 4 transforms run in DALI on cpu device")
-    assert "3 torch Sequential( (0): Identity() ) on the whole batch, then DALI runs the rest" in out
+    assert "3 torch Sequential((0): Identity()) on the whole batch, then DALI runs the rest" in out
     assert "decoders.image_slice then torch transform 3, on the whole batch operators flip" in out
 
 

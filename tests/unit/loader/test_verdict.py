@@ -53,7 +53,12 @@ def test_what_came_to_nothing_is_in_no_figure(monkeypatch: pytest.MonkeyPatch) -
     ("start", "waits", "over", "verdict"),
     [
         (10, [1, 1], False, "reading, decoding and transforming in DALI is the bottleneck; "),
-        (10, [1, 1], True, "the start is the bottleneck: 10.0 of 12.0 s passed before the first batch (of 2 batches o"),
+        (
+            10,
+            [1, 1],
+            True,
+            "the start is the bottleneck: 10.0 of 12.0 s passed before the first batch (measured over 2 ",
+        ),
         (0.2, [0.0125] * 8, True, "the start is the bottleneck: 0.200 of 0.300 s passed before the first batch"),
         (3, [1, 1, None, 1, None, 1, None, 1], True, "reading, decoding and transforming in DALI is the bottleneck; "),
     ],
