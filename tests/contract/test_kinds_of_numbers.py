@@ -27,7 +27,7 @@ FLOAT = v2.ToDtype(torch.float32, scale=True)
 
 CASES: dict[str, Callable[[Any], Any]] = {
     "ColorJitter": lambda n: v2.ColorJitter(n(0.5), n(0.25), (n(0.5), n(1.5)), n(0.125)),
-    "RandomApply": lambda n: v2.RandomApply([v2.ColorJitter(n(0.5)), v2.RandomPerspective(n(0.5), 1.0)]),
+    "RandomApply": lambda n: v2.RandomApply([v2.RandomPerspective(n(0.5), 1.0)], p=1.0),
     "RandomRotation": lambda n: v2.RandomRotation((n(-30.0), n(30.0))),
     "RandomAffine": lambda n: v2.RandomAffine(n(10.0), (n(0.125), n(0.25)), (n(0.75), n(1.25)), n(5.0)),
     "RandomPerspective": lambda n: v2.RandomPerspective(n(0.5), 1.0),
