@@ -30,6 +30,8 @@ from torchdali.transforms.targets.stored import EncodedMask
 __all__ = ["Batch", "Prefetcher"]
 
 _SCAN_THREADS = 16
+_FIRST_DEPTH = 2
+"""Batches in flight before the first one is returned. Each one that is returned adds one, up to the prefetch depth."""
 
 
 class Prefetcher:
@@ -53,6 +55,7 @@ class Prefetcher:
         self._feeder = PartFeeder()
         self._runners: list[tuple[PipelinePool, PipelineRunner]] = []
         self._threads: DaemonThreadPoolExecutor | None = None
+        self._num_returned = prefetch_depth if runs_in_flight else 0  # if so, the caller limits what is in flight
         self._ended = ""
         self._timed_out = f"DataLoader timed out after {timeout} seconds; {NEW_EPOCH}"
 
@@ -88,6 +91,7 @@ class Prefetcher:
             except Exception as error:  # noqa: BLE001 - raised when the next runs are scheduled
                 failure = error
             self._in_flight.popleft()
+            self._num_returned += 1
             self._start_scans()
             self._schedule_ready()  # outside the `except`: else this error becomes the context of later ones
             try:
@@ -150,12 +154,17 @@ class Prefetcher:
     def _schedule_ready(self) -> None:
         """Schedule the batches that need no waiting."""
         self._feed_ready()
-        while self._waiting and len(self._in_flight) < self._prefetch_depth:
+        while self._waiting and len(self._in_flight) < self._depth:
             scan = self._waiting[0].scan
             if not self._waiting[0].is_started or (scan and not scan.is_done()):
                 return
             self._schedule()
             self._feed_ready()
+
+    @property
+    def _depth(self) -> int:
+        """Batches that may be in flight now. An iterator may be asked for one batch alone, and the first one is urgent."""
+        return min(self._prefetch_depth, _FIRST_DEPTH + self._num_returned)
 
     def _feed_ready(self) -> None:
         pending = [one for batch in self._in_flight for one in (batch, *batch.masks) if one.parts or one.begun]

@@ -154,3 +154,19 @@ def test_an_epoch_left_early_leaves_the_generator_as_dataloader_would(pictures, 
         order += [labels.tolist() for _, labels in loader]
         orders.append(order)
     assert orders[0] == orders[1]
+
+
+def test_few_batches_are_scheduled_before_the_first_is_returned(pictures, monkeypatch):
+    """For someone may want to look at one batch alone."""
+    submit, runners = PipelineRunner.submit, []
+
+    def note(runner, *args):
+        runners.append(runner)
+        return submit(runner, *args)
+
+    loader = DALILoader(ImageFolder(pictures, CROPPED), batch_size=2, device="cpu")
+    list(loader)  # the headers are known then, so that no batch waits for them
+    monkeypatch.setattr(PipelineRunner, "submit", note)
+    iterator = iter(loader)
+    in_flight = [(next(iterator), runners[-1].in_flight)[1] for _ in range(6)]
+    assert in_flight == [3, 4, 5, 6, 6, 6]
