@@ -40,10 +40,9 @@ if TYPE_CHECKING:
     )
     from torchdali.loader import DALILoader
     from torchdali.pipeline.compiled import CompiledTransform, compile  # noqa: A004
-    from torchdali.pipeline.operator import Operator
     from torchdali.samples.padding import pad_collate
     from torchdali.sources import ImageIndex, image_size
-    from torchdali.transforms import Batched
+    from torchdali.transforms import Batched, Operator
 
 __all__ = [
     "BatchShapeError",
@@ -71,7 +70,7 @@ _MODULES = {
     "CompiledTransform": "torchdali.pipeline.compiled",
     "DALILoader": "torchdali.loader",
     "ImageIndex": "torchdali.sources",
-    "Operator": "torchdali.pipeline.operator",
+    "Operator": "torchdali.transforms",
     "compile": "torchdali.pipeline.compiled",
     "image_size": "torchdali.sources",
     "pad_collate": "torchdali.samples.padding",

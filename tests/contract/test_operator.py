@@ -1,4 +1,4 @@
-"""``torchdali.Operator``: an operator of DALI by its name, in both loaders."""
+"""``torchdali.transforms.Operator``: an operator of DALI by its name, in both loaders."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from torchvision import tv_tensors
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
-from torchdali import DALILoader, Operator, PipelineError, TransformError
-from torchdali.transforms import HSV
+from torchdali import DALILoader, PipelineError, TransformError
+from torchdali.transforms import HSV, Operator
 
 CROP = [v2.CenterCrop(48), v2.ToImage()]
 

@@ -163,7 +163,7 @@ class Prefetcher:
 
     @property
     def _depth(self) -> int:
-        """Batches that may be in flight now. An iterator may be asked for one batch alone, and the first one is urgent."""
+        """Batches that may be in flight now. An iterator may be asked for one alone, and the first one is urgent."""
         return min(self._prefetch_depth, _FIRST_DEPTH + self._num_returned)
 
     def _feed_ready(self) -> None:

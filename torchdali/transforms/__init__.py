@@ -27,6 +27,7 @@ from torchdali.transforms.augment.filters import Dilate as Dilate
 from torchdali.transforms.augment.filters import Erode as Erode
 from torchdali.transforms.augment.filters import Jitter as Jitter
 from torchdali.transforms.augment.filters import MedianBlur as MedianBlur
+from torchdali.transforms.augment.operator import Operator as Operator
 from torchdali.transforms.augment.volumes import GaussianBlur3D as GaussianBlur3D
 from torchdali.transforms.augment.volumes import RandomAffine3D as RandomAffine3D
 from torchdali.transforms.augment.volumes import RandomCrop3D as RandomCrop3D

@@ -12,7 +12,6 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2 as annotated_v2
 from torchvision.transforms.v2 import functional as F
 
-from torchdali.pipeline.operator import Operator
 from torchdali.tools.parity.case import Case
 from torchdali.transforms import (
     BGR,
@@ -26,6 +25,7 @@ from torchdali.transforms import (
     Sphere,
     Water,
 )
+from torchdali.transforms.augment.operator import Operator
 from torchdali.transforms.rules.views import MultiView
 
 # torchvision's transforms accept more than their annotations tell.

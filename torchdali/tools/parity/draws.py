@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torchvision.transforms import v2 as annotated_v2
 
-from torchdali.pipeline.operator import Operator
 from torchdali.transforms import HSV, ColorTwist, GridMask, SaltAndPepper
+from torchdali.transforms.augment.operator import Operator
 from torchdali.transforms.rules._noise import reference_words, to_uniform
 from torchdali.transforms.rules._policy import OPERATIONS
 from torchdali.transforms.rules.elastic import CROSSWISE

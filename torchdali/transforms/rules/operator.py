@@ -1,4 +1,4 @@
-"""Rule of ``torchdali.Operator``: an operator of DALI by its name."""
+"""Rule of Operator: an operator of DALI by its name."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from torchdali.errors import TransformError
+from torchdali.transforms.augment.operator import Operator
 from torchdali.transforms.rng import Draws
 from torchdali.transforms.rule import Input, Node, Nodes, Ops, Rule
 from torchdali.transforms.spec import IntArray, Params, Sample, Spec
@@ -16,7 +17,7 @@ from torchdali.transforms.spec import IntArray, Params, Sample, Spec
 class OperatorRule(Rule):
     """Rule of Operator. It feeds a number for each argument that is a range."""
 
-    handles = ("torchdali.pipeline.operator.Operator",)
+    handles = (Operator,)
     unsupported_when = "float16"
 
     def infer(self, spec: Spec) -> Spec:

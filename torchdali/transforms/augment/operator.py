@@ -1,7 +1,8 @@
-"""``torchdali.Operator``: any operator of DALI as a transform."""
+"""Any operator of DALI as a transform."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,7 +10,6 @@ import PIL.Image
 import torch
 from torchvision import tv_tensors
 
-from torchdali.pipeline.compiled import CompiledTransform, compile  # noqa: A004
 from torchdali.transforms.augment.base import Augmentation
 from torchdali.transforms.rng import draw_seed
 
@@ -37,7 +37,7 @@ class Operator(Augmentation):
         ValueError: The operator draws random numbers of its own, which cannot be resumed; or a range is none.
     """
 
-    _compiled: dict[str, CompiledTransform]
+    _compiled: dict[str, Any]
 
     def __init__(self, name: str, **arguments: Any) -> None:
         super().__init__()
@@ -74,7 +74,8 @@ class Operator(Augmentation):
             raise TypeError("Operator does not take float16; convert images to float32 before it")
         device = str(image.device)
         if device not in self._compiled:
-            self._compiled[device] = compile(self, device=device, num_threads=1)
+            public: Any = sys.modules["torchdali"]  # its later packages, which this one does not import, have compile()
+            self._compiled[device] = public.compile(self, device=device, num_threads=1)
         run = self._compiled[device]
         with torch.random.fork_rng(devices=[]):
             frames: list[torch.Tensor] = []
