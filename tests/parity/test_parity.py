@@ -85,7 +85,7 @@ def test_command_writes_what_it_measured(measured: tuple[Result, str, str]) -> N
     assert list(cases) == list(CASES)
     assert cell(cases["CenterCrop"], "CPU") == "0 / 0 / 0 / 0 %"
     assert cases["CenterCrop"]["Chain"] == "`CenterCrop(size=(101, 90))`"
-    assert cases["CenterCrop"]["DALI operators"] == "decoders.image; slice"
+    assert cases["CenterCrop"]["Operators on a GPU"] == "decoders.image; slice"
     assert cases["RandomHorizontalFlip"]["Random numbers"] == "flip with probability 0.5"
     assert cell(cases["Resize"], "CPU") == "not measured"
     assert cases["Resize"]["Why"] == CASES["Resize"].why

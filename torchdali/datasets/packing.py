@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import os
 import tarfile
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,6 +16,7 @@ import PIL.Image
 from torchvision.datasets import ImageFolder
 
 from torchdali.datasets.tar import IMAGE_PARTS, Tar
+from torchdali.sources import UNREADABLE
 
 __all__ = ["pack"]
 
@@ -44,7 +47,7 @@ def pack(
         shard_bytes: Bytes of a shard at most, unless a single image has more. With ``resize``, of the images before.
         resize: The shorter side of images in pixels. Smaller images are not enlarged. All become JPEGs.
         quality: The quality of these JPEGs.
-        num_threads: Number of threads, each of which writes a shard.
+        num_threads: Number of threads that read and resize images.
         on_progress: Called with the number of samples that were just written.
 
     Returns:
@@ -67,13 +70,16 @@ def pack(
     shards = _split(listed, shard_bytes)
     paths = [target / f"shard-{number:06}.tar" for number in range(len(shards))]
 
-    def write(number: int) -> None:
-        start = sum(map(len, shards[:number]))
-        _write_shard(paths[number], start, shards[number], resize, quality, on_progress)
-
-    with ThreadPoolExecutor(num_threads, "torchdali-pack") as threads:
-        for _ in threads.map(write, range(len(shards))):
-            pass
+    read = Path.read_bytes if resize is None else partial(_resize, side=resize, quality=quality)
+    threads, start = ThreadPoolExecutor(num_threads, "torchdali-pack"), 0
+    try:
+        contents = _map_ahead(threads, read, [Path(path) for path, _ in listed], 4 * num_threads)
+        for path, shard in zip(paths, shards, strict=True):
+            names = [(_get_part(file) if resize is None else "jpg", label) for file, label in shard]
+            _write_shard(path, start, names, contents, on_progress)
+            start += len(shard)
+    finally:
+        threads.shutdown(cancel_futures=True)
     parts = {"jpg"} if resize else {_get_part(path) for path, _ in listed}
     return Tar(paths) if parts <= set(IMAGE_PARTS) else Tar(paths, image=sorted(parts))
 
@@ -96,22 +102,32 @@ def _split(samples: list[_Sample], shard_bytes: int) -> list[list[_Sample]]:
     return shards
 
 
+def _map_ahead(
+    threads: Executor, function: Callable[[Path], bytes], paths: Iterable[Path], count: int
+) -> Iterator[bytes]:
+    """Yield what threads make of each file, in order. Keep at most ``count`` results that are not taken."""
+    waiting: deque[Future[bytes]] = deque()
+    for path in paths:
+        waiting.append(threads.submit(function, path))
+        if len(waiting) > count:
+            yield waiting.popleft().result()
+    while waiting:
+        yield waiting.popleft().result()
+
+
 def _write_shard(
     path: Path,
     start: int,
-    samples: list[_Sample],
-    resize: int | None,
-    quality: int,
+    samples: list[tuple[str, int]],
+    contents: Iterator[bytes],
     on_progress: Callable[[int], object],
 ) -> None:
-    """Write a shard. It appears under its name only when it is complete."""
+    """Write a shard of samples, each a part and a label. It appears under its name only when it is complete."""
     unfinished = Path(f"{path}.unfinished")
     try:
         with tarfile.open(unfinished, "w", format=tarfile.USTAR_FORMAT) as archive:
-            for number, (file, label) in enumerate(samples, start):
-                data = Path(file).read_bytes() if resize is None else _resize(file, resize, quality)
-                part = _get_part(file) if resize is None else "jpg"
-                for name, content in ((part, data), ("cls", str(label).encode())):
+            for number, (part, label) in enumerate(samples, start):
+                for name, content in ((part, next(contents)), ("cls", str(label).encode())):
                     member = tarfile.TarInfo(f"{number:08}.{name}")
                     member.size = len(content)
                     archive.addfile(member, io.BytesIO(content))
@@ -121,13 +137,19 @@ def _write_shard(
         unfinished.unlink(missing_ok=True)
 
 
-def _resize(path: str, side: int, quality: int) -> bytes:
+def _resize(path: Path, side: int, quality: int) -> bytes:
     """Return an image as a JPEG whose shorter side has at most ``side`` pixels."""
-    with cast("Any", PIL.Image).open(path) as opened:
-        image = opened.convert("RGB")
+    try:
+        with cast("Any", PIL.Image).open(path) as opened:
+            image = opened.convert("RGB")
+    except UNREADABLE as error:
+        raise OSError(f"{path} cannot be resized: {error}") from error
     shorter = min(image.size)
     if shorter > side:
         width, height = (max(1, round(length * side / shorter)) for length in image.size)
         image = image.resize((width, height), PIL.Image.Resampling.LANCZOS, reducing_gap=3.0)
-    image.save(stream := io.BytesIO(), "JPEG", quality=quality)
-    return stream.getvalue()
+    # PIL holds the interpreter's lock while it encodes to an object of Python's, but not for a file.
+    with os.fdopen(os.memfd_create("jpeg"), "w+b", buffering=0) as file:
+        image.save(file, "JPEG", quality=quality)
+        file.seek(0)
+        return file.read()
