@@ -216,7 +216,7 @@ def test_subset_concat_resume_and_ranks(server: ObjectServer, folder: ImageFolde
     [
         (404, "it cannot be read (there is no such object)"),
         (403, "it cannot be read (the store refuses access ("),
-        ("hang", "it cannot be read (the store did not answer in time ("),
+        pytest.param("hang", "it cannot be read (the store did not answer in time (", marks=pytest.mark.slow),
         (400, "it cannot be read (it cannot be fetched ("),
     ],
 )

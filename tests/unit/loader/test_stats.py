@@ -83,7 +83,10 @@ SLOW: dict[str, tuple[Bottleneck, str, Callable[[ImageFolder], dict[str, Any]]]]
 }
 
 
-@pytest.mark.parametrize(("bottleneck", "text", "make"), SLOW.values(), ids=SLOW.keys())
+@pytest.mark.parametrize(
+    ("bottleneck", "text", "make"),
+    [pytest.param(*case, id=name, marks=[pytest.mark.slow] * (i > 0)) for i, (name, case) in enumerate(SLOW.items())],
+)
 def test_what_users_write_in_this_process(
     dataset: ImageFolder, bottleneck: Bottleneck, text: str, make: Any, device: str
 ) -> None:
