@@ -59,7 +59,7 @@ def unchanged(number: Any) -> Any:
     return number
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "AugMix")) for name in CASES])
 def test_a_number_of_any_kind_is_that_number(name: str) -> None:
     make = CASES[name]
     expected = load(make(unchanged))

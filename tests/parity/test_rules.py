@@ -64,14 +64,11 @@ def test_the_fallback_of_random_resized_crop_is_torchvisions(height, width):
     assert window["shape"][0].tolist() == [other["height"], other["width"]]
 
 
-SLOW_DRAWS = {
-    *("AugMix: operation 0", "AugMix: operation 5", "AugMix: operation and magnitude 0"),
-    "ElasticTransform: a place, not blurred",
-}
+SLOW_DRAWS = ("AugMix: ", "ElasticTransform: a place, not blurred")
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW_DRAWS)) for name in DRAWS]
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * name.startswith(SLOW_DRAWS)) for name in DRAWS]
 )
 def test_parameters_are_drawn_as_torchvision_draws_them(name):
     assert compare_distributions(DRAWS[name]).p > significance_level()

@@ -134,6 +134,7 @@ def test_the_probe_finds_what_is_slow_in_dali(
     assert loader.stats(probe=True).bottleneck == bottleneck
 
 
+@pytest.mark.slow
 def test_the_model_is_told_what_it_leaves_unused(dataset: ImageFolder) -> None:
     loader = DALILoader(dataset, PER_BATCH, device="cpu")
     for _ in range(2):
