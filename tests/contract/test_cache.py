@@ -323,6 +323,7 @@ def test_copy_of_a_loader_has_a_cache_of_its_own(dataset: ImageFolder, kind: str
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.slow
 def test_timeout_holds(monkeypatch: pytest.MonkeyPatch, fresh: ImageFolder, kind: str) -> None:
     """On storage that does not answer."""
     go_on, answer, silent = threading.Event(), os.open, str(path_of(fresh, 7))

@@ -231,6 +231,7 @@ def test_warns_of_a_stream_longer_than_it_says_as_dataloader_does(both: Any, wor
 
 
 @FEW
+@pytest.mark.slow
 def test_datapipes(both: Any, workers: dict[str, Any]) -> None:
     ours, theirs = both(lambda p: IterableWrapper(range(COUNT)).map(p.__getitem__).shuffle().sharding_filter())
     seen, true = (epochs(build, lambda n, g: {"batch_size": 3, "shuffle": True}, **workers) for build in (ours, theirs))

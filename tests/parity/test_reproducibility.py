@@ -132,6 +132,7 @@ def test_after_the_state_was_loaded(loader_of: Any, batches: int) -> None:
     assert not difference(found(before, again), found(theirs))
 
 
+@pytest.mark.slow
 def test_duplicates_in_an_epoch_differ_and_have_their_own(loader_of: Any) -> None:
     order = [4, 1, 4, 0, 4, 9, 1]
     true = found(loader_of(sampler=order))

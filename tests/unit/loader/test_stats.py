@@ -183,6 +183,7 @@ def test_a_datasets_own_work(photographs: list[Path], exact: Any, workers: int, 
     assert stats.possible is not None
 
 
+@pytest.mark.slow
 def test_dali_behind_a_dataset(photographs: list[Path], exact: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     slow_engine(monkeypatch)
     loader = DALILoader(Asked(photographs), 2, transform=exact, num_workers=2, device="cpu", persistent_workers=True)
@@ -202,6 +203,7 @@ def test_what_is_waited_for_dali_is_the_datasets_fault_where_dali_was_idle() -> 
     assert set(clock.parts) == {"feed", "dataset", "DALI", "collate"}
 
 
+@pytest.mark.slow
 def test_a_model_for_which_nothing_runs_in_dali(photographs: list[Path]) -> None:
     loader = DALILoader(
         Asked(photographs), 2, batch_transform=lambda *batch: batch, collate_fn=lambda samples: [1], device="cpu"
@@ -382,6 +384,7 @@ def test_of_a_long_epoch_the_latest_waits_are_kept() -> None:
     assert (timed.batches, timed.longest, len(timed.waits), timed.waits[0]) == (10_100, 10_099, 10_000, 100)
 
 
+@pytest.mark.slow
 def test_a_transform_that_finds_no_image(photographs: list[Path], exact: Any) -> None:
     class Names(Asked):
         def __getitem__(self, index: int) -> Any:

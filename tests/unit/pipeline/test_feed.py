@@ -136,6 +136,7 @@ def test_a_sampler_is_asked_as_far_ahead_as_by_dataloader(pictures):
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(("taken", "workers", "replacement"), cover_pairs([0, 1, 3], [0, 2], [False, True]))
+@pytest.mark.slow
 def test_an_epoch_left_early_leaves_the_generator_as_dataloader_would(pictures, taken, workers, replacement):
     dataset = ImageFolder(pictures, CROPPED)
     dataset.samples = [(path, i) for i, (path, _) in enumerate(dataset.samples)]

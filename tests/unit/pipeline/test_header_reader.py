@@ -219,6 +219,7 @@ def test_dali_says_of_the_first_bytes_of_jpegs_what_it_says_of_the_whole(tmp_pat
     validator.close()
 
 
+@pytest.mark.slow
 def test_a_file_that_never_answers_ends_one_epoch_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the epochs after it nor what reads the batches after it wait behind it."""
     (tmp_path / "class").mkdir()

@@ -90,6 +90,7 @@ def test_of_slow_files_no_more_than_one_is_read_where_they_are_asked_for(pool: T
     assert here == [0]
 
 
+@pytest.mark.slow
 def test_the_timeout_is_for_all_of_them() -> None:
     with ThreadPoolExecutor(1) as pool:
         whole = Scan(range(4), lambda _: time.sleep(0.4), lambda: pool, chunk=1)

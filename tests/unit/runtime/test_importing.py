@@ -99,6 +99,7 @@ IN_A_WORKER = "torchdali.workers.queues, torchdali.workers.streams, torchdali.st
 """What a spawned worker unpickles, if DALI does nothing in the epoch."""
 
 
+@pytest.mark.slow
 def test_a_spawned_worker_imports_little(run_script: Script) -> None:
     code = (
         f"import sys, torch.utils.data; known = set(sys.modules); import {IN_A_WORKER}; print(set(sys.modules) - known)"
