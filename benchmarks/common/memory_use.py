@@ -5,6 +5,7 @@ import os
 import statistics
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,10 @@ def measure_host() -> dict[str, float]:
 
 def _list_with_workers(pid: int) -> list[int]:
     """Return the ids of a process and its descendants."""
-    children = [child for path in Path(f"/proc/{pid}/task").glob("*/children") for child in path.read_text().split()]
+    children: list[str] = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended since
+            children += path.read_text().split()
     return [pid, *(found for child in children for found in _list_with_workers(int(child)))]
 
 
