@@ -1,13 +1,13 @@
 """Measure what a process uses, to find leaks: memory of the host and of its GPU, threads, open files."""
 
 import gc
-import os
 import statistics
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from torchdali.tools.bench import metrics
 
 
 def measure_host() -> dict[str, float]:
@@ -17,7 +17,7 @@ def measure_host() -> dict[str, float]:
     end. `anonymous_mib` is memory that belongs to no file, and does not change then.
     """
     gc.collect()
-    pids = _list_with_workers(os.getpid())
+    pids = metrics.list_processes()
     sums = {"Pss": 0, "Pss_Anon": 0}
     for pid in pids:
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]:
@@ -32,15 +32,6 @@ def measure_host() -> dict[str, float]:
         "files": _count_entries("/proc/self/fd") - 1,  # the listing opens one itself
         "workers": len(pids) - 1,
     }
-
-
-def _list_with_workers(pid: int) -> list[int]:
-    """Return the ids of a process and its descendants."""
-    children: list[str] = []
-    for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        with suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended since
-            children += path.read_text().split()
-    return [pid, *(found for child in children for found in _list_with_workers(int(child)))]
 
 
 def _count_entries(folder: str) -> int:

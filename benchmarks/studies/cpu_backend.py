@@ -4,22 +4,19 @@
 """
 
 import os
-import platform
-import resource
 import statistics
 import time
 from pathlib import Path
 from typing import Any
 
-import PIL
 import torch
-import torchvision
 from PIL import Image
 from torch.utils.data import DataLoader, Subset
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
-from benchmarks.common import data
+from benchmarks.common import data, report
+from benchmarks.systems.batches import surroundings
 from torchdali import DALILoader
 from torchdali.tools.bench import metrics
 
@@ -58,17 +55,12 @@ def make_small(folder: Path) -> Path:
 
 
 def measure_epoch(loader: Any) -> tuple[float, float]:
-    """Return images/s, and CPU milliseconds for an image, of this process and of workers that ended."""
-
-    def used() -> float:
-        usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-        return sum(usage.ru_utime + usage.ru_stime for usage in usages)
-
-    start, cpu_start, count = time.perf_counter(), used(), 0
+    """Return images/s, and CPU milliseconds for an image, of this process and its workers."""
+    start, cpu_start, count = time.perf_counter(), metrics.cpu_seconds(), 0
     for images, _ in loader:
         count += len(images)
     seconds = time.perf_counter() - start
-    return count / seconds, (used() - cpu_start) / count * 1000
+    return count / seconds, (metrics.cpu_seconds() - cpu_start) / count * 1000
 
 
 def compare_speed(folder: Path, chain: list[Any], cores: int) -> tuple[list[float], list[float], float]:
@@ -101,45 +93,37 @@ def main() -> None:
     cores = len(os.sched_getaffinity(0))
     folder = data.default_root(IMAGES)
     data.make(folder, IMAGES)
+    presets = [["preset", "files", "DALILoader, images/s", "DataLoader, images/s", "ratio", "CPU-ms", "DataLoader's"]]
+    for files, root in (("500x375", folder), ("96x96", make_small(folder))):
+        for name, chain in PRESETS.items():
+            (rate, cpu), (other_rate, other_cpu), ratio = compare_speed(root, chain, cores)
+            figures = (f"{rate:,.0f}", f"{other_rate:,.0f}", f"{ratio:.2f}", f"{cpu:.2f}", f"{other_cpu:.2f}")
+            presets.append([name, files, *figures])
+            print(*presets[-1], flush=True)
+    added = [["transform", "DALILoader", "DataLoader", "faster in all"]]
+    base = measure_added(folder, None)
+    for name, transform in ADDED.items():
+        total = measure_added(folder, transform)
+        own, other = (with_it - without for with_it, without in zip(total, base, strict=True))
+        faster = "DALILoader" if total[0] < total[1] else "DataLoader"
+        added.append([f"`{name}`", f"{own:.1f}", f"{other:.1f}", faster])
+        print(*added[-1], flush=True)
     lines = [
         "# The CPU backend beside DataLoader",
         "",
-        f"- machine: {metrics.cpu_model()}, {cores} cores, no GPU",
-        (
-            f"- software: python {platform.python_version()}, torch {torch.__version__}, "
-            f"torchvision {torchvision.__version__}, Pillow {PIL.__version__}"
-        ),
+        *report.format_machine(report.describe_machine([surroundings()])),
         (
             f"- data: {IMAGES} JPEGs of about 500x375 in memory, or the same as 96x96; batches of {BATCH}; DataLoader "
             f"with {cores} workers; medians of {ROUNDS} epochs by turns"
         ),
         "- command: `python -m benchmarks.studies.cpu_backend`",
         "",
-        "| preset | files | DALILoader, images/s | DataLoader, images/s | ratio | CPU-ms an image | DataLoader's |",
-        "| --- | --- | ---: | ---: | ---: | ---: | ---: |",
-    ]
-    for files, root in (("500x375", folder), ("96x96", make_small(folder))):
-        for name, chain in PRESETS.items():
-            (rate, cpu), (other_rate, other_cpu), ratio = compare_speed(root, chain, cores)
-            lines.append(
-                f"| {name} | {files} | {rate:,.0f} | {other_rate:,.0f} | {ratio:.2f} | {cpu:.2f} | {other_cpu:.2f} |"
-            )
-            print(lines[-1], flush=True)
-    lines += [
+        report.markdown(presets),
         "",
         f"CPU-ms an image that a transform adds to `ToImage(), RandomResizedCrop(224)`, {ADDED_IMAGES} images:",
         "",
-        "| transform | DALILoader | DataLoader | faster in all |",
-        "| --- | ---: | ---: | --- |",
+        report.markdown(added),
     ]
-    base = measure_added(folder, None)
-    for name, transform in ADDED.items():
-        total = measure_added(folder, transform)
-        own, other = (with_it - without for with_it, without in zip(total, base, strict=True))
-        lines.append(
-            f"| `{name}` | {own:.1f} | {other:.1f} | {'DALILoader' if total[0] < total[1] else 'DataLoader'} |"
-        )
-        print(lines[-1], flush=True)
     (Path(__file__).parents[1] / "results" / "cpu-backend.md").write_text("\n".join(lines) + "\n")
 
 

@@ -13,8 +13,7 @@ from torchdali.errors import TransformError
 from torchdali.pipeline.plan import Cut, Plan, Step, View, has_frame_choice
 from torchdali.pipeline.torch_transform import TorchTransform
 from torchdali.runtime.exceptions import add_note
-from torchdali.transforms import Batched, Rule, Unsupported, Views, find_rule, flatten, has_rule, infer, is_batchable
-from torchdali.transforms.plain_numbers import with_plain_numbers
+from torchdali.transforms import Batched, Rule, Unsupported, Views, find_rule, flatten, infer, is_batchable
 from torchdali.transforms.rules.conversion import Identity, PILToTensor, ToImage, ToTensor
 from torchdali.transforms.rules.crop import Window
 from torchdali.transforms.rules.orientation import ExifTransposeRule
@@ -51,8 +50,6 @@ class _Compiler:
                 f"transform {position}, {type(leaf).__name__}, is of albumentations, which is called by name with "
                 "arrays: call it in the dataset's __getitem__, and give transform= what comes after it"
             )
-        if has_rule(leaf):
-            leaf = with_plain_numbers(leaf)
         if self.suffix:
             self._add_to_suffix(position, leaf, "for each sample, after the one before it")
             return

@@ -19,7 +19,7 @@ __all__ = ["HOST_THREADS", "Resource", "disable_compile", "hand_over", "install_
 _Function = TypeVar("_Function", bound=Callable[..., object])
 
 HOST_THREADS = "torchdali-host"
-"""Begin of the names of threads for which runs of DALI wait."""
+"""The prefix of names of threads for which runs of DALI wait."""
 _PATIENCE = 2.0
 _exiting = threading.Event()
 _threads_inside: set[int] = set()

@@ -276,9 +276,9 @@ def has_rule(transform: Any) -> bool:
 
 
 def find_rule(transform: Any) -> Rule | None:
-    """Return a rule for the transform, or None if its class has none."""
+    """Return a rule for the transform, with Python's numbers, or None if its class has none."""
     rule = _find_rule_class(transform)
-    return rule(transform) if rule else None
+    return rule(with_plain_numbers(transform)) if rule else None
 
 
 class Composite(Rule):
@@ -359,7 +359,7 @@ class Chain(Composite):
 
     def __init__(self, transform: Any, inner: Sequence[Any]) -> None:
         super().__init__(transform)
-        rules = [find_rule(with_plain_numbers(part) if has_rule(part) else part) for part in inner]
+        rules = [find_rule(part) for part in inner]
         self.parts = [rule for rule in rules if rule]
         self.missing = [type(part).__name__ for part, rule in zip(inner, rules, strict=True) if rule is None]
 

@@ -117,7 +117,7 @@ def cpu_seconds() -> float:
     usage = resource.getrusage(resource.RUSAGE_SELF)
     waited = resource.getrusage(resource.RUSAGE_CHILDREN)
     total = usage.ru_utime + usage.ru_stime + waited.ru_utime + waited.ru_stime
-    for pid in _process_tree()[1:]:
+    for pid in list_processes()[1:]:
         # utime, stime, cutime, cstime: fields 14 to 17 in proc(5). _stat left out the first two fields.
         total += sum(int(ticks) for ticks in _stat(pid)[11:15]) / _TICKS
     return total
@@ -129,15 +129,15 @@ def host_memory() -> dict[str, float]:
     ``rss_peak_mib`` is the sum of the peaks of all processes, so it counts shared pages several times. ``pss_mib`` is
     what the tree has now, with each shared page counted once.
     """
-    peak = sum(_kilobytes(pid, "status", "VmHWM:") for pid in _process_tree()) / 1024
-    proportional = sum(_kilobytes(pid, "smaps_rollup", "Pss:") for pid in _process_tree()) / 1024
+    peak = sum(_kilobytes(pid, "status", "VmHWM:") for pid in list_processes()) / 1024
+    proportional = sum(_kilobytes(pid, "smaps_rollup", "Pss:") for pid in list_processes()) / 1024
     return {"rss_peak_mib": round(peak), "pss_mib": round(proportional)}
 
 
 def count_allowed_cores() -> int:
     """Return on how many cores the threads of the tree may run. A system may have removed its own limit."""
     allowed: set[int] = set()
-    for pid in _process_tree():
+    for pid in list_processes():
         for task in Path(f"/proc/{pid}/task").glob("*"):
             with suppress(ProcessLookupError):  # the thread has ended
                 allowed |= os.sched_getaffinity(int(task.name))
@@ -150,7 +150,7 @@ def cpu_model() -> str:
     return next(lines, ":unknown").partition(":")[2].strip()
 
 
-def _process_tree() -> list[int]:
+def list_processes() -> list[int]:
     """Return the ids of this process, first, and of its living descendants."""
     parents: dict[int, int] = {}
     for entry in os.scandir("/proc"):
