@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from torchdali.datasets.video.colors import find_colors
 from torchdali.datasets.video.decoding import HostDecoders
 from torchdali.datasets.video.probe import Video, VideoError
 from torchdali.transforms.spec import IntArray
@@ -143,6 +144,8 @@ def _find_reason(video: Video) -> str:
         return f"codec {video.codec}"
     if video.pixel_format not in _FORMATS:
         return f"pixel format {video.pixel_format}"
+    if find_colors(*video.colors) is None:
+        return f"colour space {video.colors[0]}"
     if video.is_counted or not video.is_regular:
         return "a rate that varies"
     return ""
@@ -171,7 +174,9 @@ class _Engine:
                 cuda_stream=self._stream.cuda_stream,
                 use_device_memory=True,
                 decoder_cache_size=_KEPT,
-                output_color_type=nvc.OutputColorType.RGB,
+                # The decoder converts to RGB in CUDA's default stream, where it waits for the training and stops it.
+                # No issue is known; seen with PyNvVideoCodec 2.2.4.
+                output_color_type=nvc.OutputColorType.NATIVE,
             )
         self.path = video.path
 
@@ -185,10 +190,13 @@ class _Engine:
             if len(self._decoder) != len(video):
                 raise VideoError(f"the engine finds another number of frames in {Path(video.path).suffix} files")
             found = self._decoder.get_batch_frames_by_index(numbers.tolist())
-            # The next call overwrites the decoder's own memory.
-            pixels = torch.stack([torch.from_dlpack(frame) for frame in found])
-            if len(pixels) != len(numbers):
+            if len(found) != len(numbers):
                 raise VideoError("the engine did not return all frames")
+            colors = find_colors(*video.colors)
+            if colors is None:
+                raise VideoError(f"frames of colour space {video.colors[0]} cannot be converted")
+            # The next call overwrites the decoder's own memory.
+            pixels = colors.convert(torch.stack([torch.from_dlpack(frame) for frame in found]))
             if not np.array_equal(numbers, frames):
                 pixels = pixels[torch.from_numpy(places.reshape(-1)).to(self._device)]
             if video.rotation:

@@ -20,9 +20,9 @@ from torchdali.transforms.spec import IntArray
 
 __all__ = ["VideoIndex", "open_video_index"]
 
-_CONTENT = "videos, version 1"
+_CONTENT = "videos, version 2"
 _THREADS = 8
-_COLUMNS = ("stamps", "shape", "bases", "ends", "times", "key_ends", "keys", "texts")
+_COLUMNS = ("stamps", "shape", "colors", "bases", "ends", "times", "key_ends", "keys", "texts")
 
 
 class VideoIndex:
@@ -66,6 +66,7 @@ class VideoIndex:
             bool(is_counted),
             codec,
             pixel_format,
+            cast("tuple[int, int]", tuple(arrays["colors"][number].tolist())),
             fault,
         )
 
@@ -116,6 +117,7 @@ def _write(file: Path, paths: Sequence[str], names: bytes) -> None:
         "names": np.frombuffer(names, np.uint8),
         "stamps": np.array([video.stamp for video in videos], np.int64).reshape(-1, 2),
         "shape": np.array(shape, np.int64).reshape(-1, 5),
+        "colors": np.array([video.colors for video in videos], np.int64).reshape(-1, 2),
         "bases": np.array([(x.time_base.numerator, x.time_base.denominator) for x in videos], np.int64).reshape(-1, 2),
         "ends": np.cumsum([len(times) for times, _ in kept], dtype=np.int64),
         "times": np.concatenate([times for times, _ in kept]),

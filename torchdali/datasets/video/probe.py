@@ -47,6 +47,7 @@ class Video:
         is_counted: Whether the times do not find frames, so that they must be counted from the first one.
         codec: The name of the codec in FFmpeg.
         pixel_format: The name of the pixel format in FFmpeg.
+        colors: FFmpeg's numbers of the colour space and of the range; 2 is a space that the file does not tell.
         fault: Why it cannot be decoded; empty if it can.
     """
 
@@ -60,6 +61,7 @@ class Video:
     is_counted: bool = False
     codec: str = ""
     pixel_format: str = ""
+    colors: tuple[int, int] = (2, 0)
     fault: str = ""
 
     def __len__(self) -> int:
@@ -150,6 +152,7 @@ def _probe_by_av(path: str, stamp: tuple[int, int]) -> Video:
         is_counted or not keys,
         codec,
         pixel_format or "",
+        (int(first.colorspace), int(first.color_range)),
     )
 
 
