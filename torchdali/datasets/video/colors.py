@@ -59,12 +59,14 @@ class NV12:
         pixels = torch.empty(count, height, width, 3, dtype=torch.uint8, device=frames.device)
         blue, red, offset = _copy_factors(self, frames.device)
         step = max(_CHUNK // (height * width), 1)
-        for part, target in zip(frames.split(step), pixels.split(step), strict=True):
-            luma = part[:, :height].unflatten(1, (-1, 2)).unflatten(3, (-1, 2))[..., None]
-            chroma = part[:, height:].unflatten(2, (-1, 2)).float()
+        for first in range(0, count, step):
+            part = frames[first : first + step]
+            shape = len(part), height // 2, 2, width // 2, 2
+            luma = part[:, :height].view(*shape, 1)
+            chroma = part[:, height:].reshape(len(part), height // 2, 1, width // 2, 1, 2).float()
             color = torch.addcmul(torch.addcmul(offset, chroma[..., :1], blue), chroma[..., 1:], red)
-            rgb = torch.add(color[:, :, None, :, None], luma, alpha=self.scale)
-            target.unflatten(1, (-1, 2)).unflatten(3, (-1, 2)).copy_(rgb.clamp_(0, 255))
+            rgb = torch.add(color, luma, alpha=self.scale)
+            pixels[first : first + step].view(*shape, 3).copy_(rgb.clamp_(0, 255))
         return pixels
 
 
