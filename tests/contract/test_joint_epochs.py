@@ -27,7 +27,7 @@ CHAIN = v2.Compose(
 )
 
 
-@pytest.fixture(params=[make_boxes, make_masks], ids=["native", "half native"], scope="module")
+@pytest.fixture(params=[make_boxes, make_masks], ids=["boxes", "masks"], scope="module")
 def dataset(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     return request.param(tmp_path_factory.mktemp("coco"))
 

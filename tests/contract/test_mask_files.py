@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import struct
 import threading
@@ -20,7 +19,7 @@ from torchvision import datasets, tv_tensors
 from torchvision.transforms import v2
 
 from tests.helpers.annotated import Annotated
-from tests.helpers.wrapped import SIZES, assert_equal, load_expected, make_coco, make_voc
+from tests.helpers.wrapped import SIZES, assert_equal, load_expected, make_objects, make_voc, make_worker_fed
 from torchdali import DALILoader, SampleError
 from torchdali.pipeline.engine import PipelineRunner
 from torchdali.sources import wrapped_classes
@@ -140,7 +139,8 @@ def test_masks_are_those_of_pil(tmp_path: Path, device: str, workers: int, decod
         assert isinstance(read_mask(path), EncodedMask if is_encoded else tv_tensors.Mask)
         assert isinstance(read_mask(Path(path).read_bytes()), EncodedMask if is_encoded else tv_tensors.Mask)
     options: Any = {"num_workers": workers, "decode_bytes": decode_bytes}
-    loader = DALILoader(dataset, 4, device=device, transform=CHAIN, collate_fn=list, **options)
+    whole = make_worker_fed(dataset) if workers else dataset
+    loader = DALILoader(whole, 4, device=device, transform=CHAIN, collate_fn=list, **options)
     assert_same_samples([sample for batch in loader for sample in batch], dataset)
 
 
@@ -232,32 +232,16 @@ def test_a_substitute_comes_with_its_own_mask(tmp_path: Path, workers: int) -> N
     dataset = make_dataset(tmp_path, ["palette of 8 bits", "grey of 16 bits", "palette of 4 bits"])
     path = Path(dataset.images[0])
     path.write_bytes(path.read_bytes()[:-300])
+    whole = make_worker_fed(dataset) if workers else dataset
     (batch,) = DALILoader(
-        dataset, 3, device="cpu", transform=CHAIN, collate_fn=list, on_error="skip", num_workers=workers
+        whole, 3, device="cpu", transform=CHAIN, collate_fn=list, on_error="skip", num_workers=workers
     )
     for ours, other in ((0, 1), (1, 1), (2, 2)):
         assert_equal(batch[ours][1], CHAIN(*dataset[other])[1])
 
 
-def make_objects(root: Path) -> Any:
-    """Return a wrapped CocoDetection of polygons and run lengths, some of a crowd, and an object beside the image."""
-    make_coco(root)
-    content = json.loads((root / "all.json").read_text())
-    height, width = SIZES[0]
-    plain = {"size": [height, width], "counts": [600, 500, 40, 7, height * width - 1147]}
-    two_parts = [[4.5, 4, 30, 9, 22, 40.2], [50, 20, 70, 25, 60, 44, 51, 40]]
-    for number, (box, segmentation) in enumerate([([3, 4, 0, 2], plain), ([9, 1, 30, 44], two_parts)]):
-        content["annotations"].append(
-            {"id": 90 + number, "image_id": 10, "category_id": 3, "bbox": box, "area": 9, "iscrowd": 1 - number}
-            | {"segmentation": segmentation}
-        )
-    (root / "all.json").write_text(json.dumps(content))
-    dataset = datasets.CocoDetection(root / "images", root / "all.json")
-    return datasets.wrap_dataset_for_transforms_v2(dataset, target_keys=["iscrowd", "masks", "labels", "boxes"])
-
-
 @pytest.mark.parametrize("workers", [0, 1])
-def test_objects_of_coco_are_expanded_after_the_workers(
+def test_objects_of_coco_are_expanded_on_the_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, workers: int
 ) -> None:
     from pycocotools import mask
@@ -266,10 +250,9 @@ def test_objects_of_coco_are_expanded_after_the_workers(
     expected = load_expected(Subset(dataset, [0, 1, 2]), chain)
     assert [len(target["masks"]) for _, target in expected] == [2, 1, 1]
     monkeypatch.setattr(mask, "decode", None)
-    loader = DALILoader(
-        Subset(dataset, [0, 1, 2]), 3, device=device, transform=chain, collate_fn=list, num_workers=workers
-    )
-    (batch,) = loader
+    some = Subset(dataset, [0, 1, 2])
+    some = make_worker_fed(some) if workers else some
+    (batch,) = DALILoader(some, 3, device=device, transform=chain, collate_fn=list, num_workers=workers)
     for (_, target), (_, expected_target) in zip(batch, expected, strict=True):
         assert_equal(list(target), list(expected_target))
         assert_equal(tv_tensors.Mask(target["masks"].cpu()), expected_target["masks"])

@@ -1,4 +1,4 @@
-"""torchvision's wrapped datasets: DALI decodes their image files, and the samples are DataLoader's."""
+"""torchvision's wrapped datasets that are asked for samples: DALI decodes their image files, and no worker does."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from tests.helpers.wrapped import (
     make_voc_boxes,
     make_voc_masks,
     make_wider_face,
+    make_worker_fed,
 )
 from torchdali import DALILoader, SampleError
 from torchdali.workers.unread import UnreadImages, leave_images_unread, take_transforms
@@ -50,7 +51,7 @@ def test_samples_are_dataloaders_and_no_worker_decodes(
     expected = load_expected(wrapped)
     assert isinstance(leave_images_unread(wrapped), UnreadImages)
     monkeypatch.setattr(type(wrapped._dataset), "__getitem__", None)
-    loader = DALILoader(wrapped, 3, device="cpu", transform=CHAIN, collate_fn=list)
+    loader = DALILoader(make_worker_fed(wrapped), 3, device="cpu", transform=CHAIN, collate_fn=list)
     loader.explain()
     assert "decoders.image" in capsys.readouterr().out
     ours = [sample for batch in loader for sample in batch]
@@ -76,19 +77,24 @@ def test_parts_of_datasets_in_workers(tmp_path: Path) -> None:
     assert isinstance(leave_images_unread(dataset).datasets[0].dataset, UnreadImages)
     assert dataset.datasets[0].dataset is first
     expected = load_expected(dataset)
-    loader = DALILoader(dataset, 2, device="cpu", transform=CHAIN, collate_fn=list, num_workers=2)
+    whole = make_worker_fed(dataset)
+    loader = DALILoader(whole, 2, device="cpu", transform=CHAIN, collate_fn=list, num_workers=2)
     ours = [sample for batch in loader for sample in batch]
     for (image, target), (expected_image, expected_target) in zip(ours, expected, strict=True):
         assert_equal(image, expected_image)
         assert_equal(target, expected_target)
 
 
+@pytest.mark.filterwarnings(
+    "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # torchvision's
 @pytest.mark.parametrize("workers", [0, 1])
 def test_joint_transforms_of_the_dataset_run_in_dali(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
 ) -> None:
     """As transform= of the loader does; also without one, and under Subset and ConcatDataset."""
-    wrapped = make_voc_masks(tmp_path)
+    wrapped = make_kitti(tmp_path)
+    Image.open(wrapped.images[0]).convert("L").save(wrapped.images[0])  # so it is not native
     expected = [CHAIN(*wrapped[i]) for i in (3, 1)]
     wrapped.transforms = v2.Compose(CHAIN.transforms[:2])
     dataset = ConcatDataset([Subset(wrapped, [3]), Subset(wrapped, [1])])
@@ -141,7 +147,7 @@ def test_grey_images_of_a_dataset_that_does_not_convert_stay_grey(tmp_path: Path
 
 
 def test_bad_files_are_named(tmp_path: Path) -> None:
-    wrapped = make_coco(tmp_path)
+    wrapped = make_worker_fed(make_coco(tmp_path))
     missing, truncated = sorted((tmp_path / "images").iterdir())[:2]
     missing.unlink()
     truncated.write_bytes(truncated.read_bytes()[:-300])

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import scipy.io
 import skimage.data
+import skimage.segmentation
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader
+from torch.utils.data import ConcatDataset, DataLoader
 from torchvision import datasets
 from torchvision.transforms import v2
 
@@ -56,6 +58,28 @@ def write_coco(root: Path, boxes: list[list[list[float]]]) -> Path:
     content = {"images": images, "annotations": objects, "categories": categories}
     (root / "all.json").write_text(json.dumps(content))
     return root
+
+
+def make_objects(root: Path) -> Any:
+    """Return a wrapped CocoDetection of polygons and run lengths, some of a crowd, and an object beside the image."""
+    make_coco(root)
+    content = json.loads((root / "all.json").read_text())
+    height, width = SIZES[0]
+    plain = {"size": [height, width], "counts": [600, 500, 40, 7, height * width - 1147]}
+    two_parts = [[4.5, 4, 30, 9, 22, 40.2], [50, 20, 70, 25, 60, 44, 51, 40]]
+    for number, (box, segmentation) in enumerate([([3, 4, 0, 2], plain), ([9, 1, 30, 44], two_parts)]):
+        content["annotations"].append(
+            {"id": 90 + number, "image_id": 10, "category_id": 3, "bbox": box, "area": 9, "iscrowd": 1 - number}
+            | {"segmentation": segmentation}
+        )
+    (root / "all.json").write_text(json.dumps(content))
+    return open_objects(root, ["iscrowd", "masks", "labels", "boxes"])
+
+
+def open_objects(root: Path, keys: Any, **arguments: Any) -> Any:
+    """Return the dataset that was written in a folder."""
+    dataset = datasets.CocoDetection(root / "images", root / "all.json", **arguments)
+    return datasets.wrap_dataset_for_transforms_v2(dataset, target_keys=keys)
 
 
 FLOATS = [[[3.5, 4.25, 20.1, 25.7], [30.3, 20.6, 1.5, 30.0]], [], [[1.0, 2.0, 30.5, 40.0]], [[5.0, 6.0, 10.0, 9.1]]]
@@ -150,6 +174,34 @@ def make_cityscapes(root: Path) -> Any:
         for kind in ("labelIds", "instanceIds"):
             write_mask(targets / f"{name}_gtFine_{kind}.png", SIZES[i])
     return datasets.wrap_dataset_for_transforms_v2(datasets.Cityscapes(str(root), target_type=["semantic", "instance"]))
+
+
+def make_instances(root: Path) -> Any:
+    """Return a wrapped Cityscapes of instances: superpixels of the photographs, 16 bits a pixel."""
+    make_cityscapes(root)
+    inner = datasets.Cityscapes(str(root), target_type=["instance", "semantic"])
+    for path, (file, _) in zip(inner.images, inner.targets, strict=True):
+        with Image.open(path) as image:
+            segments = skimage.segmentation.slic(np.asarray(image), n_segments=20)
+        numbers = np.where(segments % 3, 24_000 + segments, segments)
+        Image.fromarray(numbers.astype(np.uint16)).save(file)
+    return datasets.wrap_dataset_for_transforms_v2(inner)
+
+
+def make_sbd(root: Path) -> Any:
+    """Return a wrapped SBDataset, in its MATLAB files."""
+    names = write_images(root / "img", ".jpg")
+    (root / "cls").mkdir()
+    for name, size in zip(names, SIZES, strict=True):
+        mask = (np.indices(size).sum(0) // 9 % 21).astype(np.uint8)
+        scipy.io.savemat(root / "cls" / f"{name}.mat", {"GTcls": {"Segmentation": mask}})
+    (root / "train.txt").write_text("\n".join(names))
+    return datasets.wrap_dataset_for_transforms_v2(datasets.SBDataset(str(root), mode="segmentation"))
+
+
+def make_worker_fed(dataset: Any) -> Any:
+    """Return a dataset of the same samples that is asked for each of them."""
+    return ConcatDataset([dataset, []])
 
 
 class Transformed(torch.utils.data.Dataset):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from torchdali.sources import is_system_fault
 from torchdali.sources.source import BoxColumns
 from torchdali.transforms.spec import IntArray
 from torchdali.transforms.targets import Boxes, Targets
-from torchdali.transforms.targets.ragged import canvas
+from torchdali.transforms.targets.pixels import Pixels
 from torchdali.workers.packed_targets import Move, PackedTargets, pack_targets
 
 __all__ = ["TargetCollector"]
@@ -45,8 +45,7 @@ class TargetCollector:
 
     def read_ahead(self, rows: IntArray, scan: Scan, pool: Callable[[], Executor]) -> None:
         """Let the threads of ``pool()`` read the files of the targets, as a part of a scan."""
-        source = self._native.source
-        if source.has_target_files and not source.draws_targets:
+        if self._native.source.has_target_files:
             scan.add(np.unique(rows).tolist(), self._read_files, pool, _CHUNK)
 
     def _read_files(self, rows: Sequence[int]) -> None:
@@ -64,31 +63,29 @@ class TargetCollector:
         self._samples = []
         if not len(batch.rows):
             return None
+        known, self._files = self._files, {}  # they are read again if the batch runs again
+        files = [known.get(row) for row in batch.rows.tolist()]
         try:
             if self._native.has_default_labels:
-                self._columns = self._native.source.box_columns(batch.rows)
+                self._columns = self._native.source.box_columns(batch.rows, batch.size, files)
             if self._columns is not None:
-                columns = self._columns
-                return Targets(batch.size, [Boxes(columns.boxes, columns.counts, columns.owners)])
-            targets = self._make_targets(batch)
+                return _collect_columns(self._columns, batch.size)
+            targets = self._make_targets(batch, files)
         except Exception:
             self._blame(batch)
             raise
         return self._pack(batch, targets)
 
-    def _make_targets(self, batch: Batch) -> list[Any]:
+    def _make_targets(self, batch: Batch, files: list[Any]) -> list[Any]:
         source, rows, size = self._native.source, batch.rows, batch.size
-        known, self._files = self._files, {}  # they are read again if the batch runs again
-        if known and all(row in known for row in rows.tolist()):
-            return source.make_annotated_targets(rows, size, [known[row] for row in rows.tolist()])
         if not source.draws_targets:
-            return source.annotated_targets(rows, size)
+            return source.make_annotated_targets(rows, size, files)
         seeds = batch.draws.select_position(self._native.plan.suffix_position).seeds()
         targets: list[Any] = []
         with fork_generators(self._native.device) as seed:
             for i, number in enumerate(seeds.tolist()):
                 seed(number)
-                targets += source.annotated_targets(rows[i : i + 1], size[i : i + 1])
+                targets += source.make_annotated_targets(rows[i : i + 1], size[i : i + 1], files[i : i + 1])
         return targets
 
     def _blame(self, batch: Batch) -> None:
@@ -157,14 +154,24 @@ def _describe(error: Exception) -> str:
     return f"{type(error).__name__}({error})" if isinstance(error, OSError) else repr(error)  # names the file
 
 
+def _collect_columns(columns: BoxColumns, size: IntArray) -> Targets:
+    """Return the boxes and masks of a batch."""
+    has_masks = np.isin(np.arange(len(size)), [*columns.masks])
+    boxes = Boxes(columns.boxes, columns.counts, columns.owners)
+    targets = Targets(size, [boxes], Pixels(size, has_masks) if columns.masks else None)
+    targets.places = [[] for _ in size]
+    for number, i in enumerate(columns.owners.tolist()):
+        targets.places[i] = [(0, number), *([columns.masks[i]] if i in columns.masks else [])]
+    return targets
+
+
 def _fill_columns(columns: BoxColumns, moved: Targets, move: Move) -> list[Any]:
-    """Return the targets with boxes after all moves, and without the labels of boxes that were dropped."""
+    """Return the targets with boxes and masks after all moves, and without the labels of boxes that were dropped."""
     (boxes,) = moved.boxes
-    labels = torch.from_numpy(columns.labels[boxes.kept])
-    values, labels = move([torch.from_numpy(np.ascontiguousarray(boxes.values)), labels])
-    counts = boxes.counts.tolist()
-    tensors: Any = values.split(counts), labels.split(counts)
-    for i, tensor, label in zip(boxes.owners.tolist(), *tensors, strict=True):
-        wrapped = tensor if moved.is_pure else boxes.wrap(tensor, canvas(moved.size, i))
-        columns.targets[i].update(boxes=wrapped, labels=label)
+    *tensors, labels = move([*moved.to_tensors(), torch.from_numpy(columns.labels[boxes.kept])])
+    leaves = moved.leaves(tensors)
+    parts = cast("tuple[torch.Tensor, ...]", labels.split(boxes.counts.tolist()))  # pyright: ignore
+    for i, label in enumerate(parts):
+        owner = int(boxes.owners[i])
+        columns.targets[owner].update(zip(("boxes", "masks"), leaves[owner], strict=False), labels=label)
     return columns.targets

@@ -12,6 +12,7 @@ from torchdali.errors import UnsupportedDatasetError
 from torchdali.sources.headers.table import HeaderColumns, HeaderTable
 from torchdali.sources.source import BoxColumns, ContentCache, Labels, ReadError, Source
 from torchdali.transforms.spec import InputKind, IntArray
+from torchdali.transforms.targets.stored import StoredMasks
 
 __all__ = ["CombinedSource"]
 
@@ -123,8 +124,9 @@ class CombinedSource(Source):
         return targets
 
     def read_target_files(self, row: int) -> Any:
-        """Read the files of a target, if its source has any."""
-        return self._find_source(row).read_target_files(int(self._rows[row]))
+        """Read what takes time of a target, if its source has any such."""
+        source = self._find_source(row)
+        return source.read_target_files(int(self._rows[row])) if source.has_target_files else None
 
     def make_annotated_targets(self, rows: IntArray, size: IntArray, files: Sequence[Any]) -> list[Any]:
         """Return the targets of some samples, each as its source makes it of its files."""
@@ -136,24 +138,26 @@ class CombinedSource(Source):
                 targets[position] = target
         return targets
 
-    def box_columns(self, rows: IntArray) -> BoxColumns | None:
+    def box_columns(self, rows: IntArray, size: IntArray, files: Sequence[Any]) -> BoxColumns | None:
         """Return the targets of some samples; None if a source has them in no such form, or in another dtype."""
         targets: list[dict[str, Any]] = [{} for _ in rows]
         parts: list[BoxColumns] = []
+        masks: dict[int, StoredMasks] = {}
         for source, positions in self._split(rows):
-            part = source.box_columns(self._rows[rows[positions]])
+            own = [files[position] for position in positions.tolist()]
+            part = source.box_columns(self._rows[rows[positions]], size[positions], own)
             if part is None or part.boxes.dtype != (parts or [part])[0].boxes.dtype:
                 return None
             parts.append(part._replace(owners=positions[part.owners]))
+            masks |= {int(positions[i]): mask for i, mask in part.masks.items()}
             for position, target in zip(positions.tolist(), part.targets, strict=True):
                 targets[position] = target
         if not parts:
             return None
-        _, boxes, labels, counts, owners = (list(column) for column in zip(*parts, strict=True))
-        counts, owners = np.concatenate(counts), np.concatenate(owners)
+        boxes, labels, counts, owners = (np.concatenate(column) for column in list(zip(*parts, strict=True))[1:5])
         order = np.argsort(np.repeat(owners, counts), kind="stable")
-        boxes, labels, leaves = np.concatenate(boxes)[order], np.concatenate(labels)[order], np.argsort(owners)
-        return BoxColumns(targets, boxes, labels, counts[leaves], owners[leaves])
+        leaves = np.argsort(owners)
+        return BoxColumns(targets, boxes[order], labels[order], counts[leaves], owners[leaves], masks)
 
     def _split(self, rows: IntArray) -> Iterator[tuple[Source, IntArray]]:
         """Yield each source that has some of the rows, and the positions of these."""

@@ -40,32 +40,42 @@ def read_runs(segmentations: Sequence[Any], size: tuple[int, int]) -> RunMasks |
         return None
     height, width = (int(side) for side in sizes.pop())
     strings = [rle["counts"] for rle in rles]
-    runs = parse_run_lengths([x.encode() if isinstance(x, str) else x for x in strings])
-    if any(len(x) == 0 or x.min() < 0 or x.sum() != height * width for x in runs):
+    runs, counts = parse_run_lengths([x.encode() if isinstance(x, str) else x for x in strings])
+    if counts.min() == 0 or runs.min() < 0:
         return None
-    return RunMasks(np.concatenate(runs).astype(np.int32), np.array([len(x) for x in runs], np.int64), (height, width))
+    begins = np.cumsum(counts) - counts
+    if (np.add.reduceat(runs, begins) != height * width).any():
+        return None
+    return RunMasks(runs.astype(np.int32), counts, (height, width))
 
 
-def parse_run_lengths(strings: Sequence[bytes]) -> list[npt.NDArray[np.int64]]:
-    """Return the run lengths that COCO's strings stand for.
+def parse_run_lengths(strings: Sequence[bytes]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return the run lengths that COCO's strings stand for, one string after another, and their number by string.
 
     A number is written in groups of five bits, the lowest first. Each group is a character, 48 plus its bits, plus 32
     if another group follows. The highest bit of the last group is the sign. From the fourth number on, it is the
     difference to the number before the last one (``rleToString`` in cocodataset/cocoapi, common/maskApi.c).
     """
     codes = np.frombuffer(b"".join(strings), np.uint8).astype(np.int64) - 48
-    is_last = (codes & 32) == 0
-    if len(codes) == 0 or not is_last[-1]:
-        return [np.empty(0, np.int64) for _ in strings]
-    ends = np.flatnonzero(is_last)
-    begins = np.concatenate(([0], ends[:-1] + 1))
-    shift = 5 * (np.arange(len(codes)) - np.repeat(begins, ends - begins + 1))
+    ends = np.flatnonzero((codes & 32) == 0)
+    if len(codes) == 0 or ends[-1:] != len(codes) - 1:
+        return np.empty(0, np.int64), np.zeros(len(strings), np.int64)
+    lengths = np.diff(ends, prepend=-1)
+    begins = ends + 1 - lengths
+    shift = 5 * (np.arange(len(codes)) - np.repeat(begins, lengths))
     values = np.add.reduceat((codes & 31) << shift, begins)
-    is_negative = (codes[ends] & 16) != 0
-    values[is_negative] -= np.int64(1) << (shift[ends][is_negative] + 5)
-    owners = np.searchsorted(np.cumsum([len(x) for x in strings]), ends, side="right")
-    numbers = np.split(values, np.searchsorted(owners, np.arange(1, len(strings))))
-    for number in numbers:
-        number[1::2] = np.cumsum(number[1::2])
-        number[2::2] = np.cumsum(number[2::2])
+    values -= (codes[ends] & 16) << (5 * lengths - 4)
+    counts = np.diff(np.searchsorted(ends, np.cumsum([len(x) for x in strings])), prepend=0)
+    return _add_differences(values, counts), counts
+
+
+def _add_differences(values: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return the numbers of all strings, of which those from the fourth on are differences."""
+    firsts = np.repeat(np.cumsum(counts) - counts, counts)
+    position = np.arange(len(values)) - firsts
+    is_odd = (position & 1).astype(bool)
+    numbers = np.where(position == 0, values, 0)
+    for is_chosen in (is_odd, ~is_odd):
+        sums = np.cumsum(np.where(is_chosen, values, 0))
+        numbers += np.where(is_chosen, sums - sums[firsts], 0)
     return numbers

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -12,6 +12,7 @@ import torch
 
 from torchdali.sources.headers.table import HeaderTable
 from torchdali.transforms.spec import InputKind, IntArray, Spec
+from torchdali.transforms.targets.stored import StoredMasks
 
 __all__ = ["BoxColumns", "ContentCache", "Labels", "ReadError", "Source", "Targets"]
 
@@ -28,6 +29,7 @@ class BoxColumns(NamedTuple):
         labels: ``(M,)`` int64 labels of the boxes.
         counts: ``(L,)`` numbers of boxes of the samples that have any such keys.
         owners: ``(L,)`` which samples these are, ascending.
+        masks: The masks of the objects of some samples, by the number of the sample. They have None as ``"masks"``.
     """
 
     targets: list[dict[str, Any]]
@@ -35,6 +37,7 @@ class BoxColumns(NamedTuple):
     labels: IntArray
     counts: IntArray
     owners: IntArray
+    masks: Mapping[int, StoredMasks] = {}
 
 
 class ContentCache(Protocol):
@@ -161,18 +164,24 @@ class Source(ABC):
         return [self.target(row) for row in rows.tolist()]
 
     def read_target_files(self, row: int) -> Any:
-        """Read ahead, in a thread, the files of a target with annotations, for :meth:`make_annotated_targets`.
+        """Read ahead, in a thread, what takes time of a target with annotations, for :meth:`make_annotated_targets`.
 
         If it raises, :meth:`annotated_targets` is called when the sample is due.
         """
         return None
 
     def make_annotated_targets(self, rows: IntArray, size: IntArray, files: Sequence[Any]) -> list[Any]:
-        """Return what :meth:`annotated_targets` does, of what :meth:`read_target_files` read for each sample."""
+        """Return what :meth:`annotated_targets` does.
+
+        Args:
+            rows: ``(N,)`` int64.
+            size: ``(N, 2)`` heights and widths of the images.
+            files: What :meth:`read_target_files` returned for each sample, or None where it was not called.
+        """
         return self.annotated_targets(rows, size)
 
-    def box_columns(self, rows: IntArray) -> BoxColumns | None:
-        """Return the targets of :meth:`annotated_targets` as columns, which is faster; None if there are none."""
+    def box_columns(self, rows: IntArray, size: IntArray, files: Sequence[Any]) -> BoxColumns | None:
+        """Return the targets of :meth:`make_annotated_targets` as columns, which is faster; None if there are none."""
         return None
 
     def make_sample(self, row: int, image: Any, target: Any) -> Any:

@@ -7,7 +7,6 @@ whose size comes from the file's header. So its own code makes each target. Of a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -24,13 +23,13 @@ from torchdali.errors import UnsupportedDatasetError
 from torchdali.sources.file_modes import check_modes
 from torchdali.sources.folder import FileSource
 from torchdali.sources.image_size import image_size
-from torchdali.sources.mask_files import decode_mask
 from torchdali.sources.paths import Paths, build_table
 from torchdali.sources.source import BoxColumns
-from torchdali.sources.wrapped_classes import WRAPPED_CLASSES, get_coco_target, map_parts, wrap_mask_files
+from torchdali.sources.wrapped_classes import WRAPPED_CLASSES, get_coco_target
+from torchdali.sources.wrapped_targets import decode_masks, find_coco_keys, read_objects, wrap_sample
 from torchdali.transforms import find_rule, flatten
 from torchdali.transforms.spec import IntArray
-from torchdali.transforms.targets.stored import EncodedMask
+from torchdali.transforms.targets.stored import RunMasks
 
 __all__ = [
     "WrappedFiles",
@@ -99,8 +98,8 @@ class WrappedFiles(FileSource):
         is_checked: Whether the modes of its files are known to be right.
 
     Raises:
-        UnsupportedDatasetError: Its masks take much work, its images keep the mode of their files and one is not RGB,
-            or its transforms are not torchvision's.
+        UnsupportedDatasetError: Its images keep the mode of their files and one is not RGB, or its transforms are not
+            torchvision's.
     """
 
     def __init__(self, dataset: Any, is_checked: bool = False) -> None:
@@ -108,11 +107,6 @@ class WrappedFiles(FileSource):
         name = type(self._inner).__name__
         self._class = WRAPPED_CLASSES[name]
         self._keys = _find_keys(dataset, name)
-        if _makes_masks(self._inner, self._keys):
-            raise UnsupportedDatasetError(
-                f"{name} has masks, which are made where its samples are; DALI decodes its image files, and no worker "
-                "does"
-            )
         transform, self.is_joint, self._target_transform = _split_transforms(dataset, name)
         paths = [self._class.get_path(self._inner, i) for i in range(len(self._inner))]
         if not (self._class.is_converted or is_checked):
@@ -120,12 +114,16 @@ class WrappedFiles(FileSource):
         super().__init__(Paths([build_table(paths)]), None, transform, f"{len(paths):,} files ({name})")
         self._cache: dict[int, tuple[Any, Any]] = {}
         is_test = (name == "Kitti" and not self._inner.train) or (name == "WIDERFace" and self._inner.split == "test")
+        kinds: list[type] = []
         if self._class.has_mask_files:
-            kinds: Any = getattr(self._inner, "_target_types", ["segmentation"])
-            self.annotations = frozenset({tv_tensors.Mask} if "segmentation" in kinds else ())
-            self.has_target_files = bool(self.annotations) and self._target_transform is None
-        elif not is_test and ("bbox" if name in ("WIDERFace", "CelebA") else "boxes") in self._keys:
-            self.annotations = frozenset({cast("type", tv_tensors.BoundingBoxes)})
+            types: Any = getattr(self._inner, "_target_types", ["segmentation"])
+            kinds = [tv_tensors.Mask] if "segmentation" in types else []
+        elif not is_test:
+            has_boxes = ("bbox" if name in ("WIDERFace", "CelebA") else "boxes") in self._keys
+            has_masks = name == "CocoDetection" and "masks" in self._keys
+            kinds = [cast("type", tv_tensors.BoundingBoxes)] * has_boxes + [tv_tensors.Mask] * has_masks
+        self.annotations = frozenset(kinds)
+        self.has_target_files = tv_tensors.Mask in kinds
         self.draws_targets = self._target_transform is not None
 
     def __reduce__(self) -> Any:
@@ -134,36 +132,45 @@ class WrappedFiles(FileSource):
     def target(self, row: int) -> Any:
         """Return the target of a sample."""
         size = np.array([image_size(self.name(row))]) if self.annotations else np.ones((1, 2), np.int64)
-        target = self.annotated_targets(np.array([row]), size)[0]
-        return map_parts(_decode, target)
+        return decode_masks(self.annotated_targets(np.array([row]), size)[0])
 
     def annotated_targets(self, rows: IntArray, size: IntArray) -> list[Any]:
         """Return the targets of some samples, as torchvision's wrapper makes them. Mask files are read, not decoded."""
-        return self.make_annotated_targets(
-            rows, size, [self._class.get_target(self._inner, row) for row in rows.tolist()]
-        )
+        return self.make_annotated_targets(rows, size, [None] * len(rows))
 
     def read_target_files(self, row: int) -> Any:
-        """Read the mask files of a sample."""
-        return self._class.get_target(self._inner, row)
+        """Return the target of a sample if it has mask files; the masks of its objects if it is one of COCO."""
+        if self._class.has_mask_files:
+            return self._wrap(row, (1, 1))
+        about = self._inner.coco.loadImgs(self._inner.ids[row])[0]
+        size = (about["height"], about["width"]) if {"height", "width"} <= {*about} else image_size(self.name(row))
+        return size, read_objects(get_coco_target(self._inner, row), size)
 
     def make_annotated_targets(self, rows: IntArray, size: IntArray, files: Sequence[Any]) -> list[Any]:
-        """Return the targets of some samples, whose mask files were read."""
-        function = self._target_transform
-        each = zip(rows.tolist(), size.tolist(), files, strict=True)
-        targets = [self._wrap(row, height, width, target) for row, (height, width), target in each]
-        return [function(target) for target in targets] if function else targets
+        """Return the targets of some samples, of what :meth:`read_target_files` returned, or None."""
+        targets: list[Any] = []
+        for row, sides, known in zip(rows.tolist(), size.tolist(), files, strict=True):
+            if known is None or not self._class.has_mask_files:
+                known = self._wrap(row, tuple(sides), self._take_objects(row, tuple(sides), known))
+            targets.append(self._target_transform(decode_masks(known)) if self._target_transform else known)
+        return targets
 
-    def _wrap(self, row: int, height: int, width: int, target: Any) -> Any:
-        wrap = partial(self._dataset._wrapper, row)  # noqa: SLF001 - torchvision's
-        return wrap_mask_files(wrap, _Unread(height, width), target)[1]
+    def _take_objects(self, row: int, size: tuple[int, int], known: Any) -> RunMasks | None:
+        """Return the masks of COCO's objects. Read them again if the file says another size than the annotations."""
+        if "masks" not in self._keys:
+            return None
+        return known[1] if known and known[0] == size else read_objects(get_coco_target(self._inner, row), size)
 
-    def box_columns(self, rows: IntArray) -> BoxColumns | None:
+    def _wrap(self, row: int, size: tuple[int, int], runs: RunMasks | None = None) -> Any:
+        target = self._class.get_target(self._inner, row)
+        return wrap_sample(self._dataset, row, _Unread(*size), target, runs)[1]
+
+    def box_columns(self, rows: IntArray, size: IntArray, files: Sequence[Any]) -> BoxColumns | None:
         """Return the targets of some samples with their boxes in one array, or None if only the wrapper makes them."""
         if self._target_transform or self._class.has_mask_files or not {"boxes", "labels"} <= self._keys:
             return None
         if type(self._inner) is datasets.CocoDetection:
-            return self._coco_columns(rows)
+            return self._coco_columns(rows, size, files)
         if self._keys != {"boxes", "labels"}:  # others may be lists, which the user may change
             return None
         parts = [self._read_arrays(row) for row in rows.tolist()]
@@ -175,11 +182,11 @@ class WrappedFiles(FileSource):
     def _read_arrays(self, row: int) -> tuple[Any, Any]:
         """Return the boxes and labels of a sample. Read the file of its annotations once."""
         if row not in self._cache:
-            target = self._wrap(row, 1, 1, self._class.get_target(self._inner, row))
+            target = self._wrap(row, (1, 1))
             self._cache[row] = target["boxes"].as_subclass(torch.Tensor).numpy(), target["labels"].numpy()
         return self._cache[row]
 
-    def _coco_columns(self, rows: IntArray) -> BoxColumns | None:
+    def _coco_columns(self, rows: IntArray, size: IntArray, files: Sequence[Any]) -> BoxColumns | None:
         inner, others = self._inner, self._keys - {"image_id", "boxes", "masks", "labels"}
         annotations: list[list[Any]] = [get_coco_target(inner, row) for row in rows.tolist()]
         targets: list[dict[str, Any]] = []
@@ -187,7 +194,7 @@ class WrappedFiles(FileSource):
             for row, objects in zip(rows.tolist(), annotations, strict=True):
                 target = {"image_id": inner.ids[row]} if "image_id" in self._keys or not objects else {}
                 if objects:
-                    target |= {"boxes": None, "labels": None}
+                    target |= {key: None for key in ("boxes", "masks", "labels") if key in self._keys}
                     target |= {key: [each[key] for each in objects] for key in others}
                 targets.append(target)
             flat = [each for objects in annotations for each in objects]
@@ -204,18 +211,13 @@ class WrappedFiles(FileSource):
             boxes = torch.from_numpy(boxes).to(torch.get_default_dtype()).numpy()
         boxes = np.concatenate((boxes[:, :2], boxes[:, :2] + boxes[:, 2:]), axis=1)
         owners = np.flatnonzero(counts)
-        return BoxColumns(targets, boxes, labels, counts[owners], owners)
-
-
-def _makes_masks(inner: Any, keys: set[str]) -> bool:
-    """Return whether masks are made with much work, of polygons, of a MATLAB file, or of the instances of an image."""
-    if type(inner) is datasets.CocoDetection:
-        return "masks" in keys
-    return type(inner) is datasets.SBDataset or (type(inner) is datasets.Cityscapes and "instance" in inner.target_type)
-
-
-def _decode(part: Any) -> Any:
-    return tv_tensors.Mask(decode_mask(part) // part.scale) if isinstance(part, EncodedMask) else part
+        masks: dict[int, RunMasks] = {}
+        for i in owners.tolist() if "masks" in self._keys else ():
+            runs = self._take_objects(int(rows[i]), tuple(size[i].tolist()), files[i])
+            if runs is None or runs.canvas != tuple(size[i].tolist()):
+                return None
+            masks[i] = runs
+        return BoxColumns(targets, boxes, labels, counts[owners], owners, masks)
 
 
 def _find_keys(dataset: Any, name: str) -> set[str]:
@@ -223,9 +225,11 @@ def _find_keys(dataset: Any, name: str) -> set[str]:
     if name == "CelebA":
         return set(dataset.target_type)
     keys: Any = dataset._target_keys  # noqa: SLF001 - torchvision's
+    if name == "CocoDetection":
+        return find_coco_keys(keys)
     if keys is None:
-        return {"CocoDetection": {"image_id", "boxes", "labels"}, "WIDERFace": {"bbox"}}.get(name, {"boxes", "labels"})
-    return {"boxes", "bbox", "labels", "masks", "annotation"} if keys == "all" else set(keys)
+        return {"bbox"} if name == "WIDERFace" else {"boxes", "labels"}
+    return {"boxes", "bbox", "labels", "annotation"} if keys == "all" else set(keys)
 
 
 def _split_transforms(dataset: Any, name: str) -> tuple[Any, bool, Callable[[Any], Any] | None]:

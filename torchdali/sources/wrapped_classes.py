@@ -6,16 +6,12 @@ import os
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
-import PIL.Image
-from torchvision import tv_tensors
 from torchvision.datasets import voc
 
+from torchdali.sources.instances import read_instances
 from torchdali.sources.mask_files import read_mask
-from torchdali.transforms.targets.stored import EncodedMask
 
-__all__ = ["WRAPPED_CLASSES", "WrappedClass", "get_coco_target", "join_targets", "map_parts", "wrap_mask_files"]
-
-_open: Callable[..., Any] = PIL.Image.open
+__all__ = ["WRAPPED_CLASSES", "WrappedClass", "get_coco_target", "join_targets"]
 
 
 class WrappedClass(NamedTuple):
@@ -26,7 +22,7 @@ class WrappedClass(NamedTuple):
         get_target: Returns a target as it is without the wrapper.
         is_converted: Whether images are converted to RGB.
         attributes: Those that decide what the samples are.
-        has_mask_files: Whether targets may have mask files, which :func:`wrap_mask_files` takes.
+        has_mask_files: Whether targets may have mask files.
     """
 
     get_path: Callable[[Any, int], Any]
@@ -78,7 +74,7 @@ def _get_celeba_target(dataset: Any, index: int) -> Any:
 
 
 def _get_voc_mask(dataset: Any, index: int) -> Any:
-    return _read_mask(dataset.masks[index])
+    return read_mask(dataset.masks[index])
 
 
 def _get_sbd_target(dataset: Any, index: int) -> Any:
@@ -93,21 +89,15 @@ def _get_pet_target(dataset: Any, index: int) -> Any:
     columns: dict[str, Callable[[], Any]] = {
         "category": lambda: dataset._labels[index],  # noqa: SLF001 - torchvision's
         "binary-category": lambda: dataset._bin_labels[index],  # noqa: SLF001
-        "segmentation": lambda: _read_mask(dataset._segs[index]),  # noqa: SLF001
+        "segmentation": lambda: read_mask(dataset._segs[index]),  # noqa: SLF001
     }
     return join_targets([columns[kind]() for kind in dataset._target_types])  # noqa: SLF001
 
 
 def _get_cityscapes_target(dataset: Any, index: int) -> Any:
-    openers = {"semantic": _read_mask, "instance": _open}  # the wrapper makes several masks of the instances
+    openers: dict[str, Callable[[Any], Any]] = {"semantic": read_mask, "instance": read_instances}
     pairs = zip(dataset.target_type, dataset.targets[index], strict=True)
     return join_targets([openers[kind](path) for kind, path in pairs])
-
-
-def _read_mask(path: Any) -> Any:
-    """Return a mask file that DALI decodes, or else the mask. :func:`wrap_mask_files` needs more than one pixel."""
-    mask = read_mask(path)
-    return _open(path) if isinstance(mask, EncodedMask) and mask.canvas == (1, 1) else mask
 
 
 def join_targets(targets: list[Any]) -> Any:
@@ -124,7 +114,7 @@ WRAPPED_CLASSES: dict[str, WrappedClass] = {
         _get_celeba_path, _get_celeba_target, False, ("filename", "identity", "bbox", "target_type")
     ),
     "VOCSegmentation": WrappedClass(_get_path, _get_voc_mask, True, ("images", "targets"), True),
-    "SBDataset": WrappedClass(_get_path, _get_sbd_target, True, ("images", "masks")),
+    "SBDataset": WrappedClass(_get_path, _get_sbd_target, True, ("images", "masks"), True),
     "OxfordIIITPet": WrappedClass(
         _get_pet_path,
         _get_pet_target,
@@ -135,31 +125,3 @@ WRAPPED_CLASSES: dict[str, WrappedClass] = {
     "Cityscapes": WrappedClass(_get_path, _get_cityscapes_target, True, ("images", "targets", "target_type"), True),
 }
 """By the class of the dataset inside."""
-
-
-def wrap_mask_files(wrap: Callable[[tuple[Any, Any]], tuple[Any, Any]], image: Any, target: Any) -> tuple[Any, Any]:
-    """Return what torchvision's wrapper makes of an image and a target, whose mask files stay as they are.
-
-    Args:
-        wrap: The wrapper. It gets an image of one pixel for each mask file, with the file's number.
-        image: The image.
-        target: The target as it is without the wrapper: a mask file, something else, or a tuple of such.
-    """
-    masks: list[EncodedMask] = []
-
-    def replace(leaf: Any) -> Any:
-        if not isinstance(leaf, EncodedMask):
-            return leaf
-        masks.append(leaf)
-        return PIL.Image.new("L", (1, 1), len(masks) - 1)
-
-    def restore(leaf: Any) -> Any:
-        return masks[int(leaf)] if isinstance(leaf, tv_tensors.Mask) and leaf.numel() == 1 else leaf
-
-    image, target = wrap((image, map_parts(replace, target)))
-    return image, map_parts(restore, target) if masks else target
-
-
-def map_parts(change: Callable[[Any], Any], target: Any) -> Any:
-    """Return a target with a changed value, or with changed parts if it is a tuple."""
-    return tuple(map(change, cast("tuple[Any, ...]", target))) if isinstance(target, tuple) else change(target)

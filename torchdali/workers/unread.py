@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import PIL.Image
 from torch.utils.data import ConcatDataset, Subset
-from torchvision import datasets
 
-from torchdali.sources.run_lengths import read_runs
 from torchdali.sources.wrapped import find_inner, find_joint_chain
-from torchdali.sources.wrapped_classes import WRAPPED_CLASSES, WrappedClass, wrap_mask_files
+from torchdali.sources.wrapped_classes import WRAPPED_CLASSES, WrappedClass
+from torchdali.sources.wrapped_targets import wrap_sample
 
 __all__ = ["leave_images_unread", "take_transforms"]
 
@@ -98,29 +96,8 @@ class UnreadImages:
         with _open(path) as image:
             if not kind.is_converted and image.mode != "RGB":
                 return dataset[index]
-            unread, target = _wrap(dataset, index, image, target)
+            unread, target = wrap_sample(dataset, index, image, target)
         return (Path(path), target) if unread is image else dataset[index]
 
     def __repr__(self) -> str:
         return repr(self._dataset)
-
-
-def _wrap(dataset: Any, index: int, image: Any, target: Any) -> tuple[Any, Any]:
-    """Return what torchvision's wrapper makes of an image and its target. COCO's masks are left as run lengths."""
-    inner, keys = dataset._dataset, dataset._target_keys  # noqa: SLF001 - torchvision's
-    names = _COCO_KEYS if keys == "all" else {*(keys or ())}
-    objects: list[Any] = target if "masks" in names and type(inner) is datasets.CocoDetection else []
-    segmentations = [part.get("segmentation") for part in objects]
-    masks = read_runs(segmentations, (image.height, image.width)) if segmentations else None
-    if masks is None:
-        return wrap_mask_files(partial(dataset._wrapper, index), image, target)  # noqa: SLF001 - torchvision's
-    from torchvision.tv_tensors import _dataset_wrapper as wrappers
-
-    wrapper: Any = cast("Any", wrappers).WRAPPER_FACTORIES[type(inner)](inner, names - {"masks"})
-    image, target = wrapper(index, (image, target))
-    first = {name: target.pop(name) for name in ("image_id", "boxes") if name in target}
-    return image, {**first, "masks": masks, **target}
-
-
-_COCO_KEYS = {"segmentation", "area", "iscrowd", "image_id", "bbox", "category_id", "boxes", "masks", "labels"}
-"""All that the wrapper of ``CocoDetection`` gives."""

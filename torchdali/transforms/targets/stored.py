@@ -186,5 +186,26 @@ class RunMasks(StoredMasks):
         return values.view(count, width, height).transpose(1, 2)
 
 
+class InstanceMasks(StoredMasks):
+    """Masks that share no pixel, as one plane of their numbers.
+
+    Args:
+        data: ``(1, H, W)`` number of the mask that has a pixel, counted from 1; 0 for none.
+        count: Number of masks.
+    """
+
+    def __init__(self, data: npt.NDArray[Any], count: int) -> None:
+        super().__init__(data, (count, *data.shape), torch.bool)
+
+    def make(self, tensor: torch.Tensor, take: Take, has_fill: bool) -> torch.Tensor:
+        """Return ``(N, 1, H, W)`` masks after all moves. One plane is moved for all of them, if filled with 0."""
+        return take(self._compare(tensor)) if has_fill else self._compare(take(tensor))
+
+    def _compare(self, plane: torch.Tensor) -> torch.Tensor:
+        rows = np.arange(self.shape[0]) if self.rows is None else self.rows
+        numbers = torch.from_numpy(rows + 1).to(plane.device, plane.dtype)
+        return plane == numbers[:, None, None, None]
+
+
 EMPTY: npt.NDArray[Any] = np.empty(0, np.uint8)
 """Stands for data that is elsewhere."""

@@ -119,4 +119,5 @@ def test_negative_numbers_and_differences_are_read() -> None:
 
     for counts in ([3, 40, 7, 2, 90, 1, 4921 - 3 - 40 - 7 - 2 - 90 - 1], [4921], [0, 1, 4920]):
         rle = mask.frPyObjects({"size": [7, 703], "counts": counts}, 7, 703)
-        assert [x.tolist() for x in parse_run_lengths([rle["counts"]] * 2)] == [counts] * 2
+        runs, lengths = parse_run_lengths([rle["counts"]] * 2)
+        assert (runs.tolist(), lengths.tolist()) == (counts * 2, [len(counts)] * 2)
