@@ -141,8 +141,8 @@ def slow(worker: int) -> None:
 
 def test_only_what_a_worker_inherited_is_kept_from_the_garbage_collector() -> None:
     """Classes of nanobind's that stay are told of on the terminal when the worker ends."""
-    assert WorkerInit(None)._is_forked
-    assert not pickle.loads(pickle.dumps(WorkerInit(None)))._is_forked  # as a spawned worker gets it
+    assert WorkerInit(None, False)._is_forked
+    assert not pickle.loads(pickle.dumps(WorkerInit(None, False)))._is_forked  # as a spawned worker gets it
     loader = DALILoader(Crops(objects_that_stay), PER_BATCH, transform=EXACT, num_workers=1, device="cpu")
     images, _ = next(iter(loader))
     assert images.unique().tolist() == [True]

@@ -82,7 +82,6 @@ class NativeIterator(ResumableIterator):
         self._native, self._transfer = native, Transfer(native.device)
         self._ahead = max(native.prefetch_depth + 2, (view.prefetch_factor or 2) * view.num_workers)
         self._end: Exception | None = None
-        self._num_returned = 0
 
     @property
     def base_seed(self) -> int:
@@ -157,18 +156,8 @@ class NativeIterator(ResumableIterator):
         self._lookahead.count_yielded()
         if not len(prefetcher):
             self._raise_end(prefetcher)
-        try:
-            with deferred_errors:
-                data = self._pop(prefetcher)
-        except DeferredError:
-            self._count_batch()
-            raise
-        self._count_batch()
-        return data
-
-    def _count_batch(self) -> None:
-        self._num_returned += 1
-        self.progress.num_yielded = self._num_resumed + self._num_returned
+        with deferred_errors:
+            return self._pop(prefetcher)
 
     def _pop(self, prefetcher: Prefetcher | RetryingPrefetcher) -> Any:
         batch = prefetcher.get()
@@ -186,10 +175,8 @@ class NativeIterator(ResumableIterator):
             if isinstance(end, StopIteration):
                 prefetcher.close()
                 self.clock.end()
-                self.progress.finished = True
                 self._end = StopIteration()  # raised, the traceback of the other one holds this iterator in a cycle
                 raise end
-            self._count_batch()
             self._end = None
             raise DeferredError(end)
         finally:

@@ -30,10 +30,13 @@ from torchdali.state.progress import Checkpoint, EpochProgress
 from torchdali.state.remainder import skip_consumed
 from torchdali.state.stream import Stream, StreamProgress, is_stateful
 
-__all__ = ["ResumableIterator"]
+__all__ = ["ResumableIterator", "StreamStep"]
 
 _ITERATOR = "iterator"
 _STATES = ("state_at_begin", "state")
+
+StreamStep = tuple[int, int, dict[str, Any]]
+"""The worker whose stream made a batch, the number of samples, and the stream's state after the batch."""
 
 
 class ResumableIterator(_BaseDataLoaderIter, lifecycle.Resource):
@@ -55,6 +58,8 @@ class ResumableIterator(_BaseDataLoaderIter, lifecycle.Resource):
     """Whether a forked process cannot use it, because DALI or worker processes stand behind it."""
     _ended = ""
     """Why the epoch gives no further batch before it is over; empty while it runs."""
+    _stream_step: StreamStep | None = None
+    """What a stream did for the batch that is yielded next."""
 
     def __init__(self, view: LoaderView) -> None:
         self._lock = RLock()
@@ -92,11 +97,14 @@ class ResumableIterator(_BaseDataLoaderIter, lifecycle.Resource):
         error: Exception
         try:
             data = super().__next__()
+            self._count_yielded()
         except StopIteration:
+            self.progress.finished = True
             self._ended = ""
             raise
         except DeferredError as deferred:
             error = deferred.error
+            self._count_yielded()
         except BaseException as fatal:
             is_ours = isinstance(fatal, EpochEndedError)
             is_torchs = to_text(fatal).startswith("DataLoader ")  # it timed out, or a worker died
@@ -119,6 +127,19 @@ class ResumableIterator(_BaseDataLoaderIter, lifecycle.Resource):
         finally:
             del error  # its traceback would hold this iterator in a cycle
 
+    def _count_yielded(self) -> None:
+        """Count a batch, or the error that was raised in its place."""
+        self.progress.num_yielded += 1
+        if self._stream_step:
+            worker, samples, state = self._stream_step
+            self.progress.advance_stream(worker, self._num_workers, samples, state)
+        self._stream_step = None
+
+    def _take_stream_step(self) -> None:
+        """Note what the stream has done in this process since the batch before."""
+        if self._stream:
+            self._stream_step = 0, *self._stream.take_progress()
+
     def restart(self, context: EpochContext) -> None:
         """Begin another epoch, with the worker processes that persist."""
         self._context = context
@@ -136,7 +157,7 @@ class ResumableIterator(_BaseDataLoaderIter, lifecycle.Resource):
     def _start_counts(self, view: LoaderView) -> None:
         """Start the counts of an epoch."""
         self._backlog: deque[Any] = deque()
-        self._num_resumed = self._num_requested = 0
+        self._num_requested = 0
         self._stateful = dict(self._context.stateful)
         self._note_iterator()
         if self._context.is_resumed:
@@ -219,7 +240,7 @@ class ResumableIterator(_BaseDataLoaderIter, lifecycle.Resource):
             self._sampler_iter = self._remake_iterator(saved, "state")
         else:
             self._sampler_iter = self._skip_yielded(self._remake_iterator(saved, "state"), saved)
-        progress.num_requested = progress.num_yielded = self._num_resumed = self._num_requested = batches
+        progress.num_requested = progress.num_yielded = self._num_requested = batches
         progress.rng_at_first_request = saved.rng_at_first_request
         first, current = ({path: saved.sampler_state(path).get(key) for path in self._stateful} for key in _STATES)
         self._lookahead.restart(first, current)
@@ -235,7 +256,7 @@ class ResumableIterator(_BaseDataLoaderIter, lifecycle.Resource):
         """Restore the counts. The dataset itself is resumed by ``Stream``, in the workers."""
         progress = self.progress
         self._sampler_iter = self._remake_iterator(saved, "state")
-        progress.num_yielded = self._num_resumed = self._num_requested = saved.num_yielded
+        progress.num_yielded = self._num_requested = saved.num_yielded
         progress.streams, progress.worker = dict(saved.streams), saved.state["worker"]
         if saved.in_progress:
             progress.generators.set(saved.rng_now)

@@ -1,20 +1,15 @@
-"""Wrappers of the user's dataset and ``collate_fn`` in a worker."""
+"""A wrapper of the user's dataset in a worker."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
-
-from torch._utils import ExceptionWrapper
+from typing import Any
 
 from torchdali.runtime.exceptions import add_note
-from torchdali.state.stream import Stream
-from torchdali.workers.packed import Packed
-from torchdali.workers.packing import Packer, SampleFailure
-from torchdali.workers.pickling import make_picklable, pickle_batch
+from torchdali.workers.packing import SampleFailure
 from torchdali.workers.unread import leave_images_unread, take_transforms
 
-__all__ = ["AnnotatedDataset", "StreamPacker"]
+__all__ = ["AnnotatedDataset"]
 
 
 class AnnotatedDataset:
@@ -62,25 +57,3 @@ class AnnotatedDataset:
 
     def __repr__(self) -> str:
         return repr(self.dataset)
-
-
-class StreamPacker:
-    """A ``collate_fn`` that packs batches and adds the state of their stream.
-
-    Args:
-        packer: Packs a batch.
-        stream: The stream.
-    """
-
-    def __init__(self, packer: Packer, stream: Stream) -> None:
-        self._packer, self._stream = packer, stream
-
-    def __call__(self, samples: Any) -> Packed:
-        """Pack a batch. If an exception was raised, it is the ``data`` of a batch that has only a sample count."""
-        packed: Packed | ExceptionWrapper = self._stream.build_batch(self._packer, samples)
-        count, state = self._stream.take_progress()
-        worker = self._packer.worker
-        if isinstance(packed, ExceptionWrapper):
-            packed = Packed(make_picklable(packed), count, worker=worker.id if worker else 0)
-        packed.state = cast("Any", pickle_batch(state)) if worker else state
-        return packed

@@ -106,7 +106,6 @@ class Packed:
         outline: The parts of the first sample in words, if it has no image.
         targets: The boxes, masks and key points, if there are any. Then the samples are not collated.
         task: torch's number of the batch.
-        state: The state of the stream after the batch.
     """
 
     data: Any
@@ -121,7 +120,6 @@ class Packed:
     outline: str = ""
     targets: PackedTargets | None = None
     task: int = 0
-    state: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def pin_memory(self) -> Packed:
         """Pin the collated samples. DataLoader calls this, with workers in its pin_memory thread."""

@@ -16,7 +16,9 @@ import numpy as np
 import torch
 from torch._utils import ExceptionWrapper
 
-__all__ = ["Pickled", "PicklingCollate", "UnsendableError", "make_picklable", "pickle_batch", "pickle_indices"]
+from torchdali.runtime.exceptions import EpochEndedError
+
+__all__ = ["Pickled", "PicklingCollate", "make_picklable", "pickle_batch", "pickle_indices"]
 
 _NUMPY_DTYPES = {
     *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool),
@@ -76,20 +78,16 @@ def pickle_batch(batch: Any, tensors_by_value: bool = False) -> Pickled:
         ) from error
 
 
-class UnsendableError(RuntimeError):
-    """The indices of a batch cannot be pickled."""
-
-
 def pickle_indices(indices: Any) -> Pickled:
     """Pickle the indices of a batch in the main process.
 
     Raises:
-        UnsendableError: They cannot be pickled.
+        EpochEndedError: They cannot be pickled.
     """
     try:
         return Pickled(indices)
     except Exception as error:
-        raise UnsendableError(
+        raise EpochEndedError(
             f"the indices of a batch could not be sent to a worker ({type(error).__name__}: {error}); leave out in the "
             "sampler what cannot be pickled, or set num_workers=0"
         ) from error

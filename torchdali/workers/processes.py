@@ -7,20 +7,18 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from dataclasses import replace
 from multiprocessing import connection
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
-from torch._utils import ExceptionWrapper
 from torch.utils.data import _utils as data_utils  # pyright: ignore[reportPrivateUsage]
 
 from torchdali.runtime.exceptions import INTERRUPTED, EpochEndedError, deferred_errors, to_text
 from torchdali.state.context import LoaderView
 from torchdali.state.iterator import ResumableIterator
-from torchdali.workers.pickling import UnsendableError
 from torchdali.workers.queues import make_context
-from torchdali.workers.startup import DeferInterrupt, StartupCheck, WorkerInit, WorkerStartup
+from torchdali.workers.startup import StartupCheck, WorkerInit, WorkerStartup
+from torchdali.workers.streams import StreamBatch
 
 __all__ = ["Parallel"]
 
@@ -38,8 +36,7 @@ class Parallel(ResumableIterator):
 
     It comes before torch's class in the order of inheritance.
 
-    Interrupts: A KeyboardInterrupt is deferred while workers start and while indices are sent to them. Within
-    ``Queue.put`` it could leave a lock locked, and ending the workers would wait for that lock for ever.
+    Interrupts: Workers ignore Ctrl-C, which a terminal sends to all processes. The main process ends them.
 
     Dead workers: A worker's death is noticed at once, and the error says how it died. torch's handler of SIGCHLD
     raises only while Python code runs. If the signal comes just before torch waits for a batch, torch notices the death
@@ -59,19 +56,22 @@ class Parallel(ResumableIterator):
     _task_info: dict[int, tuple[Any, ...]]
     _worker_pids_set: bool
     _workers: list[Any]
-    _workers_num_tasks: list[int]
     _workers_status: list[bool]
 
     def __init__(self, view: LoaderView) -> None:
         self._startup = WorkerStartup()
         self._startup_check: StartupCheck | None = None
-        is_ours = isinstance(view.worker_init_fn, WorkerInit)
-        view = replace(view, multiprocessing_context=make_context(view))
-        if view.multiprocessing_context.get_start_method() == "fork":
-            self._startup_check = StartupCheck(view.worker_init_fn, view.num_workers)
-            view = replace(view, worker_init_fn=self._startup_check)
-        with self._startup if is_ours else nullcontext():
+        # torch ends only workers with this status. It sets it after the workers have started.
+        self._workers_status = [True] * view.num_workers
+        is_wrapped = view.dataset is not self._context.view.dataset
+        init = WorkerInit(view.worker_init_fn, is_wrapped)
+        view = replace(view, multiprocessing_context=make_context(view), worker_init_fn=init)
+        if view.multiprocessing_context.get_start_method() != "fork":
             super().__init__(view)
+            return
+        self._startup_check = StartupCheck(init, view.num_workers)
+        with self._startup:
+            super().__init__(replace(view, worker_init_fn=self._startup_check))
 
     @property
     def is_lost(self) -> bool:
@@ -80,8 +80,6 @@ class Parallel(ResumableIterator):
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         if first_iter:
-            # torch ends only workers with this status. It sets it later, but the next line may raise.
-            self._workers_status = [True] * self._num_workers
             self._startup.end()
             self._start_time = time.monotonic()
         self._ended = INTERRUPTED  # until all workers have begun the new epoch
@@ -97,21 +95,7 @@ class Parallel(ResumableIterator):
             self._indices = super()._next_index()
         except StopIteration:
             return
-        with DeferInterrupt():
-            try:
-                cast("Any", super())._try_put_index()  # noqa: SLF001 - its own
-            except UnsendableError as error:
-                self._put_failure(_Failure(error))
-
-    def _put_failure(self, failure: ExceptionWrapper) -> None:
-        """Store an exception like a batch of worker 0 that came early. torch raises it when that batch is due."""
-        self._task_info[self._send_idx] = 0, failure
-        self._workers_num_tasks[0] += 1
-        self._send_idx += 1
-
-    def _mark_worker_as_unavailable(self, *args: Any, **options: Any) -> None:
-        with DeferInterrupt():  # torch calls Queue.put here, too
-            cast("Any", super())._mark_worker_as_unavailable(*args, **options)  # noqa: SLF001 - its own
+        cast("Any", super())._try_put_index()  # noqa: SLF001 - its own
 
     def _next_index(self) -> Any:
         """Return the indices that ``_try_put_index`` requested from the sampler."""
@@ -133,6 +117,9 @@ class Parallel(ResumableIterator):
 
     def _process_data(self, data: Any, worker_idx: int) -> Any:
         """Return a batch. Raise an exception of the dataset or the sampler as DeferredError."""
+        if isinstance(data, StreamBatch):
+            self._stream_step = worker_idx, data.samples, data.state
+            data = data.data  # may be an ExceptionWrapper, which torch raises
         with deferred_errors:
             return cast("Any", super())._process_data(data, worker_idx)  # noqa: SLF001 - its own
 
@@ -197,16 +184,6 @@ class Parallel(ResumableIterator):
             self._workers[worker].kill()
             self._workers[worker].join()
         raise EpochEndedError(message)
-
-
-class _Failure(ExceptionWrapper):
-    """An exception of the main process that stands for a batch."""
-
-    def __init__(self, error: Exception) -> None:
-        self._error = error
-
-    def reraise(self) -> NoReturn:
-        raise self._error
 
 
 def _find_death(workers: list[Any], error: Exception) -> str:

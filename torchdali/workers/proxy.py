@@ -15,7 +15,6 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from torch._utils import ExceptionWrapper
 from torch.utils.data import IterableDataset
 from torch.utils.data.dataloader import (
     _DatasetKind,  # pyright: ignore[reportPrivateUsage]
@@ -35,19 +34,18 @@ from torchdali.samples.annotations import find_labels_getters
 from torchdali.samples.on_error import ErrorPolicy
 from torchdali.samples.transfer import Transfer, pin_memory
 from torchdali.state.context import EpochContext, LoaderView
-from torchdali.state.iterator import ResumableIterator
+from torchdali.state.iterator import ResumableIterator, StreamStep
 from torchdali.state.progress import Checkpoint
 from torchdali.state.stream import is_stream
 from torchdali.transforms.rng import Draws
-from torchdali.workers.dataset import AnnotatedDataset, StreamPacker
+from torchdali.workers.dataset import AnnotatedDataset
 from torchdali.workers.packed import Packed
 from torchdali.workers.packed_reader import open_packed
 from torchdali.workers.packing import Packer, map_substitutes
 from torchdali.workers.processes import Parallel
 from torchdali.workers.sample_keys import SampleKeys
 from torchdali.workers.shared_memory import MappedFile, SharedBuffer
-from torchdali.workers.startup import WorkerInit
-from torchdali.workers.streams import put_stream
+from torchdali.workers.streams import StreamBatch, put_stream
 from torchdali.workers.unpacking import merge_images, substitute_samples
 from torchdali.workers.validation import PendingBatch, ProxyPlan, check_sizes, has_default_collate
 
@@ -55,9 +53,6 @@ __all__ = ["ParallelProxyIterator", "SerialProxyIterator"]
 
 _BATCH_STEP, _COLLATE_STEP = 2**16 - 1, 2**16 - 2
 """Positions for the random numbers of ``batch_transform`` and ``collate_fn``. No chain of transforms is that long."""
-
-_StreamStep = tuple[int, int, dict[str, Any]]
-"""The worker whose stream made a batch, the number of samples, and the stream's state after the batch."""
 
 
 class _ProxyEpoch(ResumableIterator):
@@ -84,7 +79,7 @@ class _ProxyEpoch(ResumableIterator):
         self._pins_memory: bool = view.pin_memory and proxy.device.type == "cpu" and torch.cuda.is_available()
         self._transfer = Transfer(proxy.device)
         self._error_policy: ErrorPolicy = context.errors
-        self._pending: deque[tuple[PendingBatch | Exception, int, _StreamStep | None]] = deque()
+        self._pending: deque[tuple[PendingBatch | Exception, StreamStep | None]] = deque()
         self._mapped_files: dict[tuple[int, int], MappedFile] = {}
         with devices.use(proxy.device):  # torch starts its pin_memory thread on the current device
             super().__init__(self._make_view(view))
@@ -114,12 +109,9 @@ class _ProxyEpoch(ResumableIterator):
             pins_memory = view.pin_memory  # torch warns that it has no effect
         view, dataset = replace(view, pin_memory=pins_memory, collate_fn=packer), view.dataset
         if is_stream(dataset):
-            view, stream = put_stream(view, self._context.progress)
-            return replace(view, collate_fn=StreamPacker(packer, stream))
+            return put_stream(view, self._context.progress)
         if isinstance(dataset, (IterDataPipe, MapDataPipe, IterableDataset)):
             return view
-        if view.num_workers:
-            view = replace(view, worker_init_fn=WorkerInit(view.worker_init_fn))
         policy = self._error_policy.mode == "skip", images, self.proxy.takes_transforms
         return replace(view, dataset=AnnotatedDataset(dataset, *policy))
 
@@ -142,8 +134,7 @@ class _ProxyEpoch(ResumableIterator):
         )
         self._sample_keys = SampleKeys(self._auto_collation, self._is_stream, self._num_workers > 0)
         self._received = deque()
-        self._exhausted, self._num_finished = False, 0
-        self._stream_step: _StreamStep | None = None
+        self._exhausted = False
 
     @property
     def _is_stream(self) -> bool:
@@ -170,36 +161,15 @@ class _ProxyEpoch(ResumableIterator):
         super()._resume_stream(saved)
         self._sample_keys.resume_streams({worker: stream.samples for worker, stream in saved.streams.items()})
 
-    def _count_fetched(self) -> int:
-        """Return the number of batches of the epoch that came or failed."""
-        return self._num_requested
-
     def _next_data(self) -> Any:
-        try:
-            data = self._deliver()
-        except DeferredError:
-            self._update_progress()
-            raise
-        self._update_progress()
-        return data
-
-    def _update_progress(self) -> None:
-        self.progress.num_yielded = self._num_finished
-        if self._stream_step and self._is_stream:
-            worker, count, state = self._stream_step
-            self.progress.advance_stream(worker, self._num_workers, count, state)
-        self._stream_step = None
-
-    def _deliver(self) -> Any:
         self.clock.enter(starved=bool(self._num_workers) and not self._pending)
         self._fetch_ready()
         self._lookahead.count_yielded()
         if not self._pending:
             self.clock.end()
             self._close_prefetcher()
-            self.progress.finished = True
             raise StopIteration
-        pending, self._num_finished, self._stream_step = self._pending.popleft()
+        pending, self._stream_step = self._pending.popleft()
         if isinstance(pending, Exception):
             raise DeferredError(pending)
         with deferred_errors:
@@ -218,10 +188,11 @@ class _ProxyEpoch(ResumableIterator):
         while not self._exhausted and len(self._pending) < self._prefetch_depth:
             if self._pending and not self._has_arrived():
                 break
-            packed: Packed | None = None
             pending: PendingBatch | Exception
+            is_missing = True
             try:
                 packed = self._fetch()
+                is_missing = False
                 self.clock.lap("dataset")
                 pending = self._submit_deferred(packed)
                 self.clock.lap("feed")
@@ -232,17 +203,23 @@ class _ProxyEpoch(ResumableIterator):
                 break
             except DeferredError as deferred:
                 pending = defer(deferred.error) if self._num_workers else deferred.error  # raised when it is due
-                packed = packed or self._count_missing()
-            step = (packed.worker, packed.count, packed.state) if packed else None
-            self._pending.append((pending, self._count_fetched(), step))
+                if is_missing:
+                    self._count_missing()
+            self._pending.append((pending, self._stream_step))
+            self._stream_step = None
 
     def _fetch(self) -> Packed:
         """Return the next batch of samples."""
         return cast("Packed", super()._next_data())
 
-    def _count_missing(self) -> Packed | None:
-        """Count the samples of a batch that failed. Return an empty batch with their number, if it is known."""
-        return None
+    def _count_missing(self) -> None:
+        """Count the samples of a batch that failed before it came."""
+        worker, count, _ = self._stream_step or (0, 0, {})
+        self._sample_keys.make_batch_keys(Packed(None, count, worker=worker, task=self._fetched_task()))
+
+    def _fetched_task(self) -> int:
+        """Return the number of the batch that came last."""
+        return 0
 
     def _has_arrived(self) -> bool:
         """Return True if the next batch can be fetched without waiting."""
@@ -255,8 +232,6 @@ class _ProxyEpoch(ResumableIterator):
 
     def _submit(self, packed: Packed) -> PendingBatch:
         keys = self._sample_keys.make_batch_keys(packed)
-        if isinstance(packed.data, ExceptionWrapper):  # raised by a stream
-            packed.data.reraise()
         pending = PendingBatch(packed, Draws(self._key, keys.index, keys.occurrence))
         is_skipping = self._error_policy.mode == "skip"
 
@@ -357,14 +332,11 @@ class SerialProxyIterator(_ProxyEpoch, _SingleProcessDataLoaderIter, ResumableIt
     """Loads samples in this process, when a batch is requested."""
 
     def _fetch(self) -> Packed:
-        with deferred_errors:
-            return super()._fetch()
-
-    def _count_missing(self) -> Packed | None:
-        count, state = self._stream.take_progress() if self._stream else (0, {})
-        packed = Packed(None, count, state=state)
-        self._sample_keys.make_batch_keys(packed)
-        return packed
+        try:
+            with deferred_errors:
+                return super()._fetch()
+        finally:
+            self._take_stream_step()
 
 
 class ParallelProxyIterator(_ProxyEpoch, Parallel, _MultiProcessingDataLoaderIter, ResumableIterator):
@@ -373,22 +345,19 @@ class ParallelProxyIterator(_ProxyEpoch, Parallel, _MultiProcessingDataLoaderIte
     def _task_number(self) -> int:
         return self._send_idx
 
-    def _count_missing(self) -> Packed | None:
-        self._sample_keys.make_batch_keys(Packed(None, 0, task=self._rcvd_idx - 1))
-        return None  # the exception of a stream comes with the stream's progress
-
-    def _count_fetched(self) -> int:
-        return self._num_resumed + self._rcvd_idx
+    def _fetched_task(self) -> int:
+        return self._rcvd_idx - 1
 
     def _get_data(self) -> Any:
         return self._received.popleft() if self._received else self._receive()
 
     def _receive(self) -> tuple[Any, Any]:
         task, data = cast("tuple[Any, Any]", super()._get_data())
-        if isinstance(data, Packed):
-            data.task = task
-            if isinstance(data.block, SharedBuffer):  # the worker reuses it, so keep the mapping
-                self._mapped_files[data.block.mapped_file.key] = data.block.mapped_file
+        packed = data.data if isinstance(data, StreamBatch) else data
+        if isinstance(packed, Packed):
+            packed.task = task
+            if isinstance(packed.block, SharedBuffer):  # the worker reuses it, so keep the mapping
+                self._mapped_files[packed.block.mapped_file.key] = packed.block.mapped_file
         return task, data
 
     def _has_arrived(self) -> bool:

@@ -1,4 +1,4 @@
-"""Queues and events between a loader and its workers. A spawned worker imports this module, so it imports little."""
+"""Queues between a loader and its workers. A spawned worker imports this module, so it imports little."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from functools import partial
-from multiprocessing import queues, synchronize
+from multiprocessing import queues
 from multiprocessing.util import Finalize
 from typing import Any, cast
 
@@ -20,7 +20,6 @@ from torchdali.workers.pickling import make_picklable, pickle_indices
 __all__ = ["make_context"]
 
 _MultiprocessingQueue: Any = queues.Queue
-_MultiprocessingEvent: Any = synchronize.Event
 
 _sending: set[Any] = set()
 """The queues of this process whose sending threads run.
@@ -71,26 +70,10 @@ def _wait_until_sent(sender: Callable[[], threading.Thread | None], parent: int)
         thread.join(1)
 
 
-class Event(_MultiprocessingEvent):
-    """The event that tells workers to end, without a lock.
-
-    ``multiprocessing.Event`` has a lock. A worker that is killed while it holds the lock would make ``set()`` hang.
-    One process sets this event, and no process may call ``wait()``, which would not return.
-    """
-
-    def is_set(self) -> bool:
-        return not self._flag._semlock._is_zero()  # noqa: SLF001
-
-    def set(self) -> None:
-        self._flag.acquire(False)
-        self._flag.release()
-
-
 def make_context(loader: Any) -> Any:
-    """Return the loader's ``multiprocessing_context`` with these queues and events."""
+    """Return the loader's ``multiprocessing_context`` with these queues."""
     original: Any = loader.multiprocessing_context or multiprocessing.get_context()
     context = copy.copy(original)
     queue: Any = Queue
-    event: Any = Event
-    vars(context).update(Queue=partial(queue, 0, ctx=original), Event=partial(event, ctx=original))
+    vars(context).update(Queue=partial(queue, 0, ctx=original))
     return context

@@ -8,83 +8,55 @@ import mmap
 import signal
 import threading
 from collections.abc import Callable
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 from torch.utils.data import get_worker_info
 
-__all__ = ["DeferInterrupt", "StartupCheck", "WorkerInit", "WorkerStartup"]
+__all__ = ["StartupCheck", "WorkerInit", "WorkerStartup"]
 
 
-class DeferInterrupt:
-    """A context without KeyboardInterrupt. If one comes, it is raised at the end.
-
-    The object is the handler of SIGINT during the context, and the former handler returns at the end.
-    """
-
-    _is_pending = False
-
-    def __init__(self) -> None:
-        self.handler: Callable[[int, Any], Any] | None = None
-
-    def __call__(self, *_: Any) -> None:
-        """Handle SIGINT: note it for the end."""
-        self._is_pending = True
-
-    def __enter__(self) -> None:
-        handler: Any = signal.getsignal(signal.SIGINT)
-        # Python raises KeyboardInterrupt in the main thread only, and sets handlers only there.
-        if callable(handler) and threading.current_thread() is threading.main_thread():
-            self.handler = handler
-            signal.signal(signal.SIGINT, self)
-
-    def end(self) -> None:
-        """End the time without KeyboardInterrupt, possibly before the context ends.
-
-        Raises:
-            KeyboardInterrupt: One came, and the former handler raises it.
-        """
-        handler = self.handler
-        if handler is None:
-            return
-        if signal.getsignal(signal.SIGINT) is self:
-            signal.signal(signal.SIGINT, handler)
-        # Cleared last: another thread may fork a worker now, whose WorkerInit restores this handler.
-        self.handler = None
-        if self._is_pending:
-            handler(signal.SIGINT, inspect.currentframe())
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.end()
-
-
-class WorkerStartup(DeferInterrupt):
-    """The context in which workers start: without KeyboardInterrupt and without garbage collection.
+class WorkerStartup:
+    """The context in which workers are forked: without KeyboardInterrupt and without garbage collection.
 
     A KeyboardInterrupt could leave a worker that no object refers to. In a worker that was just forked, it would come
     out of ``os.fork()``, and the worker would continue as a copy of the main process.
 
-    Garbage collection stays off in a forked worker until its ``WorkerInit``. A worker must not finalise objects that it
-    inherited. The destructor of a CUDA tensor would end the process. The destructor of a process group or of a thread
-    pool would wait for threads that only the parent has.
+    A worker inherits both, until its ``WorkerInit``. It must not finalise objects that it inherited. The destructor of
+    a CUDA tensor would end the process. The destructor of a process group or of a thread pool would wait for threads
+    that only the parent has.
     """
 
-    _disabled_gc = False
+    _handler: Any = None
+    _disabled_gc = _is_pending = False
 
     def __enter__(self) -> None:
-        super().__enter__()
-        if gc.isenabled():
-            self._disabled_gc = True
-            gc.disable()
+        self._disabled_gc = gc.isenabled()
+        gc.disable()
+        handler = signal.getsignal(signal.SIGINT)
+        # Python raises KeyboardInterrupt in the main thread only, and sets handlers only there.
+        if callable(handler) and threading.current_thread() is threading.main_thread():
+            self._handler = handler
+            signal.signal(signal.SIGINT, self._note)
+
+    def _note(self, *_: object) -> None:
+        """Handle SIGINT: note it for the end."""
+        self._is_pending = True
 
     def end(self) -> None:
-        """Enable garbage collection and KeyboardInterrupt again."""
+        """End both, possibly before the context ends. Call the former handler if SIGINT came meanwhile."""
         if self._disabled_gc:
             gc.enable()
             self._disabled_gc = False
-        super().end()
+        handler, self._handler = self._handler, None
+        if handler is None:
+            return
+        signal.signal(signal.SIGINT, handler)
+        if self._is_pending:
+            handler(signal.SIGINT, inspect.currentframe())
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
 
 
 class WorkerInit:
@@ -96,15 +68,18 @@ class WorkerInit:
 
     Args:
         worker_init_fn: The user's function, or None.
+        is_wrapped: Whether the worker's dataset is a wrapper of the user's.
     """
 
-    def __init__(self, worker_init_fn: Callable[[int], Any] | None) -> None:
-        self._init = worker_init_fn
+    def __init__(self, worker_init_fn: Callable[[int], Any] | None, is_wrapped: bool) -> None:
+        self._init, self._is_wrapped = worker_init_fn, is_wrapped
         self._enables_gc = gc.isenabled()
+        self._handler: Any = signal.getsignal(signal.SIGINT)
         self._is_forked = True
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_is_forked": False}  # only a worker that is not forked gets it pickled
+        # Only a worker that is not forked gets it pickled. It has Python's handler.
+        return {**vars(self), "_is_forked": False, "_handler": signal.default_int_handler}
 
     def __call__(self, worker_id: int) -> None:
         """Prepare this worker before it loads samples."""
@@ -112,16 +87,13 @@ class WorkerInit:
             gc.freeze()  # never collect what was inherited, see WorkerStartup
         if self._enables_gc:
             gc.enable()
-        info: Any = get_worker_info()
-        # torch's WorkerInfo forbids changes. This one is safe: no other code has seen the object yet.
-        object.__setattr__(info, "dataset", info.dataset.dataset)
-        handler: Any = signal.getsignal(signal.SIGINT)
-        if isinstance(handler, DeferInterrupt):
-            handler = handler.handler
-            signal.signal(signal.SIGINT, handler)
-        if handler is signal.default_int_handler:
-            # Not SIG_IGN: programs that the dataset starts would inherit it.
-            signal.signal(signal.SIGINT, _ignore_interrupt)
+        if self._is_wrapped:
+            info: Any = get_worker_info()
+            # torch's WorkerInfo forbids changes. This one is safe: no other code has seen the object yet.
+            object.__setattr__(info, "dataset", info.dataset.dataset)
+        # Not SIG_IGN: programs that the dataset starts would inherit it.
+        is_pythons = self._handler is signal.default_int_handler
+        signal.signal(signal.SIGINT, _ignore_interrupt if is_pythons else self._handler)
         if self._init is not None:
             self._init(worker_id)
 

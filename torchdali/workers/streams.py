@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from torch._utils import ExceptionWrapper
 
 from torchdali.state.stream import Stream
-from torchdali.workers.pickling import PicklingCollate, make_picklable, pickle_batch
-from torchdali.workers.startup import WorkerInit
+from torchdali.workers.pickling import make_picklable, pickle_batch
 
 if TYPE_CHECKING:
     from torchdali.state.context import LoaderView
@@ -18,22 +18,19 @@ if TYPE_CHECKING:
 __all__ = ["StreamBatch", "StreamCollate", "put_stream"]
 
 
-def put_stream(view: LoaderView, progress: EpochProgress) -> tuple[LoaderView, Stream]:
-    """Wrap the dataset of a view in a ``Stream``.
+def put_stream(view: LoaderView, progress: EpochProgress) -> LoaderView:
+    """Return a view whose dataset is wrapped in a ``Stream``, and whose workers send the stream's state, too.
 
     Args:
         view: The view of a loader.
         progress: The progress of the epoch.
-
-    Returns:
-        A view whose dataset is the stream, and the stream.
     """
     checkpoint = progress.checkpoint
     # A dataset that has loaded a state in this process skips nothing.
     saved = checkpoint.streams if checkpoint and "stream" not in checkpoint.state else {}
     stream = Stream(view.dataset, saved, view.num_workers > 0)
-    init = WorkerInit(view.worker_init_fn) if view.num_workers else view.worker_init_fn
-    return replace(view, dataset=stream, worker_init_fn=init), stream
+    view = replace(view, dataset=stream)
+    return replace(view, collate_fn=StreamCollate(view.collate_fn, stream)) if view.num_workers else view
 
 
 class StreamBatch:
@@ -59,11 +56,11 @@ class StreamCollate:
     """A worker's ``collate_fn`` that adds the state of its stream.
 
     Args:
-        collate_fn: Collates and pickles.
+        collate_fn: Collates, and pickles what cannot be sent otherwise.
         stream: The stream.
     """
 
-    def __init__(self, collate_fn: PicklingCollate, stream: Stream) -> None:
+    def __init__(self, collate_fn: Callable[[Any], Any], stream: Stream) -> None:
         self._collate, self._stream = collate_fn, stream
 
     def __call__(self, samples: Any) -> StreamBatch:
