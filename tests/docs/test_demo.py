@@ -22,7 +22,7 @@ from torchdali.tools import cli
 from torchdali.tools.demo.compare import COLUMNS, Run, compare, describe_speed, show, write_grid
 from torchdali.tools.demo.pictures import PICTURES, SPLITS, draw_boxes, write_pictures
 from torchdali.tools.demo.train import SIZE, Settings, Training
-from torchdali.tools.parity.cases import FLOATING
+from torchdali.tools.parity.bounds import FLOATING
 
 LEFT, GAP = 110, 4
 """The labels' column, and the space between pictures."""

@@ -11,6 +11,7 @@ from torchvision.transforms import v2
 
 from tests.helpers.annotated import SEED, Annotated, load_expected
 from torchdali import DALILoader
+from torchdali.transforms import Jitter, Sphere, Water
 from torchdali.transforms.targets import Boxes
 
 FILL: Any = {tv_tensors.Mask: 3, "others": [123.0, 117.0, 104.0]}
@@ -52,6 +53,11 @@ CHAINS: dict[str, list[Any]] = {
     "rotation": [v2.RandomRotation([-40, 40], fill=FILL)],
     "affine": [v2.RandomAffine([-30, 30], (0.1, 0.2), (0.7, 1.3), (-10, 10, -5, 5), fill=FILL)],
     "perspective": [v2.RandomPerspective(0.4, p=0.7, fill=FILL)],
+    "water": [Water(phase=(0, 6.3)), v2.RandomHorizontalFlip()],
+    "water of one phase": [v2.RandomCrop(50), Water((5, 8), (0.1, 0.06), phase=1.0, fill=9)],
+    "sphere": [v2.RandomHorizontalFlip(), Sphere(), v2.Pad(3)],
+    "jitter": [Jitter(8), v2.Resize((40, 30))],
+    "water or sphere": [v2.RandomApply([Water(phase=(0, 6.3))], p=0.5), v2.RandomChoice([Sphere(), Jitter(4)])],
     "flip and affine": [v2.RandomHorizontalFlip(), v2.RandomVerticalFlip(), v2.RandomAffine([-20, 20])],
     "apply": [v2.RandomApply([v2.RandomResizedCrop((40, 40)), v2.RandomHorizontalFlip()], p=0.5)],
     "choice": [v2.RandomChoice([v2.RandomCrop(30), v2.Resize((20, 50)), v2.RandomRotation([-20, 20])])],

@@ -12,8 +12,8 @@ from torchvision.transforms import v2
 
 from torchdali.pipeline.graph import require_dali
 from torchdali.pipeline.operators import Operators
+from torchdali.tools.parity.bounds import FLOAT
 from torchdali.tools.parity.cases import CASES as ALL
-from torchdali.tools.parity.cases import FLOAT
 from torchdali.tools.parity.compare import compile_chain
 from torchdali.tools.parity.distributions import p_value
 from torchdali.transforms import SampleTransformError, Unsupported, find_rule

@@ -22,7 +22,7 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 from torchdali import DALILoader
-from torchdali.tools.parity.cases import FLOATING
+from torchdali.tools.parity.bounds import FLOATING
 from torchdali.tools.parity.compare import compare_chain, compile_chain, run
 from torchdali.tools.parity.photographs import write_photographs
 from torchdali.transforms import MultiView

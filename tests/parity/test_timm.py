@@ -15,8 +15,8 @@ from torchvision import transforms as v1
 from torchvision.transforms.v2 import functional as F
 
 import torchdali
+from torchdali.tools.parity.bounds import BILINEAR, EDGE, EXACT
 from torchdali.tools.parity.case import Case
-from torchdali.tools.parity.cases import BILINEAR, EDGE, EXACT
 from torchdali.tools.parity.compare import compile_chain, find_exceeded_bounds, measure, run
 from torchdali.tools.parity.distributions import draw_params, p_value
 from torchdali.transforms import find_rule

@@ -16,6 +16,7 @@ from torchdali.transforms.augment import HSV as HSV
 from torchdali.transforms.augment import ColorSpace as ColorSpace
 from torchdali.transforms.augment import ColorTwist as ColorTwist
 from torchdali.transforms.augment import GridMask as GridMask
+from torchdali.transforms.augment import Jitter as Jitter
 from torchdali.transforms.augment import LookupTable as LookupTable
 from torchdali.transforms.augment import SaltAndPepper as SaltAndPepper
 from torchdali.transforms.augment import ShotNoise as ShotNoise
@@ -25,7 +26,6 @@ from torchdali.transforms.augment.copy_paste import CopyPaste as CopyPaste
 from torchdali.transforms.augment.filters import CLAHE as CLAHE
 from torchdali.transforms.augment.filters import Dilate as Dilate
 from torchdali.transforms.augment.filters import Erode as Erode
-from torchdali.transforms.augment.filters import Jitter as Jitter
 from torchdali.transforms.augment.filters import MedianBlur as MedianBlur
 from torchdali.transforms.augment.operator import Operator as Operator
 from torchdali.transforms.augment.volumes import GaussianBlur3D as GaussianBlur3D

@@ -2,70 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, cast
-
 import torch
 from PIL import Image
-from torchvision import transforms as annotated_v1
 from torchvision import tv_tensors
-from torchvision.transforms import v2 as annotated_v2
-from torchvision.transforms.v2 import functional as F
 
-from torchdali.tools.parity.case import Case
-from torchdali.transforms import (
-    BGR,
-    CLAHE,
-    HSV,
-    ColorSpace,
-    ColorTwist,
-    GridMask,
-    LookupTable,
-    SaltAndPepper,
-    Sphere,
-    Water,
+from torchdali.tools.parity.augmentations import AUGMENTATIONS
+from torchdali.tools.parity.bounds import (
+    BILINEAR,
+    BLURRED,
+    EDGE,
+    ELASTIC,
+    EXACT,
+    F32,
+    FLOAT,
+    FLOAT_EDGE,
+    GREY,
+    IMAGENET,
+    INDEX,
+    LINEAR,
+    NEAREST,
+    NEIGHBOUR,
+    NORMALIZED,
+    SMALL,
+    STEP,
+    TWICE,
+    UINT8_NOISE,
+    V1_BILINEAR,
+    v1,
+    v2,
 )
-from torchdali.transforms.augment.operator import Operator
+from torchdali.tools.parity.case import Case
 from torchdali.transforms.rules.views import MultiView
-
-# torchvision's transforms accept more than their annotations tell.
-v1, v2 = cast("Any", annotated_v1), cast("Any", annotated_v2)
-
-
-def _refusal(kernel: Callable[..., Any], *args: Any) -> str:
-    try:
-        kernel(*args)
-    except ValueError as error:
-        return f"the installed torchvision refuses it: {error}"
-    return ""
-
-
-FLOAT = v2.ToDtype(torch.float32, scale=True)
-F32 = (v2.ToImage(), FLOAT)
-LINEAR = v2.InterpolationMode.BILINEAR
-SMALL = v2.Resize((90, 120), interpolation="nearest-exact")
-IMAGENET: dict[str, Any] = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
-EXACT = (0, 0, 0)
-# The design promises 11, 1, 0.03 for larger pictures that are reduced less.
-EDGE = (24, 2, 0.06, "the part of a filter beyond the edge: torchvision spreads it inside, DALI repeats the edge")
-BLURRED = "torch and DALI blur in different orders, which moves positions by about 1e-5 pixels"
-ELASTIC = (1, 1, 1e-3, BLURRED)
-FLOAT_EDGE = (0.1, 1e-5, 4e-4, EDGE[3])
-# torchvision before 0.24 resizes uint8 as float32 with AVX-512: https://github.com/pytorch/vision/issues/8374
-FLOATING = not cast("Any", F)._geometry._do_native_uint8_resize_on_cpu(v2.InterpolationMode.BILINEAR)  # noqa: SLF001
-BILINEAR = (24, 2, 0.2, "torchvision before 0.24 rounds once, not after each axis") if FLOATING else EDGE
-V1_BILINEAR = (BILINEAR[0] / 255, BILINEAR[1] / 255, BILINEAR[2] / 255, BILINEAR[3])
-NORMALIZED = (1e-6, 1e-6, 3e-7, "three float32 steps of a value near 2.6 are 7.2e-7; room for one more")
-# torchvision before 0.24 refuses uint8: https://github.com/pytorch/vision/pull/9169
-UINT8_NOISE = _refusal(F.gaussian_noise, torch.empty(0, dtype=torch.uint8))
-INDEX = (255, 255, 0.05, "torch rounds some float32 indices to just below a whole number, and takes the pixel before")
-GREY = (1, 1, 1e-5, "a whole grey value that float32 rounds down is floored to the one below")
-NEIGHBOUR = (255, 255, 2e-3, "a position between two pixels may be rounded to the other one in another float32 order")
-STEP = "torchvision rounds the step of its table down, and DALI's table has a resolution of 1/255"
-NEAREST = "float32 may choose either of two pixels at the same distance"
-ROUNDED = (1, 1, 1e-3, "DALI rounds halves of float32 sums that are computed in another order")
-TWIST = "float32 products in another order"
-TWICE = "an operation enlarges a difference of one level from the operation before"
 
 CASES: dict[str, Case] = {
     "Identity": Case([v2.Identity(), v2.ToImage(), v2.ToPureTensor()], *EXACT),
@@ -376,21 +343,5 @@ CASES: dict[str, Case] = {
     ),
     "MultiView float": Case([MultiView([v2.RandomResizedCrop(64), v2.Resize(90)]), *F32], *V1_BILINEAR),
     "RandomApply v1": Case([v1.RandomApply([v1.CenterCrop(60)], p=0.4), v1.PILToTensor()], *EXACT),
-    "ColorTwist": Case([ColorTwist((0.7, 1.3), (0.6, 1.4), (0, 2), (-180, 180))], *ROUNDED),
-    "ColorTwist float": Case([*F32, ColorTwist(1.2, 0.7, (0, 2), (-90, 90))], 2e-6, 2e-6, 3e-7, TWIST),
-    "HSV": Case([HSV((-180, 180), (0, 2), (0.5, 1.5))], *ROUNDED),
-    "ColorSpace": Case([ColorSpace("YCbCr")], *ROUNDED),
-    "BGR": Case([BGR()], *EXACT),
-    "LookupTable": Case([LookupTable(torch.arange(255, -1, -1, dtype=torch.uint8))], *EXACT),
-    "LookupTable float": Case([v2.ToImage(), LookupTable((torch.arange(256) / 255) ** 0.5)], *EXACT),
-    "GridMask": Case([GridMask((20, 60), (0.3, 0.7), (-45, 45))], 255, 255, 0.02, NEIGHBOUR[3]),
-    "SaltAndPepper": Case([SaltAndPepper((0, 0.3), (0.2, 0.8))], *EXACT),
-    "SaltAndPepper float": Case([*F32, SaltAndPepper(0.2)], *EXACT),
-    "CLAHE": Case([CLAHE((3, 4), 3.0)], *EXACT, devices=("cpu",)),
-    "CLAHE grey": Case([v2.Grayscale(), CLAHE()], *EXACT, devices=("cpu",)),
-    "Operator": Case([Operator("hue", hue=(-40.0, 40.0))], 1, 1, 1e-5, "halves are rounded to the other side on a GPU"),
-    "Water": Case([Water(phase=1.0)], 255, 255, 0.02, NEIGHBOUR[3]),
-    "Water bilinear": Case([Water((6, 4), phase=0.5, interpolation=LINEAR, fill=9)], *ROUNDED),
-    "Sphere": Case([Sphere()], 255, 255, 0.02, NEIGHBOUR[3]),
-    "Sphere float": Case([*F32, Sphere(LINEAR)], 1e-4, 1e-4, 1e-6, TWIST),
+    **AUGMENTATIONS,
 }

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torchvision.transforms import v2 as annotated_v2
 
-from torchdali.transforms import HSV, ColorTwist, GridMask, SaltAndPepper
+from torchdali.transforms import HSV, ColorTwist, GridMask, Jitter, SaltAndPepper, ShotNoise, Water, find_rule
 from torchdali.transforms.augment.operator import Operator
 from torchdali.transforms.rules._noise import reference_words, to_uniform
 from torchdali.transforms.rules._policy import OPERATIONS
@@ -237,6 +237,32 @@ def _ranges(transform: Any) -> dict[str, Draw]:
     return {f"{type(transform).__name__}: {name}": number(name) for name in transform.drawn}
 
 
+def _jitter(transform: Jitter) -> dict[str, Draw]:
+    """Return the draws of how far a pixel is taken from."""
+
+    def move(axis: int) -> Draw:
+        def actual(params: Params) -> Any:
+            rule: Any = find_rule(transform)
+            rows = ({key: values[i] for key, values in params.items()} for i in range(len(params["noise_start"])))
+            return [rule.make_params(row, (6, 7))["moves"][axis, 3, 5].item() for row in rows]
+
+        return Draw(transform, actual, lambda p: p["moves"][axis, 3, 5].item())
+
+    return {"Jitter: move down": move(0), "Jitter: move to the right": move(1)}
+
+
+def _photons(mean: float) -> Draw:
+    """Return the draw of the number of photons of one value of an image."""
+
+    def actual(params: Params) -> Any:
+        rule: Any = find_rule(ShotNoise(1.0))
+        image = torch.full((3, 5, 7), mean)
+        rows = ({key: values[i] for key, values in params.items()} for i in range(len(params["noise_start"])))
+        return [rule.reference(image, row)[2, 3, 4].item() for row in rows]
+
+    return Draw(ShotNoise(1.0), actual, lambda p: p["count"](torch.tensor(mean)).item())
+
+
 def _operator(transform: Operator) -> dict[str, Draw]:
     """Return the draws of an operator's ranges. In torch they are those of ``randint`` and ``uniform_``."""
 
@@ -262,6 +288,11 @@ DRAWS: dict[str, Draw] = {
     **_ranges(HSV((-180, 180), (0, 2), (0.5, 1.5))),
     **_ranges(GridMask((20, 60), (0.3, 0.7), (-45, 45))),
     **_ranges(SaltAndPepper((0, 0.3), (0.2, 0.8))),
+    **_ranges(Water(phase=(0, 6.3))),
+    **_jitter(Jitter(6)),
+    **_ranges(ShotNoise((5, 40))),
+    "ShotNoise: few photons": _photons(3.0),
+    "ShotNoise: many photons": _photons(12.0),
     **_operator(Operator("gaussian_blur", sigma=(0.5, 2.0), window_size=(3, 9))),
     **_window("RandomResizedCrop", v2.RandomResizedCrop(64)),
     # Most of the ten attempts fail.

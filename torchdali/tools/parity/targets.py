@@ -17,6 +17,7 @@ from torchdali import DALILoader
 from torchdali.samples.annotations import is_annotation
 from torchdali.tools.parity.compare import describe_exceeded
 from torchdali.tools.parity.replay import Replayed, list_leaves
+from torchdali.transforms import Jitter, Sphere, Water
 
 __all__ = [
     "TARGETS",
@@ -90,6 +91,10 @@ TARGETS: dict[str, TargetCase] = {
         [v2.RandomAffine((-30, 30), (0.1, 0.2), (0.7, 1.3), (-10, 10, -5, 5), fill=_FILL)], *_WARP
     ),
     "targets RandomPerspective": TargetCase([v2.RandomPerspective(0.4, p=0.7, fill=_FILL)], *_WARP),
+    "targets Water": TargetCase([Water(phase=(0, 6.3))]),
+    "targets Water fixed": TargetCase([Water((5, 8), (0.1, 0.06), phase=1.0)]),
+    "targets Sphere": TargetCase([Sphere()]),
+    "targets Jitter": TargetCase([Jitter(8)]),
     "targets RandomApply": TargetCase([v2.RandomApply([v2.RandomResizedCrop(90), v2.RandomHorizontalFlip()])]),
     "targets RandomChoice": TargetCase([v2.RandomChoice([v2.RandomCrop(90), v2.Resize((80, 100))])]),
     "targets RandomOrder": TargetCase([v2.RandomOrder([v2.Resize((150, 140)), v2.RandomCrop(86)])]),

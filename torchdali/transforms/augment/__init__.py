@@ -2,7 +2,7 @@
 
 from torchdali.transforms.augment.base import Augmentation
 from torchdali.transforms.augment.color import BGR, HSV, ColorSpace, ColorTwist, LookupTable
-from torchdali.transforms.augment.displace import Sphere, Water
+from torchdali.transforms.augment.displace import Jitter, Sphere, Water
 from torchdali.transforms.augment.mask import GridMask
 from torchdali.transforms.augment.noise import SaltAndPepper, ShotNoise
 
@@ -13,6 +13,7 @@ __all__ = [
     "ColorSpace",
     "ColorTwist",
     "GridMask",
+    "Jitter",
     "LookupTable",
     "SaltAndPepper",
     "ShotNoise",

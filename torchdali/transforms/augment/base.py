@@ -13,7 +13,7 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2 as annotated_v2
 
 v2 = cast("Any", annotated_v2)  # partly untyped, as these
-_functional, _wrap = v2.functional, cast("Any", tv_tensors.wrap)
+_functional, wrap = v2.functional, cast("Any", tv_tensors.wrap)
 
 Range = float | Sequence[float]
 """A number, or the ends of a range from which a number is drawn uniformly."""
@@ -58,7 +58,7 @@ class Augmentation(v2.Transform):
         if isinstance(inpt, PIL.Image.Image):
             return _functional.to_pil_image(self.apply(_functional.pil_to_tensor(inpt), params))
         image = self.apply(inpt.as_subclass(torch.Tensor), params)
-        return _wrap(image, like=inpt) if isinstance(inpt, tv_tensors.TVTensor) else image
+        return wrap(image, like=inpt) if isinstance(inpt, tv_tensors.TVTensor) else image
 
     @abstractmethod
     def apply(self, image: torch.Tensor, params: Mapping[str, Any]) -> torch.Tensor:

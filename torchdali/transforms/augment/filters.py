@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
 
 from torchdali.transforms.augment.base import Augmentation
-from torchdali.transforms.augment.displace import Displacement
 
 _functional = cast("Any", torch.nn.functional)
 _BINS = 256
+_COMPARABLE = {torch.bool: torch.uint8, torch.uint16: torch.int32, torch.uint32: torch.int64}
+"""Types for which torch has no minimum or median, and types that hold their values."""
+
+_Reduction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class _Window(Augmentation):
-    """The base class of filters with a window.
+    """The base class of filters with a window. Pixels outside of the image are those of its edge, repeated.
 
     Args:
         size: Height and width of the window, or one number for both. They are odd.
@@ -30,19 +34,36 @@ class _Window(Augmentation):
     def apply(self, image: torch.Tensor, params: Mapping[str, Any]) -> torch.Tensor:
         """See :class:`Augmentation`."""
         del params
-        # float32 holds integers of up to 16 bits, and float64 others that images have.
-        wide = image.dtype in (torch.int32, torch.int64, torch.uint32, torch.float64)
-        values = image.reshape(-1, 1, *image.shape[-2:]).to(torch.float64 if wide else torch.float32)
-        return self.filter(values).reshape(image.shape).to(image.dtype)
+        (height, width), (down, across) = image.shape[-2:], (side // 2 for side in self.size)
+        rows = torch.arange(-down, height + down, device=image.device).clamp(0, height - 1)
+        columns = torch.arange(-across, width + across, device=image.device).clamp(0, width - 1)
+        values = image.to(_COMPARABLE.get(image.dtype, image.dtype))
+        return self.filter(values.index_select(-2, rows).index_select(-1, columns)).to(image.dtype)
 
-    def filter(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the filtered images, ``(N, 1, H, W)`` floats."""
-        raise NotImplementedError
+    @abstractmethod
+    def filter(self, padded: torch.Tensor) -> torch.Tensor:
+        """Return the filtered images.
 
-    @property
-    def padding(self) -> tuple[int, int]:
-        """Half the window, down and across."""
-        return self.size[0] // 2, self.size[1] // 2
+        Args:
+            padded: ``(..., H, W)``, with half a window more on each side.
+        """
+
+
+def _reduce(function: _Reduction, values: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
+    """Return the largest or the smallest values of windows.
+
+    Args:
+        function: ``torch.maximum`` or ``torch.minimum``.
+        values: ``(..., H, W)``.
+        size: Height and width of the window.
+    """
+    for axis, side in zip((-2, -1), size, strict=True):
+        done = 1
+        while done < side:  # a window of twice the length is two windows
+            step = min(done, side - done)
+            length = values.shape[axis] - step
+            values, done = function(values.narrow(axis, 0, length), values.narrow(axis, step, length)), done + step
+    return values
 
 
 class Dilate(_Window):
@@ -52,9 +73,9 @@ class Dilate(_Window):
         size: Height and width of the window, or one number for both. They are odd.
     """
 
-    def filter(self, values: torch.Tensor) -> torch.Tensor:
-        """See the base class. Pixels outside of the image do not count."""
-        return _functional.max_pool2d(values, self.size, 1, self.padding)
+    def filter(self, padded: torch.Tensor) -> torch.Tensor:
+        """See the base class."""
+        return _reduce(torch.maximum, padded, self.size)
 
 
 class Erode(_Window):
@@ -64,9 +85,9 @@ class Erode(_Window):
         size: Height and width of the window, or one number for both. They are odd.
     """
 
-    def filter(self, values: torch.Tensor) -> torch.Tensor:
-        """See the base class. Pixels outside of the image do not count."""
-        return -_functional.max_pool2d(-values, self.size, 1, self.padding)
+    def filter(self, padded: torch.Tensor) -> torch.Tensor:
+        """See the base class."""
+        return _reduce(torch.minimum, padded, self.size)
 
 
 class MedianBlur(_Window):
@@ -76,38 +97,31 @@ class MedianBlur(_Window):
         size: Height and width of the window, or one number for both. They are odd.
     """
 
-    def filter(self, values: torch.Tensor) -> torch.Tensor:
+    def filter(self, padded: torch.Tensor) -> torch.Tensor:
         """See the base class."""
-        down, across = self.padding
-        padded = _functional.pad(values, (across, across, down, down), mode="replicate")
-        windows = padded.unfold(2, self.size[0], 1).unfold(3, self.size[1], 1)
+        if self.size == (3, 3):
+            return _find_median_of_nine(padded)
+        windows = padded.unfold(-2, self.size[0], 1).unfold(-2, self.size[1], 1)
         return windows.flatten(-2).median(-1).values
 
 
-class Jitter(Displacement):
-    """Take each pixel from a random place nearby.
+def _find_median_of_nine(padded: torch.Tensor) -> torch.Tensor:
+    """Return the medians of windows of 3 x 3: a fiftieth of the time of sorting each window.
 
-    Args:
-        degree: The place is at most half as many pixels away, rounded down, along each axis.
-        fill: Value of pixels that come from outside of the image.
+    The median of nine is the median of three: the largest of the columns' minima, the median of their medians, and the
+    smallest of their maxima.
     """
+    height, width = (side - 2 for side in padded.shape[-2:])
+    least, middle, most = _sort_three(*(padded.narrow(-2, i, height) for i in range(3)))
+    low, medium, high = ([part.narrow(-1, i, width) for i in range(3)] for part in (least, middle, most))
+    candidates = _sort_three(*low)[2], _sort_three(*medium)[1], _sort_three(*high)[0]
+    return _sort_three(*candidates)[1]
 
-    def __init__(self, degree: int = 2, fill: float = 0.0) -> None:
-        super().__init__(fill=fill)
-        if degree < 0:
-            raise ValueError(f"degree must be 0 or more, got {degree}")
-        self.degree = int(degree)
 
-    def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
-        """Draw a seed for the moves of all images of the sample."""
-        del flat_inputs
-        return {"seed": int(torch.randint(2**63 - 1, ()))}
-
-    def find_sources(self, height: int, width: int, params: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-        """See :class:`Displacement`."""
-        half, generator = self.degree // 2, torch.Generator().manual_seed(params["seed"])
-        down, across = torch.randint(-half, half + 1, (2, height, width), generator=generator)
-        return torch.arange(width) + across + 0.5, torch.arange(height)[:, None] + down + 0.5
+def _sort_three(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    a, b = torch.minimum(a, b), torch.maximum(a, b)
+    b, c = torch.minimum(b, c), torch.maximum(b, c)
+    return torch.minimum(a, b), torch.maximum(a, b), c
 
 
 class CLAHE(Augmentation):

@@ -42,8 +42,6 @@ class SaltAndPepper(Augmentation):
 class ShotNoise(Augmentation):
     """Add noise as of photons that are counted: a value becomes ``factor * Poisson(value / factor)``.
 
-    It runs in torch in both loaders.
-
     Args:
         factor: The value of one photon, of 255 for uint8 and of 1 for floats, or its range. 0 adds no noise.
     """
@@ -54,10 +52,14 @@ class ShotNoise(Augmentation):
         super().__init__()
         self.factor = parse_range("factor", factor, 0)
 
+    def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
+        """Draw the factor, and tell what draws a number of photons for each of their means."""
+        return {**super().make_params(flat_inputs), "count": torch.poisson}
+
     def apply(self, image: torch.Tensor, params: Mapping[str, Any]) -> torch.Tensor:
         """See :class:`Augmentation`."""
         factor = params["factor"]
         if not factor:
             return image
         values = F.to_dtype(image, torch.float32, scale=False)
-        return convert_to(torch.poisson(values.clamp(min=0) / factor) * factor, image.dtype)
+        return convert_to(params["count"](values.clamp(min=0) / factor) * factor, image.dtype)

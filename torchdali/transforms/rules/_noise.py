@@ -29,13 +29,16 @@ _COLUMN = np.uint32(1 << 2)
 def draw_noise(draws: Draws, size: IntArray) -> Params:
     """Draw the values of :data:`INPUTS` for images (or boxes) of at most ``size``."""
     both = draws.words(2).astype(np.uint32)
-    # DALI has no constants of the right batch size in conditional branches, so the numbers to count with are fed.
+    return {"noise_step": both[:, 0] | np.uint32(1), "noise_start": both[:, 1], **make_ramp(size)}
+
+
+def make_ramp(size: IntArray) -> Params:
+    """Return the numbers by which graphs count the pixels of images of at most ``size``.
+
+    DALI has no constants of the right batch size in conditional branches, so they are fed.
+    """
     ramp = np.arange(max(int(size.max(initial=1)), 4), dtype=np.uint32)
-    return {
-        "noise_step": both[:, 0] | np.uint32(1),
-        "noise_start": both[:, 1],
-        "noise_ramp": np.broadcast_to(ramp, (len(draws), len(ramp))),
-    }
+    return {"noise_ramp": np.broadcast_to(ramp, (len(size), len(ramp)))}
 
 
 def separate_frames(params: Params, frame: IntArray) -> Params:

@@ -7,10 +7,8 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from torchvision.transforms import InterpolationMode
 
 from torchdali.transforms.augment import BGR, HSV, ColorSpace, ColorTwist, GridMask, LookupTable, SaltAndPepper
-from torchdali.transforms.augment.displace import Sphere, Water
 from torchdali.transforms.augment.filters import CLAHE
 from torchdali.transforms.rng import Draws
 from torchdali.transforms.rule import Input, Node, Nodes, Ops, Rule, SampleTransformError, Unsupported, find_faulty_row
@@ -192,36 +190,6 @@ class SaltAndPepperRule(Augmentation):
         uniform = torch.from_numpy(_noise.to_uniform(words).astype(np.float32))
         p, salt = (np.float32(sample[name]) for name in ("p", "salt"))
         return self.transform.apply(image, {"p": float(p), "salt": float(salt), "uniform": uniform})
-
-
-class DisplacementRule(Augmentation):
-    """Rule of Water and Sphere."""
-
-    handles = (Water, Sphere)
-    unsupported_when = (
-        "not uint8 or float32; Water whose phase is a range, because DALI takes one phase for all samples"
-    )
-
-    def infer(self, spec: Spec) -> Spec:
-        spec = super().infer(spec).with_fill([self.transform.fill])
-        if self.randomness:
-            raise Unsupported("DALI takes one phase for all samples")
-        self.operators = type(self.transform).__name__.lower()
-        return spec
-
-    @property
-    def inputs(self) -> dict[str, Input]:
-        return {}
-
-    def lower(self, ops: Ops, image: Node, params: Nodes) -> Node:
-        nearest = self.transform.interpolation is InterpolationMode.NEAREST
-        interpolation = ops.types.INTERP_NN if nearest else ops.types.INTERP_LINEAR
-        how = {"interp_type": interpolation, "fill_value": self.transform.fill}
-        if isinstance(self.transform, Sphere):
-            return ops.fn.sphere(image, **how)
-        (ampl_x, ampl_y), (freq_x, freq_y) = self.transform.amplitude, self.transform.frequency
-        phases = {"phase_x": self.transform.phase_x[0], "phase_y": self.transform.phase_y[0]}
-        return ops.fn.water(image, ampl_x=ampl_x, ampl_y=ampl_y, freq_x=freq_x, freq_y=freq_y, **phases, **how)
 
 
 class CLAHERule(Augmentation):

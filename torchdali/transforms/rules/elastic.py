@@ -14,6 +14,7 @@ from torchvision.transforms.v2 import functional as F
 from torchdali.transforms.rng import Draws
 from torchdali.transforms.rule import Input, Node, Nodes, Ops, SampleTransformError, Unsupported, find_faulty_row
 from torchdali.transforms.rules import _noise
+from torchdali.transforms.rules._remap import count_pixels, take_pixels
 from torchdali.transforms.rules._warp import blend_fill
 from torchdali.transforms.rules.filters import check_window
 from torchdali.transforms.rules.geometry import Warp
@@ -69,34 +70,14 @@ class ElasticTransform(Warp):
         return _noise.draw_noise(draws, size)
 
     def lower(self, ops: Ops, image: Node, params: Nodes) -> Node:
-        fn, math = ops.fn, ops.math
+        fn = ops.fn
         sides = image.shape(dtype=ops.types.INT32)
         noise = _noise.to_uniform(_noise.random_words(ops, params, sides[0], sides[1], 2)) * np.float32(2) - np.float32(
             1
         )
-        ramp = params["noise_ramp"].gpu() if ops.device == "gpu" else params["noise_ramp"]
-        maps: list[Node] = []
-        inside: Node = None
-        for channel in (0, 1):  # x, y
-            side = sides[1 - channel]
-            at = fn.slice(ramp, start=[0], shape=side, axes=[0])
-            at = fn.cast(fn.expand_dims(at, axes=[channel]), dtype=ops.types.FLOAT)
-            at = at + self._offset(ops, noise, sides, channel)
-            last = fn.cast(side, dtype=ops.types.FLOAT) - np.float32(1)
-            # DALI's remap has no fill outside of the image. So the maps stay inside, and the weight is computed here.
-            if self.interpolation == "nearest":
-                at = math.floor(at + np.float32(0.5))
-                weight = fn.cast((at >= np.float32(0)) & (at <= last), dtype=ops.types.FLOAT)
-                at = math.max(math.min(at, last), np.float32(0))
-            else:
-                weight = math.clamp(math.min(at, last - at) + np.float32(1), 0.0, 1.0)
-                at = math.max(math.min(at, last - np.float32(1e-3)), np.float32(0))
-            maps.append(at)
-            inside = weight if inside is None else inside * weight
-        interp = ops.types.INTERP_NN if self.interpolation == "nearest" else ops.types.INTERP_LINEAR
+        x, y = (at + self._offset(ops, noise, sides, i) for i, at in enumerate(count_pixels(ops, params, sides)))
         values = image if self.floating else fn.cast(image, dtype=ops.types.FLOAT)
-        values = fn.experimental.remap(values, *maps, interp=interp, pixel_origin="center")
-        inside = fn.reinterpret(fn.expand_dims(inside, axes=[2]), layout="HWC")
+        values, inside = take_pixels(ops, values, x, y, self.interpolation == "nearest")
         result = values * inside
         if self.fill is not None:
             # With nearest pixels the weight is 0 or 1, so a second multiplication changes nothing.
