@@ -44,25 +44,27 @@ class EncodedBatch(Reader):
     ) -> None:
         super().__init__(owner.source, owner.adjust_orientation)
         self._owner, self._load, self._patience = owner, load, patience
-        self._files: dict[int, EncodedFile] = {}
+        self._files: dict[int, Bytes] = {}
+        self._headers: dict[int, Header] = {}
 
     def scan(self, rows: IntArray, pool: Callable[[], Executor]) -> Scan:
         """Start to read the files, in the threads of ``pool()``."""
         return Scan(np.unique(rows).tolist(), self._read, pool, patience=self._patience)
 
     def _read(self, rows: Sequence[int]) -> None:
-        self._files.update(zip(rows, self._load(rows), strict=True))
+        for row, (data, header) in zip(rows, self._load(rows), strict=True):
+            self._files[row], self._headers[row] = data, header
 
     def sizes(self, rows: IntArray) -> IntArray:
-        return np.array([self._files[row][1][:2] for row in rows.tolist()], np.int64).reshape(-1, 2)
+        return np.array([self._headers[row][:2] for row in rows.tolist()], np.int64).reshape(-1, 2)
 
     def decode_with_pil(self, row: int) -> Bytes:
         with self.blame(row, "decoded"):
-            return decode_to_ppm(self._files[row][0], self.adjust_orientation)
+            return decode_to_ppm(self._files[row], self.adjust_orientation)
 
     def read_inputs(self, rows: IntArray, pixels: Mapping[int, Bytes], resources: ExitStack) -> list[Bytes]:
         """Return the bytes of each file; if PIL has decoded it, those of another file with its pixels."""
-        images: list[Bytes] = [self._files[row][0] for row in rows.tolist()]
+        images: list[Bytes] = [self._files[row] for row in rows.tolist()]
         for position, image in pixels.items():
             images[position] = image
         return images
@@ -71,7 +73,7 @@ class EncodedBatch(Reader):
         return self._owner.input_stats()
 
     def find_pil_only(self, rows: IntArray) -> IntArray:
-        pil_only = [position for position, row in enumerate(rows.tolist()) if not self._files[row][1].native]
+        pil_only = [position for position, row in enumerate(rows.tolist()) if not self._headers[row].native]
         return np.union1d(np.array(pil_only, np.int64), self._owner.find_pil_only(rows))
 
     def mark_pil_only(self, row: int) -> None:
@@ -79,8 +81,7 @@ class EncodedBatch(Reader):
 
     def check(self, row: int) -> None:
         if row in self._files:
-            with self.blame(row, "decoded"):
-                decode_to_ppm(self._files[row][0], self.adjust_orientation)
+            self.decode_with_pil(row)
 
     def forget(self, rows: IntArray) -> None:
         self._owner.forget(rows)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
 from torchdali.pipeline.readers.base import Reader
-from torchdali.pipeline.readers.encoded import Bytes, EncodedReader
+from torchdali.pipeline.readers.encoded import Bytes, EncodedBatch, EncodedReader
 from torchdali.pipeline.readers.scan import Scan
 from torchdali.samples.image import decode_to_ppm
 from torchdali.sources import HEADER_BYTES, Header, Source, parse_header
@@ -118,25 +118,24 @@ class StoredReader(EncodedReader):
         return InputStats(self.table.non_engine_share())
 
 
-class _StoredBatch(Reader):
+class _StoredBatch(EncodedBatch):
     """The files of one batch, in memory. Their headers are in the table of their reader."""
 
     def __init__(self, owner: StoredReader) -> None:
-        super().__init__(owner.source)
-        self._owner = owner
-        self._files: dict[int, Bytes] = {}
+        super().__init__(owner, owner.load)
+        self._stored = owner
         self._parts: dict[int, Any] = {}
 
     def scan(self, rows: IntArray, pool: Callable[[], Executor]) -> Scan:
         """Start to read the files, in the threads of ``pool()``; here if they are mapped and have been read before."""
-        if self._owner.needs_threads(rows):
+        if self._stored.needs_threads(rows):
             return Scan(np.unique(rows).tolist(), self._read, pool, _CHUNK)
         self._read(rows.tolist())
         return Scan([], self._read, pool)
 
     def _read(self, rows: Sequence[int]) -> None:
         index = np.array(rows, np.int64)
-        self._files.update(zip(rows, self._owner.read_files(index), strict=True))
+        self._files.update(zip(rows, self._stored.read_files(index), strict=True))
         with suppress(Exception):  # target() reads again, and raises it in the sample's turn
             self._parts.update(zip(rows, self.source.read_parts(index) or (), strict=False))
 
@@ -146,32 +145,7 @@ class _StoredBatch(Reader):
         return self.source.make_target(self._parts.pop(row))  # a sample that comes twice has two targets
 
     def sizes(self, rows: IntArray) -> IntArray:
-        return self._owner.sizes(rows)
-
-    def decode_with_pil(self, row: int) -> Bytes:
-        with self.blame(row, "decoded"):
-            return decode_to_ppm(self._files[row])
-
-    def read_inputs(self, rows: IntArray, pixels: Mapping[int, Bytes], resources: ExitStack) -> list[Bytes]:
-        """Return the bytes of each file; if PIL has decoded it, those of another file with its pixels."""
-        images: list[Bytes] = [self._files[row] for row in rows.tolist()]
-        for position, image in pixels.items():
-            images[position] = image
-        return images
-
-    def input_stats(self) -> InputStats:
-        return self._owner.input_stats()
+        return self._stored.sizes(rows)
 
     def find_pil_only(self, rows: IntArray) -> IntArray:
-        return self._owner.find_pil_only(rows)
-
-    def mark_pil_only(self, row: int) -> None:
-        self._owner.mark_pil_only(row)
-
-    def check(self, row: int) -> None:
-        if row in self._files:
-            with self.blame(row, "decoded"):
-                decode_to_ppm(self._files[row])
-
-    def forget(self, rows: IntArray) -> None:
-        self._owner.forget(rows)
+        return self._stored.find_pil_only(rows)
