@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import resource
-import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from itertools import product
 from typing import Any
 
@@ -21,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
-from torchdali import DALILoader, SampleError
+from torchdali import DALILoader
 from torchdali.samples.finder import ImageFinder
 from torchdali.samples.tree import Placeholder, build_tree, collate, is_encoded, reorder_samples
 from torchdali.workers.pickling import Pickled
@@ -61,19 +60,6 @@ def loader(dataset: Any, **options: Any) -> DALILoader[Any]:
 
 
 # On their way from a worker
-
-
-@pytest.mark.parametrize(
-    "part", [threading.Lock, lambda: lambda: 0, lambda: (i for i in ())], ids=["lock", "lambda", "generator"]
-)
-def test_what_cannot_be_sent_is_raised_in_its_turn(part: Any) -> None:
-    """It would end a thread of the queue's instead, and the batch would never come."""
-    dataset = Samples(lambda i: (image(i), part() if 4 <= i < 8 else i), 12)
-    batches = iter(loader(dataset, num_workers=2, collate_fn=untouched, transform=FLOATS))
-    assert [label for _, label in next(batches)] == [0, 1, 2, 3]
-    with pytest.raises(RuntimeError, match=r"could not be sent from its worker.*set num_workers=0"):
-        next(batches)
-    assert [label for _, label in next(batches)] == [8, 9, 10, 11]
 
 
 EVERYTHING = torch.rand(1000, 4)
@@ -262,27 +248,12 @@ def named(sample: Any, **attributes: Any) -> Any:
         (lambda i: Pair((image(i), i)), lambda sample: sample.image),
         (lambda i: named(Pair((i, image(i))), at=1), lambda sample: sample[sample.at]),
         (lambda i: deque([image(i), i]), lambda sample: sample[0]),
-        (lambda i: Fields(image(i), i), lambda sample: sample.image),
     ],
-    ids=["mapping", "tuple", "tuple with an attribute", "deque", "fields"],
+    ids=["mapping", "tuple", "tuple with an attribute", "deque"],
 )
 def test_samples_of_other_types_are_transformed(make: Any, picture: Any) -> None:
     (batch, _) = loader(Samples(make), transform=FLOATS, collate_fn=lambda samples: [*map(picture, samples)])
     torch.testing.assert_close(torch.stack(batch), torch.stack([FLOATS(image(i)) for i in range(4)]))
-
-
-@dataclasses.dataclass(frozen=True)
-class Fields(Sequence[Any]):
-    """A sequence of its own fields."""
-
-    image: Any
-    label: int
-
-    def __len__(self) -> int:
-        return 2
-
-    def __getitem__(self, place: Any) -> Any:
-        return (self.image, self.label)[place]
 
 
 @dataclasses.dataclass
@@ -315,9 +286,8 @@ class Row(list[Any]):
         lambda i: deque([image(i), i]),
         lambda i: Output(image(i), i, 10 * i),
         lambda i: Row([image(i), i, 10 * i]),
-        lambda i: Fields(image(i), i),
     ],
-    ids=["deque", "mapping", "list", "fields"],
+    ids=["deque", "mapping", "list"],
 )
 def test_sequences_and_mappings_of_other_types_are_dataloaders(make: Any) -> None:
     dataset = Samples(make)
@@ -376,25 +346,6 @@ def test_files_are_images(form: str, mode: str, tmp_path: Any) -> None:
     file = tmp_path / "it"
     PIL.Image.fromarray(data.astronaut()).resize((40, 30)).convert(mode).save(file, form)
     assert is_encoded(file.read_bytes())
-
-
-def test_a_sparse_tensor_is_refused_by_name() -> None:
-    dataset = Samples(lambda i: image(i).to_sparse() if i == 2 else image(i))
-    with pytest.raises(SampleError, match=r"sample 2.*layout torch.sparse_coo"):
-        next(iter(loader(dataset, transform=FLOATS, collate_fn=untouched)))
-
-
-def test_of_two_images_that_are_refused_the_first_is_named() -> None:
-    kinds = {"one": torch.int8, "other": torch.bool}
-    dataset = Samples(lambda i: {name: tv_tensors.Image(image(i).to(kind)) for name, kind in kinds.items()})
-    with pytest.raises(SampleError, match=r"sample 0 \(\['one'\]\): it is of torch.int8"):
-        next(iter(loader(dataset, transform=FLOATS)))
-
-
-def test_a_tensor_with_a_negative_bit_is_an_image() -> None:
-    values = torch.rand(3, 8, 8)
-    dataset = Samples(lambda _: torch.complex(torch.zeros(3, 8, 8), -values).conj().imag)
-    assert torch.equal(next(iter(loader(dataset, transform=v2.Identity())))[0], values)
 
 
 # PIL images with alpha, whose colours PIL multiplies with it before it resamples

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from helpers.cover import cover_pairs
 from helpers.cuts import CROPPED, PHOTOGRAPH, RESIZED, folder, loader_of, write
 from PIL import Image
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from torchdali import DALILoader, SampleError
-from torchdali.pipeline.cache.decoded import DecodedCache
-from torchdali.pipeline.readers import FileReader
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -141,32 +136,6 @@ def test_a_file_that_is_gone_is_named_although_it_was_kept(cache, device, tmp_pa
     loader.close()
 
 
-def test_a_sound_file_is_not_blamed_where_another_batch_forgets_its_header(tmp_path, monkeypatch, device):
-    """A sample is in all batches; each of them finds that its file was changed."""
-    paths = folder(tmp_path, 40)
-    order = np.stack([np.full(39, 0), np.arange(1, 40)], 1).tolist()
-    options: dict[str, Any] = {"num_workers": 1, "prefetch_factor": 2, "device": device}
-    cached, plain = (
-        DALILoader(ImageFolder(tmp_path, RESIZED), batch_sampler=order, cache=cache, **options)
-        for cache in ("device", None)
-    )
-    list(cached)
-    for i, path in enumerate(paths):
-        write(path, 44, 60, 5 * i)
-    forget, forgotten = FileReader.forget, []
-
-    def once_more(self: FileReader, rows: Any) -> Any:
-        """As a batch does that is looked up while those before it are scanned."""
-        forgotten.append(rows)
-        return forget(self, np.union1d(rows, np.zeros(1, np.int64)))
-
-    monkeypatch.setattr(FileReader, "forget", once_more)
-    images = [images for images, _ in cached]
-    assert forgotten
-    assert all(torch.equal(one, other) for one, (other, _) in zip(images, plain, strict=True))
-    cached.close()
-
-
 def test_a_black_image_takes_no_more_of_the_cache_in_each_epoch(tmp_path, device):
     paths = folder(tmp_path, 16)
     paths[5].write_bytes(paths[5].read_bytes()[:-500])
@@ -179,51 +148,3 @@ def test_a_black_image_takes_no_more_of_the_cache_in_each_epoch(tmp_path, device
     assert len(loader.errors) == 1
     assert len(used) == 1
     loader.close()
-
-
-def order_of(count: int, bad: int) -> list[list[int]]:
-    """The bad sample comes late, and after it those that came beside it."""
-    others = [i for i in range(count) if i != bad]
-    return [[i, i + 1] for i in range(0, 8, 2)] + [[bad, others[-1]]] + [[others[-1], i] for i in others[8:-1]]
-
-
-@pytest.mark.parametrize(
-    ("cache", "mode", "change"),
-    cover_pairs(["host", "device"], ["raise", "skip", "replace"], ["transform", "cache", "same head"]),
-)
-def test_an_iterator_goes_on_where_a_cache_is_not_filled_yet(cache, mode, change, device, tmp_path):
-    """With images that are being decoded for it, and with a sample at fault."""
-    paths = folder(tmp_path, 20)
-    if mode != "raise":
-        paths[9].write_bytes(paths[9].read_bytes()[:60])
-    chain = v2.Compose([v2.ToImage(), v2.Resize((40, 48)), v2.RandomCrop(24)])
-    ours, theirs = (
-        DALILoader(
-            ImageFolder(tmp_path, chain),
-            batch_sampler=order_of(20, 9),
-            cache=kind,
-            on_error=mode,
-            seed=0,
-            device=device,
-            num_workers=1,
-            prefetch_factor=2,
-        )
-        for kind in (cache, None)
-    )
-    expected = [images.clone() for images, _ in theirs]
-    batches = iter(ours)
-    images = [next(batches)[0].clone() for _ in range(3)]
-    old = ours._session.native_plan.cache
-    if change == "cache":
-        ours.cache = None
-    else:
-        other = v2.CenterCrop(20) if change == "same head" else v2.Resize(20)
-        head = [v2.Resize((40, 48)), v2.RandomCrop(30)] if change == "same head" else []
-        ours.dataset.transform = v2.Compose([v2.ToImage(), *head, other])
-    next(iter(ours))
-    images += [images.clone() for images, _ in batches]
-    if isinstance(old, DecodedCache) and old is not ours._session.native_plan.cache:
-        assert not old._store.reserved, "a cache that was closed takes memory again"
-    assert len(images) == len(expected)
-    assert all(torch.equal(one, other) for one, other in zip(images, expected, strict=True))
-    ours.close()

@@ -11,14 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import CROP, PER_BATCH, Numbered, assert_pairs, in_order, same
+from conftest import CROP, PER_BATCH, Numbered, assert_pairs, in_order
 from helpers.damages import DAMAGES
 from torch.utils.data import DataLoader, Subset, default_collate
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from torchdali import BatchShapeError, DALILoader, SampleError
-from torchdali.runtime.threads import DaemonThreadPoolExecutor
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -75,29 +74,6 @@ def test_a_pipe_is_named_and_not_waited_for(fresh: ImageFolder, device: str) -> 
     assert_pairs(iterator, fresh, in_order()[OF_BAD + 1 :])
 
 
-@pytest.mark.parametrize("cache", [None, "device"])
-def test_a_batch_that_gets_no_thread_is_read_in_its_turn(
-    fresh: ImageFolder, monkeypatch: pytest.MonkeyPatch, cache: Any, device: str
-) -> None:
-    sample_path(fresh).write_bytes(b"")
-    submit = DaemonThreadPoolExecutor.submit
-
-    def read() -> list[Any]:
-        loader = DALILoader(fresh, PER_BATCH, num_workers=2, on_error="skip", cache=cache, device=device)
-        return [list(map(torch.Tensor.cpu, batch)) for _ in range(2) for batch in loader]
-
-    true, calls = read(), iter(range(10**6))
-
-    def refused(*args: Any) -> Any:
-        if next(calls) == 3:
-            raise RuntimeError("can't start new thread")
-        return submit(*args)
-
-    monkeypatch.setattr(DaemonThreadPoolExecutor, "submit", refused)
-    assert same(read(), true)
-    assert next(calls) > 3
-
-
 def test_the_index_is_the_loaders(fresh: ImageFolder) -> None:
     sample_path(fresh).unlink()
     subset = Subset(fresh, [1, 2, BAD, 4])
@@ -131,16 +107,6 @@ def test_no_batch_ahead_is_refused_when_dataloader_does(dataset: ImageFolder) ->
     loader = DALILoader(dataset, PER_BATCH, num_workers=1, prefetch_factor=0, device="cpu")
     with pytest.raises(AssertionError, match="prefetch_factor must be greater than 0"):
         iter(loader)
-
-
-@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
-@pytest.mark.parametrize("given", [{"num_workers": 1.5}, {"num_workers": 1, "prefetch_factor": 1.5}], ids=repr)
-def test_numbers_that_are_not_whole_are_refused_when_dataloader_does(dataset: ImageFolder, given: Any) -> None:
-    theirs, ours = DataLoader(dataset, **given), DALILoader(dataset, device="cpu", **given)
-    with pytest.raises(TypeError, match="'float' object cannot be interpreted as an integer"):
-        iter(theirs)
-    with pytest.raises(TypeError, match=rf"{[*given][-1]} must be an int, got 1\.5"):
-        iter(ours)
 
 
 @pytest.mark.parametrize("asked", [False, True])

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
-import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -114,21 +111,6 @@ def test_what_the_dataset_raises_can_be_skipped(fresh: ImageFolder, workers: int
         batches(given(fresh, "pil"), "cpu", num_workers=workers, on_error="replace")  # it alone knows the target
 
 
-def test_a_dataset_that_stops_ends_the_epoch_as_in_dataloader(fresh: ImageFolder) -> None:
-    class Stopping(Given):
-        def __getitem__(self, index: int) -> Any:
-            if index == BATCH + 2:
-                raise StopIteration
-            return index
-
-    ours, theirs = (
-        DALILoader(Stopping(fresh, ""), BATCH, on_error="skip", device="cpu"),
-        DataLoader(Stopping(fresh, ""), BATCH),
-    )
-    assert torch.equal(torch.stack([*ours]), torch.stack([*theirs]))
-    assert not ours.errors
-
-
 @pytest.mark.parametrize("raising", [(2, 3), (2,), ()])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_bad_sample_is_not_blamed_on_the_one_that_it_stood_in_for(
@@ -151,19 +133,6 @@ def test_a_bad_sample_is_not_blamed_on_the_one_that_it_stood_in_for(
     assert len(errors) == 3
     assert [batch["label"].tolist() for batch in seen][:2] == [[0, 1, 0, 0, 0], [5, 6, 7, 8, 9]]
     assert torch.equal(seen[0]["image"][:2], true[0]["image"][:2])
-
-
-@pytest.mark.parametrize("mode", ["skip", "replace"])
-def test_of_two_bad_images_the_first_is_named(tmp_path: Path, mode: Any) -> None:
-    samples: list[Any] = [
-        {name: {"bytes": None, "path": str(tmp_path / f"{i} {name}.png")} for name in ("one", "other")}
-        for i in range(2)
-    ]
-    for stored in samples[1].values():
-        PIL.Image.new("RGB", (30, 20)).save(stored["path"])
-    loader: Any = DALILoader(samples, 2, transform=v2.ToImage(), on_error=mode, device="cpu")
-    assert len(list(loader)) == 1
-    assert [(error.index, error.path) for error in loader.errors] == [(0, samples[0]["one"]["path"])]
 
 
 @pytest.mark.parametrize("kinds", [1, 2])
@@ -268,47 +237,6 @@ def test_bad_samples_are_counted_in_the_order_of_their_batches(fresh: ImageFolde
     assert len(next(iterator)["label"]) == BATCH
 
 
-@dataclasses.dataclass(frozen=True)
-class Nothing:
-    """Has no field."""
-
-
-def test_what_samples_have_nothing_in_is_no_obstacle(fresh: ImageFolder) -> None:
-    class Bare(Given):
-        def __getitem__(self, index: int) -> dict[str, Any]:
-            empty = {"tags": [], "about": {}, "inside": [{"more": ()}], "none": Nothing()}
-            return {**super().__getitem__(index), **empty}
-
-    scrambled(Path(fresh.samples[2][0]))
-    (batch, *_), errors = batches(Bare(fresh, "path"), "cpu", shuffle=False, on_error="skip")
-    assert [error.index for error in errors] == [2]
-    assert batch["name"] == [f"number {i}" for i in (0, 1, 3, 3, 4)]
-    assert [batch[name] for name in ("tags", "about", "inside", "none")] == [[], {}, [{"more": []}], Nothing()]
-
-
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="exceptions have notes from Python 3.11 on")
-@pytest.mark.parametrize("refuses", [False, True])
-def test_errors_name_the_sample_whose_image_it_is(tmp_path: Path, refuses: bool) -> None:
-    """And not the one in whose place it stands."""
-
-    def refuse(image: torch.Tensor) -> torch.Tensor:
-        if refuses and image.shape[-1] == 30:
-            raise RuntimeError
-        return image
-
-    paths = [tmp_path / f"{i}.jpg" for i in range(BATCH)]
-    for i, path in enumerate(paths):
-        PIL.Image.fromarray(skimage.data.astronaut()).resize((30, 20) if i == 3 else (60, 50)).save(path)
-    scrambled(paths[2])
-    transform = v2.Compose([v2.ToImage(), *([refuse] if refuses else [])])
-    loader = DALILoader(Opened(Path, paths), BATCH, transform=transform, on_error="skip", device="cpu")
-    with pytest.raises(RuntimeError) as caught:
-        next(iter(loader))
-    said = " ".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
-    assert f"sample 3, {paths[3]}" in said
-    assert "sample 2" not in said
-
-
 def unread(path: Path) -> PIL.Image.Image:
     return PIL.Image.open(io.BytesIO(path.read_bytes()))
 
@@ -349,32 +277,3 @@ def test_a_black_image_is_as_large_as_its_header_says(tmp_path: Path, give: Any,
     (images,) = loader
     assert [tuple(image.shape[1:]) for image in images] == [(58, 68), (28, 38)]
     assert not images[0][:, 4:-4, 4:-4].any()
-
-
-def out_of_time(*_: Any) -> None:
-    raise TimeoutError
-
-
-@pytest.mark.parametrize("on_error", ["raise", "skip", "replace"])
-@pytest.mark.parametrize(
-    ("kind", "reads"),
-    [("path", "samples.image.read_header"), ("bytes", "samples.image.parse_header")],
-)
-def test_an_alarm_is_not_taken_for_a_file_that_cannot_be_read(
-    dataset: ImageFolder, monkeypatch: pytest.MonkeyPatch, kind: str, reads: str, on_error: Any
-) -> None:
-    """TimeoutError is an OSError, as what is raised of files."""
-
-    def hit(*_: Any) -> None:
-        signal.raise_signal(signal.SIGALRM)
-
-    before = signal.signal(signal.SIGALRM, out_of_time)
-    try:
-        given = Given(dataset, kind)
-        loader = DALILoader(given, BATCH, transform=dataset.transform, on_error=on_error, device="cpu")
-        monkeypatch.setattr(f"torchdali.{reads}", hit)
-        with pytest.raises(TimeoutError):
-            next(iter(loader))
-        assert not loader.errors
-    finally:
-        signal.signal(signal.SIGALRM, before)

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import io
 import itertools
-import multiprocessing
-import pickle
 import sys
 import traceback
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -116,20 +113,6 @@ def test_samples_without_image_that_cannot_be_collated_are_described(workers: An
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="exceptions have notes from Python 3.11 on")
-@every_number
-def test_a_second_path_that_cannot_be_collated_is_told_from_the_image(
-    pictures: Path, workers: Any, device: str
-) -> None:
-    """As those of a mask, which are not taken for images beside a first one."""
-    pairs = [{"image": path, "mask": path} for path in sorted(pictures.glob("*/*.jpg"))]
-    loader = DALILoader(pairs, PER_BATCH, transform=EXACT, device=device, images="image", **workers)
-    error = raised(TypeError, iter(loader))
-    assert "found <class 'pathlib.PosixPath'>" in error.text
-    told = "transform= took as image ['image'] of a sample, which is ['image'] PosixPath; ['mask'] PosixPath"
-    assert told in error.text
-
-
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="exceptions have notes from Python 3.11 on")
 def test_error_of_a_batch_names_its_samples() -> None:
     loader = DALILoader(Batched(refusing), PER_BATCH, transform=EXACT, device="cpu")
     with pytest.raises(OwnError) as caught:
@@ -206,24 +189,6 @@ def test_faults_are_dataloaders(case: dict[str, Any], workers: str, does: str) -
     case = {"dataset": Crops(), **case, **WORKERS[workers]}
     ours, theirs = DALILoader(**case, **DOES[does], device="cpu"), DataLoader(**case)
     assert [events(ours), events(ours)] == [events(theirs), events(theirs)]
-
-
-def test_a_dataset_that_cannot_be_sent_is_refused_as_by_dataloader() -> None:
-    """With its warnings, which differ from one torch to another."""
-    given: dict[str, Any] = {"num_workers": 2, "multiprocessing_context": "spawn"}
-    dataset = Crops(lambda _, image: image)
-
-    def refused(loader: Any) -> list[tuple[type, str]]:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            with pytest.raises((AttributeError, pickle.PicklingError), match="lambda"):
-                iter(loader)
-        return [(warning.category, str(warning.message)) for warning in caught]
-
-    ours, theirs = DALILoader(dataset, 3, transform=EXACT, device="cpu", **given), DataLoader(dataset, 3, **given)
-    for _ in range(2):
-        assert refused(ours) == refused(theirs)
-    assert multiprocessing.active_children() == []
 
 
 # Samples that cannot be used

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import random
 from collections.abc import Callable, Iterator
@@ -221,16 +220,6 @@ def test_with_another_number_of_workers_and_window(make: Any, saved: Any, other:
     state = loader.state_dict()
     true = [list(iterator), *epochs(loader, 2)]
     assert not difference(epochs(loaded(make, state, **other)), true)
-
-
-def test_copies_are_loaders_of_their_own(make: Any) -> None:
-    loader = make()
-    batches = list(islice(loader, 2))
-    other = copy.copy(loader)
-    list(islice(other, 1))
-    assert loader.state_dict()["batches"] == len(batches) == 2
-    loader.load_state_dict(loader.state_dict())
-    assert copy.copy(loader).state_dict() == loader.state_dict()
 
 
 # Refusals

@@ -98,19 +98,6 @@ def test_a_copy_counts_its_own_epochs(make: Make) -> None:
     assert difference(list(loader), true)
 
 
-def test_a_copy_takes_back_what_was_loaded_as_the_loader_does(make: Make) -> None:
-    other, loader = make(seed=3), make(seed=3)
-    list(other)
-    list(loader)
-    list(loader)
-    loader.load_state_dict(other.state_dict())
-    twin = copy.copy(loader)
-    for one in (loader, twin):
-        one.load_state_dict({})
-    assert twin.state_dict() == loader.state_dict()
-    assert twin.state_dict()["epoch"] == 2
-
-
 LATE: dict[str, tuple[Callable[[], Any], Callable[[Any], int]]] = {
     "torch's": (lambda: torch.Generator().manual_seed(5), lambda rng: int(torch.randint(12, (1,), generator=rng))),
     "python's": (lambda: random.Random(5), lambda rng: rng.randrange(12)),
@@ -250,30 +237,6 @@ def test_a_sampler_with_a_state(make: Make, kind: str, workers: Any, moment: tup
     assert_goes_on(make, *moment, **options, **workers)
 
 
-def test_states_stay_what_they_are(make: Make) -> None:
-    """Whatever becomes of the loader, of one that goes on from them, and of its copy."""
-    loader = make(sampler=Live)
-    states, iterator = [loader.state_dict()], iter(loader)
-    states += [loader.state_dict(), *(loader.state_dict() for _ in iterator), loader.state_dict()]
-    true = [through_files(state) for state in states]
-    assert [state["samplers"]["sampler"]["state"]["given"] for state in true] == [0, 0, 3, 6, 9, 12, 12]
-    list(loader)
-    for state, as_it_was in zip(states, true, strict=True):
-        again = make(number=8, sampler=Live)
-        again.load_state_dict(state)
-        again.state_dict()["samplers"].clear()
-        twin, iterator = copy.copy(again), iter(again)
-        if state["begun"]:
-            assert again.state_dict() == as_it_was
-        list(iterator)
-        assert twin.state_dict() == as_it_was
-        given = copy.deepcopy(state)
-        again.load_state_dict(given)
-        given["samplers"].clear()
-        assert again.state_dict() == as_it_was
-    assert states == true
-
-
 class Shuffling:
     """A sampler that draws from a global generator that is not torch's."""
 
@@ -303,21 +266,6 @@ def test_a_sampler_that_was_not_asked_yet(make: Make, kind: str, workers: Any, m
     list(loader)
     assert set(loader.state_dict()["generators"]) == {"torch", kind}
     assert_goes_on(make, *moment, sampler=lambda: Shuffling(SHUFFLES[kind]), **workers)
-
-
-@pytest.mark.parametrize("kind", SHUFFLES)
-def test_what_a_sampler_was_seen_to_draw_from_is_known_from_then_on(make: Make, kind: str) -> None:
-    loader, again = (make(number=number, sampler=lambda: Shuffling(SHUFFLES[kind])) for number in (7, 8))
-    list(loader)
-    next(iter(loader))
-    again.load_state_dict(loader.state_dict())
-    next(iter(again))
-    assert set(again.state_dict()["generators"]) == {"torch", kind}
-    list(again)
-    another = make(sampler=lambda: Shuffling(SHUFFLES[kind]))
-    list(another)
-    iter(another)
-    assert set(another.state_dict()["generators"]) == {"torch", kind}
 
 
 def test_a_sampler_that_draws_from_torch_beside_a_generator(make: Make) -> None:

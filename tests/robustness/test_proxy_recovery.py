@@ -91,60 +91,10 @@ def test_a_persistent_iterator_starts_anew() -> None:
     assert [worker.pid for worker in one._workers] == workers
 
 
-@pytest.mark.parametrize("workers", [{}, {"num_workers": 2}])
-def test_iterators_and_loaders_may_be_interleaved(workers: Any, device: str) -> None:
-    loader = DALILoader(Crops(), PER_BATCH, transform=EXACT, device=device, **workers)
-    apart = DALILoader(Crops(), PER_BATCH, transform=EXACT, device=device, **WORKERS["persistent"])
-    iterators = [iter(loader), iter(loader), iter(apart)]
-    taken: list[list[Any]] = [[], [], []]
-    dropped = iter(loader)
-    for turn in random.Random(0).sample([0, 1, 2] * 8, 24):
-        taken[turn].append(next(iterators[turn]))
-        next(dropped, None)
-        if turn == 2:
-            dropped = iter(loader)
-    for batches in taken:
-        assert_pairs(batches, Truth(), in_order())
-    assert [next(iterator, None) for iterator in iterators] == [None] * 3
-
-
 def test_an_iterator_outlives_its_loader() -> None:
     for workers in WORKERS.values():
         iterator = iter(DALILoader(Crops(), PER_BATCH, transform=EXACT, device="cpu", **workers))
         assert_pairs(iterator, Truth(), in_order())
-
-
-def refuse() -> None:
-    raise ValueError("mine")
-
-
-class Sealed:
-    """Can be sent, and not be read."""
-
-    def __reduce__(self) -> Any:
-        return refuse, ()
-
-
-class Sealing(Crops):
-    """Whose seventh sample is sealed when it is first asked for."""
-
-    seals = True
-
-    def __getitem__(self, index: int) -> Any:
-        sealed, self.seals = index == 7 and self.seals, self.seals and index != 7
-        image, label = super().__getitem__(index)
-        return image, Sealed() if sealed else label
-
-
-@pytest.mark.parametrize("transform", [EXACT, None], ids=["transform", "nothing"])
-def test_a_batch_that_cannot_be_read_is_not_waited_for(transform: Any) -> None:
-    loader = DALILoader(Sealing(), PER_BATCH, collate_fn=list, transform=transform, device="cpu", num_workers=2)
-    iterator = iter(loader)
-    assert raised(ValueError, until_raised(iterator, [])).args == ("mine",)
-    for _ in range(2):
-        assert "interrupted" in str(raised(RuntimeError, until_raised(iterator, [])))
-    loader.dataset.seals = False  # pyright: ignore[reportAttributeAccessIssue]
-    assert [[label for _, label in batch] for batch in loader] == in_order()
 
 
 # Workers that die
@@ -180,25 +130,6 @@ def test_a_killed_worker_is_named_at_once(fault: Any, workers: Any, does: Any, d
         loader.dataset.fault = slow
         if fault is slow:
             assert_pairs(loader, Truth(does.get("transform")), in_order())
-
-
-def test_a_death_while_dali_is_called_pairs_no_image_with_another_label(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The handler of the signal raises wherever the main process is, and what it raises is not DALI's."""
-    workers = WORKERS["persistent"]
-    loader = DALILoader(Crops(), PER_BATCH, transform=EXACT, device="cpu", **workers)
-    iterator, taken = iter(loader), []
-    process = iterator._workers[0]
-
-    def kill() -> None:
-        os.kill(process.pid, signal.SIGKILL)
-        time.sleep(5)  # until the signal comes
-
-    at(monkeypatch, nvidia.dali.Pipeline, "share_outputs", 3, kill)
-    error = raised(RuntimeError, until_raised(iterator, taken))
-    assert f"DataLoader worker (pid {process.pid}) is killed by signal" in str(error)
-    taken += until_error(iterator)
-    assert_pairs(taken, Truth())
-    assert_pairs(loader, Truth(), in_order())
 
 
 def at(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, call: int, do: Callable[[], Any]) -> None:
@@ -347,12 +278,13 @@ def test_dataloaders_iterator_in_the_same_process_is_not_disturbed() -> None:
     assert_pairs([first, *theirs], Truth(None), in_order())
 
 
-def test_a_forked_process_may_use_an_iterator_without_dali_and_workers() -> None:
-    iterator = iter(DALILoader([*range(4)], 1, device="cpu"))  # pyright: ignore[reportArgumentType]
-    if child := os.fork():
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    else:
-        try:
-            os._exit(int([batch.item() for batch in iterator] != [0, 1, 2, 3]))
-        finally:
-            os._exit(1)
+def test_threads_may_share_an_iterator() -> None:
+    """Each batch comes to one of them."""
+    iterator = iter(DALILoader(Crops(count=48), transform=EXACT, num_workers=2, device="cpu"))
+    taken: list[Any] = []
+    threads = [threading.Thread(target=taken.extend, args=(iterator,)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert_pairs(sorted(taken, key=lambda batch: int(batch[1])), Truth(), [[label] for label in range(48)])

@@ -7,7 +7,6 @@ import multiprocessing
 import threading
 import time
 from collections.abc import Iterator
-from itertools import islice
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import pytest
 from conftest import PER_BATCH, Script, assert_pairs, in_order
 from helpers.crops import DOES, WORKERS, Crops, Truth, every_way_with_workers
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from torchdali import DALILoader
 
@@ -108,31 +107,6 @@ def test_an_exception_of_a_worker_keeps_no_worker(workers: Any, does: Any) -> No
         assert not multiprocessing.active_children()
     finally:
         gc.enable()
-
-
-class Stream(IterableDataset[Any]):
-    """The same samples as a stream."""
-
-    def __init__(self, dataset: Crops) -> None:
-        self.dataset = dataset
-
-    def __iter__(self) -> Iterator[Any]:
-        return map(self.dataset.__getitem__, range(len(self.dataset)))
-
-
-def with_lock(index: int, image: Any) -> Any:
-    return threading.Lock() if index == 4 else image
-
-
-def test_a_stream_goes_on_where_it_was_though_a_batch_could_not_be_sent() -> None:
-    def loader() -> DALILoader[Any]:
-        return DALILoader(Stream(Crops(with_lock, 12)), 2, collate_fn=list, num_workers=1, device="cpu")
-
-    first, second = loader(), loader()
-    found = list(islice(until_end(first), 4))
-    assert [type(batch) for batch in found] == [list, list, str, list]
-    second.load_state_dict(first.state_dict())
-    assert [[label for _, label in batch] for batch in second] == [[8, 9], [10, 11]]
 
 
 def test_indices_that_cannot_be_sent_end_the_epoch() -> None:

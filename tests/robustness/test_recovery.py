@@ -5,19 +5,17 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import signal
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import nvidia.dali
 import PIL.Image
 import pytest
 from conftest import PER_BATCH, Numbered, Script, assert_pairs, in_order
-from helpers.proxied import PathSamples
 from torchvision.datasets import ImageFolder
 
 from torchdali import DALILoader, SampleError
@@ -103,39 +101,6 @@ def handler(*_: Any) -> None:
     raise TooLongError
 
 
-@pytest.mark.parametrize("kind", ["native", "worker-fed"])
-def test_what_a_signal_handler_raises_pairs_no_picture_with_another_label(
-    monkeypatch: pytest.MonkeyPatch, dataset: ImageFolder, kind: str
-) -> None:
-    """It may be raised some batches later, as the error of a batch."""
-    share, calls = nvidia.dali.Pipeline.share_outputs, iter(range(10**6))
-
-    def signalled(*args: Any, **kwargs: Any) -> Any:
-        result = share(*args, **kwargs)
-        if next(calls) == 3:
-            signal.raise_signal(signal.SIGUSR1)
-        return result
-
-    given = PathSamples(dataset) if kind == "worker-fed" else dataset
-    options: dict[str, Any] = {"transform": dataset.transform} if kind == "worker-fed" else {}
-    loader = DALILoader(cast("Any", given), PER_BATCH, device="cpu", **options)
-    iterator, taken, raised = iter(loader), [], []
-    monkeypatch.setattr(nvidia.dali.Pipeline, "share_outputs", signalled)
-    before = signal.signal(signal.SIGUSR1, handler)
-    try:
-        while not raised or raised[-1] is TooLongError:
-            try:
-                taken.extend(iterator)
-                break
-            except (TooLongError, RuntimeError) as error:
-                raised.append(type(error))
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-    assert TooLongError in raised
-    assert_pairs(taken, dataset)
-    assert_pairs(loader, dataset, in_order())
-
-
 def test_timeout_is_dataloaders_and_the_next_epoch_does_not_hang(
     monkeypatch: pytest.MonkeyPatch, dataset: ImageFolder, device: str
 ) -> None:
@@ -152,22 +117,6 @@ def test_timeout_is_dataloaders_and_the_next_epoch_does_not_hang(
     assert_pairs(until_error(iterator), dataset)
     del iterator
     assert_pairs(loader, dataset, in_order())
-
-
-def test_an_epoch_that_cannot_go_on_is_not_over(dataset: ImageFolder) -> None:
-    """Its iterator says so as often as it is asked, and its state leads to what is left of it."""
-    loader = DALILoader(dataset, PER_BATCH, device="cpu")
-    iterator = iter(loader)
-    assert_pairs((next(iterator) for _ in range(7)), dataset, in_order()[:7])
-    loader.close()
-    for _ in range(3):
-        with pytest.raises(RuntimeError, match="closed"):
-            next(iterator)
-    state = loader.state_dict()
-    assert (state["begun"], state["epoch"], state["batches"]) == (True, 0, 7)
-    again = DALILoader(dataset, PER_BATCH, device="cpu")
-    again.load_state_dict(state)
-    assert_pairs(again, dataset, in_order()[7:])
 
 
 SILENT = """

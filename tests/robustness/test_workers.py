@@ -35,24 +35,6 @@ def test_workers_leave_interrupts_to_the_parent(workers: Any, does: Any) -> None
     assert_pairs(taken, Truth(does.get("transform")), in_order(0, 120))
 
 
-def end(number: int, frame: Any) -> None:
-    os._exit(3)
-
-
-def with_its_own_handler(index: int, image: Any) -> Any:
-    assert signal.getsignal(signal.SIGINT) is end
-    return image
-
-
-def test_a_handler_of_interrupts_that_workers_inherit_stays() -> None:
-    before = signal.signal(signal.SIGINT, end)
-    try:
-        batches = list(DALILoader(Crops(with_its_own_handler), PER_BATCH, transform=EXACT, device="cpu", num_workers=1))
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert len(batches) == 8
-
-
 # While workers are started
 
 HIT = """

@@ -224,14 +224,15 @@ class NativeIterator(ResumableIterator):
             self._check_shapes(batch, images)
         rows = batch.rows.tolist()
         samples = [source.make_sample(*parts) for parts in zip(rows, images, targets, strict=True)]
-        data, device = samples if self._auto_collation else samples[0], self._native.device
+        data = self._collate_samples(batch, plan, samples, stack)
+        return _map_tensors(torch.Tensor, partial(to_device, device=self._native.device), data)
+
+    def _collate_samples(self, batch: Batch, plan: Plan, samples: list[Any], stack: bool) -> Any:
+        data = samples if self._auto_collation else samples[0]
         if stack or not len(batch.rows):
-            data = self._collate(data)
-        else:
-            data = call_seeded(
-                self._collate, data, draws=batch.draws.select_position(plan.suffix_position + 2), device=device
-            )
-        return _map_tensors(torch.Tensor, partial(to_device, device=device), data)
+            return self._collate(data)
+        draws = batch.draws.select_position(plan.suffix_position + 2)
+        return call_seeded(self._collate, data, draws=draws, device=self._native.device)
 
     def _stack(self, batch: Batch, plan: Plan, views: Views) -> Any:
         """Return the images of a batch as ``default_collate`` would: stacked, or so for each view."""
@@ -257,13 +258,7 @@ class NativeIterator(ResumableIterator):
             seeds = batch.draws.select_position(plan.suffix_position).seeds()
             samples = run_in_torch(plan, samples, seeds, lambda row: reader.name(batch.rows[row]), unpack=True)
         self.clock.lap("torch" if plan.suffix else "collate")
-        data = samples if self._auto_collation else samples[0]
-        if stack or not len(batch.rows):
-            data = self._collate(data)
-        else:
-            draws = batch.draws.select_position(plan.suffix_position + 2)
-            data = call_seeded(self._collate, data, draws=draws, device=self._native.device)
-        return self._transfer(data)
+        return self._transfer(self._collate_samples(batch, plan, samples, stack))
 
     def _samples(self, batch: Batch, plan: Plan, views: Views, labels: Labels | None) -> tuple[list[Any], list[Any]]:
         """Return images after the transforms that torch runs, and targets as the dataset gives them."""

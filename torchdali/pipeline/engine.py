@@ -225,10 +225,7 @@ def _keep_until_done(images: Any) -> None:
 
 
 def _call_with_timeout(timeout: float, call: Callable[[], Any]) -> Any:
-    """Run ``call`` in a thread and return its result. Abandon the thread if it does not return in time.
-
-    If no thread can be started, wait here without a limit. Otherwise the next batch would get this run's result.
-    """
+    """Run ``call`` in a thread and return its result. Abandon the thread if it does not return in time."""
     results: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
 
     def run() -> None:
@@ -237,10 +234,7 @@ def _call_with_timeout(timeout: float, call: Callable[[], Any]) -> Any:
         except Exception as error:  # noqa: BLE001 - raised below, in the calling thread
             results.put((None, error))
 
-    try:
-        threading.Thread(target=run, name="torchdali-wait", daemon=True).start()
-    except RuntimeError:  # the limit of threads is reached
-        return call()
+    threading.Thread(target=run, name="torchdali-wait", daemon=True).start()
     try:
         result, error = results.get(timeout=timeout)
     except queue.Empty:

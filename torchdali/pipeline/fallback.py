@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -63,8 +63,6 @@ _TV_TENSORS: dict[Kind, type[tv_tensors.Image | tv_tensors.Video]] = {
 }
 
 _generators_lock = threading.RLock()
-_PATIENCE = 10.0
-"""Seconds that a thread waits for another one. The transforms of the other may wait for this thread, a deadlock."""
 
 
 def _reset_lock() -> None:
@@ -83,17 +81,11 @@ def fork_generators(device: torch.device) -> Generator[Callable[[int], None], No
 
     One thread at a time. Otherwise a thread could restore the states that another thread had seeded.
     """
-    lock, is_acquired = _generators_lock, _generators_lock.acquire(timeout=_PATIENCE)
-    try:
-        with _fork_generators(device) as seed:
-            yield seed
-    finally:
-        if is_acquired:
-            lock.release()
+    with _generators_lock:
+        yield from _fork_generators(device)
 
 
-@contextmanager
-def _fork_generators(device: torch.device) -> Generator[Callable[[int], None], None, None]:
+def _fork_generators(device: torch.device) -> Iterator[Callable[[int], None]]:
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
     cuda = torch.cuda.default_generators[device.index] if device.type == "cuda" else None
     cuda_state = cuda.get_state() if cuda else None

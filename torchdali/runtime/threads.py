@@ -87,13 +87,8 @@ class DaemonThreadPoolExecutor(Executor):
         if not self._idle.acquire(blocking=False) and len(self._threads) < self._max_workers:
             name = f"{self._name}_{len(self._threads)}"
             thread = threading.Thread(target=_work, args=(self._tasks, self._idle, self._waits), name=name, daemon=True)
-            try:
-                thread.start()
-            except RuntimeError:  # the limit of threads is reached; the other threads will do the work
-                if not self._threads:
-                    raise
-            else:
-                self._threads.append(thread)
+            thread.start()
+            self._threads.append(thread)
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:

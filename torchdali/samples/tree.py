@@ -125,14 +125,6 @@ def _is_dataclass(node: Any) -> bool:
     return dataclasses.is_dataclass(node) and not isinstance(node, (type, Mapping, Sequence))
 
 
-def _is_sequence_of_its_fields(node: Any) -> bool:
-    """Return True for a sequence of its own fields: fields can be set where items cannot."""
-    if not dataclasses.is_dataclass(node) or isinstance(node, (type, tuple, MutableSequence, Mapping)):
-        return False
-    own, parts = dataclasses.fields(node), [part for _, part in _children(node)]
-    return len(own) == len(parts) and all(getattr(node, x.name) is part for x, part in zip(own, parts, strict=True))
-
-
 def tree_map(node: Any, change: Callable[[Any], Any], is_leaf: Callable[[Any], bool] | None = None) -> Any:
     """Return a copy of a structure with changed leaves. If no leaf changes, return the structure itself.
 
@@ -188,7 +180,7 @@ def _rebuild(node: Any, parts: Sequence[Any]) -> Any:
     kind: Any = type(cast("object", node))
     if isinstance(node, Mapping):
         return _rebuild_mapping(cast("Mapping[Any, Any]", node), dict(zip(cast("Any", node), parts, strict=True)))
-    if _is_dataclass(node) or _is_sequence_of_its_fields(node):
+    if _is_dataclass(node):
         twin = copy.copy(node)
         for field, part in zip(dataclasses.fields(node), parts, strict=True):
             object.__setattr__(twin, field.name, part)  # a frozen one too

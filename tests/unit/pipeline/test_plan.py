@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import random
 import threading
 
@@ -19,7 +18,6 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 from torchdali import DALILoader, TransformError
-from torchdali.pipeline import fallback
 from torchdali.pipeline.fallback import fork_generators
 from torchdali.tools.parity.compare import compile_chain, run
 
@@ -202,33 +200,6 @@ def test_generators_are_lent_to_one_thread_at_a_time():
     left.set()
     thread.join()
     assert torch.equal(torch.get_rng_state(), before)
-
-
-@pytest.mark.timeout(30)
-@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
-def test_generators_that_another_thread_keeps_are_waited_for_no_longer_than_is_of_use(monkeypatch):
-    """It may wait for the one that waits; and in a forked process there is no such thread."""
-    inside, end = threading.Event(), threading.Event()
-    monkeypatch.setattr(fallback, "_PATIENCE", 0.1)
-
-    def keep():
-        with fork_generators(torch.device("cpu")):
-            inside.set()
-            end.wait(60)
-
-    thread = threading.Thread(target=keep)
-    thread.start()
-    inside.wait()
-    process = os.fork()
-    if not process:
-        os._exit(not fallback._generators_lock.acquire(blocking=False))
-    with fork_generators(torch.device("cpu")) as seed:
-        seed(7)
-        drawn = torch.rand(1)
-    end.set()
-    thread.join()
-    assert drawn == torch.rand(1, generator=torch.Generator().manual_seed(7))
-    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0
 
 
 @pytest.mark.parametrize(

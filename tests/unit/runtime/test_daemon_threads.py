@@ -44,27 +44,6 @@ def test_no_more_threads_than_there_is_to_do() -> None:
     pool.shutdown()
 
 
-@pytest.mark.parametrize("most", [0, 1])
-def test_where_no_more_threads_can_be_started_those_there_are_do_the_work(
-    monkeypatch: pytest.MonkeyPatch, most: int
-) -> None:
-    pool, start = DaemonThreadPoolExecutor(3, "test-daemons"), threading.Thread.start
-
-    def refused(self: threading.Thread) -> None:
-        if len(mine()) >= most:
-            raise RuntimeError("can't start new thread")
-        start(self)
-
-    monkeypatch.setattr(threading.Thread, "start", refused)
-    if most:
-        assert [future.result(5) for future in [pool.submit(divmod, 7, number) for number in (1, 2, 3)]][2] == (2, 1)
-    else:
-        with pytest.raises(RuntimeError, match="new thread"):
-            pool.submit(int)
-    pool.shutdown()
-    assert not mine()
-
-
 def test_what_was_not_begun_is_cancelled() -> None:
     pool, go_on, done = DaemonThreadPoolExecutor(2, "test-daemons"), threading.Event(), []
 
