@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.data import Subset
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
@@ -34,6 +35,7 @@ def main() -> None:
     parser.add_argument("--cores", default="16,4", help="numbers of cores, separated by commas")
     parser.add_argument("--root", type=Path, help="folder of the pictures [in /dev/shm; cold: in /tmp]")
     parser.add_argument("--cold", action="store_true", help="read the disk")
+    parser.add_argument("--repeats", type=int, default=1, help="how often an epoch lists each picture")
     parser.add_argument("--turns", type=int, default=TURNS)
     args = parser.parse_args()
     root = args.root or data.default_root(args.images, in_memory=not args.cold)
@@ -56,8 +58,13 @@ def main() -> None:
         "tar, samples are dictionaries": Tar(shards / "*.tar", label=("cls",), transform=transform),
         "tar, not mapped": Tar(shards / "*.tar", transform=transform, is_mapped=False),
     }
+    rows = list(range(args.images)) * args.repeats
+    datasets = {name: Subset(dataset, rows) for name, dataset in datasets.items()}
     files = [*Path(root).rglob("*.*"), *shards.iterdir()]
     available = sorted(os.sched_getaffinity(0))
+    if args.cold:
+        drop(files)
+        print(f"the shards read by one thread from start to end: {read(shards) * args.images:9,.0f} images/s")
     for cores in map(int, args.cores.split(",")):
         os.sched_setaffinity(0, available[:cores])
         measure(datasets, args, files, min(cores, len(available)))
@@ -95,6 +102,16 @@ def run_epoch(loader: DALILoader) -> float:
     if images.device.type == "cuda":
         torch.cuda.synchronize()
     return count / (time.perf_counter() - start)
+
+
+def read(folder: Path) -> float:
+    """Read all shards of a folder. Return how often that could be done in a second."""
+    start = time.perf_counter()
+    for path in folder.glob("*.tar"):
+        with path.open("rb", buffering=0) as file:
+            while file.read(2**24):
+                pass
+    return 1 / (time.perf_counter() - start)
 
 
 def drop(files: Iterable[Path]) -> None:
