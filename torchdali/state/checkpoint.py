@@ -199,9 +199,12 @@ def check_state(state: Mapping[str, Any], loader: Any) -> Checkpoint:
             _decode(state["generators"]),
             _decode(state["generators_at_begin"]),
             _decode_draws(state["draws"]),
-            {worker: StreamProgress(*copy.deepcopy(values)) for worker, *values in state["workers"]},
+            {
+                worker: StreamProgress(batches, samples, copy.deepcopy(own))
+                for worker, batches, samples, own in state["workers"]
+            },
         )
-    except (KeyError, TypeError, ValueError, IndexError, binascii.Error) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, IndexError, binascii.Error) as error:
         refuse_damaged(repr(error), error)
     generators = Generators(loader)
     missing = {*saved.rng_now, *saved.rng_at_start} - {*generators.own, *generators.lazy, *generators.shared}

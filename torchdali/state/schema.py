@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 __all__ = ["check_values", "refuse_damaged"]
 
@@ -14,7 +14,7 @@ _MOST_WORKERS = 2**16
 
 _FLAGS = ("begun", "over", "base_seed_drawn")
 _COUNTS = ("epoch", "start", "batches", "asked", "iterators", "worker")
-_TEXTS = ("generators", "generators_at_begin")
+_OTHERS = ("loader", "samplers", "generators", "generators_at_begin", "base_seed", "draws", "workers")
 
 
 def refuse_damaged(problem: str, cause: Exception | None = None) -> NoReturn:
@@ -23,11 +23,14 @@ def refuse_damaged(problem: str, cause: Exception | None = None) -> NoReturn:
 
 
 def check_values(state: Mapping[str, Any]) -> None:
-    """Raise ValueError unless all values of a state have the right types and ranges, and fit together."""
+    """Raise ValueError if a value of a state is missing, or of another type or range.
+
+    What is decoded when a state is loaded is checked there: generators, draws and workers.
+    """
     if "of_ranks" in state:
         _check_merged(state)
         state = {**state, **state["of_ranks"][0]}
-    for name in ("loader", "samplers", *_TEXTS, *_FLAGS, *_COUNTS, "base_seed", "draws", "workers"):
+    for name in (*_FLAGS, *_COUNTS, *_OTHERS):
         if name not in state:
             refuse_damaged(f"{name} is missing")
     for name in ("loader", "samplers"):
@@ -38,13 +41,11 @@ def check_values(state: Mapping[str, Any]) -> None:
         _require(isinstance(saved, Mapping), f"samplers[{path!r}]", "a dictionary", saved)
         if "epoch" in saved:
             _check_count(f"samplers[{path!r}]['epoch']", saved["epoch"])
-    _check_own(state)
+    _check_seed(state)
     for name in _FLAGS:
         _require(isinstance(state[name], bool), name, "a bool", state[name])
     for name in _COUNTS:
         _check_count(name, state[name])
-    _check_draws(state["draws"])
-    _check_streams(state["workers"])
     _check_counts(state, state["loader"].get("batches"))
 
 
@@ -54,42 +55,15 @@ def _check_merged(state: Mapping[str, Any]) -> None:
     _require(bool(ranks), "of_ranks", "a list of one dictionary or more", ranks)
     for own in ranks:
         _require(isinstance(own, Mapping), "of_ranks", "a list of dictionaries", ranks)
-        _check_own(own)
+        _check_seed(own)
     _check_count("ranks", state.get("ranks"))
     _require(len(ranks) in (1, state["ranks"]), "of_ranks", f"of 1 or {state['ranks']} entries", len(ranks))
 
 
-def _check_own(state: Mapping[str, Any]) -> None:
-    """Check the entries that each rank has for itself."""
+def _check_seed(state: Mapping[str, Any]) -> None:
     seed: Any = state.get("base_seed")
     is_seed = seed is None or (_is_int(seed) and -_INT64 - 1 <= seed <= _INT64)
     _require(is_seed, "base_seed", "an integer of 64 bits or None", seed)
-    for name in _TEXTS:
-        _check_texts(name, state.get(name))
-
-
-def _check_texts(name: str, texts: Any) -> None:
-    are_texts = isinstance(texts, Mapping) and all(
-        isinstance(key, str) and isinstance(text, str) for key, text in cast("Mapping[Any, Any]", texts).items()
-    )
-    _require(are_texts, name, "a dictionary of texts", texts)
-
-
-def _check_draws(draws: Any) -> None:
-    _require(isinstance(draws, list), "draws", "a list", draws)
-    for entry in cast("list[Any]", draws):
-        is_pair = isinstance(entry, (list, tuple)) and len(cast("Any", entry)) == 2 and _is_int(entry[0])
-        _require(is_pair, "draws", "a list of pairs of a number and a dictionary", draws)
-        _check_texts("draws", entry[1])
-
-
-def _check_streams(workers: Any) -> None:
-    _require(isinstance(workers, list), "workers", "a list", workers)
-    for entry in cast("list[Any]", workers):
-        is_entry = isinstance(entry, (list, tuple)) and len(cast("Any", entry)) == 4 and isinstance(entry[3], Mapping)
-        _require(is_entry, "workers", "a list of worker, batches, samples, state", workers)
-        for count in cast("list[Any]", entry)[:3]:
-            _check_count("workers", count)
 
 
 def _check_counts(state: Mapping[str, Any], length: Any) -> None:
