@@ -22,16 +22,6 @@ class TwoArgumentsError(Exception):
         self.second = second
 
 
-class NoArgumentError(Exception):
-    def __init__(self) -> None:
-        super().__init__("always the same")
-
-
-class OnlyByNameError(Exception):
-    def __init__(self, *, code: int) -> None:
-        super().__init__(f"code {code}")
-
-
 class NotReducedError(Exception):
     def __reduce__(self) -> Any:
         raise TypeError("it is not to be pickled")
@@ -47,22 +37,12 @@ class FrozenError(Exception):
     code: int
 
 
-class WithFunctionError(Exception):
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.function = lambda: None
-
-
 ODD: dict[str, Callable[[], Exception]] = {
     "two arguments": lambda: TwoArgumentsError("first", "second"),
-    "no argument": NoArgumentError,
-    "only by name": lambda: OnlyByNameError(code=3),
     "not reduced": lambda: NotReducedError("text"),
     "no text": lambda: NoTextError("text"),
     "frozen": lambda: FrozenError(3),
-    "with a function": lambda: WithFunctionError("text"),
     "system": lambda: OSError(5, "text"),
-    "decoding": lambda: UnicodeDecodeError("utf-8", b"\xff", 0, 1, "text"),
     "key": lambda: KeyError("text"),
 }
 

@@ -19,7 +19,6 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from torchdali import DALILoader, SampleError
-from torchdali.pipeline.engine import PipelineRunner, RunTimeoutError
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -188,31 +187,6 @@ def test_nothing_is_left_behind_by_an_error(fresh: ImageFolder) -> None:
         assert not loader._session.iterators  # no epoch is kept by a cycle
     finally:
         gc.enable()
-
-
-@pytest.mark.parametrize("asked", [False, True], ids=["read", "asked"])
-@pytest.mark.parametrize("raised", [KeyboardInterrupt, RunTimeoutError])
-def test_an_epoch_that_cannot_go_on_where_a_batch_is_run_again_is_not_over(
-    fresh: ImageFolder, monkeypatch: pytest.MonkeyPatch, raised: type[BaseException], asked: bool
-) -> None:
-    def fail(*_: Any) -> None:
-        raise raised
-
-    spoil(fresh, {BATCH + 1: "garbage"})
-    options: dict[str, Any] = {"transform": RANDOM, "num_workers": 1} if asked else {}
-    given: Any = PathSamples(fresh) if asked else fresh
-    loader = loader_of(given, "cpu", shuffle=False, on_error="skip", timeout=5, **options)
-    iterator = iter(loader)
-    next(iterator)
-    with monkeypatch.context() as patch:
-        patch.setattr(PipelineRunner, "take", fail)
-        with pytest.raises((KeyboardInterrupt, RuntimeError)):
-            next(iterator)
-    with pytest.raises(RuntimeError, match="this epoch cannot go on"):
-        next(iterator)
-    loader.load_state_dict(loader.state_dict())
-    seen = [labels.tolist() for _, labels in loader]
-    assert seen == [[5, 7, 7, 8, 9], *(list(range(first, first + BATCH)) for first in (10, 15)), [20, 21, 22, 23]]
 
 
 @pytest.mark.parametrize("mode", ["skip", "replace"])

@@ -8,9 +8,7 @@ import os
 import re
 import resource
 import struct
-import tarfile
 import warnings
-import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +19,6 @@ import pytest
 import torch
 from conftest import Numbered, encoded, in_order
 from helpers.proxied import difference
-from helpers.sounds import write as write_sound
 from PIL import Image
 from torch.utils.data import DataLoader, IterableDataset
 from torchvision import tv_tensors
@@ -29,7 +26,6 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from torchdali import DALILoader, ImageIndex, SampleError, TransformError
-from torchdali.datasets import AudioFolder, Table, Tar, Volumes, Zip
 
 CROPPED = v2.Compose([v2.ToImage(), v2.CenterCrop(8)])
 PICTURE = Image.fromarray(np.arange(30 * 40 * 3, dtype=np.uint8).reshape(30, 40, 3))
@@ -73,39 +69,6 @@ def test_a_path_may_begin_in_the_home_directory(
     monkeypatch.setenv("HOME", str(pictures.parent))
     ImageIndex.write(tmp_path / "other.npz", short)
     assert (tmp_path / "other.npz").exists()
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda home: Tar(home("a.tar"), label=None),
-        lambda home: Tar(home("a.tar"), label=None, index=home("other.index")),
-        lambda home: Zip(home("a.zip")),
-        lambda home: Table(home("a.csv"), root=home("")),
-        lambda home: AudioFolder(home("sounds")),
-        lambda home: AudioFolder([home("sounds/a/0.wav")]),
-        lambda home: Volumes(home("volumes"), (2, 2, 2)),
-        lambda home: Volumes([home("volumes/0.npy")], (2, 2, 2)),
-    ],
-    ids=["Tar", "its index", "Zip", "Table", "AudioFolder", "sounds", "Volumes", "volumes"],
-)
-def test_paths_of_every_dataset_may_begin_in_the_home_directory(
-    make: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    content = encoded(PICTURE, "PNG")
-    (tmp_path / "0.png").write_bytes(content)
-    with tarfile.open(tmp_path / "a.tar", "w") as tar:
-        tar.add(tmp_path / "0.png", "0.png")
-    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
-        archive.writestr("a/0.png", content)
-    (tmp_path / "a.csv").write_text("file,label\n0.png,1\n")
-    write_sound(tmp_path / "sounds" / "a" / "0.wav", np.zeros((100, 1), np.float32))
-    (tmp_path / "volumes").mkdir()
-    np.save(tmp_path / "volumes" / "0.npy", np.zeros((5, 6, 7), np.float32))
-    monkeypatch.setenv("HOME", str(tmp_path))
-    dataset = make(lambda name: f"~/{name}")
-    assert len(dataset) == 1
-    assert dataset[0] is not None
 
 
 # Datasets

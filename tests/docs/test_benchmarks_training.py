@@ -15,11 +15,10 @@ from helpers.started import run_python
 
 from benchmarks import options
 from benchmarks.common import data
-from benchmarks.suite import training, training_report, training_worker
-from benchmarks.systems.training_systems import DEFAULT, LEVERS, MODELS, Case, make_epochs, prefetch_one
-from torchdali.tools.bench import training as timing
+from benchmarks.suite import training, training_report
+from benchmarks.systems.training_systems import DEFAULT, LEVERS, MODELS, Case, make_epochs
 from torchdali.tools.bench.metrics import Gpu
-from torchdali.tools.bench.training import Steps, Training, has_enough, measure, repeat_batch, repeat_epochs, train
+from torchdali.tools.bench.training import Steps, Training, repeat_epochs, train
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -167,48 +166,6 @@ def test_a_lever_changes_the_loader_as_it_says(pictures, lever, monkeypatch):
     assert len(set(torch.cat([labels for _, labels in batches]).tolist())) > 1
 
 
-def test_what_is_done_before_is_done_once_before_the_loader_is_made(tmp_path, monkeypatch):
-    done = []
-    monkeypatch.setitem(LEVERS, "no_gc", replace(LEVERS["no_gc"], before=lambda: done.append("before")))
-    monkeypatch.setattr(training_worker, "make_epochs", lambda _: done.append("loader"))
-    monkeypatch.setattr(
-        training_worker.training, "measure", lambda *_, **__: ({}, (torch.zeros(8, 3, 8, 8), torch.zeros(8)))
-    )
-    monkeypatch.setattr(training_worker.subprocesses, "exit_now", lambda _: None)
-    monkeypatch.setattr(training_worker, "describe", lambda *_, **__: {})
-    monkeypatch.setattr(training_worker, "set_queues", lambda *_: None)
-    training_worker.measure_case(replace(CASE, model="tiny", lever="no_gc"), tmp_path / "result")
-    assert done == ["before", "loader"]
-
-
-def test_one_ahead_asks_for_the_next_batch_first():
-    said = []
-
-    def batches(count):
-        for number in range(count):
-            said.append(f"asked {number}")
-            yield number
-
-    def step(number):
-        said.append(f"step {number}")
-
-    for number in prefetch_one(batches(3)):
-        step(number)
-
-    assert said == ["asked 0", "asked 1", "step 0", "asked 2", "step 1", "step 2"]
-    assert list(prefetch_one(batches(0))) == []
-    assert list(prefetch_one(batches(1))) == [0]
-
-
-def test_measuring_ends_at_the_nearest_epoch():
-    def ended(step_seconds, length, seconds):
-        return next(n for n in range(1, 10_000) if has_enough(n * step_seconds, n, length, seconds))
-
-    assert ended(0.021, 32, 6) == 9 * 32
-    assert ended(0.078, 32, 6) == 2 * 32
-    assert ended(1.0, 32, 6) == 13, "an epoch that takes longer is cut"
-
-
 class Event:
     def __init__(self, at):
         self.at = at
@@ -232,37 +189,6 @@ def test_steps_waits_and_their_sums_are_by_the_gpus_clock():
     assert figures["waiting_share"] == round(6 / 36, 4)
     assert figures["epoch_start_wait_ms"]["max"] == 4, "of the fifth step, the first of an epoch of four"
     assert steps.figures(before=1, length=9)["epoch_start_wait_ms"] is None
-
-
-def test_a_training_settles_from_its_last_slow_step_on(monkeypatch):
-    times = iter([0, 1, 2, 2, 5, 5.5, 6, 7])  # the second of the first three steps is slow
-    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: next(times)))
-    steps = Steps(SimpleNamespace(present=False))
-    for _ in range(6):
-        steps.add()
-
-    assert steps.count_since_slow() == 1
-    assert steps.seconds_since_slow() == 2, "from 5 to 7"
-
-
-def test_some_seconds_pass_before_a_training_is_measured():
-    images, labels = torch.randn(8, 3, 224, 224), torch.arange(8)
-    settle = 0.3
-
-    figures, _ = measure(
-        MODELS["tiny"].make(),
-        repeat_batch(images, labels, 4),
-        Gpu(),
-        batch_size=8,
-        length=4,
-        seconds=0.1,
-        warmup=1,
-        settle=settle,
-        patience=30.0,
-    )
-
-    assert figures["warmup_s"] >= settle
-    assert figures["warmup_steps"] > 1
 
 
 def test_the_loop_trains_on_what_the_loader_gives():

@@ -78,7 +78,6 @@ WORKERS: dict[str, dict[str, Any]] = {
 }
 every_number = pytest.mark.parametrize("workers", WORKERS.values(), ids=WORKERS)
 with_workers = pytest.mark.parametrize("workers", list(WORKERS.values())[1:], ids=list(WORKERS)[1:])
-every_use = pytest.mark.parametrize("does", DOES.values(), ids=DOES)
 WAYS = [("workers", "transform"), ("persistent", "batch_transform"), ("workers", "nothing")]
 """Each use with workers, and each kind of workers. What differs between these does not depend on the use."""
 

@@ -61,16 +61,6 @@ def test_a_damaged_file_is_named_in_its_turn(
     assert_pairs(loader, fresh, in_order())
 
 
-# Odd batches
-
-
-def test_batches_of_any_size(load: Load, dataset: ImageFolder, device: str) -> None:
-    batches = [[*range(size)] for size in (1, 5, 3, 17, 1, 24, 2)] + [[4, 4, 4]]
-    loader = load(dataset, batch_sampler=batches, device=device)
-    for _ in range(2):
-        assert_pairs(loader, dataset, batches)
-
-
 # Odd files
 
 
@@ -82,17 +72,3 @@ def test_an_odd_file_is_read_as_pil_reads_it(load: Load, fresh: ImageFolder, kin
     loader = load(fresh, device=device)
     for _ in range(2):
         assert_pairs(loader, fresh, in_order())
-
-
-@pytest.mark.parametrize("size", [(30, 20), (140, 130)], ids=["smaller", "larger"])
-def test_a_file_that_is_rewritten_between_epochs_is_read_anew(
-    load: Load, fresh: ImageFolder, size: tuple[int, int], device: str
-) -> None:
-    loader = load(fresh, device=device)
-    assert_pairs(loader, fresh, in_order())
-    with PIL.Image.open(path_of(fresh, 1)) as image:
-        path_of(fresh).write_bytes(encoded(image.resize(size), "JPEG"))
-    assert_pairs(loader, fresh, in_order())
-
-
-# Ends

@@ -311,39 +311,6 @@ def test_as_a_command(script: Any, tmp_path: Path) -> None:
     assert "invalid int value: 'large'" in wrong.stderr
 
 
-@pytest.mark.slow
-def test_a_script_that_iterates_in_a_thread(script: Any) -> None:
-    code = """
-    import threading
-    from torchdali import DALILoader
-    from torchdali.transforms import ToImage
-    loader = DALILoader(PICTURES, transform=ToImage(), device="cpu")
-    thread = threading.Thread(target=lambda: list(loader))
-    thread.start()
-    thread.join()
-    threading.Event().wait()
-    """
-    done = run_python("-m", "torchdali.tools.cli", "explain", script(code))
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "24 files in 3 classes" in done.stdout
-
-
-@pytest.mark.slow
-def test_a_script_that_catches_everything_is_explained_once(script: Any) -> None:
-    code = """
-    from torchdali import DALILoader
-    loader = DALILoader(PICTURES, device="cpu", collate_fn=len)
-    for _ in range(3):
-        try:
-            list(loader)
-        except BaseException:
-            pass
-    """
-    result = run(script(code))
-    assert result.exit_code == 0, result.output
-    assert result.output.count("24 files in 3 classes") == 1
-
-
 @pytest.mark.parametrize(
     ("code", "exit_code", "text"),
     [
