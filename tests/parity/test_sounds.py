@@ -14,7 +14,7 @@ from torchdali.pipeline.compile import compile_plan
 from torchdali.pipeline.plan import Plan
 from torchdali.tools.parity import results
 from torchdali.tools.parity.report import list_rules
-from torchdali.tools.parity.sounds import SOUNDS, SoundCase, find_exceeded_sound_bound, measure_sounds
+from torchdali.tools.parity.sounds import SOUNDS, SoundCase, _Sounds, find_exceeded_sound_bound, measure_sounds
 from torchdali.transforms import SampleTransformError, find_rule
 from torchdali.transforms.rng import Draws, epoch_key
 from torchdali.transforms.spec import InputKind, Spec
@@ -36,6 +36,17 @@ def test_bounds(name: str, device: str) -> None:
 def test_several_channels(device: str) -> None:
     case = SOUNDS["sounds of a training"]
     assert not find_exceeded_sound_bound(case, measure_sounds(case, device, channels=2))
+
+
+def test_quiet_decibels_of_torchaudio_differ_as_much_from_those_of_float64() -> None:
+    """So no bound below this can hold for another Fourier transform of float32, such as a GPU's."""
+    wrong = 0.0
+    sounds = _Sounds(1, torch.Tensor.double)
+    for waveform in (sounds[i] for i in range(len(sounds))):
+        decibels = T.AmplitudeToDB(top_db=80.0)
+        exact = decibels(T.Spectrogram().double()(waveform))
+        wrong = max(wrong, float((decibels(T.Spectrogram()(waveform.float())) - exact).abs().max() / exact.abs().max()))
+    assert 2e-5 < wrong < SOUNDS["sounds AmplitudeToDB, top_db"].bound
 
 
 def test_what_is_wrong_is_found() -> None:

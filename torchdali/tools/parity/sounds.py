@@ -83,8 +83,12 @@ def _part(name: str, **options: Any) -> Part:
 _FUSED = (2e-7, "a GPU rounds a product and a difference at once")
 _FFT = (1e-6, "Fourier transforms of float32, summed in another order")
 _MEL = (2e-5, "filters of float32, computed by other formulas")
-_LOUD = (1e-6, "logarithms of float32")
-_QUIET = (1e-4, "decibels of what is 80 below the loudest: torchaudio's differ as much from those of float64")
+_LOUD = (2e-7, "logarithms of float32")
+_QUIET = (
+    6e-5,
+    "Fourier transforms of what is 80 decibels below the loudest: torchaudio's differ as much from float64's",
+)
+_LESS_QUIET = (2e-5, "Fourier transforms of what is 60 decibels below the loudest")
 
 SOUNDS: dict[str, SoundCase] = {
     "sounds Vol": SoundCase((_part("Vol", gain=1.7),)),
@@ -118,6 +122,10 @@ SOUNDS: dict[str, SoundCase] = {
         (_part("MelSpectrogram", n_fft=512, f_min=50.0, f_max=7600.0, norm="slaney", mel_scale="slaney"),), *_MEL
     ),
     "sounds AmplitudeToDB": SoundCase((_part("AmplitudeToDB", stype="magnitude"),), *_LOUD),
+    "sounds AmplitudeToDB of a sound": SoundCase((_part("AmplitudeToDB", top_db=80.0),), *_LOUD),
+    "sounds AmplitudeToDB, 60 decibels": SoundCase(
+        (_part("Spectrogram"), _part("AmplitudeToDB", top_db=60.0)), *_LESS_QUIET
+    ),
     "sounds AmplitudeToDB, top_db": SoundCase((_part("Spectrogram"), _part("AmplitudeToDB", top_db=80.0)), *_QUIET),
     "sounds MFCC": SoundCase((_part("MFCC", n_mfcc=20, melkwargs={"n_mels": 40, "hop_length": 160}),), *_MEL),
     "sounds FrequencyMasking": SoundCase((_part("Spectrogram"), _part("FrequencyMasking", freq_mask_param=80)), *_FFT),
