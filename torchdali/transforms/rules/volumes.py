@@ -12,7 +12,17 @@ import torch
 from torchvision import tv_tensors
 
 from torchdali.transforms.rng import Draws
-from torchdali.transforms.rule import Input, Node, Nodes, Ops, Rule, SampleTransformError, Unsupported, find_faulty_row
+from torchdali.transforms.rule import (
+    Composite,
+    Input,
+    Node,
+    Nodes,
+    Ops,
+    Rule,
+    SampleTransformError,
+    Unsupported,
+    find_faulty_row,
+)
 from torchdali.transforms.spec import IntArray, Params, Sample, Spec
 
 __all__ = ["LoadLabels", "VolumeRule", "label_rules"]
@@ -35,7 +45,11 @@ class VolumeRule(Rule):
     def infer(self, spec: Spec) -> Spec:
         if spec.kind != "volume":
             raise Unsupported("it is for volumes, and in DALI for those of torchdali.datasets.Volumes")
+        self.channels = spec.channels
         return spec
+
+    def channels_first(self) -> Rule | None:
+        return _OneChannel(self) if self.channels == 1 else None
 
     def reference(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
         volume = tv_tensors.Mask(image) if self.is_label else image
@@ -44,6 +58,17 @@ class VolumeRule(Rule):
     def params_of(self, sample: Sample) -> dict[str, object]:
         """Return what ``make_params`` of the transform would return if it had drawn the same numbers."""
         raise NotImplementedError
+
+
+class _OneChannel(Composite):
+    """Rule of the last rule of a chain, whose only channel comes first without a copy."""
+
+    def __init__(self, rule: Rule) -> None:
+        super().__init__(rule.transform)
+        self.parts, self.operators, self.randomness = [rule], rule.operators, rule.randomness
+
+    def lower(self, ops: Ops, image: Node, params: Nodes) -> Node:
+        return ops.fn.reshape(super().lower(ops, image, params), src_dims=[3, 0, 1, 2], layout="CDHW")
 
 
 class FloatVolumeRule(VolumeRule):
