@@ -191,11 +191,13 @@ def test_torchaudios_transforms(folder: Path, name: str, device: str) -> None:
     assert len(ours) == len(theirs)
     for (spectrograms, _), (their_spectrograms, _) in zip(ours, theirs, strict=True):
         assert spectrograms.shape == their_spectrograms.shape
-        assert (spectrograms.cpu() - their_spectrograms).abs().max() <= 1e-4 * their_spectrograms.abs().max()
+        bound = 0 if (name, device) == ("DALI", "cpu") else 1e-4 * their_spectrograms.abs().max()
+        assert (spectrograms.cpu() - their_spectrograms).abs().max() <= bound
     text = io.StringIO()
     loader.explain(file=text)
     assert ("spectrograms float32 (1, H, W)" in text.getvalue()) == (name != "samples in torch")
-    assert ("spectrogram, mel_filter_bank; to_decibels" in text.getvalue()) == (name == "DALI")
+    operators = "Spectrogram by torchaudio" if device == "cpu" else "spectrogram, mel_filter_bank; to_decibels"
+    assert (operators in text.getvalue()) == (name == "DALI")
 
 
 def test_dali_goes_on_after_a_spectrogram(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

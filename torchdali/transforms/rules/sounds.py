@@ -14,9 +14,10 @@ import torch
 
 from torchdali.transforms.rng import Draws
 from torchdali.transforms.rule import Input, Node, Nodes, Ops, Rule, SampleTransformError, Unsupported, find_faulty_row
+from torchdali.transforms.rules._host import call_torch
 from torchdali.transforms.spec import IntArray, Kind, Params, Sample, Spec
 
-__all__ = ["NAMES", "SoundRule", "apply_by_channel"]
+__all__ = ["NAMES", "SoundRule", "TorchaudioRule", "apply_by_channel"]
 
 NAMES = "torchaudio.transforms._transforms."
 
@@ -77,6 +78,29 @@ def apply_by_channel(ops: Ops, sound: Node, channels: int, body: Callable[[Node]
     else:
         image = ops.fn.stack(*(body(sound[0, :, channel]) for channel in range(channels)), axis=2)
     return ops.fn.reshape(image, layout="HWC")
+
+
+class TorchaudioRule(SoundRule):
+    """Base of rules that call torchaudio itself on a CPU, where it is faster than DALI. On a GPU DALI does it.
+
+    Attributes:
+        operator: What does it on a GPU.
+    """
+
+    operator: str
+
+    def infer(self, spec: Spec) -> Spec:
+        out = super().infer(spec)
+        self.is_on_host = spec.device == "cpu"
+        self.operators = f"{type(self.transform).__name__} by torchaudio" if self.is_on_host else self.operator
+        return out
+
+    def lower(self, ops: Ops, image: Node, params: Nodes) -> Node:
+        return call_torch(ops, self.reference, image, params) if self.is_on_host else self.lower_to_dali(ops, image)
+
+    def lower_to_dali(self, ops: Ops, image: Node) -> Node:
+        """Emit the operators for a GPU."""
+        raise NotImplementedError
 
 
 class Vol(SoundRule):

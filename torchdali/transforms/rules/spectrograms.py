@@ -23,7 +23,7 @@ from torchdali.transforms.rule import (
     Unsupported,
     find_faulty_row,
 )
-from torchdali.transforms.rules.sounds import NAMES, SoundRule, apply_by_channel
+from torchdali.transforms.rules.sounds import NAMES, TorchaudioRule, apply_by_channel
 from torchdali.transforms.spec import IntArray, Params, Sample, Spec
 
 _CHANNELS_FIRST = [2, 0, 1]
@@ -32,11 +32,11 @@ _LEAST_FFT = 8
 """DALI refuses shorter transforms. No sound needs them."""
 
 
-class Spectrogram(SoundRule):
+class Spectrogram(TorchaudioRule):
     """Rule of Spectrogram: the power or magnitude of the Fourier transforms of windows."""
 
     handles = (f"{NAMES}Spectrogram",)
-    operators = "spectrogram"
+    operator = "spectrogram"
     unsupported_when = (
         "a power that is neither 1 nor 2; `pad`; two sides; with `center` an odd `n_fft` or other borders"
     )
@@ -90,7 +90,7 @@ class Spectrogram(SoundRule):
         length = size[:, 1] if self.transform.center else size[:, 1] - count
         return np.stack((np.full(len(size), count // 2 + 1), length // hop + 1), axis=1)
 
-    def lower(self, ops: Ops, image: Node, params: Nodes) -> Node:
+    def lower_to_dali(self, ops: Ops, image: Node) -> Node:
         options = {
             "nfft": self.transform.n_fft,
             "window_length": self.transform.n_fft,
@@ -105,12 +105,12 @@ class Spectrogram(SoundRule):
         )
 
 
-class MelScale(SoundRule):
+class MelScale(TorchaudioRule):
     """Rule of MelScale: frequencies are summed in triangles that are equally wide on the mel scale."""
 
     handles = (f"{NAMES}MelScale",)
     kinds = ("tensor",)
-    operators = "mel_filter_bank"
+    operator = "mel_filter_bank"
     unsupported_when = "filters other than its arguments make"
 
     def check(self) -> None:
@@ -135,7 +135,7 @@ class MelScale(SoundRule):
     def output_size(self, size: IntArray, params: Params) -> IntArray:
         return np.stack((np.full(len(size), self.transform.n_mels), size[:, 1]), axis=1)
 
-    def lower(self, ops: Ops, image: Node, params: Nodes) -> Node:
+    def lower_to_dali(self, ops: Ops, image: Node) -> Node:
         mel, fn = self.transform, ops.fn
         turn = fn.reshape if self.channels == 1 else fn.transpose
         name = "src_dims" if self.channels == 1 else "perm"
@@ -151,7 +151,7 @@ class MelScale(SoundRule):
         return fn.reshape(turn(made, **{name: _CHANNELS_LAST}), layout="HWC")
 
 
-class AmplitudeToDB(SoundRule):
+class AmplitudeToDB(TorchaudioRule):
     """Rule of AmplitudeToDB: decibels, and none lower than ``top_db`` below the loudest of a sound."""
 
     handles = (f"{NAMES}AmplitudeToDB",)
@@ -161,14 +161,14 @@ class AmplitudeToDB(SoundRule):
     def check(self) -> None:
         if self.transform.db_multiplier:
             raise Unsupported("its reference is not 1")
-        self.operators = "to_decibels" if self.transform.top_db is None else "to_decibels, reductions.max, arithmetic"
+        self.operator = "to_decibels" if self.transform.top_db is None else "to_decibels, reductions.max, arithmetic"
 
     def infer_batch(self, spec: Spec) -> Spec | None:
         # torchaudio takes a batch of waveforms for the channels of one spectrogram.
         is_mixed = spec.kind == "waveform" and self.transform.top_db is not None
         return None if is_mixed else super().infer_batch(spec)
 
-    def lower(self, ops: Ops, image: Node, params: Nodes) -> Node:
+    def lower_to_dali(self, ops: Ops, image: Node) -> Node:
         multiplier, top = self.transform.multiplier, self.transform.top_db
         cutoff = multiplier * math.log10(self.transform.amin)
         decibels = ops.fn.to_decibels(image, multiplier=multiplier, reference=1.0, cutoff_db=cutoff)
@@ -177,11 +177,11 @@ class AmplitudeToDB(SoundRule):
         return ops.fn.reshape(ops.math.max(decibels, ops.fn.reductions.max(decibels) - float(top)), layout="HWC")
 
 
-class _Cosines(SoundRule):
+class _Cosines(TorchaudioRule):
     """The last part of MFCC: the cosine transform of the decibels of each frame."""
 
     kinds = ("tensor",)
-    operators = "mfcc"
+    operator = "mfcc"
 
     def check(self) -> None:
         mfcc = self.transform
@@ -200,7 +200,7 @@ class _Cosines(SoundRule):
     def output_size(self, size: IntArray, params: Params) -> IntArray:
         return np.stack((np.full(len(size), self.transform.n_mfcc), size[:, 1]), axis=1)
 
-    def lower(self, ops: Ops, image: Node, params: Nodes) -> Node:
+    def lower_to_dali(self, ops: Ops, image: Node) -> Node:
         made = ops.fn.mfcc(image, n_mfcc=self.transform.n_mfcc, dct_type=2, normalize=True, axis=0)
         return ops.fn.reshape(made, layout="HWC")
 
