@@ -15,6 +15,7 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 from torchdali import BatchShapeError, DALILoader, SampleError
+from torchdali.transforms import Jitter, MedianBlur, ShotNoise, Water
 
 pytestmark = [
     pytest.mark.timeout(60),
@@ -73,6 +74,7 @@ CHAINS: dict[str, list[Any]] = {
     "resized crop": [v2.RandomResizedCrop(32), v2.ColorJitter(0.4, 0.4, 0.4), *TO_FLOAT],
     "policy": [v2.RandAugment(), v2.CenterCrop(40)],
     "erasing": [v2.RandomRotation(30), *TO_FLOAT, v2.RandomErasing(1.0, value="random")],
+    "moved pixels": [Jitter(4), Water(phase=(0, 6)), MedianBlur()],
     "views": [v2.FiveCrop(20)],
     "in torch": [v2.CenterCrop(40), v2.Lambda(add_noise)],
     "tail": [v2.CenterCrop(40), v2.ToDtype(torch.float64, scale=True), v2.Normalize([0.5] * 3, [0.2] * 3)],
@@ -180,9 +182,10 @@ def test_grey_videos_stay_grey(clips: Any, device: str) -> None:
     assert_near(ours, list(DataLoader(Clips(grey, as_video, chain), 2)))
 
 
-def test_each_frame_has_its_own_noise(clips: Any, device: str) -> None:
+@pytest.mark.parametrize("transform", [v2.GaussianNoise(), ShotNoise(25.5**2 / 128)])
+def test_each_frame_has_its_own_noise(clips: Any, transform: Any, device: str) -> None:
     flat = [torch.full_like(clip, 128) for clip in clips]
-    options: Any = {"batch_size": 1, "transform": v2.GaussianNoise(), "seed": 1, "device": device}
+    options: Any = {"batch_size": 1, "transform": transform, "seed": 1, "device": device}
     (video, _), *_ = DALILoader(Clips(flat, as_video), **options)
     (images, _), *_ = DALILoader(Clips(flat, as_images), **options)
     noise = (video[0].double() - 128).flatten(1)

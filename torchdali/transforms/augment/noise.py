@@ -42,6 +42,8 @@ class SaltAndPepper(Augmentation):
 class ShotNoise(Augmentation):
     """Add noise as of photons that are counted: a value becomes ``factor * Poisson(value / factor)``.
 
+    Each frame of a video gets noise of its own.
+
     Args:
         factor: The value of one photon, of 255 for uint8 and of 1 for floats, or its range. 0 adds no noise.
     """
