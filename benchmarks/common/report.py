@@ -68,9 +68,8 @@ def _commit() -> str | None:
 def write(benchmark: Benchmark, whole: dict[str, Any], out: Path, name: str) -> None:
     """Write ``<name>.json``, ``<name>.md`` and, with matplotlib, ``<name>.svg`` to `out`."""
     out.mkdir(parents=True, exist_ok=True)
-    (out / f"{name}.json").write_text(json.dumps(whole, indent=1) + "\n")
     runs = whole["runs"]
-    title = f"{benchmark.title}: {whole['machine']['gpu'] or 'CPU'}"
+    title = f"{benchmark.title}: {describe_device(whole)}"
     bars = benchmark.bars(runs)
     drawn = bars is not None and picture.draw(bars, title, out / f"{name}.svg")
     picture_lines = [f"![{benchmark.title}]({name}.svg)"] if drawn else []
@@ -82,7 +81,27 @@ def write(benchmark: Benchmark, whole: dict[str, Any], out: Path, name: str) -> 
         *others,
         benchmark.legend,
     ]
-    (out / f"{name}.md").write_text("\n\n".join(sections) + "\n")
+    save(whole, out, name, "\n\n".join(sections))
+
+
+def save(whole: dict[str, Any], out: Path, name: str, markdown: str) -> None:
+    """Write ``<name>.json`` and ``<name>.md`` to `out`."""
+    out.mkdir(parents=True, exist_ok=True)
+    (out / f"{name}.json").write_text(json.dumps(whole, indent=1) + "\n")
+    (out / f"{name}.md").write_text(markdown + "\n")
+
+
+def study_heading(title: str, whole: dict[str, Any], *lines: str) -> str:
+    """Return the heading of a study: title, machine, its own `lines`, command and date."""
+    machine = format_machine(whole["machine"])
+    return "\n".join(
+        [f"# {title}", "", *machine, *lines, f"- command: `{whole['command']}`", f"- date: {whole['date']}"]
+    )
+
+
+def describe_device(whole: dict[str, Any]) -> str:
+    """Return the name of the GPU, or "CPU"."""
+    return whole["machine"]["gpu"] or "CPU"
 
 
 def heading(title: str, whole: dict[str, Any], lines: list[str]) -> list[str]:

@@ -12,7 +12,6 @@ return paths, boxes and masks, and DALI decodes.
 With ``--train``, a step is measured with batches of each loader, and with one batch that is there already.
 """
 
-import json
 import sys
 import time
 from argparse import Namespace
@@ -24,7 +23,7 @@ import torch
 from torch.utils.data import DataLoader, RandomSampler
 from torchvision import models
 
-from benchmarks.common import data
+from benchmarks.common import data, report
 from benchmarks.common.script import Results, make_parser, parse_args
 from benchmarks.systems.annotated_pictures import CHAINS, AnnotatedPictures, collate, make_chain
 from torchdali import DALILoader
@@ -138,8 +137,6 @@ def run(args: Namespace) -> dict[str, Any]:
 
 def write(whole: dict[str, Any], out: Path, name: str) -> None:
     """Write the report as JSON and as a table."""
-    out.mkdir(parents=True, exist_ok=True)
-    (out / f"{name}.json").write_text(json.dumps(whole, indent=1) + "\n")
     rates = {(run["what"], run["case"], run["system"]): run.get("images_per_second") for run in whole["runs"]}
     systems = list(dict.fromkeys(run["system"] for run in whole["runs"]))
     lines = [
@@ -159,7 +156,7 @@ def write(whole: dict[str, Any], out: Path, name: str) -> None:
         cells = ["" if rate is None else f"{rate:,.0f}" for rate in row]
         cells.append(f"{ours / theirs:.2f}" if ours and theirs else "")
         lines.append(f"| {what}: {case} | " + " | ".join(cells) + " |")
-    (out / f"{name}.md").write_text("\n".join(lines) + "\n")
+    report.save(whole, out, name, "\n".join(lines))
 
 
 def parse(command: list[str]) -> Namespace:

@@ -80,9 +80,7 @@ def measure(options: dict[str, Any]) -> dict[str, Any]:
 
 def write(whole: dict[str, Any], out: Path, name: str) -> None:
     """Write the report as JSON and Markdown."""
-    out.mkdir(parents=True, exist_ok=True)
-    (out / f"{name}.json").write_text(json.dumps(whole, indent=1) + "\n")
-    (out / f"{name}.md").write_text(render(whole))
+    report.save(whole, out, name, render(whole))
 
 
 def render(whole: dict[str, Any]) -> str:

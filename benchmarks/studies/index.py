@@ -210,20 +210,13 @@ def _touch_all(reader: Any, occurrences: Any) -> None:
 
 def write(whole: dict[str, Any], out: Path, name: str) -> None:
     """Write ``<name>.json`` and ``<name>.md`` to `out`."""
-    out.mkdir(parents=True, exist_ok=True)
-    (out / f"{name}.json").write_text(json.dumps(whole, indent=1) + "\n")
-    heading = "\n".join(
-        [
-            f"# An index of {whole['files']:,} paths",
-            "",
-            *report.format_machine(whole["machine"]),
-            f"- paths: {whole['mean_path_bytes']:.0f} bytes on average; writing the index took {whole['written_s']} s",
-            f"- command: `{whole['command']}`",
-            f"- date: {whole['date']}",
-        ]
+    heading = report.study_heading(
+        f"An index of {whole['files']:,} paths",
+        whole,
+        f"- paths: {whole['mean_path_bytes']:.0f} bytes on average; writing the index took {whole['written_s']} s",
     )
     legend = _LEGEND.format(pictures=PICTURES, batch=BATCH)
-    (out / f"{name}.md").write_text("\n\n".join([heading, table(whole), legend]) + "\n")
+    report.save(whole, out, name, "\n\n".join([heading, table(whole), legend]))
 
 
 def table(whole: dict[str, Any]) -> str:

@@ -16,7 +16,6 @@ processes that stay.
 """
 
 import argparse
-import json
 import multiprocessing
 import os
 import sys
@@ -224,22 +223,15 @@ class Paths:
 
 def write(whole: dict[str, Any], out: Path, name: str) -> None:
     """Write ``<name>.json`` and ``<name>.md`` to `out`."""
-    out.mkdir(parents=True, exist_ok=True)
-    (out / f"{name}.json").write_text(json.dumps(whole, indent=1) + "\n")
-    host, pictures = whole["machine"], whole["data"]
-    heading = "\n".join(
-        [
-            f"# Memory: {host['gpu'] or 'CPU'}",
-            "",
-            *report.format_machine(host),
-            f"- data: {pictures['images']} unique JPEGs of {pictures['mean_bytes'] / 1000:.1f} kB, about 500x375",
-            f"- work: batches of {whole['batch_size']}, random resized crop to 224, flip, normalize, fp32",
-            f"- constant: {whole['epochs']} epochs of {whole['batches']} batches of {whole['small_batch']}",
-            f"- command: `{whole['command']}`",
-            f"- date: {whole['date']}",
-        ]
+    pictures = whole["data"]
+    heading = report.study_heading(
+        f"Memory: {report.describe_device(whole)}",
+        whole,
+        f"- data: {pictures['images']} unique JPEGs of {pictures['mean_bytes'] / 1000:.1f} kB, about 500x375",
+        f"- work: batches of {whole['batch_size']}, random resized crop to 224, flip, normalize, fp32",
+        f"- constant: {whole['epochs']} epochs of {whole['batches']} batches of {whole['small_batch']}",
     )
-    (out / f"{name}.md").write_text("\n\n".join([heading, *tables(whole["runs"]), _LEGEND]) + "\n")
+    report.save(whole, out, name, "\n\n".join([heading, *tables(whole["runs"]), _LEGEND]))
 
 
 _COLUMNS = {

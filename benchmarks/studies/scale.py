@@ -159,24 +159,15 @@ def summarize(ranks: list[dict[str, Any]]) -> dict[str, Any]:
 
 def write(whole: dict[str, Any], out: Path, name: str) -> None:
     """Write ``<name>.json`` and ``<name>.md`` to `out`."""
-    out.mkdir(parents=True, exist_ok=True)
-    (out / f"{name}.json").write_text(json.dumps(whole, indent=1) + "\n")
-    host, pictures = whole["machine"], whole["data"]
-    heading = "\n".join(
-        [
-            f"# Several GPUs: {host['gpu'] or 'CPU'}",
-            "",
-            *report.format_machine(host),
-            f"- data: {pictures['images']} unique JPEGs of {pictures['mean_bytes'] / 1000:.1f} kB, about 500x375",
-            "- work: random resized crop to 224, flip, normalize, fp32; loader only",
-            f"- command: `{whole['command']}`",
-            f"- date: {whole['date']}",
-        ]
+    pictures = whole["data"]
+    heading = report.study_heading(
+        f"Several GPUs: {report.describe_device(whole)}",
+        whole,
+        f"- data: {pictures['images']} unique JPEGs of {pictures['mean_bytes'] / 1000:.1f} kB, about 500x375",
+        "- work: random resized crop to 224, flip, normalize, fp32; loader only",
     )
     legend = _LEGEND.format(**{key: whole[key] for key in ("cores", "batch_size", "seconds", "epochs", "batches")})
-    (out / f"{name}.md").write_text(
-        "\n\n".join([heading, table(whole["runs"]), memory_table(whole["runs"]), legend]) + "\n"
-    )
+    report.save(whole, out, name, "\n\n".join([heading, table(whole["runs"]), memory_table(whole["runs"]), legend]))
 
 
 def table(runs: list[dict[str, Any]]) -> str:

@@ -1,6 +1,5 @@
 """Write the transforms' images per second as JSON and as Markdown, and list where torchdali is slower."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -29,19 +28,14 @@ memory.
 
 def write(whole: dict[str, Any], out: Path, name: str) -> None:
     """Write ``<name>.json`` and ``<name>.md`` to `out`."""
-    out.mkdir(parents=True, exist_ok=True)
-    (out / f"{name}.json").write_text(json.dumps(whole, indent=1) + "\n")
-    host = whole["machine"]
-    heading = [
-        f"# Each transform alone: {host['gpu'] or 'CPU'}",
-        "",
-        *report.format_machine(host),
-        f"- work: batches of {whole['batch_size']}, already decoded; about {whole['seconds']:g} s for each cell",
-        f"- command: `{whole['command']}`",
-        f"- date: {whole['date']}; {whole['total_seconds']:.0f} s in all",
-    ]
-    sections = ["\n".join(heading), *tables(whole["runs"]), _LEGEND, _kornia_table(whole["runs"])]
-    (out / f"{name}.md").write_text("\n\n".join(filter(None, sections)) + "\n")
+    heading = report.study_heading(
+        f"Each transform alone: {report.describe_device(whole)}",
+        whole,
+        f"- work: batches of {whole['batch_size']}, already decoded; about {whole['seconds']:g} s for each cell, "
+        f"{whole['total_seconds']:.0f} s in all",
+    )
+    sections = [heading, *tables(whole["runs"]), _LEGEND, _kornia_table(whole["runs"])]
+    report.save(whole, out, name, "\n\n".join(filter(None, sections)))
 
 
 def tables(runs: list[dict[str, Any]]) -> list[str]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from helpers.cuts import CROPPED, PHOTOGRAPH, RESIZED, folder, loader_of, write
@@ -16,29 +14,6 @@ from torchdali.pipeline.cache.encoded import EncodedCache
 from torchdali.pipeline.readers import encoded
 
 pytestmark = pytest.mark.timeout(120)
-
-
-def test_a_file_that_two_batches_read_at_once_is_kept_once(tmp_path, monkeypatch):
-    paths = folder(tmp_path, 2)
-    loader = loader_of(tmp_path, RESIZED, 2, cache="host", device="cpu")
-    next(iter(loader))
-    write(paths[0], 30, 40, 70)
-    cache, before, read = (
-        loader._session.native_plan.cache,
-        loader._session.native_plan.cache._used,
-        files_cache.read_file,
-    )
-
-    def late(path: str) -> Any:
-        monkeypatch.setattr(files_cache, "read_file", read)
-        cache.read(0, cache.files)
-        return read(path)
-
-    monkeypatch.setattr(files_cache, "read_file", late)
-    data, _ = cache.read(0, cache.files)
-    assert data.tobytes() == paths[0].read_bytes()
-    assert cache._used == before + len(data)
-    loader.close()
 
 
 def test_files_in_several_pieces_of_memory(tmp_path, monkeypatch, device):
@@ -52,22 +27,6 @@ def test_files_in_several_pieces_of_memory(tmp_path, monkeypatch, device):
         assert cache._find(row)[1].tobytes() == path.read_bytes()
     monkeypatch.setattr(files_cache, "read_file", lambda path: pytest.fail("read again"))
     assert torch.equal(torch.cat([images for images, _ in loader]), expected)
-    loader.close()
-
-
-def test_files_are_read_where_there_is_no_memory_to_keep_them(tmp_path, monkeypatch, device):
-    folder(tmp_path, 8)
-    loader = loader_of(tmp_path, CROPPED, 4, cache="host", device=device)
-    empty = np.empty
-
-    def fail(shape: Any, *args: Any, **options: Any) -> Any:
-        if shape == files_cache._BLOCK:
-            raise MemoryError
-        return empty(shape, *args, **options)
-
-    monkeypatch.setattr(np, "empty", fail)
-    assert sum(len(images) for images, _ in loader) == 8
-    assert "0 of 8 samples" in loader._session.native_plan.cache.describe()
     loader.close()
 
 

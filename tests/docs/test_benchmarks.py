@@ -16,13 +16,12 @@ from benchmarks import options
 from benchmarks.common import data, page_cache
 from benchmarks.common.data import KINDS
 from benchmarks.studies import index, memory, scale, transform_report, transforms, versions
-from benchmarks.studies.transform_worker import Worker
 from benchmarks.suite.all import BENCHMARKS
 from benchmarks.systems import batches as batches_module
 from benchmarks.systems import other_systems
 from benchmarks.systems.loader_systems import LOADER
 from benchmarks.systems.systems import Job
-from benchmarks.systems.transform_rows import BY_CALL, Row
+from benchmarks.systems.transform_rows import BY_CALL
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 LIMIT = 290
@@ -307,28 +306,6 @@ def test_every_transform_has_a_line(tmp_path):
     assert report["machine"]["versions"].keys() >= {"torch", "torchvision", "nvidia.dali"}
     assert "| `GaussianNoise()`, float" in table
     assert table.count("|      - |") == 3, "nothing of Kornia's without CUDA"
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-@pytest.mark.usefixtures("forked")
-@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
-def test_a_transform_that_fails_dies_or_hangs_harms_no_other():
-    worker = Worker([(224, 224)], 2, "cpu", timeout=20)
-
-    def cell(call):
-        return worker.measure("torchdali", Row(call), (224, 224), 0.01)
-
-    try:
-        assert cell("NoSuchTransform()")["reason"].startswith("NameError")
-        assert cell("Pad(1)")["status"] == "ok"
-        assert cell("__import__('os').abort()") == {"status": "failed", "reason": "the process ended (-6)"}
-        assert cell("Pad(1)")["status"] == "ok"
-        worker._timeout = 0.5
-        assert cell("__import__('time').sleep(60)") == {"status": "failed", "reason": "took more than 0.5 s"}
-        assert worker._process is None
-    finally:
-        worker.close()
 
 
 def test_the_table_names_where_torchdali_is_slower():

@@ -118,30 +118,6 @@ def test_what_is_measured_by_default(parse_args):
     assert training.cases(parse_args(), Path("root"))[0].length == 32
 
 
-def test_levers_are_tried_on_the_first_model_and_most_cores(parse_args):
-    args = parse_args(
-        "--systems", "dataloader_v2", "--models", "resnet18_compiled,resnet50", "--cores", "4,16", "--levers"
-    )
-    levers = [case for case in training.cases(args, Path("root")) if case.lever]
-
-    assert [case.lever for case in levers] == list(LEVERS)
-    assert {(case.model, case.cores, case.seconds) for case in levers} == {("resnet18_compiled", 16, 4.0)}
-    assert {case.lever: case.queues for case in levers if case.queues} == {
-        "queues_8": 8,
-        "queues_16": 16,
-        "queues_32": 32,
-        "queues_64": 64,
-        "tuned_queues": 32,
-        "tuned_read_queues": 32,
-    }
-    assert [case.lever for case in training.cases(parse_args("--levers", "ahead,half"), Path("root"))][-2:] == [
-        "ahead",
-        "half",
-    ]
-    with pytest.raises(SystemExit):
-        parse_args("--levers", "no_such")
-
-
 @pytest.mark.parametrize("lever", [name for name, lever in LEVERS.items() if lever.system == "torchdali"])
 def test_a_lever_changes_the_loader_as_it_says(pictures, lever, monkeypatch):
     made = []

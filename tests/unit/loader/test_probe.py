@@ -255,47 +255,6 @@ def test_a_probe_names_a_damaged_file(fresh: ImageFolder, damage: Callable[[Path
         DALILoader(fresh, PER_BATCH, device="cpu").stats(probe=True)
 
 
-def test_the_time_of_a_probe_that_fails_is_nobodys(dataset: ImageFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    loader = DALILoader(dataset, PER_BATCH, device="cpu")
-    batches = iter(loader)
-    assert len([next(batches) for _ in range(2)]) == 2
-
-    def late(*_: Any) -> None:
-        now[0] = 1e6
-        raise KeyboardInterrupt
-
-    now = [0.0]
-    monkeypatch.setattr("torchdali.pipeline.clock.perf_counter", lambda: time.perf_counter() + now[0])
-    monkeypatch.setattr("torchdali.loader.probe.perf_counter", lambda: time.perf_counter() + now[0])
-    monkeypatch.setattr("torchdali.loader.probe._probe", late)
-    with pytest.raises(KeyboardInterrupt):
-        loader.stats(probe=True)
-    assert len(list(batches)) == 6
-    stats = loader.stats()
-    assert (stats.timed, stats.batches) == (6, 8)
-    assert max(stats.consumer, stats.waited, stats.elapsed) < 1e6
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, TimeoutError])
-def test_a_probe_that_fails_frees_what_it_built(
-    dataset: ImageFolder, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
-) -> None:
-    built: list[PipelineRunner] = []
-
-    class Kept(PipelineRunner):
-        def __init__(self, *args: Any) -> None:
-            super().__init__(*args)
-            built.append(self)
-
-        def take(self, timeout: float = 0) -> Any:
-            raise error
-
-    monkeypatch.setattr(probe, "PipelineRunner", Kept)
-    with pytest.raises(error):
-        DALILoader(dataset, PER_BATCH, device="cpu").stats(probe=True)
-    assert [engine.broken for engine in built] == [True]
-
-
 @pytest.mark.parametrize("on_error", ["skip", "replace"])
 @pytest.mark.parametrize("found", [False, True], ids=["new", "found in an epoch"])
 def test_a_probe_puts_up_with_what_the_loader_does(fresh: ImageFolder, on_error: Any, found: bool) -> None:
