@@ -95,7 +95,7 @@ class PipelineRunner(lifecycle.Resource):
             feed = self._pipeline.feed_arrays if _has_only_arrays(images) else self._pipeline.feed_input
             feed(self._input_kind.value, images)
             for name, value in inputs.items():
-                self._pipeline.feed_input(name, value)
+                self._pipeline.feed_array(name, value)
             stack = resources.pop_all() if resources else ExitStack()
             stack.callback(_keep_until_done, images)
             self._resources.append(stack)  # before DALI reads it: an interrupt may come as soon as it does

@@ -102,7 +102,10 @@ class Placeholder:
 
 def _children(node: Any) -> Sequence[tuple[str, Any]]:
     """Return the parts of a structure, each with the key to write behind it in Python."""
-    if isinstance(node, _NEVER_PARTS):
+    kind: Any = type(cast("object", node))
+    if kind is dict:  # ordinary types come first, because this runs for every leaf of a batch
+        return [(f"[{key!r}]", part) for key, part in node.items()]
+    if isinstance(node, _NEVER_PARTS) or kind is Placeholder:
         return ()
     if isinstance(node, Mapping):
         mapping = cast("Mapping[Any, Any]", node)
@@ -143,7 +146,7 @@ def tree_map(node: Any, change: Callable[[Any], Any], is_leaf: Callable[[Any], b
 
 
 def _list_parts(node: Any) -> Sequence[Any]:
-    """Return the parts of a structure. Ordinary types come first, because this runs for every leaf of a batch."""
+    """Return the parts of a structure."""
     kind: Any = type(cast("object", node))
     if kind is list or kind is tuple:
         return node
@@ -178,6 +181,12 @@ def reorder_samples(node: Any, order: Sequence[int]) -> Any:
 def _rebuild(node: Any, parts: Sequence[Any]) -> Any:
     """Build a structure of the same type from other parts, as ``default_collate`` does."""
     kind: Any = type(cast("object", node))
+    if kind is dict:
+        return dict(zip(node, parts, strict=True))
+    if kind is list:
+        return list(parts)
+    if kind is tuple:
+        return tuple(parts)
     if isinstance(node, Mapping):
         return _rebuild_mapping(cast("Mapping[Any, Any]", node), dict(zip(cast("Any", node), parts, strict=True)))
     if _is_dataclass(node):

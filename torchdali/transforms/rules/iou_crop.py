@@ -20,8 +20,8 @@ from torchdali.transforms.targets import Targets
 ROUNDS = 200
 """torchvision tries for ever. A round is one least overlap and up to 40 windows."""
 
-_ROUNDS_IN_ALL, _ROUNDS_AT_ONCE = 16, 8
-"""A step has several rounds of each sample: at most so many, and at most 16 rounds of all samples together."""
+_ROUNDS_IN_ALL, _ROUNDS_AT_ONCE = 32, 8
+"""A step has several rounds of each sample: at most so many, and at most 32 rounds of all samples together."""
 
 Floats = npt.NDArray[np.floating[Any]]
 Flags = npt.NDArray[np.bool_]
@@ -49,22 +49,32 @@ class _Boxes(NamedTuple):
 def _find_overlaps(boxes: _Boxes, windows: Floats) -> tuple[Floats, Flags]:
     """Return how much K windows of each sample show of its boxes.
 
+    Args:
+        boxes: The boxes.
+        windows: ``(N, K, 4)`` left, top, right, bottom.
+
     Returns:
         ``(N, K)`` greatest overlaps: intersection over union. Only boxes whose centre is in the window count; the
         overlap is -1 if there are none. And ``(M, K)`` which boxes have their centre in which window.
     """
-    corners, own = boxes.corners[:, None], windows[boxes.row]
-    centre = (corners[..., :2] + corners[..., 2:]) * corners.dtype.type(0.5)
-    inside = ((own[..., :2] < centre) & (centre < own[..., 2:])).all(axis=2)
-    common = np.minimum(corners[..., 2:], own[..., 2:]) - np.maximum(corners[..., :2], own[..., :2])
-    common = np.maximum(common, 0).prod(axis=2)
-    areas = (corners[..., 2:] - corners[..., :2]).prod(axis=2) + (own[..., 2:] - own[..., :2]).prod(axis=2)
+    # One array for each side: numpy takes several times as long to reduce an axis of two.
+    left, top, right, bottom = (boxes.corners[:, side, None] for side in range(4))
+    own: list[Floats] = [np.ascontiguousarray(windows[..., side]) for side in range(4)]
+    own_areas = (own[2] - own[0]) * (own[3] - own[1])
+    own_left, own_top, own_right, own_bottom = (side[boxes.row] for side in own)
+    half = boxes.corners.dtype.type(0.5)
+    x, y = (left + right) * half, (top + bottom) * half
+    inside = (own_left < x) & (x < own_right) & (own_top < y) & (y < own_bottom)
+    width = np.minimum(right, own_right) - np.maximum(left, own_left)
+    height = np.minimum(bottom, own_bottom) - np.maximum(top, own_top)
+    common = np.maximum(width, 0) * np.maximum(height, 0)
+    areas = own_areas[boxes.row] + (right - left) * (bottom - top)
     overlap = np.where(inside, common / np.maximum(areas - common, np.finfo(np.float32).tiny), -1)
     best = np.full(windows.shape[:2], -1, overlap.dtype)
     counts = np.bincount(boxes.row, minlength=len(windows))
     if len(overlap):
         best[counts > 0] = np.maximum.reduceat(overlap, (np.cumsum(counts) - counts)[counts > 0], axis=0)
-    return best, np.asarray(inside)
+    return best, inside
 
 
 class RandomIoUCrop(Window):

@@ -217,6 +217,8 @@ class Leaves:
 
     def _find_masks(self) -> list[tuple[torch.Tensor | StoredMasks, IntArray | None]]:
         """Return the masks of all samples, and which of each are left after boxes were dropped; None for all."""
+        if self.pixels is None:
+            return []
         chosen = self.find_chosen_masks()
         masks: list[tuple[torch.Tensor | StoredMasks, IntArray | None]] = []
         for i, sample in enumerate(self._known_places):

@@ -57,6 +57,9 @@ def find_mask_fill(transform: Any) -> float:
 @lru_cache(maxsize=8192)
 def find_nearest(old: int, new: int, interpolation: str) -> Index:
     """Return ``(new,)``: which of ``old`` pixels in a line torchvision's resize of masks takes."""
+    if interpolation == "nearest":  # as torch computes it, in a sixth of the time
+        positions: Values = np.arange(new, dtype=np.float32) * np.divide(old, new, dtype=np.float32)
+        return np.minimum(positions.astype(np.int64), old - 1)
     line = torch.arange(old, dtype=torch.float32).expand(1, 1, old)
     mode = InterpolationMode(interpolation)
     return F.resize_image(line, [1, new], interpolation=mode, antialias=False)[0, 0].numpy().astype(np.int64)

@@ -62,7 +62,8 @@ class Ragged:
 
     def split_kept_rows(self) -> list[IntArray]:
         """Return which of its rows each leaf still has, to choose their labels and masks."""
-        return np.split(self.kept - self.begin[self.leaf], np.cumsum(self.counts)[:-1]) if len(self.owners) else []
+        rows, ends = self.kept - self.begin[self.leaf], np.cumsum(self.counts)
+        return [rows[end - count : end] for count, end in zip(self.counts.tolist(), ends.tolist(), strict=True)]
 
     def drop(self, valid: Flags) -> None:
         """Keep the rows that are ``valid``, ``(M,)``."""

@@ -16,7 +16,7 @@ from torchvision.transforms.v2 import functional as F
 
 from torchdali.transforms.targets import Targets
 from torchdali.transforms.targets import pixels as pixels_module
-from torchdali.transforms.targets.pixels import find_mask_fill
+from torchdali.transforms.targets.pixels import find_mask_fill, find_nearest
 
 COUNT = len(MAPS.angle)
 RANDOM = np.random.default_rng(7)
@@ -107,6 +107,16 @@ def assert_equals_torchvision(samples: list[list[torch.Tensor]], *moves: Move) -
 @pytest.mark.parametrize("name", MOVES)
 def test_masks_equal_torchvisions(name: str) -> None:
     assert_equals_torchvision(make_masks(), MOVES[name])
+
+
+def test_lines_are_resized_to_torchvisions_pixels() -> None:
+    sides = [1, 2, 3, 7, 300, 333, 427, 480, 500, 612, 640, 1024, 1333, 2048]
+    for old in sides:
+        line = torch.arange(old, dtype=torch.float32).expand(1, 1, old)
+        for new in (*sides, *np.random.default_rng(old).integers(1, 3000, 60).tolist()):
+            if new != old:
+                expected = F.resize_mask(line, [1, new])[0, 0]
+                assert np.array_equal(find_nearest(old, new, "nearest"), expected.numpy())
 
 
 def test_masks_equal_torchvisions_after_any_two_moves() -> None:
