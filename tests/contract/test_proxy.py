@@ -317,35 +317,3 @@ def test_indices_may_be_anything(files: list[Path], batches: Any, workers: int) 
         assert labels.tolist() == [label for _, label in samples]
         true = [EXACT(decoded(path.read_bytes())) for path, _ in samples]
         assert all(map(torch.equal, images, true))
-
-
-def test_batches_of_indices_may_be_read_once(files: list[Path]) -> None:
-    dataset: Any = [(file, i) for i, file in enumerate(files)]
-    once: Any = [map(int, "012"), map(int, "34")]
-    loader = DALILoader(dataset, batch_sampler=once, transform=EXACT, device="cpu")
-    assert [labels.tolist() for _, labels in loader] == [[0, 1, 2], [3, 4]]
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("transform", [None, EXACT], ids=["moved", "DALI"])
-@pytest.mark.filterwarnings("ignore:transform= has nothing to do:UserWarning")
-def test_what_a_dataset_gives_for_a_batch_may_be_anything(transform: Any, workers: int, device: str) -> None:
-    class Batch:
-        def __init__(self, numbers: list[int]) -> None:
-            self.numbers = numbers
-
-    class Dataset:
-        def __getitems__(self, indices: list[int]) -> Batch:
-            return Batch(indices)
-
-    dataset: Any = Dataset()
-    loader = DALILoader(
-        dataset,
-        batch_sampler=[[0, 1], [2]],
-        collate_fn=lambda batch: batch.numbers,
-        transform=transform,
-        batch_transform=lambda *numbers: list(numbers),
-        num_workers=workers,
-        device=device,
-    )
-    assert list(loader) == [[0, 1], [2]]

@@ -113,16 +113,10 @@ class TargetCollector:
         self._packed = packed
         if packed is None:
             return None
-        differing = np.flatnonzero((packed.targets.size != batch.size).any(axis=1) & packed.exist)
-        if self._native.plan.moves and len(differing):
-            i = int(differing[0])
-            size, canvas = tuple(batch.size[i].tolist()), tuple(packed.targets.size[i].tolist())
-            raise batch.reader.error(
-                rows[i],
-                f"Found multiple HxW dimensions in the sample: {size} of the image, {canvas} of boxes, masks or key "
-                "points; bring them to one size in the dataset",
-            )
-        return packed.select(np.arange(len(rows)), batch.size)
+        numbers = np.arange(len(rows))
+        if self._native.plan.moves and (mismatch := packed.find_mismatch(numbers, batch.size)):
+            raise batch.reader.error(rows[mismatch[0]], mismatch[1])
+        return packed.select(numbers, batch.size)
 
     def finish(self, batch: Batch, move: Move) -> list[Any]:
         """Return the samples of a batch after all moves, with a placeholder for each image.

@@ -114,6 +114,23 @@ class PackedTargets:
             places[i] = place.with_data(data) if isinstance(place, StoredMasks) else torch.from_numpy(data)
         self.detached.clear()
 
+    def find_mismatch(self, samples: IntArray, size: IntArray) -> tuple[int, str] | None:
+        """Return the first row whose annotations are for an image of another size, and what to say of it.
+
+        Args:
+            samples: ``(M,)`` numbers of the samples.
+            size: ``(M, 2)`` heights and widths of their images.
+        """
+        canvas = self.targets.size[samples]
+        rows: list[int] = np.flatnonzero((canvas != size).any(1) & self.exist[samples]).tolist()
+        if not rows:
+            return None
+        image, other = tuple(size[rows[0]].tolist()), tuple(canvas[rows[0]].tolist())
+        return rows[0], (
+            f"Found multiple HxW dimensions in the sample: {image} of the image, {other} of boxes, masks or key "
+            "points; bring them to one size in the dataset"
+        )
+
     def select(self, samples: IntArray, size: IntArray) -> Targets:
         """Return the targets of some samples, in any order. Moves do not change the packed ones.
 

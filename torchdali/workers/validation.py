@@ -166,14 +166,7 @@ def _check_canvas_sizes(
 ) -> None:
     """Raise an error if the boxes, masks or key points of a sample are for an image of another size."""
     for group, plan in zip(packed.groups, plans, strict=True):
-        canvas = targets.targets.size[group.sample]
-        differing = np.flatnonzero((canvas != group.size).any(1) & targets.exist[group.sample])
-        if plan.moves and len(differing):
-            row = int(differing[0])
-            image, other = tuple(group.size[row].tolist()), tuple(canvas[row].tolist())
-            raise make_error(
-                int(group.sample[row]),
-                packed.key_paths[int(group.slot[row])] if packed.key_paths else "its annotations",
-                f"Found multiple HxW dimensions in the sample: {image} of the image, {other} of boxes, masks or key "
-                "points; bring them to one size in the dataset",
-            )
+        if plan.moves and (mismatch := targets.find_mismatch(group.sample, group.size)):
+            row, reason = mismatch
+            name = packed.key_paths[int(group.slot[row])] if packed.key_paths else "its annotations"
+            raise make_error(int(group.sample[row]), name, reason)
