@@ -103,15 +103,13 @@ class EncodedCache(FileCache):
                 return  # another batch or iterator has stored it
             if not self._has_room(length):
                 return
-            start, self._filled = self._filled, self._filled + length
+            start = self._filled
+            self._blocks[-1][start : start + length] = data
+            self._filled += length
             self._used += length
-            block, base = self._blocks[-1], self._bases[-1]
-        block[start : start + length] = data
-        with self._lock:
-            if any(other is block for other in self._blocks):  # false if the cache was closed meanwhile
-                self._stamp[row] = length, modified
-                self._header[row] = header.height, header.width, header.native
-                self._offset[row] = base + start
+            self._stamp[row] = length, modified
+            self._header[row] = header.height, header.width, header.native
+            self._offset[row] = self._bases[-1] + start
 
     def _has_room(self, length: int) -> bool:
         if self._blocks and self._filled + length <= len(self._blocks[-1]):
