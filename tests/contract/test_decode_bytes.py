@@ -109,23 +109,6 @@ def test_a_bad_file_in_a_later_run(fresh: ImageFolder, device: str, runs: list[i
     assert [labels.tolist() for _, labels in batches] == [list(range(10, 20)), [20, 21, 22, 23]]
 
 
-def test_a_file_that_dali_refuses_in_a_later_run(
-    dataset: ImageFolder, runs: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expected, submit = list(DALILoader(dataset, 10, device="cpu")), PipelineRunner.submit
-
-    def refuse(self: PipelineRunner, images: Any, *others: Any) -> int:
-        if any(dataset.samples[7][0].encode() in row.tobytes() for row in images):
-            raise RuntimeError("DALI does not like it")
-        return submit(self, images, *others)
-
-    monkeypatch.setattr(PipelineRunner, "submit", refuse)
-    loader = DALILoader(dataset, 10, device="cpu", decode_bytes=LIMIT)
-    assert same(list(loader), expected)
-    assert loader._session.reader is not None
-    assert loader._session.reader.find_pil_only(np.arange(24)).tolist() == [7]
-
-
 @pytest.mark.parametrize("prefetch", [1, 5])
 def test_pixels_that_pil_decoded_are_held_for_few_runs(
     fresh: ImageFolder, prefetch: int, monkeypatch: pytest.MonkeyPatch

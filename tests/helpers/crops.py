@@ -77,7 +77,6 @@ WORKERS: dict[str, dict[str, Any]] = {
     "persistent": {"num_workers": 2, "persistent_workers": True},
 }
 every_number = pytest.mark.parametrize("workers", WORKERS.values(), ids=WORKERS)
-with_workers = pytest.mark.parametrize("workers", list(WORKERS.values())[1:], ids=list(WORKERS)[1:])
 WAYS = [("workers", "transform"), ("persistent", "batch_transform"), ("workers", "nothing")]
 """Each use with workers, and each kind of workers. What differs between these does not depend on the use."""
 

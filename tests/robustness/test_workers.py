@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from conftest import PER_BATCH, Script, assert_pairs, in_order
-from helpers.crops import DOES, EXACT, WORKERS, Crops, Truth, with_workers
+from helpers.crops import DOES, EXACT, WORKERS, Crops, Truth, every_way_with_workers
 
 from torchdali import DALILoader
 from torchdali.workers import processes
@@ -81,14 +81,14 @@ def hit_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     assert signal.signal(signal.SIGINT, handler) is handler
 
 
-@with_workers
-def test_an_interrupted_start_leaves_no_worker_behind(hit_once: list[Any], workers: Any) -> None:
-    loader = DALILoader(Crops(), PER_BATCH, transform=EXACT, device="cpu", **workers)
+@every_way_with_workers
+def test_an_interrupted_start_leaves_no_worker_behind(hit_once: list[Any], workers: Any, does: Any) -> None:
+    loader = DALILoader(Crops(), PER_BATCH, device="cpu", **workers, **does)
     with pytest.raises(KeyboardInterrupt):
         iter(loader)
     assert len(hit_once) == 2
     assert [worker.exitcode for worker in hit_once] == [0, 0]
-    assert_pairs(loader, Truth(), in_order())
+    assert_pairs(loader, Truth(does.get("transform")), in_order())
 
 
 # Workers that never begin

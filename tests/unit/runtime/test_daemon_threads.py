@@ -35,15 +35,6 @@ def test_results_and_exceptions_come_to_who_asks() -> None:
     assert not mine()
 
 
-def test_no_more_threads_than_there_is_to_do() -> None:
-    pool = DaemonThreadPoolExecutor(16, "test-daemons")
-    for _ in range(20):
-        pool.submit(int).result()
-        time.sleep(0.005)  # until the thread is idle again
-    assert len(mine()) < 4
-    pool.shutdown()
-
-
 def test_what_was_not_begun_is_cancelled() -> None:
     pool, go_on, done = DaemonThreadPoolExecutor(2, "test-daemons"), threading.Event(), []
 
@@ -71,12 +62,4 @@ def test_the_threads_end_where_nobody_ends_them() -> None:
     assert [future.result(5) for future in futures] == [None] * 4
     for thread in threads:
         thread.join(5)
-    assert not mine()
-
-
-def test_what_was_begun_or_not_is_done_where_that_is_asked_for() -> None:
-    pool = DaemonThreadPoolExecutor(2, "test-daemons")
-    futures = [pool.submit(time.sleep, 0.02) for _ in range(8)]
-    pool.shutdown()
-    assert all(future.done() and not future.cancelled() for future in futures)
     assert not mine()
