@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import queue
 import sys
-import threading
 from collections import deque
 from collections.abc import Callable, Generator, Mapping
+from concurrent import futures
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, NamedTuple, cast
 
@@ -18,6 +17,7 @@ from torchdali.pipeline.plan import Plan
 from torchdali.runtime import devices, lifecycle
 from torchdali.runtime.events import Event
 from torchdali.runtime.exceptions import INTERRUPTED, EpochEndedError, is_raised_by_dali
+from torchdali.runtime.threads import DaemonThreadPoolExecutor
 
 __all__ = ["PipelineRunner", "RunOutputs", "RunTimeoutError", "Views"]
 
@@ -226,19 +226,12 @@ def _keep_until_done(images: Any) -> None:
 
 def _call_with_timeout(timeout: float, call: Callable[[], Any]) -> Any:
     """Run ``call`` in a thread and return its result. Abandon the thread if it does not return in time."""
-    results: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
-
-    def run() -> None:
-        try:
-            results.put((call(), None))
-        except Exception as error:  # noqa: BLE001 - raised below, in the calling thread
-            results.put((None, error))
-
-    threading.Thread(target=run, name="torchdali-wait", daemon=True).start()
+    thread = DaemonThreadPoolExecutor(1, "torchdali-wait")
+    future = thread.submit(call)
+    thread.shutdown(wait=False)
+    if not futures.wait([future], timeout).done:
+        raise RunTimeoutError
     try:
-        result, error = results.get(timeout=timeout)
-    except queue.Empty:
-        raise RunTimeoutError from None
-    if error:
-        raise error
-    return result
+        return future.result()
+    finally:
+        del future  # its error's traceback would hold this frame in a cycle
