@@ -39,31 +39,24 @@ class Occurrences:
 
 
 class DenseOccurrences:
-    """Faster counter for indices from 0 to ``size`` - 1, with one byte for each.
+    """Faster counter for indices from 0 to ``size`` - 1, with two bytes for each. It begins again after 65,535.
 
     Args:
         size: Number of indices.
     """
 
-    _MANY = 255
-
     def __init__(self, size: int) -> None:
-        self._drawn_before = np.zeros(size, np.uint8)
-        self._more: Counter[int] = Counter()  # indices that came up at least 255 times
+        self._drawn_before = np.zeros(size, np.uint16)
 
     def count(self, index: IntArray) -> IntArray:
         """Return ``(N,)`` how often each index was drawn before. Duplicates within the batch count in order."""
         before = self._drawn_before[index].astype(np.int64)
-        for place in np.flatnonzero(before == self._MANY).tolist():
-            before[place] += self._more[int(index[place])]
         order = np.argsort(index, kind="stable")
         ordered = index[order]
         if (ordered[1:] == ordered[:-1]).any():
             before[order] += np.arange(len(index)) - np.searchsorted(ordered, ordered)
         # An index may occur more than once in the batch. Its last occurrence is assigned last and stays.
-        self._drawn_before[index] = np.minimum(before + 1, self._MANY)
-        for place in np.flatnonzero(before >= self._MANY).tolist():
-            self._more[int(index[place])] = int(before[place]) + 1 - self._MANY
+        self._drawn_before[index] = before + 1
         return before
 
     def fast_forward(self, indices: Iterable[IntArray | list[Any]]) -> None:
@@ -73,12 +66,7 @@ class DenseOccurrences:
             index = some if isinstance(some, np.ndarray) else np.fromiter(map(operator.index, some), np.int64)
             index = np.where(index < 0, index + size, index)
             which, times = _count_values(index[(index >= 0) & (index < size)])
-            drawn = self._drawn_before[which] + times
-            for place in np.flatnonzero(self._drawn_before[which] == self._MANY).tolist():
-                drawn[place] += self._more[int(which[place])]
-            self._drawn_before[which] = np.minimum(drawn, self._MANY)
-            for place in np.flatnonzero(drawn >= self._MANY).tolist():
-                self._more[int(which[place])] = int(drawn[place]) - self._MANY
+            self._drawn_before[which] += times.astype(np.uint16)
 
 
 def _count_values(every: IntArray) -> tuple[IntArray, IntArray]:
