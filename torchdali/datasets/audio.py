@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import Dataset
 
 from torchdali.datasets.rows import list_rows
+from torchdali.datasets.wav import parse_wav
 from torchdali.sources import InputKind, Source, Spec
 from torchdali.sources.paths import to_int64
 from torchdali.transforms.spec import IntArray
@@ -286,6 +287,11 @@ def decode_sound(source: str | IO[bytes], start: float | None = None, end: float
         AudioError: It cannot be decoded.
         OSError: It cannot be read.
     """
+    if isinstance(source, str) and start is None and end is None and source.lower().endswith(".wav"):
+        with Path(source).open("rb", buffering=0) as file:
+            found = parse_wav(file.read())
+        if found:
+            return found
     with _open(source) as file:
         rate, count = file.samplerate, file.frames
         first = round((start or 0.0) * rate)

@@ -25,7 +25,12 @@ class DecodedBatch(Reader):
     Args:
         source: The samples.
         decode: Called in threads with the row of a sample and its place in the batch.
+
+    Attributes:
+        chunk: How many samples a thread decodes in a row.
     """
+
+    chunk = 1
 
     def __init__(self, source: Source, decode: Callable[[int, int], Any]) -> None:
         super().__init__(source)
@@ -37,7 +42,7 @@ class DecodedBatch(Reader):
         """Start to decode the samples, in the threads of ``pool()``."""
         self._rows = rows.tolist()
         missing = [place for place in range(len(rows)) if place not in self._decoded]
-        return Scan(missing, self._decode_places, pool, chunk=1)
+        return Scan(missing, self._decode_places, pool, self.chunk)
 
     def _decode_places(self, places: Sequence[int]) -> None:
         for place in places:
@@ -99,6 +104,8 @@ class WaveformReader(DecodingReader):
 
 class _WaveformBatch(DecodedBatch):
     """The sounds of one batch."""
+
+    chunk = 4  # a sound of some seconds takes about as long as passing it to a thread
 
     def sizes(self, rows: IntArray) -> IntArray:
         return np.array([sound.shape[:2] for sound in self.take(rows)], np.int64).reshape(-1, 2)
