@@ -56,6 +56,8 @@ def run_graph(rule: Rule, images: list[torch.Tensor], params: dict[str, Any]) ->
     with pipeline:
         ops = Operators(dali, "cpu", "exact")
         ops.fn = _Functions(ops)
+        if not hasattr(rule, "is_on_host"):
+            ops.device = "gpu"  # a function of the rule asks for it
         nodes = {
             name: fn.external_source(name=name, ndim=x.ndim, dtype=types.to_dali_type(x.dtype.__name__))
             for name, x in rule.inputs.items()
@@ -72,13 +74,17 @@ def run_graph(rule: Rule, images: list[torch.Tensor], params: dict[str, Any]) ->
 def draw(transform: Any, images: list[torch.Tensor]) -> tuple[Any, dict[str, Any]]:
     rule: Any = find_rule(transform)
     rule.infer(Spec(kind="image", dtype=images[0].dtype, channels=len(images[0])))
-    assert rule.is_on_host
+    assert "by torch" in rule.operators
     rule.is_on_host = False  # as on a GPU
     index = np.arange(len(images))
     return rule, rule.draw(Draws(epoch_key(1, 0), index, index * 0), np.array([image.shape[1:] for image in images]))
 
 
 CASES: dict[str, tuple[Any, torch.dtype, float, float]] = {
+    "colours": (v2.ColorJitter(0.4, 0.4, 0.4), UINT8, 1, 0.02),
+    "colours float": (v2.ColorJitter(0.4, 0.4, 0.4), FLOAT, 1e-6, 1e-7),
+    "hue": (v2.ColorJitter(0.4, 0.4, 0.4, 0.3), UINT8, 2, 0.05),
+    "equalize": (v2.RandomEqualize(1.0), UINT8, 1, 0.3),
     "shot noise": (ShotNoise((5, 40)), UINT8, 40, 1e-3),
     "little shot noise": (ShotNoise((0, 1e-3)), FLOAT, 1e-3, 1e-6),
     "no shot noise": (ShotNoise(0.0), UINT8, 0, 0),

@@ -37,7 +37,7 @@ from torchdali.transforms.rules.color import (
     check_unit_range,
     white_level,
 )
-from torchdali.transforms.rules.histogram import autocontrast, equalize
+from torchdali.transforms.rules.histogram import EQUALIZE, autocontrast, equalize
 from torchdali.transforms.rules.photometric import posterize, posterize_argument, sharpen, solarize
 from torchdali.transforms.spec import IntArray, Params, Sample, Spec
 
@@ -75,7 +75,7 @@ FAMILIES = {
     "posterize": Family(("Posterize",), ("value",), ""),
     "solarize": Family(("Solarize", "Invert"), ("value",), ""),
     "autocontrast": Family(("AutoContrast",), (), "reduce"),
-    "equalize": Family(("Equalize",), (), "equalize, reduce"),
+    "equalize": Family(("Equalize",), (), ""),
 }
 
 _FAMILY = np.array([next((i for i, x in enumerate(FAMILIES.values()) if name in x.members), -1) for name in OPERATIONS])
@@ -144,7 +144,8 @@ class Policy(Rule):
             [name for name, family in FAMILIES.items() if set(family.members) & set(names)] for names in self.slots
         ]
         used = dict.fromkeys(name for names in self.families for name in names)
-        words = [word for name in used for word in FAMILIES[name].operators.split(", ") if word]
+        texts = [EQUALIZE[spec.device] if name == "equalize" else FAMILIES[name].operators for name in used]
+        words = [word for text in texts for word in text.split(", ") if word]
         self.operators = ", ".join(dict.fromkeys([*words, "arithmetic", "split", "merge"])) if used else ""
         filled = spec.with_fill(self.fill or ())
         if not filled.unit and len(self.slots) > 1:

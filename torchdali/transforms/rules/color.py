@@ -18,6 +18,7 @@ from torchvision.transforms.v2 import functional as F
 
 from torchdali.transforms.rng import Draws
 from torchdali.transforms.rule import Input, Node, Nodes, Ops, Rule, Unsupported
+from torchdali.transforms.rules._host import call_torch
 from torchdali.transforms.spec import IntArray, Params, Sample, Spec
 
 LUMA = (0.2989, 0.587, 0.114)
@@ -135,7 +136,8 @@ class ColorJitter(Rule):
 
     Brightness, contrast and saturation are one operation with three weights, see :func:`blend`. So an order of them
     is an order of weights. Hue is another operation. All blends are emitted before it and once more after it. In each
-    sample half of them change nothing. This takes less time than splitting the batch at every step.
+    sample half of them change nothing. This takes less time than splitting the batch at every step. On a CPU torch
+    does all of it, in a third of the time.
     """
 
     handles = (v2.ColorJitter, v1.ColorJitter)
@@ -158,11 +160,16 @@ class ColorJitter(Rule):
         needed = {"coord_transform": {SATURATION, CONTRAST}, "reduce": {CONTRAST}, "arithmetic": set(range(4))}
         needed |= {"split": {HUE}, "merge": {HUE}}
         self.operators = ", ".join(name for name, by in needed.items() if by & set(self.ranges))
+        self.is_on_host = spec.device == "cpu"
+        if self.is_on_host:
+            self.operators = "ColorJitter by torch"
         self.randomness = ", ".join(["order", *(f"{_NAMES[i]} factor" for i in self.ranges)])
         return spec
 
     @property
     def inputs(self) -> dict[str, Input]:
+        if self.is_on_host:
+            return {"order": Input(np.int64, 1), "factors": Input(np.float32, 1)}
         names = {f"{name}{i}": Input(np.float32) for i in range(self._stages) for name in self._weights}
         return {**names, "turn": Input(np.float32, 1)} if HUE in self.ranges else names
 
@@ -200,6 +207,8 @@ class ColorJitter(Rule):
         return params
 
     def lower(self, ops: Ops, image: Node, params: Nodes) -> Node:
+        if self.is_on_host:
+            return call_torch(ops, self.reference, image, params)
         for stage in range(self._stages + 1):
             if stage == self._num_blends and HUE in self.ranges:
                 image = shift_hue(ops, image, params["turn"], self.spec)

@@ -9,9 +9,13 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 from torchdali.transforms.rule import Node, Nodes, Ops, Unsupported
+from torchdali.transforms.rules._host import call_torch
 from torchdali.transforms.rules.color import check_unit_range, clamp_to_image, white_level
 from torchdali.transforms.rules.photometric import RandomlyApplied
 from torchdali.transforms.spec import Spec
+
+EQUALIZE = {"cpu": "equalize by torch", "gpu": "equalize, reduce, arithmetic, cast"}
+"""The operators of :func:`equalize`, in words."""
 
 
 def autocontrast(ops: Ops, image: Node, spec: Spec) -> Node:
@@ -32,8 +36,11 @@ def equalize(ops: Ops, image: Node, spec: Spec) -> Node:
     Let C(v) be the number of pixels below v, m the number of pixels below the brightest, and s = m // 255. PIL
     and torchvision map v to ``min((C(v) + s // 2) // s, 255)``, and do not change the channel if s is 0. DALI's
     ``equalize`` of the inverted image, inverted, is ``round(C(v) * 255 / m)``. The two differ as s differs from m /
-    255, which is half the range in a small image. But DALI's result tells C(v) to the nearest m / 255.
+    255, which is half the range in a small image. But DALI's result tells C(v) to the nearest m / 255. On a CPU torch
+    takes a third of the time.
     """
+    if ops.device == "cpu":
+        return call_torch(ops, lambda pixels, _: F.equalize(pixels), image, {})
     fn, math = ops.fn, ops.math
     if spec.dtype.is_floating_point:
         image = fn.cast(math.floor(image * np.float32(255.999)), dtype=ops.types.UINT8)
@@ -67,13 +74,13 @@ class RandomEqualize(RandomlyApplied):
     """Rule of RandomEqualize: with probability p each channel's histogram is equalized."""
 
     handles = (v2.RandomEqualize, v1.RandomEqualize)
-    apply_operators = "equalize, reduce, arithmetic, cast"
     unsupported_when = "not uint8 or float32, v1's not uint8"
 
     def infer(self, spec: Spec) -> Spec:
         if spec.dtype.is_floating_point and isinstance(self.transform, v1.RandomEqualize):
             raise Unsupported("v1's RandomEqualize accepts uint8 only")
         check_unit_range(spec)
+        self.apply_operators = EQUALIZE[spec.device]
         return super().infer(spec)
 
     def apply(self, ops: Ops, image: Node, params: Nodes) -> Node:

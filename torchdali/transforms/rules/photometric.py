@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -135,7 +135,7 @@ class Value(NamedTuple):
 class RandomlyApplied(Rule):
     """Base class of rules that change each image with a probability."""
 
-    apply_operators: ClassVar[str]
+    apply_operators: str
     """Operators that ``apply`` emits, in words."""
     unsupported_when = "not uint8 or float32"
     value: Value | None = None
