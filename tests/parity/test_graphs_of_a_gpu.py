@@ -75,7 +75,8 @@ def draw(transform: Any, images: list[torch.Tensor]) -> tuple[Any, dict[str, Any
     rule: Any = find_rule(transform)
     rule.infer(Spec(kind="image", dtype=images[0].dtype, channels=len(images[0])))
     assert "by torch" in rule.operators
-    rule.is_on_host = False  # as on a GPU
+    if hasattr(rule, "is_on_host"):
+        rule.is_on_host = False  # as on a GPU
     index = np.arange(len(images))
     return rule, rule.draw(Draws(epoch_key(1, 0), index, index * 0), np.array([image.shape[1:] for image in images]))
 
