@@ -25,7 +25,7 @@ NO_ERRORS = {"Unsupported"}
 LAST_IS_THE_REASON = {"SampleError", "SampleTransformError", "error", "make_error", "_make_error"}
 """Calls whose last argument is the message, after the sample that it is about."""
 
-TELLING = {"explain_unavailability", "_find_warning", "_describe_fault"}
+TELLING = {"explain_unavailability", "_find_warning", "_describe_fault", "_describe_mismatch"}
 """Functions that give a message, or a reason which another module puts into its message."""
 
 ANY = "..."

@@ -125,11 +125,7 @@ class PackedTargets:
         rows: list[int] = np.flatnonzero((canvas != size).any(1) & self.exist[samples]).tolist()
         if not rows:
             return None
-        image, other = tuple(size[rows[0]].tolist()), tuple(canvas[rows[0]].tolist())
-        return rows[0], (
-            f"Found multiple HxW dimensions in the sample: {image} of the image, {other} of boxes, masks or key "
-            "points; bring them to one size in the dataset"
-        )
+        return rows[0], _describe_mismatch(tuple(size[rows[0]].tolist()), tuple(canvas[rows[0]].tolist()))
 
     def select(self, samples: IntArray, size: IntArray) -> Targets:
         """Return the targets of some samples, in any order. Moves do not change the packed ones.
@@ -214,3 +210,10 @@ def pack_targets(
         np.array([len(images) for images in image_lists], np.int64),
     )
     return packed, annotations, reasons
+
+
+def _describe_mismatch(image: tuple[int, ...], other: tuple[int, ...]) -> str:
+    return (
+        f"Found multiple HxW dimensions in the sample: {image} of the image, {other} of boxes, masks or key "
+        "points; bring them to one size in the dataset"
+    )

@@ -94,8 +94,12 @@ class ProxyPlan:
             if packed.key_paths and len(self.key_paths) < _MAX_STRUCTURES:
                 self.key_paths[packed.structure] = packed.key_paths
         elif key_paths := self.key_paths.get(packed.structure):
-            reason = f"no image was found in it, in the batches before they were at {format_key_paths(key_paths)}"
-            raise make_error(0, format_key_paths(key_paths), f"{reason}; it is {packed.outline}")
+            places = format_key_paths(key_paths)
+            raise make_error(
+                0,
+                places,
+                f"no image was found in it, in the batches before they were at {places}; it is {packed.outline}",
+            )
         elif not self.has_images and not self.has_warned:
             self.has_warned = True
             warn_user(
