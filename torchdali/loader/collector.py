@@ -65,27 +65,34 @@ class TargetCollector:
             return None
         known, self._files = self._files, {}  # they are read again if the batch runs again
         files = [known.get(row) for row in batch.rows.tolist()]
+        are_read = all(row in known for row in batch.rows.tolist())
         try:
             if self._native.has_default_labels:
                 self._columns = self._native.source.box_columns(batch.rows, batch.size, files)
             if self._columns is not None:
                 return _collect_columns(self._columns, batch.size)
-            targets = self._make_targets(batch, files)
+            targets = self._make_targets(batch, files if are_read else None)
         except Exception:
             self._blame(batch)
             raise
         return self._pack(batch, targets)
 
-    def _make_targets(self, batch: Batch, files: list[Any]) -> list[Any]:
-        source, rows, size = self._native.source, batch.rows, batch.size
+    def _make_targets(self, batch: Batch, files: list[Any] | None) -> list[Any]:
+        source = self._native.source
+
+        def make(part: slice) -> list[Any]:
+            if files is None:
+                return source.annotated_targets(batch.rows[part], batch.size[part])
+            return source.make_annotated_targets(batch.rows[part], batch.size[part], files[part])
+
         if not source.draws_targets:
-            return source.make_annotated_targets(rows, size, files)
+            return make(slice(None))
         seeds = batch.draws.select_position(self._native.plan.suffix_position).seeds()
         targets: list[Any] = []
         with fork_generators(self._native.device) as seed:
             for i, number in enumerate(seeds.tolist()):
                 seed(number)
-                targets += source.make_annotated_targets(rows[i : i + 1], size[i : i + 1], files[i : i + 1])
+                targets += make(slice(i, i + 1))
         return targets
 
     def _blame(self, batch: Batch) -> None:

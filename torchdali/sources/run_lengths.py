@@ -58,7 +58,7 @@ def parse_run_lengths(strings: Sequence[bytes]) -> tuple[npt.NDArray[np.int64], 
     """
     codes = np.frombuffer(b"".join(strings), np.uint8).astype(np.int64) - 48
     ends = np.flatnonzero((codes & 32) == 0)
-    if len(codes) == 0 or ends[-1:] != len(codes) - 1:
+    if len(ends) == 0 or ends[-1] != len(codes) - 1:
         return np.empty(0, np.int64), np.zeros(len(strings), np.int64)
     lengths = np.diff(ends, prepend=-1)
     begins = ends + 1 - lengths

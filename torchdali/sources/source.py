@@ -166,7 +166,7 @@ class Source(ABC):
     def read_target_files(self, row: int) -> Any:
         """Read ahead, in a thread, what takes time of a target with annotations, for :meth:`make_annotated_targets`.
 
-        If it raises, :meth:`annotated_targets` is called when the sample is due.
+        If it raises, :meth:`annotated_targets` is called for the batch instead, when it is due.
         """
         return None
 
@@ -176,7 +176,7 @@ class Source(ABC):
         Args:
             rows: ``(N,)`` int64.
             size: ``(N, 2)`` heights and widths of the images.
-            files: What :meth:`read_target_files` returned for each sample, or None where it was not called.
+            files: What :meth:`read_target_files` returned for each sample.
         """
         return self.annotated_targets(rows, size)
 

@@ -114,6 +114,10 @@ def test_others_are_left_to_pycocotools(segmentation: Any) -> None:
     assert read_runs([make_segmentations()[0], segmentation], SIZE) is None
 
 
+def test_a_string_that_does_not_end_is_left_to_pycocotools() -> None:
+    assert read_runs([{"size": list(SIZE), "counts": "PP"}], SIZE) is None
+
+
 def test_negative_numbers_and_differences_are_read() -> None:
     from pycocotools import mask
 
