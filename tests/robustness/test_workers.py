@@ -63,6 +63,28 @@ def test_an_interrupt_does_not_leave_a_fork_in_the_worker(run_script: Script) ->
     assert (done.returncode, done.stdout) == (0, "done True\n"), done.stderr
 
 
+def ignore(number: int, frame: Any) -> None:
+    pass
+
+
+def keep_handler(index: int, image: Any) -> Any:
+    assert signal.signal(signal.SIGINT, ignore) is ignore
+    return image
+
+
+@pytest.mark.parametrize("is_pythons", [True, False])
+def test_a_handler_of_interrupts_that_workers_inherit_stays(monkeypatch: pytest.MonkeyPatch, is_pythons: bool) -> None:
+    """Also one that no Python code has set, for which Python returns None."""
+    before = signal.signal(signal.SIGINT, ignore)
+    if not is_pythons:
+        monkeypatch.setattr(signal, "getsignal", lambda _: None)
+    try:
+        loader = DALILoader(Crops(keep_handler), PER_BATCH, transform=EXACT, device="cpu", num_workers=1)
+        assert len(list(loader)) == 8
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture
 def hit_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """The workers that were started; the first one's start is interrupted."""

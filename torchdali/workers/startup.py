@@ -91,9 +91,11 @@ class WorkerInit:
             info: Any = get_worker_info()
             # torch's WorkerInfo forbids changes. This one is safe: no other code has seen the object yet.
             object.__setattr__(info, "dataset", info.dataset.dataset)
-        # Not SIG_IGN: programs that the dataset starts would inherit it.
-        is_pythons = self._handler is signal.default_int_handler
-        signal.signal(signal.SIGINT, _ignore_interrupt if is_pythons else self._handler)
+        if self._handler is signal.default_int_handler:
+            # Not SIG_IGN: programs that the dataset starts would inherit it.
+            signal.signal(signal.SIGINT, _ignore_interrupt)
+        elif self._handler is not None:  # None is a handler that no Python code has set, which stays
+            signal.signal(signal.SIGINT, self._handler)
         if self._init is not None:
             self._init(worker_id)
 
