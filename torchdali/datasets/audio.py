@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import Dataset
 
 from torchdali.datasets.rows import list_rows
-from torchdali.datasets.wav import parse_wav
+from torchdali.datasets.wav import read_wav
 from torchdali.sources import InputKind, Source, Spec
 from torchdali.sources.paths import to_int64
 from torchdali.transforms.spec import IntArray
@@ -287,17 +287,15 @@ def decode_sound(source: str | IO[bytes], start: float | None = None, end: float
         AudioError: It cannot be decoded.
         OSError: It cannot be read.
     """
-    if isinstance(source, str) and start is None and end is None and source.lower().endswith(".wav"):
-        with Path(source).open("rb", buffering=0) as file:
-            found = parse_wav(file.read())
-        if found:
-            return found
+    is_whole = start is None and end is None
+    if is_whole and isinstance(source, str) and source.lower().endswith(".wav") and (found := read_wav(source)):
+        return found
     with _open(source) as file:
         rate, count = file.samplerate, file.frames
         first = round((start or 0.0) * rate)
         last = count if end is None else min(round(end * rate), count)
         if first >= last:
-            raise AudioError("it has no samples" if start is None and end is None else "it has none from start to end")
+            raise AudioError("it has no samples" if is_whole else "it has none from start to end")
         try:
             file.seek(first)  # also to 0, as soundfile.read does: the samples of an MP3 depend on it
             samples = file.read(last - first, dtype="float32", always_2d=True)
