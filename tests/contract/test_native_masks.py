@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 from torch.utils.data import ConcatDataset, Subset
-from torchvision import tv_tensors
+from torchvision import datasets, tv_tensors
 from torchvision.datasets.vision import StandardTransform
 from torchvision.transforms import v2
 
@@ -55,7 +55,12 @@ def make_masks_alone(root: Path) -> Any:
     return open_objects(root, ["masks"])
 
 
-MAKERS = [make_objects, make_all_of_coco, make_masks_alone, make_sbd, make_cityscapes]
+def make_instances_alone(root: Path) -> Any:
+    make_cityscapes(root)
+    return datasets.wrap_dataset_for_transforms_v2(datasets.Cityscapes(str(root), target_type="instance"))
+
+
+MAKERS = [make_objects, make_all_of_coco, make_masks_alone, make_sbd, make_cityscapes, make_instances_alone]
 
 
 def load(dataset: Any, chain: Any, **options: Any) -> list[Any]:
@@ -191,6 +196,19 @@ def test_a_target_transform_gets_tensors(tmp_path: Path, make: Any) -> None:
         if expected:
             assert_equal(target, expected[i][1])
             assert pixels == count_pixels(expected[i][1])[2]
+
+
+def count_up(target: Any) -> Any:
+    target["labels"] += 1
+    return target
+
+
+@pytest.mark.parametrize("make", [make_objects, make_instances_alone])
+def test_a_sample_that_comes_twice_in_a_batch_has_two_targets(tmp_path: Path, make: Any) -> None:
+    dataset = Subset(make(tmp_path), [0, 0, 1, 0])
+    expected = [(image, count_up(target)) for image, target in load_expected(dataset, v2.ToImage())]
+    dataset.dataset.transforms = StandardTransform(None, count_up)
+    assert_equal(tuple(load(dataset, v2.ToImage())), tuple(expected))
 
 
 def test_parts_and_unions(tmp_path: Path) -> None:

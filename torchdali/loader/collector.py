@@ -41,17 +41,18 @@ class TargetCollector:
         self._samples: list[Any] = []
         self._packed: PackedTargets | None = None
         self._columns: BoxColumns | None = None
-        self._files: dict[int, Any] = {}
+        self._files: dict[int, list[Any]] = {}
 
     def read_ahead(self, rows: IntArray, scan: Scan, pool: Callable[[], Executor]) -> None:
         """Let the threads of ``pool()`` read the files of the targets, as a part of a scan."""
         if self._native.source.has_target_files:
-            scan.add(np.unique(rows).tolist(), self._read_files, pool, _CHUNK)
+            scan.add(rows.tolist(), self._read_files, pool, _CHUNK)
 
     def _read_files(self, rows: Sequence[int]) -> None:
         for row in rows:
             with suppress(Exception):  # it is read again when it is due, and raises then
-                self._files[row] = self._native.source.read_target_files(row)
+                # A sample that comes twice has two targets, which the user may change.
+                self._files.setdefault(row, []).append(self._native.source.read_target_files(row))
 
     def __call__(self, batch: Batch) -> Targets | None:
         """Make the targets. Return their boxes, masks and key points, or None if there are none.
@@ -63,19 +64,27 @@ class TargetCollector:
         self._samples = []
         if not len(batch.rows):
             return None
-        known, self._files = self._files, {}  # they are read again if the batch runs again
-        files = [known.get(row) for row in batch.rows.tolist()]
-        are_read = all(row in known for row in batch.rows.tolist())
+        files = self._take_files(batch.rows)
         try:
             if self._native.has_default_labels:
-                self._columns = self._native.source.box_columns(batch.rows, batch.size, files)
+                self._columns = self._native.source.box_columns(
+                    batch.rows, batch.size, files or [None] * len(batch.rows)
+                )
             if self._columns is not None:
                 return _collect_columns(self._columns, batch.size)
-            targets = self._make_targets(batch, files if are_read else None)
+            targets = self._make_targets(batch, files)
         except Exception:
             self._blame(batch)
             raise
         return self._pack(batch, targets)
+
+    def _take_files(self, rows: IntArray) -> list[Any] | None:
+        """Return what was read ahead for each sample, or None if something is missing."""
+        known, self._files = self._files, {}  # they are read again if the batch runs again
+        try:
+            return [known[row].pop() for row in rows.tolist()]
+        except (KeyError, IndexError):
+            return None
 
     def _make_targets(self, batch: Batch, files: list[Any] | None) -> list[Any]:
         source = self._native.source

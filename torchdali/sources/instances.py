@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import PIL.Image
@@ -19,8 +20,9 @@ _open: Callable[..., Any] = PIL.Image.open
 _MAX_ID, _MAX_COUNT = 2**16 - 1, 2**15 - 1
 
 
-class Instances(NamedTuple):
-    """The objects of an image.
+@dataclass(frozen=True)
+class Instances:
+    """The objects of an image. It is no tuple, as a target of several parts is.
 
     Attributes:
         masks: Their masks, in the order of their numbers.
