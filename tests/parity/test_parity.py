@@ -160,8 +160,24 @@ def test_a_part_is_not_measured_where_other_results_would_be_lost(
     monkeypatch.setattr(results, "describe_machine", lambda device: results.Machine("Other processor", {}))
     done = parity("--only", "^PILToTensor$")
     assert done.exit_code == 2
-    assert "has results of another machine or other versions for cpu" in done.output
+    assert "has results of other versions for cpu" in done.output
     assert with_gpu.read_text() == before
+
+
+def test_a_part_that_another_machine_measured_is_marked(
+    with_gpu: Path, parity: Callable[..., Result], out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = results.describe_machine("cpu")
+    with monkeypatch.context() as patch:
+        patch.setattr(results, "describe_machine", lambda _: results.Machine("Other processor", here.versions))
+        parity("--only", "^CenterCrop$")
+    text = out.read_text()
+    assert "\n(†): measured on Other processor.\n" in text
+    assert cell(rows(text, "Case")["CenterCrop"], "CPU") == "0 / 0 / 0 / 0 % (†)"
+    assert cell(rows(text, "Case")["RandomHorizontalFlip"], "CPU") == "0 / 0 / 0 / 0 %"
+    assert results.read(with_gpu).devices["cpu"].elsewhere == {"CenterCrop": "Other processor"}
+    parity("--only", "^CenterCrop$")
+    assert "†" not in out.read_text()
 
 
 def test_results_of_what_is_no_longer_so_are_dropped(with_gpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:

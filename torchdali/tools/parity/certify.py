@@ -40,7 +40,7 @@ def certify(out: Path, devices: Sequence[str], only: str, console: Console) -> l
         Failures in all that the page shows, one line each.
 
     Raises:
-        OptionError: ``only`` is no regular expression, selects nothing, or the page has results of another machine.
+        OptionError: ``only`` is no regular expression, selects nothing, or the page has results of other versions.
     """
     stored = out.with_suffix(".json")
     known = results.read(stored)
@@ -57,9 +57,9 @@ def certify(out: Path, devices: Sequence[str], only: str, console: Console) -> l
 
     for device in devices if only else ():
         stored_on = known.devices[device].machine if device in known.devices else None
-        if stored_on and stored_on != results.describe_machine(device):
+        if stored_on and stored_on.versions != results.describe_machine(device).versions:
             raise OptionError(
-                f"--only measures a part, and {out} has results of another machine or other versions for {device} "
+                f"--only measures a part, and {out} has results of other versions for {device} "
                 f"({stored_on.name}); measure all, or give another --out"
             )
 
@@ -72,13 +72,15 @@ def certify(out: Path, devices: Sequence[str], only: str, console: Console) -> l
 
         photographs = write_photographs(Path(folder) / "photographs")
         for device in devices:
-            of_device = known.select_device(device, results.describe_machine(device))
+            here_on = results.describe_machine(device)
+            of_device = known.select_device(device, here_on, is_part=bool(only))
             here = [name for name in cases if device in CASES[name].devices and not CASES[name].refused]
             tick = stage(f"transforms, {TITLES[device]}", len(here))
             for name in here:
                 chain, operators, _ = results.describe(CASES[name], device)
                 measured = _measure(measure, Differences, CASES[name], photographs, device)
                 of_device.cases[name] = results.CaseResult(chain, operators, measured)
+                of_device.note_machine(name, here_on)
                 tick()
             for key, group in GROUPS.items():
                 tick = stage(f"{group.title}, {TITLES[device]}", len(grouped[key]))
@@ -86,10 +88,12 @@ def certify(out: Path, devices: Sequence[str], only: str, console: Console) -> l
                     case = group.cases[name]
                     measured = _measure(group.measure, group.differences, case, photographs, device)
                     of_device.select_group(key)[name] = results.GroupResult(group.describe(case), measured)
+                    of_device.note_machine(name, here_on)
                     tick()
             tick = stage(f"decoding, {TITLES[device]}", len(formats))
             for name in formats:
                 of_device.decoding[name] = measure_decoding(Path(folder) / device / name, name, device)
+                of_device.note_machine(f"decoding {name}", here_on)
                 tick()
             results.write(known, stored)
         tick = stage("random parameters", len(draws))

@@ -36,6 +36,7 @@ TORCH_ONLY: dict[str, str] = {
 TITLES = {"cpu": "CPU", "cuda": "GPU"}
 NOT_MEASURED = "not measured"
 _ESCAPED = "\\|"
+_ELSEWHERE = " (†)"
 
 
 def _number(value: float) -> str:
@@ -149,7 +150,13 @@ def _machines(devices: dict[str, DeviceResult]) -> str:
         [TITLES[name], machine.name, *(machine.versions.get(package, NOT_MEASURED) for package in packages)]
         for name, machine in machines.items()
     )
-    return _table(["Device", "Machine", *packages], rows)
+    table = _table(["Device", "Machine", *packages], rows)
+    elsewhere = sorted({name for of_device in devices.values() for name in of_device.elsewhere.values()})
+    return f"{table}\n\n{_ELSEWHERE.strip()}: measured on {', '.join(elsewhere)}." if elsewhere else table
+
+
+def _mark(of_device: DeviceResult, name: str, cell: str) -> str:
+    return cell + _ELSEWHERE if name in of_device.elsewhere else cell
 
 
 def _transforms(devices: dict[str, DeviceResult]) -> str:
@@ -163,7 +170,7 @@ def _transforms(devices: dict[str, DeviceResult]) -> str:
         for device, of_device in devices.items():
             result = of_device.cases.get(name)
             absent = case.refused or (NOT_MEASURED if device in case.devices else "in torch")
-            cells.append(_differences(case, result.measured) if result else absent)
+            cells.append(_mark(of_device, name, _differences(case, result.measured)) if result else absent)
         bounds = (case.max_abs, case.max_abs_interior, case.mean_abs)
         rows.append([*cells, " / ".join(map(_number, bounds)), case.why])
     return _table(head, rows)
@@ -185,7 +192,8 @@ def _group(key: str, devices: dict[str, DeviceResult]) -> str:
         for of_device in devices.values():
             if result := of_device.select_group(key).get(name):
                 exceeds = bool(group.find_exceeded(case, result.measured))
-                cells.append(_cell(result.measured.error, figures.format(result.measured), exceeds))
+                cell = _cell(result.measured.error, figures.format(result.measured), exceeds)
+                cells.append(_mark(of_device, name, cell))
             else:
                 cells.append(NOT_MEASURED)
         rows.append([*cells, figures.format_bound(case), case.why])
@@ -260,7 +268,8 @@ def _format_decoding(device: str, of_device: DeviceResult) -> str:
         cells = [
             _format_decoding_cell(results.get(column), bound if column == columns[0] else None) for column in columns
         ]
-        rows.append([name, own.by if own else NOT_MEASURED, *cells, " / ".join(map(_number, bound))])
+        by = _mark(of_device, f"decoding {name}", own.by) if own else NOT_MEASURED
+        rows.append([name, by, *cells, " / ".join(map(_number, bound))])
     return f"On the {TITLES[device]}:\n\n" + _table(["Format", "torchdali decodes with", *columns, "Bound"], rows)
 
 

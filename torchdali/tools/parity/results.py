@@ -78,6 +78,7 @@ class DeviceResult:
         targets: Results of boxes, key points and masks by the name of the case.
         sounds: Results of sounds by the name of the case.
         volumes: Results of volumes by the name of the case.
+        elsewhere: The name of the machine, by the name of each case that was measured on another one.
     """
 
     machine: Machine = field(default_factory=Machine)
@@ -88,6 +89,13 @@ class DeviceResult:
     targets: dict[str, GroupResult] = field(default_factory=dict[str, GroupResult])
     sounds: dict[str, GroupResult] = field(default_factory=dict[str, GroupResult])
     volumes: dict[str, GroupResult] = field(default_factory=dict[str, GroupResult])
+    elsewhere: dict[str, str] = field(default_factory=dict[str, str])
+
+    def note_machine(self, name: str, where: Machine) -> None:
+        """Note on which machine a case was measured."""
+        self.elsewhere.pop(name, None)
+        if where != self.machine:
+            self.elsewhere[name] = where.name
 
     def select_group(self, group: str) -> dict[str, GroupResult]:
         """Return the results of one of :data:`GROUPS`."""
@@ -106,9 +114,9 @@ class Results:
     devices: dict[str, DeviceResult] = field(default_factory=dict[str, DeviceResult])
     draws: dict[str, DistributionTest] = field(default_factory=dict[str, DistributionTest])
 
-    def select_device(self, device: str, where: Machine) -> DeviceResult:
-        """Return the results of a device. Drop those of another machine or of other versions."""
-        if device not in self.devices or self.devices[device].machine != where:
+    def select_device(self, device: str, where: Machine, is_part: bool = False) -> DeviceResult:
+        """Return the results of a device. Drop those of another machine, unless only a part is measured here."""
+        if device not in self.devices or (self.devices[device].machine != where and not is_part):
             self.devices[device] = DeviceResult(where)
         return self.devices[device]
 
@@ -191,6 +199,7 @@ def read(path: Path) -> Results:
             for name, by_decoder in _select(part["decoding"], FORMATS)
         }
         of_device = DeviceResult(Machine(**part["machine"]), cases, decoding)
+        of_device.elsewhere = part.get("elsewhere", {})
         for key, group in GROUPS.items():
             for name, x in _select(part.get(key, {}), group.cases):  # results of before have none
                 if x["chain"] == group.describe(group.cases[name]):

@@ -75,7 +75,7 @@ FAMILIES = {
     "posterize": Family(("Posterize",), ("value",), ""),
     "solarize": Family(("Solarize", "Invert"), ("value",), ""),
     "autocontrast": Family(("AutoContrast",), (), "reduce"),
-    "equalize": Family(("Equalize",), (), ""),
+    "equalize": Family(("Equalize",), (), "equalize, reduce"),
 }
 
 _FAMILY = np.array([next((i for i, x in enumerate(FAMILIES.values()) if name in x.members), -1) for name in OPERATIONS])
@@ -144,8 +144,9 @@ class Policy(Rule):
             [name for name, family in FAMILIES.items() if set(family.members) & set(names)] for names in self.slots
         ]
         used = dict.fromkeys(name for names in self.families for name in names)
-        texts = [EQUALIZE[spec.device] if name == "equalize" else FAMILIES[name].operators for name in used]
-        words = [word for text in texts for word in text.split(", ") if word]
+        words = [word for name in used for word in FAMILIES[name].operators.split(", ") if word]
+        if spec.device == "cpu":
+            words = [EQUALIZE["cpu"] if word == "equalize" else word for word in words]
         self.operators = ", ".join(dict.fromkeys([*words, "arithmetic", "split", "merge"])) if used else ""
         filled = spec.with_fill(self.fill or ())
         if not filled.unit and len(self.slots) > 1:
