@@ -277,3 +277,19 @@ def test_a_black_image_is_as_large_as_its_header_says(tmp_path: Path, give: Any,
     (images,) = loader
     assert [tuple(image.shape[1:]) for image in images] == [(58, 68), (28, 38)]
     assert not images[0][:, 4:-4, 4:-4].any()
+
+
+@pytest.mark.parametrize("mode", ["raise", "skip", "replace"])
+def test_a_timeout_is_not_taken_for_a_file_that_cannot_be_read(
+    fresh: ImageFolder, monkeypatch: pytest.MonkeyPatch, mode: Any
+) -> None:
+    """A handler of alarms may raise it anywhere. It is an OSError, as what is raised of files."""
+
+    def hit(*_: Any) -> None:
+        raise TimeoutError
+
+    monkeypatch.setattr("torchdali.samples.image.read_header", hit)
+    loader = DALILoader(Given(fresh, "path"), BATCH, transform=v2.ToImage(), on_error=mode, device="cpu")
+    with pytest.raises(TimeoutError):
+        next(iter(loader))
+    assert not loader.errors

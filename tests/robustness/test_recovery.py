@@ -61,22 +61,27 @@ def test_iterator_outlives_its_loader(dataset: ImageFolder, device: str) -> None
 # Interruptions
 
 
+class TooLongError(Exception):
+    """What a signal handler of the user raises."""
+
+
+@pytest.mark.parametrize("raised", [KeyboardInterrupt, TooLongError])
 @pytest.mark.parametrize("name", ["schedule_run", "share_outputs"])
 def test_an_interrupt_ends_the_epoch_and_the_next_one_is_whole(
-    monkeypatch: pytest.MonkeyPatch, dataset: ImageFolder, name: str, device: str
+    monkeypatch: pytest.MonkeyPatch, dataset: ImageFolder, name: str, raised: Any, device: str
 ) -> None:
     method, calls = getattr(nvidia.dali.Pipeline, name), iter(range(10**6))
 
     def interrupted(*args: Any, **kwargs: Any) -> Any:
         result = method(*args, **kwargs)
         if next(calls) == 4:
-            raise KeyboardInterrupt
+            raise raised
         return result
 
     loader = DALILoader(dataset, PER_BATCH, device=device)
     iterator, taken = iter(loader), []
     monkeypatch.setattr(nvidia.dali.Pipeline, name, interrupted)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(raised):
         taken.extend(iterator)
     for _ in range(2):
         with pytest.raises(RuntimeError, match="interrupted; this epoch cannot go on, a new one can be started"):
