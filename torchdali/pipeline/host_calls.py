@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
+
+import torch
 
 from torchdali.runtime import lifecycle
 from torchdali.runtime.threads import DaemonThreadPoolExecutor
 
 __all__ = ["HostCalls"]
+
+_lock = threading.Lock()
+_local = threading.local()
 
 
 class HostCalls:
@@ -33,7 +39,7 @@ class HostCalls:
             return self._call(samples)
         if self._pool is None:  # in the process that runs the pipeline, which may have been forked since
             self._pool = DaemonThreadPoolExecutor(self._threads, lifecycle.HOST_THREADS)
-        parts = [self._pool.submit(self._call, samples[i::step]) for i in range(step)]
+        parts = [self._pool.submit(self._call_alone, samples[i::step]) for i in range(step)]
         results: list[Any] = [None] * len(samples)
         for i, part in enumerate(parts):
             results[i::step] = part.result()
@@ -45,5 +51,22 @@ class HostCalls:
             self._pool.shutdown()
             self._pool = None
 
+    def _call_alone(self, samples: Sequence[tuple[Any, ...]]) -> list[Any]:
+        if not hasattr(_local, "is_alone"):
+            _compute_alone()
+            _local.is_alone = True
+        return self._call(samples)
+
     def _call(self, samples: Sequence[tuple[Any, ...]]) -> list[Any]:
         return [self._function(*sample) for sample in samples]
+
+
+def _compute_alone() -> None:
+    """Let torch compute in the calling thread, without threads of its own: those of all callers share the cores."""
+    with _lock:
+        count = torch.get_num_threads()
+        torch.set_num_threads(1)
+        # That is for this thread, and for all that begin later. The latter is taken back.
+        other = threading.Thread(target=torch.set_num_threads, args=(count,))
+        other.start()
+        other.join()

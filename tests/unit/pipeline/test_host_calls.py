@@ -31,6 +31,27 @@ def test_results_are_in_order(threads: int, count: int) -> None:
     calls.close()
 
 
+def test_torch_computes_in_the_calling_thread_alone() -> None:
+    """Else 16 callers on 16 cores would start 256 threads."""
+    before = torch.get_num_threads()
+    seen: list[int] = []
+
+    def observe() -> None:
+        seen.append(torch.get_num_threads())
+
+    torch.set_num_threads(3)
+    try:
+        calls = HostCalls(lambda _: torch.get_num_threads(), 4)
+        assert calls([0] * 32) == [1] * 32
+        calls.close()
+        later = threading.Thread(target=observe)
+        later.start()
+        later.join()
+        assert seen == [torch.get_num_threads()] == [3]
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_threads_end_with_the_loader(dataset: ImageFolder) -> None:
     dataset.transform = v2.Compose([v2.ToImage(), v2.Resize((16, 16))])
     loader = DALILoader(dataset, 8, num_workers=2, device="cpu")
