@@ -65,7 +65,7 @@ class DeviceDecoders:
         self._idle: list[_Engine] = []
         self._generation = 0
         self._refused_files: dict[str, str] = {}
-        self._kinds: dict[tuple[str, str], bool] = {}
+        self._kinds: dict[tuple[str, str, tuple[int, int]], bool] = {}
         self.refused: Counter[str] = Counter()
 
     def __reduce__(self) -> Any:
@@ -95,7 +95,7 @@ class DeviceDecoders:
                 self.refused[reason] += 1
 
     def _decode_checked(self, video: Video, frames: IntArray) -> torch.Tensor:
-        kind = Path(video.path).suffix.lower(), video.codec
+        kind = Path(video.path).suffix.lower(), video.codec, video.colors
         if self._kinds.get(kind) is False:
             raise VideoError(f"the engine and PyAV differ on {kind[1]} in {kind[0]} files")
         pixels = self._decode_here(video, frames)
