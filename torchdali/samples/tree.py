@@ -8,7 +8,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import re
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, MutableSequence, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any, NamedTuple, cast
 
@@ -64,6 +65,8 @@ convert = cast("Callable[[Any], Any]", data_utils.collate.default_convert)
 
 _IMAGES = (tv_tensors.Image, tv_tensors.Video, PIL.Image.Image, np.ndarray)
 _WITH_PARTS = (Mapping, Sequence)
+_KEEPERS: tuple[type[Any], ...] = (dict, list, deque)
+"""Classes that keep their parts in themselves. Others keep them in attributes, which a shallow copy may share."""
 
 
 def is_default_collate(collate_fn: Any, read: bool = False) -> bool:
@@ -142,7 +145,7 @@ def tree_map(node: Any, change: Callable[[Any], Any], is_leaf: Callable[[Any], b
     done = [tree_map(part, change, is_leaf) for part in parts]
     if all(new is old for new, old in zip(done, parts, strict=True)):
         return node
-    return _rebuild(node, done)
+    return _rebuild(node, parts, done)
 
 
 def _list_parts(node: Any) -> Sequence[Any]:
@@ -170,16 +173,22 @@ def reorder_samples(node: Any, order: Sequence[int]) -> Any:
     if isinstance(node, Placeholder):
         return node
     if _is_sequence(node) and len(node) == len(order) and all(isinstance(x, (str, bytes)) for x in node):
-        return _rebuild(node, [node[i] for i in order])
-    parts = _children(node)
+        return _rebuild(node, list(node), [node[i] for i in order])
+    parts = [part for _, part in _children(node)]
     may_be_empty = isinstance(node, Mapping) or _is_sequence(node) or _is_dataclass(node)
     if not parts and not may_be_empty:
         raise TypeError(f"a {type(cast('object', node)).__name__} is no batch of {len(order)} samples")
-    return _rebuild(node, [reorder_samples(part, order) for _, part in parts])
+    return _rebuild(node, parts, [reorder_samples(part, order) for part in parts])
 
 
-def _rebuild(node: Any, parts: Sequence[Any]) -> Any:
-    """Build a structure of the same type from other parts, as ``default_collate`` does."""
+def _rebuild(node: Any, old: Sequence[Any], parts: Sequence[Any]) -> Any:
+    """Build a structure of the same type from other parts. Return a plain one if the type does not allow it.
+
+    Args:
+        node: The structure.
+        old: Its parts, as they were read.
+        parts: The new parts.
+    """
     kind: Any = type(cast("object", node))
     if kind is dict:
         return dict(zip(node, parts, strict=True))
@@ -187,44 +196,74 @@ def _rebuild(node: Any, parts: Sequence[Any]) -> Any:
         return list(parts)
     if kind is tuple:
         return tuple(parts)
+    plain: Any = list(parts)
     if isinstance(node, Mapping):
-        return _rebuild_mapping(cast("Mapping[Any, Any]", node), dict(zip(cast("Any", node), parts, strict=True)))
-    if _is_dataclass(node):
+        plain = dict(zip(cast("Any", node), parts, strict=True))
+    try:
+        twin = _copy_with(node, old, parts)
+        twin = _construct(node, plain) if twin is None else twin
+        if all(new is part for (_, new), part in zip(_children(twin), parts, strict=True)):
+            return twin
+    except Exception:  # noqa: BLE001 - whatever the methods of such a class do
+        pass
+    return plain
+
+
+def _copy_with(node: Any, old: Sequence[Any], parts: Sequence[Any]) -> Any:
+    """Return a copy of a structure with other parts, in its attributes too. Leave the structure itself unchanged.
+
+    Return None for a class of which it is not known where it keeps its parts. It may make them on access.
+    """
+    is_keeper, is_tuple = isinstance(node, _KEEPERS), isinstance(node, tuple)
+    if not is_keeper and not is_tuple and not _list_attributes(node):
+        return None
+    if is_tuple:
+        twin = cast("Any", tuple).__new__(type(node), parts)
+        getattr(twin, "__dict__", {}).update(getattr(node, "__dict__", {}))
+    else:
         twin = copy.copy(node)
+    if _is_dataclass(node):
         for field, part in zip(dataclasses.fields(node), parts, strict=True):
             object.__setattr__(twin, field.name, part)  # a frozen one too
         return twin
-    if isinstance(node, tuple):
-        if hasattr(cast("Any", node), "_fields"):
-            return kind(*parts)
-        twin = cast("Any", tuple).__new__(kind, parts)
-        if hasattr(twin, "__dict__"):
-            vars(twin).update(vars(node))
-        return twin
-    try:
-        if isinstance(node, MutableSequence):
-            twin = copy.copy(cast("Any", node))
-            for i, part in enumerate(parts):
-                twin[i] = part
-            return twin
-        return kind(parts)
-    except TypeError:
-        return list(parts)
+    new, found = dict(zip(map(id, old), parts, strict=True)), set[int]()
+    for name in _list_attributes(twin):
+        value = getattr(twin, name, None)
+        if (changed := _swap(value, new, found)) is not value:
+            object.__setattr__(twin, name, changed)
+    if is_keeper:
+        for key, part in zip(node if hasattr(node, "keys") else range(len(parts)), parts, strict=True):
+            twin[key] = part
+    return twin if is_keeper or is_tuple or len(found) == len(new) else None
 
 
-def _rebuild_mapping(node: Mapping[Any, Any], entries: dict[Any, Any]) -> Mapping[Any, Any]:
-    """Build a mapping of the same type. Return a dict if that type cannot hold these entries."""
-    kind: Any = type(node)
-    try:
-        if isinstance(node, MutableMapping):
-            twin: Any = copy.copy(cast("Any", node))
-            for key, part in entries.items():  # update() adds to what is in a Counter
-                twin[key] = part
-        else:
-            twin = kind(entries)
-        return twin if kind is dict or all(twin[key] is part for key, part in entries.items()) else entries
-    except Exception:  # noqa: BLE001 - whatever a constructor does that was made for something else
-        return entries
+def _construct(node: Any, plain: Any) -> Any:
+    """Return an object of the same class, made of a plain structure. Return the latter if attributes would differ."""
+    twin: Any = type(node)(plain)
+    for name in _list_attributes(node):
+        value, other = getattr(node, name, None), getattr(twin, name, None)
+        if value is not other and not (type(value) in (dict, list, tuple) and type(other) is type(value)):
+            return plain
+    return twin
+
+
+def _list_attributes(node: Any) -> list[str]:
+    slots: list[Any] = [vars(kind).get("__slots__", ()) for kind in type(node).__mro__]
+    return [*getattr(node, "__dict__", ()), *(name for x in slots for name in ((x,) if isinstance(x, str) else x))]
+
+
+def _swap(value: Any, new: Mapping[int, Any], found: set[int], depth: int = 2) -> Any:
+    """Return an attribute with new parts, by the ``id`` of the old ones, also inside containers of no other parts."""
+    if id(value) in new:
+        found.add(id(value))
+        return new[id(value)]
+    if not depth or type(value) not in (dict, list, tuple) or len(value) > len(new):
+        return value
+    inner = _list_parts(value)
+    changed = [_swap(part, new, found, depth - 1) for part in inner]
+    if all(x is y for x, y in zip(changed, inner, strict=True)):
+        return value
+    return _rebuild(value, inner, changed)
 
 
 class Tree(NamedTuple):
@@ -314,7 +353,7 @@ def with_placeholders(sample: Tree, images: Sequence[tuple[str, Any]]) -> Any:
         # A mapping may return new values at each access, so build a plain copy of the values that were read.
         node = cast("object", part.node)
         made = bool(done) and type(node) is not dict and isinstance(node, Mapping)
-        return part.node if kept and not made else _rebuild(part.node, done)
+        return part.node if kept and not made else _rebuild(part.node, [child.node for child in part.parts], done)
 
     return walk(sample)
 
@@ -327,8 +366,9 @@ def _collate_placeholders(batch: Sequence[Any], *, collate_fn_map: Any) -> Place
 
 
 def _collate_dataclasses(batch: Sequence[Any], *, collate_fn_map: Any) -> Any:
-    columns = zip(*([part for _, part in _children(x)] for x in batch), strict=True)
-    return _rebuild(batch[0], [_collate(list(column), collate_fn_map=collate_fn_map) for column in columns])
+    rows = [[part for _, part in _children(x)] for x in batch]
+    columns = [_collate(list(column), collate_fn_map=collate_fn_map) for column in zip(*rows, strict=True)]
+    return _rebuild(batch[0], rows[0], columns)
 
 
 class _AnyDataclass(type):
