@@ -18,15 +18,16 @@ from torchvision.transforms import v2
 
 from torchdali.tools import cli
 from torchdali.tools.parity import results
-from torchdali.tools.parity.case import Case
+from torchdali.tools.parity.case import Case, GroupCase, GroupDifferences
 from torchdali.tools.parity.cases import CASES
 from torchdali.tools.parity.compare import Differences, compile_chain, find_exceeded_bounds, measure
 from torchdali.tools.parity.decoding import FORMATS, DecodingDifferences, decoders, measure_decoding
 from torchdali.tools.parity.distributions import LEVEL, compare_distributions, p_value, significance_level
 from torchdali.tools.parity.draws import DRAWS, Draw
+from torchdali.tools.parity.groups import GROUPS
 from torchdali.tools.parity.photographs import write_photographs
 from torchdali.tools.parity.report import TORCH_ONLY, list_names, list_rules
-from torchdali.tools.parity.targets import TARGETS, TargetCase, TargetDifferences, find_exceeded_target_bounds
+from torchdali.tools.parity.targets import TARGETS
 from torchdali.transforms import Rule, find_rule
 from torchdali.transforms.rules.flip import RandomHorizontalFlip
 from torchdali.transforms.targets import Boxes, Targets
@@ -260,7 +261,7 @@ def test_boxes_points_and_masks_are_on_the_page(parity: Callable[..., Result], o
     found = results.read(out.with_suffix(".json"))
     results.write(found, out.with_suffix(".json"))
     assert results.read(out.with_suffix(".json")) == found
-    assert set(found.devices["cpu"].targets) == {"targets RandomHorizontalFlip"}
+    assert set(found.devices["cpu"].groups["targets"]) == {"targets RandomHorizontalFlip"}
 
 
 def test_moves_that_do_something_else_are_seen(
@@ -319,11 +320,13 @@ def test_each_bound_counts(field: str) -> None:
 
 
 def test_each_bound_of_targets_counts() -> None:
-    case = TargetCase([], 1, 1)
-    assert find_exceeded_target_bounds(case, TargetDifferences(1, 1, 1)) == ""
-    for name in ("boxes", "points", "masks"):
-        assert find_exceeded_target_bounds(case, TargetDifferences(**{name: float("nan")})).startswith(name)
-    assert find_exceeded_target_bounds(case, TargetDifferences(error="broken")) == "broken"
+    case, names = GroupCase([], (1, 1, 1)), ("boxes", "points", "masks")
+    find_exceeded = GROUPS["targets"].find_exceeded
+    assert find_exceeded(case, GroupDifferences(dict.fromkeys(names, 1.0))) == ""
+    for name in names:
+        wrong = GroupDifferences({**dict.fromkeys(names, 1.0), name: float("nan")})
+        assert find_exceeded(case, wrong).startswith(name)
+    assert find_exceeded(case, GroupDifferences(error="broken")) == "broken"
 
 
 def test_a_chain_that_runs_in_torch_is_not_measured(tmp_path: Path) -> None:

@@ -13,8 +13,10 @@ from torchvision.transforms import v2
 from torchdali.pipeline.compile import compile_plan
 from torchdali.pipeline.plan import Plan
 from torchdali.tools.parity import results
+from torchdali.tools.parity.case import GroupCase
+from torchdali.tools.parity.groups import GROUPS
 from torchdali.tools.parity.report import list_rules
-from torchdali.tools.parity.sounds import SOUNDS, SoundCase, _Sounds, find_exceeded_sound_bound, measure_sounds
+from torchdali.tools.parity.sounds import SOUNDS, _Sounds, measure_sounds
 from torchdali.transforms import SampleTransformError, find_rule
 from torchdali.transforms.rng import Draws, epoch_key
 from torchdali.transforms.rules.sounds import TorchaudioRule
@@ -34,20 +36,20 @@ def run_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", SOUNDS)
 def test_bounds(name: str, device: str) -> None:
-    assert not find_exceeded_sound_bound(SOUNDS[name], measure_sounds(SOUNDS[name], device))
-    assert bool(SOUNDS[name].why) == (SOUNDS[name].bound > 0)
+    assert not GROUPS["sounds"].find_exceeded(SOUNDS[name], measure_sounds(SOUNDS[name], None, device))
+    assert bool(SOUNDS[name].why) == (SOUNDS[name].bounds[0] > 0)
 
 
 @pytest.mark.parametrize("name", SOUNDS)
 def test_bounds_of_what_a_gpu_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """DALI's operators are the same on both devices, but on a CPU torchaudio takes their place."""
     run_as_on_a_gpu(monkeypatch)
-    assert not find_exceeded_sound_bound(SOUNDS[name], measure_sounds(SOUNDS[name], "cpu"))
+    assert not GROUPS["sounds"].find_exceeded(SOUNDS[name], measure_sounds(SOUNDS[name], None, "cpu"))
 
 
 def test_several_channels(device: str) -> None:
     case = SOUNDS["sounds of a training"]
-    assert not find_exceeded_sound_bound(case, measure_sounds(case, device, channels=2))
+    assert not GROUPS["sounds"].find_exceeded(case, measure_sounds(case, None, device, channels=2))
 
 
 def test_quiet_decibels_of_torchaudio_differ_as_much_from_those_of_float64() -> None:
@@ -58,17 +60,17 @@ def test_quiet_decibels_of_torchaudio_differ_as_much_from_those_of_float64() -> 
         decibels = T.AmplitudeToDB(top_db=80.0)
         exact = decibels(T.Spectrogram().double()(waveform))
         wrong = max(wrong, float((decibels(T.Spectrogram()(waveform.float())) - exact).abs().max() / exact.abs().max()))
-    assert 2e-5 < wrong < SOUNDS["sounds AmplitudeToDB, top_db"].bound
+    assert 2e-5 < wrong < SOUNDS["sounds AmplitudeToDB, top_db"].bounds[0]
 
 
 def test_what_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     run_as_on_a_gpu(monkeypatch)
-    case = SoundCase(SOUNDS["sounds Spectrogram"].chain, 1e-8)
+    case = GroupCase(SOUNDS["sounds Spectrogram"].chain, (1e-8,))
     found = results.Results()
     of_device = found.select_device("cpu", results.Machine())
-    of_device.sounds["sounds Vol"] = results.GroupResult(str(case), measure_sounds(case, "cpu"))
+    of_device.groups["sounds"]["sounds Vol"] = results.GroupResult("", measure_sounds(case, None, "cpu"))
     (failure,) = results.find_failures(found)
-    assert failure.startswith("sounds Vol on cpu: largest difference ")
+    assert failure.startswith("sounds Vol on cpu: largest ")
 
 
 def test_every_rule_is_in_a_case() -> None:

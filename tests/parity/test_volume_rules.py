@@ -17,8 +17,9 @@ from torchdali import DALILoader, SampleError, TransformError
 from torchdali.datasets import Volumes
 from torchdali.pipeline.compile import compile_plan
 from torchdali.tools.parity import results
+from torchdali.tools.parity.groups import GROUPS
 from torchdali.tools.parity.report import list_rules
-from torchdali.tools.parity.volumes import VOLUMES, find_exceeded_volume_bounds, measure_volumes
+from torchdali.tools.parity.volumes import VOLUMES, measure_volumes
 from torchdali.transforms import (
     GaussianBlur3D,
     RandomAffine3D,
@@ -155,19 +156,19 @@ def test_draws_follow_the_arguments() -> None:
 @pytest.mark.parametrize("name", ["volumes RandomAffine3D", "volumes of a training"])
 def test_certificate(name: str, device: str) -> None:
     case = VOLUMES[name]
-    measured = measure_volumes(case, device)
-    assert not find_exceeded_volume_bounds(case, measured)
+    measured = measure_volumes(case, None, device)
+    assert not GROUPS["volumes"].find_exceeded(case, measured)
     found = results.Results()
     of_device = found.select_device("cpu", results.Machine())
-    of_device.volumes["volumes RandomFlip3D"] = results.GroupResult("", measured)
+    of_device.groups["volumes"]["volumes RandomFlip3D"] = results.GroupResult("", measured)
     (failure,) = results.find_failures(found)
-    assert failure.startswith(f"volumes RandomFlip3D on cpu: values {measured.values:.3g}, bound 0")
+    assert failure.startswith(f"volumes RandomFlip3D on cpu: values {measured.figures['values']:.3g}, bound 0")
 
 
 def test_every_rule_is_in_a_case() -> None:
     ruled = {str(one).rpartition(".")[2] for one in list_rules() if "augment.volumes" in str(one)}
     assert ruled == {type(leaf).__name__ for case in VOLUMES.values() for leaf in case.chain}
-    assert all(bool(case.why) == (case.values > 0) for case in VOLUMES.values())
+    assert all(bool(case.why) == (case.bounds[0] > 0) for case in VOLUMES.values())
 
 
 def test_samples_without_labels_and_of_a_collate_fn(folder: Path, device: str) -> None:

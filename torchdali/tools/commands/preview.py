@@ -97,14 +97,13 @@ def _summarize_targets(pairs: SamplePairs) -> str:
     found = pairs.differences
     if found.error:
         return f" Boxes, masks or key points differ: {found.error}."
-    texts = {
-        "BoundingBoxes": f"boxes differ by at most {found.boxes:.3g} pixels" if found.boxes else "boxes are equal",
-        "KeyPoints": f"key points differ by at most {found.points:.3g} pixels"
-        if found.points
-        else "key points are equal",
-        "Mask": f"masks differ in {found.masks:.2g} of their pixels" if found.masks else "masks are equal",
-    }
-    texts = [text for kind, text in texts.items() if kind in pairs.kinds]
+    texts: list[str] = []
+    for name, noun in (("boxes", "boxes"), ("points", "key points"), ("masks", "masks")):
+        if figure := found.figures.get(name):
+            far = f"in {figure:.2g} of their pixels" if name == "masks" else f"by at most {figure:.3g} pixels"
+            texts.append(f"{noun} differ {far}")
+        elif name in found.figures:
+            texts.append(f"{noun} are equal")
     return f" Targets: {', '.join(texts)}." if texts else ""
 
 

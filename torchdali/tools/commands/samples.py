@@ -22,8 +22,9 @@ from torchdali.samples.annotations import is_annotation
 from torchdali.sources import Source, from_dataset
 from torchdali.tools.bench.folder import is_factory, load_object, load_transform
 from torchdali.tools.commands.grid import Sample
+from torchdali.tools.parity.case import GroupDifferences
 from torchdali.tools.parity.replay import Replayed, describe_image, find_image, list_leaves, open_paths
-from torchdali.tools.parity.targets import TargetDifferences, compare_targets
+from torchdali.tools.parity.targets import compare_targets
 from torchdali.transforms import flatten
 from torchdali.workers.unread import leave_images_unread, take_transforms
 
@@ -39,15 +40,13 @@ class SamplePairs:
         plan: The plan of the transforms that were run, not fused.
         left_out: The transforms that were left out, because torch runs them on both sides, by their positions.
         differences: How far boxes, key points and masks are apart.
-        kinds: Types of these.
         text: What runs where, as ``explain()`` says it.
     """
 
     samples: list[Sample]
     plan: Plan
     left_out: list[str]
-    differences: TargetDifferences
-    kinds: frozenset[str]
+    differences: GroupDifferences
     text: str
 
 
@@ -109,10 +108,9 @@ def make_pairs(dataset: Any, transform: Any, indices: Sequence[int], seed: int, 
         (actual, count), (expected, _) = (line_up(_to_tensor(each.pop(place))) for each in parts)
         name = os.path.basename(source.name(i)) if source else f"sample {indices[i]}"  # noqa: PTH119 - or a URL
         samples.append(Sample(make_title(parts[1], classes), name, actual, expected, (parts[0], parts[1]), count))
-    differences, _ = compare_targets(ours, theirs)
-    kinds = {type(part).__name__ for sample in samples for part in sample.parts[1] if is_annotation(part)}
+    differences = compare_targets(ours, theirs)
     left_out = [f"{position} {type(leaf).__name__}" for position, leaf in enumerate(chain[end:], start=end + 1)]
-    return SamplePairs(samples, plan, left_out, differences, frozenset(kinds), text.getvalue())
+    return SamplePairs(samples, plan, left_out, differences, text.getvalue())
 
 
 def _take_apart(part: Any, transform: Any, seed: int) -> tuple[Any, Any, Source | None, list[Any]]:

@@ -1,7 +1,9 @@
-"""A case of the parity certificate."""
+"""Cases of the parity certificate, and what is measured of those beside the cases of images."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 
@@ -25,3 +27,30 @@ class Case(NamedTuple):
     why: str = ""
     devices: tuple[str, ...] = ("cpu", "cuda")
     refused: str = ""
+
+
+class GroupCase(NamedTuple):
+    """A chain of a group, and its bounds.
+
+    Attributes:
+        chain: The transforms.
+        bounds: Bounds of the group's figures, in their order; more than there are figures do not matter.
+        why: Reason, in one line, if a bound is not 0.
+    """
+
+    chain: Sequence[Any]
+    bounds: Sequence[float] = (0.0, 0.0, 0.0)
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class GroupDifferences:
+    """Differences of one chain of a group from the reference, on one device.
+
+    Attributes:
+        figures: What is measured, by name.
+        error: Why nothing was measured, or empty.
+    """
+
+    figures: dict[str, float] = field(default_factory=dict[str, float])
+    error: str = ""

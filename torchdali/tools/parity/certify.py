@@ -13,12 +13,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from torchdali.errors import OptionError
 from torchdali.tools.parity import results
+from torchdali.tools.parity.case import GroupDifferences
 from torchdali.tools.parity.cases import CASES
 from torchdali.tools.parity.compare import Differences, measure
 from torchdali.tools.parity.decoding import FORMATS, measure_decoding
 from torchdali.tools.parity.distributions import compare_distributions
 from torchdali.tools.parity.draws import DRAWS
-from torchdali.tools.parity.groups import GROUPS
+from torchdali.tools.parity.groups import GROUPS, describe_chain
 from torchdali.tools.parity.photographs import write_photographs
 from torchdali.tools.parity.report import TITLES, write_markdown
 
@@ -86,8 +87,8 @@ def certify(out: Path, devices: Sequence[str], only: str, console: Console) -> l
                 tick = stage(f"{group.title}, {TITLES[device]}", len(grouped[key]))
                 for name in grouped[key]:
                     case = group.cases[name]
-                    measured = _measure(group.measure, group.differences, case, photographs, device)
-                    of_device.select_group(key)[name] = results.GroupResult(group.describe(case), measured)
+                    measured = _measure(group.measure, GroupDifferences, case, photographs, device)
+                    of_device.groups[key][name] = results.GroupResult(describe_chain(case.chain), measured)
                     of_device.note_machine(name, here_on)
                     tick()
             tick = stage(f"decoding, {TITLES[device]}", len(formats))

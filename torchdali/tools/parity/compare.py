@@ -30,10 +30,12 @@ __all__ = [
     "compare_plan",
     "compile_chain",
     "describe_exceeded",
+    "describe_mismatch",
     "find_exceeded_bounds",
     "measure",
     "run",
     "split_indices",
+    "subtract",
 ]
 
 BORDER = 4
@@ -134,13 +136,9 @@ def measure(case: Case, folder: Any, device: str | torch.device) -> Differences:
     means: list[float] = []
     offs: list[float] = []
     for actual, expected in compare_chain(folder, case.chain, device):
-        if (actual.shape, actual.dtype) != (expected.shape, expected.dtype):
-            return Differences(
-                error=f"{tuple(actual.shape)} of {actual.dtype}, expected {tuple(expected.shape)} of {expected.dtype}"
-            )
-        difference = (actual.double() - expected.double()).abs()
-        # NaN exceeds every bound.
-        difference = torch.nan_to_num(difference, nan=float("inf"))
+        if mismatch := describe_mismatch(actual, expected):
+            return Differences(error=mismatch)
+        difference = subtract(actual, expected)
         core = difference[:, BORDER:-BORDER, BORDER:-BORDER]
         max_abs = max(max_abs, float(difference.max()))
         max_abs_interior = max(max_abs_interior, float(core.max()) if core.numel() else 0.0)
@@ -150,6 +148,17 @@ def measure(case: Case, folder: Any, device: str | torch.device) -> Differences:
     if not means:
         return Differences(error="there is no image to compare")
     return Differences(max_abs, max_abs_interior, sum(means) / len(means), sum(offs) / len(offs))
+
+
+def describe_mismatch(actual: torch.Tensor, expected: torch.Tensor) -> str:
+    """Return in words how two tensors differ in type, shape or dtype, or an empty string."""
+    ours, theirs = (f"{type(x).__name__} {tuple(x.shape)} of {x.dtype}" for x in (actual, expected))
+    return "" if ours == theirs else f"{ours}, expected {theirs}"
+
+
+def subtract(actual: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+    """Return the absolute differences of two tensors. That of NaN is infinite, so it exceeds every bound."""
+    return (actual.cpu().double() - expected.double()).abs().nan_to_num(nan=float("inf"))
 
 
 def find_exceeded_bounds(case: Case, measured: Differences) -> str:

@@ -6,9 +6,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from torchdali.tools.parity.sounds import SOUNDS, SoundDifferences, find_exceeded_sound_bound, measure_sounds
-from torchdali.tools.parity.targets import TARGETS, TargetDifferences, find_exceeded_target_bounds, measure_targets
-from torchdali.tools.parity.volumes import VOLUMES, VolumeDifferences, find_exceeded_volume_bounds, measure_volumes
+from torchdali.tools.parity.case import GroupCase, GroupDifferences
+from torchdali.tools.parity.compare import describe_exceeded
+from torchdali.tools.parity.sounds import SOUNDS, measure_sounds
+from torchdali.tools.parity.targets import TARGETS, measure_targets
+from torchdali.tools.parity.volumes import VOLUMES, measure_volumes
 from torchdali.transforms import flatten
 
 __all__ = ["GROUPS", "Group", "describe_chain"]
@@ -21,19 +23,21 @@ class Group(NamedTuple):
 
     Attributes:
         title: What they are of.
-        cases: The cases by name. Each has a ``chain``.
-        differences: What is measured of a case. It can be made of an ``error`` alone.
-        describe: Returns the chain of a case as text.
+        cases: The cases by name.
+        units: Units of the figures, by the figure's name. Those in "%" are measured as shares.
         measure: Measures a case on photographs and a device.
-        find_exceeded: Returns in words which bounds of a case are exceeded.
     """
 
     title: str
-    cases: Mapping[str, Any]
-    differences: type[Any]
-    describe: Callable[[Any], str]
-    measure: Callable[[Any, Any, str], Any]
-    find_exceeded: Callable[[Any, Any], str]
+    cases: Mapping[str, GroupCase]
+    units: Mapping[str, str]
+    measure: Callable[[GroupCase, Any, str], GroupDifferences]
+
+    def find_exceeded(self, case: GroupCase, measured: GroupDifferences) -> str:
+        """Return in words which bounds of a case are exceeded, or an empty string."""
+        return measured.error or describe_exceeded(
+            *((name, measured.figures[name], bound) for name, bound in zip(self.units, case.bounds, strict=False))
+        )
 
 
 def describe_chain(chain: Sequence[Any]) -> str:
@@ -49,25 +53,9 @@ def _short(transform: Any) -> str:
     return re.sub(rf", ({_DEFAULTS})(?=[,)])", "", text)
 
 
-def _describe(case: Any) -> str:
-    return describe_chain(case.chain)
-
-
-def _measure_sounds(case: Any, photographs: Any, device: str) -> SoundDifferences:
-    del photographs
-    return measure_sounds(case, device)
-
-
-def _measure_volumes(case: Any, photographs: Any, device: str) -> VolumeDifferences:
-    del photographs
-    return measure_volumes(case, device)
-
-
 GROUPS: dict[str, Group] = {
-    "targets": Group(
-        "boxes and masks", TARGETS, TargetDifferences, _describe, measure_targets, find_exceeded_target_bounds
-    ),
-    "sounds": Group("sounds", SOUNDS, SoundDifferences, str, _measure_sounds, find_exceeded_sound_bound),
-    "volumes": Group("volumes", VOLUMES, VolumeDifferences, _describe, _measure_volumes, find_exceeded_volume_bounds),
+    "targets": Group("boxes and masks", TARGETS, {"boxes": "px", "points": "px", "masks": "%"}, measure_targets),
+    "sounds": Group("sounds", SOUNDS, {"largest": ""}, measure_sounds),
+    "volumes": Group("volumes", VOLUMES, {"values": "", "labels": "%"}, measure_volumes),
 }
 """By the key of their results. The names of a group's cases begin with its key."""

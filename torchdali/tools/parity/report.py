@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from torchdali.tools.parity.case import Case
 from torchdali.tools.parity.cases import CASES
@@ -12,12 +12,9 @@ from torchdali.tools.parity.compare import BORDER, Differences, find_exceeded_bo
 from torchdali.tools.parity.decoding import FORMATS, DecodingDifferences, decoders, decoding_bound
 from torchdali.tools.parity.distributions import LEVEL, SAMPLES, significance_level
 from torchdali.tools.parity.draws import DRAWS
-from torchdali.tools.parity.groups import GROUPS
+from torchdali.tools.parity.groups import GROUPS, Group, describe_chain
 from torchdali.tools.parity.photographs import COUNT, LARGEST, SMALLEST
 from torchdali.tools.parity.results import DeviceResult, Results, describe, is_within
-from torchdali.tools.parity.sounds import SoundCase, SoundDifferences
-from torchdali.tools.parity.targets import TargetCase, TargetDifferences
-from torchdali.tools.parity.volumes import VolumeCase, VolumeDifferences
 from torchdali.transforms import Rule
 
 TORCH_ONLY: dict[str, str] = {
@@ -184,61 +181,27 @@ def _differences(case: Case, measured: Differences) -> str:
 
 def _group(key: str, devices: dict[str, DeviceResult]) -> str:
     """Return the table of a group of cases."""
-    group, figures = GROUPS[key], _FIGURES[key]
-    head = [key.capitalize(), "Chain", *(f"{TITLES[name]}{figures.title}" for name in devices), "Bound", "Why"]
+    group = GROUPS[key]
+    columns = f": {' / '.join(group.units)}" if len(group.units) > 1 else ""
+    head = [key.capitalize(), "Chain", *(TITLES[name] + columns for name in devices), "Bound", "Why"]
     rows: list[list[str]] = []
     for name, case in group.cases.items():
-        cells = [name.removeprefix(f"{key} "), _code(group.describe(case))]
+        cells = [name.removeprefix(f"{key} "), _code(describe_chain(case.chain))]
         for of_device in devices.values():
-            if result := of_device.select_group(key).get(name):
-                exceeds = bool(group.find_exceeded(case, result.measured))
-                cell = _cell(result.measured.error, figures.format(result.measured), exceeds)
+            if result := of_device.groups[key].get(name):
+                error, figures = result.measured.error, result.measured.figures
+                text = "" if error else _format_figures(group, (figures[unit] for unit in group.units))
+                cell = _cell(error, text, bool(group.find_exceeded(case, result.measured)))
                 cells.append(_mark(of_device, name, cell))
             else:
                 cells.append(NOT_MEASURED)
-        rows.append([*cells, figures.format_bound(case), case.why])
+        rows.append([*cells, _format_figures(group, case.bounds), case.why])
     return _table(head, rows)
 
 
-class _Figures(NamedTuple):
-    """How the figures of a group are shown.
-
-    Attributes:
-        title: What stands behind the device in the head.
-        format: Returns what was measured of a case as text.
-        format_bound: Returns the bounds of a case as text.
-    """
-
-    title: str
-    format: Callable[[Any], str]
-    format_bound: Callable[[Any], str]
-
-
-def _format_targets(measured: TargetDifferences) -> str:
-    return f"{_number(measured.boxes)} px / {_number(measured.points)} px / {_number(100 * measured.masks)} %"
-
-
-def _format_target_bounds(case: TargetCase) -> str:
-    return _format_targets(TargetDifferences(case.pixels, case.pixels, case.masks))
-
-
-def _format_sounds(measured: SoundDifferences) -> str:
-    return _number(measured.largest)
-
-
-def _format_sound_bound(case: SoundCase) -> str:
-    return _number(case.bound)
-
-
-def _format_volumes(figures: VolumeDifferences | VolumeCase) -> str:
-    return f"{_number(figures.values)} / {_number(100 * figures.labels)} %"
-
-
-_FIGURES = {
-    "targets": _Figures(": boxes / points / masks", _format_targets, _format_target_bounds),
-    "sounds": _Figures("", _format_sounds, _format_sound_bound),
-    "volumes": _Figures(": values / labels", _format_volumes, _format_volumes),
-}
+def _format_figures(group: Group, figures: Iterable[float]) -> str:
+    pairs = zip(figures, group.units.values(), strict=False)
+    return " / ".join(f"{_number(100 * x if unit == '%' else x)} {unit}".rstrip() for x, unit in pairs)
 
 
 def _cell(error: str, text: str, exceeds: bool) -> str:

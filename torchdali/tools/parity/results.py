@@ -15,7 +15,7 @@ import torchvision
 from torchdali import __version__
 from torchdali.pipeline import graph
 from torchdali.tools.bench.metrics import cpu_model
-from torchdali.tools.parity.case import Case
+from torchdali.tools.parity.case import Case, GroupDifferences
 from torchdali.tools.parity.cases import CASES
 from torchdali.tools.parity.compare import Differences, compile_chain, find_exceeded_bounds
 from torchdali.tools.parity.decoding import FORMATS, DecodingDifferences, decoders, decoding_bound
@@ -23,7 +23,7 @@ from torchdali.tools.parity.distributions import DistributionTest, significance_
 from torchdali.tools.parity.draws import DRAWS
 from torchdali.tools.parity.groups import GROUPS, describe_chain
 
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -60,11 +60,11 @@ class GroupResult:
 
     Attributes:
         chain: Chain of the case, as text.
-        measured: Differences, of the group's type.
+        measured: Differences from the reference.
     """
 
     chain: str
-    measured: Any
+    measured: GroupDifferences
 
 
 @dataclass
@@ -75,9 +75,7 @@ class DeviceResult:
         machine: Machine of the measurement.
         cases: Results by the name of the case.
         decoding: Results by format, then by decoder.
-        targets: Results of boxes, key points and masks by the name of the case.
-        sounds: Results of sounds by the name of the case.
-        volumes: Results of volumes by the name of the case.
+        groups: Results of each of :data:`GROUPS` by the name of the case.
         elsewhere: The name of the machine, by the name of each case that was measured on another one.
     """
 
@@ -86,9 +84,7 @@ class DeviceResult:
     decoding: dict[str, dict[str, DecodingDifferences]] = field(
         default_factory=dict[str, dict[str, DecodingDifferences]]
     )
-    targets: dict[str, GroupResult] = field(default_factory=dict[str, GroupResult])
-    sounds: dict[str, GroupResult] = field(default_factory=dict[str, GroupResult])
-    volumes: dict[str, GroupResult] = field(default_factory=dict[str, GroupResult])
+    groups: dict[str, dict[str, GroupResult]] = field(default_factory=lambda: {key: {} for key in GROUPS})
     elsewhere: dict[str, str] = field(default_factory=dict[str, str])
 
     def note_machine(self, name: str, where: Machine) -> None:
@@ -96,10 +92,6 @@ class DeviceResult:
         self.elsewhere.pop(name, None)
         if where != self.machine:
             self.elsewhere[name] = where.name
-
-    def select_group(self, group: str) -> dict[str, GroupResult]:
-        """Return the results of one of :data:`GROUPS`."""
-        return {"targets": self.targets, "sounds": self.sounds, "volumes": self.volumes}[group]
 
 
 @dataclass
@@ -154,7 +146,7 @@ def find_failures(results: Results) -> list[str]:
             if over := find_exceeded_bounds(CASES[name], case.measured):
                 failures.append(f"{name} on {device}: {over}")
         for key, group in GROUPS.items():
-            for name, result in of_device.select_group(key).items():
+            for name, result in of_device.groups[key].items():
                 if over := group.find_exceeded(group.cases[name], result.measured):
                     failures.append(f"{name} on {device}: {over}")
         for name, by_decoder in of_device.decoding.items():
@@ -201,10 +193,9 @@ def read(path: Path) -> Results:
         of_device = DeviceResult(Machine(**part["machine"]), cases, decoding)
         of_device.elsewhere = part.get("elsewhere", {})
         for key, group in GROUPS.items():
-            for name, x in _select(part.get(key, {}), group.cases):  # results of before have none
-                if x["chain"] == group.describe(group.cases[name]):
-                    measured = group.differences(**x["measured"])
-                    of_device.select_group(key)[name] = GroupResult(x["chain"], measured)
+            for name, x in _select(part["groups"][key], group.cases):
+                if x["chain"] == describe_chain(group.cases[name].chain):
+                    of_device.groups[key][name] = GroupResult(x["chain"], GroupDifferences(**x["measured"]))
         results.devices[device] = of_device
     return results
 

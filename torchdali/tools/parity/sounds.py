@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, NamedTuple
 from unittest import mock
@@ -17,12 +16,13 @@ from torch.utils.data import Dataset
 from torchdali import DALILoader
 from torchdali.pipeline.compile import compile_plan
 from torchdali.sources import InputKind, Source, Spec
-from torchdali.tools.parity.compare import describe_exceeded
+from torchdali.tools.parity.case import GroupCase, GroupDifferences
+from torchdali.tools.parity.compare import describe_mismatch, subtract
 from torchdali.transforms.rng import Draws, epoch_key
 from torchdali.transforms.rules.spectrograms import Masking
 from torchdali.transforms.spec import IntArray
 
-__all__ = ["SOUNDS", "SoundCase", "SoundDifferences", "find_exceeded_sound_bound", "measure_sounds"]
+__all__ = ["SOUNDS", "measure_sounds"]
 
 _RATE = 16_000
 _SEED = 7
@@ -41,63 +41,33 @@ class Part(NamedTuple):
     name: str
     options: dict[str, Any]
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         options = (f"{name}={getattr(value, '__name__', repr(value))}" for name, value in self.options.items())
         return f"{self.name}({', '.join(options)})"
-
-
-class SoundCase(NamedTuple):
-    """A chain and its bound.
-
-    Attributes:
-        chain: The transforms.
-        bound: Bound of the largest difference, as a share of the largest value of a sound.
-        why: Reason, in one line, if the bound is not 0.
-    """
-
-    chain: tuple[Part, ...]
-    bound: float = 0.0
-    why: str = ""
-
-    def __str__(self) -> str:
-        return ", ".join(map(str, self.chain))
-
-
-@dataclass(frozen=True)
-class SoundDifferences:
-    """Differences of one chain's results from torchaudio's, on one device.
-
-    Attributes:
-        largest: Largest difference of a value, as a share of the largest value of the sound.
-        error: Why nothing was measured, or empty.
-    """
-
-    largest: float = 0.0
-    error: str = ""
 
 
 def _part(name: str, **options: Any) -> Part:
     return Part(name, options)
 
 
-_FUSED = (2e-7, "a GPU rounds a product and a difference at once")
-_FFT = (1e-6, "Fourier transforms of float32, summed in another order")
-_MEL = (2e-5, "filters of float32, computed by other formulas")
-_LOUD = (2e-7, "logarithms of float32")
+_FUSED = ((2e-7,), "a GPU rounds a product and a difference at once")
+_FFT = ((1e-6,), "Fourier transforms of float32, summed in another order")
+_MEL = ((2e-5,), "filters of float32, computed by other formulas")
+_LOUD = ((2e-7,), "logarithms of float32")
 _QUIET = (
-    6e-5,
+    (6e-5,),
     "Fourier transforms of what is 80 decibels below the loudest: torchaudio's differ as much from float64's",
 )
-_LESS_QUIET = (3e-5, "Fourier transforms of what is 60 decibels below the loudest")
+_LESS_QUIET = ((3e-5,), "Fourier transforms of what is 60 decibels below the loudest")
 
-SOUNDS: dict[str, SoundCase] = {
-    "sounds Vol": SoundCase((_part("Vol", gain=1.7),)),
-    "sounds Vol in decibels": SoundCase((_part("Vol", gain=-7.0, gain_type="db"),)),
-    "sounds Vol of power": SoundCase((_part("Vol", gain=0.5, gain_type="power"),)),
-    "sounds Fade": SoundCase((_part("Fade", fade_in_len=300, fade_out_len=500, fade_shape="half_sine"),)),
-    "sounds Preemphasis": SoundCase((_part("Preemphasis", coeff=0.9),), *_FUSED),
-    "sounds Spectrogram": SoundCase((_part("Spectrogram"),), *_FFT),
-    "sounds Spectrogram, magnitude": SoundCase(
+SOUNDS: dict[str, GroupCase] = {
+    "sounds Vol": GroupCase((_part("Vol", gain=1.7),)),
+    "sounds Vol in decibels": GroupCase((_part("Vol", gain=-7.0, gain_type="db"),)),
+    "sounds Vol of power": GroupCase((_part("Vol", gain=0.5, gain_type="power"),)),
+    "sounds Fade": GroupCase((_part("Fade", fade_in_len=300, fade_out_len=500, fade_shape="half_sine"),)),
+    "sounds Preemphasis": GroupCase((_part("Preemphasis", coeff=0.9),), *_FUSED),
+    "sounds Spectrogram": GroupCase((_part("Spectrogram"),), *_FFT),
+    "sounds Spectrogram, magnitude": GroupCase(
         (
             _part(
                 "Spectrogram",
@@ -112,25 +82,25 @@ SOUNDS: dict[str, SoundCase] = {
         ),
         *_FFT,
     ),
-    "sounds Spectrogram, constant": SoundCase(
+    "sounds Spectrogram, constant": GroupCase(
         (_part("Spectrogram", n_fft=512, win_length=400, hop_length=160, normalized=True, pad_mode="constant"),),
         *_FFT,
     ),
-    "sounds MelScale": SoundCase((_part("Spectrogram"), _part("MelScale", n_mels=40, sample_rate=11_025)), *_MEL),
-    "sounds MelSpectrogram": SoundCase((_part("MelSpectrogram", n_mels=64),), *_MEL),
-    "sounds MelSpectrogram, slaney": SoundCase(
+    "sounds MelScale": GroupCase((_part("Spectrogram"), _part("MelScale", n_mels=40, sample_rate=11_025)), *_MEL),
+    "sounds MelSpectrogram": GroupCase((_part("MelSpectrogram", n_mels=64),), *_MEL),
+    "sounds MelSpectrogram, slaney": GroupCase(
         (_part("MelSpectrogram", n_fft=512, f_min=50.0, f_max=7600.0, norm="slaney", mel_scale="slaney"),), *_MEL
     ),
-    "sounds AmplitudeToDB": SoundCase((_part("AmplitudeToDB", stype="magnitude"),), *_LOUD),
-    "sounds AmplitudeToDB of a sound": SoundCase((_part("AmplitudeToDB", top_db=80.0),), *_LOUD),
-    "sounds AmplitudeToDB, 60 decibels": SoundCase(
+    "sounds AmplitudeToDB": GroupCase((_part("AmplitudeToDB", stype="magnitude"),), *_LOUD),
+    "sounds AmplitudeToDB of a sound": GroupCase((_part("AmplitudeToDB", top_db=80.0),), *_LOUD),
+    "sounds AmplitudeToDB, 60 decibels": GroupCase(
         (_part("Spectrogram"), _part("AmplitudeToDB", top_db=60.0)), *_LESS_QUIET
     ),
-    "sounds AmplitudeToDB, top_db": SoundCase((_part("Spectrogram"), _part("AmplitudeToDB", top_db=80.0)), *_QUIET),
-    "sounds MFCC": SoundCase((_part("MFCC", n_mfcc=20, melkwargs={"n_mels": 40, "hop_length": 160}),), *_MEL),
-    "sounds FrequencyMasking": SoundCase((_part("Spectrogram"), _part("FrequencyMasking", freq_mask_param=80)), *_FFT),
-    "sounds TimeMasking": SoundCase((_part("Spectrogram"), _part("TimeMasking", time_mask_param=60, p=0.4)), *_FFT),
-    "sounds of a training": SoundCase(
+    "sounds AmplitudeToDB, top_db": GroupCase((_part("Spectrogram"), _part("AmplitudeToDB", top_db=80.0)), *_QUIET),
+    "sounds MFCC": GroupCase((_part("MFCC", n_mfcc=20, melkwargs={"n_mels": 40, "hop_length": 160}),), *_MEL),
+    "sounds FrequencyMasking": GroupCase((_part("Spectrogram"), _part("FrequencyMasking", freq_mask_param=80)), *_FFT),
+    "sounds TimeMasking": GroupCase((_part("Spectrogram"), _part("TimeMasking", time_mask_param=60, p=0.4)), *_FFT),
+    "sounds of a training": GroupCase(
         (
             _part("Vol", gain=0.8),
             _part("Fade", fade_in_len=100, fade_out_len=100),
@@ -201,7 +171,7 @@ class _SoundSource(Source):
         return image
 
 
-def measure_sounds(case: SoundCase, device: str | torch.device, channels: int = 1) -> SoundDifferences:
+def measure_sounds(case: GroupCase, _: object, device: str | torch.device, channels: int = 1) -> GroupDifferences:
     """Measure how far made-up sounds are from torchaudio's, after a chain with the same random numbers.
 
     Args:
@@ -227,12 +197,10 @@ def measure_sounds(case: SoundCase, device: str | torch.device, channels: int = 
         waveform = torch.from_numpy(dataset.make(index))
         draws = Draws(epoch_key(_SEED, 0), np.array([index]), np.zeros(1, np.int64))
         expected = _replay(plan.rules, draws, waveform)
-        if (actual.shape, actual.dtype) != (expected.shape, expected.dtype):
-            text = f"{tuple(actual.shape)} of {actual.dtype}, expected {tuple(expected.shape)} of {expected.dtype}"
-            return SoundDifferences(error=text)
-        difference = (actual.double() - expected.double()).abs().nan_to_num(nan=float("inf"))
-        largest = max(largest, float(difference.max() / expected.abs().max()))
-    return SoundDifferences(largest)
+        if mismatch := describe_mismatch(actual, expected):
+            return GroupDifferences(error=mismatch)
+        largest = max(largest, float(subtract(actual, expected).max() / expected.abs().max()))
+    return GroupDifferences({"largest": largest})
 
 
 def _replay(rules: Sequence[Any], draws: Draws, sound: torch.Tensor) -> torch.Tensor:
@@ -248,8 +216,3 @@ def _replay(rules: Sequence[Any], draws: Draws, sound: torch.Tensor) -> torch.Te
         else:
             sound = rule.transform(sound)
     return sound
-
-
-def find_exceeded_sound_bound(case: SoundCase, measured: SoundDifferences) -> str:
-    """Return in words that the bound of a case is exceeded, or an empty string."""
-    return measured.error or describe_exceeded(("largest difference", measured.largest, case.bound))

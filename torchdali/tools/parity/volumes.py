@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -14,7 +14,8 @@ from torchvision.transforms import v2 as annotated_v2
 from torchdali import DALILoader
 from torchdali.datasets import Volumes
 from torchdali.pipeline.compile import compile_plan
-from torchdali.tools.parity.compare import describe_exceeded
+from torchdali.tools.parity.case import GroupCase, GroupDifferences
+from torchdali.tools.parity.compare import describe_mismatch, subtract
 from torchdali.transforms import (
     GaussianBlur3D,
     RandomAffine3D,
@@ -27,7 +28,7 @@ from torchdali.transforms.rng import Draws, epoch_key
 from torchdali.transforms.rules.volumes import VolumeRule
 from torchdali.transforms.spec import InputKind, Spec
 
-__all__ = ["VOLUMES", "VolumeCase", "VolumeDifferences", "find_exceeded_volume_bounds", "measure_volumes"]
+__all__ = ["VOLUMES", "measure_volumes"]
 
 v2 = cast("Any", annotated_v2)
 
@@ -38,48 +39,17 @@ _COARSE = 5
 """Voxels along each side between the random values that a volume is interpolated from."""
 
 
-class VolumeCase(NamedTuple):
-    """A chain and its bounds.
+_ROUNDING = ((2e-6, 0.0), "sums of float32 in another order")
+_WARP = ((5e-4, 1e-3), "positions of float32, computed in another order; two voxels may be equally near")
 
-    Attributes:
-        chain: The transforms.
-        values: Bound of the largest difference of a value of a volume, whose values are from 0 to 1 before the chain.
-        labels: Bound of the share of the labels that differ.
-        why: Reason, in one line, if a bound is not 0.
-    """
-
-    chain: list[Any]
-    values: float = 0.0
-    labels: float = 0.0
-    why: str = ""
-
-
-@dataclass(frozen=True)
-class VolumeDifferences:
-    """Differences of one chain's patches from those of torch, on one device.
-
-    Attributes:
-        values: Largest difference of a value of a volume.
-        labels: Share of the labels that differ.
-        error: Why nothing was measured, or empty.
-    """
-
-    values: float = 0.0
-    labels: float = 0.0
-    error: str = ""
-
-
-_ROUNDING = (2e-6, 0.0, "sums of float32 in another order")
-_WARP = (5e-4, 1e-3, "positions of float32, computed in another order; two voxels may be equally near")
-
-VOLUMES: dict[str, VolumeCase] = {
-    "volumes RandomCrop3D": VolumeCase([RandomCrop3D((12, 30, 17))]),
-    "volumes RandomFlip3D": VolumeCase([RandomFlip3D()]),
-    "volumes RandomIntensity": VolumeCase([RandomIntensity((0.5, 1.5), (-1, 1))], *_ROUNDING),
-    "volumes GaussianBlur3D": VolumeCase([GaussianBlur3D((0, 2))], *_ROUNDING),
-    "volumes RandomRotate3D": VolumeCase([RandomRotate3D((-30, 30))], *_WARP),
-    "volumes RandomAffine3D": VolumeCase([RandomAffine3D((-40, 40), (-4, 4), (0.7, 1.4), fill=-1.0)], *_WARP),
-    "volumes of a training": VolumeCase(
+VOLUMES: dict[str, GroupCase] = {
+    "volumes RandomCrop3D": GroupCase([RandomCrop3D((12, 30, 17))]),
+    "volumes RandomFlip3D": GroupCase([RandomFlip3D()]),
+    "volumes RandomIntensity": GroupCase([RandomIntensity((0.5, 1.5), (-1, 1))], *_ROUNDING),
+    "volumes GaussianBlur3D": GroupCase([GaussianBlur3D((0, 2))], *_ROUNDING),
+    "volumes RandomRotate3D": GroupCase([RandomRotate3D((-30, 30))], *_WARP),
+    "volumes RandomAffine3D": GroupCase([RandomAffine3D((-40, 40), (-4, 4), (0.7, 1.4), fill=-1.0)], *_WARP),
+    "volumes of a training": GroupCase(
         [
             *(RandomFlip3D(), RandomRotate3D((-15, 15)), RandomCrop3D((20, 22, 24))),
             *(GaussianBlur3D((0.3, 1)), RandomIntensity()),
@@ -103,7 +73,7 @@ def _write(folder: Path) -> Volumes:
     return Volumes(folder / "images", _PATCH, folder / "labels", per_volume=4, seed=_SEED)
 
 
-def measure_volumes(case: VolumeCase, device: str | torch.device) -> VolumeDifferences:
+def measure_volumes(case: GroupCase, _: object, device: str | torch.device) -> GroupDifferences:
     """Measure how far made-up patches are from those of torch, after a chain with the same random numbers.
 
     Args:
@@ -119,19 +89,17 @@ def measure_volumes(case: VolumeCase, device: str | torch.device) -> VolumeDiffe
         for index, actual in enumerate(ours):
             expected = _replay(case.chain, index, dataset[index])
             for one, other in zip(actual, expected, strict=True):
-                if (one.shape, one.dtype) != (other.shape, other.dtype):
-                    text = f"{tuple(one.shape)} of {one.dtype}, expected {tuple(other.shape)} of {other.dtype}"
-                    return VolumeDifferences(error=text)
-            difference = (actual[0].double() - expected[0].double()).abs().nan_to_num(nan=float("inf"))
-            values = max(values, float(difference.max()))
+                if mismatch := describe_mismatch(one, other):
+                    return GroupDifferences(error=mismatch)
+            values = max(values, float(subtract(actual[0], expected[0]).max()))
             off, total = off + int((actual[1] != expected[1]).sum()), total + actual[1].numel()
-    return VolumeDifferences(values, off / total)
+    return GroupDifferences({"values": values, "labels": off / total})
 
 
-def _replay(chain: list[Any], index: int, parts: Any) -> list[torch.Tensor]:
+def _replay(chain: Sequence[Any], index: int, parts: Any) -> list[torch.Tensor]:
     """Return what the torch bodies make of volume and labels, with the numbers that the rules draw for the sample."""
     spec = Spec("volume", torch.float32, 1, unit=False)
-    plan = compile_plan(chain, torch.device("cpu"), "exact", spec, InputKind.PIXELS)
+    plan = compile_plan(list(chain), torch.device("cpu"), "exact", spec, InputKind.PIXELS)
     draws = Draws(epoch_key(_SEED, 0), np.array([index]), np.zeros(1, np.int64))
     size = np.array([_PATCH], np.int64)
     for rule in plan.rules:
@@ -141,10 +109,3 @@ def _replay(chain: list[Any], index: int, parts: Any) -> list[torch.Tensor]:
         params = rule.params_of({name: array[0] for name, array in drawn.items()})
         parts = [rule.transform.transform(part, params) for part in parts]
     return [part.as_subclass(torch.Tensor) for part in parts]
-
-
-def find_exceeded_volume_bounds(case: VolumeCase, measured: VolumeDifferences) -> str:
-    """Return in words which bounds of a case are exceeded, or an empty string."""
-    return measured.error or describe_exceeded(
-        ("values", measured.values, case.values), ("labels", measured.labels, case.labels)
-    )
