@@ -13,7 +13,7 @@ from torchdali.pipeline.clock import WAIT_THRESHOLD, Clock, Part
 from torchdali.pipeline.plan import Step
 from torchdali.transforms.spec import InputKind
 
-__all__ = ["UNMEASURED", "describe_decoding", "describe_model", "describe_storage", "describe_transforms", "diagnose"]
+__all__ = ["UNMEASURED", "describe_alone", "describe_model", "diagnose"]
 
 _FEW_BATCHES = 8
 _IN_DALI = {
@@ -62,21 +62,6 @@ def describe_model(taken: float, possible: float | None) -> str:
     return f"your model is the bottleneck: {used}, and a faster loader would change nothing"
 
 
-def describe_storage(part: float, whole: float) -> str:
-    """Return the sentence for slow storage, from the seconds a batch of reading and of everything."""
-    return f"storage is the bottleneck: reading takes {_format_share(part, whole)}"
-
-
-def describe_decoding(part: float, whole: float) -> str:
-    """Return the sentence for slow decoding, from the seconds a batch of decoding and of everything."""
-    return f"decoding is the bottleneck: it takes {_format_share(part, whole)}"
-
-
-def describe_transforms(part: float, whole: float) -> str:
-    """Return the sentence for slow transforms in DALI, from their seconds a batch and those of everything."""
-    return f"the transforms in DALI are the bottleneck: they take {_format_share(part, whole)}"
-
-
 def _format_share(part: float, whole: float) -> str:
     return f"{milliseconds(min(part, whole))} of {milliseconds(whole)} ms a batch"
 
@@ -103,7 +88,7 @@ def diagnose(
     if clock is None or clock.start is None:
         if probe is None:
             return Stats(verdict="the epoch had no batch") if clock and clock.finished else Stats()
-        verdict = f"{_describe_alone(probe, steps)}; {probe.rate:,.0f} images/s are possible"
+        verdict = f"{describe_alone(probe, steps)}; {probe.rate:,.0f} images/s are possible"
         return Stats(possible=probe.rate, probe=probe, bottleneck=probe.bottleneck, verdict=verdict)
     stats = _summarize(clock, probe)
     if not stats.timed:
@@ -226,14 +211,15 @@ def _describe_bottleneck(stats: Stats, clock: Clock, num_workers: int | None, lo
 
 def _describe_thread(bottleneck: Bottleneck, steps: Sequence[Step]) -> str:
     """Return the start of the sentence for work in the iterating thread. The time follows."""
-    if bottleneck == "torch":
-        torch_steps = [step for step in steps if step.library == "torch"]
+    torch_steps = [step for step in steps if step.library == "torch"]
+    if bottleneck == "torch" and torch_steps:
         single = [step for step in torch_steps if "for each sample" in step.note]
         how = "sample by sample" if single else "on whole batches"
         names = [f"{type(step.transform).__name__} at position {step.position}" for step in (single or torch_steps)[:1]]
         more = f" and {len(torch_steps) - 1} more" if len(torch_steps) > 1 else ""
         return f"transforms that run in torch, {how}, are the bottleneck: {''.join(names)}{more} take"
     return {
+        "torch": "transforms that run in torch, which explain() names, are the bottleneck: they take",
         "storage": "storage is the bottleneck: reading the headers of files that were not known yet takes",
         "host": "the iterating thread is the bottleneck: drawing parameters and feeding DALI takes",
         "sampler": "the sampler is the bottleneck: asking it for indices takes",
@@ -242,14 +228,14 @@ def _describe_thread(bottleneck: Bottleneck, steps: Sequence[Step]) -> str:
 
 
 def _describe_dali(probe: Probe) -> str:
-    if probe.in_dali == "storage":
-        return describe_storage(probe.read or 0.0, probe.together)
-    if probe.in_dali == "decoding":
-        return describe_decoding(probe.decode or 0.0, probe.together)
-    return describe_transforms(probe.transforms, probe.together)
+    text, seconds = {
+        "storage": ("storage is the bottleneck: reading takes", probe.read),
+        "decoding": ("decoding is the bottleneck: it takes", probe.decode),
+    }.get(probe.in_dali, ("the transforms in DALI are the bottleneck: they take", probe.transforms))
+    return f"{text} {_format_share(seconds or 0.0, probe.together)}"
 
 
-def _describe_alone(probe: Probe, steps: Sequence[Step]) -> str:
+def describe_alone(probe: Probe, steps: Sequence[Step] = ()) -> str:
     """Return the sentence for the bottleneck of the loader alone."""
     if probe.bottleneck == probe.in_dali:
         return _describe_dali(probe)

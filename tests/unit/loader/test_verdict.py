@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from torchdali.loader.stats import Bottleneck, Probe, Stats
-from torchdali.loader.verdict import describe_model, describe_storage, diagnose
+from torchdali.loader.verdict import describe_alone, describe_model, diagnose
 from torchdali.pipeline.clock import Clock, Part
 from torchdali.transforms.spec import InputKind
 
@@ -189,7 +189,8 @@ def test_a_gpu_waits_when_the_host_does_not(
 def test_no_part_is_more_than_the_whole() -> None:
     """Though what is measured apart may take longer than all of it together did."""
     assert describe_model(12, 10).startswith("your model is the bottleneck: 10 of 10 images/s used")
-    assert describe_storage(2, 1) == "storage is the bottleneck: reading takes 1,000 of 1,000 ms a batch"
+    probe = Probe(1, 2.0, None, 0.0, 1.0, {}, True)
+    assert describe_alone(probe) == "storage is the bottleneck: reading takes 1,000 of 1,000 ms a batch"
 
 
 def test_what_was_said_stays(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -334,8 +334,8 @@ def make_verdict(
             "torch",
             True,
             (
-                "transforms that run in torch are the bottleneck: `torchdali explain` names them; torchdali loads 1.2 "
-                "times as fast as DataLoader"
+                "transforms that run in torch, which explain() names, are the bottleneck: they take 25.0 of 30.0 ms a "
+                "batch; torchdali loads 1.2 times as fast as DataLoader"
             ),
         ),
     ],

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchdali.loader.stats import Bottleneck, Probe
-from torchdali.loader.verdict import describe_decoding, describe_model, describe_storage, describe_transforms
+from torchdali.loader.verdict import describe_alone, describe_model
 from torchdali.pipeline.clock import WAIT_THRESHOLD
 
 _WORTHWHILE = 1.1
@@ -21,12 +21,6 @@ _BUSY = 0.9
 
 _AGAIN = "measure again with nothing else on the machine"
 _WORK = {"decoding": "decoding", "transforms": "the transforms in DALI"}
-
-_IN_THREAD = {
-    "torch": "transforms that run in torch are the bottleneck: `torchdali explain` names them",
-    "collate": "the iterating thread is the bottleneck: labels and default_collate",
-    "host": "the iterating thread is the bottleneck: drawing parameters and feeding DALI",
-}
 
 Run = Mapping[str, Any]
 
@@ -101,18 +95,10 @@ def _describe_gain(gain: float, subject: str) -> str:
 
 def _find_bottleneck(ours: Run, cores: int) -> tuple[str, str]:
     """Return what limits DALILoader alone, and a sentence."""
-    probe = Probe(**ours["alone"]) if ours.get("alone") else None
-    if probe is None:
+    if not ours.get("alone"):
         return "not measured", "the bottleneck could not be measured"
-    if probe.bottleneck == "storage":
-        return probe.bottleneck, describe_storage(probe.read or 0.0, probe.together)
-    if ours["busy_cores"] >= _BUSY * cores:
+    probe = Probe(**ours["alone"])
+    if probe.bottleneck != "storage" and ours["busy_cores"] >= _BUSY * cores:
         busy = f"{ours['busy_cores']:.1f} of {cores} are busy, most of all with {_WORK.get(probe.bottleneck, 'Python')}"
         return "cores", f"the CPU cores are the bottleneck: {busy}"
-    if probe.bottleneck == "decoding":
-        return probe.bottleneck, describe_decoding(probe.decode or 0.0, probe.together)
-    if probe.bottleneck == "transforms":
-        return probe.bottleneck, describe_transforms(probe.transforms, probe.together)
-    return probe.bottleneck, _IN_THREAD.get(
-        probe.bottleneck, f"the iterating thread is the bottleneck ({probe.bottleneck})"
-    )
+    return probe.bottleneck, describe_alone(probe)
