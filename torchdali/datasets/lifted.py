@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import io
 import sys
 from contextlib import suppress
@@ -21,6 +20,7 @@ from torchdali.datasets.lifted_volumes import lift_volumes
 from torchdali.datasets.lsun import LSUNImages
 from torchdali.datasets.volumes import Volumes
 from torchdali.sources import UNREADABLE, Source
+from torchdali.sources.combined import change_parts
 from torchdali.transforms import flatten, snapshot
 from torchdali.transforms.rules.orientation import ExifTranspose
 
@@ -40,21 +40,17 @@ def lift_rows(dataset: Any, transform: Any) -> Any:
         dataset: A dataset, or ``Subset`` and ``ConcatDataset`` of some.
         transform: The loader's transform.
     """
+    return change_parts(dataset, lambda part: _lift(part, transform) or part)
+
+
+def _lift(dataset: Any, transform: Any) -> Any:
     kind = dataset.__class__
-    if kind is Subset:
-        part = lift_rows(dataset.dataset, transform)
-        return dataset if part is dataset.dataset else _replace(dataset, dataset=part)
-    if kind is ConcatDataset:
-        parts = [lift_rows(part, transform) for part in dataset.datasets]
-        is_same = all(part is new for part, new in zip(dataset.datasets, parts, strict=True))
-        return dataset if is_same else _replace(dataset, datasets=parts)
-    if kind is LSUN:
-        lifted = _lift_lsun(dataset)
-    elif has_utterances(dataset):
-        lifted = _lift_utterances(dataset)
-    else:
-        lifted = lift_volumes(dataset, transform) if kind is Volumes else _lift(dataset, transform)
-    return lifted or dataset
+    with suppress(ValueError, OSError, ModuleNotFoundError):  # such as sounds without soundfile
+        if kind is LSUN:
+            return LSUNImages(dataset)
+        if has_utterances(dataset):
+            return Utterances(dataset)
+    return lift_volumes(dataset, transform) if kind is Volumes else _lift_rows(dataset, transform)
 
 
 def rows_state(dataset: Any) -> list[Any]:
@@ -74,30 +70,11 @@ def rows_state(dataset: Any) -> list[Any]:
     return [dataset.format, dataset._fingerprint] if type(dataset) is _kind() else []  # noqa: SLF001 - no public name
 
 
-def _lift_lsun(dataset: Any) -> Any:
-    try:
-        return LSUNImages(dataset)
-    except (ValueError, OSError):
-        return None
-
-
-def _lift_utterances(dataset: Any) -> Any:
-    with suppress(OSError, ModuleNotFoundError):
-        return Utterances(dataset)
-    return None
-
-
 def _kind() -> Any:
     return getattr(sys.modules.get("datasets"), "Dataset", None)
 
 
-def _replace(whole: Any, **attributes: Any) -> Any:
-    whole = copy.copy(whole)
-    vars(whole).update(attributes)
-    return whole
-
-
-def _lift(dataset: Any, transform: Any) -> Any:
+def _lift_rows(dataset: Any, transform: Any) -> Any:
     if (
         transform is None
         or type(dataset) is not _kind()

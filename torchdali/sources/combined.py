@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import copy
+import operator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
+from torch.utils.data import ConcatDataset, Subset
 
 from torchdali.errors import UnsupportedDatasetError
 from torchdali.sources.headers.table import HeaderColumns, HeaderTable
@@ -14,7 +17,27 @@ from torchdali.sources.source import BoxColumns, ContentCache, Labels, ReadError
 from torchdali.transforms.spec import InputKind, IntArray
 from torchdali.transforms.targets.stored import StoredMasks
 
-__all__ = ["CombinedSource"]
+__all__ = ["CombinedSource", "change_parts"]
+
+
+def change_parts(dataset: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a copy of a dataset whose parts are changed; the dataset itself if none changes.
+
+    Args:
+        dataset: ``Subset`` and ``ConcatDataset`` of parts, nested, or a single part.
+        change: Returns another dataset for a part, or the part itself.
+    """
+    kind = dataset.__class__
+    if kind not in (Subset, ConcatDataset):
+        return change(dataset)
+    name = "dataset" if kind is Subset else "datasets"
+    old: list[Any] = [dataset.dataset] if kind is Subset else dataset.datasets
+    new = [change_parts(part, change) for part in old]
+    if all(map(operator.is_, new, old)):
+        return dataset
+    whole = copy.copy(dataset)
+    vars(whole)[name] = new[0] if kind is Subset else new
+    return whole
 
 
 class CombinedSource(Source):

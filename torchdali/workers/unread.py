@@ -6,14 +6,13 @@ wrapper build the target, and passes on the path. Of a mask file it passes on th
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
 import PIL.Image
-from torch.utils.data import ConcatDataset, Subset
 
+from torchdali.sources.combined import change_parts
 from torchdali.sources.wrapped import find_inner, find_joint_chain
 from torchdali.sources.wrapped_classes import WRAPPED_CLASSES, WrappedClass
 from torchdali.sources.wrapped_targets import wrap_sample
@@ -29,16 +28,18 @@ def take_transforms(dataset: Any) -> tuple[Any, Any]:
     They are None if there are none, if they are not of ``torchvision.transforms.v2``, or if datasets under a
     ``ConcatDataset`` have others.
     """
-    if type(dataset) is Subset:
-        part = cast("Any", dataset)
-        transforms, bare = take_transforms(part.dataset)
-        return transforms, _replace(part, dataset=bare)
-    if type(dataset) is ConcatDataset:
-        whole = cast("Any", dataset)
-        taken = [take_transforms(part) for part in whole.datasets]
-        if any(transforms is not taken[0][0] for transforms, _ in taken):
-            return None, whole
-        return taken[0][0], _replace(whole, datasets=[bare for _, bare in taken])
+    taken: list[Any] = []
+
+    def take(part: Any) -> Any:
+        transforms, bare = _take_own(part)
+        taken.append(transforms)
+        return bare
+
+    bare = change_parts(dataset, take)
+    return (None, dataset) if any(transforms is not taken[0] for transforms in taken) else (taken[0], bare)
+
+
+def _take_own(dataset: Any) -> tuple[Any, Any]:
     if type(find_inner(dataset)).__name__ not in WRAPPED_CLASSES:
         return None, dataset
     if dataset.transforms is None or find_joint_chain(dataset) is None:
@@ -53,23 +54,12 @@ def leave_images_unread(dataset: Any) -> Any:
 
     It can for wrapped datasets of torchvision without ``transforms``, also in a ``Subset`` or ``ConcatDataset``.
     """
-    if type(dataset) is Subset:
-        part = cast("Any", dataset)
-        return _replace(part, dataset=leave_images_unread(part.dataset))
-    if type(dataset) is ConcatDataset:
-        whole = cast("Any", dataset)
-        return _replace(whole, datasets=[leave_images_unread(part) for part in whole.datasets])
-    kind = WRAPPED_CLASSES.get(type(find_inner(dataset)).__name__)
-    return UnreadImages(dataset, kind) if kind and dataset.transforms is None else dataset
 
+    def leave(part: Any) -> Any:
+        kind = WRAPPED_CLASSES.get(type(find_inner(part)).__name__)
+        return UnreadImages(part, kind) if kind and part.transforms is None else part
 
-def _replace(whole: Any, **attributes: Any) -> Any:
-    """Return a shallow copy of a dataset with other attributes; the dataset itself if they are the same."""
-    if all(getattr(whole, name) == new for name, new in attributes.items()):
-        return whole
-    whole = copy.copy(whole)
-    vars(whole).update(attributes)
-    return whole
+    return change_parts(dataset, leave)
 
 
 class UnreadImages:
