@@ -66,7 +66,7 @@ class _Base(DALILoader[Any]):
 
     def count_with(self, other: _Base) -> None:
         """Share the count of epochs with another loader."""
-        self._progress.share_epochs(other._progress)
+        self._progress.keys = other._progress.keys
 
     def __iter__(self) -> Any:
         """Begin an epoch. If it resumes within one, keep the global generators, which Accelerate has restored."""
@@ -106,7 +106,7 @@ class _Prepared:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Keep the class in copies, pickled or not; Accelerate's ``__reduce__`` would return its own class."""
-        return _make_empty, (type(self),), self.__dict__
+        return object.__new__, (type(self),), self.__dict__
 
     def _save_state(self) -> None:
         """Keep the state before the first batch for ``state_dict``."""
@@ -154,10 +154,6 @@ class _Prepared:
         # The state of a loader that was not prepared has no iteration. An empty one undoes the load before.
         self.iteration = self.base_dataloader.epochs if iteration is None else iteration
         self._save_state()
-
-
-def _make_empty(kind: type[Any]) -> Any:
-    return object.__new__(kind)
 
 
 class _Shard(_Prepared, _theirs.DataLoaderShard):

@@ -98,7 +98,7 @@ class TrainLoader(DALILoader[Any]):
         if epoch != self._trainer_epoch:
             self.set_epoch(epoch)
         else:
-            self._progress.repeat_epoch()
+            self._progress.keys.repeat()
         return self._iterate()
 
     def _iterate(self) -> Iterator[Any]:

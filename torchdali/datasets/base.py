@@ -27,10 +27,6 @@ Label = str | Callable[[dict[str, Any]], Any] | Sequence[str] | None
 _IMAGE = "image"
 
 
-def _to_names(label: str | Sequence[str]) -> tuple[str, ...]:
-    return (label,) if isinstance(label, str) else tuple(label)
-
-
 def make_sample(label: Label, image: Any, target: Any) -> Any:
     """Return a sample: a dictionary if several parts are its label, the image alone if it has no label, else a pair."""
     if label is None:
@@ -68,7 +64,8 @@ class EncodedDataset(Dataset[Any]):
             if _IMAGE in label or not label:
                 raise ValueError(f"label must be names of parts other than 'image', got {label!r}")
         self.label: Label = label
-        self.parts: tuple[str, ...] = () if label is None or callable(label) else _to_names(label)
+        names = () if label is None or callable(label) else (label,) if isinstance(label, str) else label
+        self.parts: tuple[str, ...] = tuple(names)
         self.transform, self.target_transform = transform, target_transform
 
     @abstractmethod

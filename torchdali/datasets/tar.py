@@ -98,7 +98,7 @@ class Tar(ShardedDataset):
                 start = next(iter(parts.values())).header
                 last = max(part.offset + part.length for part in parts.values())
                 span = 0 if self.label is None else last - start
-                labels = self._read_labels(path, key, parts, window)
+                labels = tuple(self._read_label(path, key, parts, window, name) for name in self.parts)
                 yield Place(key, image.offset, image.length, start, span, labels)
 
     def _check_has_no_image(self, path: str, key: str, parts: dict[str, Member]) -> None:
@@ -109,11 +109,8 @@ class Tar(ShardedDataset):
                 "name the image's part"
             )
 
-    def _read_labels(self, path: str, key: str, parts: dict[str, Member], window: _Window) -> tuple[int | None, ...]:
-        """Return the parts of a sample that are labels: each if it is an int, else None."""
-        return tuple(self._read_label(path, key, parts, window, name) for name in self.parts)
-
     def _read_label(self, path: str, key: str, parts: dict[str, Member], window: _Window, label: str) -> int | None:
+        """Return a part of a sample that is a label, if it is an int, else None."""
         name, _, in_json = label.partition(":")
         part = parts.get(name)
         if isinstance(self.label, tuple) and (part is None or not (in_json or is_integer_part(name))):

@@ -66,7 +66,8 @@ class TargetCollector:
             return None
         files = self._take_files(batch.rows)
         try:
-            if self._native.has_default_labels:
+            # The transforms look for labels where torchvision's own datasets have them.
+            if all(argument == "default" for _, argument in self._native.labels_getters):
                 self._columns = self._native.source.box_columns(
                     batch.rows, batch.size, files or [None] * len(batch.rows)
                 )
@@ -132,7 +133,7 @@ class TargetCollector:
         numbers = np.arange(len(rows))
         if self._native.plan.moves and (mismatch := packed.find_mismatch(numbers, batch.size)):
             raise batch.reader.error(rows[mismatch[0]], mismatch[1])
-        return packed.select(numbers, batch.size)
+        return packed.targets.take(numbers, batch.size)
 
     def finish(self, batch: Batch, move: Move) -> list[Any]:
         """Return the samples of a batch after all moves, with a placeholder for each image.

@@ -61,11 +61,6 @@ class NativePlan:
         """The device of the batches."""
         return self.pool.plan.device
 
-    @property
-    def has_default_labels(self) -> bool:
-        """Whether the transforms look for labels where torchvision's own datasets have them."""
-        return all(argument == "default" for _, argument in self.labels_getters)
-
     def open(self, timeout: float, sampler: Any, clock: Clock, errors: ErrorPolicy) -> Prefetcher | RetryingPrefetcher:
         """Return the prefetcher for one epoch, whose samples come from ``sampler``."""
         self.reader.begin_epoch()

@@ -144,16 +144,13 @@ def _needs_mode() -> bool:
     return not exact or torch.are_deterministic_algorithms_enabled()
 
 
-def _dtypes(args: Any) -> set[torch.dtype]:
-    return {each.dtype for each in args if isinstance(each, torch.Tensor)}
-
-
 class _CPUSemanticsMode(TorchFunctionMode):
     """Multiplies float32 matrices in full precision, and runs on the CPU what CUDA refuses."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in _PRODUCTS and not kwargs and _dtypes(args) == {torch.float32}:
+        dtypes = {each.dtype for each in args if isinstance(each, torch.Tensor)}
+        if func in _PRODUCTS and not kwargs and dtypes == {torch.float32}:
             return func(*(each.double() if isinstance(each, torch.Tensor) else each for each in args)).float()
         try:
             return func(*args, **kwargs)

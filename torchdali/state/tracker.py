@@ -61,14 +61,6 @@ class ProgressTracker:
     def next_epoch(self, epoch: int) -> None:
         self.keys.epochs = epoch
 
-    def share_epochs(self, other: ProgressTracker) -> None:
-        """Count epochs together with another loader."""
-        self.keys = other.keys
-
-    def repeat_epoch(self) -> None:
-        """Let the next pass over the loader count to the epoch that has just ended, with another random key."""
-        self.keys.repeat()
-
     def state_dict(self, loader: Any, is_native: bool) -> dict[str, Any]:
         """Return the loader's state."""
         _check_is_resumable(loader, is_native)

@@ -163,7 +163,7 @@ def _select_targets(packed: Packed, group: PackedImages, rows: IntArray) -> Targ
         return None
     if isinstance(packed.block, SharedBuffer):
         packed.targets.attach_masks(packed.block.contents)
-    return packed.targets.select(group.sample[rows], group.size[rows])
+    return packed.targets.targets.take(group.sample[rows], group.size[rows])
 
 
 def _find_sample_substitutes(packed: Packed, group: PackedImages, bad: npt.NDArray[np.bool_]) -> IntArray | None:

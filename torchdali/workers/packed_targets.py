@@ -127,20 +127,11 @@ class PackedTargets:
             return None
         return rows[0], _describe_mismatch(tuple(size[rows[0]].tolist()), tuple(canvas[rows[0]].tolist()))
 
-    def select(self, samples: IntArray, size: IntArray) -> Targets:
-        """Return the targets of some samples, in any order. Moves do not change the packed ones.
-
-        Args:
-            samples: ``(M,)`` numbers of the samples.
-            size: ``(M, 2)`` heights and widths of their images.
-        """
-        return self.targets.take(samples, size)
-
     def unpack(self, moved: Targets, samples: IntArray, move: Move) -> dict[tuple[int, int], Any]:
         """Return annotations after all moves, by the row in ``samples`` and the number of the placeholder.
 
         Args:
-            moved: The targets that :meth:`select` returned, after all moves.
+            moved: What ``targets.take()`` returned, after all moves.
             samples: ``(M,)`` numbers of the samples.
             move: Copies tensors to the device of the images.
         """

@@ -194,7 +194,8 @@ class _ProxyEpoch(ResumableIterator):
                 packed = self._fetch()
                 is_missing = False
                 self.clock.lap("dataset")
-                pending = self._submit_deferred(packed)
+                with deferred_errors:
+                    pending = self._submit(packed)
                 self.clock.lap("feed")
             except StopIteration as end:
                 # torch's ExceptionWrapper.reraise() holds a worker's exception in a cycle with this iterator.
@@ -224,11 +225,6 @@ class _ProxyEpoch(ResumableIterator):
     def _has_arrived(self) -> bool:
         """Return True if the next batch can be fetched without waiting."""
         return False
-
-    def _submit_deferred(self, packed: Packed) -> PendingBatch:
-        """Submit a batch. Raise its errors as DeferredError."""
-        with deferred_errors:
-            return self._submit(packed)
 
     def _submit(self, packed: Packed) -> PendingBatch:
         keys = self._sample_keys.make_batch_keys(packed)

@@ -118,7 +118,7 @@ def measure_decoding(root: Path, name: str, device: str) -> dict[str, DecodingDi
                 target = compile_chain([], device).device
                 results[decoder] = _compare(graph.decode_files(paths, target, **options), expected, "DALI")
         except RuntimeError as error:
-            results[decoder] = DecodingDifferences(error=_last_line(error))
+            results[decoder] = DecodingDifferences(error=(str(error).strip() or type(error).__name__).splitlines()[0])
     return results
 
 
@@ -150,7 +150,3 @@ def _compare(
     return DecodingDifferences(
         float(max(x.max() for x in differences)), float(np.mean([x.mean() for x in differences])), by
     )
-
-
-def _last_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

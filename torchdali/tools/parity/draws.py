@@ -268,12 +268,11 @@ def _operator(transform: Operator) -> dict[str, Draw]:
 
     def notes(_: Any) -> dict[str, float]:
         return {
-            name: torch.randint(low, high + 1, ()).item() if isinstance(low, int) else draw_between(low, high)
+            name: torch.randint(low, high + 1, ()).item()
+            if isinstance(low, int)
+            else torch.empty(()).uniform_(low, high).item()
             for name, (low, high) in cast("dict[str, tuple[Any, Any]]", transform.ranges).items()
         }
-
-    def draw_between(low: float, high: float) -> float:
-        return torch.empty(()).uniform_(low, high).item()
 
     noting: Any = copy.copy(transform)
     noting.make_params = notes

@@ -29,7 +29,8 @@ class ConvertBoundingBoxFormat(_AnnotationRule):
 
     def move(self, targets: Targets, params: Params) -> None:
         new = self.transform.format
-        targets.convert_boxes(BoundingBoxFormat[new.upper()] if isinstance(new, str) else new)
+        for boxes in targets.boxes:
+            boxes.convert(BoundingBoxFormat[new.upper()] if isinstance(new, str) else new)
 
 
 class ClampBoundingBoxes(_AnnotationRule):
@@ -38,7 +39,8 @@ class ClampBoundingBoxes(_AnnotationRule):
     handles = (v2.ClampBoundingBoxes,)
 
     def move(self, targets: Targets, params: Params) -> None:
-        targets.clamp_boxes(getattr(self.transform, "clamping_mode", "auto"))
+        for boxes in targets.boxes:
+            boxes.clamp(targets.size, None, getattr(self.transform, "clamping_mode", "auto"))
 
 
 class SetClampingMode(_AnnotationRule):
@@ -47,7 +49,8 @@ class SetClampingMode(_AnnotationRule):
     handles = (v2.SetClampingMode,)
 
     def move(self, targets: Targets, params: Params) -> None:
-        targets.set_clamping_mode(self.transform.clamping_mode)
+        for boxes in targets.boxes:
+            boxes.clamping_mode = self.transform.clamping_mode
 
 
 class ClampKeyPoints(_AnnotationRule):
@@ -56,7 +59,8 @@ class ClampKeyPoints(_AnnotationRule):
     handles = (v2.ClampKeyPoints,)
 
     def move(self, targets: Targets, params: Params) -> None:
-        targets.clamp_points()
+        for points in targets.points:
+            points.clamp(targets.size, None)
 
 
 class SanitizeBoundingBoxes(_AnnotationRule):

@@ -81,7 +81,7 @@ class ToPureTensor(Rule):
         return replace(spec, kind="tensor") if spec.kind in ("image", "video") else spec
 
     def move(self, targets: Targets, params: Params) -> None:
-        targets.to_pure_tensor()
+        targets.is_pure = True
 
     def infer_batch(self, spec: Spec) -> Spec | None:
         return None if spec.kind == "pil" else self.infer(spec)

@@ -184,10 +184,6 @@ class Leaves:
         part.places = self.places
         return part
 
-    def to_pure_tensor(self) -> None:
-        """Make plain tensors of boxes, points and masks."""
-        self.is_pure = True
-
     def to_dtype(self, find_dtype: Callable[[type], torch.dtype | None]) -> None:
         """Convert boxes, points and masks.
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 from torchvision.transforms.v2 import functional as F
-from torchvision.tv_tensors import BoundingBoxFormat
 
 from torchdali.transforms.spec import IntArray, SampleTransformError
 from torchdali.transforms.targets.boxes import Boxes
@@ -189,30 +188,6 @@ class Targets(Leaves):
         if self.pixels:
             size = self.size
             self.pixels.warp(lambda mask, i: F.perspective_mask(mask, *corner_points(size, corners, i)), fill, on)
-
-    def convert_boxes(self, box_format: BoundingBoxFormat) -> None:
-        """Convert boxes to another format.
-
-        Raises:
-            ValueError: One of the two formats is rotated.
-        """
-        for boxes in self.boxes:
-            boxes.convert(box_format)
-
-    def set_clamping_mode(self, mode: str | None) -> None:
-        """Set the clamping mode of boxes."""
-        for boxes in self.boxes:
-            boxes.clamping_mode = mode
-
-    def clamp_boxes(self, mode: str | None = "auto") -> None:
-        """Clamp boxes to their images, in their own clamping mode or in another one."""
-        for boxes in self.boxes:
-            boxes.clamp(self.size, None, mode)
-
-    def clamp_points(self) -> None:
-        """Clamp key points to their images."""
-        for points in self.points:
-            points.clamp(self.size, None)
 
     def sanitize_boxes(self, min_size: float, min_area: float) -> None:
         """Drop boxes that are too small or leave their image.

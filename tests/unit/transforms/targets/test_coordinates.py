@@ -42,8 +42,8 @@ def clamp(leaf: torch.Tensor, i: int) -> torch.Tensor:
 
 
 def clamp_ours(targets: Targets) -> None:
-    targets.clamp_boxes()
-    targets.clamp_points()
+    for group in targets.groups:
+        group.clamp(targets.size, None)
 
 
 MOVES: dict[str, Move] = {

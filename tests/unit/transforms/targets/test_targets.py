@@ -34,14 +34,14 @@ def test_formats_are_converted_as_torchvision_converts_them(formats: list[str]) 
             for dtype in DTYPES if formats is AXIS_ALIGNED else [torch.float32, torch.float64]:
                 samples = make_boxes(old, dtype)
                 targets = Targets.collect(samples, SIZE)
-                targets.convert_boxes(BoundingBoxFormat[new])
+                targets.boxes[0].convert(BoundingBoxFormat[new])
                 for ours, theirs in zip(targets.leaves(), samples, strict=True):
                     assert_same(ours[0], F.convert_bounding_box_format(theirs[0], new_format=new), off)
 
 
 def test_rotated_boxes_are_not_converted_to_others() -> None:
     with pytest.raises(ValueError, match="Cannot convert between rotated and unrotated"):
-        Targets.collect(make_boxes("XYWHR", torch.float32), SIZE).convert_boxes(BoundingBoxFormat.XYXY)
+        Targets.collect(make_boxes("XYWHR", torch.float32), SIZE).boxes[0].convert(BoundingBoxFormat.XYXY)
 
 
 @pytest.mark.parametrize("box_format", [*AXIS_ALIGNED, *ROTATED])
@@ -105,7 +105,7 @@ def test_parts_that_changed_their_kind_are_refused() -> None:
     targets = Targets.collect(make_boxes("XYXY", torch.float32), SIZE)
     rows = np.arange(3)
     part = targets.select_rows(rows)
-    part.convert_boxes(BoundingBoxFormat.XYWH)
+    part.boxes[0].convert(BoundingBoxFormat.XYWH)
     with pytest.raises(ValueError, match="one format and clamping mode"):
         targets.put_rows(rows, part)
     part = targets.select_rows(rows)
