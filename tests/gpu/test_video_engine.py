@@ -65,6 +65,25 @@ def test_frames_are_those_of_pyav(folder: Path, device: torch.device) -> None:
     decoders.close()
 
 
+def test_boxes_are_parts_of_whole_frames(folder: Path, device: torch.device) -> None:
+    frames, decoders = np.array([40, 22, 22, 61]), DeviceDecoders(device)
+    for name in KINDS:
+        video, first = probe(str(folder / name)), DeviceDecoders(device)
+        whole = decoders.decode(video, frames)
+        for top, left, bottom, right in (
+            (0, 0, *video.size),
+            (6, 10, 50, 72),
+            (video.size[0] - 2, 0, video.size[0], 2),
+        ):
+            for decoder in (first, decoders):  # the first clip of a kind is decoded in two ways
+                pixels = decoder.decode(video, frames, (top, left, bottom, right))
+                assert torch.equal(pixels, whole[:, top:bottom, left:right]), (name, top, left)
+                assert pixels.untyped_storage().nbytes() == pixels.numel()
+            first.close()
+    assert not any("sides" in reason or "h264" in reason for reason in decoders.refused)
+    decoders.close()
+
+
 def test_batches_are_dataloaders(folder: Path, device: torch.device) -> None:
     chain = v2.Compose([v2.CenterCrop(96), v2.RandomHorizontalFlip(1.0)])
     rows = [(folder / name, number) for number, name in enumerate(KINDS)]

@@ -100,7 +100,7 @@ def _describe_native(loader: DataLoader[Any], options: LoaderOptions, native: Na
         no_effect.append("pin_memory: batches are on the device")
     return {
         "source": f"{source.describe()}; its targets do not pass through DALI",
-        **({"decode": decoding} if (decoding := native.reader.describe_decoding()) else {}),
+        **({"decode": decoding} if (decoding := native.reader.describe_decoding(plan)) else {}),
         "": str(plan),
         **({"targets": _describe_moves(native)} if source.annotations else {}),
         "output": _describe_output(plan, are_sounds=source.spec.kind == "waveform"),

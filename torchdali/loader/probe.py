@@ -32,6 +32,7 @@ from torchdali.pipeline.fallback import fork_generators
 from torchdali.pipeline.plan import Plan, View
 from torchdali.pipeline.pool import PipelinePool
 from torchdali.pipeline.readers import decode_with_pil
+from torchdali.pipeline.windows import move_window
 from torchdali.runtime import devices
 from torchdali.samples.on_error import ErrorPolicy
 from torchdali.state.context import EpochContext, LoaderView
@@ -201,7 +202,7 @@ class _ProbeRun:
             if plan.input_kind is InputKind.FILES:
                 read = self._measure_reading(plan_reading(plan))
             draws = Draws(epoch_key(0, 0), rows, np.zeros_like(rows))
-            reader = reader.bind_draws(draws, plan.choose_frames)
+            reader = reader.bind_draws(draws, plan)
             with ThreadPoolExecutor(_SCAN_THREADS) as threads:
                 reader.scan(rows, lambda: threads).wait()
                 pixels, decoding = decode_with_pil(reader, rows, reader.find_pil_only(rows), lambda: threads)
@@ -209,6 +210,7 @@ class _ProbeRun:
             with devices.use(plan.device):
                 images = reader.read_inputs(rows, pixels, resources)
             inputs, _ = plan.draw(*plan.expand_frames(reader.add_params(draws), reader.sizes(rows)))
+            inputs = move_window(plan, inputs, reader.origins(rows))
             if plan.input_kind is InputKind.FILES:
                 images = [np.fromfile(row.tobytes().rstrip(b"\0"), np.uint8) for row in images]
             if decodes:
@@ -259,7 +261,7 @@ class _ProbeRun:
         threads = self.native.threads.choose(self.native.reader.input_stats())
         inputs = {name: inputs[name] for name in plan.inputs}
         views: Any = [[]]
-        with closing(PipelineRunner(plan, self.size, threads, resident)) as engine:
+        with closing(PipelineRunner(plan, self.size * plan.num_images, threads, resident)) as engine:
 
             def step() -> None:
                 nonlocal views
@@ -274,7 +276,7 @@ class _ProbeRun:
     def _measure_together(self) -> tuple[float, dict[Any, float]]:
         """Run an epoch. Return seconds a batch, and those of them that the iterating thread spends on each part."""
         native = self.native
-        pool = PipelinePool(native.plan, self.size, native.threads, native.source.resident, native.pool.decode_bytes)
+        pool = PipelinePool(native.plan, self.size, native.threads, native.reader.is_resident, native.pool.decode_bytes)
         epoch = NativeIterator(self._context(), replace(native, pool=pool)).start()
         try:
             seconds = self._time(lambda: next(epoch), native.prefetch_depth + 1)

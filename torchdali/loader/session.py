@@ -207,7 +207,7 @@ class Session:
                 self._close_cache()
         threads = Threads(loader.num_workers, device, plan.input_kind)
         depth = options.prefetch_depth or choose_prefetch_depth(
-            size * (plan.sample_bytes + reader.sample_bytes), machine.choose_memory_for_batches(device)
+            size * (plan.sample_bytes + reader.sample_bytes(plan)), machine.choose_memory_for_batches(device)
         )
         pool = PipelinePool(plan, size, threads, resident, options.decode_bytes)
         return NativePlan(key, reader, pool, chain, threads, depth, self.cache, find_labels_getters(chain))

@@ -20,6 +20,7 @@ from torchdali.pipeline.parts import join_outputs
 from torchdali.pipeline.pool import PipelinePool
 from torchdali.pipeline.readers import MaskReader, ScanTimeoutError, group_masks, put_decoded
 from torchdali.pipeline.tuning import choose_pinned_bytes
+from torchdali.pipeline.windows import move_window
 from torchdali.runtime import devices
 from torchdali.runtime.exceptions import CLOSED, NEW_EPOCH, EpochEndedError, defer
 from torchdali.runtime.threads import DaemonThreadPoolExecutor
@@ -144,7 +145,7 @@ class Prefetcher:
     def _start_scan(self, batch: Batch) -> None:
         batch.is_started = True
         try:
-            batch.reader = batch.reader.bind_draws(batch.draws, batch.pool.plan.choose_frames)
+            batch.reader = batch.reader.bind_draws(batch.draws, batch.pool.plan)
             batch.scan = batch.reader.scan(batch.rows, self._scan_threads)
             if batch.collect:
                 batch.collect.read_ahead(batch.rows, batch.scan, self._scan_threads)
@@ -209,8 +210,10 @@ class Prefetcher:
         try:
             batch.size = batch.reader.sizes(batch.rows)
             batch.targets = batch.collect(batch) if batch.collect else batch.reader.targets(batch.rows)
-            draws, size = batch.pool.plan.expand_frames(batch.reader.add_params(batch.draws), batch.size)
-            batch.inputs, batch.params = batch.pool.plan.draw(draws, size, batch.targets)
+            plan = batch.pool.plan
+            draws, size = plan.expand_frames(batch.reader.add_params(batch.draws), batch.size)
+            inputs, batch.params = plan.draw(draws, size, batch.targets)
+            batch.inputs = move_window(plan, inputs, batch.reader.origins(batch.rows))
         except SampleTransformError as error:
             row = error.row // batch.pool.plan.num_images
             raise batch.reader.error(int(batch.rows[row]), str(error)) from error

@@ -23,7 +23,7 @@ from torchdali.transforms.rng import Draws
 from torchdali.transforms.spec import Fidelity, InputKind, Inputs, IntArray, Kind, Params, Spec
 from torchdali.transforms.targets import Targets
 
-__all__ = ["Cut", "Plan", "Step", "View", "has_frame_choice", "summarize_plans"]
+__all__ = ["Cut", "Plan", "Step", "View", "has_frame_choice", "input_name", "summarize_plans"]
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ class Plan:
     @property
     def inputs(self) -> dict[str, Input]:
         """The inputs to feed for every sample, by their names in the graph."""
-        return {_input_name(i, name): x for i, rule in enumerate(self.all_rules) for name, x in rule.inputs.items()}
+        return {input_name(i, name): x for i, rule in enumerate(self.all_rules) for name, x in rule.inputs.items()}
 
     @property
     def layout(self) -> str:
@@ -216,7 +216,7 @@ class Plan:
 
     def select_params(self, index: int, inputs: dict[str, Any]) -> dict[str, Any]:
         """Return the inputs of the rule at ``index`` in :attr:`all_rules`, under the rule's own names."""
-        return {name: inputs[_input_name(index, name)] for name in self.all_rules[index].inputs}
+        return {name: inputs[input_name(index, name)] for name in self.all_rules[index].inputs}
 
     def enumerate_rules(self) -> tuple[list[tuple[int, Rule]], list[list[tuple[int, Rule]]]]:
         """Return the rules before the views, and those of each view, with their indices in :attr:`all_rules`."""
@@ -253,7 +253,7 @@ class Plan:
                 with self._name_in_errors(rule):
                     params = rule.draw(draws.select_position(rule.position), size)
                 for name, declared in rule.inputs.items():
-                    inputs[_input_name(i, name)] = np.ascontiguousarray(params[name], declared.dtype)
+                    inputs[input_name(i, name)] = np.ascontiguousarray(params[name], declared.dtype)
                 size = rule.output_size(size, params)
                 by_rule.append(params)
             return size
@@ -379,5 +379,6 @@ def _count_in_dali(plan: Plan) -> int:
     return sum(step.library not in ("batch", "torch") for step in plan.steps)
 
 
-def _input_name(rule: int, name: str) -> str:
+def input_name(rule: int, name: str) -> str:
+    """Return the name in the graph of a parameter of the rule at an index in :attr:`Plan.all_rules`."""
     return f"rule{rule}_{name}"

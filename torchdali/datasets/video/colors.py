@@ -7,7 +7,7 @@ from functools import cache
 
 import torch
 
-__all__ = ["NV12", "find_colors"]
+__all__ = ["NV12", "cut", "find_colors"]
 
 _WEIGHTS = {
     1: (0.2126, 0.0722),  # BT.709
@@ -68,6 +68,19 @@ class NV12:
             rgb = torch.add(color, luma, alpha=self.scale)
             pixels[first : first + step].view(*shape, 3).copy_(rgb.clamp_(0, 255))
         return pixels
+
+
+def cut(frames: torch.Tensor, top: int, left: int, bottom: int, right: int) -> torch.Tensor:
+    """Return ``(T, h * 3 / 2, w)`` what a box shows of ``(T, H * 3 / 2, W)`` NV12 frames.
+
+    Raises:
+        ValueError: A side of the box is odd: four pixels share their chroma.
+    """
+    if any(side % 2 for side in (top, left, bottom, right)):
+        raise ValueError(f"a box of NV12 frames must have even sides, got {(top, left, bottom, right)}")
+    height = frames.shape[1] * 2 // 3
+    luma, chroma = frames[:, top:bottom, left:right], frames[:, height + top // 2 : height + bottom // 2, left:right]
+    return torch.cat((luma, chroma), 1)
 
 
 @cache

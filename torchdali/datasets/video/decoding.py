@@ -19,19 +19,26 @@ import torch
 from torchdali.datasets.video.probe import ANIMATIONS, Video, VideoError, require_av, stat_video
 from torchdali.transforms.spec import IntArray
 
-__all__ = ["Decoders", "FrameDecoder", "HostDecoders", "open_decoder"]
+__all__ = ["Box", "Decoders", "FrameDecoder", "HostDecoders", "open_decoder"]
 
 _OPEN = 8
 """Files that a pool of decoders keeps open."""
 
 Pixels = npt.NDArray[np.uint8]
+Box = tuple[int, int, int, int]
+"""Top, left, bottom and right of a part of frames, as they are shown."""
 
 
 class Decoders(Protocol):
     """Decodes frames of video files, in several threads at once."""
 
-    def decode(self, video: Video, frames: IntArray) -> torch.Tensor:
-        """Return ``(T, H, W, 3)`` uint8 frames of a video, by their numbers, which may repeat.
+    def decode(self, video: Video, frames: IntArray, box: Box | None = None) -> torch.Tensor:
+        """Return ``(T, H, W, 3)`` uint8 frames of a video, or what a box shows of them.
+
+        Args:
+            video: The video.
+            frames: ``(T,)`` the numbers of the frames, which may repeat.
+            box: The part of each frame. Where it does not end with the frame, its sides are even. None is the frame.
 
         Raises:
             VideoError: A frame cannot be decoded.
@@ -76,14 +83,15 @@ class HostDecoders:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["_limit"])
 
-    def decode(self, video: Video, frames: IntArray) -> torch.Tensor:
+    def decode(self, video: Video, frames: IntArray, box: Box | None = None) -> torch.Tensor:
         """See :class:`Decoders`."""
+        top, left, bottom, right = box or (0, 0, *video.size)
         generation, decoder = self._take(video)
         try:
             numbers, places = np.unique(frames, return_inverse=True)
-            pixels = np.empty((len(numbers), *video.size, 3), np.uint8)
+            pixels = np.empty((len(numbers), bottom - top, right - left, 3), np.uint8)
             for i, frame in enumerate(decoder.read(numbers.tolist())):
-                pixels[i] = _turn(video, int(numbers[i]), frame)
+                pixels[i] = _turn(video, int(numbers[i]), frame)[top:bottom, left:right]
         except BaseException:
             decoder.close()
             raise

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchdali.datasets.video.colors import find_colors
-from torchdali.datasets.video.decoding import HostDecoders
+from torchdali.datasets.video.colors import NV12, cut, find_colors
+from torchdali.datasets.video.decoding import Box, HostDecoders
 from torchdali.datasets.video.probe import Video, VideoError
 from torchdali.transforms.spec import IntArray
 
@@ -71,22 +71,17 @@ class DeviceDecoders:
     def __reduce__(self) -> Any:
         return DeviceDecoders, (self._device,)
 
-    def decode(self, video: Video, frames: IntArray) -> torch.Tensor:
-        """Return ``(T, H, W, 3)`` uint8 frames of a video in the memory of the GPU, by their numbers.
-
-        Raises:
-            VideoError: A frame cannot be decoded.
-            OSError: The file cannot be read.
-        """
+    def decode(self, video: Video, frames: IntArray, box: Box | None = None) -> torch.Tensor:
+        """See :class:`Decoders`. The frames are in the memory of the GPU."""
         if not video.fault and video.path not in self._refused_files:
             reason = _find_reason(video)
             if not reason:
                 try:
-                    return self._decode_checked(video, frames)
+                    return self._decode_checked(video, frames, box)
                 except Exception as error:  # noqa: BLE001 - it raises RuntimeError and others for what it does not take
                     reason = str(error).strip().splitlines()[0][:120] if str(error).strip() else type(error).__name__
             self._refuse(video, reason)
-        return self._host.decode(video, frames).to(self._device)
+        return self._host.decode(video, frames, box).to(self._device)
 
     def _refuse(self, video: Video, reason: str) -> None:
         with self._lock:
@@ -94,20 +89,19 @@ class DeviceDecoders:
                 self._refused_files[video.path] = reason
                 self.refused[reason] += 1
 
-    def _decode_checked(self, video: Video, frames: IntArray) -> torch.Tensor:
+    def _decode_checked(self, video: Video, frames: IntArray, box: Box | None) -> torch.Tensor:
         kind = Path(video.path).suffix.lower(), video.codec, video.colors
         if self._kinds.get(kind) is False:
             raise VideoError(f"the engine and PyAV differ on {kind[1]} in {kind[0]} files")
-        pixels = self._decode_here(video, frames)
-        if kind not in self._kinds:
-            expected = self._host.decode(video, frames).to(self._device)
-            difference = float((pixels.float() - expected.float()).abs().mean())
-            self._kinds[kind] = difference <= _NEAR
-            if difference > _NEAR:
-                return expected
-        return pixels
+        if kind in self._kinds:
+            return self._decode_here(video, frames, box)
+        pixels = self._decode_here(video, frames, None)  # a box may show what hardly changes
+        expected = self._host.decode(video, frames).to(self._device)
+        difference = float((pixels.float() - expected.float()).abs().mean())
+        self._kinds[kind] = difference <= _NEAR
+        return _keep(pixels if difference <= _NEAR else expected, box)
 
-    def _decode_here(self, video: Video, frames: IntArray) -> torch.Tensor:
+    def _decode_here(self, video: Video, frames: IntArray, box: Box | None) -> torch.Tensor:
         with self._slots:
             with self._lock:
                 generation = self._generation
@@ -115,7 +109,7 @@ class DeviceDecoders:
                 place = next((i for i, engine in enumerate(self._idle) if engine.path == video.path), 0)
                 engine = self._idle.pop(place) if self._idle else None
             engine = engine or _Engine(self._device, video)
-            pixels = engine.decode(video, frames)
+            pixels = engine.decode(video, frames, box)
             with self._lock:
                 if generation == self._generation:
                     self._idle.append(engine)
@@ -180,8 +174,8 @@ class _Engine:
             )
         self.path = video.path
 
-    def decode(self, video: Video, frames: IntArray) -> torch.Tensor:
-        """Return frames by their numbers, in memory of their own, when they are complete."""
+    def decode(self, video: Video, frames: IntArray, box: Box | None) -> torch.Tensor:
+        """Return frames or a part of them, by their numbers, in memory of their own, when they are complete."""
         numbers, places = np.unique(frames, return_inverse=True)
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             if self.path != video.path:
@@ -196,15 +190,32 @@ class _Engine:
             if colors is None:
                 raise VideoError(f"frames of colour space {video.colors[0]} cannot be converted")
             # The next call overwrites the decoder's own memory.
-            pixels = colors.convert(torch.stack([torch.from_dlpack(frame) for frame in found]))
+            coded = torch.stack([torch.from_dlpack(frame) for frame in found])
+            pixels = convert(video, colors, coded, box)
             if not np.array_equal(numbers, frames):
                 pixels = pixels[torch.from_numpy(places.reshape(-1)).to(self._device)]
-            if video.rotation:
-                pixels = torch.rot90(pixels, video.rotation // 90, (1, 2)).contiguous()
-            if tuple(pixels.shape[1:]) != (*video.size, 3):
-                raise VideoError("the engine's frames have another size")
             self._stream.synchronize()
         return pixels
+
+
+def convert(video: Video, colors: NV12, coded: torch.Tensor, box: Box | None) -> torch.Tensor:
+    """Return ``(T, H, W, 3)`` RGB of NV12 frames of a video as they are shown, or what a box shows of them.
+
+    Raises:
+        VideoError, ValueError: The engine's frames have another size, or an odd one.
+    """
+    height, width = video.size[::-1] if video.rotation % 180 else video.size
+    if tuple(coded.shape[1:]) != (height * 3 // 2, width):
+        raise VideoError("the engine's frames have another size")
+    if video.rotation:
+        return _keep(torch.rot90(colors.convert(coded), video.rotation // 90, (1, 2)), box)
+    return colors.convert(coded if box is None else cut(coded, *box))
+
+
+def _keep(pixels: torch.Tensor, box: Box | None) -> torch.Tensor:
+    """Return what a box shows of frames, in memory of its own."""
+    top, left, bottom, right = box or (0, 0, *pixels.shape[1:3])
+    return pixels[:, top:bottom, left:right].contiguous()
 
 
 def _get_context() -> int:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 
 from torchdali.errors import SampleError
+from torchdali.pipeline.plan import Plan
 from torchdali.pipeline.readers.scan import Scan
 from torchdali.samples.on_error import BLACK_IMAGE, find_substitutes
 from torchdali.samples.pil import PILHeader
@@ -53,13 +54,12 @@ class Reader:
         """Whether :meth:`read_inputs` returns tensors on the GPU."""
         return self.source.resident
 
-    def describe_decoding(self) -> str:
+    def describe_decoding(self, plan: Plan) -> str:
         """Return what decodes the samples if it is not DALI, for ``explain()``; else an empty string."""
         return ""
 
-    @property
-    def sample_bytes(self) -> int:
-        """Bytes of memory that the decoded images of a sample take before DALI gets them."""
+    def sample_bytes(self, plan: Plan) -> int:
+        """Return how much memory the decoded images of a sample take before DALI gets them, in bytes."""
         return 0
 
     def mark_bad(self, rows: Iterable[int], error: SampleError) -> None:
@@ -119,12 +119,12 @@ class Reader:
         """Return the reader of one batch: itself, or one that holds the batch's data."""
         return self
 
-    def bind_draws(self, draws: Draws, choose_frames: Callable[[int], IntArray]) -> Reader:
+    def bind_draws(self, draws: Draws, plan: Plan) -> Reader:
         """Return the reader of one batch, if what it reads depends on its samples' random numbers.
 
         Args:
             draws: The random numbers of the batch's samples.
-            choose_frames: Returns the frames of a video that the transforms take, by the number of all.
+            plan: What runs on the batch.
         """
         return self.open_batch()
 
@@ -146,6 +146,10 @@ class Reader:
     def sizes(self, rows: IntArray) -> IntArray:
         """Return ``(N, 2)`` heights and widths of a batch that was scanned."""
         raise NotImplementedError
+
+    def origins(self, rows: IntArray) -> IntArray | None:
+        """Return ``(N, 2)`` tops and lefts of what is read of the images of a batch; None if they are whole."""
+        return None
 
     def target(self, row: int) -> Any:
         """Return the target of a sample. It runs functions of the user."""

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchdali.errors import SampleError
+from torchdali.pipeline.plan import Plan
 from torchdali.pipeline.readers.base import Reader
 from torchdali.pipeline.readers.scan import Scan
 from torchdali.sources import Source
@@ -50,9 +51,12 @@ class DecodedBatch(Reader):
 
     def take(self, rows: IntArray) -> list[Any]:
         """Return all samples of the batch, or some."""
+        return [self._decoded[place] for place in self.find_places(rows)]
+
+    def find_places(self, rows: IntArray) -> Sequence[int]:
+        """Return where all samples of the batch are in it, or some."""
         is_whole = len(rows) == len(self._rows)
-        places = range(len(rows)) if is_whole else [self._rows.index(row) for row in rows.tolist()]
-        return [self._decoded[place] for place in places]
+        return range(len(rows)) if is_whole else [self._rows.index(row) for row in rows.tolist()]
 
 
 class DecodingReader(Reader):
@@ -78,7 +82,7 @@ class WaveformReader(DecodingReader):
 
     substitute = "silence"
 
-    def describe_decoding(self) -> str:
+    def describe_decoding(self, plan: Plan) -> str:
         return "soundfile, in threads of this process"
 
     def open_batch(self) -> Reader:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, cast
 
@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchdali.datasets.lifted_volumes import VolumeSource
+from torchdali.pipeline.plan import Plan
 from torchdali.pipeline.readers.base import Reader
 from torchdali.pipeline.readers.decoded import DecodedBatch, DecodingReader
 from torchdali.transforms.rng import Draws
@@ -29,11 +30,10 @@ class VolumeReader(DecodingReader):
         source: A :class:`VolumeSource`, or several combined.
     """
 
-    def describe_decoding(self) -> str:
+    def describe_decoding(self, plan: Plan) -> str:
         return "patches are cut from the files in threads of this process"
 
-    def bind_draws(self, draws: Draws, choose_frames: Callable[[int], IntArray]) -> Reader:
-        del choose_frames
+    def bind_draws(self, draws: Draws, plan: Plan) -> Reader:
         return _VolumeBatch(self, draws.select_position(_PLACE).uniform(3).tolist())
 
     def cut(self, row: int, uniform: Sequence[float]) -> list[npt.NDArray[Any]]:

@@ -41,6 +41,11 @@ class Window(Rule):
     fill: Sequence[float] = (0.0,)
 
     @property
+    def repeats_border(self) -> bool:
+        """Whether the window is on an image with a border that repeats its pixels."""
+        return False
+
+    @property
     def inputs(self) -> dict[str, Input]:
         return {"start": Input(np.int32, 1), "shape": Input(np.int32, 1)}
 
@@ -222,6 +227,10 @@ class Pad(Window):
         return replace(spec, size=(height, width))
 
     @property
+    def repeats_border(self) -> bool:
+        return self.border.mode != "constant"
+
+    @property
     def inputs(self) -> dict[str, Input]:
         return super().inputs if self.border.mode == "constant" else self.border.inputs
 
@@ -265,7 +274,7 @@ class RandomCrop(Window):
             # v2 stores the parsed padding, in the order left, right, top, bottom.
             padding = [padding[i] for i in (0, 2, 1, 3)]
         self.border = Border.parse(padding, transform.padding_mode)
-        if self._is_border_repeated:
+        if self.repeats_border:
             self.operators = "slice, flip, cat"
 
     def infer(self, spec: Spec) -> Spec:
@@ -285,7 +294,7 @@ class RandomCrop(Window):
         return replace(spec, size=self.size)
 
     @property
-    def _is_border_repeated(self) -> bool:
+    def repeats_border(self) -> bool:
         return self.border.exists and self.border.mode != "constant"
 
     @property
@@ -309,7 +318,7 @@ class RandomCrop(Window):
                 f"of {tuple(padded[row].tolist())}; set pad_if_needed=True or resize first",
             )
         start = np.floor(draws.uniform(2) * (padded - shape + 1)).astype(np.int64)
-        return (start if self._is_border_repeated else start - before), shape
+        return (start if self.repeats_border else start - before), shape
 
     def _find_borders(self, size: IntArray) -> tuple[IntArray, IntArray]:
         """Return ``(N, 2)`` widths of the borders before and after images of ``size``."""
@@ -319,14 +328,14 @@ class RandomCrop(Window):
 
     def move(self, targets: Targets, params: Params) -> None:
         before, after = self._find_borders(targets.size)
-        start = params["start"] + (0 if self._is_border_repeated else before)
+        start = params["start"] + (0 if self.repeats_border else before)
         fill, mode = resolve_mask_fill(self.transform, targets), self.transform.padding_mode
         targets.pad_and_crop(before, after, start, params["shape"].astype(np.int64), fill, mode)
 
     def make_params(self, sample: Sample, size: tuple[int, int]) -> dict[str, Any] | None:
         before, after = self._find_borders(np.array([size]))
         padded = np.array(size) + before[0] + after[0]
-        top, left = (sample["start"] + (0 if self._is_border_repeated else before[0])).tolist()
+        top, left = (sample["start"] + (0 if self.repeats_border else before[0])).tolist()
         (above, before_left), (below, right) = before[0].tolist(), after[0].tolist()
         return {
             "needs_crop": bool((padded != self.size).any()),
@@ -336,7 +345,7 @@ class RandomCrop(Window):
         }
 
     def lower(self, ops: Ops, image: Node, params: Nodes) -> Node:
-        return super().lower(ops, self.border.lower(ops, image, params) if self._is_border_repeated else image, params)
+        return super().lower(ops, self.border.lower(ops, image, params) if self.repeats_border else image, params)
 
     def reference(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
-        return super().reference(self.border.reference(image) if self._is_border_repeated else image, sample)
+        return super().reference(self.border.reference(image) if self.repeats_border else image, sample)
