@@ -18,8 +18,8 @@ from torchdali import DALILoader
 from torchdali.datasets import VideoClips
 from torchdali.datasets.video.colors import cut, find_colors
 from torchdali.datasets.video.decoding import Box, HostDecoders
-from torchdali.datasets.video.device_decoding import convert
-from torchdali.datasets.video.probe import Video, VideoError
+from torchdali.datasets.video.device_decoding import DeviceDecoders, convert
+from torchdali.datasets.video.probe import Video, VideoError, probe
 from torchdali.pipeline.engine import PipelineRunner
 from torchdali.pipeline.readers.clips import join_clips
 from torchdali.transforms import MultiView
@@ -211,6 +211,36 @@ def test_a_box_of_coded_frames_has_the_colors_of_the_whole(rotation: int) -> Non
         cut(coded, 1, 0, 4, 4)
 
 
+class Engine:
+    """Decodes as an engine does, by PyAV."""
+
+    def __init__(self, device: torch.device, video: Video) -> None:
+        self.path = video.path
+
+    def decode(self, video: Video, frames: Any, box: Box | None) -> torch.Tensor:
+        colors, coded = find_colors(*video.colors), torch.from_numpy(videos.read_nv12(Path(video.path)))
+        assert colors
+        return convert(video, colors, coded[frames], box)
+
+
+@pytest.mark.parametrize("near", [8.0, -1.0])
+def test_boxes_of_an_engine_are_parts_of_its_frames(
+    files: list[Path], near: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torchdali.datasets.video.device_decoding._Engine", Engine)
+    monkeypatch.setattr("torchdali.datasets.video.device_decoding._NEAR", near)
+    frames = np.array([1, 4, 4, 9])
+    for path in files[:4]:
+        video, decoders = probe(str(path)), DeviceDecoders(torch.device("cpu"))
+        first, box, whole = (decoders.decode(video, frames, one) for one in ((2, 4, 40, 52), (2, 4, 40, 52), None))
+        assert torch.equal(box, whole[:, 2:40, 4:52])
+        assert torch.equal(first, box)
+        assert first.untyped_storage().nbytes() == first.numel()
+        by_pyav = HostDecoders().decode(video, frames)
+        assert torch.equal(whole, by_pyav) == (path.suffix == ".webm" or near < 0)
+        assert (whole.float() - by_pyav.float()).abs().mean() < 1
+
+
 def test_a_probe_feeds_boxes(files: list[Path]) -> None:
     loader = DALILoader(VideoClips(files[:2], frames=2, stride=1, transform=v2.RandomCrop(37)), 2, device="cpu")
     assert loader.stats(probe=True).probe
@@ -223,7 +253,7 @@ def test_more_batches_of_fixed_crops_are_in_flight(tmp_path: Path) -> None:
         text = io.StringIO()
         DALILoader(VideoClips([path], frames=16, transform=transform), 16, device="cpu").explain(file=text)
         assert f"prefetch   depth {depth} batches" in text.getvalue()
-        assert "of this process; no more is kept than the first crop" in text.getvalue()
+        assert "of this process; frames are cut where the first crop" in text.getvalue()
     text = io.StringIO()
     DALILoader(VideoClips([path], frames=16, transform=v2.Resize((9, 9))), 16, device="cpu").explain(file=text)
     assert "first crop" not in text.getvalue()

@@ -77,6 +77,19 @@ def decode(path: Path) -> Frames:
         return np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
 
 
+def read_nv12(path: Path) -> Frames:
+    """All frames as an engine decodes them: rows of luma, and under them rows of pairs of chroma values."""
+    frames: list[Frames] = []
+    with av.open(str(path)) as container:
+        for frame in container.decode(video=0):
+            luma, *chroma = (
+                np.frombuffer(plane, np.uint8).reshape(plane.height, plane.line_size)[:, : plane.width]
+                for plane in frame.planes
+            )
+            frames.append(np.concatenate([luma, np.stack(chroma, -1).reshape(len(chroma[0]), -1)]))
+    return np.stack(frames)
+
+
 def shown(path: Path) -> list[float]:
     """The seconds at which the frames of a video are shown."""
     with av.open(str(path)) as container:

@@ -7,7 +7,6 @@ from typing import Any
 
 import av
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 from helpers import videos
@@ -29,19 +28,6 @@ def write(path: Path, space: int, color_range: int) -> Path:
     return path
 
 
-def read_nv12(path: Path) -> npt.NDArray[np.uint8]:
-    """The frames as an engine decodes them: rows of luma, and under them rows of pairs of chroma values."""
-    frames = []
-    with av.open(str(path)) as container:
-        for frame in container.decode(video=0):
-            luma, *chroma = (
-                np.frombuffer(plane, np.uint8).reshape(plane.height, plane.line_size)[:, : plane.width]
-                for plane in frame.planes
-            )
-            frames.append(np.concatenate([luma, np.stack(chroma, -1).reshape(len(chroma[0]), -1)]))
-    return np.stack(frames)
-
-
 @pytest.mark.parametrize("color_range", [1, 2])
 @pytest.mark.parametrize("space", SPACES.values(), ids=SPACES)
 def test_colors_are_those_of_pyav(tmp_path: Path, space: int, color_range: int) -> None:
@@ -51,7 +37,7 @@ def test_colors_are_those_of_pyav(tmp_path: Path, space: int, color_range: int) 
     assert (video.colors[1] == 2) is (color_range == 2)
     colors = find_colors(*video.colors)
     assert colors
-    ours, theirs = colors.convert(torch.from_numpy(read_nv12(path))).numpy(), videos.decode(path)
+    ours, theirs = colors.convert(torch.from_numpy(videos.read_nv12(path))).numpy(), videos.decode(path)
     difference = np.abs(ours.astype(int) - theirs)
     assert difference.max() <= 2
     assert difference.mean() < 0.5

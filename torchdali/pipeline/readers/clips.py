@@ -60,7 +60,7 @@ class ClipReader(DecodingReader):
         else:
             reason = find_engine(self._device) if self._device.type == "cuda" else ""
             text = "PyAV, in threads of this process" + (f": {reason}" if reason else "")
-        return f"{text}; no more is kept than the first crop shows" if find_window(plan) else text
+        return f"{text}; frames are cut where the first crop lies inside them" if find_window(plan) else text
 
     def bind_draws(self, draws: Draws, plan: Plan) -> Reader:
         return _ClipBatch(self, draws, plan)
@@ -89,7 +89,8 @@ class ClipReader(DecodingReader):
         if video is None:
             device = self._device if self.is_resident else torch.device("cpu")
             top, left, bottom, right = box
-            return torch.zeros(len(chosen), bottom - top, right - left, 3, dtype=torch.uint8, device=device)
+            # The copy is complete: batches may be used in another stream than this thread's.
+            return torch.zeros(len(chosen), bottom - top, right - left, 3, dtype=torch.uint8).to(device)
         source, place = self.source.locate(row)
         dataset = cast("ClipSource", source).dataset
         with self.blame(row, "decoded"):
@@ -153,7 +154,7 @@ class _ClipBatch(DecodedBatch):
 
 
 def join_clips(clips: Sequence[torch.Tensor], whole: Sequence[bool]) -> torch.Tensor | list[torch.Tensor]:
-    """Return the frames of clips as one tensor, which DALI takes sooner than one for each frame.
+    """Return the frames of clips as one tensor if possible, and else one for each.
 
     Args:
         clips: ``(T, H, W, 3)`` each.
