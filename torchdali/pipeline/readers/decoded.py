@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,8 @@ from torchdali.pipeline.readers.base import Reader
 from torchdali.pipeline.readers.scan import Scan
 from torchdali.sources import Source
 from torchdali.transforms.spec import IntArray
+
+_QUICK = 0.5e-3  # seconds
 
 __all__ = ["DecodedBatch", "DecodingReader", "WaveformReader"]
 
@@ -78,15 +82,41 @@ class DecodingReader(Reader):
 
 
 class WaveformReader(DecodingReader):
-    """Reads a source of sounds. Its ``read`` returns ``(1, time, channels)`` arrays."""
+    """Reads a source of sounds. Its ``read`` returns ``(1, time, channels)`` arrays.
+
+    Only two threads at a time read sounds that take less than half a millisecond each, such as WAV files in memory. A
+    sound is then mostly calls of the system, which let go of the interpreter's lock. With more threads each call waits
+    longer to get it back: 16 threads read half as many sounds. Slower sounds are decoded in C, or wait for storage.
+
+    Args:
+        source: The samples.
+    """
 
     substitute = "silence"
+
+    def __init__(self, source: Source) -> None:
+        super().__init__(source)
+        self._seconds = 0.0
+        self._two_at_a_time = threading.Semaphore(2)
+
+    def begin_epoch(self) -> None:
+        super().begin_epoch()
+        self._seconds = 0.0
 
     def describe_decoding(self, plan: Plan) -> str:
         return "soundfile, in threads of this process"
 
     def open_batch(self) -> Reader:
-        return _WaveformBatch(self.source, lambda row, _: self.decode(row))
+        return _WaveformBatch(self, lambda row, _: self.decode(row))
+
+    def limit_threads(self) -> AbstractContextManager[Any]:
+        """Return a context that lets in two threads at a time while sounds are quick, else all."""
+        return self._two_at_a_time if self._seconds < _QUICK else nullcontext()
+
+    def note_time(self, seconds: float) -> None:
+        """Note how long a sound took. Slow sounds are remembered until the next epoch."""
+        if self._seconds < _QUICK:
+            self._seconds += 0.1 * (seconds - self._seconds)
 
     def decode(self, row: int) -> npt.NDArray[Any]:
         """Return ``(1, time, channels)`` the samples of a sound.
@@ -109,7 +139,17 @@ class WaveformReader(DecodingReader):
 class _WaveformBatch(DecodedBatch):
     """The sounds of one batch."""
 
-    chunk = 4  # a sound of some seconds takes about as long as passing it to a thread
+    chunk = 8
+
+    def __init__(self, reader: WaveformReader, decode: Callable[[int, int], Any]) -> None:
+        super().__init__(reader.source, decode)
+        self._reader = reader
+
+    def _decode_places(self, places: Sequence[int]) -> None:
+        with self._reader.limit_threads():
+            begin = perf_counter()
+            super()._decode_places(places)
+            self._reader.note_time((perf_counter() - begin) / len(places))
 
     def sizes(self, rows: IntArray) -> IntArray:
         return np.array([sound.shape[:2] for sound in self.take(rows)], np.int64).reshape(-1, 2)
