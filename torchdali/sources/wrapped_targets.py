@@ -95,5 +95,5 @@ def decode_masks(target: Any) -> Any:
         return {name: decode_masks(part) for name, part in cast("dict[str, Any]", target).items()}
     if isinstance(target, StoredMasks):
         tensor = decode_mask(target) if isinstance(target, EncodedMask) else target.to_tensor()
-        return tv_tensors.Mask(target.make(tensor, lambda masks: masks, has_fill=False))
+        return tv_tensors.Mask(target.finish(target.prepare(tensor, has_fill=False), has_fill=False))
     return _map_parts(decode_masks, target) if isinstance(target, tuple) else target

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -103,8 +102,9 @@ class Leaves:
 
         Masks that DALI decodes are not among them.
         """
-        masks = [_select(mask, kept) for mask, kept in self._find_masks() if not isinstance(mask, EncodedMask)]
-        return [*self._group_tensors(), *masks]
+        masks = self._find_masks()
+        stored = [_select(mask, kept) for _, _, mask, kept in masks if not isinstance(mask, EncodedMask)]
+        return [*self._group_tensors(), *stored]
 
     def _group_tensors(self) -> list[torch.Tensor]:
         return [torch.from_numpy(np.ascontiguousarray(group.values)) for group in self.groups]
@@ -119,15 +119,13 @@ class Leaves:
         """
         tensors = self.to_tensors() if tensors is None else tensors
         parts = self._split(tensors)
-        masks, on_device = iter(self._find_masks()), iter(tensors[len(self.groups) :])
+        masks = iter(self._make_masks(tensors[len(self.groups) :]))
         return [
             [
                 self._wrap(i, self.groups[place[0]], parts[place[0]][place[1]])
                 if isinstance(place, tuple)
-                else self._make_mask(
-                    i, *next(masks), self.decoded[i, k] if isinstance(place, EncodedMask) else next(on_device)
-                )
-                for k, place in enumerate(sample)
+                else next(masks)
+                for place in sample
             ]
             for i, sample in enumerate(self._known_places)
         ]
@@ -211,39 +209,36 @@ class Leaves:
             )
         }
 
-    def _find_masks(self) -> list[tuple[torch.Tensor | StoredMasks, IntArray | None]]:
-        """Return the masks of all samples, and which of each are left after boxes were dropped; None for all."""
+    def _find_masks(self) -> list[tuple[int, int, torch.Tensor | StoredMasks, IntArray | None]]:
+        """Return the masks of all samples, and which of each are left after boxes were dropped; None for all.
+
+        Before each are the numbers of its sample and of its leaf.
+        """
         if self.pixels is None:
             return []
         chosen = self.find_chosen_masks()
-        masks: list[tuple[torch.Tensor | StoredMasks, IntArray | None]] = []
+        masks: list[tuple[int, int, torch.Tensor | StoredMasks, IntArray | None]] = []
         for i, sample in enumerate(self._known_places):
             count, kept = chosen.get(i, (-1, None))
-            for place in sample:
+            for k, place in enumerate(sample):
                 if not isinstance(place, tuple):
                     drops = kept is not None and len(place.shape) > 2 and place.shape[0] == count > len(kept)
-                    masks.append((place, kept if drops else None))
+                    masks.append((i, k, place, kept if drops else None))
         return masks
 
-    def _make_mask(
-        self, i: int, mask: torch.Tensor | StoredMasks, kept: IntArray | None, tensor: torch.Tensor
-    ) -> torch.Tensor:
-        """Return masks after all moves; ``tensor`` is what is on the device."""
-        if self.pixels is None:
-            raise ValueError("the pixels of masks are not known")
-        take, fills = partial(self._take_pixels, self.pixels, i), self.pixels.has_fill
-        made = mask.select(kept).make(tensor, take, fills) if isinstance(mask, StoredMasks) else take(tensor)
-        made = made.to(self.mask_dtype or made.dtype)
-        return made if self.is_pure else tv_tensors.Mask(made)
-
-    @staticmethod
-    def _take_pixels(pixels: Pixels, i: int, mask: torch.Tensor) -> torch.Tensor:
-        if mask.device.type != "cpu":
-            return pixels.gather(i, mask)
-        array = mask.numpy()
-        taken = pixels.take(i, array)
-        # A mask that nothing has moved may lie in memory that a worker will use again.
-        return torch.from_numpy(taken.copy() if taken is array else np.ascontiguousarray(taken))
+    def _make_masks(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return all masks after all moves; ``tensors`` is what of them is on the device."""
+        masks, on_device = self._find_masks(), iter(tensors)
+        if self.pixels is None or not masks:
+            return []
+        has_fill = self.pixels.has_fill
+        parts = [self.decoded[i, k] if isinstance(m, EncodedMask) else next(on_device) for i, k, m, _ in masks]
+        stored = [mask.select(kept) if isinstance(mask, StoredMasks) else None for _, _, mask, kept in masks]
+        parts = [mask.prepare(part, has_fill) if mask else part for mask, part in zip(stored, parts, strict=True)]
+        parts = _take_pixels(self.pixels, [i for i, *_ in masks], parts)
+        parts = [mask.finish(part, has_fill) if mask else part for mask, part in zip(stored, parts, strict=True)]
+        parts = [part.to(self.mask_dtype or part.dtype) for part in parts]
+        return parts if self.is_pure else [tv_tensors.Mask(part) for part in parts]
 
     @property
     def boxes(self) -> list[Boxes]:
@@ -254,3 +249,17 @@ class Leaves:
     def points(self) -> list[Points]:
         """The key points of the batch, by kind."""
         return [group for group in self.groups if isinstance(group, Points)]
+
+
+def _take_pixels(pixels: Pixels, owners: Sequence[int], masks: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return masks after all moves; ``owners`` are their samples."""
+    if masks[0].device.type != "cpu":
+        together = pixels.gather_together(owners, masks)
+        return together or [pixels.gather(i, mask) for i, mask in zip(owners, masks, strict=True)]
+    arrays = [mask.numpy() for mask in masks]
+    taken = [pixels.take(i, array) for i, array in zip(owners, arrays, strict=True)]
+    # A mask that nothing has moved may lie in memory that a worker will use again.
+    return [
+        torch.from_numpy(new.copy() if new is old else np.ascontiguousarray(new))
+        for new, old in zip(taken, arrays, strict=True)
+    ]

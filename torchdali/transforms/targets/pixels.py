@@ -10,7 +10,8 @@ of a pixel's row and column is that pixel's code.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from inspect import signature
 from typing import Any, cast
@@ -27,6 +28,8 @@ from torchdali.transforms.targets.ragged import Flags, Values
 
 Index = npt.NDArray[np.int64]
 _EXACT_IN_FLOAT32 = 2**24
+_MOST_TOGETHER = 2**23
+"""Pixels of masks that are gathered together at most. The index of a pixel takes eight bytes."""
 
 _HAS_EXACT_MASKS = "interpolation" in signature(F.resize_mask).parameters
 """Whether the installed torchvision resizes masks by ``NEAREST_EXACT`` if a transform says so. 0.26 never does."""
@@ -244,6 +247,46 @@ class Pixels:
         out = mask.index_select(-1, columns).index_select(-2, rows)
         self._paint(i, out)
         return out
+
+    def gather_together(self, owners: Sequence[int], masks: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
+        """Return masks of several samples as :meth:`gather` does, in as many kernels as one sample takes.
+
+        Args:
+            owners: The sample of each of the masks.
+            masks: ``(..., H, W)`` masks on one device.
+
+        Returns:
+            Views of one tensor. None if the masks differ in dtype or in their size after all moves, or if they were
+            not moved along the axes only.
+        """
+        for i, mask in zip(owners, masks, strict=True):
+            self._check_size(i, mask.shape)
+        shapes = {self._shape(i) if i in self._lines else None for i in owners}
+        counts = [math.prod(mask.shape[:-2]) for mask in masks]
+        if len({mask.dtype for mask in masks}) != 1 or len(shapes) != 1 or not (shape := shapes.pop()):
+            return None
+        if sum(counts) * math.prod(shape) > _MOST_TOGETHER:
+            return None
+        rows, columns = (
+            np.repeat(np.stack([self._lines[i][axis] for i in owners]), counts, axis=0) for axis in range(2)
+        )
+        sizes = np.repeat(self._begin[list(owners)], counts, axis=0)
+        begins = np.cumsum(sizes.prod(1)) - sizes.prod(1)
+        starts = begins[:, None] + np.maximum(rows, 0) * sizes[:, 1:]
+        lines = np.concatenate((starts, np.maximum(columns, 0), np.minimum(rows, 0), np.minimum(columns, 0)), axis=1)
+        whole, (height, width) = torch.from_numpy(lines).to(masks[0].device, non_blocking=True), shape
+        index = whole[:, :height, None] + whole[:, None, height : height + width]
+        out = torch.cat([mask.flatten() for mask in masks])[index]
+        if least := int(lines.min(initial=0)):
+            codes = whole[:, height + width :]
+            codes = torch.minimum(codes[:, :height, None], codes[:, None, height:])
+            for code in range(-1, least - 1, -1):
+                out.masked_fill_(codes == code, self._get_fill(code))
+        ends = np.cumsum(counts).tolist()
+        return [
+            out[end - count : end].view(*mask.shape[:-2], *shape)
+            for count, end, mask in zip(counts, ends, masks, strict=True)
+        ]
 
     def _get_device_lines(self, device: torch.device) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
         """Return the lines of all samples after all moves, without codes. One copy to the device has all of them."""

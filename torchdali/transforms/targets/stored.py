@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,9 +15,6 @@ import numpy.typing as npt
 import torch
 
 from torchdali.transforms.spec import IntArray
-
-Take = Callable[[torch.Tensor], torch.Tensor]
-"""Takes the pixels of ``(..., H, W)`` masks as they are after all moves."""
 
 Self = TypeVar("Self", bound="StoredMasks")
 
@@ -66,14 +62,17 @@ class StoredMasks(ABC):
         return torch.from_numpy(self.data)
 
     @abstractmethod
-    def make(self, tensor: torch.Tensor, take: Take, has_fill: bool) -> torch.Tensor:
-        """Return the masks after all moves.
+    def prepare(self, tensor: torch.Tensor, has_fill: bool) -> torch.Tensor:
+        """Return the ``(..., H, W)`` planes that are moved.
 
         Args:
             tensor: What is on the device.
-            take: See :data:`Take`.
-            has_fill: Whether ``take`` fills with something else than 0.
+            has_fill: Whether moves fill planes with something else than 0.
         """
+
+    @abstractmethod
+    def finish(self, taken: torch.Tensor, has_fill: bool) -> torch.Tensor:
+        """Return the masks, from the planes after all moves."""
 
 
 class EncodedMask(StoredMasks):
@@ -93,10 +92,12 @@ class EncodedMask(StoredMasks):
         self.scale = scale
         self.decoded_bytes = math.prod(shape) * dtype.itemsize
 
-    def make(self, tensor: torch.Tensor, take: Take, has_fill: bool) -> torch.Tensor:
-        """Return the mask after all moves; ``tensor`` is ``(1, H, W)``, what the decoder put out."""
-        mask = take(tensor if self.scale == 1 else tensor // self.scale)
-        return mask if self.rows is None else mask[torch.from_numpy(self.rows).to(mask.device)]
+    def prepare(self, tensor: torch.Tensor, has_fill: bool) -> torch.Tensor:
+        """Return the mask; ``tensor`` is ``(1, H, W)``, what the decoder put out."""
+        return tensor if self.scale == 1 else tensor // self.scale
+
+    def finish(self, taken: torch.Tensor, has_fill: bool) -> torch.Tensor:
+        return taken if self.rows is None else taken[torch.from_numpy(self.rows).to(taken.device)]
 
 
 class BitMasks(StoredMasks):
@@ -121,9 +122,12 @@ class BitMasks(StoredMasks):
             planes[i >> 3] |= mask << np.uint8(i & 7)
         return cls(planes, tuple(masks.shape), masks.dtype)
 
-    def make(self, tensor: torch.Tensor, take: Take, has_fill: bool) -> torch.Tensor:
-        """Return the masks after all moves. Moves pick pixels, so eight masks are moved at once, if filled with 0."""
-        return take(self._unpack(tensor)) if has_fill else self._unpack(take(tensor))
+    def prepare(self, tensor: torch.Tensor, has_fill: bool) -> torch.Tensor:
+        """Return the planes. Moves pick pixels, so eight masks are moved at once, if filled with 0."""
+        return self._unpack(tensor) if has_fill else tensor
+
+    def finish(self, taken: torch.Tensor, has_fill: bool) -> torch.Tensor:
+        return taken if has_fill else self._unpack(taken)
 
     def _unpack(self, planes: torch.Tensor) -> torch.Tensor:
         bits = torch.arange(8, dtype=torch.uint8, device=planes.device)[:, None, None]
@@ -161,9 +165,11 @@ class RunMasks(StoredMasks):
         ends = np.cumsum(self.data, dtype=np.int64) + np.repeat(np.arange(len(self.counts)), self.counts)
         return torch.from_numpy(np.stack((ends, 1 - 2 * self._find_ones())))
 
-    def make(self, tensor: torch.Tensor, take: Take, has_fill: bool) -> torch.Tensor:
-        """Return the masks after all moves."""
-        return take(self.expand() if tensor.device.type == "cpu" else self.expand_on_device(tensor)).contiguous()
+    def prepare(self, tensor: torch.Tensor, has_fill: bool) -> torch.Tensor:
+        return self.expand() if tensor.device.type == "cpu" else self.expand_on_device(tensor)
+
+    def finish(self, taken: torch.Tensor, has_fill: bool) -> torch.Tensor:
+        return taken.contiguous()
 
     def expand(self) -> torch.Tensor:
         """Return ``(N, H, W)`` masks on the host."""
@@ -197,9 +203,13 @@ class InstanceMasks(StoredMasks):
     def __init__(self, data: npt.NDArray[Any], count: int) -> None:
         super().__init__(data, (count, *data.shape), torch.bool)
 
-    def make(self, tensor: torch.Tensor, take: Take, has_fill: bool) -> torch.Tensor:
-        """Return ``(N, 1, H, W)`` masks after all moves. One plane is moved for all of them, if filled with 0."""
-        return take(self._compare(tensor)) if has_fill else self._compare(take(tensor))
+    def prepare(self, tensor: torch.Tensor, has_fill: bool) -> torch.Tensor:
+        """Return the planes. One is moved for all masks, if filled with 0."""
+        return self._compare(tensor) if has_fill else tensor
+
+    def finish(self, taken: torch.Tensor, has_fill: bool) -> torch.Tensor:
+        """Return ``(N, 1, H, W)`` masks."""
+        return taken if has_fill else self._compare(taken)
 
     def _compare(self, plane: torch.Tensor) -> torch.Tensor:
         rows = np.arange(self.shape[0]) if self.rows is None else self.rows

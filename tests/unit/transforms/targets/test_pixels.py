@@ -16,7 +16,7 @@ from torchvision.transforms.v2 import functional as F
 
 from torchdali.transforms.targets import Targets
 from torchdali.transforms.targets import pixels as pixels_module
-from torchdali.transforms.targets.pixels import find_mask_fill, find_nearest
+from torchdali.transforms.targets.pixels import Pixels, find_mask_fill, find_nearest
 
 COUNT = len(MAPS.angle)
 RANDOM = np.random.default_rng(7)
@@ -88,11 +88,30 @@ def make_masks(dtype: torch.dtype = torch.uint8) -> list[list[torch.Tensor]]:
     return samples
 
 
+def assert_gathered_together(pixels: Pixels, samples: list[list[torch.Tensor]]) -> None:
+    """Compare what several samples give together with what each gives alone."""
+    masks = [(i, mask.as_subclass(torch.Tensor)) for i, sample in enumerate(samples) for mask in sample]
+    alone = [pixels.gather(i, mask) for i, mask in masks]
+    groups: defaultdict[torch.Size, list[int]] = defaultdict(list)
+    for number, (mask, (_, before)) in enumerate(zip(alone, masks, strict=True)):
+        if mask is not before:
+            groups[mask.shape[-2:]].append(number)
+    for numbers in groups.values():
+        together = pixels.gather_together([masks[k][0] for k in numbers], [masks[k][1] for k in numbers])
+        if together is None:
+            assert pixels._planes
+            continue
+        for k, mask in zip(numbers, together, strict=True):
+            assert mask.dtype == alone[k].dtype
+            assert torch.equal(mask, alone[k])
+
+
 def assert_equals_torchvision(samples: list[list[torch.Tensor]], *moves: Move) -> None:
     targets = Targets.collect(samples, SIZE)
     for ours, _ in moves:
         ours(targets)
     assert targets.pixels is not None
+    assert_gathered_together(targets.pixels, samples)
     for i, (sample, taken) in enumerate(zip(samples, targets.leaves(), strict=True)):
         for mask, ours in zip(sample, taken, strict=True):
             expected = mask

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import skimage.data
 import torch
 
 from torchdali.sources.run_lengths import parse_run_lengths, read_runs
-from torchdali.transforms.targets.stored import BitMasks
+from torchdali.transforms.targets.stored import BitMasks, StoredMasks
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept:DeprecationWarning")
 
@@ -21,6 +22,11 @@ def make_masks(count: int) -> torch.Tensor:
     """Return shapes of a photograph: its brightness above rising levels."""
     picture = skimage.data.camera()[100 : 100 + SIZE[0], 200 : 200 + SIZE[1]]
     return torch.from_numpy(np.stack([picture > 9 * i for i in range(count)]).astype(np.uint8))
+
+
+def move(stored: StoredMasks, function: Callable[[torch.Tensor], torch.Tensor], has_fill: bool = False) -> torch.Tensor:
+    """Return masks after a move."""
+    return stored.finish(function(stored.prepare(stored.to_tensor(), has_fill)), has_fill)
 
 
 def flip(masks: torch.Tensor) -> torch.Tensor:
@@ -35,11 +41,11 @@ def test_bits(count: int, dtype: torch.dtype) -> None:
     assert packed is not None
     assert packed.data.nbytes <= masks.numel() / 8 + SIZE[0] * SIZE[1]
     for has_fill in (False, True):
-        made = packed.make(packed.to_tensor(), flip, has_fill)
+        made = move(packed, flip, has_fill)
         assert made.dtype == dtype
         assert torch.equal(made, masks.flip(-1))
     rows = np.arange(1, count, 3)
-    assert torch.equal(packed.select(rows).make(packed.to_tensor(), flip, False), masks[rows].flip(-1))
+    assert torch.equal(move(packed.select(rows), flip), masks[rows].flip(-1))
 
 
 def test_a_fill_comes_after_the_bits() -> None:
@@ -49,7 +55,7 @@ def test_a_fill_comes_after_the_bits() -> None:
     def fill(planes: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.pad(planes, (2, 2), value=7)
 
-    assert torch.equal(packed.make(packed.to_tensor(), fill, True), fill(masks))
+    assert torch.equal(move(packed, fill, has_fill=True), fill(masks))
 
 
 @pytest.mark.parametrize(
@@ -96,7 +102,7 @@ def test_run_lengths_equal_pycocotools() -> None:
     assert len(expected.unique()) == 2
     rows = np.array([2, 17, 30, 34, 35])
     for part, masks in ((runs, expected), (runs.select(rows), expected[rows]), (runs.select(rows[:0]), expected[:0])):
-        assert torch.equal(part.make(part.to_tensor(), flip, False), masks.flip(-1))
+        assert torch.equal(move(part, flip), masks.flip(-1))
         assert torch.equal(part.expand_on_device(part.to_tensor()), masks)
     assert runs.data.nbytes < expected.nbytes / 2
 
