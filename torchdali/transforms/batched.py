@@ -43,7 +43,6 @@ class Batched(v2.Transform):
 
     def transform(self, inpt: Any, params: dict[str, Any]) -> Any:
         """Apply the module to one image."""
-        del params
         with torch.no_grad():
             image: Any = self.module(inpt.as_subclass(torch.Tensor)[None])[0]
         return tv_tensors.Image(image) if isinstance(inpt, tv_tensors.Image) else image

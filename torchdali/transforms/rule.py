@@ -169,7 +169,6 @@ class Rule(ABC):
         Raises:
             SampleTransformError: A sample cannot be transformed.
         """
-        del draws, size
         return {}
 
     def output_size(self, size: IntArray, params: Params) -> IntArray:
@@ -205,7 +204,6 @@ class Rule(ABC):
         Returns:
             The parameters. None if the transform is not applied to the sample.
         """
-        del sample, size
         return {}
 
     def lower(self, ops: Ops, image: Node, params: Nodes) -> Node:

@@ -49,7 +49,6 @@ class Augmentation(v2.Transform):
 
     def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
         """Draw a number from each range."""
-        del flat_inputs
         numbers = {name: getattr(self, name) for name in self.drawn}
         return {name: low + (high - low) * float(torch.rand(())) for name, (low, high) in numbers.items()}
 

@@ -57,7 +57,6 @@ class ColorTwist(Augmentation):
         self.hue = parse_range("hue", hue)
 
     def apply(self, image: torch.Tensor, params: Mapping[str, Any]) -> torch.Tensor:
-        """See :class:`Augmentation`."""
         half = 0.5 if image.is_floating_point() else 128.0
         brightness, contrast = params["brightness"], params["contrast"]
         matrix = brightness * contrast * _rotate_hue(params["hue"], params["saturation"])
@@ -82,7 +81,6 @@ class HSV(Augmentation):
         self.value = parse_range("value", value, 0)
 
     def apply(self, image: torch.Tensor, params: Mapping[str, Any]) -> torch.Tensor:
-        """See :class:`Augmentation`."""
         return _mix_channels(image, params["value"] * _rotate_hue(params["hue"], params["saturation"]))
 
 
@@ -107,8 +105,6 @@ class ColorSpace(Augmentation):
         self.space = space
 
     def apply(self, image: torch.Tensor, params: Mapping[str, Any]) -> torch.Tensor:
-        """See :class:`Augmentation`."""
-        del params
         if self.space == "BGR":
             return image.flip(-3)
         white = 1.0 if not image.is_floating_point() else 255.0
@@ -139,8 +135,6 @@ class LookupTable(Augmentation):
             )
 
     def apply(self, image: torch.Tensor, params: Mapping[str, Any]) -> torch.Tensor:
-        """See :class:`Augmentation`."""
-        del params
         if image.dtype != torch.uint8:
             raise TypeError(f"an image must be uint8, got {image.dtype}")
         values: torch.Tensor = self.values.to(image.device)

@@ -65,7 +65,6 @@ class Displacement(Augmentation):
         return wrap(moved, like=inpt)
 
     def apply(self, image: torch.Tensor, params: Mapping[str, Any]) -> torch.Tensor:
-        """See :class:`Augmentation`."""
         if self.interpolation is InterpolationMode.NEAREST:
             return self._take_nearest(image, params, self.fill)
         height, width = image.shape[-2:]
@@ -162,13 +161,11 @@ class Water(Displacement):
 
     def find_sources(self, x: torch.Tensor, y: torch.Tensor, size: Size, params: Mapping[str, Any]) -> Pair:
         """See :class:`Displacement`. As in DALI, the waves start at a pixel's corner, not at its centre."""
-        del size
         across, down = self._find_waves(x, y, params)
         return x - 0.5 + across, y - 0.5 + down
 
     def find_places(self, x: torch.Tensor, y: torch.Tensor, size: Size, params: Mapping[str, Any]) -> Pair:
         """See :class:`Displacement`. Each step reduces the error by amplitudes times frequencies, or better."""
-        del size
         to_x, to_y = x, y
         for _ in range(_ITERATIONS):
             across, down = self._find_waves(to_x, to_y, params)
@@ -185,16 +182,12 @@ class Sphere(Displacement):
     """
 
     def find_sources(self, x: torch.Tensor, y: torch.Tensor, size: Size, params: Mapping[str, Any]) -> Pair:
-        """See :class:`Displacement`."""
-        del params
         height, width = size
         x, y = x - width / 2, y - height / 2
         radius = torch.sqrt(x * x + y * y) / int(max(size) / 2)
         return width / 2 + radius * x, height / 2 + radius * y
 
     def find_places(self, x: torch.Tensor, y: torch.Tensor, size: Size, params: Mapping[str, Any]) -> Pair:
-        """See :class:`Displacement`."""
-        del params
         height, width = size
         x, y = x - width / 2, y - height / 2
         # find_sources squares the distance from the middle, as a share of the greatest.
@@ -223,11 +216,8 @@ class Jitter(Displacement):
 
     def find_sources(self, x: torch.Tensor, y: torch.Tensor, size: Size, params: Mapping[str, Any]) -> Pair:
         """See :class:`Displacement`. ``x`` and ``y`` are the centres of all pixels."""
-        del size
         down, across = params["moves"]
         return x + across, y + down
 
     def find_places(self, x: torch.Tensor, y: torch.Tensor, size: Size, params: Mapping[str, Any]) -> Pair:
-        """See :class:`Displacement`."""
-        del size, params
         return x, y

@@ -32,8 +32,6 @@ class _Window(Augmentation):
             raise ValueError(f"size must be odd numbers of pixels, got {size!r}")
 
     def apply(self, image: torch.Tensor, params: Mapping[str, Any]) -> torch.Tensor:
-        """See :class:`Augmentation`."""
-        del params
         (height, width), (down, across) = image.shape[-2:], (side // 2 for side in self.size)
         rows = torch.arange(-down, height + down, device=image.device).clamp(0, height - 1)
         columns = torch.arange(-across, width + across, device=image.device).clamp(0, width - 1)
@@ -74,7 +72,6 @@ class Dilate(_Window):
     """
 
     def filter(self, padded: torch.Tensor) -> torch.Tensor:
-        """See the base class."""
         return _reduce(torch.maximum, padded, self.size)
 
 
@@ -86,7 +83,6 @@ class Erode(_Window):
     """
 
     def filter(self, padded: torch.Tensor) -> torch.Tensor:
-        """See the base class."""
         return _reduce(torch.minimum, padded, self.size)
 
 
@@ -98,7 +94,6 @@ class MedianBlur(_Window):
     """
 
     def filter(self, padded: torch.Tensor) -> torch.Tensor:
-        """See the base class."""
         if self.size == (3, 3):
             return _find_median_of_nine(padded)
         windows = padded.unfold(-2, self.size[0], 1).unfold(-2, self.size[1], 1)
@@ -143,8 +138,6 @@ class CLAHE(Augmentation):
             raise ValueError(f"tiles must be 1 or more and clip above 0, got {tiles!r} and {clip!r}")
 
     def apply(self, image: torch.Tensor, params: Mapping[str, Any]) -> torch.Tensor:
-        """See :class:`Augmentation`."""
-        del params
         if image.dtype != torch.uint8:
             raise TypeError(f"an image must be uint8, got {image.dtype}")
         if any(side <= tiles for side, tiles in zip(image.shape[-2:], self.tiles, strict=True)):

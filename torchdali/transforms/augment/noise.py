@@ -32,7 +32,6 @@ class SaltAndPepper(Augmentation):
         return {**super().make_params(flat_inputs), "uniform": torch.rand(height, width)}
 
     def apply(self, image: torch.Tensor, params: Mapping[str, Any]) -> torch.Tensor:
-        """See :class:`Augmentation`."""
         white = 1.0 if image.is_floating_point() else 255.0
         uniform = params["uniform"].to(image.device)
         noisy = image.masked_fill(uniform < params["p"], 0)
@@ -59,7 +58,6 @@ class ShotNoise(Augmentation):
         return {**super().make_params(flat_inputs), "count": torch.poisson}
 
     def apply(self, image: torch.Tensor, params: Mapping[str, Any]) -> torch.Tensor:
-        """See :class:`Augmentation`."""
         factor = params["factor"]
         if not factor:
             return image

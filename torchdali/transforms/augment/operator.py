@@ -59,7 +59,6 @@ class Operator(Augmentation):
 
     def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
         """Draw a seed, from which all images of the sample draw the same numbers."""
-        del flat_inputs
         return {"seed": draw_seed(None)}
 
     def transform(self, inpt: Any, params: dict[str, Any]) -> Any:
@@ -69,7 +68,6 @@ class Operator(Augmentation):
         return super().transform(inpt, params)
 
     def apply(self, image: torch.Tensor, params: Mapping[str, Any]) -> torch.Tensor:
-        """See :class:`Augmentation`."""
         if image.dtype == torch.float16:
             raise TypeError("Operator does not take float16; convert images to float32 before it")
         device = str(image.device)

@@ -78,8 +78,6 @@ class RandomCrop3D(VolumeTransform):
         return {"start": [int(torch.randint(most + 1, ())) for most in room]}
 
     def apply(self, volume: torch.Tensor, params: Mapping[str, Any], is_mask: bool) -> torch.Tensor:
-        """See :class:`VolumeTransform`."""
-        del is_mask
         window = tuple(slice(start, start + n) for start, n in zip(params["start"], self.size, strict=True))
         return volume[(..., *window)]
 
@@ -100,12 +98,9 @@ class RandomFlip3D(VolumeTransform):
 
     def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
         """Draw which axes are flipped."""
-        del flat_inputs
         return {"axes": [axis - 3 for axis in self.axes if float(torch.rand(())) < self.p]}
 
     def apply(self, volume: torch.Tensor, params: Mapping[str, Any], is_mask: bool) -> torch.Tensor:
-        """See :class:`VolumeTransform`."""
-        del is_mask
         return volume.flip(params["axes"])
 
 
@@ -149,7 +144,6 @@ class RandomAffine3D(VolumeTransform):
         return {"matrix": torch.cat([matrix, -(matrix @ shift)[:, None]], 1)}
 
     def apply(self, volume: torch.Tensor, params: Mapping[str, Any], is_mask: bool) -> torch.Tensor:
-        """See :class:`VolumeTransform`."""
         sides = torch.tensor(volume.shape[-3:], dtype=torch.float64)
         matrix = params["matrix"]
         # grid_sample counts in halves of each side, and its axes are x, y, z.
@@ -189,11 +183,9 @@ class GaussianBlur3D(VolumeTransform):
 
     def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
         """Draw sigma."""
-        del flat_inputs
         return {"sigma": _draw(self.sigma)}
 
     def apply(self, volume: torch.Tensor, params: Mapping[str, Any], is_mask: bool) -> torch.Tensor:
-        """See :class:`VolumeTransform`."""
         sigma = params["sigma"]
         if is_mask or not sigma:
             return volume
@@ -231,7 +223,6 @@ class RandomIntensity(VolumeTransform):
 
     def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
         """Draw both numbers."""
-        del flat_inputs
         return {"scale": _draw(self.scale), "shift": _draw(self.shift)}
 
     def apply(self, volume: torch.Tensor, params: Mapping[str, Any], is_mask: bool) -> torch.Tensor:

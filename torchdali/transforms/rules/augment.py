@@ -40,7 +40,6 @@ class Augmentation(Rule):
         return {name: Input(np.float32) for name in self.transform.drawn}
 
     def draw(self, draws: Draws, size: IntArray) -> Params:
-        del size
         ranges = {name: getattr(self.transform, name) for name in self.transform.drawn}
         return {
             name: (draws.uniform_range(*ends) if self._is_drawn(name) else np.full(len(draws), ends[0])).astype(

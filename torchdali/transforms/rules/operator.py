@@ -33,7 +33,6 @@ class OperatorRule(Rule):
         }
 
     def draw(self, draws: Draws, size: IntArray) -> Params:
-        del size
         params: Params = {}
         for name, (low, high) in self.transform.ranges.items():
             if isinstance(low, int):
