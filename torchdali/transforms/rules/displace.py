@@ -70,18 +70,12 @@ class DisplacementRule(Augmentation):
         def find_params(i: int) -> dict[str, Any]:
             return self.make_params({name: values[i] for name, values in params.items()}, canvas(size, i))
 
-        for boxes in targets.boxes:
-            boxes.apply_by_group(
-                [],
-                None,
-                lambda rows, i, boxes=boxes: transform.move_boxes(
-                    rows, boxes.format, canvas(size, i), boxes.clamping_mode, find_params(i)
-                ),
-            )
-        for points in targets.points:
-            points.apply_by_group(
-                [], None, lambda rows, i: transform.move_points(rows, canvas(size, i), find_params(i))
-            )
+        targets.apply_each(
+            lambda boxes, of, i: transform.move_boxes(
+                boxes, of.format, canvas(size, i), of.clamping_mode, find_params(i)
+            ),
+            lambda points, i: transform.move_points(points, canvas(size, i), find_params(i)),
+        )
         if targets.pixels:
             targets.pixels.warp(lambda mask, i: transform.move_mask(mask, find_params(i)), 0)
 

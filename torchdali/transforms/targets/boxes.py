@@ -15,7 +15,6 @@ from torchvision.transforms.v2 import functional as F
 from torchvision.tv_tensors import BoundingBoxFormat
 
 from torchdali.transforms.spec import IntArray
-from torchdali.transforms.targets.maps import AffineMaps, corner_points
 from torchdali.transforms.targets.ragged import Canvas, Flags, Ragged, Values, canvas, to_array
 
 # torchvision 0.26 converts XYWH and CXCYWH by way of XYXY, later versions directly:
@@ -110,7 +109,7 @@ class Boxes(Ragged):
         """Mirror boxes in images of ``size``: along x if ``axis`` is 0, along y if it is 1."""
         if self.is_rotated:
             mirror = (F.horizontal_flip_bounding_boxes, F.vertical_flip_bounding_boxes)[axis]
-            self.apply_by_group([size], on, lambda boxes, i: mirror(boxes, self.format, canvas(size, i)))
+            self.apply_each(on, lambda boxes, i: mirror(boxes, self.format, canvas(size, i)))
             return
         boxes = self.values
         side = size[self.row, 1 - axis].astype(boxes.dtype)
@@ -140,8 +139,7 @@ class Boxes(Ragged):
             self.clamp(shape, on)
             return
         mode: Any = self.clamping_mode
-        self.apply_by_group(
-            [shape],
+        self.apply_each(
             on,
             lambda boxes, i: F.crop_bounding_boxes(boxes, self.format, 0, 0, *canvas(shape, i), clamping_mode=mode)[0],
         )
@@ -169,8 +167,7 @@ class Boxes(Ragged):
         if mode is None:
             return
         if self.is_rotated:
-            self.apply_by_group(
-                [size],
+            self.apply_each(
                 on,
                 lambda boxes, i: F.clamp_bounding_boxes(
                     boxes, format=self.format, canvas_size=canvas(size, i), clamping_mode=mode
@@ -189,8 +186,7 @@ class Boxes(Ragged):
         on = changed if on is None else on & changed
         if self.is_rotated:
             mode: Any = self.clamping_mode
-            self.apply_by_group(
-                [old, new],
+            self.apply_each(
                 on,
                 lambda boxes, i: F.resize_bounding_boxes(
                     boxes, canvas(old, i), new[i].tolist(), None, self.format, mode
@@ -199,37 +195,6 @@ class Boxes(Ragged):
             return
         ratios = np.tile((new / old)[:, ::-1].astype(np.float32), 2)[self.row]
         self.replace_on((_to_float(self.values) * ratios).astype(self.values.dtype), on)
-
-    def rotate(self, size: IntArray, angle: Values, expand: bool, center: list[float] | None, on: Flags | None) -> None:
-        """Turn boxes with images of ``size`` by ``angle`` degrees, as torchvision's ``rotate``."""
-        mode: Any = self.clamping_mode
-        self.apply_by_group(
-            [],
-            on,
-            lambda boxes, i: F.rotate_bounding_boxes(
-                boxes, self.format, canvas(size, i), float(angle[i]), expand, center, mode
-            )[0],
-        )
-
-    def affine(self, size: IntArray, maps: AffineMaps, on: Flags | None) -> None:
-        """Move boxes with images of ``size``, as torchvision's ``affine``."""
-        mode: Any = self.clamping_mode
-        self.apply_by_group(
-            [],
-            on,
-            lambda boxes, i: F.affine_bounding_boxes(boxes, self.format, canvas(size, i), *maps.row(i), mode),
-        )
-
-    def perspective(self, size: IntArray, corners: IntArray, on: Flags | None) -> None:
-        """Move boxes with images of ``size`` whose corners move to ``corners``, as torchvision's ``perspective``."""
-        mode: Any = self.clamping_mode
-        self.apply_by_group(
-            [],
-            on,
-            lambda boxes, i: F.perspective_bounding_boxes(
-                boxes, self.format, canvas(size, i), *corner_points(size, corners, i), clamping_mode=mode
-            ),
-        )
 
     def convert(self, new: BoundingBoxFormat) -> None:
         """Convert boxes to another format.
@@ -267,7 +232,7 @@ class Boxes(Ragged):
                 valid = F.sanitize_bounding_boxes(boxes, self.format, canvas(size, i), min_size, min_area)[1]
                 return valid[:, None].to(boxes.dtype).expand_as(boxes)
 
-            flags.apply_by_group([size], None, check)
+            flags.apply_each(None, check)
             return flags.values[:, 0] != 0
         boxes = _to_xyxy(self.values, self.format)
         sides, limit = boxes[:, 2:] - boxes[:, :2], np.tile(size[self.row, ::-1], 2)

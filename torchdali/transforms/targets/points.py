@@ -7,11 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from torchvision import tv_tensors
-from torchvision.transforms.v2 import functional as F
 
 from torchdali.transforms.spec import IntArray
-from torchdali.transforms.targets.maps import AffineMaps, corner_points
-from torchdali.transforms.targets.ragged import Canvas, Flags, Ragged, Values, canvas, to_array
+from torchdali.transforms.targets.ragged import Canvas, Flags, Ragged, Values, to_array
 
 
 class Points(Ragged):
@@ -71,24 +69,6 @@ class Points(Ragged):
         values = self.values if self.values.dtype.kind == "f" else self.values.astype(np.float32)
         ratios = self._expand((new / old).astype(np.float32))
         self.replace_on((values * ratios).astype(self.values.dtype), changed if on is None else on & changed)
-
-    def rotate(self, size: IntArray, angle: Values, expand: bool, center: list[float] | None, on: Flags | None) -> None:
-        """Turn points with images of ``size`` by ``angle`` degrees, as torchvision's ``rotate``."""
-        self.apply_by_group(
-            [], on, lambda points, i: F.rotate_keypoints(points, canvas(size, i), float(angle[i]), expand, center)[0]
-        )
-
-    def affine(self, size: IntArray, maps: AffineMaps, on: Flags | None) -> None:
-        """Move points with images of ``size``, as torchvision's ``affine``."""
-        self.apply_by_group([], on, lambda points, i: F.affine_keypoints(points, canvas(size, i), *maps.row(i))[0])
-
-    def perspective(self, size: IntArray, corners: IntArray, on: Flags | None) -> None:
-        """Move points with images of ``size`` whose corners move to ``corners``, as torchvision's ``perspective``."""
-        self.apply_by_group(
-            [],
-            on,
-            lambda points, i: F.perspective_keypoints(points, canvas(size, i), *corner_points(size, corners, i)),
-        )
 
     def find_valid(self, size: IntArray) -> Flags:
         """Return ``(M,)`` which rows have all their points inside of images of ``size``."""

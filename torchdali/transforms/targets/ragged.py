@@ -105,31 +105,19 @@ class Ragged:
         self.values = np.concatenate((self.values[others], part.values))[order]
         self.kept = np.concatenate((self.kept[others], part.kept))[order]
 
-    def apply_by_group(
-        self, keys: Sequence[npt.NDArray[Any]], on: Flags | None, kernel: Callable[[torch.Tensor, int], torch.Tensor]
-    ) -> None:
-        """Move rows by torchvision's kernel, in one call for all samples with the same parameters.
+    def apply_each(self, on: Flags | None, kernel: Callable[[torch.Tensor, int], torch.Tensor]) -> None:
+        """Move rows by torchvision's kernel, in one call for each sample.
 
         Args:
-            keys: Parameters, each with one row a sample. Empty if each sample needs a call of its own.
             on: ``(N,)`` samples to move, or None for all.
-            kernel: Function of the rows of one or more samples and of the number of one of these samples.
+            kernel: Function of the rows of a sample and of its number.
         """
         row, values = self.row, np.array(self.values)
-        samples = np.unique(row)
-        samples = samples if on is None else samples[on[samples]]
-        if not len(samples):
-            return
-        groups: IntArray = np.arange(len(samples))
-        if keys:
-            table = np.concatenate([np.asarray(key).reshape(len(key), -1)[samples] for key in keys], axis=1)
-            groups = np.unique(table, axis=0, return_inverse=True)[1].reshape(-1)
-        group = np.full(int(row.max()) + 1, -1)
-        group[samples] = groups
-        for number in range(int(groups.max()) + 1):
-            chosen = np.flatnonzero(group[row] == number)
-            moved = kernel(torch.from_numpy(values[chosen]), int(row[chosen[0]]))
-            values[chosen] = moved.as_subclass(torch.Tensor).numpy()
+        samples: list[int] = np.unique(row).tolist()
+        for i in samples:
+            if on is None or on[i]:
+                chosen = np.flatnonzero(row == i)
+                values[chosen] = kernel(torch.from_numpy(values[chosen]), i).as_subclass(torch.Tensor).numpy()
         self.values = values
 
     def replace_on(self, values: Values, on: Flags | None) -> None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
+import torch
 from torchvision.transforms.v2 import functional as F
 
 from torchdali.transforms.spec import IntArray, SampleTransformError
 from torchdali.transforms.targets.boxes import Boxes
 from torchdali.transforms.targets.leaves import Leaves
 from torchdali.transforms.targets.maps import AffineMaps, corner_points
-from torchdali.transforms.targets.ragged import Flags, Ragged, Values
+from torchdali.transforms.targets.ragged import Flags, Ragged, Values, canvas
 
 
 class Targets(Leaves):
@@ -47,6 +49,24 @@ class Targets(Leaves):
         self.is_sanitized |= part.is_sanitized
         self.size = self.size.copy()
         self.size[rows] = part.size
+
+    def apply_each(
+        self,
+        move_boxes: Callable[[torch.Tensor, Any, int], torch.Tensor],
+        move_points: Callable[[torch.Tensor, int], torch.Tensor],
+        on: Flags | None = None,
+    ) -> None:
+        """Move boxes and key points by torchvision's kernels, in one call for each sample.
+
+        Args:
+            move_boxes: Function of the boxes of a sample, of what has their format, and of the sample's number.
+            move_points: Function of the key points of a sample and of its number.
+            on: ``(N,)`` samples to move, or None for all.
+        """
+        for boxes in self.boxes:
+            boxes.apply_each(on, lambda values, i, of=boxes: move_boxes(values, of, i))
+        for points in self.points:
+            points.apply_each(on, move_points)
 
     def flip(self, axis: int, on: Flags | None = None) -> None:
         """Mirror along x if ``axis`` is 0, along y if it is 1."""
@@ -151,7 +171,6 @@ class Targets(Leaves):
         expand: bool = False,
         center: list[float] | None = None,
         fill: float = 0,
-        on: Flags | None = None,
     ) -> None:
         """Turn images by ``angle`` degrees, counterclockwise.
 
@@ -163,30 +182,44 @@ class Targets(Leaves):
             expand: Whether the result is large enough for the whole image.
             center: (x, y) in pixels, or None for the middle.
             fill: Value of masks outside of the image.
-            on: ``(N,)`` samples to turn, or None for all.
         """
-        for group in self.groups:
-            group.rotate(self.size, angle, expand, center, on)
+        old = self.size
+        self.apply_each(
+            lambda boxes, of, i: F.rotate_bounding_boxes(
+                boxes, of.format, canvas(old, i), float(angle[i]), expand, center, of.clamping_mode
+            )[0],
+            lambda points, i: F.rotate_keypoints(points, canvas(old, i), float(angle[i]), expand, center)[0],
+        )
         if self.pixels:
-            self.pixels.warp(lambda mask, i: F.rotate_mask(mask, float(angle[i]), expand, center), fill, on)
-        self._set_size(size, on)
+            self.pixels.warp(lambda mask, i: F.rotate_mask(mask, float(angle[i]), expand, center), fill)
+        self._set_size(size, None)
 
-    def affine(self, maps: AffineMaps, fill: float = 0, on: Flags | None = None) -> None:
+    def affine(self, maps: AffineMaps, fill: float = 0) -> None:
         """Move images by affine maps. Masks are ``fill`` outside of the image."""
-        for group in self.groups:
-            group.affine(self.size, maps, on)
+        size = self.size
+        self.apply_each(
+            lambda boxes, of, i: F.affine_bounding_boxes(
+                boxes, of.format, canvas(size, i), *maps.row(i), of.clamping_mode
+            ),
+            lambda points, i: F.affine_keypoints(points, canvas(size, i), *maps.row(i))[0],
+        )
         if self.pixels:
-            self.pixels.warp(lambda mask, i: F.affine_mask(mask, *maps.row(i)[:4], center=maps.center), fill, on)
+            self.pixels.warp(lambda mask, i: F.affine_mask(mask, *maps.row(i)[:4], center=maps.center), fill)
 
     def perspective(self, corners: IntArray, fill: float = 0, on: Flags | None = None) -> None:
         """Move the corner pixels of images to ``corners``, ``(N, 4, 2)`` (x, y), clockwise from the top left.
 
         Masks are ``fill`` outside of the image.
         """
-        for group in self.groups:
-            group.perspective(self.size, corners, on)
+        size = self.size
+        self.apply_each(
+            lambda boxes, of, i: F.perspective_bounding_boxes(
+                boxes, of.format, canvas(size, i), *corner_points(size, corners, i), clamping_mode=of.clamping_mode
+            ),
+            lambda points, i: F.perspective_keypoints(points, canvas(size, i), *corner_points(size, corners, i)),
+            on,
+        )
         if self.pixels:
-            size = self.size
             self.pixels.warp(lambda mask, i: F.perspective_mask(mask, *corner_points(size, corners, i)), fill, on)
 
     def sanitize_boxes(self, min_size: float, min_area: float) -> None:
