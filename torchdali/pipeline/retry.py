@@ -15,9 +15,6 @@ from torchdali.transforms.spec import IntArray
 
 __all__ = ["RetryingPrefetcher"]
 
-_Faults = list[SampleError]
-"""Holds an error where it is handed on: the frames of its traceback must not, which would be a cycle."""
-
 
 class RetryingPrefetcher:
     """Runs a batch again, beside the batches in flight, without its bad samples.
@@ -49,30 +46,22 @@ class RetryingPrefetcher:
         Raises:
             SampleError: There are more than ``max_errors``, or no sample of the batch is left.
         """
-        original, faults, excluded = self._batches.popleft(), _Faults(), set[int]()
-        try:
-            return self._prefetcher.get()
-        except SampleError as error:
-            if not self._error_policy.is_bad_sample(error):
-                raise
-            faults.append(error)
-        return self._retry(original, faults, excluded)
-
-    def _retry(self, original: Batch, faults: _Faults, excluded: set[int]) -> Batch:
-        if self._retries is None:  # an empty one is false
-            self._retries = self._make_prefetcher()
+        original, excluded, source = self._batches.popleft(), set[int](), self._prefetcher
         while True:
-            self._retries.put(self._exclude(original, faults, excluded))
             try:
-                return self._retries.get()
+                return source.get()
             except SampleError as error:
                 if not self._error_policy.is_bad_sample(error):
                     raise
-                faults.append(error)
+                batch = self._exclude(original, error, excluded)
+            if self._retries is None:  # an empty one is false
+                self._retries = self._make_prefetcher()
+            source = self._retries
+            source.put(batch)
 
-    def _exclude(self, original: Batch, faults: _Faults, excluded: set[int]) -> Batch:
+    def _exclude(self, original: Batch, error: SampleError, excluded: set[int]) -> Batch:
         """Return the batch without the sample that an error names, and add that sample to ``excluded``."""
-        reader, rows, error = original.reader, original.rows, faults.pop()
+        reader, rows = original.reader, original.rows
         try:
             blamed = [row for row in dict.fromkeys(rows.tolist()) if _is_same_sample(reader.error(row, ""), error)]
             if excluded.issuperset(blamed):
@@ -93,7 +82,7 @@ class RetryingPrefetcher:
                 ) from error
             return batch
         finally:
-            del error
+            del error  # its traceback would hold this frame in a cycle
 
     def _substitute(self, batch: Batch) -> Batch | None:
         """Return the batch with substitutes for its bad rows, or None if no good row is left."""
