@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from dataclasses import replace
 from io import StringIO
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +17,7 @@ from PIL import Image
 from rich.console import Console
 
 from torchdali.tools import cli
-from torchdali.tools.demo.compare import COLUMNS, Run, compare, describe_speed, show, write_grid
+from torchdali.tools.demo.compare import COLUMNS, Run, compare, show, write_grid
 from torchdali.tools.demo.pictures import PICTURES, SPLITS, draw_boxes, write_pictures
 from torchdali.tools.demo.train import SIZE, Settings, Training
 from torchdali.tools.parity.bounds import FLOATING
@@ -72,12 +70,7 @@ def test_demo_command(tmp_path: Path) -> None:
     chance = 100 / len(PICTURES)
     for accuracy in cells(done.stdout, "validation accuracy"):
         assert float(accuracy.rstrip("%")) > 3 * chance
-    for row in ("images/s, loader alone", "images/s, training"):
-        assert all(int(speed.replace(",", "")) > 0 for speed in cells(done.stdout, row))
-    theirs, ours = (int(speed.replace(",", "")) for speed in cells(done.stdout, "loader alone"))
-    said = re.search(r"([\d.]+) times DataLoader's", done.stdout)
-    assert said is not None
-    assert float(said[1]) == pytest.approx(ours / theirs, abs=0.02)
+    assert all(int(speed.replace(",", "")) > 0 for speed in cells(done.stdout, "images/s, training"))
 
     ours, theirs, _ = read_rows(tmp_path / "first_batch.png")
     assert ours.std() > 10, "the row is blank"
@@ -131,14 +124,14 @@ def a_run() -> Run:
 
 
 def test_equal_runs_compare_equal() -> None:
-    comparison = compare(a_run(), a_run(), (100.0, 200.0))
+    comparison = compare(a_run(), a_run())
     assert (comparison.same_order, comparison.largest, comparison.mean) == (True, 0, 0.0)
 
 
 def test_pixel_differences_are_measured_without_wrapping() -> None:
     run, other = a_run(), a_run()
     run.views[0, 0, 0, 0], other.views[0, 0, 0, 0] = 0, 255
-    comparison = compare(run, other, (100.0, 200.0))
+    comparison = compare(run, other)
     assert comparison.same_order
     assert comparison.largest == 255
     assert comparison.mean == pytest.approx(255 / run.views.numel(), rel=1e-4)
@@ -154,7 +147,7 @@ def test_another_order_is_seen(wrong: str) -> None:
         "training": lambda: replace(other, training=replace(other.training, labels=other.training.labels.flip(0))),
         "short": lambda: replace(other, training=replace(other.training, labels=other.training.labels[:-1])),
     }[wrong]()
-    comparison = compare(run, other, (100.0, 200.0))
+    comparison = compare(run, other)
     assert not comparison.same_order
 
     shown = StringIO()
@@ -166,7 +159,7 @@ def test_the_grid_shows_the_same_crops_and_what_differs(tmp_path: Path, monkeypa
     write_pictures(tmp_path, train=1, val=0, seed=0, tick=lambda _: None)
     run = replace(a_run(), files=torch.arange(len(PICTURES)).flip(0))
     settings = Settings(tmp_path, torch.device("cpu"), 1, 1, 3)
-    write_grid(compare(run, run, (1.0, 1.0)), settings, tmp_path / "grid.png")
+    write_grid(compare(run, run), settings, tmp_path / "grid.png")
     ours, theirs, difference = read_rows(tmp_path / "grid.png")
     assert np.abs(ours - theirs).mean() < 1
     assert (difference > 0).any() == (ours != theirs).any()
@@ -174,12 +167,6 @@ def test_the_grid_shows_the_same_crops_and_what_differs(tmp_path: Path, monkeypa
     assert min(spread) > 3, "every column has a picture"
     grey = [np.ptp(ours[:, column], axis=-1).max() == 0 for column in range(COLUMNS)]
     assert grey == [name in GREY for name in sorted(Path(name).stem for name in PICTURES)[::-1][:COLUMNS]]
-
-
-def test_the_sentence_on_speed_is_honest() -> None:
-    words = [describe_speed(ratio, on_gpu=False).split(":")[0] for ratio in (0.5, 1.0, 2.0)]
-    assert [word.split("is ")[1] for word in words] == ["slower here", "about as fast here", "faster here"]
-    assert all(one != other for one, other in pairwise(words))
 
 
 def test_command_line_without_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,6 @@ from contextlib import suppress
 from threading import Lock
 from typing import Any, cast
 
-import numpy as np
 import numpy.typing as npt
 import torch
 from torch.utils.data import get_worker_info
@@ -29,7 +28,6 @@ __all__ = [
     "HEADERS",
     "build",
     "build_header_validator",
-    "decode_files",
     "explain_unavailability",
     "leak",
     "release_memory",
@@ -352,29 +350,3 @@ def build_header_validator(batch_size: int) -> Any:
         pipeline.set_outputs(dali.fn.peek_image_shape(files))
     pipeline.build()
     return pipeline
-
-
-def decode_files(paths: Sequence[str], device: torch.device, **options: Any) -> list[npt.NDArray[np.uint8]]:
-    """Return files, HWC, as DALI's decoder alone decodes them, for the parity certificate.
-
-    Args:
-        paths: The files.
-        device: The CPU or a CUDA device.
-        **options: Of ``fn.decoders.image``.
-
-    Raises:
-        RuntimeError: DALI cannot decode one of them.
-    """
-    dali, gpu = require_dali(), device.type == "cuda"
-    pipeline = _pipeline_class(dali)(len(paths), 1, device.index if gpu else None, exec_dynamic=True)
-    with pipeline:
-        encoded = dali.fn.external_source(name="files", ndim=1, dtype=dali.types.UINT8)
-        settings = {"output_type": dali.types.RGB, "adjust_orientation": False, **options}
-        pipeline.set_outputs(dali.fn.decoders.image(encoded, device="mixed" if gpu else "cpu", **settings))
-    pipeline.build()
-    pipeline.feed_input("files", [np.fromfile(path, np.uint8) for path in paths])
-    (images,) = pipeline.run()
-    images = images.as_cpu()
-    decoded = [np.array(images.at(i)) for i in range(len(paths))]
-    pipeline.close()
-    return decoded

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from torch.utils.data import DataLoader
 
 from torchdali import DALILoader
-from torchdali.tools.demo.compare import REPEATS, ROUNDS, Comparison, compare, measure_speeds, observe, show, write_grid
+from torchdali.tools.demo.compare import Comparison, compare, observe, show, write_grid
 from torchdali.tools.demo.pictures import PICTURES, write_pictures
 from torchdali.tools.demo.train import Settings
 
@@ -39,11 +39,9 @@ def run(out: Path, *, epochs: int, device: str, seed: int, console: Console) -> 
         seen = train * (1 + epochs) + val
         # DataLoader comes first, so that its worker processes are forked before DALI has threads.
         reference = observe(DataLoader, settings, start_stage("DataLoader trains", seen))
-        tick = start_stage("both alone, in turn", 2 * train * REPEATS * (1 + ROUNDS))
-        speeds = measure_speeds([DataLoader, dali], settings, tick)
         result = observe(dali, settings, start_stage("DALILoader trains", seen))
 
-    comparison = compare(reference, result, (speeds[0], speeds[1]))
+    comparison = compare(reference, result)
     show(comparison, console)
     grid = out / "first_batch.png"
     write_grid(comparison, settings, grid)

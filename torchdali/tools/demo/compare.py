@@ -1,40 +1,32 @@
-"""Compare two loaders from outside: their order, their pixels and their speed."""
+"""Compare two loaders from outside: their order, their pixels and their training."""
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
-from torch.utils.data import ConcatDataset, Dataset
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from torchdali.tools.commands import preview
 from torchdali.tools.demo.train import (
     AUGMENT,
-    NORMALIZE,
     VIEW,
     LoaderClass,
     Settings,
     Training,
     make_loader,
-    synchronize,
     train,
 )
 from torchdali.tools.parity.compare import compile_chain
 
 COLUMNS = 10
 """Number of pictures in a row of the grid."""
-ROUNDS = 3
-REPEATS = 4
 _SAME_IMAGE = 8.0
 """Bound of an image's mean difference in grey levels. Decoders differ by less than 1, other photographs by tens."""
 
@@ -63,7 +55,6 @@ class Comparison:
     Attributes:
         torch: Observations of ``torch.utils.data.DataLoader``.
         dali: Observations of ``torchdali.DALILoader``.
-        speeds: Images per second of each alone, in this order.
         same_order: Whether both returned the same files, images and training labels, in the same order.
         largest: Largest difference of a pixel, in grey levels.
         mean: Mean difference of a pixel, in grey levels.
@@ -71,7 +62,6 @@ class Comparison:
 
     torch: Run
     dali: Run
-    speeds: tuple[float, float]
     same_order: bool
     largest: int
     mean: float
@@ -92,31 +82,7 @@ def observe(loader_class: LoaderClass, settings: Settings, tick: Callable[[int],
     return Run(device, torch.cat(files), torch.cat(views), train(loader_class, settings, tick))
 
 
-def measure_speeds(
-    loader_classes: Sequence[LoaderClass], settings: Settings, tick: Callable[[int], None]
-) -> list[float]:
-    """Return the images per second of each loader alone: the median epoch after a first one to warm up.
-
-    The loaders take turns, so that other load on the machine affects all of them.
-    """
-    folder = ImageFolder(str(settings.root / "train"), transform=v2.Compose([*AUGMENT, *NORMALIZE]))
-    dataset: Dataset[Any] = ConcatDataset([folder] * REPEATS)  # the folder alone is too short to be timed
-    loaders = [make_loader(loader_class, dataset, settings, shuffle=True) for loader_class in loader_classes]
-    epochs: list[list[float]] = []
-    for _ in range(1 + ROUNDS):
-        seconds: list[float] = []
-        for loader in loaders:
-            start = time.perf_counter()
-            for images, labels in loader:
-                images.to(settings.device, non_blocking=True)
-                tick(len(labels))
-            synchronize(settings.device)
-            seconds.append(time.perf_counter() - start)
-        epochs.append(seconds)
-    return [len(folder) * REPEATS / statistics.median(times) for times in zip(*epochs[1:], strict=True)]
-
-
-def compare(reference: Run, run: Run, speeds: tuple[float, float]) -> Comparison:
+def compare(reference: Run, run: Run) -> Comparison:
     """Compare the observations of DataLoader with those of DALILoader."""
     same_order = torch.equal(reference.files, run.files) and torch.equal(reference.training.labels, run.training.labels)
     difference = (reference.views.short() - run.views.short()).abs()
@@ -124,7 +90,6 @@ def compare(reference: Run, run: Run, speeds: tuple[float, float]) -> Comparison
     return Comparison(
         torch=reference,
         dali=run,
-        speeds=speeds,
         same_order=same_order and bool((by_image < _SAME_IMAGE).all()),
         largest=int(difference.max()),
         mean=float(by_image.mean()),
@@ -132,7 +97,7 @@ def compare(reference: Run, run: Run, speeds: tuple[float, float]) -> Comparison
 
 
 def show(comparison: Comparison, console: Console) -> None:
-    """Print the two runs side by side, and which loader was faster."""
+    """Print the two runs side by side."""
     ours, theirs = comparison.dali, comparison.torch
     table = Table(title="The same script, one changed import", title_justify="left")
     table.add_column("")
@@ -143,20 +108,8 @@ def show(comparison: Comparison, console: Console) -> None:
     table.add_row("largest pixel difference, of 255", "", f"{comparison.largest}")
     table.add_row("mean pixel difference, of 255", "", f"{comparison.mean:.3f}")
     table.add_row("validation accuracy", f"{theirs.training.accuracy:.1%}", f"{ours.training.accuracy:.1%}")
-    table.add_row("images/s, loader alone", *(f"{speed:,.0f}" for speed in comparison.speeds))
     table.add_row("images/s, training", f"{theirs.training.speed:,.0f}", f"{ours.training.speed:,.0f}")
     console.print(table)
-    reference, speed = comparison.speeds
-    console.print(describe_speed(speed / reference, on_gpu=ours.device.type == "cuda"))
-
-
-def describe_speed(ratio: float, *, on_gpu: bool) -> str:
-    """Return a sentence on the loader's speed, as a multiple of DataLoader's."""
-    word = "faster" if ratio > 1.1 else "slower" if ratio < 0.9 else "about as fast"
-    text = f"Alone, DALILoader is {word} here: {ratio:.2f} times DataLoader's images/s."
-    if on_gpu:
-        return f"{text} These pictures are few and small; the gain grows with both."
-    return f"{text} Without a GPU both share the same cores; torchdali is made for GPUs."
 
 
 def write_grid(comparison: Comparison, settings: Settings, path: Path) -> None:

@@ -14,9 +14,8 @@ import torch
 from PIL import Image
 from torchvision.datasets import ImageFolder
 
-from torchdali.pipeline import graph
 from torchdali.sources.headers.header import read_header
-from torchdali.tools.parity.compare import compile_chain, run, split_indices
+from torchdali.tools.parity.compare import compile_chain, describe_exceeded, run, split_indices
 from torchdali.tools.parity.photographs import photographs
 
 _open: Callable[..., Any] = Image.open
@@ -24,7 +23,7 @@ _open: Callable[..., Any] = Image.open
 
 @dataclass(frozen=True)
 class DecodingDifferences:
-    """Differences of one decoder from PIL on one format.
+    """Differences of the loader's decoders from PIL on one format.
 
     Attributes:
         max_abs: Largest absolute difference of a value, in grey levels.
@@ -82,19 +81,14 @@ def decoding_bound(name: str, device: str) -> tuple[float, float]:
     return (64, 1.1) if device == "cuda" and FORMATS[name].lossy else (0, 0)
 
 
-def decoders(device: str) -> dict[str, dict[str, Any] | None]:
-    """Return the decoders of a device by name: None is torchdali's own, options are those of DALI's alone."""
-    if device == "cpu":
-        return {"torchdali": None, "DALI alone": {}}
-    return {
-        "torchdali: JPEG engine": None,
-        "DALI alone: CUDA": {"hw_decoder_load": 0.0},
-        "DALI alone: CUDA, fancy upsampling": {"hw_decoder_load": 0.0, "jpeg_fancy_upsampling": True},
-    }
+def find_exceeded_decoding_bounds(name: str, device: str, measured: DecodingDifferences) -> str:
+    """Return in words which bounds of a format are exceeded, or an empty string."""
+    largest, mean = decoding_bound(name, device)
+    return measured.error or describe_exceeded(("max", measured.max_abs, largest), ("mean", measured.mean_abs, mean))
 
 
-def measure_decoding(root: Path, name: str, device: str) -> dict[str, DecodingDifferences]:
-    """Decode photographs in one format with every decoder of a device.
+def measure_decoding(root: Path, name: str, device: str) -> DecodingDifferences:
+    """Decode photographs in one format.
 
     Args:
         root: Folder to write them to.
@@ -109,17 +103,10 @@ def measure_decoding(root: Path, name: str, device: str) -> dict[str, DecodingDi
     paths = [path for path, _ in dataset.samples]
     expected = [_decode_with_pil(path) for path in paths]
     by = "DALI" if all(read_header(path).native for path in paths) else "PIL"
-    results: dict[str, DecodingDifferences] = {}
-    for decoder, options in decoders(device).items():
-        try:
-            if options is None:
-                results[decoder] = _compare(_decode_with_loader(dataset, device), expected, by)
-            else:
-                target = compile_chain([], device).device
-                results[decoder] = _compare(graph.decode_files(paths, target, **options), expected, "DALI")
-        except RuntimeError as error:
-            results[decoder] = DecodingDifferences(error=(str(error).strip() or type(error).__name__).splitlines()[0])
-    return results
+    try:
+        return _compare(_decode_with_loader(dataset, device), expected, by)
+    except RuntimeError as error:
+        return DecodingDifferences(error=(str(error).strip() or type(error).__name__).splitlines()[0])
 
 
 def _to_cmyk(image: Image.Image) -> Image.Image:

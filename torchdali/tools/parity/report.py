@@ -9,12 +9,12 @@ from typing import Any
 from torchdali.tools.parity.case import Case
 from torchdali.tools.parity.cases import CASES
 from torchdali.tools.parity.compare import BORDER, Differences, find_exceeded_bounds
-from torchdali.tools.parity.decoding import FORMATS, DecodingDifferences, decoders, decoding_bound
+from torchdali.tools.parity.decoding import FORMATS, decoding_bound, find_exceeded_decoding_bounds
 from torchdali.tools.parity.distributions import LEVEL, SAMPLES, significance_level
 from torchdali.tools.parity.draws import DRAWS
 from torchdali.tools.parity.groups import GROUPS, Group, describe_chain
 from torchdali.tools.parity.photographs import COUNT, LARGEST, SMALLEST
-from torchdali.tools.parity.results import DeviceResult, Results, describe, is_within
+from torchdali.tools.parity.results import DeviceResult, Results, describe
 from torchdali.transforms import Rule
 
 TORCH_ONLY: dict[str, str] = {
@@ -98,8 +98,8 @@ _ABOUT_DECODING = """\
 ## Decoding
 
 Four photographs in each format, beside `PIL.Image.open(file).convert("RGB")`: max / mean difference in grey levels.
-The loader, *torchdali*, lets PIL decode what DALI decodes differently. The bound is the loader's. The JPEG standard
-leaves open how colours are scaled up, so decoders on the GPU differ from libjpeg."""
+The loader lets PIL decode what DALI decodes differently. The JPEG standard leaves open how colours are scaled up, so
+decoders on the GPU differ from libjpeg."""
 
 _ABOUT_LIMITS = """\
 ## Runs in torch
@@ -222,27 +222,16 @@ def _draws(results: Results) -> str:
 
 
 def _format_decoding(device: str, of_device: DeviceResult) -> str:
-    columns = list(decoders(device))
     rows: list[list[str]] = []
     for name in FORMATS:
-        results = of_device.decoding.get(name, {})
-        bound = decoding_bound(name, device)
-        own = results.get(columns[0])
-        cells = [
-            _format_decoding_cell(results.get(column), bound if column == columns[0] else None) for column in columns
-        ]
-        by = _mark(of_device, f"decoding {name}", own.by) if own else NOT_MEASURED
-        rows.append([name, by, *cells, " / ".join(map(_number, bound))])
-    return f"On the {TITLES[device]}:\n\n" + _table(["Format", "torchdali decodes with", *columns, "Bound"], rows)
-
-
-def _format_decoding_cell(result: DecodingDifferences | None, bound: tuple[float, float] | None) -> str:
-    if result is None:
-        return NOT_MEASURED
-    if result.error:
-        return f"**failed**: {result.error}" if bound else "not decoded"
-    text = f"{_number(result.max_abs)} / {_number(result.mean_abs)}"
-    return f"**{text}**" if bound and not is_within(result, bound) else text
+        cells = [NOT_MEASURED, NOT_MEASURED]
+        if result := of_device.decoding.get(name):
+            text = f"{_number(result.max_abs)} / {_number(result.mean_abs)}"
+            exceeds = bool(find_exceeded_decoding_bounds(name, device, result))
+            cells = [_mark(of_device, f"decoding {name}", result.by), _cell(result.error, text, exceeds)]
+        rows.append([name, *cells, " / ".join(map(_number, decoding_bound(name, device)))])
+    head = ["Format", "torchdali decodes with", "Max / mean", "Bound"]
+    return f"On the {TITLES[device]}:\n\n" + _table(head, rows)
 
 
 def _limits() -> str:

@@ -18,7 +18,7 @@ from torchdali.tools.bench.metrics import cpu_model
 from torchdali.tools.parity.case import Case, GroupDifferences
 from torchdali.tools.parity.cases import CASES
 from torchdali.tools.parity.compare import Differences, compile_chain, find_exceeded_bounds
-from torchdali.tools.parity.decoding import FORMATS, DecodingDifferences, decoders, decoding_bound
+from torchdali.tools.parity.decoding import FORMATS, DecodingDifferences, find_exceeded_decoding_bounds
 from torchdali.tools.parity.distributions import DistributionTest, significance_level
 from torchdali.tools.parity.draws import DRAWS
 from torchdali.tools.parity.groups import GROUPS, describe_chain
@@ -74,16 +74,14 @@ class DeviceResult:
     Attributes:
         machine: Machine of the measurement.
         cases: Results by the name of the case.
-        decoding: Results by format, then by decoder.
+        decoding: Results by format.
         groups: Results of each of :data:`GROUPS` by the name of the case.
         elsewhere: The name of the machine, by the name of each case that was measured on another one.
     """
 
     machine: Machine = field(default_factory=Machine)
     cases: dict[str, CaseResult] = field(default_factory=dict[str, CaseResult])
-    decoding: dict[str, dict[str, DecodingDifferences]] = field(
-        default_factory=dict[str, dict[str, DecodingDifferences]]
-    )
+    decoding: dict[str, DecodingDifferences] = field(default_factory=dict[str, DecodingDifferences])
     groups: dict[str, dict[str, GroupResult]] = field(default_factory=lambda: {key: {} for key in GROUPS})
     elsewhere: dict[str, str] = field(default_factory=dict[str, str])
 
@@ -149,20 +147,12 @@ def find_failures(results: Results) -> list[str]:
             for name, result in of_device.groups[key].items():
                 if over := group.find_exceeded(group.cases[name], result.measured):
                     failures.append(f"{name} on {device}: {over}")
-        for name, by_decoder in of_device.decoding.items():
-            bound = decoding_bound(name, device)
-            for decoder, result in by_decoder.items():
-                if decoders(device)[decoder] is None and (result.error or not is_within(result, bound)):
-                    text = f"{result.max_abs:g} / {result.mean_abs:.2g}, bound {bound[0]} / {bound[1]}"
-                    failures.append(f"decoding {name} on {device}: {result.error or text}")
+        for name, result in of_device.decoding.items():
+            if over := find_exceeded_decoding_bounds(name, device, result):
+                failures.append(f"decoding {name} on {device}: {over}")
     level = significance_level()
     failures += [f"{name}: p = {x.p:.2g}, below {level:.2g}" for name, x in results.draws.items() if x.p < level]
     return failures
-
-
-def is_within(decoded: DecodingDifferences, bound: tuple[float, float]) -> bool:
-    """Return True if both differences are within the bound."""
-    return decoded.max_abs <= bound[0] and decoded.mean_abs <= bound[1]
 
 
 def write(results: Results, path: Path) -> None:
@@ -186,10 +176,7 @@ def read(path: Path) -> Results:
             for name, case in part["cases"].items()
             if (case["chain"], case["operators"]) == now.get(name)
         }
-        decoding = {
-            name: {decoder: DecodingDifferences(**x) for decoder, x in _select(by_decoder, decoders(device))}
-            for name, by_decoder in _select(part["decoding"], FORMATS)
-        }
+        decoding = {name: DecodingDifferences(**x) for name, x in _select(part["decoding"], FORMATS)}
         of_device = DeviceResult(Machine(**part["machine"]), cases, decoding)
         of_device.elsewhere = part.get("elsewhere", {})
         for key, group in GROUPS.items():
