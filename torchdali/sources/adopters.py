@@ -17,7 +17,7 @@ from torchvision.datasets.folder import default_loader, pil_loader
 
 from torchdali.errors import UnsupportedDatasetError
 from torchdali.sources.arrays import Arrays, ArraySource, find_base_class, get_targets, view_as_array
-from torchdali.sources.bare import BARE_CLASSES, BareFiles, get_bare_state, get_bare_transform
+from torchdali.sources.bare import BARE_CLASSES, BareFiles, get_bare_state, get_bare_transforms
 from torchdali.sources.combined import CombinedSource
 from torchdali.sources.files import FILE_CLASSES, check_joint_transform, get_attributes, get_loader, get_pairs
 from torchdali.sources.folder import FileSource
@@ -25,7 +25,7 @@ from torchdali.sources.headers.table import HeaderColumns
 from torchdali.sources.index import ImageIndex
 from torchdali.sources.paths import Paths, read_samples
 from torchdali.sources.source import Source, Targets
-from torchdali.sources.wrapped import WrappedFiles, find_inner, get_wrapped_state, get_wrapped_transform
+from torchdali.sources.wrapped import WrappedFiles, find_inner, get_wrapped_state, get_wrapped_transforms
 from torchdali.sources.wrapped_classes import WRAPPED_CLASSES
 from torchdali.transforms import find_rule, flatten, snapshot
 from torchdali.transforms.spec import IntArray
@@ -102,11 +102,11 @@ class _Adopter(NamedTuple):
 
     open: Callable[[Any], Source]
     get_state: Callable[[Any], list[Any]]
-    get_transform: Callable[[Any], Any]
+    get_transforms: Callable[[Any], tuple[Any, Any]]
 
 
-_BARE = _Adopter(BareFiles, get_bare_state, get_bare_transform)
-_WRAPPED = _Adopter(WrappedFiles, get_wrapped_state, get_wrapped_transform)
+_BARE = _Adopter(BareFiles, get_bare_state, get_bare_transforms)
+_WRAPPED = _Adopter(WrappedFiles, get_wrapped_state, get_wrapped_transforms)
 
 
 def _find_adopter(dataset: Any) -> _Adopter | None:
@@ -369,7 +369,7 @@ def _get_image_backend() -> str:
 
 def _get_transform(leaf: Any) -> Any:
     adopter = _find_adopter(leaf)
-    return adopter.get_transform(leaf) if adopter else getattr(leaf, "transform", None)
+    return adopter.get_transforms(leaf)[0] if adopter else getattr(leaf, "transform", None)
 
 
 def _check_same_transform(leaves: Sequence[Any]) -> None:

@@ -19,7 +19,7 @@ from torchdali.sources.folder import FileSource
 from torchdali.sources.paths import Paths, build_table
 from torchdali.sources.wrapped_classes import WRAPPED_CLASSES, get_coco_target, join_targets
 
-__all__ = ["BARE_CLASSES", "BareFiles", "get_bare_state", "get_bare_transform"]
+__all__ = ["BARE_CLASSES", "BareFiles", "get_bare_state", "get_bare_transforms"]
 
 
 class BareClass(NamedTuple):
@@ -69,26 +69,17 @@ BARE_CLASSES: dict[type[Any], BareClass] = {
 """The classes. Others read a file for each target."""
 
 
-def _get_transforms(dataset: Any) -> tuple[Any, Any]:
+def get_bare_transforms(dataset: Any) -> tuple[Any, Any]:
     """Return the transforms of images and of targets."""
     calls: Any = dataset.transforms if BARE_CLASSES[type(dataset)].has_joint else dataset
     is_joint = calls is not dataset and type(calls) is not StandardTransform
     return (calls, None) if is_joint else (cast("Any", calls).transform, cast("Any", calls).target_transform)
 
 
-def get_bare_transform(dataset: Any) -> Any:
-    """Return the transform of images of a dataset of one of these classes, or None."""
-    return _get_transforms(dataset)[0]
-
-
 def get_bare_state(dataset: Any) -> list[Any]:
     """Return the objects that decide what the samples of a dataset are; first its transforms."""
     attributes = BARE_CLASSES[type(dataset)].attributes
-    return [
-        *_get_transforms(dataset),
-        dataset,
-        *(getattr(dataset, name, None) for name in attributes),
-    ]
+    return [*get_bare_transforms(dataset), dataset, *(getattr(dataset, name, None) for name in attributes)]
 
 
 class BareFiles(FileSource):
@@ -111,7 +102,7 @@ class BareFiles(FileSource):
                 "torchvision.datasets.wrap_dataset_for_transforms_v2"
             )
         self._dataset = dataset
-        transform, self._target_transform = _get_transforms(dataset)
+        transform, self._target_transform = get_bare_transforms(dataset)
         paths = [self._class.get_path(dataset, i) for i in range(len(dataset))]
         if not (self._class.is_converted or is_checked):
             check_modes(name, paths)

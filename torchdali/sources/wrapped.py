@@ -36,7 +36,7 @@ __all__ = [
     "find_inner",
     "find_joint_chain",
     "get_wrapped_state",
-    "get_wrapped_transform",
+    "get_wrapped_transforms",
 ]
 
 
@@ -62,15 +62,10 @@ def get_wrapped_state(dataset: Any) -> list[Any]:
     """Return the objects that decide what the samples of a wrapped dataset are; first its transforms."""
     inner = find_inner(dataset)
     attributes = WRAPPED_CLASSES[type(inner).__name__].attributes
-    return [*_get_transforms(dataset), inner, *(getattr(inner, name) for name in attributes)]
+    return [*get_wrapped_transforms(dataset), inner, *(getattr(inner, name) for name in attributes)]
 
 
-def get_wrapped_transform(dataset: Any) -> Any:
-    """Return the transform of images, or of whole samples, of a wrapped dataset."""
-    return _get_transforms(dataset)[0]
-
-
-def _get_transforms(dataset: Any) -> tuple[Any, Any]:
+def get_wrapped_transforms(dataset: Any) -> tuple[Any, Any]:
     """Return the transform of images, or of whole samples, of a wrapped dataset; and that of targets, or None."""
     joint: Any = dataset.transforms
     is_standard = type(joint) is StandardTransform
@@ -242,7 +237,7 @@ def _split_transforms(dataset: Any, name: str) -> tuple[Any, bool, Callable[[Any
                 "transform="
             )
         return joint, True, None
-    transform, target_transform = _get_transforms(dataset)
+    transform, target_transform = get_wrapped_transforms(dataset)
     rules = [find_rule(leaf) for leaf in flatten(transform)]
     if any(rule is None or rule.moves for rule in rules):
         left = "masks" if WRAPPED_CLASSES[name].has_mask_files else "boxes"

@@ -198,7 +198,7 @@ def check_state(state: Mapping[str, Any], loader: Any) -> Checkpoint:
             copy.deepcopy(dict(state)) | ({"worker": 0} if "stream" in state else {}),
             _decode(state["generators"]),
             _decode(state["generators_at_begin"]),
-            _decode_draws(state["draws"]),
+            _decode(state["draws"][0][1]) if state["draws"] else {},
             {
                 worker: StreamProgress(batches, samples, copy.deepcopy(own))
                 for worker, batches, samples, own in state["workers"]
@@ -334,10 +334,3 @@ def _select_rank(state: Mapping[str, Any], loader: Any) -> Mapping[str, Any]:
 
 def _decode(states: Mapping[str, str]) -> States:
     return {name: from_text(text) for name, text in states.items()}
-
-
-def _decode_draws(draws: list[tuple[int, Mapping[str, str]]]) -> States:
-    """Return the generators' states at the first request."""
-    if any(request for request, _ in draws):  # early versions saved such states
-        raise ValueError("its sampler must not share a generator with other code, but it did; start the epoch again")
-    return _decode(draws[0][1]) if draws else {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
@@ -61,19 +60,18 @@ class RandomAutocontrast(RandomlyApplied):
     """Rule of RandomAutocontrast: with probability p each channel is stretched to the whole range."""
 
     handles = (v2.RandomAutocontrast, v1.RandomAutocontrast)
+    functional = F.autocontrast
     apply_operators = "reduce, arithmetic, cast"
 
     def apply(self, ops: Ops, image: Node, params: Nodes) -> Node:
         return autocontrast(ops, image, self.spec)
-
-    def apply_reference(self, image: torch.Tensor) -> torch.Tensor:
-        return F.autocontrast(image)
 
 
 class RandomEqualize(RandomlyApplied):
     """Rule of RandomEqualize: with probability p each channel's histogram is equalized."""
 
     handles = (v2.RandomEqualize, v1.RandomEqualize)
+    functional = F.equalize
     unsupported_when = "not uint8 or float32, v1's not uint8"
 
     def infer(self, spec: Spec) -> Spec:
@@ -85,6 +83,3 @@ class RandomEqualize(RandomlyApplied):
 
     def apply(self, ops: Ops, image: Node, params: Nodes) -> Node:
         return equalize(ops, image, self.spec)
-
-    def apply_reference(self, image: torch.Tensor) -> torch.Tensor:
-        return F.equalize(image)

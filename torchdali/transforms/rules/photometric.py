@@ -7,9 +7,10 @@ numbers.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -139,6 +140,10 @@ class RandomlyApplied(Rule):
     """Operators that ``apply`` emits, in words."""
     unsupported_when = "not uint8 or float32"
     value: Value | None = None
+    functional: ClassVar[Callable[..., torch.Tensor]]
+    """torchvision's functional."""
+    arguments: tuple[str, ...] = ()
+    """Attributes of the transform that it takes after the image."""
 
     def infer(self, spec: Spec) -> Spec:
         check_image(spec)
@@ -163,9 +168,9 @@ class RandomlyApplied(Rule):
     def apply(self, ops: Ops, image: Node, params: Nodes) -> Node:
         """Emit the operators for images to which the transform is applied."""
 
-    @abstractmethod
     def apply_reference(self, image: torch.Tensor) -> torch.Tensor:
         """Apply torchvision's functional."""
+        return type(self).functional(image, *(getattr(self.transform, name) for name in self.arguments))
 
     @property
     def _needs_split(self) -> bool:
@@ -225,6 +230,7 @@ class RandomInvert(RandomlyApplied):
 
     handles = (v2.RandomInvert, v1.RandomInvert)
     apply_operators = "arithmetic"
+    functional = F.invert
 
     def infer_value(self, spec: Spec) -> Value:
         return Value(np.float32 if spec.dtype.is_floating_point else np.uint8, white_level(spec), 0)
@@ -232,15 +238,14 @@ class RandomInvert(RandomlyApplied):
     def apply(self, ops: Ops, image: Node, params: Nodes) -> Node:
         return invert(image, params["value"], self.spec)
 
-    def apply_reference(self, image: torch.Tensor) -> torch.Tensor:
-        return F.invert(image)
-
 
 class RandomPosterize(RandomlyApplied):
     """Rule of RandomPosterize: fewer bits with probability p."""
 
     handles = (v2.RandomPosterize, v1.RandomPosterize)
     apply_operators = "arithmetic"
+    functional = F.posterize
+    arguments = ("bits",)
     unsupported_when = "not uint8 or float32, v1's not uint8; bits that torchvision refuses"
 
     def infer_value(self, spec: Spec) -> Value:
@@ -259,15 +264,14 @@ class RandomPosterize(RandomlyApplied):
     def apply(self, ops: Ops, image: Node, params: Nodes) -> Node:
         return posterize(ops, image, params["value"], self.spec)
 
-    def apply_reference(self, image: torch.Tensor) -> torch.Tensor:
-        return F.posterize(image, self.transform.bits)
-
 
 class RandomSolarize(RandomlyApplied):
     """Rule of RandomSolarize: with probability p, values at or above a threshold are inverted."""
 
     handles = (v2.RandomSolarize, v1.RandomSolarize)
     apply_operators = "arithmetic, cast"
+    functional = F.solarize
+    arguments = ("threshold",)
     unsupported_when = "not uint8 or float32; a threshold below black or above white"
 
     def infer_value(self, spec: Spec) -> Value:
@@ -280,15 +284,14 @@ class RandomSolarize(RandomlyApplied):
     def apply(self, ops: Ops, image: Node, params: Nodes) -> Node:
         return solarize(ops, image, params["value"], self.spec)
 
-    def apply_reference(self, image: torch.Tensor) -> torch.Tensor:
-        return F.solarize(image, self.transform.threshold)
-
 
 class RandomAdjustSharpness(RandomlyApplied):
     """Rule of RandomAdjustSharpness: sharper or softer with probability p."""
 
     handles = (v2.RandomAdjustSharpness, v1.RandomAdjustSharpness)
     apply_operators = "filter, erase, arithmetic, cast"
+    functional = F.adjust_sharpness
+    arguments = ("sharpness_factor",)
     unsupported_when = "not uint8 or float32; a negative factor, which torchvision refuses"
 
     def infer_value(self, spec: Spec) -> Value:
@@ -298,6 +301,3 @@ class RandomAdjustSharpness(RandomlyApplied):
 
     def apply(self, ops: Ops, image: Node, params: Nodes) -> Node:
         return sharpen(ops, image, params["value"], self.spec)
-
-    def apply_reference(self, image: torch.Tensor) -> torch.Tensor:
-        return F.adjust_sharpness(image, self.transform.sharpness_factor)
