@@ -109,6 +109,8 @@ def tensors() -> dict[str, torch.Tensor]:
         "parameter": torch.nn.Parameter(torch.ones(2)),
         "boxes": tv_tensors.BoundingBoxes(everything[:4].float()[None], format="XYXY", canvas_size=(5, 6)),
         "mask": tv_tensors.Mask(everything[:4].reshape(2, 2)),
+        "uint16": torch.tensor([[60_000], [1]], dtype=torch.uint16)[1:],
+        "depth": tv_tensors.Mask(torch.tensor([[60_000]], dtype=torch.uint16)),
     }
 
 
@@ -124,6 +126,19 @@ def test_tensors_arrive_as_they_were(name: str) -> None:
     assert found["it"].requires_grad == given.requires_grad
     torch.testing.assert_close(found["it"], given, rtol=0, atol=0, check_stride=False)
     assert getattr(found["it"], "canvas_size", None) == getattr(given, "canvas_size", None)
+
+
+@pytest.mark.filterwarnings("ignore:(Sparse invariant|The PyTorch API of nested):UserWarning")
+@pytest.mark.parametrize("workers", [0, 1])
+def test_nested_and_sparse_tensors_pass(workers: int) -> None:
+    """They are no images, although one has three axes."""
+    ragged = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)])
+    dataset = Samples(lambda i: (ragged, torch.ones(3, 4, 4).to_sparse(), image(i)))
+    batches = loader(dataset, num_workers=workers, collate_fn=untouched, transform=FLOATS)
+    for first, sparse, picture in next(iter(batches)):
+        assert [len(part) for part in first.unbind()] == [2, 4]
+        assert sparse.layout == torch.sparse_coo
+        assert picture.dtype == torch.float32
 
 
 # What __getitems__ gives

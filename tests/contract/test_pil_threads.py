@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import tarfile
 import threading
 import weakref
@@ -18,6 +19,7 @@ from torchvision.transforms import v2
 
 from torchdali import DALILoader, SampleError
 from torchdali.datasets import Tar
+from torchdali.pipeline.readers import files
 from torchdali.pipeline.readers.files import MemoryFile
 from torchdali.runtime import machine
 
@@ -98,6 +100,16 @@ def test_few_files_in_memory_are_open_at_once(datasets: Any, monkeypatch: pytest
     assert same(list(DALILoader(datasets["folder"], batch_size=6, device="cpu")), theirs)
     assert len(most) == 12
     assert max(most) <= 4
+
+
+def test_a_file_in_memory_is_closed_after_its_module_has_lost_its_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As at the end of Python, if an epoch was left early."""
+    file = MemoryFile(PIL.Image.new("RGB", (2, 2)))
+    path = file.path
+    assert os.path.exists(path)  # noqa: PTH110 - bytes
+    monkeypatch.setattr(files, "os", None)
+    file.__del__()
+    assert not os.path.exists(path)  # noqa: PTH110
 
 
 @pytest.mark.parametrize("kind", ["folder", "tar"])

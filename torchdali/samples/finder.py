@@ -218,7 +218,8 @@ def _is_likely_image(leaf: Any) -> bool:
         array: Any = cast("Any", leaf)
         return array.ndim == 3 and 0 < array.shape[2] <= MAX_CHANNELS and array.dtype.kind in "uif"
     if isinstance(leaf, torch.Tensor) and not isinstance(leaf, tv_tensors.TVTensor):
-        return leaf.ndim == 3 and 0 < leaf.shape[0] <= MAX_CHANNELS and not leaf.is_complex()
+        is_dense = leaf.layout == torch.strided and not leaf.is_nested
+        return is_dense and leaf.ndim == 3 and 0 < leaf.shape[0] <= MAX_CHANNELS and not leaf.is_complex()
     return False
 
 

@@ -306,7 +306,7 @@ def describe_sample(sample: Tree) -> str:
     """Return the parts of a sample in words: key path, type, shape, and the first bytes of a file."""
     parts: list[str] = []
     for path, leaf in tree_leaves(sample):
-        shape = getattr(leaf, "shape", None)
+        shape = None if getattr(leaf, "is_nested", False) else getattr(leaf, "shape", None)
         start = repr(bytes(leaf[:8])) if isinstance(leaf, (bytes, bytearray)) else None
         about = start or (f"{tuple(shape)} {getattr(leaf, 'dtype', '')}" if shape is not None else "")
         parts.append(" ".join(filter(None, (path, type(leaf).__name__, about))))

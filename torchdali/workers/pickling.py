@@ -107,12 +107,24 @@ class _ByValuePickler(ForkingPickler):
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, torch.Tensor) and obj.device.type == "cpu" and obj.layout == torch.strided:
-            return _reduce_tensor(obj)
+            return NotImplemented if obj.is_nested else _reduce_tensor(obj)
         if isinstance(obj, (torch.UntypedStorage, torch.TypedStorage)):
             # A typed storage warns when it is asked for its device.
             untyped: Any = getattr(obj, "_untyped_storage", obj)
-            return cast("Any", obj).__reduce__() if untyped.device.type == "cpu" else NotImplemented
+            if untyped.device.type == "cpu":
+                return _reduce_storage(untyped) if obj is untyped else cast("Any", obj).__reduce__()
         return NotImplemented
+
+
+def _reduce_storage(storage: torch.UntypedStorage) -> Any:
+    """Reduce the storage of a tensor of uint16 and other types that torch itself saves and does not load again."""
+    return _make_storage, (torch.empty(0, dtype=torch.uint8).set_(cast("Any", storage)).numpy(),)
+
+
+def _make_storage(data: Any) -> Any:
+    """Return a storage in the class that torch expects when it builds a tensor again."""
+    untyped = torch.from_numpy(data).untyped_storage()
+    return torch.TypedStorage(wrap_storage=untyped, dtype=torch.uint8, _internal=True)
 
 
 def _reduce_tensor(tensor: torch.Tensor) -> Any:

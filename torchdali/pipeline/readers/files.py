@@ -275,11 +275,11 @@ class MemoryFile:
             image.save(stream, format="PPM")
         self.path = f"/proc/self/fd/{file}".encode()
 
-    def close(self) -> None:
-        """Close the file, and free its memory."""
+    def close(self, close: Callable[[int], None] = os.close) -> None:
+        """Close the file, and free its memory. At the end of Python the module has lost its names."""
         file, self._file = self._file, None
         if file is not None:
-            os.close(file)
+            close(file)
 
     def __del__(self) -> None:
         self.close()
