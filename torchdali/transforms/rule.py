@@ -106,6 +106,9 @@ class Rule(ABC):
     operators: str = ""
     """DALI operators that ``lower`` emits, in words. Empty if there is nothing to do."""
 
+    feeds: ClassVar[Mapping[str, Input]] = {}
+    """Parameters that DALI is fed, by name. Override :attr:`inputs` if they depend on the arguments."""
+
     unsupported_when: ClassVar[str] = ""
     """Arguments and images with which the transform runs in torch, in words."""
 
@@ -152,7 +155,7 @@ class Rule(ABC):
     @property
     def inputs(self) -> dict[str, Input]:
         """Parameters that DALI is fed, by name. ``draw`` returns their values."""
-        return {}
+        return dict(self.feeds)
 
     def assign_positions(self, start: int) -> int:
         """Take positions in the chain from ``start`` on, and return the first one that is free."""

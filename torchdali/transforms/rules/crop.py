@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -39,15 +39,12 @@ class Window(Rule):
     stays_inside = False
     """Whether the window never leaves the image. Then a decoder may decode the window only."""
     fill: Sequence[float] = (0.0,)
+    feeds: ClassVar = {"start": Input(np.int32, 1), "shape": Input(np.int32, 1)}
 
     @property
     def repeats_border(self) -> bool:
         """Whether the window is on an image with a border that repeats its pixels."""
         return False
-
-    @property
-    def inputs(self) -> dict[str, Input]:
-        return {"start": Input(np.int32, 1), "shape": Input(np.int32, 1)}
 
     @abstractmethod
     def window(self, draws: Draws, size: IntArray) -> tuple[IntArray, IntArray]:

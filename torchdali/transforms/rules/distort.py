@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,7 @@ class RandomChannelPermutation(Rule):
 
     handles = (v2.RandomChannelPermutation,)
     unsupported_when = "not uint8 or float32"
+    feeds: ClassVar = {"matrix": Input(np.float32, 2)}
 
     def infer(self, spec: Spec) -> Spec:
         check_image(spec)
@@ -39,10 +40,6 @@ class RandomChannelPermutation(Rule):
         self.operators = "coord_transform" if spec.channels > 1 else ""
         self.randomness = "order of the channels"
         return spec
-
-    @property
-    def inputs(self) -> dict[str, Input]:
-        return {"matrix": Input(np.float32, 2)}
 
     def draw(self, draws: Draws, size: IntArray) -> Params:
         order = draws.permutation(self.spec.channels)

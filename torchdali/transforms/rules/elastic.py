@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 from torchdali.transforms.rng import Draws
-from torchdali.transforms.rule import Input, Node, Nodes, Ops, SampleTransformError, Unsupported, find_faulty_row
+from torchdali.transforms.rule import Node, Nodes, Ops, SampleTransformError, Unsupported, find_faulty_row
 from torchdali.transforms.rules import _noise
 from torchdali.transforms.rules._remap import count_pixels, take_pixels
 from torchdali.transforms.rules._warp import blend_fill
@@ -41,6 +42,7 @@ class ElasticTransform(Warp):
         "on the CPU, where DALI has no remap; interpolation neither nearest nor bilinear; not uint8 or float32; sigma "
         "above 63"
     )
+    feeds: ClassVar = _noise.INPUTS
 
     def infer(self, spec: Spec) -> Spec:
         spec = super().infer(spec)
@@ -54,10 +56,6 @@ class ElasticTransform(Warp):
             raise Unsupported("torchvision blurs in both directions or in none")
         check_window([blur_window(max(self.sigma))] * 2, replace(spec, channels=1))
         return spec
-
-    @property
-    def inputs(self) -> dict[str, Input]:
-        return _noise.INPUTS
 
     def draw(self, draws: Draws, size: IntArray) -> Params:
         window = blur_window(max(self.sigma))

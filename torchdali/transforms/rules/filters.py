@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ class GaussianBlur(Rule):
     handles = (v2.GaussianBlur, v1.GaussianBlur)
     operators = "gaussian_blur"
     unsupported_when = "not uint8 or float32; on a GPU windows of more than 169 (one channel: 509)"
+    feeds: ClassVar = {"sigma": Input(np.float32)}
 
     def infer(self, spec: Spec) -> Spec:
         if spec.dtype not in (torch.uint8, torch.float32):
@@ -35,10 +37,6 @@ class GaussianBlur(Rule):
         low, high = self.transform.sigma
         self.randomness = "sigma" if low < high else ""
         return spec
-
-    @property
-    def inputs(self) -> dict[str, Input]:
-        return {"sigma": Input(np.float32)}
 
     def draw(self, draws: Draws, size: IntArray) -> Params:
         if (row := find_faulty_row(size <= np.array(self.window) // 2)) is not None:
@@ -68,6 +66,7 @@ class JPEG(Rule):
 
     handles = (v2.JPEG,)
     unsupported_when = "not uint8 RGB"
+    feeds: ClassVar = {"quality": Input(np.int32)}
 
     def infer(self, spec: Spec) -> Spec:
         if spec.channels != 3 or spec.dtype != torch.uint8:
@@ -76,10 +75,6 @@ class JPEG(Rule):
         self.randomness = "quality" if low < high else ""
         self.operators = "jpeg_compression_distortion" + (" on the CPU" if spec.device == "gpu" else "")
         return spec
-
-    @property
-    def inputs(self) -> dict[str, Input]:
-        return {"quality": Input(np.int32)}
 
     def draw(self, draws: Draws, size: IntArray) -> Params:
         low, high = self.transform.quality

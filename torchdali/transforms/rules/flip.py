@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -23,14 +23,11 @@ class RandomHorizontalFlip(Rule):
     operators = "flip"
     axis = "horizontal"
     moves = True
+    feeds: ClassVar = {"flip": Input(np.int32)}
 
     def infer(self, spec: Spec) -> Spec:
         self.randomness = f"flip with probability {self.transform.p:g}"
         return spec
-
-    @property
-    def inputs(self) -> dict[str, Input]:
-        return {"flip": Input(np.int32)}
 
     def draw(self, draws: Draws, size: IntArray) -> Params:
         return {"flip": draws.bernoulli(self.transform.p).astype(np.int32)}

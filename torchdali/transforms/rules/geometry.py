@@ -54,6 +54,7 @@ class Warp(Rule):
     unsupported_when: ClassVar[str] = (
         "interpolation neither nearest nor bilinear; not uint8 or float32; not 1, 3 or 4 channels"
     )
+    feeds: ClassVar = {"matrix": Input(np.float32, 2)}
 
     def infer(self, spec: Spec) -> Spec:
         if spec.dtype not in (torch.uint8, torch.float32):
@@ -64,10 +65,6 @@ class Warp(Rule):
         self.fill = resolve_border(self.transform, spec)
         self.floating = spec.dtype == torch.float32
         return spec.with_fill(self.fill or ())
-
-    @property
-    def inputs(self) -> dict[str, Input]:
-        return {"matrix": Input(np.float32, 2)}
 
     @abstractmethod
     def draw(self, draws: Draws, size: IntArray) -> Params:

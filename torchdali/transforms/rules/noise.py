@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import ClassVar
 from unittest import mock
 
 import numpy as np
@@ -11,7 +12,7 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 from torchdali.transforms.rng import Draws
-from torchdali.transforms.rule import Input, Node, Nodes, Ops, Rule, Unsupported
+from torchdali.transforms.rule import Node, Nodes, Ops, Rule, Unsupported
 from torchdali.transforms.rules import _noise
 from torchdali.transforms.spec import IntArray, Params, Sample, Spec
 
@@ -39,6 +40,7 @@ class GaussianNoise(Rule):
     operators = "arithmetic, slice, cat"
     randomness = "a normal number for every value"
     unsupported_when = "not uint8 or float32; a PIL image, which torchvision refuses"
+    feeds: ClassVar = _noise.INPUTS
 
     def infer(self, spec: Spec) -> Spec:
         transform = self.transform
@@ -58,10 +60,6 @@ class GaussianNoise(Rule):
             if abs(transform.mean) + 6 * transform.sigma > 128:
                 raise Unsupported("its noise leaves the range of int16, in which torchvision adds it")
         return replace(spec, unit=spec.unit and transform.clip)
-
-    @property
-    def inputs(self) -> dict[str, Input]:
-        return _noise.INPUTS
 
     def draw(self, draws: Draws, size: IntArray) -> Params:
         params = _noise.draw_noise(draws, size)

@@ -141,16 +141,13 @@ class Fade(SoundRule):
 
     handles = (f"{NAMES}Fade",)
     operators = "slice, arithmetic"
+    feeds: ClassVar = {name: Input(np.int32, 1) for name in ("shape", "start", "stop")}
 
     def check(self) -> None:
         self.fade_in, self.fade_out = int(self.transform.fade_in_len), int(self.transform.fade_out_len)
         curves: torch.Tensor = self.transform(torch.ones(self.fade_in + self.fade_out))
         # An operand must have an element.
         self.curves = np.concatenate((curves.numpy(), np.ones(1, np.float32)))
-
-    @property
-    def inputs(self) -> dict[str, Input]:
-        return {name: Input(np.int32, 1) for name in ("shape", "start", "stop")}
 
     def draw(self, draws: Draws, size: IntArray) -> Params:
         length = size[:, 1:]

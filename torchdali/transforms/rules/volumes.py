@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -130,10 +131,7 @@ class RandomCrop3D(VolumeRule):
     handles = (f"{_NAMES}RandomCrop3D",)
     operators = "slice"
     randomness = "place of the window"
-
-    @property
-    def inputs(self) -> dict[str, Input]:
-        return {"start": Input(np.int32, 1)}
+    feeds: ClassVar = {"start": Input(np.int32, 1)}
 
     def draw(self, draws: Draws, size: IntArray) -> Params:
         room = size - np.array(self.transform.size)
@@ -159,14 +157,11 @@ class RandomFlip3D(VolumeRule):
 
     handles = (f"{_NAMES}RandomFlip3D",)
     operators = "flip"
+    feeds: ClassVar = {name: Input(np.int32) for name in ("depthwise", "vertical", "horizontal")}
 
     def infer(self, spec: Spec) -> Spec:
         self.randomness = f"for each axis of {self.transform.axes} whether it is flipped, p={self.transform.p:g}"
         return super().infer(spec)
-
-    @property
-    def inputs(self) -> dict[str, Input]:
-        return {name: Input(np.int32) for name in ("depthwise", "vertical", "horizontal")}
 
     def draw(self, draws: Draws, size: IntArray) -> Params:
         flips = draws.uniform(3) < self.transform.p
@@ -186,10 +181,7 @@ class RandomAffine3D(FloatVolumeRule):
     handles = (f"{_NAMES}RandomAffine3D", f"{_NAMES}RandomRotate3D")
     operators = "warp_affine"
     randomness = "an angle and a shift for each axis, a factor"
-
-    @property
-    def inputs(self) -> dict[str, Input]:
-        return {"matrix": Input(np.float32, 2)}
+    feeds: ClassVar = {"matrix": Input(np.float32, 2)}
 
     def draw(self, draws: Draws, size: IntArray) -> Params:
         ranges = np.array([*self.transform.degrees, *self.transform.translate, self.transform.scale])
@@ -230,10 +222,7 @@ class GaussianBlur3D(FloatVolumeRule):
     operators = "gaussian_blur"
     randomness = "sigma"
     changes_labels = False
-
-    @property
-    def inputs(self) -> dict[str, Input]:
-        return {"sigma": Input(np.float32), "window_size": Input(np.int32)}
+    feeds: ClassVar = {"sigma": Input(np.float32), "window_size": Input(np.int32)}
 
     def draw(self, draws: Draws, size: IntArray) -> Params:
         sigma = draws.uniform_range(*self.transform.sigma)
@@ -261,13 +250,10 @@ class RandomIntensity(VolumeRule):
     operators = "arithmetic"
     randomness = "a factor, a number to add"
     changes_labels = False
+    feeds: ClassVar = {"scale": Input(np.float32), "shift": Input(np.float32)}
 
     def infer(self, spec: Spec) -> Spec:
         return replace(super().infer(spec), dtype=spec.dtype if spec.dtype.is_floating_point else torch.float32)
-
-    @property
-    def inputs(self) -> dict[str, Input]:
-        return {"scale": Input(np.float32), "shift": Input(np.float32)}
 
     def draw(self, draws: Draws, size: IntArray) -> Params:
         return {name: draws.uniform_range(*getattr(self.transform, name)) for name in self.inputs}
