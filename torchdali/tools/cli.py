@@ -231,11 +231,11 @@ def commands() -> click.Group:
         path = Path(targets[0])
         try:
             if all(map(is_video_name, targets)) and not path.is_dir():
-                result = check_videos(path, targets, console=Console())
+                result = check_videos(path, targets)
             elif len(targets) > 1 or not path.is_dir() or (path / "data.mdb").exists():
-                result = check_shards(targets, image, console=Console())
+                result = check_shards(targets, image)
             else:
-                result = run(path, device=device, console=Console())
+                result = run(path, device=device)
         except DALIUnavailableError as error:
             raise click.UsageError(str(error)) from error
         if out:

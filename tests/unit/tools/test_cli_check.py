@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import ctypes
-import io
 import json
 import os
 import shutil
@@ -20,7 +19,6 @@ import pytest
 from click.testing import CliRunner, Result
 from conftest import PER_CLASS, PHOTOGRAPHS, encoded
 from PIL import Image
-from rich.console import Console
 
 from torchdali import DALILoader
 from torchdali.pipeline.engine import PipelineRunner, RunOutputs
@@ -260,11 +258,13 @@ def test_a_decoder_that_fills_with_grey_and_says_nothing(
     assert find_problems(fresh_pictures, tmp_path) == {(str(names[3].relative_to(fresh_pictures)), "truncated")}
 
 
-def test_the_bar_comes_to_its_end(tmp_path: Path) -> None:
+def test_the_bar_comes_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_one_of_each(tmp_path)
-    bar = io.StringIO()
-    command.check(tmp_path, device="cpu", console=Console(file=io.StringIO()), progress=Console(file=bar, width=200))
-    assert " 29/29 " in bar.getvalue()
+    monkeypatch.setenv("COLUMNS", "200")
+    command.check(tmp_path, device="cpu")
+    assert " 29/29 " in capsys.readouterr().err
 
 
 def test_what_pil_calls_a_bomb(fresh_pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,6 @@ import numpy as np
 import PIL.Image
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
@@ -32,7 +31,7 @@ from torchdali.sources.headers.batch import parse
 from torchdali.sources.paths import Paths, build_table
 from torchdali.tools.commands.decode import Decoder, diagnose
 from torchdali.tools.commands.files import FileList, Problem, detect_format, find_files, format_of_name
-from torchdali.tools.commands.shards import find_problems, open_shards
+from torchdali.tools.commands.shards import find_problems, make_progress, open_shards
 from torchdali.tools.commands.videos import find_video_problems, is_video_name
 from torchdali.transforms.spec import IntArray
 
@@ -64,33 +63,27 @@ class CheckResult:
     kind: str = "images"
 
 
-def check(
-    folder: Path, *, device: str = "auto", console: Console | None = None, progress: Console | None = None
-) -> CheckResult:
+def check(folder: Path, *, device: str = "auto") -> CheckResult:
     """Decode the images under a folder, and print each problem, then a summary. Without images, decode its videos.
 
     Args:
         folder: The folder, with class folders or without.
         device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
-        console: Console for the problems.
-        progress: Console for the progress bar.
 
     Raises:
         OptionError: The folder has neither images nor videos, or PyAV for its videos is missing.
         DALIUnavailableError: DALI cannot be used.
     """
-    console, progress = console or Console(), progress or Console(stderr=True)
     start = time.perf_counter()
-    with progress.status(f"Looking for files in {escape(str(folder))}"):
+    with Console(stderr=True).status(f"Looking for files in {escape(str(folder))}"):
         files = find_files(folder)
     if not files.images and (videos := [path for path in files.others if is_video_name(path)]):
-        return check_videos(folder, videos, files.problems, console=console, progress=progress)
+        return check_videos(folder, videos, files.problems)
     graph.require_dali()
     target = graph.resolve(device)
     result = CheckResult(folder, len(files.images), [*files.problems], device=str(target))
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with (
-        Progress(*columns, console=progress) as bar,
+        make_progress() as bar,
         ThreadPoolExecutor(count_available_cores(), thread_name_prefix="torchdali-check") as threads,
     ):
         task = bar.add_task("checked", total=len(files.images))
@@ -112,20 +105,16 @@ def check(
             scan.close()
     result.problems.sort()
     result.seconds = time.perf_counter() - start
-    _print_result(result, console)
+    _print_result(result)
     return result
 
 
-def check_shards(
-    shards: Sequence[str], image: str | None, *, console: Console | None = None, progress: Console | None = None
-) -> CheckResult:
+def check_shards(shards: Sequence[str], image: str | None) -> CheckResult:
     """Decode the images in shards with PIL, and print each problem, then a summary.
 
     Args:
         shards: The shards, or their patterns.
         image: The images in them; None for those that their datasets take.
-        console: Console for the problems.
-        progress: Console for the progress bar.
 
     Raises:
         OptionError: They are no shards, or a shard is damaged so that its images cannot be listed.
@@ -133,38 +122,29 @@ def check_shards(
     start = time.perf_counter()
     with TemporaryDirectory() as folder:  # an index without labels, which nothing else needs
         dataset = open_shards(shards, image, Path(folder) / "index.npz", label=None)
-        problems = find_problems(dataset, progress or Console(stderr=True))
+        problems = find_problems(dataset)
     result = CheckResult(shards[0], len(dataset), problems)
     result.seconds = time.perf_counter() - start
-    _print_result(result, console or Console())
+    _print_result(result)
     return result
 
 
-def check_videos(
-    folder: Path,
-    paths: Sequence[str],
-    known: Sequence[Problem] = (),
-    *,
-    console: Console | None = None,
-    progress: Console | None = None,
-) -> CheckResult:
+def check_videos(folder: Path, paths: Sequence[str], known: Sequence[Problem] = ()) -> CheckResult:
     """Decode all frames of videos with PyAV, and print each problem, then a summary.
 
     Args:
         folder: What the summary names.
         paths: The files.
         known: Problems that were found before.
-        console: Console for the problems.
-        progress: Console for the progress bar.
 
     Raises:
         OptionError: PyAV is not installed.
     """
     start = time.perf_counter()
-    problems = sorted([*known, *find_video_problems(paths, progress or Console(stderr=True))])
+    problems = sorted([*known, *find_video_problems(paths)])
     result = CheckResult(folder, len(paths), problems, kind="videos")
     result.seconds = time.perf_counter() - start
-    _print_result(result, console or Console())
+    _print_result(result)
     return result
 
 
@@ -260,7 +240,8 @@ def _explain_no_images(folder: Path, files: FileList, left_out: Counter[str]) ->
     return f"{folder} has no file that is named as an image ({', '.join(IMG_EXTENSIONS)}){others}{images}"
 
 
-def _print_result(result: CheckResult, console: Console) -> None:
+def _print_result(result: CheckResult) -> None:
+    console = Console()
     for problem in result.problems:
         line = Text.assemble(
             (f"{problem.problem:<12}", "bold red"), f"{_escape_path(problem.path)}  ", (problem.reason, "dim")

@@ -83,7 +83,7 @@ def pack_folder(
         samples = ImageFolder(folder)
     except FileNotFoundError as error:
         raise OptionError(str(error)) from error
-    with _make_progress() as bar:
+    with make_progress() as bar:
         task, lock = bar.add_task("packed", total=len(samples)), threading.Lock()
 
         def advance(count: int) -> None:
@@ -104,12 +104,12 @@ def pack_folder(
     )
 
 
-def find_problems(dataset: EncodedDataset, progress: Console) -> list[Problem]:
+def find_problems(dataset: EncodedDataset) -> list[Problem]:
     """Decode the images of shards with PIL. Return the problems, each with shard, key and offset, sorted."""
     result: list[Problem] = []
     chunk, count = (1, _REQUESTS) if dataset.client else (_CHUNK, count_available_cores())
     chunks = [range(start, min(start + chunk, len(dataset))) for start in range(0, len(dataset), chunk)]
-    with _make_progress(progress) as bar, ThreadPoolExecutor(count, "torchdali-check") as threads:
+    with make_progress() as bar, ThreadPoolExecutor(count, "torchdali-check") as threads:
         task = bar.add_task("checked", total=len(dataset))
         for rows, problems in zip(chunks, threads.map(partial(_check_rows, dataset), chunks), strict=True):
             result += problems
@@ -143,6 +143,7 @@ def _check_row(dataset: EncodedDataset, row: int) -> tuple[str, str] | None:
     return None
 
 
-def _make_progress(console: Console | None = None) -> Progress:
+def make_progress() -> Progress:
+    """Return a bar that counts, on the standard error."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=console or Console(stderr=True))
+    return Progress(*columns, console=Console(stderr=True))

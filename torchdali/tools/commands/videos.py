@@ -7,14 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import Progress
-
 from torchdali.datasets.video.clips import VIDEO_SUFFIXES
 from torchdali.datasets.video.probe import ANIMATIONS, Video, probe, require_av
 from torchdali.errors import OptionError
 from torchdali.runtime.machine import count_available_cores
 from torchdali.tools.commands.files import Problem
+from torchdali.tools.commands.shards import make_progress
 
 __all__ = ["find_video_problems", "is_video_name"]
 
@@ -31,7 +29,7 @@ def is_video_name(path: str) -> bool:
     return path.lower().endswith(VIDEO_SUFFIXES) and not path.lower().endswith(ANIMATIONS)
 
 
-def find_video_problems(paths: Sequence[str], progress: Console) -> list[Problem]:
+def find_video_problems(paths: Sequence[str]) -> list[Problem]:
     """Decode all frames of some videos. Return the problems.
 
     Raises:
@@ -42,7 +40,7 @@ def find_video_problems(paths: Sequence[str], progress: Console) -> list[Problem
     except ModuleNotFoundError as error:
         raise OptionError(str(error)) from error
     result: list[Problem] = []
-    with Progress(console=progress) as bar, ThreadPoolExecutor(count_available_cores(), "torchdali-check") as threads:
+    with make_progress() as bar, ThreadPoolExecutor(count_available_cores(), "torchdali-check") as threads:
         task = bar.add_task("checked", total=len(paths))
         for problems in threads.map(_check_video, paths):
             result += problems
