@@ -5,14 +5,15 @@ from __future__ import annotations
 import copy
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, cast
 
 import numpy as np
 from torch.utils.data import Dataset
 
 from torchdali.datasets.fields import open_rgb
-from torchdali.datasets.shards import Bytes
+from torchdali.datasets.shards import Bytes, Column
 from torchdali.sources import InputKind, Labels, Source
 from torchdali.sources.headers.table import HeaderColumns, HeaderTable
 from torchdali.sources.remote import Client, Range
@@ -47,11 +48,13 @@ class EncodedDataset(Dataset[Any]):
         is_mapped: Whether :meth:`read` returns views of mapped memory, and so takes no time.
         client: Reads the images if they lie in an object store; None if they are files.
         has_parts_in_data: Whether :meth:`parts_in` needs what was fetched for the image.
+        integers: The parts that are integers in all samples, by name.
     """
 
     is_mapped: bool = False
     client: Client | None = None
     has_parts_in_data: bool = False
+    integers: Mapping[str, Column] = MappingProxyType({})
 
     def __init__(
         self,
@@ -95,7 +98,10 @@ class EncodedDataset(Dataset[Any]):
 
     def labels(self, rows: IntArray) -> Labels | None:
         """Return the targets of some samples before ``target_transform``, as :meth:`Source.labels` does."""
-        return None
+        if not self.parts or any(name not in self.integers for name in self.parts):
+            return None
+        columns = {name: self.integers[name][rows].astype(np.int64, copy=False) for name in self.parts}
+        return columns[self.label] if isinstance(self.label, str) else columns
 
     def read_many_parts(self, rows: IntArray) -> list[Any]:
         """Return :meth:`read_parts` of some samples."""

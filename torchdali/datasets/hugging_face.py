@@ -9,7 +9,6 @@ import numpy as np
 
 from torchdali.datasets.base import EncodedDataset, Label
 from torchdali.datasets.shards import Bytes
-from torchdali.sources import Labels
 from torchdali.sources.arrow import ArrowColumn
 from torchdali.transforms.spec import IntArray
 
@@ -72,8 +71,7 @@ class HuggingFace(EncodedDataset):
                 "dataset itself to the loader"
             )
         columns = {name: self._read_integers(name) for name in self.parts}
-        known = {name: column for name, column in columns.items() if column is not None}
-        self._labels: dict[str, IntArray] | None = known if self.parts and len(known) == len(self.parts) else None
+        self.integers = {name: column for name, column in columns.items() if column is not None}
 
     def _read_integers(self, name: str) -> IntArray | None:
         """Return a column of integers; None if it is none."""
@@ -84,7 +82,7 @@ class HuggingFace(EncodedDataset):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the column out. Another process maps the Arrow file itself."""
-        return {name: value for name, value in self.__dict__.items() if name not in ("_column", "_rows", "_labels")}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_column", "_rows", "integers")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -95,15 +93,6 @@ class HuggingFace(EncodedDataset):
 
     def read(self, rows: IntArray) -> list[Bytes]:
         return self._column.read(rows if self._rows is None else self._rows[rows])
-
-    def labels(self, rows: IntArray) -> Labels | None:
-        if self._labels is None:
-            return None
-        return (
-            self._labels[self.label][rows]
-            if isinstance(self.label, str)
-            else {name: column[rows] for name, column in self._labels.items()}
-        )
 
     def read_parts(self, row: int) -> Any:
         if self.label is None:

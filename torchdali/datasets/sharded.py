@@ -16,13 +16,14 @@ from torchdali.datasets.patterns import Pattern, expand
 from torchdali.datasets.remote_shards import RemoteShards, Stamps
 from torchdali.datasets.shards import Bytes, Column, ShardFile, Shards, stat_shards
 from torchdali.runtime import machine
-from torchdali.sources import Labels
 from torchdali.sources.remote import Client, Range, make_client
 from torchdali.transforms.spec import IntArray
 
 __all__ = ["ShardedDataset"]
 
 _NOTHING: Bytes = np.empty(0, np.uint8)
+_OPENED = ("index", "shards", "integers", "_objects")
+"""What :meth:`ShardedDataset._open` makes. Another process makes it itself."""
 
 
 class ShardedDataset(EncodedDataset):
@@ -84,7 +85,7 @@ class ShardedDataset(EncodedDataset):
         objects = self._objects = Stamps(self.client) if self.client else None
         stat = objects or stat_shards
         self.index: ShardIndex = open_index(self._file, self._paths, self._content, self._scan, self.parts, stat)
-        stamps, file = self.index.stamps, str(self._file)
+        self.integers, stamps, file = self.index.labels, self.index.stamps, str(self._file)
         self.shards: Shards = (
             RemoteShards(self._paths, stamps, file, self.client, objects.tags)
             if self.client and objects
@@ -96,8 +97,7 @@ class ShardedDataset(EncodedDataset):
         return self._objects.open(path) if self._objects else ShardFile(path)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the arrays out. Another process maps the index itself."""
-        return {name: value for name, value in self.__dict__.items() if name not in ("index", "shards", "_objects")}
+        return {name: value for name, value in self.__dict__.items() if name not in _OPENED}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -135,7 +135,7 @@ class ShardedDataset(EncodedDataset):
         """The names of parts that must be read for targets: those that the index does not have; None for all."""
         if self.label is None:
             return ()
-        return tuple(name for name in self.parts if name not in self.index.labels) if self.parts else None
+        return tuple(name for name in self.parts if name not in self.integers) if self.parts else None
 
     def locate(self, rows: IntArray) -> list[Range]:
         assert isinstance(self.shards, RemoteShards)
@@ -157,13 +157,6 @@ class ShardedDataset(EncodedDataset):
         if self.index.starts is None or self.index.spans is None:
             raise ValueError(f"{self.index.file} is damaged: it has neither labels nor the places of parts")
         return self.index.starts, self.index.spans
-
-    def labels(self, rows: IntArray) -> Labels | None:
-        known = self.index.labels
-        if not self.parts or len(known) < len(self.parts):
-            return None
-        columns = {name: known[name][rows].astype(np.int64) for name in self.parts}
-        return columns[self.label] if isinstance(self.label, str) else columns
 
     def read_parts(self, row: int) -> Any:
         """Return what :meth:`make_target` makes the target of.
@@ -187,7 +180,7 @@ class ShardedDataset(EncodedDataset):
                 raise ValueError(f"{self.name(row)} has no part {error}, which label= names") from error
         if unknown is None:
             return fields
-        known = {name: int(column[row]) for name, column in self.index.labels.items()}
+        known = {name: int(column[row]) for name, column in self.integers.items()}
         values = {name: known[name] if name in known else fields[name] for name in self.parts}
         return values[self.label] if isinstance(self.label, str) else values
 

@@ -62,6 +62,7 @@ class Table(EncodedDataset):
         if read is None:
             raise ValueError(f"{self.file} must be a .csv or a .parquet file")
         images, self._columns = read(self.file, image, names)
+        self.integers = {name: column for name, column in self._columns.items() if hasattr(column, "dtype")}
         self.paths: PathTable | None = None
         self._images: ArrowColumn | None = None
         if not isinstance(images, list):
@@ -91,12 +92,6 @@ class Table(EncodedDataset):
     def _path(self, row: int) -> str:
         assert self.paths is not None
         return os.fsdecode(self.paths[row])
-
-    def labels(self, rows: IntArray) -> Labels | None:
-        columns = {name: self._columns[name][rows] for name in self.parts if hasattr(self._columns[name], "dtype")}
-        if not self.parts or len(columns) < len(self.parts):
-            return None
-        return columns[self.label] if isinstance(self.label, str) else columns
 
     def read_parts(self, row: int) -> Any:
         values = {name: column[row] for name, column in self._columns.items()}
