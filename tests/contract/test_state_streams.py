@@ -266,3 +266,22 @@ def test_of_other_loaders_and_datapipes_is_refused(make: Any) -> None:
     with pytest.raises(UnsupportedDatasetError, match="datapipe"):
         loader.state_dict()
     assert same(list(loader), [torch.zeros(1, 1)])
+
+
+class Failing(Bare):
+    """Cannot say its state."""
+
+    def state_dict(self) -> Any:
+        raise OSError("no such file")
+
+    def load_state_dict(self, state: Any) -> None:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(("make", "workers"), [("plain", {}), ("plain", TWO), ("asked", {})], indirect=["make"])
+def test_a_state_that_fails_is_raised_when_it_is_asked_for(make: Any, workers: Any) -> None:
+    loader = make(Failing, batch_size=2, **workers)
+    assert not difference(known(loader), known(make(Bare, batch_size=2, **workers)))
+    next(iter(loader))
+    with pytest.raises(RuntimeError, match="raised OSError: no such file"):
+        loader.state_dict()

@@ -24,7 +24,8 @@ class StreamProgress:
         batches: Number of its batches that were yielded.
         samples: Number of samples that it was asked for in these batches.
         state: States of the dataset and of its iterator, under the names "dataset" and "iterator"; "ended" if the
-            stream has ended. Without such states, "raised": the number of exceptions that the stream raised.
+            stream has ended. Without such states, "raised": the number of exceptions that the stream raised. "failed":
+            what ``state_dict`` raised.
     """
 
     batches: int = 0
@@ -119,10 +120,13 @@ class Stream(IterableDataset[Any]):
     def state(self) -> dict[str, Any]:
         """Return the states of the dataset and its iterator that torchdata's ``StatefulDataLoader`` would save."""
         states: dict[str, Any] = {}
-        if self._iterator is not self.dataset and is_stateful(self.dataset):
-            states["dataset"] = copy.deepcopy(self.dataset.state_dict())  # another thread pickles it later
-        if is_stateful(self._iterator):
-            states["iterator"] = copy.deepcopy(self._iterator.state_dict())
+        try:
+            if self._iterator is not self.dataset and is_stateful(self.dataset):
+                states["dataset"] = copy.deepcopy(self.dataset.state_dict())  # another thread pickles it later
+            if is_stateful(self._iterator):
+                states["iterator"] = copy.deepcopy(self._iterator.state_dict())
+        except Exception as error:  # noqa: BLE001 - only a script that saves the loader's state needs to know
+            return {"failed": f"{type(error).__name__}: {error}"}
         if not states:
             return {"raised": self._num_raised} if self._num_raised else {}
         return states | ({"ended": True} if self._has_ended else {})

@@ -83,6 +83,12 @@ class ProgressTracker:
                     "made differ. Make the generator before the epoch, give it a seed, or call state_dict() after "
                     "this epoch"
                 )
+            for stream in self.progress.streams.values():
+                if "failed" in stream.state:
+                    raise RuntimeError(
+                        f"state_dict() of the dataset or its iterator raised {stream.state['failed']}; mend it, or "
+                        "leave it out to resume by skipping samples"
+                    )
             self._note_used(self.progress)
         # A sampler that has not run yet may still draw from any global generator, so save them all.
         used = self._used if self._has_asked_sampler else self._used | Generators(loader).non_torch
