@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from inspect import signature
 from typing import Any, cast
 
@@ -68,19 +68,16 @@ def find_nearest(old: int, new: int, interpolation: str) -> Index:
     return F.resize_image(line, [1, new], interpolation=mode, antialias=False)[0, 0].numpy().astype(np.int64)
 
 
-def _window(start: int, length: int, old: int, code: int) -> Index:
-    """Return ``(length,)`` pixels of a line from ``start`` on; outside of the line it is ``code``."""
-    positions = np.arange(start, start + length)
-    return np.where((positions >= 0) & (positions < old), positions, code)
-
-
-def _pick(line: Index, positions: Index) -> Index:
-    """Return the entries of an index at positions that may be codes."""
-    return (
-        line[positions]
-        if positions.min(initial=0) >= 0
-        else np.where(positions >= 0, line[np.maximum(positions, 0)], positions)
-    )
+def _cut(index: Index, axis: int, start: int, length: int, code: int) -> Index:
+    """Return ``length`` lines of an index from ``start`` on, along ``axis``. Outside of it they are ``code``."""
+    lines = index.T if axis else index
+    inside = lines[max(start, 0) : max(start + length, 0)]
+    if len(inside) != length:
+        whole = np.full((length, *lines.shape[1:]), code)
+        first = max(-start, 0)
+        whole[first : first + len(inside)] = inside
+        inside = whole
+    return inside.T if axis else inside
 
 
 def _to_index(numbers: torch.Tensor) -> Index:
@@ -147,7 +144,7 @@ class Pixels:
     def flip(self, axis: int, on: Flags | None = None) -> None:
         """Mirror along x if ``axis`` is 0, along y if it is 1."""
         for i in self._rows(on):
-            self._move(i, 1 - axis, np.arange(self._shape(i)[1 - axis])[::-1])
+            self._change(i, 1 - axis, np.flip)
 
     def cut(self, start: IntArray, shape: IntArray, fill: float = 0, on: Flags | None = None) -> None:
         """Take windows of ``shape`` at ``start``. Outside of the image they are ``fill``."""
@@ -156,7 +153,7 @@ class Pixels:
             for axis, old in enumerate(self._shape(i)):
                 first, length = int(start[i, axis]), int(shape[i, axis])
                 if first or length != old:
-                    self._move(i, axis, _window(first, length, old, code))
+                    self._change(i, axis, partial(_cut, start=first, length=length, code=code))
 
     def repeat_border(self, before: IntArray, after: IntArray, mode: Any, on: Flags | None = None) -> None:
         """Add borders that repeat the image; ``mode`` is ``"edge"``, ``"reflect"`` or ``"symmetric"``."""
@@ -164,7 +161,7 @@ class Pixels:
             for axis, old in enumerate(self._shape(i)):
                 width = (int(before[i, axis]), int(after[i, axis]))
                 if any(width):
-                    self._move(i, axis, np.pad(np.arange(old), width, mode=mode))
+                    self._take(i, axis, np.pad(np.arange(old), width, mode=mode))
 
     def resize(self, size: IntArray, interpolation: str = "nearest", on: Flags | None = None) -> None:
         """Resize to ``size``, by ``"nearest"`` or ``"nearest-exact"``."""
@@ -173,7 +170,7 @@ class Pixels:
             for axis, old in enumerate(self._shape(i)):
                 new = int(size[i, axis])
                 if new != old:
-                    self._move(i, axis, find_nearest(old, new, interpolation))
+                    self._take(i, axis, find_nearest(old, new, interpolation))
 
     def warp(self, kernel: Callable[[torch.Tensor, int], torch.Tensor], fill: float, on: Flags | None = None) -> None:
         """Move pixels by one of torchvision's kernels that do not keep the axes.
@@ -235,7 +232,7 @@ class Pixels:
         self._check_size(i, mask.shape)
         device = mask.device
         if i in self._planes:
-            plane = torch.from_numpy(self._planes[i]).to(device, non_blocking=True)
+            plane = torch.from_numpy(np.ascontiguousarray(self._planes[i])).to(device, non_blocking=True)
             flat = mask.reshape(*mask.shape[:-2], mask.shape[-2] * mask.shape[-1])
             out = flat.index_select(-1, plane.clamp(min=0).flatten()).reshape(*mask.shape[:-2], *plane.shape)
             for code in range(-1, int(self._planes[i].min(initial=0)) - 1, -1):
@@ -313,16 +310,24 @@ class Pixels:
             return self._lines[i]
         return np.arange(int(self._begin[i, 0])), np.arange(int(self._begin[i, 1]))
 
-    def _move(self, i: int, axis: int, positions: Index) -> None:
-        """Take lines of the image at ``positions``, which may be codes: rows if ``axis`` is 0, columns if it is 1."""
+    def _change(self, i: int, axis: int, change: Callable[[Index, int], Index]) -> None:
+        """Change the order of rows if ``axis`` is 0, of columns if it is 1.
+
+        Args:
+            i: The sample's number.
+            axis: The axis.
+            change: Returns a changed index, given an index and the axis along which to change it.
+        """
         if i in self._planes:
-            taken = self._planes[i].take(np.maximum(positions, 0), axis=axis)
-            codes = np.expand_dims(positions, 1 - axis)
-            self._planes[i] = np.where(codes >= 0, taken, codes)
+            self._planes[i] = change(self._planes[i], axis)
             return
         lines = list(self._get_lines(i))
-        lines[axis] = _pick(lines[axis], positions)
+        lines[axis] = change(lines[axis], 0)
         self._lines[i] = (lines[0], lines[1])
+
+    def _take(self, i: int, axis: int, positions: Index) -> None:
+        """Take rows at ``positions`` if ``axis`` is 0, columns if it is 1."""
+        self._change(i, axis, lambda index, axis: index.take(positions, axis=axis))
 
     def _make_plane(self, i: int) -> Index:
         if i in self._planes:
