@@ -27,7 +27,7 @@ class Sounds:
             self.reading += 1
             self.most = max(self.most, self.reading)
         time.sleep(0.001)
-        if self.meeting and index % 8 == 0:  # the first sound of each thread's share
+        if self.meeting and index % 16 == 0:  # the first sound of each thread's share
             self.meeting.wait(30)
         with self.lock:
             self.reading -= 1
@@ -62,10 +62,10 @@ def test_two_threads_read_quick_sounds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_all_threads_read_slow_sounds() -> None:
-    sounds = Sounds(threading.Barrier(8))
+    sounds = Sounds(threading.Barrier(4))
     reader = WaveformReader(FakeSource(sounds, 1))
     reader.note_time(1.0)  # as slow as a file of minutes
-    read_all(reader)  # each thread waits for the seven others
-    assert sounds.most == 8
+    read_all(reader)  # each thread waits for the three others
+    assert sounds.most == 4
     reader.begin_epoch()
     assert reader.limit_threads() is reader.limit_threads()  # again two at a time

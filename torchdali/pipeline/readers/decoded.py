@@ -139,7 +139,7 @@ class WaveformReader(DecodingReader):
 class _WaveformBatch(DecodedBatch):
     """The sounds of one batch."""
 
-    chunk = 8
+    chunk = 16
 
     def __init__(self, reader: WaveformReader, decode: Callable[[int, int], Any]) -> None:
         super().__init__(reader.source, decode)
