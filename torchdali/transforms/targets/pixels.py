@@ -70,10 +70,10 @@ def find_nearest(old: int, new: int, interpolation: str) -> Index:
 
 def _cut(index: Index, axis: int, start: int, length: int, code: int) -> Index:
     """Return ``length`` lines of an index from ``start`` on, along ``axis``. Outside of it they are ``code``."""
-    lines = index.swapaxes(0, axis)
-    inside = lines[max(start, 0) : max(start + length, 0)]
+    lines: Any = index.swapaxes(0, axis)
+    inside: Any = lines[max(start, 0) : max(start + length, 0)]
     if len(inside) != length:
-        whole = np.full((length, *lines.shape[1:]), code)
+        whole: Any = np.full((length, *lines.shape[1:]), code)
         first = max(-start, 0)
         whole[first : first + len(inside)] = inside
         inside = whole
