@@ -68,12 +68,12 @@ def find_nearest(old: int, new: int, interpolation: str) -> Index:
     return F.resize_image(line, [1, new], interpolation=mode, antialias=False)[0, 0].numpy().astype(np.int64)
 
 
-def _cut(index: Index, axis: int, start: int, length: int, code: int) -> Index:
+def _cut(index: Any, axis: int, start: int, length: int, code: int) -> Index:
     """Return ``length`` lines of an index from ``start`` on, along ``axis``. Outside of it they are ``code``."""
-    lines: Any = index.swapaxes(0, axis)
-    inside: Any = lines[max(start, 0) : max(start + length, 0)]
+    lines = index.swapaxes(0, axis)
+    inside = lines[max(start, 0) : max(start + length, 0)]
     if len(inside) != length:
-        whole: Any = np.full((length, *lines.shape[1:]), code)
+        whole: Index = np.full((length, *lines.shape[1:]), code)
         first = max(-start, 0)
         whole[first : first + len(inside)] = inside
         inside = whole
