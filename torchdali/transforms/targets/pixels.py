@@ -72,12 +72,12 @@ def _cut(index: Any, axis: int, start: int, length: int, code: int) -> Index:
     """Return ``length`` lines of an index from ``start`` on, along ``axis``. Outside of it they are ``code``."""
     lines = index.swapaxes(0, axis)
     inside = lines[max(start, 0) : max(start + length, 0)]
-    if len(inside) != length:
-        whole: Index = np.full((length, *lines.shape[1:]), code)
-        first = max(-start, 0)
-        whole[first : first + len(inside)] = inside
-        inside = whole
-    return inside.swapaxes(0, axis)
+    if len(inside) == length:
+        return inside.swapaxes(0, axis)
+    whole: Any = np.full((length, *lines.shape[1:]), code)
+    first = max(-start, 0)
+    whole[first : first + len(inside)] = inside
+    return whole.swapaxes(0, axis)
 
 
 def _to_index(numbers: torch.Tensor) -> Index:
