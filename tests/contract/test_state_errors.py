@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from conftest import encoded
 from helpers.proxied import difference
 from helpers.resumed import through_files
 from PIL import Image
-from torch.utils.data import Dataset, IterableDataset, RandomSampler, default_collate, get_worker_info
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, default_collate, get_worker_info
 from torchvision.transforms import v2
 
 from torchdali import DALILoader, SampleError
@@ -206,3 +207,58 @@ def test_after_a_damaged_file(fresh: Any) -> None:
         next(iterator)
     again.load_state_dict(through_files(loader.state_dict()))
     assert not difference(list(again), list(iterator))
+
+
+class Shuffled(list[int]):
+    """A sampler of numbers that may be shuffled.
+
+    Args:
+        rng: What its ``__iter__`` draws from.
+    """
+
+    def __init__(self, rng: Any = None) -> None:
+        super().__init__(range(6))
+        self.rng = rng
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(sorted(super().__iter__(), key=lambda _: self.rng.random_sample() if self.rng else 0))
+
+
+class Unsaved(Shuffled):
+    """Cannot say its state."""
+
+    def state_dict(self) -> Any:
+        raise OSError("no such file")
+
+    def load_state_dict(self, state: Any) -> None:
+        raise NotImplementedError
+
+
+class SystemShuffled(Shuffled):
+    """Has a generator without a state, from which nothing is drawn here."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.system = random.SystemRandom()
+
+
+@pytest.mark.parametrize("is_fed", [False, True])
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (Unsaved, "sampler raised OSError: no such file; mend it"),
+        (SystemShuffled, "sampler.system must be a generator whose state can be saved, got SystemRandom"),
+        (lambda: Shuffled(np.random.RandomState(np.random.PCG64(1))), "sampler.rng must be .* got RandomState"),
+    ],
+    ids=["state_dict", "SystemRandom", "RandomState"],
+)
+def test_a_sampler_that_cannot_be_saved_runs_until_it_is_asked_for(make: Any, message: str, is_fed: bool) -> None:
+    dataset = [(picture(i), i) for i in range(6)]
+    options: dict[str, Any] = {"transform": v2.Identity(), "device": "cpu"} if is_fed else {"device": "cpu"}
+    loader = DALILoader(dataset, 2, sampler=make(), **options)  # pyright: ignore[reportArgumentType]
+    theirs = DataLoader(dataset, 2, sampler=make())  # pyright: ignore[reportArgumentType]
+    for _ in range(2):
+        assert [labels.tolist() for _, labels in loader] == [labels.tolist() for _, labels in theirs]
+    next(iter(loader))
+    with pytest.raises(RuntimeError, match=message):
+        loader.state_dict()

@@ -86,7 +86,7 @@ def fork_generators(device: torch.device) -> Generator[Callable[[int], None], No
 
 
 def _fork_generators(device: torch.device) -> Iterator[Callable[[int], None]]:
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+    states = random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state()  # noqa: NPY002
     cuda = torch.cuda.default_generators[device.index] if device.type == "cuda" else None
     cuda_state = cuda.get_state() if cuda else None
 

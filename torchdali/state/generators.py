@@ -87,6 +87,7 @@ class Generators:
         shared: The global generators that a sampler may draw from.
         non_torch: Names of the global generators that are not torch's.
         required: Names of the generators that every state of the loader contains, drawn from or not.
+        stateless: The classes of generators of samplers whose states cannot be read, by their names.
     """
 
     def __init__(self, loader: Any) -> None:
@@ -95,10 +96,15 @@ class Generators:
         attributes += [(f"{path}.{name}", value) for path, x in samplers.items() for name, value in _attributes(x)]
         self._seeds: torch.Generator | None = loader.generator
         self.own: dict[str, Any] = {}
+        self.stateless: dict[str, str] = {}
         for name, value in attributes:
             known = [torch.default_generator, *self.own.values()]
-            if isinstance(value, _GENERATOR_TYPES) and not any(value is other for other in known):
+            if not isinstance(value, _GENERATOR_TYPES) or any(value is other for other in known):
+                continue
+            if _is_readable(value):
                 self.own[name] = value
+            else:
+                self.stateless[name] = type(value).__name__
         self.lazy: dict[str, Any] = {
             f"{path}.{name}": sampler
             for path, sampler in samplers.items()
@@ -108,7 +114,7 @@ class Generators:
         }
         self.shared: dict[str, Any] = {TORCH: torch.default_generator}
         if not all(type(sampler) in _KNOWN_SAMPLERS for sampler in samplers.values()):
-            self.shared |= _NON_TORCH
+            self.shared |= {name: generator for name, generator in _NON_TORCH.items() if _is_readable(generator)}
         self.non_torch = self.shared.keys() - {TORCH}
         from_torch = (
             loader.generator is None
@@ -188,8 +194,23 @@ def _read(generator: Any) -> State:
         return json.dumps(generator.bit_generator.state, default=lambda array: array.tolist())
     if hasattr(generator, "getstate"):
         return generator.getstate()
-    name, key, *rest = generator.get_state()
-    return (name, key.tobytes(), *rest)
+    saved = generator.get_state(legacy=False)
+    return (
+        saved["bit_generator"],
+        saved["state"]["key"].tobytes(),
+        saved["state"]["pos"],
+        saved["has_gauss"],
+        saved["gauss"],
+    )
+
+
+def _is_readable(generator: Any) -> bool:
+    """Return whether a state can be read. SystemRandom has none, and RandomState may have another algorithm inside."""
+    try:
+        _read(generator)
+    except (NotImplementedError, KeyError):
+        return False
+    return True
 
 
 def _make(state: State) -> Any:

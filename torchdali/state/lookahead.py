@@ -80,7 +80,12 @@ class SamplerLookahead:
         return {name: states[name] for name in self._generators.own}
 
     def _keep_states(self) -> None:
-        self._progress.keep_states({path: copy.deepcopy(owner.state_dict()) for path, owner in self._stateful.items()})
+        try:
+            states = {path: copy.deepcopy(owner.state_dict()) for path, owner in self._stateful.items()}
+        except Exception as error:  # noqa: BLE001 - only a script that saves the loader's state needs to know
+            self._progress.failure = f"{type(error).__name__}: {error}"
+        else:
+            self._progress.keep_states(states)
 
     def count_yielded(self) -> None:
         """Count a batch that was yielded. DataLoader would then have made one more request."""

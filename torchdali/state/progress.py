@@ -74,6 +74,7 @@ class EpochProgress:
         streams: For an ``IterableDataset``, the progress of each worker that has yielded a batch.
         worker: The worker of the next batch.
         finished: Whether the epoch has come to its end.
+        failure: What ``state_dict`` of a sampler raised; empty if nothing.
         checkpoint: The checkpoint to resume from, or None.
     """
 
@@ -95,7 +96,12 @@ class EpochProgress:
     streams: dict[int, StreamProgress] = field(default_factory=dict[int, StreamProgress])
     worker: int = 0
     finished: bool = False
+    failure: str = ""
     checkpoint: Checkpoint | None = None
+
+    def find_failure(self) -> str:
+        """Return what ``state_dict`` of the dataset, its iterator or a sampler raised; empty if nothing."""
+        return next((x.state["failed"] for x in self.streams.values() if "failed" in x.state), self.failure)
 
     def advance_stream(self, worker: int, num_workers: int, samples: int, state: dict[str, Any]) -> None:
         """Count a worker's batch, or the exception that it raised instead."""

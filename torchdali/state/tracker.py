@@ -64,6 +64,8 @@ class ProgressTracker:
     def state_dict(self, loader: Any, is_native: bool) -> dict[str, Any]:
         """Return the loader's state."""
         _check_is_resumable(loader, is_native)
+        for name, kind in Generators(loader).stateless.items():
+            raise RuntimeError(f"{name} must be a generator whose state can be saved, got {kind}; give it another one")
         if self._checkpoint:
             state = copy.deepcopy(self._checkpoint.state)
             if not self._checkpoint.in_progress:  # set_epoch may have been called since
@@ -83,12 +85,11 @@ class ProgressTracker:
                     "made differ. Make the generator before the epoch, give it a seed, or call state_dict() after "
                     "this epoch"
                 )
-            for stream in self.progress.streams.values():
-                if "failed" in stream.state:
-                    raise RuntimeError(
-                        f"state_dict() of the dataset or its iterator raised {stream.state['failed']}; mend it, or "
-                        "leave it out to resume by skipping samples"
-                    )
+            if failure := self.progress.find_failure():
+                raise RuntimeError(
+                    f"state_dict() of the dataset, its iterator or the sampler raised {failure}; mend it, or leave it "
+                    "out to resume by skipping samples"
+                )
             self._note_used(self.progress)
         # A sampler that has not run yet may still draw from any global generator, so save them all.
         used = self._used if self._has_asked_sampler else self._used | Generators(loader).non_torch
