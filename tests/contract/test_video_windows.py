@@ -112,7 +112,8 @@ def test_batches_are_those_of_whole_frames(
     kept, whole_frames = fed[:seen], fed[seen:]
     assert max(max(shape) for shape in whole_frames) == 96
     assert max(max(shape) for shape in kept) <= (longest or 96)
-    assert sum(map(math.prod, kept)) < sum(map(math.prod, whole_frames)) or not longest
+    if longest and device == "cpu":  # on a GPU the boxes of a batch are parts of one tensor, with the largest sides
+        assert sum(map(math.prod, kept)) < sum(map(math.prod, whole_frames))
 
 
 def test_kept_frames_are_small_before_they_are_fed(files: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
