@@ -262,3 +262,17 @@ def test_a_sampler_that_cannot_be_saved_runs_until_it_is_asked_for(make: Any, me
     next(iter(loader))
     with pytest.raises(RuntimeError, match=message):
         loader.state_dict()
+
+
+class Settings(dict[str, Any]):
+    """Has its entries as attributes, and no others."""
+
+    __getattr__ = dict.__getitem__  # pyright: ignore[reportAssignmentType]
+
+
+def test_a_sampler_may_have_attributes_that_raise_other_errors_than_attribute_error() -> None:
+    sampler = Shuffled()
+    sampler.rng = Settings(random_sample=lambda: 0)
+    loader = DALILoader([(picture(i), i) for i in range(6)], 2, sampler=sampler, device="cpu")  # pyright: ignore[reportArgumentType]
+    assert [labels.tolist() for _, labels in loader] == [[0, 1], [2, 3], [4, 5]]
+    assert not loader.state_dict()["begun"]

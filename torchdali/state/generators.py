@@ -61,7 +61,12 @@ def find_samplers(loader: Any) -> dict[str, Any]:
             continue
         samplers[path] = sampler
         for name, value in _attributes(sampler):
-            if _is_sampler(value) or hasattr(value, "set_epoch") or name in ("sampler", "batch_sampler"):
+            # Ask the class: an object that looks its attributes up in a dictionary may raise KeyError.
+            if (
+                _is_sampler(value)
+                or hasattr(cast("Any", type(value)), "set_epoch")
+                or name in ("sampler", "batch_sampler")
+            ):
                 # The loader's own sampler comes last, under its short name.
                 queue.insert(0, ("sampler" if value is loader.sampler else f"{path}.{name}", value))
     return samplers
