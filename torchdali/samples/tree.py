@@ -302,13 +302,19 @@ def format_key_paths(key_paths: Sequence[str]) -> str:
     return ", ".join(key_path or "the sample itself" for key_path in key_paths) or "none"
 
 
+def _has_shape(leaf: Any) -> bool:
+    return isinstance(leaf, np.ndarray) or (isinstance(leaf, torch.Tensor) and not leaf.is_nested)
+
+
 def describe_sample(sample: Tree) -> str:
     """Return the parts of a sample in words: key path, type, shape, and the first bytes of a file."""
     parts: list[str] = []
     for path, leaf in tree_leaves(sample):
-        shape = None if getattr(leaf, "is_nested", False) else getattr(leaf, "shape", None)
-        start = repr(bytes(leaf[:8])) if isinstance(leaf, (bytes, bytearray)) else None
-        about = start or (f"{tuple(shape)} {getattr(leaf, 'dtype', '')}" if shape is not None else "")
+        about = ""
+        if isinstance(leaf, (bytes, bytearray)):
+            about = repr(bytes(leaf[:8]))
+        elif _has_shape(leaf):
+            about = f"{tuple(leaf.shape)} {leaf.dtype}"
         parts.append(" ".join(filter(None, (path, type(leaf).__name__, about))))
     text = "; ".join(parts)
     return text if len(text) <= 300 else f"{text[:297]}..."

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from torchdali.samples.tree import Placeholder, build_tree, tree_map, with_placeholders
+from torchdali.samples.tree import Placeholder, build_tree, describe_sample, tree_map, with_placeholders
 
 IMAGE = torch.zeros(3, 2, 2)
 
@@ -207,3 +207,18 @@ def test_a_sample_that_cannot_be_copied_becomes_a_plain_one_and_is_not_changed()
     stripped = with_placeholders(build_tree(sample), [("['image']", IMAGE)])
     assert type(stripped) is dict
     assert sample["image"] is IMAGE
+
+
+class Circle:
+    """Has a shape that is no tuple, and raises another error than AttributeError."""
+
+    shape = "round"
+
+    def __getattr__(self, name: str) -> Any:
+        raise KeyError(name)
+
+
+def test_any_sample_is_described() -> None:
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    text = describe_sample(build_tree([Circle(), nested, IMAGE]))
+    assert text.startswith("[0] Circle; [1] NestedTensor; [2] Tensor (3, 2, 2) torch.float32")
