@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 
@@ -22,24 +21,6 @@ _IN_DALI = {
     InputKind.PIXELS: "DALI, whose only work is the transforms, is",
     InputKind.PACKED: "DALI, which transforms what is in the cache, and decodes what is not yet, is",
 }
-
-
-class _Loader(NamedTuple):
-    """The options of the loader that the sentence mentions.
-
-    Attributes:
-        has_cache: Whether it has a cache, and cannot be probed.
-        has_transform: Whether it has a ``transform=``.
-    """
-
-    has_cache: bool = False
-    has_transform: bool = False
-
-    def explain_idle_dali(self, clock: Clock) -> str:
-        """Return why nothing runs in DALI; empty if something does."""
-        if clock.input_kind:
-            return ""
-        return "; transform= found no image" if self.has_transform else "; without transform= nothing runs in DALI"
 
 
 UNMEASURED = Stats(
@@ -107,7 +88,9 @@ def diagnose(
     note = (
         f" (measured over {format_count(stats.timed, 'batch', 'batches')} only)" if stats.timed < _FEW_BATCHES else ""
     )
-    return replace(stats, verdict=_describe(stats, clock, num_workers, _Loader(has_cache, has_transform)) + note)
+    idle = "; transform= found no image" if has_transform else "; without transform= nothing runs in DALI"
+    text = _describe(stats, clock, num_workers, has_cache, "" if clock.input_kind else idle)
+    return replace(stats, verdict=text + note)
 
 
 def _summarize(clock: Clock, probe: Probe | None) -> Stats:
@@ -173,7 +156,8 @@ def _estimate_rate(stats: Stats, clock: Clock, bottleneck: Bottleneck, workers: 
     return None if clock.input_kind and stats.waited_share < 0.9 else alone  # DALI may need the time between batches
 
 
-def _describe(stats: Stats, clock: Clock, num_workers: int | None, loader: _Loader) -> str:
+def _describe(stats: Stats, clock: Clock, num_workers: int | None, has_cache: bool, idle: str) -> str:
+    """Return the sentence for an epoch. ``idle`` says why nothing runs in DALI, or is empty."""
     assert stats.throughput is not None
     if stats.bottleneck == "start":
         start = stats.start or 0.0
@@ -183,17 +167,17 @@ def _describe(stats: Stats, clock: Clock, num_workers: int | None, loader: _Load
             f"the start is the bottleneck: {start:,.{digits}f} of {total:,.{digits}f} s passed before the first batch"
         )
     if stats.bottleneck == "model":
-        return describe_model(stats.throughput, stats.possible) + loader.explain_idle_dali(clock)
-    text = _describe_bottleneck(stats, clock, num_workers, loader)
+        return describe_model(stats.throughput, stats.possible) + idle
+    text = _describe_bottleneck(stats, clock, num_workers, has_cache, idle)
     return f"{text}; the training loop waited {stats.waited_share:.0%} of the time"
 
 
-def _describe_bottleneck(stats: Stats, clock: Clock, num_workers: int | None, loader: _Loader) -> str:
+def _describe_bottleneck(stats: Stats, clock: Clock, num_workers: int | None, has_cache: bool, idle: str) -> str:
     bottleneck, parts = stats.bottleneck, _wait_by_part(stats)
     if stats.probe and bottleneck == stats.probe.in_dali:
         return _describe_dali(stats.probe)
     if bottleneck in ("pipeline", "transforms"):
-        can_probe = num_workers is None and not loader.has_cache and bottleneck == "pipeline"
+        can_probe = num_workers is None and not has_cache and bottleneck == "pipeline"
         hint = "; stats(probe=True) tells which of them" if can_probe else ""
         return f"{_IN_DALI[clock.input_kind or InputKind.FILES]} the bottleneck{hint}"
     seconds = next(x for part, x in parts.items() if HOST[part] == bottleneck) / stats.timed
@@ -203,8 +187,8 @@ def _describe_bottleneck(stats: Stats, clock: Clock, num_workers: int | None, lo
             f"in {format_count(num_workers, 'worker', 'workers')}" if num_workers else "in this process (num_workers=0)"
         )
         subject = f"the dataset's own __getitem__ {where} is the bottleneck"
-        return f"{subject}: waiting for it takes {takes}{loader.explain_idle_dali(clock)}"
-    if bottleneck == "storage" and loader.has_cache:
+        return f"{subject}: waiting for it takes {takes}{idle}"
+    if bottleneck == "storage" and has_cache:
         return f"storage is the bottleneck: reading files for the cache, or looking whether they changed, takes {takes}"
     return f"{_describe_thread(bottleneck, clock.steps)} {takes}"
 

@@ -26,7 +26,36 @@ from torchdali.workers.shared_memory import SharedBuffer
 __all__ = ["open_packed"]
 
 
-class PackedReader(Reader):
+class _OfBatch(Reader):
+    """What readers of packed images know of the samples of their batch."""
+
+    _packed: Packed
+    _group: PackedImages
+    _make_error: ErrorFactory
+
+    def targets(self, rows: IntArray) -> Targets | None:
+        """Return the boxes, masks and key points of each image. Images of one sample get the same ones."""
+        packed, group = self._packed, self._group
+        if packed.targets is None:
+            return None
+        if isinstance(packed.block, SharedBuffer):
+            packed.targets.attach_masks(packed.block.contents)
+        return packed.targets.targets.take(group.sample[rows], group.size[rows])
+
+    def find_substitutes(self, bad: npt.NDArray[np.bool_]) -> IntArray | None:
+        """Find substitutes by whole samples: all images of a sample come from the same other sample.
+
+        Return None also if the images of the samples are not all in one group.
+        """
+        packed, group = self._packed, self._group
+        count, slots = packed.count, len(group.size) // packed.count
+        if len(packed.groups) > 1 or not np.array_equal(group.sample, np.tile(np.arange(count), slots)):
+            return None
+        substitutes = find_substitutes(np.asarray(bad.reshape(slots, count).any(axis=0)))
+        return None if substitutes is None else (np.arange(slots)[:, None] * count + substitutes).reshape(-1)
+
+
+class PackedReader(_OfBatch):
     """Reads the images of one kind of one batch, from the buffer that a worker filled.
 
     Args:
@@ -55,9 +84,6 @@ class PackedReader(Reader):
     def sizes(self, rows: IntArray) -> IntArray:
         return self._group.size[rows]
 
-    def targets(self, rows: IntArray) -> Targets | None:
-        return _select_targets(self._packed, self._group, rows)
-
     def decode_with_pil(self, row: int) -> npt.NDArray[np.uint8]:
         return decode_to_ppm(self.image(row), self.adjust_orientation)
 
@@ -85,9 +111,6 @@ class PackedReader(Reader):
 
     def substitute_black(self, row: int, size: tuple[int, int]) -> None:
         self._black[row] = size
-
-    def find_substitutes(self, bad: npt.NDArray[np.bool_]) -> IntArray | None:
-        return _find_sample_substitutes(self._packed, self._group, bad)
 
     def image(self, row: int) -> npt.NDArray[Any]:
         """Return one image as it was packed: HWC, or the bytes of a file or a path."""
@@ -126,7 +149,7 @@ class PackedReader(Reader):
         return data.view(spec.dtype_name).reshape(*shape, spec.channels)
 
 
-class PackedFileReader(FileReader):
+class PackedFileReader(_OfBatch, FileReader):
     """Reads files whose paths and headers a worker packed.
 
     Args:
@@ -149,33 +172,6 @@ class PackedFileReader(FileReader):
 
     def error(self, row: int, reason: str) -> SampleError:
         return self._make_error(int(self._group.sample[row]), self.path(row), reason)
-
-    def targets(self, rows: IntArray) -> Targets | None:
-        return _select_targets(self._packed, self._group, rows)
-
-    def find_substitutes(self, bad: npt.NDArray[np.bool_]) -> IntArray | None:
-        return _find_sample_substitutes(self._packed, self._group, bad)
-
-
-def _select_targets(packed: Packed, group: PackedImages, rows: IntArray) -> Targets | None:
-    """Return the boxes, masks and key points of each image. Images of one sample get the same ones."""
-    if packed.targets is None:
-        return None
-    if isinstance(packed.block, SharedBuffer):
-        packed.targets.attach_masks(packed.block.contents)
-    return packed.targets.targets.take(group.sample[rows], group.size[rows])
-
-
-def _find_sample_substitutes(packed: Packed, group: PackedImages, bad: npt.NDArray[np.bool_]) -> IntArray | None:
-    """Find substitutes by whole samples: all images of a sample come from the same other sample.
-
-    Return None also if the images of the samples are not all in one group.
-    """
-    count, slots = packed.count, len(group.size) // packed.count
-    if len(packed.groups) > 1 or not np.array_equal(group.sample, np.tile(np.arange(count), slots)):
-        return None
-    substitutes = find_substitutes(np.asarray(bad.reshape(slots, count).any(axis=0)))
-    return None if substitutes is None else (np.arange(slots)[:, None] * count + substitutes).reshape(-1)
 
 
 def open_packed(

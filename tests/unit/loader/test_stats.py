@@ -114,7 +114,7 @@ def test_transforms_for_whole_batches(dataset: ImageFolder) -> None:
     assert clock is not None
     assert "torch" in case.parts
     assert "on whole batches, are the bottleneck: LinearTransformation at position 4 take" in verdict._describe(
-        case, clock, None, verdict._Loader()
+        case, clock, None, has_cache=False, idle=""
     )
 
 
@@ -334,7 +334,7 @@ def test_with_a_cache(dataset: ImageFolder, kind: Any) -> None:
     assert clock is not None
     said = {
         bottleneck: verdict._describe_bottleneck(
-            dataclasses.replace(stats, bottleneck=bottleneck), clock, None, verdict._Loader(has_cache=True)
+            dataclasses.replace(stats, bottleneck=bottleneck), clock, None, has_cache=True, idle=""
         )
         for bottleneck in ("pipeline", "storage")
     }

@@ -97,7 +97,7 @@ def compare_distributions(draw: Draw) -> DistributionTest:
     actual = np.asarray(draw.actual(draw_params(draw.transform, dtype=draw.dtype)), np.float64)
     expected = draw.expected
     if callable(expected):
-        return p_value(actual, [expected(params) for params in sample_torchvision(draw.sampled)])
+        return p_value(actual, [expected(params) for params in sample_torchvision(draw.noting or draw.transform)])
     if isinstance(expected, (int, float)):
         coin = _stats.binomtest(int(actual.sum()), len(actual), expected)
         return DistributionTest(f"binomial, p = {expected:g}", float(coin.pvalue))

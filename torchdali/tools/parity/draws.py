@@ -41,11 +41,6 @@ class Draw:
     dtype: torch.dtype = torch.uint8
     noting: Any = None
 
-    @property
-    def sampled(self) -> Any:
-        """Transform that is sampled for torchvision's side."""
-        return self.noting or self.transform
-
 
 def _place(name: str, transform: Any) -> dict[str, Draw]:
     """Return the draws of a random window's position. torchvision counts it from the padded image's corner."""
