@@ -66,7 +66,8 @@ def test_sizes_are_torchvisions(monkeypatch, transform):
 @pytest.mark.parametrize("side_range", [(1.0, 4.0), (1.3, 1.3)])
 def test_canvases_are_torchvisions(monkeypatch, side_range):
     transform = v2.RandomZoomOut(side_range=side_range, p=1)
-    start, shape = rule_of(transform).window(draws(), SIZES)
+    drawn = rule_of(transform).draw(draws(), SIZES)
+    start, shape = drawn["start"], drawn["shape"]
     # A coin, the factor, and then, as the rule takes them, top and left.
     for (top, left), (height, width), given, params in zip(
         start, shape, SIZES, played(monkeypatch, transform, draws().words(4)[:, [1, 3, 2]]), strict=True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, cast
@@ -46,9 +45,9 @@ class Window(Rule):
         """Whether the window is on an image with a border that repeats its pixels."""
         return False
 
-    @abstractmethod
     def window(self, draws: Draws, size: IntArray) -> tuple[IntArray, IntArray]:
-        """Return ``(N, 2)`` starts and ``(N, 2)`` shapes for images of ``size``."""
+        """Return ``(N, 2)`` starts and ``(N, 2)`` shapes for images of ``size``, unless ``draw`` has another way."""
+        raise NotImplementedError
 
     def draw(self, draws: Draws, size: IntArray) -> Params:
         start, shape = self.window(draws, size)
@@ -124,10 +123,6 @@ class NestedWindow(Window):
     def reference(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
         outer = {name.removeprefix("outer_"): x for name, x in sample.items() if name.startswith("outer_")}
         return self.inner.reference(self.outer.reference(image, outer), {**sample, "start": sample["inner_start"]})
-
-    def window(self, draws: Draws, size: IntArray) -> tuple[IntArray, IntArray]:
-        params = self.draw(draws, size)
-        return params["start"].astype(np.int64), params["shape"].astype(np.int64)
 
 
 def check_size(size: tuple[int, int]) -> None:

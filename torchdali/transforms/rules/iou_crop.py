@@ -98,10 +98,6 @@ class RandomIoUCrop(Window):
             raise Unsupported("torchvision finds no window inside of the image with these arguments")
         return replace(spec, size=None)
 
-    def window(self, draws: Draws, size: IntArray) -> tuple[IntArray, IntArray]:
-        params = self.draw(draws, size)
-        return params["start"].astype(np.int64), params["shape"].astype(np.int64)
-
     def draw(self, draws: Draws, size: IntArray) -> Params:
         params = draws.load()
         if params is None:

@@ -91,10 +91,6 @@ class RandomZoomOut(Window):
         self.randomness = f"apply with probability {self.transform.p:g}; size of the canvas; top, left"
         return replace(spec.with_fill(self.fill), size=None)
 
-    def window(self, draws: Draws, size: IntArray) -> tuple[IntArray, IntArray]:
-        params = self.draw(draws, size)
-        return params["start"].astype(np.int64), params["shape"].astype(np.int64)
-
     def draw(self, draws: Draws, size: IntArray) -> Params:
         low, high = self.transform.side_range
         drawn = to_fractions(draws.words(4))
