@@ -86,8 +86,8 @@ def make_pairs(dataset: Any, transform: Any, indices: Sequence[int], seed: int, 
         SampleError: A sample cannot be read.
     """
     bare, raw, source, chain = _take_apart(Subset(dataset, indices), transform, seed)
-    leaves = list_leaves(open_paths(raw[0]))
-    place = find_image(leaves)
+    first = open_paths(raw[0])
+    leaves, place = list_leaves(first), find_image(first)
     if place is None:
         raise OptionError(
             "a sample must have a PIL image, a tensor (C, H, W), an array (H, W, C), a pathlib.Path or a "

@@ -11,7 +11,6 @@ from typing import Any, cast
 from unittest import mock
 
 import numpy as np
-import numpy.typing as npt
 import PIL.Image
 import torch
 from torch.utils.data import Dataset
@@ -21,12 +20,14 @@ from torchvision.transforms.v2 import functional as F
 
 from torchdali.pipeline.compile import compile_plan
 from torchdali.samples.annotations import is_annotation
+from torchdali.samples.finder import ImageFinder
+from torchdali.samples.image import to_image_input
 from torchdali.samples.tree import build_tree, tree_leaves, tree_map
 from torchdali.transforms import Rule
 from torchdali.transforms.rng import Draws, epoch_key
 from torchdali.transforms.rule import Chain
 from torchdali.transforms.rules.apply import MaskedChains
-from torchdali.transforms.spec import Kind, Params, Spec
+from torchdali.transforms.spec import Params, Spec
 from torchdali.transforms.targets import Targets
 
 __all__ = ["Replayed", "describe_image", "find_image", "list_leaves", "open_paths"]
@@ -58,7 +59,7 @@ class Replayed(Dataset[Any]):
         """Return a sample."""
         sample = open_paths(self.dataset[index])
         leaves = list_leaves(sample)
-        place = find_image(leaves)
+        place = find_image(sample)
         assert place is not None
         spec, shape = describe_image(leaves[place])
         size = np.array([shape])
@@ -97,33 +98,17 @@ def _open_path(leaf: Any) -> Any:
         return image.convert("RGB")
 
 
-def find_image(leaves: Sequence[Any]) -> int | None:
+def find_image(sample: Any) -> int | None:
     """Return the number of the image or video among the parts of a sample; None if there is none."""
-    found = (i for is_image in (_is_image, _is_array) for i, leaf in enumerate(leaves) if is_image(leaf))
-    return next(found, None)
-
-
-def _is_image(leaf: Any) -> bool:
-    return isinstance(leaf, (tv_tensors.Image, tv_tensors.Video, PIL.Image.Image))
-
-
-def _is_array(leaf: Any) -> bool:
-    return isinstance(leaf, (torch.Tensor, np.ndarray)) and not is_annotation(leaf) and cast("Any", leaf).ndim == 3
+    tree = build_tree(sample)
+    found = ImageFinder().find(tree)
+    return [path for path, _ in tree_leaves(tree)].index(found[0][0]) if found else None
 
 
 def describe_image(image: Any) -> tuple[Spec, tuple[int, int]]:
     """Return the spec of an image or video of a sample, and its height and width."""
-    if isinstance(image, PIL.Image.Image):
-        return Spec.from_input("pil", torch.uint8, len(image.getbands())), (image.height, image.width)
-    if isinstance(image, np.ndarray):
-        array: npt.NDArray[Any] = cast("Any", image)
-        height, width, channels = array.shape
-        return Spec.from_input("array", torch.from_numpy(array[:0]).dtype, channels), (height, width)
-    kind: Kind = (
-        "image" if type(image) is tv_tensors.Image else "video" if type(image) is tv_tensors.Video else "tensor"
-    )
-    *_, channels, height, width = image.shape
-    return Spec.from_input(kind, image.dtype, channels), (height, width)
+    taken = to_image_input(image)
+    return taken.key[0], taken.size
 
 
 def _apply(transform: Any, sample: Any) -> Any:
