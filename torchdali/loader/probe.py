@@ -56,8 +56,6 @@ _SCAN_THREADS = 16
 class _WindowAlone(Window):
     """The crop of a first rule, which the decoder does, without the rest of the rule. The plan's own rule draws it."""
 
-    inside = True
-
     def infer(self, spec: Spec) -> Spec:
         return spec
 

@@ -247,15 +247,16 @@ def _print_result(result: CheckResult) -> None:
             (f"{problem.problem:<12}", "bold red"), f"{_escape_path(problem.path)}  ", (problem.reason, "dim")
         )
         console.print(line, soft_wrap=True)
-    plain: dict[str, Any] = {"highlight": False, "markup": False, "soft_wrap": True}
     if result.left_out:
-        console.print(f"Left out by ImageFolder because of their names: {_format_counts(result.left_out)}", **plain)
+        console.out(
+            f"Left out by ImageFolder because of their names: {_format_counts(result.left_out)}", highlight=False
+        )
     speed = f"{result.images / max(result.seconds, 1e-6):,.0f} files/s"
     kinds = _format_counts(Counter(problem.problem for problem in result.problems))
     files = len({problem.path for problem in result.problems})
     summary = f"{files:,} with problems: {kinds}" if files else "no problems"
     took = f"{result.seconds:.1f} s on {result.device}, {speed}"
-    console.print(f"{result.images:,} {result.kind} under {result.folder}, {summary} ({took})", **plain)
+    console.out(f"{result.images:,} {result.kind} under {result.folder}, {summary} ({took})", highlight=False)
 
 
 def _escape_path(path: str) -> str:

@@ -17,6 +17,7 @@ from torchvision.transforms import v2
 from torchdali.errors import SampleError
 from torchdali.pipeline.compile import compile_plan
 from torchdali.pipeline.engine import PipelineRunner, RunOutputs
+from torchdali.pipeline.parts import count_decoded_bytes, split
 from torchdali.pipeline.pool import PipelinePool
 from torchdali.pipeline.readers import FileReader
 from torchdali.pipeline.tuning import Threads
@@ -86,14 +87,9 @@ class Decoder:
         self._pool.close()
 
     def _split_batches(self, rows: IntArray) -> Iterator[IntArray]:
-        total = np.cumsum(3 * self._reader.sizes(rows).prod(1))
-        start = 0
-        while start < len(rows):
-            before = total[start - 1] if start else 0
-            fitting = int(np.searchsorted(total, before + _BATCH_BYTES, "right"))
-            stop = min(max(fitting, start + 1), start + _BATCH)
-            yield rows[start:stop]
-            start = stop
+        for start in range(0, len(rows), _BATCH):
+            part = rows[start : start + _BATCH]
+            yield from (part[place] for place in split(count_decoded_bytes(self._reader.sizes(part)), _BATCH_BYTES))
 
     def _get_runner(self) -> PipelineRunner:
         if self._runner is None or self._runner.broken:

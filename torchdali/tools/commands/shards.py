@@ -62,12 +62,10 @@ def index_shards(
     start = time.perf_counter()
     options = {} if label is None else {"label": label.split(",") if "," in label else label}
     dataset = open_shards(shards, image, index, **options)
-    console.print(
+    console.out(
         f"{len(dataset):,} images in {len(dataset.shards.paths):,} shards, {dataset.index.bytes_per_row:.0f} bytes for "
         f"each, in {dataset.index.file} ({time.perf_counter() - start:.1f} s)",
         highlight=False,
-        markup=False,
-        soft_wrap=True,
     )
 
 
@@ -96,11 +94,9 @@ def pack_folder(
             raise OptionError(str(error)) from error
     (out / "classes.txt").write_text("".join(f"{name}\n" for name in samples.classes))
     total = sum(Path(path).stat().st_size for path in dataset.shards.paths)
-    console.print(
+    console.out(
         f"{len(dataset):,} images in {len(dataset.shards.paths):,} shards of {out}, {total / 1e9:,.2f} GB",
         highlight=False,
-        markup=False,
-        soft_wrap=True,
     )
 
 
