@@ -88,7 +88,7 @@ def replay(chain: list[Any], index: int, volume: torch.Tensor, labels: torch.Ten
     for rule in plan.rules:
         drawn = rule.draw(draws.select_position(rule.position), size)
         size = rule.output_size(size, drawn)
-        params = rule.params_of({name: values[0] for name, values in drawn.items()})
+        params = rule.make_params({name: values[0] for name, values in drawn.items()}, (0, 0))
         volume, labels = (rule.transform.transform(part, params) for part in (volume, labels))
     return [part.as_subclass(torch.Tensor) for part in (volume, labels)]
 

@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -40,12 +41,8 @@ def _is_image(name: str) -> bool:
 def make_dataset(root: Path, transform: Callable[[Any], Any] | None, tensors: bool = False) -> ImageFolder:
     """Return an ImageFolder. With ``tensors``, torchvision decodes to uint8 ``(3, H, W)`` instead of PIL images."""
     if tensors:
-        return ImageFolder(root, transform, loader=_decode_tensor, allow_empty=True)
+        return ImageFolder(root, transform, loader=partial(decode_image, mode=ImageReadMode.RGB), allow_empty=True)
     return ImageFolder(root, transform, allow_empty=True)
-
-
-def _decode_tensor(path: str) -> torch.Tensor:
-    return decode_image(path, mode=ImageReadMode.RGB)
 
 
 def _imagenet_transform() -> v2.Compose:

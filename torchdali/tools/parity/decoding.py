@@ -13,12 +13,11 @@ import numpy.typing as npt
 import torch
 from PIL import Image
 from torchvision.datasets import ImageFolder
+from torchvision.datasets.folder import pil_loader
 
 from torchdali.sources.headers.header import read_header
 from torchdali.tools.parity.compare import compile_chain, describe_exceeded, run, split_indices
 from torchdali.tools.parity.photographs import photographs
-
-_open: Callable[..., Any] = Image.open
 
 
 @dataclass(frozen=True)
@@ -101,7 +100,7 @@ def measure_decoding(root: Path, name: str, device: str) -> DecodingDifferences:
         (folder / title).with_suffix(".jpg").write_bytes(FORMATS[name].write(Image.fromarray(picture)))
     dataset = ImageFolder(root)
     paths = [path for path, _ in dataset.samples]
-    expected = [_decode_with_pil(path) for path in paths]
+    expected = [np.asarray(pil_loader(path)) for path in paths]
     by = "DALI" if all(read_header(path).native for path in paths) else "PIL"
     try:
         return _compare(_decode_with_loader(dataset, device), expected, by)
@@ -114,11 +113,6 @@ def _to_cmyk(image: Image.Image) -> Image.Image:
     colours = 255 - np.asarray(image)
     black: npt.NDArray[np.uint8] = colours.min(2, keepdims=True)
     return Image.fromarray(np.concatenate((colours - black, black), axis=2), "CMYK")
-
-
-def _decode_with_pil(path: str) -> npt.NDArray[np.uint8]:
-    with _open(path) as image:
-        return np.asarray(image.convert("RGB"))
 
 
 def _decode_with_loader(dataset: ImageFolder, device: str) -> list[npt.NDArray[np.uint8]]:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import copy
 import itertools
-import os
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 from unittest import mock
 
 import numpy as np
-import PIL.Image
 import torch
 from torch.utils.data import Dataset
 from torchvision import tv_tensors
+from torchvision.datasets.folder import pil_loader
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
@@ -31,8 +31,6 @@ from torchdali.transforms.spec import Params, Spec
 from torchdali.transforms.targets import Targets
 
 __all__ = ["Replayed", "describe_image", "find_image", "list_leaves", "open_paths"]
-
-_open: Callable[..., Any] = PIL.Image.open
 
 
 def list_leaves(sample: Any) -> list[Any]:
@@ -88,14 +86,7 @@ class Replayed(Dataset[Any]):
 
 def open_paths(sample: Any) -> Any:
     """Return a sample with the images of its paths, as torchvision's default loader opens them."""
-    return tree_map(sample, _open_path)
-
-
-def _open_path(leaf: Any) -> Any:
-    if not isinstance(leaf, os.PathLike):
-        return leaf
-    with _open(leaf) as image:
-        return image.convert("RGB")
+    return tree_map(sample, lambda leaf: pil_loader(leaf) if isinstance(leaf, Path) else leaf)
 
 
 def find_image(sample: Any) -> int | None:

@@ -106,6 +106,6 @@ def _replay(chain: Sequence[Any], index: int, parts: Any) -> list[torch.Tensor]:
         assert isinstance(rule, VolumeRule)
         drawn = rule.draw(draws.select_position(rule.position), size)
         size = rule.output_size(size, drawn)
-        params = rule.params_of({name: array[0] for name, array in drawn.items()})
+        params = rule.make_params({name: array[0] for name, array in drawn.items()}, _PATCH[1:])
         parts = [rule.transform.transform(part, params) for part in parts]
     return [part.as_subclass(torch.Tensor) for part in parts]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -54,11 +54,9 @@ class VolumeRule(Rule):
 
     def reference(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
         volume = tv_tensors.Mask(image) if self.is_label else image
-        return self.transform.transform(volume, self.params_of(sample)).as_subclass(torch.Tensor)
-
-    def params_of(self, sample: Sample) -> dict[str, object]:
-        """Return what ``make_params`` of the transform would return if it had drawn the same numbers."""
-        raise NotImplementedError
+        return self.transform.transform(
+            volume, self.make_params(sample, (image.shape[-2], image.shape[-1]))
+        ).as_subclass(torch.Tensor)
 
 
 class _OneChannel(Composite):
@@ -148,7 +146,7 @@ class RandomCrop3D(VolumeRule):
     def lower(self, ops: Ops, image: Node, params: Nodes) -> Node:
         return ops.fn.slice(image, start=params["start"], shape=list(self.transform.size), axes=[0, 1, 2])
 
-    def params_of(self, sample: Sample) -> dict[str, object]:
+    def make_params(self, sample: Sample, size: tuple[int, int]) -> dict[str, Any]:
         return {"start": sample["start"].tolist()}
 
 
@@ -171,7 +169,7 @@ class RandomFlip3D(VolumeRule):
     def lower(self, ops: Ops, image: Node, params: Nodes) -> Node:
         return ops.fn.flip(image, **params)
 
-    def params_of(self, sample: Sample) -> dict[str, object]:
+    def make_params(self, sample: Sample, size: tuple[int, int]) -> dict[str, Any]:
         return {"axes": [axis - 3 for axis, name in enumerate(self.inputs) if sample[name]]}
 
 
@@ -202,7 +200,7 @@ class RandomAffine3D(FloatVolumeRule):
         fill = 0.0 if self.is_label else self.transform.fill
         return ops.fn.warp_affine(image, matrix=params["matrix"], inverse_map=True, interp_type=kind, fill_value=fill)
 
-    def params_of(self, sample: Sample) -> dict[str, object]:
+    def make_params(self, sample: Sample, size: tuple[int, int]) -> dict[str, Any]:
         return {"matrix": torch.from_numpy(sample["middle"])}
 
 
@@ -239,7 +237,7 @@ class GaussianBlur3D(FloatVolumeRule):
     def lower(self, ops: Ops, image: Node, params: Nodes) -> Node:
         return ops.fn.gaussian_blur(image, sigma=params["sigma"], window_size=params["window_size"])
 
-    def params_of(self, sample: Sample) -> dict[str, object]:
+    def make_params(self, sample: Sample, size: tuple[int, int]) -> dict[str, Any]:
         return {"sigma": float(sample["drawn"])}
 
 
@@ -261,5 +259,5 @@ class RandomIntensity(VolumeRule):
     def lower(self, ops: Ops, image: Node, params: Nodes) -> Node:
         return ops.fn.cast(image, dtype=ops.types.FLOAT) * params["scale"] + params["shift"]
 
-    def params_of(self, sample: Sample) -> dict[str, object]:
+    def make_params(self, sample: Sample, size: tuple[int, int]) -> dict[str, Any]:
         return {name: float(sample[name]) for name in self.inputs}
