@@ -20,6 +20,7 @@ from torchdali.pipeline.dlpack import Images
 from torchdali.pipeline.plan import Plan
 from torchdali.pipeline.torch_transform import TorchTransform, cpu_semantics, has_antialias_resize
 from torchdali.runtime.exceptions import add_note
+from torchdali.samples.guard import call_collate
 from torchdali.samples.pil import PILHeader, restore_pil_image
 from torchdali.transforms.rng import Draws
 from torchdali.transforms.spec import IntArray, Kind
@@ -263,7 +264,7 @@ def call_seeded(function: Callable[..., Any], *args: Any, draws: Draws, device: 
     """
     with cpu_semantics(device, has_antialias_resize(function, device)), fork_generators(device) as seed:
         seed(int(draws.seeds()[0]))
-        return function(*args)
+        return call_collate(function, *args)
 
 
 def check_shapes(

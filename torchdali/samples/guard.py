@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 from torchdali.errors import TransformError
 
-__all__ = ["GuardedCollate", "guard_collate", "unguard_collate"]
+__all__ = ["GuardedCollate", "call_collate", "guard_collate", "unguard_collate"]
 
 _MESSAGE = (
     "a plain DataLoader was built from the attributes of a DALILoader, and would lose its transform= or "
@@ -15,8 +16,13 @@ _MESSAGE = (
 )
 
 
+_is_own_call: ContextVar[bool] = ContextVar("_is_own_call", default=False)
+
+
 class GuardedCollate:
     """Takes the place of a loader's ``collate_fn``, and raises TransformError if another loader calls it.
+
+    A script may assign a function that calls it, and its attributes are those of ``collate_fn``.
 
     Opacus' ``DPDataLoader.from_data_loader`` and Ray Train's ``prepare_data_loader`` make a plain ``DataLoader`` of a
     loader's dataset, ``collate_fn`` and so on. It would yield images that nothing has transformed.
@@ -27,11 +33,21 @@ class GuardedCollate:
     """
 
     def __init__(self, collate_fn: Callable[[Any], Any], message: str) -> None:
-        self.collate_fn, self._message = collate_fn, message
+        vars(self).update(collate_fn=collate_fn, _message=message)
 
-    def __call__(self, _: Any) -> Any:
-        """Raise TransformError: this loader's ``collate_fn`` was called by another loader."""
+    def __call__(self, data: Any) -> Any:
+        """Collate, or raise TransformError if another loader calls."""
+        if _is_own_call.get():
+            return self.collate_fn(data)
         raise TransformError(self._message)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name != "__name__":  # what copy and pickle ask for
+            raise AttributeError(name)
+        return getattr(vars(self).get("collate_fn"), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.collate_fn, name, value)
 
     def __repr__(self) -> str:
         return f"<{self.collate_fn!r} of a DALILoader>"
@@ -46,3 +62,12 @@ def guard_collate(collate_fn: Any, has_transforms: bool) -> Any:
 def unguard_collate(collate_fn: Any) -> Any:
     """Return the user's ``collate_fn``, or torch's."""
     return collate_fn.collate_fn if isinstance(collate_fn, GuardedCollate) else collate_fn
+
+
+def call_collate(collate_fn: Callable[..., Any], *args: Any) -> Any:
+    """Call a loader's function in its own epoch, where it may call what the loader has shown as ``collate_fn``."""
+    token = _is_own_call.set(True)
+    try:
+        return collate_fn(*args)
+    finally:
+        _is_own_call.reset(token)

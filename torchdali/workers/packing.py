@@ -17,6 +17,7 @@ from torchdali.errors import SampleError
 from torchdali.runtime.exceptions import add_note
 from torchdali.samples.annotations import LabelsGetters, check_has_image
 from torchdali.samples.finder import ImageFinder, find_common_key_paths
+from torchdali.samples.guard import call_collate
 from torchdali.samples.image import ImageInput, RefusedError, StoredURL, UnreadableError, make_black, to_image_input
 from torchdali.samples.on_error import SIZE, OnError, find_substitutes
 from torchdali.samples.tree import (
@@ -153,7 +154,7 @@ class Packer:
             for tree in trees:
                 check_has_image(tree)
             try:
-                packed.data = self._collate(data)
+                packed.data = call_collate(self._collate, data)
             except Exception as error:
                 if packed.outline:
                     add_note(error, f"no image for transform= was found in a sample, which is {packed.outline}")
