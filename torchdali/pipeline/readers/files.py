@@ -138,17 +138,15 @@ class FileReader(Reader):
         headers = parse(first.data, self.adjust_orientation)
         headers.known[np.isin(rows, list(self._black))] = False
         if self._validates:
-            headers.known[~headers.jpeg] = False  # of other files DALI reads more than the first bytes
-            known = np.flatnonzero(headers.known)
-            headers.known[known[self._validator.find_refused(first.data[known])]] = False
+            headers.known[~headers.jpeg] = False
         self.table.update_many(rows, headers, first.lengths)
         self._read_each(rows[~headers.known].tolist())
 
     def _read_each(self, rows: Sequence[int]) -> None:
-        """Read headers one by one. Leave files that DALI refuses to PIL."""
+        """Read headers one by one. Leave files that DALI refuses to PIL: it refuses no native JPEG."""
         headers = {row: self._read_header(row) for row in rows}
-        native = [row for row in rows if headers[row].native]
-        refused = self._find_refused(native, headers) if self._validates else set[int]()
+        others = [row for row in rows if headers[row].native and not headers[row].jpeg]
+        refused = self._find_refused(others, headers) if self._validates else set[int]()
         for row, header in headers.items():
             self.table.update(row, header._replace(native=header.native and row not in refused))
 

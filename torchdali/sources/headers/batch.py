@@ -100,7 +100,7 @@ def _parse_jpegs(data: Bytes, headers: Headers, adjust_orientation: bool) -> Non
     adobe_rgb, one_frame, scanned = (np.zeros(len(data), np.bool_) for _ in range(3))
     while len(rows):
         marker: Bytes = flat.take(at + 1, mode="clip")
-        alive: Flags = (at <= last) & (flat.take(at, mode="clip") == 0xFF)
+        alive: Flags = (at <= last) & (flat.take(at, mode="clip") == 0xFF) & (marker != 0)
         frame: Flags = alive & _IS_FRAME[marker]
         if frame.any():
             frame_rows = rows[frame]

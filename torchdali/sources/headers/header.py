@@ -250,6 +250,8 @@ def _parse_jpeg(read: Callable[[int], bytes], start: bytes, length: int, adjust_
         if i + 4 > len(window) or window[i] != 0xFF:
             return None
         marker = window[i + 1]
+        if marker == 0:  # no marker (T.81, B.1.1.2): DALI refuses the file, and PIL reads on
+            return None
         if marker == 0xFF:  # padding before a marker
             offset += 1
             continue
