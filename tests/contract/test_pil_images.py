@@ -27,7 +27,8 @@ def describe(image: Image.Image) -> torch.Tensor:
     """Return numbers that tell images apart by all but their class."""
     palette = image.getpalette() if image.mode in ("P", "PA") else None
     exif = sorted(image.getexif().items())
-    about = image.mode, image.size, image.format, sorted(image.info.items()), palette, exif, image.tobytes()
+    own = image.format, getattr(image, "filename", None)
+    about = image.mode, image.size, own, sorted(image.info.items()), palette, exif, image.tobytes()
     return torch.tensor(zlib.crc32(repr(about).encode()))
 
 
@@ -65,7 +66,12 @@ class Opened(Dataset[Any]):
         return len(self.files)
 
     def __getitem__(self, index: int) -> Any:
-        image = Image.open(io.BytesIO(self.files[index].read_bytes()))
+        file = self.files[index]
+        if index >= 2:  # with a file name
+            with Image.open(file) as image:
+                image.load()
+        else:
+            image = Image.open(io.BytesIO(file.read_bytes()))
         return (self.transform(image) if self.transform else image), index
 
 

@@ -18,19 +18,21 @@ _ONE_BYTE = {
 
 
 class PILHeader(NamedTuple):
-    """Mode, palette, metadata and format of a PIL image.
+    """Mode, palette, metadata, format and file name of a PIL image.
 
     Attributes:
         mode: Such as "RGB" or "P".
         info: ``Image.info``: EXIF, ICC profile, transparency.
         format: ``Image.format``; None for an image that was converted or made.
         palette: The mode of the palette and its bytes, for mode "P".
+        filename: ``Image.filename``; None for an image that is of no file.
     """
 
     mode: str
     info: dict[Any, Any]
     format: str | None = None
     palette: tuple[str, bytes] | None = None
+    filename: Any = None
 
 
 def read_pil_header(image: PIL.Image.Image, converted: bool = False) -> PILHeader:
@@ -46,11 +48,11 @@ def read_pil_header(image: PIL.Image.Image, converted: bool = False) -> PILHeade
         return PILHeader("RGB", dict(image.info))
     palette: Any = image.palette if image.mode in ("P", "PA") else None
     colours = (palette.mode, bytes(palette.tobytes())) if palette else None
-    return PILHeader(image.mode, dict(image.info), image.format, colours)
+    return PILHeader(image.mode, dict(image.info), image.format, colours, getattr(image, "filename", None))
 
 
 def restore_pil_image(image: PIL.Image.Image, header: PILHeader) -> PIL.Image.Image:
-    """Return an image of pixels with its mode, palette, metadata and format."""
+    """Return an image of pixels with its mode, palette, metadata, format and file name."""
     if header.mode == "1":
         image = image.convert("1", dither=PIL.Image.Dither.NONE)
     elif header.mode != image.mode and _has_same_bytes(image, header.mode):
@@ -59,6 +61,8 @@ def restore_pil_image(image: PIL.Image.Image, header: PILHeader) -> PIL.Image.Im
         image.putpalette(header.palette[1], header.palette[0])
     image.info = dict(header.info)
     cast("Any", image).format = header.format
+    if header.filename is not None:
+        cast("Any", image).filename = header.filename
     return image
 
 
