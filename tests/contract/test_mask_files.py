@@ -211,8 +211,8 @@ def test_a_mask_that_nobody_decodes_is_named(tmp_path: Path, on_error: str) -> N
         assert torch.equal(batch[1][1], batch[2][1])
 
 
-def test_pil_decodes_masks_if_dali_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = [name for name, (_, is_encoded) in FILES.items() if is_encoded]
+def test_pil_decodes_masks_if_dali_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    names = [*(name for name, (_, is_encoded) in FILES.items() if is_encoded), "interlaced"]
     dataset = make_dataset(tmp_path, names)
     take = PipelineRunner.take
 
@@ -223,8 +223,20 @@ def test_pil_decodes_masks_if_dali_fails(tmp_path: Path, monkeypatch: pytest.Mon
         return outputs
 
     monkeypatch.setattr(PipelineRunner, "take", fail)
-    loader = DALILoader(dataset, 4, device="cpu", transform=CHAIN, collate_fn=list)
+    loader = DALILoader(dataset, 4, device=device, transform=CHAIN, collate_fn=list)
     assert_same_samples([sample for batch in loader for sample in batch], dataset)
+
+
+def test_masks_of_16_bits_end_in_one_size(tmp_path: Path, device: str) -> None:
+    dataset = make_dataset(tmp_path, ["grey of 16 bits"] * 4)
+    fills: Any = {tv_tensors.Mask: 40_000, "others": 0}
+    chain = v2.Compose([v2.ToImage(), v2.RandomCrop(150, pad_if_needed=True, fill=fills)])
+    ours, expected = (
+        next(iter(DALILoader(dataset, 4, device=name, transform=chain, seed=1)))[1] for name in (device, "cpu")
+    )
+    assert torch.equal(ours.cpu().int(), expected.int())
+    assert expected.int().max() == 40_000
+    assert 0 < (expected.int() == 40_000).sum() < expected.numel()
 
 
 @pytest.mark.parametrize("workers", [0, 1])

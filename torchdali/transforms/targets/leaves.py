@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
@@ -21,6 +22,9 @@ Place = tuple[int, int] | torch.Tensor | StoredMasks
 """A mask, or the group of boxes or points and the number in it."""
 
 Self = TypeVar("Self", bound="Leaves")
+
+_MOST_BEFORE = 2**25
+"""Pixels of masks before all moves that are gathered together at most, for the memory of a GPU."""
 
 
 def _kind(leaf: torch.Tensor) -> tuple[Any, ...]:
@@ -231,14 +235,18 @@ class Leaves:
         masks, on_device = self._find_masks(), iter(tensors)
         if self.pixels is None or not masks:
             return []
-        has_fill = self.pixels.has_fill
+        owners = [i for i, *_ in masks]
         parts = [self.decoded[i, k] if isinstance(m, EncodedMask) else next(on_device) for i, k, m, _ in masks]
         stored = [mask.select(kept) if isinstance(mask, StoredMasks) else None for _, _, mask, kept in masks]
-        parts = [mask.prepare(part, has_fill) if mask else part for mask, part in zip(stored, parts, strict=True)]
-        parts = _take_pixels(self.pixels, [i for i, *_ in masks], parts)
-        parts = [mask.finish(part, has_fill) if mask else part for mask, part in zip(stored, parts, strict=True)]
-        parts = [part.to(self.mask_dtype or part.dtype) for part in parts]
-        return parts if self.is_pure else [tv_tensors.Mask(part) for part in parts]
+        # One after the other, no more than one mask has its pixels before all moves, beside those after them.
+        is_small = sum(math.prod(mask.shape) for _, _, mask, _ in masks) <= _MOST_BEFORE
+        step = len(masks) if is_small and all(part.device.type != "cpu" for part in parts) else 1
+        made: list[torch.Tensor] = []
+        for begin in range(0, len(masks), step):
+            some = slice(begin, begin + step)
+            made += _make_some(self.pixels, owners[some], stored[some], parts[some])
+        made = [mask.to(self.mask_dtype or mask.dtype) for mask in made]
+        return made if self.is_pure else [tv_tensors.Mask(mask) for mask in made]
 
     @property
     def boxes(self) -> list[Boxes]:
@@ -251,10 +259,20 @@ class Leaves:
         return [group for group in self.groups if isinstance(group, Points)]
 
 
+def _make_some(
+    pixels: Pixels, owners: Sequence[int], stored: Sequence[StoredMasks | None], parts: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
+    """Return masks after all moves: of samples, what they are made of if they are no tensors, and what is there."""
+    fills = pixels.has_fill
+    parts = [mask.prepare(part, fills) if mask else part for mask, part in zip(stored, parts, strict=True)]
+    parts = _take_pixels(pixels, owners, parts)
+    return [mask.finish(part, fills) if mask else part for mask, part in zip(stored, parts, strict=True)]
+
+
 def _take_pixels(pixels: Pixels, owners: Sequence[int], masks: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Return masks after all moves; ``owners`` are their samples."""
     if masks[0].device.type != "cpu":
-        together = pixels.gather_together(owners, masks)
+        together = pixels.gather_together(owners, masks) if len(masks) > 1 else None
         return together or [pixels.gather(i, mask) for i, mask in zip(owners, masks, strict=True)]
     arrays = [mask.numpy() for mask in masks]
     taken = [pixels.take(i, array) for i, array in zip(owners, arrays, strict=True)]

@@ -30,6 +30,8 @@ Index = npt.NDArray[np.int64]
 _EXACT_IN_FLOAT32 = 2**24
 _MOST_TOGETHER = 2**23
 """Pixels of masks that are gathered together at most. The index of a pixel takes eight bytes."""
+_WIDER = {torch.uint16: torch.int32, torch.uint32: torch.int64, torch.uint64: torch.int64}
+"""Types that torch neither indexes on a GPU nor fills by a mask, and others with the same values."""
 
 _HAS_EXACT_MASKS = "interpolation" in signature(F.resize_mask).parameters
 """Whether the installed torchvision resizes masks by ``NEAREST_EXACT`` if a transform says so. 0.26 never does."""
@@ -234,10 +236,11 @@ class Pixels:
         if i in self._planes:
             plane = torch.from_numpy(np.ascontiguousarray(self._planes[i])).to(device, non_blocking=True)
             flat = mask.reshape(*mask.shape[:-2], mask.shape[-2] * mask.shape[-1])
+            flat = flat.to(_WIDER.get(mask.dtype, mask.dtype))
             out = flat.index_select(-1, plane.clamp(min=0).flatten()).reshape(*mask.shape[:-2], *plane.shape)
             for code in range(-1, int(self._planes[i].min(initial=0)) - 1, -1):
                 out.masked_fill_(plane == code, self._get_fill(code))
-            return out
+            return out.to(mask.dtype)
         if i not in self._lines:
             return mask
         rows, columns = self._get_device_lines(device)[i]
@@ -253,14 +256,16 @@ class Pixels:
             masks: ``(..., H, W)`` masks on one device.
 
         Returns:
-            Views of one tensor. None if the masks differ in dtype or in their size after all moves, or if they were
-            not moved along the axes only.
+            Views of one tensor. None if the masks differ in dtype or in their size after all moves, if they were not
+            moved along the axes only, or if torch has no kernels for their dtype.
         """
         for i, mask in zip(owners, masks, strict=True):
             self._check_size(i, mask.shape)
         shapes = {self._shape(i) if i in self._lines else None for i in owners}
         counts = [math.prod(mask.shape[:-2]) for mask in masks]
-        if len({mask.dtype for mask in masks}) != 1 or len(shapes) != 1 or not (shape := shapes.pop()):
+        if len(dtypes := {mask.dtype for mask in masks}) != 1 or dtypes & _WIDER.keys():
+            return None
+        if len(shapes) != 1 or not (shape := shapes.pop()):
             return None
         if sum(counts) * math.prod(shape) > _MOST_TOGETHER:
             return None

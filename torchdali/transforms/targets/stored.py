@@ -97,7 +97,7 @@ class EncodedMask(StoredMasks):
         return tensor if self.scale == 1 else tensor // self.scale
 
     def finish(self, taken: torch.Tensor, has_fill: bool) -> torch.Tensor:
-        return taken if self.rows is None else taken[torch.from_numpy(self.rows).to(taken.device)]
+        return taken if self.rows is None else taken.index_select(0, torch.from_numpy(self.rows).to(taken.device))
 
 
 class BitMasks(StoredMasks):

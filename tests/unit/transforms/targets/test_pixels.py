@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +18,7 @@ from torchvision.transforms.v2 import functional as F
 from torchdali.transforms.targets import Targets
 from torchdali.transforms.targets import pixels as pixels_module
 from torchdali.transforms.targets.pixels import Pixels, find_mask_fill, find_nearest
+from torchdali.transforms.targets.stored import EncodedMask, RunMasks
 
 COUNT = len(MAPS.angle)
 RANDOM = np.random.default_rng(7)
@@ -152,6 +154,23 @@ def test_masks_of_other_types_equal_torchvisions(dtype: torch.dtype) -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["pad", "rotate"])
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64])
+def test_types_that_torch_hardly_knows_are_gathered(name: str, dtype: torch.dtype) -> None:
+    """CUDA does not index them, and no device fills them by a mask."""
+    samples = make_masks(torch.int32)
+    targets = Targets.collect(samples, SIZE)
+    MOVES[name][0](targets)
+    assert targets.pixels is not None
+    for i, sample in enumerate(samples):
+        for mask in sample:
+            masks = [mask.as_subclass(torch.Tensor).to(dtype)] * 2
+            assert targets.pixels.gather_together([i, i], masks) is None
+            ours = targets.pixels.gather(i, masks[0])
+            assert ours.dtype == dtype
+            assert torch.equal(ours.int(), targets.pixels.gather(i, mask.as_subclass(torch.Tensor)))
+
+
 def test_the_latest_border_lies_over_the_earlier_ones() -> None:
     assert_equals_torchvision(
         make_masks(), *[move for fill in (1, 2, 1) for move in (pad("constant", fill), MOVES["hflip"], MOVES["crop"])]
@@ -220,3 +239,30 @@ def test_a_mask_of_another_size_is_refused() -> None:
     targets = Targets.collect([[tv_tensors.Mask(torch.zeros(1, 4, 6))]], np.array([[6, 4]]))
     with pytest.raises(ValueError, match=r"must have the size 6 x 4 of their image, got a shape of \(1, 4, 6\)"):
         targets.leaves()
+
+
+def test_masks_are_expanded_one_after_the_other() -> None:
+    """Before they are cut, the masks of a batch may be far larger than after it."""
+    runs = np.tile(np.array([3, 2**20 - 3], np.int32), 4)
+    stored = RunMasks(runs, np.full(4, 2), (1024, 1024))
+    targets = Targets.collect([[stored]] * 9, np.full((9, 2), 1024))
+    targets.crop(np.zeros((9, 2), np.int64), np.full((9, 2), 8))
+    tracemalloc.start()
+    leaves = targets.leaves()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert [leaf.shape for (leaf,) in leaves] == [(4, 8, 8)] * 9
+    assert 4 * 2**20 < peak < 12 * 2**20
+
+
+def test_masks_of_one_batch_may_be_on_two_devices() -> None:
+    """PIL decodes mask files on the host if DALI fails. Masks that were tensors are on the GPU then."""
+    values = torch.arange(24, dtype=torch.uint8).view(1, 4, 6)
+    encoded = EncodedMask(np.empty(0, np.uint8), (1, 4, 6))
+    for samples in ([[encoded, tv_tensors.Mask(values)]], [[tv_tensors.Mask(values), encoded]]):
+        targets = Targets.collect(samples, np.array([[4, 6]]))
+        targets.flip(0)
+        targets.decoded[0, samples[0].index(encoded)] = values
+        leaves = targets.leaves([values.to("meta")])[0]
+        assert sorted(leaf.device.type for leaf in leaves) == ["cpu", "meta"]
+        assert torch.equal(leaves[samples[0].index(encoded)], values.flip(-1))
