@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack, contextmanager
 from time import perf_counter
 from typing import Any
 
@@ -19,7 +19,8 @@ from torchdali.pipeline.readers.scan import Scan
 from torchdali.sources import Source
 from torchdali.transforms.spec import IntArray
 
-_QUICK = 0.5e-3  # seconds
+_QUICK, _PATIENCE = 0.5e-3, 0.1
+"""Seconds in which a quick sound is read, and for which a thread waits for its turn."""
 
 __all__ = ["DecodedBatch", "DecodingReader", "WaveformReader"]
 
@@ -99,9 +100,13 @@ class WaveformReader(DecodingReader):
         self._seconds = 0.0
         self._two_at_a_time = threading.Semaphore(2)
 
+    def __reduce__(self) -> tuple[type[WaveformReader], tuple[Source]]:
+        return WaveformReader, (self.source,)  # turns are of one process
+
     def begin_epoch(self) -> None:
         super().begin_epoch()
         self._seconds = 0.0
+        self._two_at_a_time = threading.Semaphore(2)  # a thread that still reads gives its turn back to the old one
 
     def describe_decoding(self, plan: Plan) -> str:
         return "soundfile, in threads of this process"
@@ -109,14 +114,32 @@ class WaveformReader(DecodingReader):
     def open_batch(self) -> Reader:
         return _WaveformBatch(self, lambda row, _: self.decode(row))
 
-    def limit_threads(self) -> AbstractContextManager[Any]:
-        """Return a context that lets in two threads at a time while sounds are quick, else all."""
-        return self._two_at_a_time if self._seconds < _QUICK else nullcontext()
+    @property
+    def chunk(self) -> int:
+        """How many sounds a thread reads in a row: few until they are known to be quick."""
+        return 16 if 0 < self._seconds < _QUICK else 4
+
+    @contextmanager
+    def limit_threads(self) -> Generator[None, None, None]:
+        """Let in two threads at a time while sounds are quick, else all.
+
+        A thread waits no longer than 0.1 s, because sounds may turn out to be slow, or a file may never answer.
+        """
+        turns = self._two_at_a_time
+        has_turn = self._seconds < _QUICK and turns.acquire(timeout=_PATIENCE)
+        try:
+            yield
+        finally:
+            if has_turn:
+                turns.release()
 
     def note_time(self, seconds: float) -> None:
-        """Note how long a sound took. Slow sounds are remembered until the next epoch."""
+        """Note how long a sound took. Slow sounds are remembered until the next epoch.
+
+        One time alone makes no sounds slow: pipelines are built beside the first ones, with the interpreter's lock.
+        """
         if self._seconds < _QUICK:
-            self._seconds += 0.1 * (seconds - self._seconds)
+            self._seconds += 0.1 * (min(seconds, 2 * _QUICK) - self._seconds)
 
     def decode(self, row: int) -> npt.NDArray[Any]:
         """Return ``(1, time, channels)`` the samples of a sound.
@@ -139,11 +162,9 @@ class WaveformReader(DecodingReader):
 class _WaveformBatch(DecodedBatch):
     """The sounds of one batch."""
 
-    chunk = 16
-
     def __init__(self, reader: WaveformReader, decode: Callable[[int, int], Any]) -> None:
         super().__init__(reader.source, decode)
-        self._reader = reader
+        self._reader, self.chunk = reader, reader.chunk
 
     def _decode_places(self, places: Sequence[int]) -> None:
         with self._reader.limit_threads():
