@@ -162,3 +162,19 @@ def test_other_frames_are_not_left_out_in_silence(kind: str) -> None:
 
     assert count(0) == [10, 30]
     assert count(1) == [10, 31]
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+@pytest.mark.parametrize("kind", ["GIF", "TIFF", "PNG", "WEBP"])
+def test_images_that_a_dataset_keeps_are_not_changed(tmp_path: Path, kind: str, in_memory: bool) -> None:
+    """PIL reads a frame again to count the others, without what was drawn on it."""
+    pages = [PHOTO.convert("L").rotate(90 * i) for i in range(3)]
+    pages[0].save(tmp_path / "pages", kind, save_all=True, append_images=pages[1:])
+    image = Image.open(io.BytesIO((tmp_path / "pages").read_bytes()) if in_memory else tmp_path / "pages")
+    image.paste(0, (0, 0, 40, 40))
+    frames = v2.Lambda(lambda image: v2.functional.pil_to_tensor(image) + getattr(image, "n_frames", 1))
+    loader = DALILoader([image], transform=frames, device="cpu")  # pyright: ignore
+    expected = v2.functional.pil_to_tensor(image.copy()) + 3
+    with image:
+        for _ in range(2):
+            assert torch.equal(next(iter(loader))[0], expected)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any, NamedTuple, cast
 
 import PIL.Image
@@ -82,10 +83,21 @@ def read_pil_header(image: PIL.Image.Image, converted: bool = False) -> PILHeade
 
 def _find_frames(image: Any) -> tuple[int, int] | None:
     try:
-        count = getattr(image, "n_frames", 1)  # PIL may look through the file
-        return (image.tell(), count) if count > 1 else None
+        return (image.tell(), count) if (count := _count_frames(image)) > 1 else None
     except (*UNREADABLE, AttributeError, AssertionError):  # the file is closed or damaged
         return None
+
+
+def _count_frames(image: Any) -> int:
+    """Return how many frames the file of an image has; 1 if that cannot be found out."""
+    kind: Any = image.__class__
+    if not hasattr(kind, "n_frames"):
+        return getattr(image, "n_frames", 1)
+    # PIL looks through the file, and reads the frame again: what was drawn on the image would be lost.
+    file = image.fp or getattr(image, "_fp", None)
+    in_memory = isinstance(file, io.BytesIO)
+    with cast("Any", PIL.Image).open(io.BytesIO(file.getbuffer()) if in_memory else image.filename) as again:
+        return again.n_frames
 
 
 def restore_pil_image(image: PIL.Image.Image, header: PILHeader) -> PIL.Image.Image:
