@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchdali.pipeline import dlpack, graph
+from torchdali.pipeline.host_calls import FORKED, limit_wait
 from torchdali.pipeline.plan import Plan
 from torchdali.runtime import devices, lifecycle
 from torchdali.runtime.events import Event
@@ -112,7 +113,8 @@ class PipelineRunner(lifecycle.Resource):
 
         Raises:
             RuntimeError: The run failed. The runs after it are not harmed.
-            EpochEndedError: The oldest run is another one, because an earlier call was interrupted.
+            EpochEndedError: The oldest run is another one, because an earlier call was interrupted. Or the process was
+                forked, and DALI waits for a lock without end.
             RunTimeoutError: It did not finish in time. The runner cannot be used any more.
         """
         with self._end_epoch_on_error():
@@ -151,10 +153,13 @@ class PipelineRunner(lifecycle.Resource):
             with devices.use(self._device):  # in the thread that waits, too
                 return self._pipeline.share_outputs(stream)
 
+        limit = timeout or limit_wait(self._pipeline.host_calls)
         try:
-            outputs = _call_with_timeout(timeout, share) if timeout else share()
-        except RunTimeoutError:
+            outputs = _call_with_timeout(limit, share) if limit else share()
+        except RunTimeoutError as error:
             self._abandon()
+            if not timeout:
+                raise EpochEndedError(FORKED) from error
             raise
         except (RuntimeError, MemoryError, UnicodeDecodeError) as error:
             if not is_raised_by_dali(error):

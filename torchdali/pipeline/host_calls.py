@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,10 +13,37 @@ import torch
 from torchdali.runtime import lifecycle
 from torchdali.runtime.threads import DaemonThreadPoolExecutor
 
-__all__ = ["HostCalls"]
+__all__ = ["FORKED", "HostCalls", "limit_wait"]
 
+FORKED = (
+    "DALI was calling a Python function when this process was forked, and it waits here for that call without end; "
+    "start this process by spawn or forkserver, or fork it before the epoch begins"
+)
+_PATIENCE = 60.0
+"""Seconds in which the first run of a forked process must begin to call its functions."""
 _lock = threading.Lock()
 _local = threading.local()
+_live: weakref.WeakSet[HostCalls] = weakref.WeakSet()
+_may_wait_forever = False
+
+
+def _renew() -> None:
+    """Forget locks that only threads of the parent can release."""
+    global _lock, _may_wait_forever
+    _lock, _may_wait_forever = threading.Lock(), len(_live) > 0
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew)
+
+
+def limit_wait(calls: Sequence[HostCalls]) -> float:
+    """Return after how many seconds to give up a run that calls functions; 0 to wait for it as long as it takes.
+
+    DALI calls Python functions one at a time, under a lock of its own. A forked process inherits the lock as it was,
+    and DALI 2.4 does not renew it. We know no issue about it. Nobody outside can see who holds the lock.
+    """
+    return _PATIENCE if calls and _may_wait_forever else 0
 
 
 class HostCalls:
@@ -30,9 +59,12 @@ class HostCalls:
     def __init__(self, function: Callable[..., Any], threads: int) -> None:
         self._function, self._threads = function, threads
         self._pool: DaemonThreadPoolExecutor | None = None
+        _live.add(self)
 
     def __call__(self, *inputs: Sequence[Any]) -> list[Any]:
         """Return the results for a run, from the inputs' arrays."""
+        global _may_wait_forever
+        _may_wait_forever = False
         samples = list(zip(*inputs, strict=True))
         step = min(self._threads, len(samples))
         if step < 2:
