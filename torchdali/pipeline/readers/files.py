@@ -143,7 +143,7 @@ class FileReader(Reader):
         self._read_each(rows[~headers.known].tolist())
 
     def _read_each(self, rows: Sequence[int]) -> None:
-        """Read headers one by one. Leave files that DALI refuses to PIL: it refuses no native JPEG."""
+        """Read headers one by one. Leave files that DALI refuses to PIL. It is not asked about JPEGs."""
         headers = {row: self._read_header(row) for row in rows}
         others = [row for row in rows if headers[row].native and not headers[row].jpeg]
         refused = self._find_refused(others, headers) if self._validates else set[int]()

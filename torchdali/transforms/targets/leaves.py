@@ -262,7 +262,14 @@ class Leaves:
 def _make_some(
     pixels: Pixels, owners: Sequence[int], stored: Sequence[StoredMasks | None], parts: Sequence[torch.Tensor]
 ) -> list[torch.Tensor]:
-    """Return masks after all moves: of samples, what they are made of if they are no tensors, and what is there."""
+    """Return masks after all moves.
+
+    Args:
+        pixels: The moves.
+        owners: The sample of each mask.
+        stored: How each is stored; None for a tensor.
+        parts: What of each is on the device.
+    """
     fills = pixels.has_fill
     parts = [mask.prepare(part, fills) if mask else part for mask, part in zip(stored, parts, strict=True)]
     parts = _take_pixels(pixels, owners, parts)

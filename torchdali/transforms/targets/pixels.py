@@ -31,7 +31,7 @@ _EXACT_IN_FLOAT32 = 2**24
 _MOST_TOGETHER = 2**23
 """Pixels of masks that are gathered together at most. The index of a pixel takes eight bytes."""
 _WIDER = {torch.uint16: torch.int32, torch.uint32: torch.int64, torch.uint64: torch.int64}
-"""Types that torch neither indexes on a GPU nor fills by a mask, and others with the same values."""
+"""Types that CUDA does not index and ``masked_fill_`` does not fill, and for each another with its values."""
 
 _HAS_EXACT_MASKS = "interpolation" in signature(F.resize_mask).parameters
 """Whether the installed torchvision resizes masks by ``NEAREST_EXACT`` if a transform says so. 0.26 never does."""
