@@ -82,7 +82,9 @@ def batches(dataset: Any, device: str, **options: Any) -> tuple[list[Any], list[
     ("kind", "mode", "workers", "collate"),
     [
         *(("path", "skip", 0, None), ("path", "replace", 0, listed), ("bytes", "skip", 0, listed)),
-        *(("bytes", "replace", 2, None), ("path", "skip", 2, listed), ("path", "replace", 2, None)),
+        ("path", "skip", 2, listed),
+        pytest.param("bytes", "replace", 2, None, marks=pytest.mark.slow),
+        pytest.param("path", "replace", 2, None, marks=pytest.mark.slow),
     ],
 )
 def test_files_that_are_handed_over(
@@ -112,7 +114,7 @@ def test_what_the_dataset_raises_can_be_skipped(fresh: ImageFolder, workers: int
 
 
 @pytest.mark.parametrize("raising", [(2, 3), (2,), ()])
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_bad_sample_is_not_blamed_on_the_one_that_it_stood_in_for(
     fresh: ImageFolder, workers: int, raising: tuple[int, ...]
 ) -> None:

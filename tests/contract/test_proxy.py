@@ -178,11 +178,8 @@ def test_whole_batches_are_asked_of_a_dataset_that_gives_them(both: Any, workers
     assert not difference(seen, true)
 
 
-@pytest.mark.parametrize(
-    "both",
-    ["transform", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("nothing", "batch_transform"))],
-    indirect=True,
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("both", ["transform", "nothing", "batch_transform"], indirect=True)
 def test_out_of_order_is_as_dataloader_and_pairs_stay_pairs(both: Any, files: list[Path]) -> None:
     def run(build: Build) -> list[Any]:
         return list(build(batch_size=1, num_workers=2, in_order=False))

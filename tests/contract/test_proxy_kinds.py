@@ -119,7 +119,13 @@ def compared(images: list[Any], make: Make, true: Make, chain: Any, device: str,
     return len(batches)
 
 
-@pytest.mark.parametrize("make", (MODES | PIXELS).values(), ids=(MODES | PIXELS).keys())
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(make, id=name, marks=[pytest.mark.slow] * (i % 3 > 0))
+        for i, (name, make) in enumerate((MODES | PIXELS).items())
+    ],
+)
 def test_kinds_of_pixels(photographs: Any, make: Make, device: str) -> None:
     chain = v2.Compose([v2.ToImage(), v2.CenterCrop((CROP, 20)), v2.Pad(2)])
     assert compared(photographs, make, make, chain, device, 0)

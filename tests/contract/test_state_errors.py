@@ -145,7 +145,7 @@ TRANSFORM = {"transform": AUGMENT, "seed": 1}
         (RaisingStream, 3, {}, {}),
         (RaisingStream, None, {}, TRANSFORM),
         (EndingWithAState, 3, {}, TRANSFORM),
-        (RaisingStream, 3, WORKERS[1], TRANSFORM),
+        pytest.param(RaisingStream, 3, WORKERS[1], TRANSFORM, marks=pytest.mark.slow),
         pytest.param(EndingWithAState, 3, WORKERS[2], {}, marks=pytest.mark.slow),
     ],
 )

@@ -127,7 +127,12 @@ moments = pytest.mark.parametrize(("epoch", "batches"), MOMENTS)
 
 
 @pytest.mark.parametrize(
-    ("kind", "epoch", "batches"), [(kind, *MOMENTS[(2 * i + j) % 6]) for i, kind in enumerate(LATE) for j in (0, 1, 5)]
+    ("kind", "epoch", "batches"),
+    [
+        pytest.param(kind, *MOMENTS[(2 * i + j) % 6], marks=[pytest.mark.slow] * (j > 0))
+        for i, kind in enumerate(LATE)
+        for j in (0, 1, 5)
+    ],
 )
 def test_a_generator_that_a_sampler_makes_late(make: Make, kind: str, epoch: int, batches: int | None) -> None:
     loader = make(sampler=lambda: Late(kind))

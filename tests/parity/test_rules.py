@@ -64,7 +64,7 @@ def test_the_fallback_of_random_resized_crop_is_torchvisions(height, width):
     assert window["shape"][0].tolist() == [other["height"], other["width"]]
 
 
-SLOW_DRAWS = ("AugMix: ", "ElasticTransform: a place, not blurred")
+SLOW_DRAWS = ("AugMix: ", "ElasticTransform: a place, not blurred", "ShotNoise: ", "Jitter: ", "SaltAndPepper: ")
 
 
 @pytest.mark.parametrize(

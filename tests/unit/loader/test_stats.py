@@ -85,7 +85,7 @@ SLOW: dict[str, tuple[Bottleneck, str, Callable[[ImageFolder], dict[str, Any]]]]
 
 @pytest.mark.parametrize(
     ("bottleneck", "text", "make"),
-    [pytest.param(*case, id=name, marks=[pytest.mark.slow] * (i > 0)) for i, (name, case) in enumerate(SLOW.items())],
+    [pytest.param(*case, id=name, marks=pytest.mark.slow) for name, case in SLOW.items()],
 )
 def test_what_users_write_in_this_process(
     dataset: ImageFolder, bottleneck: Bottleneck, text: str, make: Any, device: str

@@ -127,9 +127,10 @@ print("gone")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "threads",
-    [pytest.param(1, id="DALI's thread"), pytest.param(2, id="a thread of ours", marks=pytest.mark.slow)],
+    [pytest.param(1, id="DALI's thread"), pytest.param(2, id="a thread of ours")],
 )
 def test_a_thread_that_a_run_waits_for_may_collect_the_loader(pictures: Path, threads: int) -> None:
     """Not only is nothing stuck: DALI aborts the process if one of its threads waits for itself."""
