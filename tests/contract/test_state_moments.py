@@ -20,6 +20,7 @@ from torchdali import DALILoader
 from torchdali.state.generators import to_text
 
 pytestmark = [
+    pytest.mark.slow,  # test_state.py has the most common moment
     pytest.mark.timeout(60),
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
     pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),

@@ -177,6 +177,7 @@ def known(batches: Any) -> list[Any]:
     return [batch[:2] for batch in batches]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("make", "kind", "size", "workers"), GO_ON, indirect=["make"])
 def test_goes_on_from_every_batch(make: Any, kind: type[Bare], size: Any, workers: Any) -> None:
     loader = make(kind, **size, **workers)
@@ -194,6 +195,7 @@ def test_goes_on_from_every_batch(make: Any, kind: type[Bare], size: Any, worker
         assert not difference([known(again), known(again), known(again)], [true[0][taken:], *true[1:]])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("make", "kind", "workers"), ROWS, indirect=["make"])
 def test_before_and_after_an_epoch(make: Any, kind: type[Bare], workers: Any) -> None:
     size = {"batch_size": 3, "drop_last": kind is Bare}

@@ -95,14 +95,14 @@ ARGUMENTS: dict[str, Callable[[int, torch.Generator | None], Arguments]] = {
     "batches drawn at iter": lambda n, g: {"batch_sampler": EagerBatches(n, g)},
 }
 
-# Every order without workers, every third with each kind of workers, because forks take time. Two of these are quick.
+# Every order without workers, every third with each kind of workers, because forks take time. One of each is quick.
 COMBINED = [
     pytest.param(
         arguments,
         *workers.values,
         own,
         id=f"{name}-{workers.id}-{'generator' if own else 'torch.manual_seed'}",
-        marks=[pytest.mark.slow] * (place > 0 and number > 5),
+        marks=[pytest.mark.slow] * (place > 0 and number > 2),
     )
     for number, (name, arguments) in enumerate(ARGUMENTS.items())
     for place, workers in enumerate(WORKERS)
