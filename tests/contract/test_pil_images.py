@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 import torch
-from PIL import Image, ImageCms, ImageOps, ImageSequence
+from PIL import Image, ImageCms, ImageOps
 from skimage import data as photos
 from torch.utils.data import DataLoader, Dataset, default_collate
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
-from torchdali import DALILoader, TransformError
+from torchdali import DALILoader
 
 PHOTO = Image.fromarray(photos.astronaut()[:48, :64])
 MODES = ["L", "LA", "RGB", "RGBA", "P", "PA", "CMYK", "1", "YCbCr", "HSV", "LAB", "I", "F", "I;16"]
@@ -139,42 +139,3 @@ def test_a_conversion_to_a_tensor_ends_the_metadata(upright: Path) -> None:
     chain = v2.Compose([v2.ToImage(), v2.ToPILImage(), v2.Lambda(lambda image: torch.tensor(len(image.info)))])
     images, _ = next(iter(DALILoader(ImageFolder(upright, chain), 5, device="cpu")))
     assert images.tolist() == [0] * 5
-
-
-@pytest.mark.parametrize("kind", ["GIF", "TIFF", "PNG", "WEBP"])
-def test_other_frames_are_not_left_out_in_silence(kind: str) -> None:
-    pages = [PHOTO.convert("L").rotate(90 * i) for i in range(3)]
-    data = [io.BytesIO() for _ in range(2)]
-    for i, file in enumerate(data):
-        pages[0].save(file, kind, save_all=True, append_images=pages[1:] if i else [])
-
-    def count(frame: int) -> list[int]:
-        images = [Image.open(io.BytesIO(file.getvalue())) for file in data]
-        for image in images:
-            image.seek(min(frame, getattr(image, "n_frames", 1) - 1))
-        taken = v2.Lambda(lambda image: len(list(ImageSequence.Iterator(image))))
-        at = v2.Lambda(lambda image: image.tell() + 10 * getattr(image, "n_frames", 1))
-        one, several = (DALILoader([image], transform=taken, device="cpu") for image in images)  # pyright: ignore
-        assert next(iter(one)).tolist() == [1]
-        with pytest.raises(TransformError, match="leave what reads several frames in the dataset"):
-            next(iter(several))
-        return torch.cat(list(DALILoader(images, transform=at, device="cpu"))).tolist()  # pyright: ignore
-
-    assert count(0) == [10, 30]
-    assert count(1) == [10, 31]
-
-
-@pytest.mark.parametrize("in_memory", [True, False])
-@pytest.mark.parametrize("kind", ["GIF", "TIFF", "PNG", "WEBP"])
-def test_images_that_a_dataset_keeps_are_not_changed(tmp_path: Path, kind: str, in_memory: bool) -> None:
-    """PIL reads a frame again to count the others, without what was drawn on it."""
-    pages = [PHOTO.convert("L").rotate(90 * i) for i in range(3)]
-    pages[0].save(tmp_path / "pages", kind, save_all=True, append_images=pages[1:])
-    image = Image.open(io.BytesIO((tmp_path / "pages").read_bytes()) if in_memory else tmp_path / "pages")
-    image.paste(0, (0, 0, 40, 40))
-    frames = v2.Lambda(lambda image: v2.functional.pil_to_tensor(image) + getattr(image, "n_frames", 1))
-    loader = DALILoader([image], transform=frames, device="cpu")  # pyright: ignore
-    expected = v2.functional.pil_to_tensor(image.copy()) + 3
-    with image:
-        for _ in range(2):
-            assert torch.equal(next(iter(loader))[0], expected)

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any, NamedTuple, cast
 
 import PIL.Image
-
-from torchdali.errors import TransformError
-from torchdali.sources import UNREADABLE
 
 __all__ = ["PILHeader", "read_pil_header", "restore_pil_image"]
 
@@ -30,7 +26,6 @@ class PILHeader(NamedTuple):
         format: ``Image.format``; None for an image that was converted or made.
         palette: The mode of the palette and its bytes, for mode "P".
         filename: ``Image.filename``; None for an image that is of no file.
-        frames: The frame that it is, and how many its file has, if these are several.
     """
 
     mode: str
@@ -38,30 +33,6 @@ class PILHeader(NamedTuple):
     format: str | None = None
     palette: tuple[str, bytes] | None = None
     filename: Any = None
-    frames: tuple[int, int] | None = None
-
-
-class _OneFrame(PIL.Image.Image):
-    """A frame of a file with several, without its file.
-
-    Attributes:
-        n_frames: How many the file has.
-        frame: Which one this is.
-    """
-
-    n_frames: int
-    frame: int
-
-    def tell(self) -> int:
-        return self.frame
-
-    def seek(self, frame: int) -> None:
-        """Raise TransformError for another frame. PIL itself would say that there is none."""
-        if frame != self.frame:
-            raise TransformError(
-                f"a transform or collate_fn must take the frame {self.frame} that the dataset gave of an image with "
-                f"{self.n_frames}, got seek({frame}); leave what reads several frames in the dataset"
-            )
 
 
 def read_pil_header(image: PIL.Image.Image, converted: bool = False) -> PILHeader:
@@ -77,27 +48,7 @@ def read_pil_header(image: PIL.Image.Image, converted: bool = False) -> PILHeade
         return PILHeader("RGB", dict(image.info))
     palette: Any = image.palette if image.mode in ("P", "PA") else None
     colours = (palette.mode, bytes(palette.tobytes())) if palette else None
-    about = image.mode, dict(image.info), image.format, colours, getattr(image, "filename", None)
-    return PILHeader(*about, frames=_find_frames(image))
-
-
-def _find_frames(image: Any) -> tuple[int, int] | None:
-    try:
-        return (image.tell(), count) if (count := _count_frames(image)) > 1 else None
-    except (*UNREADABLE, AttributeError, AssertionError):  # the file is closed or damaged
-        return None
-
-
-def _count_frames(image: Any) -> int:
-    """Return how many frames the file of an image has; 1 if that cannot be found out."""
-    kind: Any = image.__class__
-    if not hasattr(kind, "n_frames"):
-        return getattr(image, "n_frames", 1)
-    # PIL looks through the file, and reads the frame again: what was drawn on the image would be lost.
-    file = image.fp or getattr(image, "_fp", None)
-    in_memory = isinstance(file, io.BytesIO)
-    with cast("Any", PIL.Image).open(io.BytesIO(file.getbuffer()) if in_memory else image.filename) as again:
-        return again.n_frames
+    return PILHeader(image.mode, dict(image.info), image.format, colours, getattr(image, "filename", None))
 
 
 def restore_pil_image(image: PIL.Image.Image, header: PILHeader) -> PIL.Image.Image:
@@ -112,9 +63,6 @@ def restore_pil_image(image: PIL.Image.Image, header: PILHeader) -> PIL.Image.Im
     cast("Any", image).format = header.format
     if header.filename is not None:
         cast("Any", image).filename = header.filename
-    if header.frames:
-        image.__class__ = _OneFrame
-        vars(image).update(frame=header.frames[0], n_frames=header.frames[1])
     return image
 
 
