@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import threading
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,18 +21,7 @@ _PATIENCE = 60.0
 """Seconds in which the first run of a forked process must begin to call its functions."""
 _lock = threading.Lock()
 _local = threading.local()
-_live: weakref.WeakSet[HostCalls] = weakref.WeakSet()
 _may_wait_forever = False
-
-
-def _renew() -> None:
-    """Forget locks that only threads of the parent can release."""
-    global _lock, _may_wait_forever
-    _lock, _may_wait_forever = threading.Lock(), len(_live) > 0
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew)
 
 
 def limit_wait(calls: Sequence[HostCalls]) -> float:
@@ -46,7 +33,7 @@ def limit_wait(calls: Sequence[HostCalls]) -> float:
     return _PATIENCE if calls and _may_wait_forever else 0
 
 
-class HostCalls:
+class HostCalls(lifecycle.Resource):
     """Calls a function for each sample. DALI's ``python_function`` calls this object once a run.
 
     The function should release the interpreter's lock while it computes, as torch and PIL do.
@@ -59,7 +46,12 @@ class HostCalls:
     def __init__(self, function: Callable[..., Any], threads: int) -> None:
         self._function, self._threads = function, threads
         self._pool: DaemonThreadPoolExecutor | None = None
-        _live.add(self)
+        super().__init__()
+
+    def renew(self) -> None:
+        """See :class:`torchdali.runtime.lifecycle.Resource`."""
+        global _lock, _may_wait_forever
+        _lock, _may_wait_forever = threading.Lock(), True
 
     def __call__(self, *inputs: Sequence[Any]) -> list[Any]:
         """Return the results for a run, from the inputs' arrays."""
