@@ -136,7 +136,7 @@ class Reader:
         """Prepare for pipelines on a device."""
 
     def validate_headers(self) -> bool:
-        """Return whether DALI reads each header before it decodes any, and leaves the files that it refuses to PIL."""
+        """Return whether headers are validated before DALI decodes any: it leaves files that DALI refuses to PIL."""
         return False
 
     def scan(self, rows: IntArray, pool: Callable[[], Executor]) -> Scan:

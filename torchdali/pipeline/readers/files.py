@@ -94,7 +94,7 @@ class FileReader(Reader):
         self._validator.device = device
 
     def validate_headers(self) -> bool:
-        """Return whether DALI reads each header before it decodes any, and leaves the files that it refuses to PIL."""
+        """Return whether headers are validated before DALI decodes any. See :class:`HeaderValidator`."""
         # It stays true, because iterators rely on it. DALI has not validated headers that come from an index.
         self._validates = self._validates or (self._validator.device.type == "cuda" and self.table.is_empty)
         return self._validates
@@ -138,7 +138,7 @@ class FileReader(Reader):
         headers = parse(first.data, self.adjust_orientation)
         headers.known[np.isin(rows, list(self._black))] = False
         if self._validates:
-            headers.known[~headers.jpeg] = False
+            headers.known[~headers.jpeg] = False  # DALI is asked about these, with all bytes of them
         self.table.update_many(rows, headers, first.lengths)
         self._read_each(rows[~headers.known].tolist())
 

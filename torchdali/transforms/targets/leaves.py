@@ -238,7 +238,7 @@ class Leaves:
         owners = [i for i, *_ in masks]
         parts = [self.decoded[i, k] if isinstance(m, EncodedMask) else next(on_device) for i, k, m, _ in masks]
         stored = [mask.select(kept) if isinstance(mask, StoredMasks) else None for _, _, mask, kept in masks]
-        # One after the other, no more than one mask has its pixels before all moves, beside those after them.
+        # Many masks are made one by one: prepared together, all of them would be in memory twice.
         is_small = sum(math.prod(mask.shape) for _, _, mask, _ in masks) <= _MOST_BEFORE
         step = len(masks) if is_small and all(part.device.type != "cpu" for part in parts) else 1
         made: list[torch.Tensor] = []
