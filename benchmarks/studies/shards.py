@@ -1,11 +1,11 @@
-"""Shards against an image folder: the loader alone, on the same pictures.
+"""Shards and tables against an image folder: the loader alone, on the same pictures.
 
-    python -m benchmarks.studies.shards --images 8192 --cores 16,4
+    python -m benchmarks.studies.shards --images 8192 --cores 16,4 --kinds tar,zip,tfrecord,recordio,lmdb
 
-Pictures are packed into tar files once. The datasets are iterated by turns over a few epochs, so that all meet the
-same state of the machine, and the median of the turns counts. All batches are on the GPU, after a random resized crop,
-a flip and the normalization. Without a GPU the numbers mean nothing. ``--cold`` drops the files from the page cache
-before each epoch, which then reads the disk under ``--root``.
+Pictures are written into each kind of store once. The datasets are iterated by turns over a few epochs, so that all
+meet the same state of the machine, and the median of the turns counts. All batches are on the GPU, after a random
+resized crop, a flip and the normalization. Without a GPU the numbers mean nothing. ``--cold`` drops the files from the
+page cache before each epoch, which then reads the disk under ``--root``.
 """
 
 import argparse
@@ -21,9 +21,8 @@ from torch.utils.data import Subset
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
-from benchmarks.common import data
+from benchmarks.common import data, stores
 from torchdali import DALILoader
-from torchdali.datasets import Tar, pack
 
 TURNS = 7
 
@@ -34,15 +33,15 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--cores", default="16,4", help="numbers of cores, separated by commas")
     parser.add_argument("--root", type=Path, help="folder of the pictures [in /dev/shm; cold: in /tmp]")
+    kinds = ", ".join(stores.KINDS)
+    parser.add_argument("--kinds", default="tar", help=f"some of {kinds}, separated by commas [tar]")
+    parser.add_argument("--variants", action="store_true", help="tar files also as dictionaries, and not mapped")
     parser.add_argument("--cold", action="store_true", help="read the disk")
     parser.add_argument("--repeats", type=int, default=1, help="how often an epoch lists each picture")
     parser.add_argument("--turns", type=int, default=TURNS)
     args = parser.parse_args()
     root = args.root or data.default_root(args.images, in_memory=not args.cold)
     data.make(root, args.images)
-    shards = root.with_name(f"{root.name}-shards")
-    if not list(shards.glob("*.tar")):
-        pack(root, shards, 2 * 10**8, num_threads=os.cpu_count() or 1)
     transform = v2.Compose(
         [
             v2.ToImage(),
@@ -52,19 +51,19 @@ def main() -> None:
             v2.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),
         ]
     )
-    datasets = {
-        "image folder": ImageFolder(root, transform),
-        "tar": Tar(shards / "*.tar", transform=transform),
-        "tar, samples are dictionaries": Tar(shards / "*.tar", label=("cls",), transform=transform),
-        "tar, not mapped": Tar(shards / "*.tar", transform=transform, is_mapped=False),
-    }
+    datasets: dict[str, Any] = {"image folder": ImageFolder(root, transform)}
+    datasets |= {kind: stores.make(kind, root, transform) for kind in args.kinds.split(",")}
+    if args.variants:
+        datasets["tar, samples are dictionaries"] = stores.make("tar", root, transform, label=("cls",))
+        datasets["tar, not mapped"] = stores.make("tar", root, transform, is_mapped=False)
     rows = list(range(args.images)) * args.repeats
     datasets = {name: Subset(dataset, rows) for name, dataset in datasets.items()}
-    files = [*Path(root).rglob("*.*"), *shards.iterdir()]
+    files = [*root.rglob("*.*")]
+    files += [file for kind in args.kinds.split(",") for file in stores.list_files(kind, root)]
     available = sorted(os.sched_getaffinity(0))
     if args.cold:
         drop(files)
-        print(f"the shards read by one thread from start to end: {read(shards) * args.images:9,.0f} images/s")
+        print(f"the shards read by one thread from start to end: {read(root) * args.images:9,.0f} images/s")
     for cores in map(int, args.cores.split(",")):
         os.sched_setaffinity(0, available[:cores])
         measure(datasets, args, files, min(cores, len(available)))
@@ -104,10 +103,10 @@ def run_epoch(loader: DALILoader) -> float:
     return count / (time.perf_counter() - start)
 
 
-def read(folder: Path) -> float:
-    """Read all shards of a folder. Return how often that could be done in a second."""
+def read(root: Path) -> float:
+    """Read all tar files. Return how often that could be done in a second."""
     start = time.perf_counter()
-    for path in folder.glob("*.tar"):
+    for path in stores.list_files("tar", root):
         with path.open("rb", buffering=0) as file:
             while file.read(2**24):
                 pass
