@@ -31,8 +31,8 @@ from torchdali.transforms.targets.stored import EncodedMask
 __all__ = ["Batch", "Prefetcher"]
 
 _SCAN_THREADS = 16
-_FIRST_DEPTH = 2
-"""Batches in flight before the first one is returned. Each one that is returned adds one, up to the prefetch depth."""
+_FIRST_DEPTH = 3
+"""Batches in flight until two were returned. An iterator may be asked for one batch alone, and the first is urgent."""
 
 
 class Prefetcher:
@@ -164,8 +164,8 @@ class Prefetcher:
 
     @property
     def _depth(self) -> int:
-        """Batches that may be in flight now. An iterator may be asked for one alone, and the first one is urgent."""
-        return min(self._prefetch_depth, _FIRST_DEPTH + self._num_returned)
+        """Batches that may be in flight now."""
+        return self._prefetch_depth if self._num_returned > 1 else min(self._prefetch_depth, _FIRST_DEPTH)
 
     def _feed_ready(self) -> None:
         pending = [one for batch in self._in_flight for one in (batch, *batch.masks) if one.parts or one.begun]
