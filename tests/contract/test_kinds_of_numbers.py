@@ -13,6 +13,7 @@ from PIL import Image
 from torchvision.transforms import v2
 
 from torchdali import DALILoader
+from torchdali.transforms import Paste
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.filterwarnings("ignore:.*__array_wrap__:DeprecationWarning")]
 
@@ -43,6 +44,7 @@ CASES: dict[str, Callable[[Any], Any]] = {
     "GaussianBlur": lambda n: v2.GaussianBlur(n(3), (n(0.125), n(2.0))),
     "RandomErasing": lambda n: v2.RandomErasing(1.0, (n(0.125), n(0.25)), (n(0.25), n(3.0))),
     "RandomZoomOut": lambda n: v2.Compose([v2.RandomZoomOut(5, (n(1.0), n(2.0)), 1.0), v2.CenterCrop(40)]),
+    "Paste": lambda n: v2.Compose([Paste((n(1.0), n(2.0)), n(0.5), (n(0.0), n(1.0))), v2.CenterCrop(40)]),
     "ElasticTransform": lambda n: v2.ElasticTransform(n(50.0), n(5.0)),
     "TrivialAugmentWide": lambda n: v2.TrivialAugmentWide(n(31)),
     "AugMix": lambda n: v2.AugMix(n(3)),

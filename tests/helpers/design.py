@@ -30,7 +30,7 @@ DESIGN: dict[str, Bound] = {
     **dict.fromkeys(
         (
             *("Identity", "ToImage", "ToPureTensor", "PILToTensor", "ToTensor", "ToDtype", "ConvertImageDtype"),
-            *("CenterCrop", "RandomCrop", "Pad", "RandomZoomOut", "FiveCrop", "TenCrop"),
+            *("CenterCrop", "RandomCrop", "Pad", "RandomZoomOut", "Paste", "FiveCrop", "TenCrop"),
             *("RandomHorizontalFlip", "RandomVerticalFlip", "RandomSolarize", "RandomPosterize", "RandomInvert"),
             *("RandomAutocontrast", "Grayscale", "RandomGrayscale", "JPEG", "RandomErasing"),
             *("RandomChannelPermutation", "RGB"),

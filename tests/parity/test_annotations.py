@@ -11,7 +11,7 @@ from torchvision.transforms import v2
 
 from tests.helpers.annotated import SEED, Annotated, load_expected
 from torchdali import DALILoader
-from torchdali.transforms import Jitter, Sphere, Water
+from torchdali.transforms import Jitter, Paste, Sphere, Water
 from torchdali.transforms.targets import Boxes
 
 FILL: Any = {tv_tensors.Mask: 3, "others": [123.0, 117.0, 104.0]}
@@ -56,6 +56,7 @@ CHAINS: dict[str, list[Any]] = {
     "water": [Water(phase=(0, 6.3)), v2.RandomHorizontalFlip()],
     "water of one phase": [v2.RandomCrop(50), Water((5, 8), (0.1, 0.06), phase=1.0, fill=9)],
     "sphere": [v2.RandomHorizontalFlip(), Sphere(), v2.Pad(3)],
+    "paste": [Paste(fill=(9, 8, 7)), v2.RandomHorizontalFlip()],
     "jitter": [Jitter(8), v2.Resize((40, 30))],
     "water or sphere": [v2.RandomApply([Water(phase=(0, 6.3))], p=0.5), v2.RandomChoice([Sphere(), Jitter(4)])],
     "flip and affine": [v2.RandomHorizontalFlip(), v2.RandomVerticalFlip(), v2.RandomAffine([-20, 20])],

@@ -18,6 +18,7 @@ from torchdali.transforms.augment import ColorTwist as ColorTwist
 from torchdali.transforms.augment import GridMask as GridMask
 from torchdali.transforms.augment import Jitter as Jitter
 from torchdali.transforms.augment import LookupTable as LookupTable
+from torchdali.transforms.augment import Paste as Paste
 from torchdali.transforms.augment import SaltAndPepper as SaltAndPepper
 from torchdali.transforms.augment import ShotNoise as ShotNoise
 from torchdali.transforms.augment import Sphere as Sphere

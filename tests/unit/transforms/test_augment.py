@@ -91,6 +91,7 @@ def test_one_script_runs_with_both_loaders(tmp_path: Any, capsys: pytest.Capture
     chain = [v2.ToImage(), v2.Resize((64, 64), v2.InterpolationMode.NEAREST_EXACT), INVERT, transforms.BGR()]
     chain += [transforms.Sphere(), transforms.Water(phase=1.0)]
     chain += [transforms.Dilate(), transforms.Erode((5, 3)), transforms.MedianBlur(), transforms.MedianBlur((1, 5))]
+    chain += [transforms.Paste(1.3, 0.2, 1, fill=(9, 8, 7))]
     dataset = ImageFolder(str(folder.root), v2.Compose(chain))
     loader = DALILoader(dataset, 4, device="cpu")
     for (images, labels), (expected, expected_labels) in zip(loader, DataLoader(dataset, 4), strict=True):
@@ -99,4 +100,4 @@ def test_one_script_runs_with_both_loaders(tmp_path: Any, capsys: pytest.Capture
     loader.explain()
     text = " ".join(capsys.readouterr().out.split())
     assert "sphere; water" in text
-    assert "10 of 10 transforms run in DALI" in text
+    assert "11 of 11 transforms run in DALI" in text

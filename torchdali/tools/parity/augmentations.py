@@ -19,6 +19,7 @@ from torchdali.transforms import (
     LookupTable,
     MedianBlur,
     Operator,
+    Paste,
     SaltAndPepper,
     ShotNoise,
     Sphere,
@@ -72,4 +73,8 @@ AUGMENTATIONS: dict[str, Case] = {
     ),
     "Sphere": Case([Sphere()], 255, 255, 0.02, NEIGHBOUR[3]),
     "Sphere float": Case([*F32, Sphere(LINEAR)], 1e-4, 1e-4, 1e-6, TWIST),
+    "Paste": Case([Paste()], *EXACT),
+    "Paste channels": Case([Paste((1.2, 2), 0.3, (0.5, 1), fill=(1, 2, 255), min_size=200)], *EXACT),
+    "Paste float": Case([*F32, Paste(fill=0.3)], *EXACT),
+    "Paste then crop in RandomApply": Case([v2.RandomApply([Paste(2), v2.RandomCrop(60)])], *EXACT),
 }

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torchvision.transforms import v2 as annotated_v2
 
-from torchdali.transforms import HSV, ColorTwist, GridMask, Jitter, SaltAndPepper, ShotNoise, Water, find_rule
+from torchdali.transforms import HSV, ColorTwist, GridMask, Jitter, Paste, SaltAndPepper, ShotNoise, Water, find_rule
 from torchdali.transforms.augment.operator import Operator
 from torchdali.transforms.rules._noise import reference_words, to_uniform
 from torchdali.transforms.rules._policy import OPERATIONS
@@ -284,6 +284,7 @@ DRAWS: dict[str, Draw] = {
     **_ranges(SaltAndPepper((0, 0.3), (0.2, 0.8))),
     **_ranges(Water(phase=(0, 6.3))),
     **_jitter(Jitter(6)),
+    **_ranges(Paste((1, 3), (0, 0.8), (0.2, 1))),
     **_ranges(ShotNoise((5, 40))),
     "ShotNoise: few photons": _photons(3.0),
     "ShotNoise: many photons": _photons(12.0),

@@ -17,7 +17,7 @@ from torchdali.samples.annotations import is_annotation
 from torchdali.tools.parity.case import GroupCase, GroupDifferences
 from torchdali.tools.parity.compare import describe_mismatch, subtract
 from torchdali.tools.parity.replay import Replayed, list_leaves
-from torchdali.transforms import Jitter, Sphere, Water
+from torchdali.transforms import Jitter, Paste, Sphere, Water
 
 __all__ = ["TARGETS", "compare_targets", "measure_targets"]
 
@@ -55,6 +55,7 @@ TARGETS: dict[str, GroupCase] = {
     "targets Water fixed": GroupCase([Water((5, 8), (0.1, 0.06), phase=1.0)]),
     "targets Sphere": GroupCase([Sphere()]),
     "targets Jitter": GroupCase([Jitter(8)]),
+    "targets Paste": GroupCase([Paste(fill=(9, 8, 7))]),
     "targets RandomApply": GroupCase([v2.RandomApply([v2.RandomResizedCrop(90), v2.RandomHorizontalFlip()])]),
     "targets RandomChoice": GroupCase([v2.RandomChoice([v2.RandomCrop(90), v2.Resize((80, 100))])]),
     "targets RandomOrder": GroupCase([v2.RandomOrder([v2.Resize((150, 140)), v2.RandomCrop(86)])]),

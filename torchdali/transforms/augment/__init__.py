@@ -5,6 +5,7 @@ from torchdali.transforms.augment.color import BGR, HSV, ColorSpace, ColorTwist,
 from torchdali.transforms.augment.displace import Jitter, Sphere, Water
 from torchdali.transforms.augment.mask import GridMask
 from torchdali.transforms.augment.noise import SaltAndPepper, ShotNoise
+from torchdali.transforms.augment.paste import Paste
 
 __all__ = [
     "BGR",
@@ -15,6 +16,7 @@ __all__ = [
     "GridMask",
     "Jitter",
     "LookupTable",
+    "Paste",
     "SaltAndPepper",
     "ShotNoise",
     "Sphere",

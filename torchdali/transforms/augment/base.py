@@ -33,6 +33,12 @@ def parse_range(name: str, value: Range, least: float = -math.inf, most: float =
     return float(ends[0]), float(ends[1])
 
 
+def draw_ranges(transform: Any) -> dict[str, float]:
+    """Draw a number from each range of a transform: from each attribute that is named in ``drawn``."""
+    ranges = {name: getattr(transform, name) for name in transform.drawn}
+    return {name: low + (high - low) * float(torch.rand(())) for name, (low, high) in ranges.items()}
+
+
 class Augmentation(v2.Transform):
     """A transform of pixels. It leaves boxes, masks and key points as they are.
 
@@ -49,8 +55,7 @@ class Augmentation(v2.Transform):
 
     def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
         """Draw a number from each range."""
-        numbers = {name: getattr(self, name) for name in self.drawn}
-        return {name: low + (high - low) * float(torch.rand(())) for name, (low, high) in numbers.items()}
+        return draw_ranges(self)
 
     def transform(self, inpt: Any, params: dict[str, Any]) -> Any:
         """Apply the transform to one input."""

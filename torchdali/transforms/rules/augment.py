@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -14,6 +14,23 @@ from torchdali.transforms.rng import Draws
 from torchdali.transforms.rule import Input, Node, Nodes, Ops, Rule, SampleTransformError, Unsupported, find_faulty_row
 from torchdali.transforms.rules import _noise
 from torchdali.transforms.spec import IntArray, Params, Sample, Spec
+
+
+def is_drawn(transform: Any, name: str) -> bool:
+    """Return True if an attribute of a transform, which is a range, is not one number."""
+    low, high = getattr(transform, name)
+    return low < high
+
+
+def draw_ranges(transform: Any, draws: Draws) -> Params:
+    """Return ``(N,)`` float32 numbers from each range of a transform."""
+    ranges = {name: getattr(transform, name) for name in transform.drawn}
+    return {
+        name: (draws.uniform_range(*ends) if is_drawn(transform, name) else np.full(len(draws), ends[0])).astype(
+            np.float32
+        )
+        for name, ends in ranges.items()
+    }
 
 
 class Augmentation(Rule):
@@ -28,25 +45,15 @@ class Augmentation(Rule):
     def infer(self, spec: Spec) -> Spec:
         if spec.dtype not in self.dtypes:
             raise Unsupported(f"no rule for {spec}")
-        self.randomness = ", ".join(name for name in self.transform.drawn if self._is_drawn(name))
+        self.randomness = ", ".join(name for name in self.transform.drawn if is_drawn(self.transform, name))
         return spec
-
-    def _is_drawn(self, name: str) -> bool:
-        low, high = getattr(self.transform, name)
-        return low < high
 
     @property
     def inputs(self) -> dict[str, Input]:
         return {name: Input(np.float32) for name in self.transform.drawn}
 
     def draw(self, draws: Draws, size: IntArray) -> Params:
-        ranges = {name: getattr(self.transform, name) for name in self.transform.drawn}
-        return {
-            name: (draws.uniform_range(*ends) if self._is_drawn(name) else np.full(len(draws), ends[0])).astype(
-                np.float32
-            )
-            for name, ends in ranges.items()
-        }
+        return draw_ranges(self.transform, draws)
 
     def reference(self, image: torch.Tensor, sample: Sample) -> torch.Tensor:
         return self.transform.apply(image, {name: float(sample[name]) for name in self.transform.drawn})

@@ -103,12 +103,16 @@ class RandomZoomOut(Window):
     def move(self, targets: Targets, params: Params) -> None:
         before = -params["start"].astype(np.int64)
         after = params["shape"] - before - targets.size
-        targets.pad(before, after, resolve_mask_fill(self.transform, targets), on=params["apply"])
+        targets.pad(before, after, self.find_mask_fill(targets), on=params.get("apply"))
+
+    def find_mask_fill(self, targets: Targets) -> float:
+        """Return the value of the canvas of masks."""
+        return resolve_mask_fill(self.transform, targets)
 
     def make_params(self, sample: Sample, size: tuple[int, int]) -> dict[str, Any] | None:
         (top, left), (height, width) = (-sample["start"]).tolist(), sample["shape"].tolist()
         padding = [left, top, width - left - size[1], height - top - size[0]]
-        return {"padding": padding} if sample["apply"] else None
+        return {"padding": padding} if sample.get("apply", True) else None
 
 
 def to_fractions(words: Words) -> Floats:
