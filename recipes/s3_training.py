@@ -39,7 +39,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         store = None
         if args.shards is None:
-            pack(args.folder, folder, num_threads=4)
+            pack(args.folder, folder)
             args.shards, store = "s3://stand-in/*.tar", LocalStore(folder)
         train(args, store)
 

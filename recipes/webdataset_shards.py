@@ -30,7 +30,7 @@ from torchdali.datasets import Tar, pack
 def main() -> None:
     args = parse_args()
     if not list(args.shards.glob("*.tar")):
-        pack(args.folder, args.shards, args.shard_megabytes * 10**6, num_threads=4)
+        pack(args.folder, args.shards, args.shard_megabytes * 10**6)
     transform = v2.Compose(
         [
             v2.ToImage(),

@@ -5,14 +5,12 @@ from __future__ import annotations
 import io
 import os
 import tarfile
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import PIL.Image
+from torch.utils.data import DataLoader, Dataset
 from torchvision.datasets import ImageFolder
 
 from torchdali.datasets.tar import IMAGE_PARTS, Tar
@@ -33,7 +31,7 @@ def pack(
     shard_bytes: int = 10**9,
     resize: int | None = None,
     quality: int = 90,
-    num_threads: int = 1,
+    num_workers: int = 0,
     on_progress: Callable[[int], object] = bool,
 ) -> Tar:
     """Write images and labels into tar files, and their index.
@@ -47,7 +45,7 @@ def pack(
         shard_bytes: Bytes of a shard at most, unless a single image has more. With ``resize``, of the images before.
         resize: The shorter side of images in pixels. Smaller images are not enlarged. All become JPEGs.
         quality: The quality of these JPEGs.
-        num_threads: Number of threads that read and resize images.
+        num_workers: Number of processes that read and resize images. 0: this one does.
         on_progress: Called with the number of samples that were just written.
 
     Returns:
@@ -57,6 +55,7 @@ def pack(
         FileExistsError: The folder has shards already.
         ValueError: A label is negative, or a file has no suffix.
         OSError: A file cannot be read or written; or with ``resize``, it is no image.
+        RuntimeError: A process was killed.
     """
     pairs: Iterable[Any] = ImageFolder(str(samples)).samples if isinstance(samples, (str, os.PathLike)) else samples
     listed = [(os.fspath(path), int(label)) for path, label in pairs]
@@ -70,16 +69,13 @@ def pack(
     shards = _split(listed, shard_bytes)
     paths = [target / f"shard-{number:06}.tar" for number in range(len(shards))]
 
-    read = Path.read_bytes if resize is None else partial(_resize, side=resize, quality=quality)
-    threads, start = ThreadPoolExecutor(num_threads, "torchdali-pack"), 0
-    try:
-        contents = _map_ahead(threads, read, [Path(path) for path, _ in listed], 4 * num_threads)
-        for path, shard in zip(paths, shards, strict=True):
-            names = [(_get_part(file) if resize is None else "jpg", label) for file, label in shard]
-            _write_shard(path, start, names, contents, on_progress)
-            start += len(shard)
-    finally:
-        threads.shutdown(cancel_futures=True)
+    files = _Files([path for path, _ in listed], resize, quality)
+    contents = map(_unwrap, DataLoader(files, batch_size=None, num_workers=num_workers))
+    start = 0
+    for path, shard in zip(paths, shards, strict=True):
+        names = [(_get_part(file) if resize is None else "jpg", label) for file, label in shard]
+        _write_shard(path, start, names, contents, on_progress)
+        start += len(shard)
     parts = {"jpg"} if resize else {_get_part(path) for path, _ in listed}
     return Tar(paths) if parts <= set(IMAGE_PARTS) else Tar(paths, image=sorted(parts))
 
@@ -102,17 +98,27 @@ def _split(samples: list[_Sample], shard_bytes: int) -> list[list[_Sample]]:
     return shards
 
 
-def _map_ahead(
-    threads: Executor, function: Callable[[Path], bytes], paths: Iterable[Path], count: int
-) -> Iterator[bytes]:
-    """Yield what threads make of each file, in order. Keep at most ``count`` results that are not taken."""
-    waiting: deque[Future[bytes]] = deque()
-    for path in paths:
-        waiting.append(threads.submit(function, path))
-        if len(waiting) > count:
-            yield waiting.popleft().result()
-    while waiting:
-        yield waiting.popleft().result()
+class _Files(Dataset[bytes | OSError]):
+    """What shards have of some files. A sample that cannot be made is an error: :class:`DataLoader` would reword it."""
+
+    def __init__(self, paths: list[str], side: int | None, quality: int) -> None:
+        self._paths, self._side, self._quality = paths, side, quality
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def __getitem__(self, row: int) -> bytes | OSError:
+        path = Path(self._paths[row])
+        try:
+            return path.read_bytes() if self._side is None else _resize(path, self._side, self._quality)
+        except OSError as error:
+            return error
+
+
+def _unwrap(content: bytes | OSError) -> bytes:
+    if isinstance(content, OSError):
+        raise content
+    return content
 
 
 def _write_shard(
@@ -148,8 +154,6 @@ def _resize(path: Path, side: int, quality: int) -> bytes:
     if shorter > side:
         width, height = (max(1, round(length * side / shorter)) for length in image.size)
         image = image.resize((width, height), PIL.Image.Resampling.LANCZOS, reducing_gap=3.0)
-    # PIL holds the interpreter's lock while it encodes to an object of Python's, but not for a file.
-    with os.fdopen(os.memfd_create("jpeg"), "w+b", buffering=0) as file:
-        image.save(file, "JPEG", quality=quality)
-        file.seek(0)
-        return file.read()
+    stream = io.BytesIO()
+    image.save(stream, "JPEG", quality=quality)
+    return stream.getvalue()

@@ -268,8 +268,8 @@ def commands() -> click.Group:
     )
     @count_option("--resize", metavar="PIXELS", help="Shorter side of the images. Smaller ones stay as they are.")
     @click.option("--quality", type=click.IntRange(1, 100), default=90, show_default=True, help="That of --resize.")
-    @count_option("--threads", help="Threads that write.  [default: one for each core]")
-    def pack(folder: Path, out: Path, shard_size: int, resize: int | None, quality: int, threads: int | None) -> None:
+    @count_option("--workers", help="Processes that resize.  [default: one for each core; none without --resize]")
+    def pack(folder: Path, out: Path, shard_size: int, resize: int | None, quality: int, workers: int | None) -> None:
         """Write the images under DIR, a folder of class folders, into tar files in the folder OUT.
 
         Images stay as they are, unless --resize is given. An index and the names of the classes are written, too.
@@ -279,7 +279,8 @@ def commands() -> click.Group:
         from torchdali.runtime.machine import count_available_cores
         from torchdali.tools.commands.shards import pack_folder
 
-        pack_folder(folder, out, shard_size, resize, quality, threads or count_available_cores(), Console())
+        workers = workers or (count_available_cores() if resize else 0)
+        pack_folder(folder, out, shard_size, resize, quality, workers, Console())
 
     @torchdali.command(cls=ScriptCommand)
     @click.argument("target", metavar="DIR|SCRIPT|FILE:NAME")

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from PIL import Image
 from torchvision.datasets import ImageFolder
 
-from torchdali.datasets import Tar, pack
+from torchdali.datasets import Tar, pack, packing
 from torchdali.tools.cli import commands
 
 
@@ -22,7 +22,7 @@ def run(*arguments: object) -> Result:
 
 
 def test_pack_keeps_bytes_and_order(pictures: Path, tmp_path: Path) -> None:
-    result = run("pack", pictures, tmp_path / "out", "--shard-size", "20KB", "--threads", 2)
+    result = run("pack", pictures, tmp_path / "out", "--shard-size", "20KB", "--workers", 2)
     assert result.exit_code == 0, result.output
     folder, shards = ImageFolder(pictures), sorted((tmp_path / "out").glob("shard-*.tar"))
     assert f"{len(folder)} images in {len(shards)} shards of {tmp_path / 'out'}, 0.0" in result.output
@@ -59,16 +59,24 @@ def test_pack_resizes(pictures: Path, tmp_path: Path) -> None:
     assert min(pack(samples, tmp_path / "large", resize=500)[1][0].size) < 100
     with pytest.raises(ValueError, match="must have a suffix and a label of 0 or more, got -1"):
         pack([("x.jpg", -1)], tmp_path / "none")
-    one, several = (pack(samples * 5, tmp_path / str(count), 999, 20, num_threads=count) for count in (1, 3))
-    assert len(list((tmp_path / "3").glob("*.tar"))) > 2
+    one, several = (pack(samples * 5, tmp_path / str(count), 999, 20, num_workers=count) for count in (0, 2))
+    assert len(list((tmp_path / "2").glob("*.tar"))) > 2
     assert [one.read(range_of(row))[0].tobytes() for row in range(15)] == [
         several.read(range_of(row))[0].tobytes() for row in range(15)
     ]
     truncated = tmp_path / "truncated.jpg"
     truncated.write_bytes(Path(samples[1][0]).read_bytes()[:300])
     with pytest.raises(OSError, match=r"truncated\.jpg cannot be resized: "):
-        pack([*samples, (truncated, 0)], tmp_path / "none", resize=9, num_threads=2)
+        pack([*samples, (truncated, 0)], tmp_path / "none", resize=9, num_workers=2)
     assert list((tmp_path / "none").iterdir()) == []
+
+
+def test_pack_resizes_in_workers(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "_resize", lambda *_: str(os.getpid()).encode())
+    dataset = pack(ImageFolder(pictures).samples[:4], tmp_path, resize=9, num_workers=2)
+    processes = {int(dataset.read(range_of(row))[0].tobytes()) for row in range(4)}
+    assert len(processes) == 2
+    assert os.getpid() not in processes
 
 
 def test_index_is_the_one_that_a_dataset_takes(pictures: Path, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -70,7 +69,7 @@ def index_shards(
 
 
 def pack_folder(
-    folder: Path, out: Path, shard_bytes: int, resize: int | None, quality: int, num_threads: int, console: Console
+    folder: Path, out: Path, shard_bytes: int, resize: int | None, quality: int, num_workers: int, console: Console
 ) -> None:
     """Write the images of a folder of class folders into tar files.
 
@@ -82,15 +81,14 @@ def pack_folder(
     except FileNotFoundError as error:
         raise OptionError(str(error)) from error
     with make_progress() as bar:
-        task, lock = bar.add_task("packed", total=len(samples)), threading.Lock()
+        task = bar.add_task("packed", total=len(samples))
 
         def advance(count: int) -> None:
-            with lock:
-                bar.advance(task, count)
+            bar.advance(task, count)
 
         try:
-            dataset = pack(samples.samples, out, shard_bytes, resize, quality, num_threads, advance)
-        except (OSError, ValueError) as error:
+            dataset = pack(samples.samples, out, shard_bytes, resize, quality, num_workers, advance)
+        except (OSError, ValueError, RuntimeError) as error:
             raise OptionError(str(error)) from error
     (out / "classes.txt").write_text("".join(f"{name}\n" for name in samples.classes))
     total = sum(Path(path).stat().st_size for path in dataset.shards.paths)
