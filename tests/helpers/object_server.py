@@ -1,4 +1,4 @@
-"""An object store on the loopback: what of S3 and of plain HTTP is needed to list and read objects, and faults.
+"""An object store on the loopback: what S3, Azure, Google and plain HTTP need to list and read objects, and faults.
 
 It answers signed requests without a look at the signature.
 """
@@ -21,6 +21,7 @@ from xml.sax.saxutils import escape
 
 PAGE = 1000
 """Objects in one page of a list."""
+MODIFIED = "Tue, 21 Oct 2025 07:28:00 GMT"
 
 
 class ObjectServer:
@@ -65,8 +66,12 @@ class ObjectServer:
     def total(self) -> int:
         return sum(self.requests.values())
 
-    def environment(self) -> dict[str, str]:
-        """Return the variables with which S3 clients use this server."""
+    def environment(self, scheme: str = "s3") -> dict[str, str]:
+        """Return the variables with which clients of a scheme use this server."""
+        if scheme == "az":
+            return {"AZURE_STORAGE_USE_EMULATOR": "true", "AZURITE_BLOB_STORAGE_URL": self.url}
+        if scheme == "gs":
+            return {"GOOGLE_BASE_URL": self.url, "GOOGLE_SKIP_SIGNATURE": "true"}
         return {
             "AWS_ENDPOINT_URL": self.url,
             "AWS_ALLOW_HTTP": "true",
@@ -113,6 +118,8 @@ class ObjectServer:
         headers = {key.lower(): value for key, _, value in (line.partition(": ") for line in lines)}
         url = urlsplit(target)
         path = unquote(url.path).lstrip("/")
+        if "x-ms-version" in headers:  # Azure's paths begin with the account
+            path = path.partition("/")[2]
         self.requests[f"{method} {path}"] += 1
         self.open_requests += 1
         try:
@@ -153,7 +160,7 @@ class ObjectServer:
     ) -> tuple[int, bytes, dict[str, Any]]:
         if isinstance(fault, int):
             return fault, b"<Error><Code>Fault</Code><Message>as asked</Message></Error>", {}
-        if "list-type" in query:
+        if "list-type" in query or query.get("comp") == ["list"]:
             return 200, self._list(path.strip("/"), query), {"Content-Type": "application/xml"}
         data = self.objects.get(path)
         if data is None:
@@ -161,7 +168,7 @@ class ObjectServer:
         tag = f"W/{_tag(data)}" if self.has_weak_tags else _tag(data)
         known = {
             "ETag": tag,
-            "Last-Modified": "Tue, 21 Oct 2025 07:28:00 GMT",
+            "Last-Modified": MODIFIED,
             "Accept-Ranges": "bytes",
             "Content-Type": "application/octet-stream",
         }
@@ -179,10 +186,12 @@ class ObjectServer:
 
     def _list(self, bucket: str, query: dict[str, list[str]]) -> bytes:
         prefix = query.get("prefix", [""])[0]
-        after = query.get("continuation-token", query.get("start-after", [""]))[0]
+        after = next((query[name][0] for name in ("continuation-token", "start-after", "marker") if name in query), "")
         keys = sorted(path.partition("/")[2] for path in self.objects if path.partition("/")[0] == bucket)
         keys = [key for key in keys if key.startswith(prefix) and key > after]
         page = keys[:PAGE]
+        if "comp" in query:
+            return self._write_azure_list(bucket, page, page[-1] if len(keys) > PAGE else "")
         items = "".join(
             f"<Contents><Key>{escape(key)}</Key><LastModified>2025-10-21T07:28:00.000Z</LastModified>"
             f"<ETag>{escape(_tag(self.objects[f'{bucket}/{key}']))}</ETag>"
@@ -195,6 +204,18 @@ class ObjectServer:
             '<?xml version="1.0" encoding="UTF-8"?><ListBucketResult>'
             f"<Name>{bucket}</Name><Prefix>{escape(prefix)}</Prefix><KeyCount>{len(page)}</KeyCount>"
             f"<MaxKeys>{PAGE}</MaxKeys><IsTruncated>{str(more).lower()}</IsTruncated>{token}{items}</ListBucketResult>"
+        ).encode()
+
+    def _write_azure_list(self, container: str, page: list[str], marker: str) -> bytes:
+        items = "".join(
+            f"<Blob><Name>{escape(key)}</Name><Properties><Last-Modified>{MODIFIED}</Last-Modified>"
+            f"<Etag>{_tag(self.objects[f'{container}/{key}'])}</Etag><Content-Type>application/octet-stream</Content-Type>"
+            f"<Content-Length>{len(self.objects[f'{container}/{key}'])}</Content-Length></Properties></Blob>"
+            for key in page
+        )
+        return (
+            f'<?xml version="1.0" encoding="utf-8"?><EnumerationResults ContainerName="{container}">'
+            f"<Blobs>{items}</Blobs><NextMarker>{escape(marker)}</NextMarker></EnumerationResults>"
         ).encode()
 
 
