@@ -63,17 +63,21 @@ def _write_tfrecord(path: Path, folder: ImageFolder) -> None:
 
 def _example(image: bytes, label: int) -> bytes:
     features = {
-        b"image/encoded": _field(1, _field(1, image)),
-        b"image/class/label": _field(3, _field(1, _varint(label))),
+        b"image/encoded": encode_field(1, encode_field(1, image)),
+        b"image/class/label": encode_field(3, encode_field(1, encode_varint(label))),
     }
-    return _field(1, b"".join(_field(1, _field(1, name) + _field(2, value)) for name, value in features.items()))
+    entries = [encode_field(1, encode_field(1, name) + encode_field(2, value)) for name, value in features.items()]
+    return encode_field(1, b"".join(entries))
 
 
-def _field(number: int, data: bytes) -> bytes:
-    return _varint(number << 3 | 2) + _varint(len(data)) + data
+def encode_field(number: int, data: bytes) -> bytes:
+    """Return a field of a Protocol Buffers message: bytes, a text or another message."""
+    return encode_varint(number << 3 | 2) + encode_varint(len(data)) + data
 
 
-def _varint(number: int) -> bytes:
+def encode_varint(number: int) -> bytes:
+    """Return an integer as Protocol Buffers write an int64."""
+    number %= 2**64
     parts: list[int] = []
     while number > 127:
         parts.append(number & 127 | 128)

@@ -22,6 +22,7 @@ from torch.utils.data import ConcatDataset, DataLoader, DistributedSampler, Subs
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
+from benchmarks.common.stores import encode_field, encode_varint
 from torchdali import DALILoader
 from torchdali.datasets import LMDB, RecordIO, Table, TFRecord, Zip
 
@@ -49,34 +50,24 @@ def write_zip(root: Path, folder: ImageFolder, kind: int = zipfile.ZIP_STORED) -
     return root / "all.zip"
 
 
-def varint(number: int) -> bytes:
-    number %= 2**64
-    parts = []
-    while number > 127:
-        parts.append(number & 127 | 128)
-        number >>= 7
-    return bytes([*parts, number])
-
-
-def field(number: int, data: bytes) -> bytes:
-    return varint(number << 3 | 2) + varint(len(data)) + data
-
-
 def feature(value: Any) -> bytes:
     """A tf.train.Feature, whose numbers are packed as TensorFlow packs them."""
     values = value if isinstance(value, list) else [value]
     if isinstance(values[0], bytes):
-        return field(1, b"".join(field(1, one) for one in values))
+        return encode_field(1, b"".join(encode_field(1, one) for one in values))
     if isinstance(values[0], float):
-        return field(2, field(1, struct.pack(f"<{len(values)}f", *values)))
-    return field(3, field(1, b"".join(map(varint, values))))
+        return encode_field(2, encode_field(1, struct.pack(f"<{len(values)}f", *values)))
+    return encode_field(3, encode_field(1, b"".join(map(encode_varint, values))))
 
 
 def write_tfrecord(path: Path, examples: list[dict[str, Any]]) -> Path:
     with path.open("wb") as stream:
         for example in examples:
-            entries = [field(1, field(1, name.encode()) + field(2, feature(x))) for name, x in example.items()]
-            data = field(1, b"".join(entries))
+            entries = [
+                encode_field(1, encode_field(1, name.encode()) + encode_field(2, feature(x)))
+                for name, x in example.items()
+            ]
+            data = encode_field(1, b"".join(entries))
             stream.write(struct.pack("<Q", len(data)) + bytes(4) + data + bytes(4))
     return path
 

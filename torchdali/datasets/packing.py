@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import PIL.Image
+import torch
 from torch.utils.data import DataLoader, Dataset
 from torchvision.datasets import ImageFolder
 
@@ -70,7 +71,8 @@ def pack(
     paths = [target / f"shard-{number:06}.tar" for number in range(len(shards))]
 
     files = _Files([path for path, _ in listed], resize, quality)
-    contents = map(_unwrap, DataLoader(files, batch_size=None, num_workers=num_workers))
+    generator = torch.Generator()  # else DataLoader draws from torch's, and the script's later numbers change
+    contents = map(_unwrap, DataLoader(files, batch_size=None, num_workers=num_workers, generator=generator))
     start = 0
     for path, shard in zip(paths, shards, strict=True):
         names = [(_get_part(file) if resize is None else "jpg", label) for file, label in shard]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from click.testing import CliRunner, Result
 from PIL import Image
 from torchvision.datasets import ImageFolder
@@ -73,7 +74,9 @@ def test_pack_resizes(pictures: Path, tmp_path: Path) -> None:
 
 def test_pack_resizes_in_workers(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing, "_resize", lambda *_: str(os.getpid()).encode())
+    state = torch.get_rng_state()
     dataset = pack(ImageFolder(pictures).samples[:4], tmp_path, resize=9, num_workers=2)
+    assert torch.equal(torch.get_rng_state(), state)
     processes = {int(dataset.read(range_of(row))[0].tobytes()) for row in range(4)}
     assert len(processes) == 2
     assert os.getpid() not in processes

@@ -81,14 +81,10 @@ def pack_folder(
     except FileNotFoundError as error:
         raise OptionError(str(error)) from error
     with make_progress() as bar:
-        task = bar.add_task("packed", total=len(samples))
-
-        def advance(count: int) -> None:
-            bar.advance(task, count)
-
+        advance = partial(bar.advance, bar.add_task("packed", total=len(samples)))
         try:
             dataset = pack(samples.samples, out, shard_bytes, resize, quality, num_workers, advance)
-        except (OSError, ValueError, RuntimeError) as error:
+        except (OSError, ValueError) as error:
             raise OptionError(str(error)) from error
     (out / "classes.txt").write_text("".join(f"{name}\n" for name in samples.classes))
     total = sum(Path(path).stat().st_size for path in dataset.shards.paths)

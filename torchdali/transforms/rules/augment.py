@@ -16,21 +16,20 @@ from torchdali.transforms.rules import _noise
 from torchdali.transforms.spec import IntArray, Params, Sample, Spec
 
 
-def is_drawn(transform: Any, name: str) -> bool:
-    """Return True if an attribute of a transform, which is a range, is not one number."""
-    low, high = getattr(transform, name)
-    return low < high
+def list_drawn(transform: Any) -> list[str]:
+    """Return the names of a transform's ranges that are more than one number."""
+    ranges = {name: getattr(transform, name) for name in transform.drawn}
+    return [name for name, (low, high) in ranges.items() if low < high]
 
 
 def draw_ranges(transform: Any, draws: Draws) -> Params:
     """Return ``(N,)`` float32 numbers from each range of a transform."""
-    ranges = {name: getattr(transform, name) for name in transform.drawn}
-    return {
-        name: (draws.uniform_range(*ends) if is_drawn(transform, name) else np.full(len(draws), ends[0])).astype(
-            np.float32
-        )
-        for name, ends in ranges.items()
-    }
+    params: Params = {}
+    for name in transform.drawn:
+        low, high = getattr(transform, name)
+        numbers = draws.uniform_range(low, high) if low < high else np.full(len(draws), low)
+        params[name] = numbers.astype(np.float32)
+    return params
 
 
 class Augmentation(Rule):
@@ -45,7 +44,7 @@ class Augmentation(Rule):
     def infer(self, spec: Spec) -> Spec:
         if spec.dtype not in self.dtypes:
             raise Unsupported(f"no rule for {spec}")
-        self.randomness = ", ".join(name for name in self.transform.drawn if is_drawn(self.transform, name))
+        self.randomness = ", ".join(list_drawn(self.transform))
         return spec
 
     @property

@@ -15,7 +15,7 @@ from torchdali.transforms.rules import _noise
 from torchdali.transforms.rules._host import call_torch
 from torchdali.transforms.rules._remap import count_pixels, take_pixels
 from torchdali.transforms.rules._warp import blend_fill
-from torchdali.transforms.rules.augment import Augmentation, is_drawn
+from torchdali.transforms.rules.augment import Augmentation, list_drawn
 from torchdali.transforms.spec import IntArray, Params, Sample, Spec
 from torchdali.transforms.targets import Targets
 from torchdali.transforms.targets.ragged import canvas
@@ -107,7 +107,7 @@ class WaterRule(DisplacementRule):
     unsupported_when = "not uint8 or float32; on a GPU, a range of phases for neither grey nor RGB"
 
     def infer(self, spec: Spec) -> Spec:
-        self.places = any(is_drawn(self.transform, name) for name in self.transform.drawn)
+        self.places = bool(list_drawn(self.transform))
         return super().infer(spec)
 
     @property

@@ -8,7 +8,7 @@ import numpy as np
 
 from torchdali.transforms.augment import Paste
 from torchdali.transforms.rng import Draws
-from torchdali.transforms.rules.augment import draw_ranges, is_drawn
+from torchdali.transforms.rules.augment import draw_ranges, list_drawn
 from torchdali.transforms.rules.crop import resolve_fill
 from torchdali.transforms.rules.random_resize import RandomZoomOut
 from torchdali.transforms.spec import IntArray, Params, Spec
@@ -22,7 +22,7 @@ class PasteRule(RandomZoomOut):
 
     def infer(self, spec: Spec) -> Spec:
         self.fill = resolve_fill(self.transform, spec)
-        self.randomness = ", ".join(name for name in self.transform.drawn if is_drawn(self.transform, name))
+        self.randomness = ", ".join(list_drawn(self.transform))
         return replace(spec.with_fill(self.fill), size=None)
 
     def draw(self, draws: Draws, size: IntArray) -> Params:
