@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,13 @@ import torch
 from conftest import same
 from helpers import object_server
 from helpers.object_server import ObjectServer
-from torch.utils.data import DataLoader
+from torch.utils.data import ConcatDataset, DataLoader
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from torchdali import DALILoader, SampleError
 from torchdali.datasets import RemoteImages, Tar, pack
+from torchdali.sources.remote.uris import describe_store
 
 pytest.importorskip("obstore")
 EXACT = v2.Compose([v2.ToImage(), v2.CenterCrop(24)])
@@ -116,3 +118,49 @@ def test_a_store_is_given(
         RemoteImages(f"{scheme}://bucket/train", EXACT, remote=store),
     ):
         assert same(batches(DALILoader, dataset), expected)
+
+
+@pytest.mark.parametrize("kind", ["host", "disk"])
+def test_two_accounts_with_objects_of_one_name_are_told_apart(kind: str, folder: ImageFolder, tmp_path: Path) -> None:
+    from obstore.store import AzureStore
+
+    paths = [Path(folder.samples[0][0]), Path(folder.samples[-1][0])]
+    options: dict[str, Any] = {"skip_signature": True, "client_options": {"allow_http": True}}
+    place: dict[str, Any] = {"cache_dir": tmp_path} if kind == "disk" else {}
+    with ExitStack() as stack:
+        servers = [stack.enter_context(ObjectServer({"data/x.jpg": path.read_bytes()})) for path in paths]
+        stores = [AzureStore("data", account_name="a", endpoint=f"{server.url}/a", **options) for server in servers]
+        images = [RemoteImages([("az://data/x.jpg", 0)], EXACT, remote=store) for store in stores]
+        loader = DALILoader(ConcatDataset(images), 2, device="cpu", cache=kind, **place)
+        expected = next(iter(DataLoader(ConcatDataset(images), 2)))
+        assert not torch.equal(*expected[0])
+        for _ in range(2):
+            assert same(next(iter(loader)), expected)
+
+
+def test_the_indexes_of_two_accounts_are_told_apart(
+    contents: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    shards = [content for name, content in sorted(contents.items()) if name.endswith(".tar")][:2]
+    lengths: list[int] = []
+    with ExitStack() as stack:
+        for shard in shards:
+            server = stack.enter_context(ObjectServer({"bucket/x.tar": shard}))
+            monkeypatch.setenv("GOOGLE_BASE_URL", server.url)
+            monkeypatch.setenv("GOOGLE_SKIP_SIGNATURE", "true")
+            lengths.append(len(Tar("gs://bucket/x.tar")))
+    assert all(lengths)
+
+
+def test_what_tells_stores_apart_has_no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    from obstore.store import S3Store
+
+    secrets = {"AWS_SECRET_ACCESS_KEY": "secret", "AZURE_STORAGE_ACCOUNT_KEY": "secret", "AWS_SESSION_TOKEN": "secret"}
+    for name, value in secrets.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://one")
+    store = S3Store("bucket", endpoint="http://two", access_key_id="key", secret_access_key="secret", region="r")
+    assert "http://one" in describe_store(None)
+    assert "http://two" in describe_store(store)
+    assert "secret" not in describe_store(None) + describe_store(store)

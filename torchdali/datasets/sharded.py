@@ -73,13 +73,17 @@ class ShardedDataset(EncodedDataset):
         self.is_mapped = is_mapped and self.client is None
         target = "parts" if callable(label) else self.label
         self._content = f"{self._kind}({', '.join(filter(None, (content, f'label={target!r}')))})"
-        self._file = Path(index).expanduser() if index is not None else find_index(self._paths, self._content)
+        self._file = Path(index).expanduser() if index is not None else self._find_index()
         self._open()
 
     def _find_shards(self, shards: Sequence[str | os.PathLike[str]], remote: Any) -> tuple[list[str], Client | None]:
         """Return the shards that patterns name, and what reads them if they are objects."""
         client = make_client(shards, remote, "shards")
         return expand(shards, client.list if client else None), client
+
+    def _find_index(self) -> Path:
+        place = self.client.place if self.client else ""  # two stores may have shards of one URI
+        return find_index(self._paths, "\0".join(filter(None, (self._content, place))))
 
     def _open(self) -> None:
         objects = self._objects = Stamps(self.client) if self.client else None

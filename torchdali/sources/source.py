@@ -43,14 +43,14 @@ class BoxColumns(NamedTuple):
 class ContentCache(Protocol):
     """Keeps what was fetched of object stores. Several threads call it."""
 
-    def get(self, part: Any) -> npt.NDArray[np.uint8] | None:
+    def get(self, key: tuple[object, ...]) -> npt.NDArray[np.uint8] | None:
         """Return the bytes of a part of an object, or None if they are not kept.
 
         Args:
-            part: A :class:`torchdali.sources.remote.Range`.
+            key: What tells the part from all others: its store and its :class:`torchdali.sources.remote.Range`.
         """
 
-    def add(self, part: Any, content: npt.NDArray[np.uint8]) -> None:
+    def add(self, key: tuple[object, ...], content: npt.NDArray[np.uint8]) -> None:
         """Keep the bytes of a part of an object, if there is room."""
 
 

@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 
@@ -62,12 +62,12 @@ class DiskObjects(ObjectCache):
             self._used = _read_number(used)
         self._budget = budget or (shutil.disk_usage(folder).free + (self._used or 0)) // _SHARE
 
-    def _path(self, part: Any) -> Path:
-        name = hashlib.blake2b("\0".join(map(str, part)).encode(errors="surrogateescape"), digest_size=20).hexdigest()
+    def _path(self, key: tuple[object, ...]) -> Path:
+        name = hashlib.blake2b("\0".join(map(str, key)).encode(errors="surrogateescape"), digest_size=20).hexdigest()
         return self._folder / name[:2] / name[2:]
 
-    def get(self, part: Any) -> Bytes | None:
-        path = self._path(part)
+    def get(self, key: tuple[object, ...]) -> Bytes | None:
+        path = self._path(key)
         try:
             content = self._read(path)
         except OSError:  # mostly there is no such file; after a fault of the disk the store still has the object
@@ -91,8 +91,8 @@ class DiskObjects(ObjectCache):
         content = data[:-_TAIL]
         return content if filled == len(data) and data[-_TAIL:].tobytes() == _make_tail(content) else None
 
-    def add(self, part: Any, content: Bytes) -> None:
-        path, size = self._path(part), _disk_size(len(content) + _TAIL)
+    def add(self, key: tuple[object, ...], content: Bytes) -> None:
+        path, size = self._path(key), _disk_size(len(content) + _TAIL)
         if self._is_full or path.exists() or not self._reserve(size):
             return
         unfinished = self._unfinished / f"{os.getpid()}-{next(_count)}"

@@ -25,11 +25,11 @@ class ObjectCache(Cache):
         return Prefetcher(prefetch_depth, timeout, clock)
 
     @abstractmethod
-    def get(self, part: Any) -> Bytes | None:
+    def get(self, key: tuple[object, ...]) -> Bytes | None:
         """See :class:`torchdali.sources.source.ContentCache`."""
 
     @abstractmethod
-    def add(self, part: Any, content: Bytes) -> None:
+    def add(self, key: tuple[object, ...], content: Bytes) -> None:
         """See :class:`torchdali.sources.source.ContentCache`."""
 
 
@@ -47,19 +47,19 @@ class HostObjects(ObjectCache):
         self._contents: dict[Any, Bytes] = {}
         self._used = 0
 
-    def get(self, part: Any) -> Bytes | None:
-        return self._contents.get(part)
+    def get(self, key: tuple[object, ...]) -> Bytes | None:
+        return self._contents.get(key)
 
-    def add(self, part: Any, content: Bytes) -> None:
+    def add(self, key: tuple[object, ...], content: Bytes) -> None:
         with self._lock:
             if self._budget is None:
                 self._budget = choose_budget(torch.device("cpu"))
-            if part in self._contents or self._used + len(content) > self._budget:
+            if key in self._contents or self._used + len(content) > self._budget:
                 return
             self._used += len(content)
         copy: Bytes = np.array(content)  # what was fetched may be a part of a larger block
         copy.flags.writeable = False
-        self._contents[part] = copy
+        self._contents[key] = copy
 
     def close(self) -> None:
         with self._lock:

@@ -20,7 +20,7 @@ from torchdali.runtime import lifecycle
 from torchdali.runtime.threads import wait_for
 from torchdali.sources.remote import fetch
 from torchdali.sources.remote.fetch import Fetcher, FetchError, Stat, Wanted
-from torchdali.sources.remote.uris import is_uri, split_uri
+from torchdali.sources.remote.uris import describe_store, is_uri, split_uri
 from torchdali.sources.source import ReadError
 
 __all__ = ["Client", "Range", "make_client"]
@@ -144,6 +144,11 @@ class Client(lifecycle.Resource):
 
     def __reduce__(self) -> Any:
         return Client, (self._store,)
+
+    @property
+    def place(self) -> str:
+        """What tells the objects of this client from those of another that have the same URIs."""
+        return describe_store(self._store)
 
     def read(self, ranges: Sequence[Range]) -> list[Bytes]:
         """Return the bytes of objects, or of parts of them. Parts that lie close together come with one request.

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
+from typing import Any
 from urllib.parse import unquote
 
-__all__ = ["is_uri", "split_uri"]
+__all__ = ["describe_store", "is_uri", "split_uri"]
 
 _URI = re.compile(r"(?:s3|gs|az|https?)://[^/]+/.")
 _SCHEME = re.compile(r"(?:s3|gs|az|https?)://")
+_VARIABLE = re.compile(r"(?:AWS|AZURE|AZURITE|GOOGLE)_.*(?:ACCOUNT_NAME|ENDPOINT|URL)")
+_SETTINGS = ("account_name", "endpoint", "base_url")
 
 
 def is_uri(text: object) -> bool:
@@ -36,3 +40,17 @@ def split_uri(uri: str) -> tuple[str, str]:
             )
         key = unquote(key)
     return f"{scheme}://{bucket}", key
+
+
+def describe_store(store: Any) -> str:
+    """Return what tells stores apart that have objects of one URI: account, endpoint and prefix, no credentials.
+
+    Args:
+        store: A store of obstore's; None for the stores that the environment describes.
+    """
+    if store is None:
+        return "\n".join(sorted(f"{name}={value}" for name, value in os.environ.items() if _VARIABLE.match(name)))
+    settings = getattr(store, "config", {})
+    found = [getattr(store, "url", None), getattr(store, "prefix", None), *map(settings.get, _SETTINGS)]
+    # obstore adds to a store what the environment says, and does not tell what.
+    return f"{describe_store(None)}\n{type(store).__name__}{found}"
