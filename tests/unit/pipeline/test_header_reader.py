@@ -325,7 +325,7 @@ def test_a_process_ends_while_a_file_is_waited_for(run_script: Script, tmp_path:
 def vetting(device: str, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Has headers read as beside a GPU, also on the CPU; how many whole files were validated together."""
     if device == "cpu":
-        monkeypatch.setattr(FileReader, "_validates", True)
+        monkeypatch.setattr(HeaderValidator, "is_on", True)
     together: list[int] = []
     find = HeaderValidator.find_refused
     monkeypatch.setattr(
@@ -429,7 +429,7 @@ def test_no_sound_file_is_left_to_pil_for_want_of_a_reader(tmp_path: Path, monke
         return build(*about)
 
     monkeypatch.setattr(graph, "build_header_validator", build_header_validator)
-    monkeypatch.setattr(FileReader, "_validates", True)
+    monkeypatch.setattr(HeaderValidator, "is_on", True)
     loader = DALILoader(ImageFolder(tmp_path, CHAIN), 40, device="cpu")
     assert [len(images) for images, _ in loader] == [40, 40]
     assert not fails

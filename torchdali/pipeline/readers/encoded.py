@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import PIL.Image
+import torch
 
 from torchdali.pipeline.readers.base import Reader
+from torchdali.pipeline.readers.header_reader import HeaderValidator
 from torchdali.pipeline.readers.scan import Scan
 from torchdali.samples.image import decode_to_ppm, make_black
 from torchdali.samples.pil import PILHeader, read_pil_header
@@ -94,10 +96,17 @@ class EncodedReader(Reader):
         super().__init__(source, adjust_orientation)
         self._black: dict[int, Bytes] = {}
         self._pil_only: set[int] = set()
+        self._validator = HeaderValidator()
         self._num_read = self._num_non_engine = 0
 
     def open_batch(self) -> Reader:
         return EncodedBatch(self, self.load)
+
+    def move_to(self, device: torch.device) -> None:
+        self._validator.device = device
+
+    def validate_headers(self) -> bool:
+        return self._validator.turn_on()
 
     def load(self, rows: Sequence[int]) -> list[EncodedFile]:
         """Return the files of some rows.
@@ -106,7 +115,18 @@ class EncodedReader(Reader):
             SampleError: One of them cannot be read, is no image, or is truncated.
         """
         contents = iter(self.read_rows(np.array([row for row in rows if row not in self._black], np.int64)))
-        return [self._inspect(row, self._black[row] if row in self._black else next(contents)) for row in rows]
+        return self.validate(
+            [self._inspect(row, self._black[row] if row in self._black else next(contents)) for row in rows]
+        )
+
+    def validate(self, files: list[EncodedFile]) -> list[EncodedFile]:
+        """Return files with their headers. One that DALI refuses is not native. It is not asked about JPEGs."""
+        asked = [i for i, (_, header) in enumerate(files) if header.native and not header.jpeg]
+        if self._validator.is_on:
+            for i in self._validator.find_refused([files[i][0] for i in asked]):
+                data, header = files[asked[i]]
+                files[asked[i]] = data, header._replace(native=False)
+        return files
 
     def _inspect(self, row: int, content: Any) -> EncodedFile:
         data: Bytes = np.frombuffer(content, np.uint8)
@@ -145,3 +165,6 @@ class EncodedReader(Reader):
 
     def substitute_black(self, row: int, size: tuple[int, int]) -> None:
         self._black[row] = make_black(size).data
+
+    def close(self) -> None:
+        self._validator.close()

@@ -49,7 +49,6 @@ class FileReader(Reader):
         table: The known headers.
     """
 
-    _validates = False
     opens_files = True
 
     def __init__(self, source: Source, adjust_orientation: bool = False) -> None:
@@ -95,9 +94,7 @@ class FileReader(Reader):
 
     def validate_headers(self) -> bool:
         """Return whether headers are validated before DALI decodes any. See :class:`HeaderValidator`."""
-        # It stays true, because iterators rely on it. DALI has not validated headers that come from an index.
-        self._validates = self._validates or (self._validator.device.type == "cuda" and self.table.is_empty)
-        return self._validates
+        return self._validator.turn_on(has_read=not self.table.is_empty)  # headers of an index were not validated
 
     def sizes(self, rows: IntArray) -> IntArray:
         # Another batch, or a cache, may have forgotten some of them after the scan. This thread waits only for these.
@@ -137,7 +134,7 @@ class FileReader(Reader):
         """Learn headers together from first bytes, and one by one those that the first bytes do not tell."""
         headers = parse(first.data, self.adjust_orientation)
         headers.known[np.isin(rows, list(self._black))] = False
-        if self._validates:
+        if self._validator.is_on:
             headers.known[~headers.jpeg] = False  # DALI is asked about these, with all bytes of them
         self.table.update_many(rows, headers, first.lengths)
         self._read_each(rows[~headers.known].tolist())
@@ -146,7 +143,7 @@ class FileReader(Reader):
         """Read headers one by one. Leave files that DALI refuses to PIL. It is not asked about JPEGs."""
         headers = {row: self._read_header(row) for row in rows}
         others = [row for row in rows if headers[row].native and not headers[row].jpeg]
-        refused = self._find_refused(others, headers) if self._validates else set[int]()
+        refused = self._find_refused(others, headers) if self._validator.is_on else set[int]()
         for row, header in headers.items():
             self.table.update(row, header._replace(native=header.native and row not in refused))
 

@@ -140,9 +140,11 @@ class HeaderValidator(lifecycle.Resource):
     Attributes:
         device: The device that decodes the files. Validation runs on the CPU, but makes a context on CUDA's current
             device.
+        is_on: Whether files are validated before DALI decodes them. If not, the pipelines that decode them do it.
     """
 
     device = torch.device("cpu")
+    is_on = False
 
     def __init__(self) -> None:
         self._lock, self._pipeline, self._batch_size = Lock(), None, 0
@@ -151,6 +153,16 @@ class HeaderValidator(lifecycle.Resource):
     def renew(self) -> None:
         """See :class:`torchdali.runtime.lifecycle.Resource`."""
         self._lock, self._pipeline, self._batch_size = Lock(), None, 0
+
+    def turn_on(self, has_read: bool = False) -> bool:
+        """Validate files from now on, if a GPU decodes. Return whether they are validated.
+
+        Args:
+            has_read: Whether headers are known that were not validated.
+        """
+        # It stays on, because iterators rely on it.
+        self.is_on = self.is_on or (self.device.type == "cuda" and not has_read)
+        return self.is_on
 
     def find_refused(self, files: Sequence[Bytes]) -> list[int]:
         """Return the positions of the files whose headers DALI refuses.

@@ -78,15 +78,23 @@ class StoredReader(EncodedReader):
             start[: len(data)] = data[:HEADER_BYTES]
         lengths = np.array([len(data) & 0xFFFFFFFF for data in files], np.uint32)
         headers = parse(starts)
+        if self._validator.is_on:
+            headers.known[~headers.jpeg] = False  # DALI is asked about these, with all bytes of them
         self.table.update_many(rows, headers, lengths)
         others: list[int] = np.flatnonzero(~headers.known).tolist()
-        for i in others:
-            row = int(rows[i])
-            with self.blame(row, "decoded"):
-                header = parse_header(files[i].data)
-            if not header.native and self.source.loses_bits(row):
-                raise self.error(row, "it has more than 8 bits, and RGB has 8; give the loader images=, its column")
-            self.table.update(row, header)
+        found = self.validate([(files[i], self._parse_header(int(rows[i]), files[i])) for i in others])
+        for i, (_, header) in zip(others, found, strict=True):
+            self.table.update(int(rows[i]), header)
+
+    def _parse_header(self, row: int, file: Bytes) -> Header:
+        with self.blame(row, "decoded"):
+            header = parse_header(file.data)
+        if not header.native and self.source.loses_bits(row):
+            raise self.error(row, "it has more than 8 bits, and RGB has 8; give the loader images=, its column")
+        return header
+
+    def validate_headers(self) -> bool:
+        return self._validator.turn_on(has_read=not self.table.is_empty)
 
     def needs_threads(self, rows: IntArray) -> bool:
         """Return whether reading takes long: headers are not known, bytes are not mapped, or targets are read."""
