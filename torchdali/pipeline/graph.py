@@ -8,7 +8,7 @@ import importlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from threading import Lock
 from typing import Any, cast
 
@@ -129,7 +129,7 @@ def resolve(device: str | int | torch.device) -> torch.device:
 def _pipeline_class(dali: Any) -> Any:
     # CPython clears a module's globals at exit, before it finalises the pipelines. So keep these functions here.
     getpid, leak_pipeline, has_failed, hand_over = os.getpid, leak, devices.has_failed, lifecycle.hand_over
-    tensor, tensor_list = dali.tensors.TensorCPU, dali.tensors.TensorListCPU
+    tensor, tensor_list, unchecked = dali.tensors.TensorCPU, dali.tensors.TensorListCPU, nullcontext()
 
     class Pipeline(dali.Pipeline):
         """A pipeline that is shut down only by the process that built it, and only while its device works.
@@ -155,6 +155,10 @@ def _pipeline_class(dali: Any) -> Any:
         def feed_array(self, name: str, array: npt.NDArray[Any]) -> None:
             """Feed an array of the host. ``feed_input`` does the same, and looks at all operators before it."""
             self._pipe.SetExternalTLInput(name, tensor_list(array, ""), None, False)
+
+        def _check_api_type_scope(self, *_: Any) -> Any:
+            """Check nothing. DALI defines a class here, three times for a batch, which becomes garbage in cycles."""
+            return unchecked
 
         def close(self) -> None:
             """Wait for the runs in flight and free threads and memory now, not when garbage is collected."""
