@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Mapping
 from concurrent import futures
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -93,12 +93,11 @@ class PipelineRunner(lifecycle.Resource):
         """
         with self._end_epoch_on_error():
             self._release_finished()
-            feed = self._pipeline.feed_arrays if _has_only_arrays(images) else self._pipeline.feed_input
-            feed(self._input_kind.value, images)
+            kept = self._pipeline.feed_images(self._input_kind.value, images)
             for name, value in inputs.items():
                 self._pipeline.feed_array(name, value)
             stack = resources.pop_all() if resources else ExitStack()
-            stack.callback(_keep_until_done, images)
+            stack.callback(_keep_until_done, images, kept)
             self._resources.append(stack)  # before DALI reads it: an interrupt may come as soon as it does
             self._pipeline.schedule_run()
             self._num_submitted += 1
@@ -221,12 +220,8 @@ class PipelineRunner(lifecycle.Resource):
             self.close()
 
 
-def _has_only_arrays(images: Any) -> bool:
-    return isinstance(images, list) and all(type(image) is np.ndarray for image in cast("list[Any]", images))
-
-
-def _keep_until_done(images: Any) -> None:
-    """Do nothing. As a callback it keeps the fed arrays alive, which DALI reads without a copy."""
+def _keep_until_done(images: Any, kept: Any) -> None:
+    """Do nothing. As a callback it keeps alive what was fed: DALI reads it without a copy."""
 
 
 def _call_with_timeout(timeout: float, call: Callable[[], Any]) -> Any:

@@ -188,7 +188,7 @@ class HeaderValidator(lifecycle.Resource):
                 lifecycle.install_exit_hook()
             pipeline: Any = self._pipeline
             self._pipeline = None  # stays so after an interrupt: the next call would get this run's result
-            pipeline.feed_arrays(graph.HEADERS, files)
+            pipeline.feed_images(graph.HEADERS, files)
             pipeline.schedule_run()
             try:
                 pipeline.share_outputs()
