@@ -19,7 +19,8 @@ from torchvision.transforms import v2
 
 from torchdali import DALILoader, SampleError
 from torchdali.datasets import RemoteImages, Tar, pack
-from torchdali.sources.remote.uris import describe_store
+from torchdali.pipeline.readers.header_reader import HeaderValidator
+from torchdali.sources.remote.uris import identify_store
 
 pytest.importorskip("obstore")
 EXACT = v2.Compose([v2.ToImage(), v2.CenterCrop(24)])
@@ -153,14 +154,59 @@ def test_the_indexes_of_two_accounts_are_told_apart(
     assert all(lengths)
 
 
-def test_what_tells_stores_apart_has_no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
-    from obstore.store import S3Store
+def test_the_pipelines_validate_objects_which_may_change(server: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside a GPU, files of a folder and of shards on a disk are validated before."""
+    monkeypatch.setattr(HeaderValidator, "is_on", True)
+    for dataset in (RemoteImages("gs://bucket/train", EXACT), Tar("gs://bucket/shards/*.tar", transform=EXACT)):
+        loader = DALILoader(dataset, 4, device="cpu")
+        next(iter(loader))
+        assert loader._session.native_plan is not None
+        assert not loader._session.native_plan.pool.plan.headers_validated
 
-    secrets = {"AWS_SECRET_ACCESS_KEY": "secret", "AZURE_STORAGE_ACCOUNT_KEY": "secret", "AWS_SESSION_TOKEN": "secret"}
-    for name, value in secrets.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://one")
-    store = S3Store("bucket", endpoint="http://two", access_key_id="key", secret_access_key="secret", region="r")
-    assert "http://one" in describe_store(None)
-    assert "http://two" in describe_store(store)
-    assert "secret" not in describe_store(None) + describe_store(store)
+
+def test_two_environments_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: ImageFolder) -> None:
+    """Each dataset keeps the store that it was opened with."""
+    paths = [Path(folder.samples[0][0]), Path(folder.samples[-1][0])]
+    monkeypatch.setenv("GOOGLE_SKIP_SIGNATURE", "true")
+    datasets: list[RemoteImages] = []
+    with ExitStack() as stack:
+        for path in paths:
+            server = stack.enter_context(ObjectServer({"data/a/x.jpg": path.read_bytes()}))
+            monkeypatch.setenv("GOOGLE_BASE_URL", server.url)
+            datasets.append(RemoteImages("gs://data/", EXACT))
+        both = ConcatDataset(datasets)
+        loader = DALILoader(both, 2, device="cpu", cache="disk", cache_dir=tmp_path)
+        for _ in range(2):
+            assert same(next(iter(loader)), next(iter(DataLoader(both, 2))))
+
+
+def test_stores_are_told_apart_without_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    from obstore.store import AzureStore, HTTPStore, LocalStore, MemoryStore, S3Store
+
+    def list_places() -> list[str]:
+        secret = {"access_key_id": "key", "secret_access_key": os.environ["AWS_SECRET_ACCESS_KEY"]}
+        stores = [
+            None,
+            *(S3Store(name, region="r", **secret) for name in ("one", "two")),
+            S3Store("one", region="other", **secret),
+            S3Store("one", region="r", prefix="p", **secret),
+            S3Store("one", region="r", endpoint=f"http://user:{os.environ['AWS_SECRET_ACCESS_KEY']}@two", **secret),
+            *(AzureStore("one", account_name="a", use_emulator=flag) for flag in (False, True)),
+            *(HTTPStore.from_url(url) for url in ("https://one", "https://two")),
+            LocalStore("/"),
+        ]
+        return [identify_store(store) for store in stores]
+
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "first")
+    before = list_places()
+    assert len(set(before)) == len(before)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "second")
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "c2VjcmV0")
+    monkeypatch.setenv("AZURE_MSI_ENDPOINT", "http://127.0.0.1:41235")
+    assert list_places() == before
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://user:first@other")
+    changed = list_places()
+    assert not set(changed) & set(before)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://user:second@other")
+    assert list_places() == changed
+    assert identify_store(MemoryStore()) != identify_store(MemoryStore())

@@ -175,7 +175,7 @@ class EncodedSource(Source):
         return make_sample(self._dataset.label, image, target)
 
     def headers(self) -> HeaderTable:
-        """Return an empty table. Shards do not change, so the reader fills it once."""
+        """Return an empty table. The reader fills it once, because images in shards are taken as constant."""
         return HeaderTable(HeaderColumns.unknown(len(self)))
 
     def describe(self) -> str:

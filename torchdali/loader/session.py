@@ -271,16 +271,20 @@ class Session:
         """End all epochs, and free pipelines, sources and caches. Each is built again when it is needed."""
         for iterator in list(self.iterators):
             iterator.close()
-        built = self.native_plan or self.proxy_plan
+        device = None
         if self.native_plan:
+            device = self.native_plan.device
             self.native_plan.pool.close()
-        if self.proxy_plan and self.proxy_plan.pipelines:
-            self.proxy_plan.pipelines.close()
+            self.native_plan.reader.close()  # another than the loader's, if there is a cache of objects
+        if self.proxy_plan:
+            device = device or self.proxy_plan.device
+            if self.proxy_plan.pipelines:
+                self.proxy_plan.pipelines.close()
         if self.reader:
             self.reader.close()
         self._close_cache()
         self.native_plan = self.proxy_plan = None
-        graph.release_memory(built.device if built else None)
+        graph.release_memory(device)
 
     def _close_cache(self) -> None:
         if self.cache:

@@ -108,7 +108,8 @@ class Plan:
         moves: The rules as the user wrote them, before the suffix, that move or change boxes, masks and key points.
         input_kind: How samples are fed.
         decode_window: Whether the decoder decodes only the window of the first rule.
-        headers_validated: Whether DALI has already read the header of each file, so that the decoder is safe.
+        headers_validated: Whether the reader leaves files to PIL whose header DALI's decoder refuses. If not, operators
+            of the pipeline read each header before the decoder.
         adjust_orientation: Whether images are turned by their EXIF orientation while they are decoded.
         num_frames: Number of frames that DALI gets of each sample, if samples are videos of one length; else 0.
         needs_pil_metadata: Whether the images after DALI are PIL images that no transform has converted. They keep

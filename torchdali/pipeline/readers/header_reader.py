@@ -184,7 +184,8 @@ class HeaderValidator(lifecycle.Resource):
         with lifecycle.native_call(), devices.use(self.device), self._lock:
             if self._pipeline is None or self._batch_size < len(files):
                 self._close()
-                self._pipeline, self._batch_size = graph.build_header_validator(len(files)), len(files)
+                self._batch_size = 2 ** (len(files) - 1).bit_length()  # so that few larger batches build another
+                self._pipeline = graph.build_header_validator(self._batch_size)
                 lifecycle.install_exit_hook()
             pipeline: Any = self._pipeline
             self._pipeline = None  # stays so after an interrupt: the next call would get this run's result

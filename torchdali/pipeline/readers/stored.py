@@ -1,4 +1,4 @@
-"""Image files within larger files, which do not change: their headers are read once."""
+"""Image files within larger files, or objects of stores, that do not change: their headers are read once."""
 
 from __future__ import annotations
 
@@ -94,6 +94,8 @@ class StoredReader(EncodedReader):
         return header
 
     def validate_headers(self) -> bool:
+        if self.source.is_remote:  # a store may have a changed object; nothing but DALI's operators finds that out
+            return False
         return self._validator.turn_on(has_read=not self.table.is_empty)
 
     def needs_threads(self, rows: IntArray) -> bool:

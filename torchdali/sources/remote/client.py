@@ -20,7 +20,7 @@ from torchdali.runtime import lifecycle
 from torchdali.runtime.threads import wait_for
 from torchdali.sources.remote import fetch
 from torchdali.sources.remote.fetch import Fetcher, FetchError, Stat, Wanted
-from torchdali.sources.remote.uris import describe_store, is_uri, split_uri
+from torchdali.sources.remote.uris import identify_store, is_uri, split_uri
 from torchdali.sources.source import ReadError
 
 __all__ = ["Client", "Range", "make_client"]
@@ -132,6 +132,7 @@ class Client(lifecycle.Resource):
                 "pip install 'torchdali[remote]'"
             )
         self._store = store
+        self._place = "" if store is None else identify_store(store)
         self._lock = threading.Lock()
         self._fetcher: Fetcher | None = None
         self._program: _Program | None = None
@@ -148,7 +149,7 @@ class Client(lifecycle.Resource):
     @property
     def place(self) -> str:
         """What tells the objects of this client from those of another that have the same URIs."""
-        return describe_store(self._store)
+        return self._place or identify_store(None)
 
     def read(self, ranges: Sequence[Range]) -> list[Bytes]:
         """Return the bytes of objects, or of parts of them. Parts that lie close together come with one request.
@@ -207,9 +208,11 @@ class Client(lifecycle.Resource):
     def _call(self, name: str, wanted: Sequence[Wanted]) -> list[Any]:
         if not _is_forked:
             with self._lock:
+                self._place = self.place  # the environment may change later, and the stores stay
                 self._fetcher = fetcher = self._fetcher or Fetcher(self._store)
             return wait_for(_event_loop.submit(getattr(fetcher, name)(wanted)))
         with self._lock:
+            self._place = self.place
             self._program = self._program or _Program(self._store)
             try:
                 return self._program.call(name, wanted)

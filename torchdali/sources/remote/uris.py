@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
+import uuid
 from typing import Any
 from urllib.parse import unquote
 
-__all__ = ["describe_store", "is_uri", "split_uri"]
+__all__ = ["identify_store", "is_uri", "split_uri"]
 
 _URI = re.compile(r"(?:s3|gs|az|https?)://[^/]+/.")
 _SCHEME = re.compile(r"(?:s3|gs|az|https?)://")
-_VARIABLE = re.compile(r"(?:AWS|AZURE|AZURITE|GOOGLE)_.*(?:ACCOUNT_NAME|ENDPOINT|URL)")
-_SETTINGS = ("account_name", "endpoint", "base_url")
+_VARIABLES = (
+    *("AWS_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION"),
+    *("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_ENDPOINT", "AZURE_STORAGE_ENDPOINT", "AZURITE_BLOB_STORAGE_URL"),
+    *("AZURE_USE_EMULATOR", "AZURE_STORAGE_USE_EMULATOR", "GOOGLE_BASE_URL"),
+)
+"""Variables of the environment that say where obstore's stores are."""
+_SECRET = re.compile("key|secret|token|password|sas|credential")
+"""In the names of settings of a store that must not be told, and do not say where it is."""
+_USER_OR_QUERY = re.compile(r"(?<=://)[^/@\s]*@|\?.*")
 
 
 def is_uri(text: object) -> bool:
@@ -42,15 +51,20 @@ def split_uri(uri: str) -> tuple[str, str]:
     return f"{scheme}://{bucket}", key
 
 
-def describe_store(store: Any) -> str:
-    """Return what tells stores apart that have objects of one URI: account, endpoint and prefix, no credentials.
+def identify_store(store: Any) -> str:
+    """Return a hash of what tells a store's objects from those of another that have the same URIs.
+
+    That is where the store is, such as its endpoint, its account and its prefix. Credentials are no part of it.
 
     Args:
         store: A store of obstore's; None for the stores that the environment describes.
     """
-    if store is None:
-        return "\n".join(sorted(f"{name}={value}" for name, value in os.environ.items() if _VARIABLE.match(name)))
-    settings = getattr(store, "config", {})
-    found = [getattr(store, "url", None), getattr(store, "prefix", None), *map(settings.get, _SETTINGS)]
-    # obstore adds to a store what the environment says, and does not tell what.
-    return f"{describe_store(None)}\n{type(store).__name__}{found}"
+    facts: dict[str, Any] = {name: os.environ.get(name, "") for name in _VARIABLES}  # a given store uses them, too
+    if store is not None:
+        config: dict[str, Any] = getattr(store, "config", {})
+        facts |= {"url": getattr(store, "url", ""), "prefix": getattr(store, "prefix", None) or "", **config}
+        if not any((facts["url"], facts["prefix"], config)):
+            facts["only"] = uuid.uuid4().hex  # such as a store in memory
+        facts["class"] = type(store).__name__
+    told = [(name, _USER_OR_QUERY.sub("", str(facts[name]))) for name in sorted(facts) if not _SECRET.search(name)]
+    return hashlib.blake2b(repr(told).encode(), digest_size=16).hexdigest()
