@@ -196,7 +196,6 @@ class RemoteSource(EncodedSource):
         super().__init__(dataset)
         self._client = client
         self._cache: ContentCache | None = None
-        self._place = ""
         self._read_last = threading.local()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -209,7 +208,7 @@ class RemoteSource(EncodedSource):
 
     def with_cache(self, cache: ContentCache) -> RemoteSource:
         source = copy.copy(self)
-        source._cache, source._place = cache, self._client.place  # noqa: SLF001 - of this class
+        source._cache = cache  # noqa: SLF001 - of this class
         return source
 
     def read(self, rows: IntArray) -> list[Bytes]:
@@ -238,7 +237,8 @@ class RemoteSource(EncodedSource):
     def _fetch(self, rows: IntArray) -> list[Bytes]:
         """Return what the dataset wants of the store for some samples, from the cache if it has that."""
         parts, cache = self._dataset.locate(rows), self._cache
-        keys = [(self._place, *part) for part in parts]  # two stores may have objects of one URI
+        place = self._client.place if cache else ""  # two stores may have objects of one URI
+        keys = [(place, *part) for part in parts]
         contents = [cache.get(key) if cache else None for key in keys]
         missing = [i for i, content in enumerate(contents) if content is None]
         try:

@@ -271,15 +271,12 @@ class Session:
         """End all epochs, and free pipelines, sources and caches. Each is built again when it is needed."""
         for iterator in list(self.iterators):
             iterator.close()
-        device = None
+        device = next((plan.device for plan in (self.native_plan, self.proxy_plan) if plan), None)
         if self.native_plan:
-            device = self.native_plan.device
             self.native_plan.pool.close()
             self.native_plan.reader.close()  # another than the loader's, if there is a cache of objects
-        if self.proxy_plan:
-            device = device or self.proxy_plan.device
-            if self.proxy_plan.pipelines:
-                self.proxy_plan.pipelines.close()
+        if self.proxy_plan and self.proxy_plan.pipelines:
+            self.proxy_plan.pipelines.close()
         if self.reader:
             self.reader.close()
         self._close_cache()

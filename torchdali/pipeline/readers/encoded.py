@@ -121,8 +121,8 @@ class EncodedReader(Reader):
 
     def validate(self, files: list[EncodedFile]) -> list[EncodedFile]:
         """Return files with their headers. One that DALI refuses is not native. It is not asked about JPEGs."""
-        asked = [i for i, (_, header) in enumerate(files) if header.native and not header.jpeg]
         if self._validator.is_on:
+            asked = [i for i, (_, header) in enumerate(files) if header.native and not header.jpeg]
             for i in self._validator.find_refused([files[i][0] for i in asked]):
                 data, header = files[asked[i]]
                 files[asked[i]] = data, header._replace(native=False)

@@ -206,13 +206,12 @@ class Client(lifecycle.Resource):
         return [f"{root}/{key}" for key in sorted(keys)]
 
     def _call(self, name: str, wanted: Sequence[Wanted]) -> list[Any]:
+        self._place = self.place  # the environment may change later, and the stores stay
         if not _is_forked:
             with self._lock:
-                self._place = self.place  # the environment may change later, and the stores stay
                 self._fetcher = fetcher = self._fetcher or Fetcher(self._store)
             return wait_for(_event_loop.submit(getattr(fetcher, name)(wanted)))
         with self._lock:
-            self._place = self.place
             self._program = self._program or _Program(self._store)
             try:
                 return self._program.call(name, wanted)

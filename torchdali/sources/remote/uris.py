@@ -14,13 +14,22 @@ __all__ = ["identify_store", "is_uri", "split_uri"]
 _URI = re.compile(r"(?:s3|gs|az|https?)://[^/]+/.")
 _SCHEME = re.compile(r"(?:s3|gs|az|https?)://")
 _VARIABLES = (
-    *("AWS_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION"),
-    *("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_ENDPOINT", "AZURE_STORAGE_ENDPOINT", "AZURITE_BLOB_STORAGE_URL"),
-    *("AZURE_USE_EMULATOR", "AZURE_STORAGE_USE_EMULATOR", "GOOGLE_BASE_URL"),
+    "AWS_DEFAULT_REGION",
+    "AWS_ENDPOINT",
+    "AWS_ENDPOINT_URL",
+    "AWS_ENDPOINT_URL_S3",
+    "AWS_REGION",
+    "AZURE_ENDPOINT",
+    "AZURE_STORAGE_ACCOUNT_NAME",
+    "AZURE_STORAGE_ENDPOINT",
+    "AZURE_STORAGE_USE_EMULATOR",
+    "AZURE_USE_EMULATOR",
+    "AZURITE_BLOB_STORAGE_URL",
+    "GOOGLE_BASE_URL",
 )
 """Variables of the environment that say where obstore's stores are."""
 _SECRET = re.compile("key|secret|token|password|sas|credential")
-"""In the names of settings of a store that must not be told, and do not say where it is."""
+"""Parts of the names of settings that are credentials."""
 _USER_OR_QUERY = re.compile(r"(?<=://)[^/@\s]*@|\?.*")
 
 
