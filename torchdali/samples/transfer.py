@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.utils.data import _utils as data_utils  # pyright: ignore[reportPrivateUsage]
 
@@ -51,8 +52,10 @@ class Transfer:
         begins = np.cumsum([0, *(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)]).tolist()
         pinned = torch.empty(begins[-1], dtype=torch.uint8, pin_memory=True)
         places = list(zip(begins, sizes, tensors, strict=False))
+        # Not torch's copy_: it uses threads of its own for large tensors, and waits for them where workers are busy.
+        memory = pinned.numpy()
         for begin, size, tensor in places:
-            _view_as(pinned[begin : begin + size], tensor).copy_(tensor)
+            memory[begin : begin + size] = _to_bytes(tensor)
         moved = self(pinned)
         return [_view_as(moved[begin : begin + size], tensor) for begin, size, tensor in places]
 
@@ -84,6 +87,12 @@ class Transfer:
 def _view_as(data: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     """Return bytes in the dtype and shape of a tensor."""
     return data.view(tensor.dtype).view(tensor.shape)
+
+
+def _to_bytes(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
+    """Return the values of a tensor as ``(L,)`` bytes."""
+    plain = tensor.detach().as_subclass(torch.Tensor).resolve_conj().resolve_neg()
+    return plain.contiguous().view(-1).view(torch.uint8).numpy()
 
 
 @functools.cache
