@@ -213,6 +213,7 @@ def test_a_mask_that_nobody_decodes_is_named(tmp_path: Path, on_error: str) -> N
 
 def test_pil_decodes_masks_if_dali_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str) -> None:
     names = [*(name for name, (_, is_encoded) in FILES.items() if is_encoded), "interlaced"]
+    names = [name for name in names if name != "grey of 16 bits" or is_flipped_by_torch(torch.uint16)]
     dataset = make_dataset(tmp_path, names)
     take = PipelineRunner.take
 
