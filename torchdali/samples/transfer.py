@@ -14,7 +14,7 @@ from torch.utils.data import _utils as data_utils  # pyright: ignore[reportPriva
 from torchdali.runtime import devices
 from torchdali.samples.tree import tree_map
 
-__all__ = ["Transfer", "pin_memory"]
+__all__ = ["Transfer", "pin_memory", "to_bytes"]
 
 _ALIGNMENT = 16
 """Bytes between which tensors begin in a common buffer. It is a multiple of the size of every element."""
@@ -52,10 +52,9 @@ class Transfer:
         begins = np.cumsum([0, *(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)]).tolist()
         pinned = torch.empty(begins[-1], dtype=torch.uint8, pin_memory=True)
         places = list(zip(begins, sizes, tensors, strict=False))
-        # Not torch's copy_: it uses threads of its own for large tensors, and waits for them where workers are busy.
         memory = pinned.numpy()
         for begin, size, tensor in places:
-            memory[begin : begin + size] = _to_bytes(tensor)
+            memory[begin : begin + size] = to_bytes(tensor)
         moved = self(pinned)
         return [_view_as(moved[begin : begin + size], tensor) for begin, size, tensor in places]
 
@@ -72,7 +71,7 @@ class Transfer:
             if leaf.layout != torch.strided:
                 return leaf.to(self._device)
             if not leaf.is_pinned():
-                leaf = leaf.pin_memory()
+                leaf = _pin(leaf)
             with torch.cuda.stream(side_stream):
                 moved.append(leaf.to(self._device, non_blocking=True))
             return moved[-1]
@@ -89,10 +88,23 @@ def _view_as(data: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     return data.view(tensor.dtype).view(tensor.shape)
 
 
-def _to_bytes(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
-    """Return the values of a tensor as ``(L,)`` bytes."""
+def _pin(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy of a tensor in pinned memory."""
+    if type(tensor) is not torch.Tensor or tensor.requires_grad or not tensor.is_contiguous():
+        return tensor.pin_memory()
+    pinned = torch.empty(tensor.numel() * tensor.itemsize, dtype=torch.uint8, pin_memory=True)
+    pinned.numpy()[:] = to_bytes(tensor)
+    return _view_as(pinned, tensor)
+
+
+def to_bytes(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
+    """Return the values of a tensor as ``(L,)`` bytes.
+
+    numpy copies them into pinned memory. torch's ``copy_`` uses all cores for large tensors, and waits for busy ones.
+    """
     plain = tensor.detach().as_subclass(torch.Tensor).resolve_conj().resolve_neg()
-    return plain.contiguous().view(-1).view(torch.uint8).numpy()
+    # A tensor of one element may have any strides, and be contiguous.
+    return plain.contiguous().as_strided((plain.numel(),), (1,)).view(torch.uint8).numpy()
 
 
 @functools.cache
