@@ -91,7 +91,7 @@ def _view_as(data: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
 def _pin(tensor: torch.Tensor) -> torch.Tensor:
     """Return a copy of a tensor in pinned memory."""
     if type(tensor) is not torch.Tensor or tensor.requires_grad or not tensor.is_contiguous():
-        return tensor.pin_memory()
+        return tensor.pin_memory()  # it keeps strides and gradients
     pinned = torch.empty(tensor.numel() * tensor.itemsize, dtype=torch.uint8, pin_memory=True)
     pinned.numpy()[:] = to_bytes(tensor)
     return _view_as(pinned, tensor)
@@ -100,7 +100,7 @@ def _pin(tensor: torch.Tensor) -> torch.Tensor:
 def to_bytes(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
     """Return the values of a tensor as ``(L,)`` bytes.
 
-    numpy copies them into pinned memory. torch's ``copy_`` uses all cores for large tensors, and waits for busy ones.
+    numpy copies them to pinned memory: torch's ``copy_`` waits for a thread on each core, also on those that are busy.
     """
     plain = tensor.detach().as_subclass(torch.Tensor).resolve_conj().resolve_neg()
     # A tensor of one element may have any strides, and be contiguous.

@@ -24,6 +24,6 @@ NUMBERS = torch.arange(24).view(4, 6)
     ],
 )
 def test_bytes_of_tensors(tensor: torch.Tensor) -> None:
-    data = bytearray(to_bytes(tensor).tobytes()) or bytearray(1)
-    again = torch.frombuffer(data, dtype=tensor.dtype, count=tensor.numel()) if tensor.numel() else tensor.new_empty(0)
-    assert torch.equal(again.view(tensor.shape), tensor)
+    copy = torch.empty_like(tensor, memory_format=torch.contiguous_format, requires_grad=False)
+    copy.view(-1).view(torch.uint8).numpy()[:] = to_bytes(tensor)
+    assert torch.equal(copy, tensor)
