@@ -142,7 +142,7 @@ def test_epochs_leave_nothing_behind(
     by_worker = 4 if options and make is asked else 0
     allowed = {"objects": MORE - 1, "fd": by_worker, "maps": MORE - 1, "blocks": 20 * MORE}
     before, too_many = left(WARM), dict[str, int]()
-    for _ in range(2):  # what is left behind is so each time, a cache of the interpreter's grows once
+    for _ in range(6):  # what is left behind is so each time, the interpreter's and abc's caches settle
         after = left(MORE)
         grown = {name: after[name] - before[name] for name in before}
         too_many = {name: more for name, more in grown.items() if more > allowed.get(name, 0)}
