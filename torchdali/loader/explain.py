@@ -217,13 +217,13 @@ def _describe_images(loader: DataLoader[Any], proxy: ProxyPlan) -> tuple[str, st
     """
     assert proxy.pipelines is not None
     if keys := list(proxy.pipelines):
-        kinds = [f"{spec} ({input_kind})" for spec, input_kind, _ in keys]
+        kinds = [f"{spec} ({input_kind})" for spec, input_kind in keys]
         key_paths = list(dict.fromkeys(path for paths in proxy.key_paths.values() for path in paths))
         more = ", ..." if len(key_paths) > _MAX_KEY_PATHS else ""
         location = (
             f"at {format_key_paths(key_paths[:_MAX_KEY_PATHS])}{more}" if key_paths else "wherever a sample has them"
         )
-        plans = [proxy.pipelines.get_plan(key, bool(proxy.annotations)) for key in keys]
+        plans = [proxy.pipelines.plans.get_for_samples(key, bool(proxy.annotations)) for key in keys]
         return f"{location}: {', '.join(kinds)}", _describe_targets(proxy.annotations, plans), plans, ""
     if isinstance(loader.dataset, IterableDataset):
         return f"not known before the first batch: {RULE}", "", [], _UNKNOWN
@@ -236,21 +236,21 @@ def _describe_images(loader: DataLoader[Any], proxy: ProxyPlan) -> tuple[str, st
     parts = build_tree(sample)
     try:
         images = proxy.finder.find(parts)
-        annotations = find_annotations(parts, find_labels_getters(proxy.pipelines.chain))
+        annotations = find_annotations(parts, find_labels_getters(proxy.pipelines.plans.chain))
         if annotations.moved:
-            check_annotations(proxy.pipelines.chain, annotations.kinds)
+            check_annotations(proxy.pipelines.plans.chain, annotations.kinds)
     except (TransformError, ValueError) as error:
         return f"the first batch will fail: {error}", "", [], _FAILURE
     if not images:
         return f"none in dataset[0], which is {describe_sample(parts)}: {RULE}", "", [], _NO_IMAGE
     location = format_key_paths([key_path for key_path, _ in images])
     try:
-        first, turns = proxy.pipelines.first, proxy.pipelines.adjust_orientation
+        first, turns = proxy.pipelines.plans.first, proxy.pipelines.plans.adjust_orientation
         keys = list(dict.fromkeys(to_image_input(leaf, first, turns).key for _, leaf in images))
     except RefusedError as error:
         return f"at {location}, of which one cannot be taken: {error}", "", [], _FAILURE
     kinds = [f"{spec} ({input_kind})" for spec, input_kind in keys]
-    plans = [proxy.pipelines.get_plan((*key, False), bool(annotations.moved)) for key in keys]
+    plans = [proxy.pipelines.plans.get_for_samples(key, bool(annotations.moved)) for key in keys]
     try:
         for plan in plans if has_default_collate(loader) and loader.batch_sampler is not None else ():
             check_stackable(plan)

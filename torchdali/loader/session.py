@@ -21,6 +21,7 @@ from torchdali.pipeline import graph
 from torchdali.pipeline.annotations import check_annotations
 from torchdali.pipeline.cache import Cache, build_cache, build_object_cache, check_has_files
 from torchdali.pipeline.compile import compile_plan, fuse
+from torchdali.pipeline.plans import PlanCache
 from torchdali.pipeline.pool import PipelineCache, PipelinePool
 from torchdali.pipeline.readers import FileReader, Reader, open_reader
 from torchdali.pipeline.tuning import Threads, check_numbers, choose_prefetch_depth
@@ -225,9 +226,8 @@ class Session:
         if self.proxy_plan is None or self.proxy_plan.state != key:
             pipelines = None
             if has_chain:
-                pipelines = PipelineCache(
-                    chain, device, options.fidelity, get_declared_batch_size(loader), 0, options.decode_bytes
-                )
+                plans = PlanCache(chain, device, options.fidelity)
+                pipelines = PipelineCache(plans, device, get_declared_batch_size(loader), 0, options.decode_bytes)
             if device.type == "cuda":
                 machine.warn_of_few_connections()
             self.proxy_plan = ProxyPlan(

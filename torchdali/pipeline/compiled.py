@@ -19,6 +19,7 @@ from torchdali.pipeline.engine import Views
 from torchdali.pipeline.fallback import to_samples
 from torchdali.pipeline.feed import Batch, Prefetcher
 from torchdali.pipeline.plan import Plan, summarize_plans
+from torchdali.pipeline.plans import PlanCache
 from torchdali.pipeline.pool import InputKey, PipelineCache, PipelinePool
 from torchdali.pipeline.readers import FileReader
 from torchdali.pipeline.tuning import check_numbers
@@ -79,7 +80,7 @@ class CompiledTransform:
     def __init__(self, transform: Any, device: torch.device, fidelity: Fidelity, threads: int) -> None:
         self.transform = transform
         self.device = device
-        self._pipelines = PipelineCache(transform, device, fidelity, 1, threads)
+        self._pipelines = PipelineCache(PlanCache(transform, device, fidelity), device, 1, threads)
 
     @disable_compile
     def __call__(self, images: torch.Tensor | Sequence[Any]) -> Any:
@@ -110,7 +111,7 @@ class CompiledTransform:
         else:
             for i, image in enumerate(images):
                 groups.setdefault(self._input_key(image, i), []).append(i)
-        plans = [self._pipelines.pool(kind).plan for kind in groups]
+        plans = [self._pipelines.plans.get((spec, input_kind)) for spec, input_kind, _ in groups]
         key = self._key(plans)
         results = [self._run(kind, images, np.array(rows, np.int64), key) for kind, rows in groups.items()]
         return results[0] if len(results) == 1 else _merge(plans, list(groups.values()), results)
@@ -121,7 +122,7 @@ class CompiledTransform:
         Args:
             file: Where to print; standard output by default, and in a notebook a table.
         """
-        plan = self._pipelines.plan(Spec(), InputKind.FILES)
+        plan = self._pipelines.plans.get((Spec(), InputKind.FILES))
         Explanation(*summarize_plans([plan]), str(plan)).show(file)
 
     def __repr__(self) -> str:

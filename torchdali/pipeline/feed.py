@@ -1,7 +1,8 @@
 """The prefetcher: it schedules runs of DALI for batches of indices, and returns their images in order.
 
 Everything here happens in the thread that iterates. DALI's runs are asynchronous, so scheduling takes one to two
-milliseconds a batch. No thread of torchdali can outlive an epoch or hide an exception.
+milliseconds a batch. No thread of torchdali can outlive an epoch or hide an exception. What a worker has drawn for its
+batch is not drawn again.
 """
 
 from __future__ import annotations
@@ -208,15 +209,21 @@ class Prefetcher:
                 raise EpochEndedError(self._timed_out) from error
             self._clock.lap("headers")
         try:
-            batch.size = batch.reader.sizes(batch.rows)
-            batch.targets = batch.collect(batch) if batch.collect else batch.reader.targets(batch.rows)
-            plan = batch.pool.plan
-            draws, size = plan.expand_frames(batch.reader.add_params(batch.draws), batch.size)
-            inputs, batch.params = plan.draw(draws, size, batch.targets)
-            batch.inputs = move_window(plan, inputs, batch.reader.origins(batch.rows))
+            self._draw(batch)
         except SampleTransformError as error:
             row = error.row // batch.pool.plan.num_images
             raise batch.reader.error(int(batch.rows[row]), str(error)) from error
+
+    def _draw(self, batch: Batch) -> None:
+        plan, reader = batch.pool.plan, batch.reader
+        batch.size = reader.sizes(batch.rows)
+        if drawn := reader.get_drawn(batch.rows, batch.size):
+            inputs, batch.targets = drawn
+        else:
+            batch.targets = batch.collect(batch) if batch.collect else reader.targets(batch.rows)
+            draws, size = plan.expand_frames(reader.add_params(batch.draws), batch.size)
+            inputs, batch.params = plan.draw(draws, size, batch.targets)
+        batch.inputs = move_window(plan, inputs, reader.origins(batch.rows))
 
     def _take(self, batch: Batch) -> RunOutputs:
         """Return the outputs of a batch. Take all runs of it, also after one failed, because others follow.

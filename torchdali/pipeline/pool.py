@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from torchdali.pipeline import graph
-from torchdali.pipeline.annotations import check_annotations
-from torchdali.pipeline.compile import compile_plan, find_first, fuse, has_exif_transpose
+from torchdali.pipeline.compile import compile_plan, fuse
 from torchdali.pipeline.engine import PipelineRunner
 from torchdali.pipeline.plan import Plan
+from torchdali.pipeline.plans import PlanCache, PlanKey
 from torchdali.pipeline.tuning import Threads, choose_decode_bytes
 from torchdali.runtime import machine
-from torchdali.transforms import flatten
-from torchdali.transforms.spec import NO_INPUT_STATS, Fidelity, First, InputKind, InputStats, Spec
+from torchdali.transforms.spec import NO_INPUT_STATS, InputKind, InputStats, Spec
 
 __all__ = ["InputKey", "PipelineCache", "PipelinePool"]
 
@@ -149,76 +148,45 @@ class PipelinePool:
 
 
 class PipelineCache:
-    """A transform, compiled for each kind of image when that kind first comes.
+    """The pipelines of a transform, for each kind of image.
 
     Args:
-        transform: A torchvision transform or a chain of them.
+        plans: The plans of the transform.
         device: Where DALI runs.
-        fidelity: "exact" or "fast".
         batch_size: The batch size to build for. A larger batch builds a new pipeline.
         threads: Number of DALI's CPU threads. With 0 it is chosen.
         decode_bytes: As for :class:`PipelinePool`.
 
     Attributes:
-        chain: The transforms, in order.
+        plans: See above.
         decode_bytes: See above. It is chosen if it was None.
     """
 
     def __init__(
         self,
-        transform: Any,
+        plans: PlanCache,
         device: torch.device,
-        fidelity: Fidelity,
         batch_size: int,
         threads: int,
         decode_bytes: int | None = None,
     ) -> None:
-        self.transform, self.device, self._threads = transform, device, threads
-        self.chain: tuple[Any, ...] = tuple(flatten(transform))
-        self._fidelity: Fidelity = fidelity
+        self.plans, self.device, self._threads = plans, device, threads
         self._batch_size = batch_size
         self.decode_bytes = decode_bytes or choose_decode_bytes(machine.free_memory(device))
         self._pools: dict[tuple[InputKey, int | None], PipelinePool] = {}
-        self._checked: set[frozenset[type]] = set()
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the pipelines out. A copy builds its own."""
         return {**self.__dict__, "_pools": {}}
 
-    def __iter__(self) -> Iterator[InputKey]:
-        return iter(dict.fromkeys(key for key, _ in self._pools))
-
-    @property
-    def first(self) -> First:
-        """The kind of the first transform, as :func:`find_first` returns it."""
-        return find_first(self.chain)
-
-    @property
-    def adjust_orientation(self) -> bool:
-        """Whether images are turned by their EXIF orientation, as :func:`has_exif_transpose` returns it."""
-        return has_exif_transpose(self.chain)
-
-    @property
-    def needs_pil_metadata(self) -> bool:
-        """Whether torch's transforms or ``collate_fn`` get PIL images, so that their metadata must be kept."""
-        return self.plan(Spec(), InputKind.PIXELS).needs_pil_metadata
+    def __iter__(self) -> Iterator[PlanKey]:
+        return iter(dict.fromkeys((spec, input_kind) for (spec, input_kind, _), _ in self._pools))
 
     def close(self) -> None:
         """Free the pipelines."""
         for pool in self._pools.values():
             pool.close()
         self._pools.clear()
-
-    def plan(self, spec: Spec, input_kind: InputKind, until: int | None = None) -> Plan:
-        """Return the plan for one kind of image; ``until`` as for :func:`compile_plan`."""
-        return fuse(compile_plan(self.transform, self.device, self._fidelity, spec, input_kind, until))
-
-    def get_plan(self, key: InputKey, has_annotations: bool) -> Plan:
-        """Return the plan for one kind of image, in samples with or without boxes, masks or key points."""
-        spec, input_kind, _ = key
-        plan = self.plan(spec, input_kind)
-        until = plan.end_with_annotations if has_annotations else None
-        return self.plan(spec, input_kind, until) if until else plan
 
     def threads(self, input_kind: InputKind) -> Threads:
         """Return DALI's CPU threads for images that are fed in this way."""
@@ -229,43 +197,7 @@ class PipelineCache:
         pool = self._pools.get((key, until))
         if pool is None:
             spec, input_kind, resident = key
-            plan = self.plan(spec, input_kind, until)
-            threads = self.threads(input_kind)
+            plan, threads = self.plans.get((spec, input_kind), until), self.threads(input_kind)
             pool = PipelinePool(plan, self._batch_size, threads, resident, self.decode_bytes)
             self._pools[key, until] = pool
         return pool
-
-    def pools(
-        self, keys: Sequence[InputKey], together: bool, annotations: frozenset[type] = frozenset()
-    ) -> list[PipelinePool]:
-        """Return the pipelines for several kinds of image.
-
-        Args:
-            keys: The kinds.
-            together: Whether some samples have images of several kinds. torchvision draws once for all images of a
-                sample.
-            annotations: Types of the boxes, masks and key points that some samples have.
-
-        Raises:
-            TransformError: A transform does not take such annotations.
-        """
-        pools = [self.pool(key) for key in keys]
-        ends = [_find_common_end([pool.plan for pool in pools])] if together else []
-        if annotations:
-            if annotations not in self._checked:
-                check_annotations(self.chain, annotations)
-                self._checked.add(annotations)
-            ends += [pool.plan.end_with_annotations for pool in pools]
-        until = min((end for end in ends if end), default=None)
-        return [self.pool(key, until) for key in keys] if until else pools
-
-
-def _find_common_end(plans: Sequence[Plan]) -> int | None:
-    """Return where torch must take over in all plans so that all draw alike; None if they do already.
-
-    DALI and torch draw in different ways, so two crops of one sample's images would differ. The position is counted
-    from 1.
-    """
-    begins = [step.position for plan in plans for step in plan.steps if step.library == "torch"]
-    drawn = [step.position for plan in plans for step in plan.steps if step.library == "DALI" and step.randomness]
-    return min(begins) if begins and drawn and max(drawn) >= min(begins) else None

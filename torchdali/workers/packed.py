@@ -15,7 +15,7 @@ from torchdali.samples.pil import PILHeader
 from torchdali.samples.tree import tree_map
 from torchdali.sources import Header
 from torchdali.transforms.rng import Draws
-from torchdali.transforms.spec import InputKind, IntArray, Spec
+from torchdali.transforms.spec import InputKind, Inputs, IntArray, Spec
 from torchdali.workers.packed_targets import PackedTargets
 from torchdali.workers.shared_memory import SharedBuffer, SharedBufferHandle, align
 
@@ -105,6 +105,7 @@ class Packed:
         structure: The key paths of the first sample's parts, if all samples have the same structure.
         outline: The parts of the first sample in words, if it has no image.
         targets: The boxes, masks and key points, if there are any. Then the samples are not collated.
+        drawn: The parameters to feed, if the worker drew them. Then ``targets.moved`` is there, too.
         task: torch's number of the batch.
     """
 
@@ -119,7 +120,13 @@ class Packed:
     structure: tuple[str, ...] = ()
     outline: str = ""
     targets: PackedTargets | None = None
+    drawn: Inputs | None = None
     task: int = 0
+
+    @property
+    def annotation_kinds(self) -> frozenset[type]:
+        """Types of the boxes, masks and key points, from torchvision."""
+        return self.targets.kinds if self.targets is not None else frozenset()
 
     def pin_memory(self) -> Packed:
         """Pin the collated samples. DataLoader calls this, with workers in its pin_memory thread."""

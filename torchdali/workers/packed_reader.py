@@ -17,9 +17,10 @@ from torchdali.samples.on_error import find_substitutes
 from torchdali.samples.pil import PILHeader
 from torchdali.sources import FileSource, parse_header
 from torchdali.sources.paths import Paths, build_table
-from torchdali.transforms.spec import NO_INPUT_STATS, InputKind, InputStats, IntArray
+from torchdali.transforms.spec import NO_INPUT_STATS, InputKind, Inputs, InputStats, IntArray
 from torchdali.transforms.targets import Targets
 from torchdali.workers.packed import Packed, PackedImages
+from torchdali.workers.packed_targets import PackedTargets
 from torchdali.workers.packing import ErrorFactory
 from torchdali.workers.shared_memory import SharedBuffer
 
@@ -35,12 +36,23 @@ class _OfBatch(Reader):
 
     def targets(self, rows: IntArray) -> Targets | None:
         """Return the boxes, masks and key points of each image. Images of one sample get the same ones."""
+        group, targets = self._group, self._attach_masks()
+        return targets and targets.targets.take(group.sample[rows], group.size[rows])
+
+    def get_drawn(self, rows: IntArray, size: IntArray) -> tuple[Inputs, Targets | None] | None:
+        """Return what the worker drew, unless other samples stand in for some, or an image has another size now."""
         packed, group = self._packed, self._group
-        if packed.targets is None:
+        is_same = np.array_equal(rows, np.arange(len(group.size))) and np.array_equal(size, group.size)
+        if packed.drawn is None or not is_same:
             return None
-        if isinstance(packed.block, SharedBuffer):
+        targets = self._attach_masks()
+        return packed.drawn, targets and targets.moved
+
+    def _attach_masks(self) -> PackedTargets | None:
+        packed = self._packed
+        if packed.targets and isinstance(packed.block, SharedBuffer):
             packed.targets.attach_masks(packed.block.contents)
-        return packed.targets.targets.take(group.sample[rows], group.size[rows])
+        return packed.targets
 
     def find_substitutes(self, bad: npt.NDArray[np.bool_]) -> IntArray | None:
         """Find substitutes by whole samples: all images of a sample come from the same other sample.

@@ -47,6 +47,7 @@ class PackedTargets:
         labels: For each sample, the tensors that lose the rows of dropped boxes or key points.
         owners: For each of the labels, the number in its sample of the boxes or key points that it belongs to.
         first: ``(N,)`` number of each sample's first placeholder.
+        moved: The same after all moves, if the worker has drawn them. The masks themselves are not moved yet.
         detached: Sample, place, offset, dtype and shape of the data of each mask that lies in shared memory.
     """
 
@@ -57,6 +58,7 @@ class PackedTargets:
     labels: list[list[torch.Tensor]]
     owners: list[list[int]]
     first: IntArray
+    moved: Targets | None = None
     detached: list[tuple[int, int, int, np.dtype[Any], tuple[int, ...]]] = field(
         default_factory=list["tuple[int, int, int, np.dtype[Any], tuple[int, ...]]"]
     )

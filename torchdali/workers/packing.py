@@ -1,7 +1,7 @@
 """Pack a batch in a worker: the images into one block of shared memory, and the rest collated.
 
-This code runs where the samples are loaded: in a worker, or in the main process without workers. It draws no random
-number and does not use CUDA.
+This code runs where the samples are loaded: in a worker, or in the main process without workers. It does not use CUDA,
+and changes no generator.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from torchdali.samples.tree import (
     tree_leaves,
     with_placeholders,
 )
+from torchdali.transforms.rng import Draws
 from torchdali.transforms.spec import First, InputKind, Spec
 from torchdali.workers.packed import Packed, lay_out_images
 from torchdali.workers.packed_targets import pack_targets
@@ -36,6 +37,7 @@ from torchdali.workers.shared_memory import SharedBufferPool
 
 __all__ = [
     "ErrorFactory",
+    "KeyedSamples",
     "Packer",
     "SampleFailure",
     "map_substitutes",
@@ -59,6 +61,18 @@ class SampleFailure(NamedTuple):
     reason: str
 
 
+class KeyedSamples(NamedTuple):
+    """The samples of a batch, with their random numbers.
+
+    Attributes:
+        samples: What the dataset returned.
+        draws: The random numbers that came with the indices.
+    """
+
+    samples: Any
+    draws: Draws
+
+
 class Packer:
     """The ``collate_fn`` of workers.
 
@@ -74,6 +88,7 @@ class Packer:
         in_worker: Whether it runs in a worker. A loader without workers may itself be used in another loader's worker.
         adjust_orientation: As for :func:`to_image_input`.
         labels_getters: Those of the transforms.
+        draw: Draws the parameters of a batch whose random numbers come with its samples.
     """
 
     def __init__(
@@ -89,6 +104,7 @@ class Packer:
         in_worker: bool = False,
         adjust_orientation: bool = False,
         labels_getters: LabelsGetters = (),
+        draw: Callable[[Packed, Draws], None] | None = None,
     ) -> None:
         self._collate, self._batched, self._images = collate_fn, batched, images
         self._has_default_collate = has_default_collate
@@ -100,7 +116,7 @@ class Packer:
             in_worker,
             adjust_orientation,
         )
-        self._labels_getters = labels_getters
+        self._labels_getters, self._draw = labels_getters, draw
         self._pool: SharedBufferPool | None = None
 
     @property
@@ -109,8 +125,10 @@ class Packer:
         return get_worker_info() if self._in_worker else None
 
     def __call__(self, data: Any) -> Packed:
-        """Pack a list of samples, or one sample."""
-        info = self.worker
+        """Pack a list of samples, or one sample. :class:`KeyedSamples` have their random numbers with them."""
+        info, draws = self.worker, None
+        if isinstance(data, KeyedSamples):
+            data, draws = data
         samples: list[Any] = [data]
         is_opaque = False  # a batch that cannot be split into samples
         if self._batched and isinstance(data, Sequence):
@@ -125,7 +143,7 @@ class Packer:
         while True:
             if failed and not self._substitute(packed, samples, failed):
                 return packed
-            failed = self._fill(packed, samples if failed else data, samples, info is not None)
+            failed = self._fill(packed, samples if failed else data, samples, info is not None, draws)
             if not failed:
                 return packed
 
@@ -143,7 +161,9 @@ class Packer:
             samples[i] = samples[substitute]
         return True
 
-    def _fill(self, packed: Packed, data: Any, samples: list[Any], in_worker: bool) -> dict[int, tuple[str, str]]:
+    def _fill(
+        self, packed: Packed, data: Any, samples: list[Any], in_worker: bool, draws: Draws | None
+    ) -> dict[int, tuple[str, str]]:
         """Pack the samples. Return the samples to substitute, with a name and a reason for each."""
         trees = [build_tree(sample) for sample in samples] if self._images else []
         image_lists = [self._finder.find(tree) for tree in trees]
@@ -193,7 +213,8 @@ class Packer:
         if in_worker:  # torch sends each tensor by a file descriptor, and uncollated samples have too many tensors
             by_value = not self._has_default_collate or packed.targets is not None
             packed.data = pickle_batch(packed.data, tensors_by_value=by_value)
-        self._pack(packed, images, in_worker)  # last: the block of a batch that fails later would never become free
+        # Last: the block of a batch that fails later would never become free.
+        self._pack(packed, images, in_worker, draws)
         return {}
 
     def _convert(
@@ -227,7 +248,9 @@ class Packer:
         readable = [item for item in images if item[:2] not in unreadable]
         return [_match_size(readable, item) if item[:2] in sizeless else item for item in images], {}
 
-    def _pack(self, packed: Packed, images: Sequence[tuple[int, int, ImageInput]], in_worker: bool) -> None:
+    def _pack(
+        self, packed: Packed, images: Sequence[tuple[int, int, ImageInput]], in_worker: bool, draws: Draws | None
+    ) -> None:
         groups: dict[tuple[Spec, InputKind], list[tuple[int, int, ImageInput]]] = {}
         for sample, slot, image in images:
             groups.setdefault(image.key, []).append((sample, slot, image))
@@ -243,6 +266,8 @@ class Packer:
                 if group.spec.kind == "video":
                     group.arrays = [frame for video in group.arrays for frame in video]
             return
+        if self._draw and draws is not None:
+            self._draw(packed, draws)
         self._pool = self._pool or SharedBufferPool()
         masks, size = packed.targets.detach_masks(size) if packed.targets else ([], size)
         packed.targets = cast("Any", packed.targets and pickle_batch(packed.targets, tensors_by_value=True))

@@ -38,11 +38,13 @@ from torchdali.state.iterator import ResumableIterator, StreamStep
 from torchdali.state.progress import Checkpoint
 from torchdali.state.stream import is_stream
 from torchdali.transforms.rng import Draws
-from torchdali.workers.dataset import AnnotatedDataset
+from torchdali.workers.dataset import AnnotatedDataset, KeyedIndices
+from torchdali.workers.drawing import draw_in_worker
 from torchdali.workers.packed import Packed
 from torchdali.workers.packed_reader import open_packed
 from torchdali.workers.packing import Packer, map_substitutes
 from torchdali.workers.processes import Parallel
+from torchdali.workers.queues import make_context
 from torchdali.workers.sample_keys import SampleKeys
 from torchdali.workers.shared_memory import MappedFile, SharedBuffer
 from torchdali.workers.streams import StreamBatch, put_stream
@@ -81,6 +83,7 @@ class _ProxyEpoch(ResumableIterator):
         self._error_policy: ErrorPolicy = context.errors
         self._pending: deque[tuple[PendingBatch | Exception, StreamStep | None]] = deque()
         self._mapped_files: dict[tuple[int, int], MappedFile] = {}
+        self._draws_in_workers = proxy.pipelines is not None and _can_draw_in_workers(view)
         with devices.use(proxy.device):  # torch starts its pin_memory thread on the current device
             super().__init__(self._make_view(view))
         if not self._num_workers:
@@ -89,19 +92,20 @@ class _ProxyEpoch(ResumableIterator):
     def _make_view(self, view: LoaderView) -> LoaderView:
         """Return the view of the loader that torch's iterator reads."""
         pipelines = self.proxy.pipelines
-        images, first = pipelines is not None, pipelines.first if pipelines else "conversion"
+        plans, images = pipelines and pipelines.plans, pipelines is not None
         packer = Packer(
             view.collate_fn,
             cast("Any", view)._auto_collation,  # noqa: SLF001 - torch's
             self._has_default_collate,
             images,
-            first,
+            plans.first if plans else "conversion",
             self._error_policy.mode,
             self.proxy.finder,
-            needs_pil_metadata=pipelines is not None and pipelines.needs_pil_metadata,
+            needs_pil_metadata=plans is not None and plans.needs_pil_metadata,
             in_worker=view.num_workers > 0,
-            adjust_orientation=pipelines is not None and pipelines.adjust_orientation,
-            labels_getters=find_labels_getters(pipelines.chain) if pipelines else (),
+            adjust_orientation=plans is not None and plans.adjust_orientation,
+            labels_getters=find_labels_getters(plans.chain) if plans else (),
+            draw=partial(draw_in_worker, plans) if plans and self._draws_in_workers else None,
         )
         # Without images the whole batch is copied to the device, so torch's thread may pin it.
         pins_memory = self.proxy.device.type == "cuda" and not images
@@ -110,9 +114,9 @@ class _ProxyEpoch(ResumableIterator):
         view, dataset = replace(view, pin_memory=pins_memory, collate_fn=packer), view.dataset
         if is_stream(dataset):
             return put_stream(view, self._context.progress)
-        if isinstance(dataset, (IterDataPipe, MapDataPipe, IterableDataset)):
+        if not _is_mapped(dataset):
             return view
-        policy = self._error_policy.mode == "skip", images, self.proxy.takes_transforms
+        policy = self._error_policy.mode == "skip", images, self.proxy.takes_transforms, self._draws_in_workers
         return replace(view, dataset=AnnotatedDataset(dataset, *policy))
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
@@ -148,7 +152,10 @@ class _ProxyEpoch(ResumableIterator):
             self._prefetcher = None
 
     def _next_index(self) -> Any:
-        return self._sample_keys.remember(self._task_number(), super()._next_index())
+        index, keys = self._sample_keys.remember(self._task_number(), super()._next_index())
+        if not self._draws_in_workers:
+            return index
+        return KeyedIndices(index, Draws(self._key, keys.index, keys.occurrence))
 
     def _task_number(self) -> int:
         """Return the number of the batch whose indices are requested now."""
@@ -263,7 +270,7 @@ class _ProxyEpoch(ResumableIterator):
             if not self._has_default_collate:
                 collate_draws = draws.select_position(_COLLATE_STEP)
                 collate = partial(call_seeded, self._user_collate, draws=collate_draws, device=proxy.device)
-            chain, move = proxy.pipelines.chain, self._transfer.move_together
+            chain, move = proxy.pipelines.plans.chain, self._transfer.move_together
             data = merge_images(packed, pending.runs, self._auto_collation, collate, chain, move)
             self.clock.lap("torch" if any(run.pool.plan.needs_torch for run in pending.runs) else "collate")
         data = self._transfer(data)
@@ -322,6 +329,18 @@ class _ProxyEpoch(ResumableIterator):
             self._close_prefetcher()
         finally:
             self._end_workers()
+
+
+def _is_mapped(dataset: Any) -> bool:
+    """Return whether a dataset is asked for samples by their indices, by torch's fetcher."""
+    return not is_stream(dataset) and not isinstance(dataset, (IterDataPipe, MapDataPipe, IterableDataset))
+
+
+def _can_draw_in_workers(view: LoaderView) -> bool:
+    """Return whether workers can draw. Forked ones have the transforms, which others may not be able to unpickle."""
+    is_batched = cast("Any", view)._auto_collation  # noqa: SLF001 - torch's
+    is_forked = view.num_workers > 0 and make_context(view).get_start_method() == "fork"
+    return is_forked and is_batched and _is_mapped(view.dataset)
 
 
 class SerialProxyIterator(_ProxyEpoch, _SingleProcessDataLoaderIter, ResumableIterator):

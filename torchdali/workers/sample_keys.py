@@ -42,6 +42,9 @@ class BatchKeys:
         return SampleError(self.names[sample], name + self.suffix, reason)
 
 
+_NO_KEYS = BatchKeys(np.empty(0, np.int64), np.empty(0, np.int64), [])
+
+
 class SampleKeys:
     """Keys of the samples of one epoch.
 
@@ -55,14 +58,18 @@ class SampleKeys:
         self._is_batched, self._is_stream, self._has_workers = is_batched, is_stream, has_workers
         self._occurrences = Occurrences()
         self._stream_samples: dict[int, int] = {}
-        self._sent: dict[int, Any] = {}
+        self._sent: dict[int, tuple[Any, BatchKeys]] = {}
 
-    def remember(self, task: int, index: Any) -> Any:
-        """Keep the indices of a batch. Return them as a list if they are an iterator, which only lasts once."""
+    def remember(self, task: int, index: Any) -> tuple[Any, BatchKeys]:
+        """Keep the indices of a batch, and return them with their keys. The keys of a stream are not known yet.
+
+        An iterator becomes a list, because it only lasts once.
+        """
         if isinstance(index, Iterator):  # the fetcher uses it up
             index = list(cast("Iterator[Any]", index))
-        self._sent[task] = index
-        return index
+        keys = self._make_keys(() if self._is_stream else index if self._is_batched else [index])
+        self._sent[task] = index, keys
+        return index, keys
 
     def fast_forward(self, indices: Iterable[Any]) -> None:
         """Count the samples before the point of resumption."""
@@ -74,25 +81,23 @@ class SampleKeys:
 
     def make_batch_keys(self, packed: Packed) -> BatchKeys:
         """Make the keys of a batch. Call it once for each batch; a failed batch counts as empty."""
-        indices = self._pop_indices(packed)
+        # A batch that failed before its indices were requested has none.
+        index, keys = self._sent.pop(packed.task, ((), _NO_KEYS))
         if not self._is_stream:
-            keys = np.array([_make_key(index) for index in indices], np.int64)
-            return BatchKeys(keys, self._occurrences.count(keys.tolist()), indices)
+            # Without one index for each sample, samples are numbered.
+            is_numbered = packed.count not in (len(keys.names), 0)
+            return self._make_keys([(index, i) for i in range(packed.count)]) if is_numbered else keys
         first = self._stream_samples.get(packed.worker, 0)
         self._stream_samples[packed.worker] = first + packed.count
         names = np.arange(first, first + packed.count, dtype=np.int64)
         suffix = f", worker {packed.worker}" if self._has_workers else ""
         return BatchKeys(packed.worker * _STREAM + names, np.zeros_like(names), names.tolist(), suffix)
 
-    def _pop_indices(self, packed: Packed) -> Sequence[Any]:
-        """Return the sampler's indices, or numbers if there is not one index for each sample."""
-        if packed.task not in self._sent:  # it failed before indices were requested
-            return []
-        sent = self._sent.pop(packed.task)
-        if not self._is_batched:
-            return [sent]
-        indices: list[Any] = list(cast("Iterable[Any]", sent)) if isinstance(sent, Iterable) else []
-        return indices if packed.count in (len(indices), 0) else [(sent, i) for i in range(packed.count)]
+    def _make_keys(self, indices: Any) -> BatchKeys:
+        """Make the keys of a batch from its indices. Call it in the order of the batches."""
+        names: list[Any] = list(cast("Iterable[Any]", indices)) if isinstance(indices, Iterable) else []
+        keys = np.array([_make_key(name) for name in names], np.int64)
+        return BatchKeys(keys, self._occurrences.count(keys.tolist()), names)
 
 
 def _make_key(index: Any) -> int:

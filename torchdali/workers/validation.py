@@ -69,9 +69,9 @@ class ProxyPlan:
         assert self.pipelines is not None
         samples = [np.unique(group.sample) for group in packed.groups]
         together = len(np.unique(np.concatenate(samples))) < sum(map(len, samples))
-        keys = [(group.spec, group.input_kind, False) for group in packed.groups]
-        kinds = packed.targets.kinds if packed.targets is not None else frozenset[type]()
-        pools = self.pipelines.pools(keys, together, kinds)
+        keys = [(group.spec, group.input_kind) for group in packed.groups]
+        until = self.pipelines.plans.find_end(keys, together, packed.annotation_kinds)
+        pools = [self.pipelines.pool((*key, False), until) for key in keys]
         size = 0
         for i, pool in enumerate(pools):
             group = packed.groups[i] = packed.groups[i].choose_frames(pool.plan.choose_frames)

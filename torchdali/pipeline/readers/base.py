@@ -20,7 +20,7 @@ from torchdali.samples.pil import PILHeader
 from torchdali.sources import UNREADABLE, Source, error_text, is_system_fault
 from torchdali.sources.source import ReadError
 from torchdali.transforms.rng import Draws
-from torchdali.transforms.spec import NO_INPUT_STATS, InputStats, IntArray
+from torchdali.transforms.spec import NO_INPUT_STATS, Inputs, InputStats, IntArray
 from torchdali.transforms.targets import Targets
 
 __all__ = ["Reader", "decode_with_pil"]
@@ -157,6 +157,15 @@ class Reader:
 
     def targets(self, rows: IntArray) -> Targets | None:
         """Return the boxes, masks and key points of a batch, which moves may change; None if there are none."""
+        return None
+
+    def get_drawn(self, rows: IntArray, size: IntArray) -> tuple[Inputs, Targets | None] | None:
+        """Return the inputs to feed and the moved annotations of a batch, if they are drawn already.
+
+        Args:
+            rows: Its rows.
+            size: ``(N, 2)`` heights and widths of its images.
+        """
         return None
 
     opens_files: bool = False

@@ -124,6 +124,11 @@ class Pixels:
         """Whether a move may have filled masks with something else than 0."""
         return any(fill != 0 for fill in self._fills)
 
+    @property
+    def has_warps(self) -> bool:
+        """Whether a move was not along the axes. Then a sample has an index of eight bytes a pixel."""
+        return bool(self._planes)
+
     def select_rows(self, rows: IntArray) -> Pixels:
         """Return the pixels of some samples. The sample at ``rows[i]`` gets the number ``i``."""
         part = Pixels(self._begin[rows], self.has_masks[rows])
