@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any, cast
 
 import numpy as np
@@ -14,10 +15,13 @@ from torch.utils.data import _utils as data_utils  # pyright: ignore[reportPriva
 from torchdali.runtime import devices
 from torchdali.samples.tree import tree_map
 
-__all__ = ["Transfer", "pin_memory", "to_bytes"]
+__all__ = ["Transfer", "move_packed", "pin_memory", "to_bytes"]
 
 _ALIGNMENT = 16
-"""Bytes between which tensors begin in a common buffer. It is a multiple of the size of every element."""
+"""The tensors of a dtype begin at a multiple of so many bytes. It is a multiple of the size of every element."""
+
+_FAST = {torch.uint8, torch.bool, torch.int32, torch.int64, torch.float32}
+"""Types of numpy that are not complex, and therefore not conjugate views."""
 
 pin_memory = cast("Callable[[Any], Any]", data_utils.pin_memory.pin_memory)
 """A batch with its tensors in pinned memory, as DataLoader makes it."""
@@ -48,15 +52,7 @@ class Transfer:
         """Move dense tensors to the device in one copy. They become views of one buffer there."""
         if self._device.type != "cuda":
             return list(tensors)
-        sizes = [tensor.numel() * tensor.itemsize for tensor in tensors]
-        begins = np.cumsum([0, *(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)]).tolist()
-        pinned = torch.empty(begins[-1], dtype=torch.uint8, pin_memory=True)
-        places = list(zip(begins, sizes, tensors, strict=False))
-        memory = pinned.numpy()
-        for begin, size, tensor in places:
-            memory[begin : begin + size] = to_bytes(tensor)
-        moved = self(pinned)
-        return [_view_as(moved[begin : begin + size], tensor) for begin, size, tensor in places]
+        return move_packed(tensors, lambda size: torch.empty(size, dtype=torch.uint8, pin_memory=True), self)
 
     def _move(self, data: Any) -> Any:
         side_stream = _get_side_stream(self._device)
@@ -83,6 +79,38 @@ class Transfer:
         return data
 
 
+def move_packed(
+    tensors: Sequence[torch.Tensor],
+    make_memory: Callable[[int], torch.Tensor],
+    move: Callable[[torch.Tensor], torch.Tensor],
+) -> list[torch.Tensor]:
+    """Move dense tensors in one copy. Those of one dtype lie one behind another: one call splits them again.
+
+    Args:
+        tensors: The tensors.
+        make_memory: Returns a number of bytes of the host's memory.
+        move: Copies these bytes to the device.
+    """
+    by_dtype: dict[torch.dtype, list[int]] = {}
+    for i, tensor in enumerate(tensors):
+        by_dtype.setdefault(tensor.dtype, []).append(i)
+    counts = [tensor.numel() for tensor in tensors]
+    sizes = [sum(counts[i] for i in members) * dtype.itemsize for dtype, members in by_dtype.items()]
+    begins = list(accumulate((-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes), initial=0))
+    packed = make_memory(begins[-1])
+    memory = packed.numpy()
+    for begin, members in zip(begins, by_dtype.values(), strict=False):
+        for i in members:
+            data = to_bytes(tensors[i])
+            memory[begin : (begin := begin + len(data))] = data
+    packed, moved = move(packed), list[Any](tensors)
+    for begin, size, (dtype, members) in zip(begins, sizes, by_dtype.items(), strict=False):
+        parts = torch.split(packed[begin : begin + size].view(dtype), [counts[i] for i in members])
+        for i, part in zip(members, parts, strict=True):
+            moved[i] = part if tensors[i].ndim == 1 else part.view(tensors[i].shape)
+    return moved
+
+
 def _view_as(data: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     """Return bytes in the dtype and shape of a tensor."""
     return data.view(tensor.dtype).view(tensor.shape)
@@ -102,6 +130,8 @@ def to_bytes(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
 
     numpy copies them to pinned memory: torch's ``copy_`` waits for a thread on each core, also on those that are busy.
     """
+    if type(tensor) is torch.Tensor and tensor.dtype in _FAST and tensor.is_contiguous() and not tensor.requires_grad:
+        return tensor.numpy().reshape(-1).view(np.uint8)  # a fifth of the time: a batch has many small tensors
     plain = tensor.detach().as_subclass(torch.Tensor).resolve_conj().resolve_neg()
     # A tensor of one element may have any strides, and be contiguous.
     return plain.contiguous().as_strided((plain.numel(),), (1,)).view(torch.uint8).numpy()

@@ -153,7 +153,7 @@ class PackedTargets:
         rows: Iterable[tuple[int, list[IntArray]]] = zip(samples.tolist(), moved.find_kept(), strict=True)
         return [
             [
-                label if len(label) == len(indices[owner]) else label[torch.from_numpy(indices[owner])]
+                label if len(label) == len(indices[owner]) else label.index_select(0, torch.from_numpy(indices[owner]))
                 for label, owner in zip(self.labels[sample], self.owners[sample], strict=True)
             ]
             for sample, indices in rows

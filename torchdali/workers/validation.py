@@ -19,6 +19,7 @@ from torchdali.samples.finder import RULE, ImageFinder
 from torchdali.samples.guard import unguard_collate
 from torchdali.samples.tree import convert, format_key_paths, is_default_collate
 from torchdali.transforms.rng import Draws
+from torchdali.transforms.spec import IntArray
 from torchdali.workers.packed import Packed, PackedImages
 from torchdali.workers.packed_targets import PackedTargets
 from torchdali.workers.packing import ErrorFactory
@@ -67,8 +68,7 @@ class ProxyPlan:
         if not packed.groups:
             return []
         assert self.pipelines is not None
-        samples = [np.unique(group.sample) for group in packed.groups]
-        together = len(np.unique(np.concatenate(samples))) < sum(map(len, samples))
+        together = _have_common_samples([group.sample for group in packed.groups])
         keys = [(group.spec, group.input_kind) for group in packed.groups]
         until = self.pipelines.plans.find_end(keys, together, packed.annotation_kinds)
         pools = [self.pipelines.pool((*key, False), until) for key in keys]
@@ -106,6 +106,12 @@ class ProxyPlan:
                 f"transform= has nothing to do: no image was found in a sample, which is {packed.outline}. Taken for "
                 f"images are {RULE}. For a string that is a path, return pathlib.Path(...) or name its key in images="
             )
+
+
+def _have_common_samples(groups: Sequence[IntArray]) -> bool:
+    """Return whether a sample has images of several groups."""
+    samples = [np.unique(group) for group in groups] if len(groups) > 1 else []
+    return len(samples) > 1 and len(np.unique(np.concatenate(samples))) < sum(map(len, samples))
 
 
 @dataclass
