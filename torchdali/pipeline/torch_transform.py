@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Generator
 from contextlib import contextmanager, nullcontext
+from functools import cached_property
 from typing import Any, cast
 
 import torch
@@ -45,20 +46,26 @@ class TorchTransform:
         device: The device of the images.
 
     Attributes:
-        transform: The transform that is called: the one in the chain, or a copy with its matrix on the device.
         has_antialias_resize: The result of :func:`has_antialias_resize`.
     """
 
     def __init__(self, transform: Any, device: torch.device) -> None:
         dtype = getattr(transform, "dtype", None)
-        self.transform = _move_tensors(transform, device)
+        self._original, self._device = transform, device
         self.has_antialias_resize = has_antialias_resize(transform, device)
-        self._device = device
-        self._needs_host = device.type != "cpu" and self.transform is transform and _needs_host(transform)
+        self._needs_host = device.type != "cpu" and not _has_own_tensors(transform) and _needs_host(transform)
         # CUDA can convert every type to floats, and does so with whole batches.
         self._to_floats = (
             isinstance(transform, v2.ToDtype) and isinstance(dtype, torch.dtype) and dtype.is_floating_point
         )
+
+    @cached_property
+    def transform(self) -> Any:
+        """The transform that is called: the one in the chain, or a copy with its tensors on the device.
+
+        The copy is made when it is first called. Workers compile plans, and must not use CUDA.
+        """
+        return _move_tensors(self._original, self._device)
 
     def __call__(self, *inputs: Any) -> Any:
         """Return the transformed image, or the transformed parts of a sample."""
@@ -78,10 +85,16 @@ def _move_tensors(transform: Any, device: torch.device) -> Any:
     """Return a transform whose own tensors are on a device: a copy, if it has such, so that the script's stays."""
     if type(transform) in _LINEAR:
         return _move_matrix(transform, device)
-    is_of_torchaudio = isinstance(transform, nn.Module) and any(
-        type(module).__module__.partition(".")[0] == "torchaudio" for module in transform.modules()
+    moves = device.type != "cpu" and _has_own_tensors(transform)
+    return copy.deepcopy(transform).to(device) if moves else transform
+
+
+def _has_own_tensors(transform: Any) -> bool:
+    """Return whether a transform is one of torchaudio's, or has a matrix."""
+    return type(transform) in _LINEAR or (
+        isinstance(transform, nn.Module)
+        and any(type(module).__module__.partition(".")[0] == "torchaudio" for module in transform.modules())
     )
-    return copy.deepcopy(transform).to(device) if is_of_torchaudio and device.type != "cpu" else transform
 
 
 def _move_matrix(transform: Any, device: torch.device) -> Any:
