@@ -74,7 +74,7 @@ def pack_folder(
     """Write the images of a folder of class folders into tar files.
 
     Raises:
-        OptionError: There are no images, or the shards cannot be written.
+        OptionError: There are no images, the shards cannot be written, or a worker was killed.
     """
     try:
         samples = ImageFolder(folder)
@@ -84,7 +84,7 @@ def pack_folder(
         advance = partial(bar.advance, bar.add_task("packed", total=len(samples)))
         try:
             dataset = pack(samples.samples, out, shard_bytes, resize, quality, num_workers, advance)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RuntimeError) as error:
             raise OptionError(str(error)) from error
     (out / "classes.txt").write_text("".join(f"{name}\n" for name in samples.classes))
     total = sum(Path(path).stat().st_size for path in dataset.shards.paths)
