@@ -52,14 +52,20 @@ class Boxed(Samples):
         return path, {"boxes": boxes, "labels": torch.tensor([index, 1])} if index != 5 else {"labels": index}
 
 
+ELSEWHERE = "drawn in workers"
+
+
 @pytest.fixture
-def drawn_here(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The numbers of samples for which this process has drawn. Those of workers are not among them."""
+def drawn_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[int]:
+    """The numbers of samples for which this process has drawn. Workers write a letter a batch into a file."""
     counts, draw, own = list[int](), Plan.draw, os.getpid()
 
     def count(self: Plan, draws: Any, size: Any, targets: Targets | None = None) -> Any:
         if os.getpid() == own:
             counts.append(len(size))
+        else:
+            with (tmp_path / ELSEWHERE).open("a") as file:
+                file.write("w")
         return draw(self, draws, size, targets)
 
     monkeypatch.setattr(Plan, "draw", count)
@@ -135,6 +141,13 @@ def test_this_process_draws_what_workers_cannot(dataset: ImageFolder, drawn_here
     drawn_here.clear()
     assert same(list(load(samples, chain, 1, **options)), expected)
     assert drawn_here
+
+
+def test_masks_are_warped_in_vain_only_once(dataset: ImageFolder, drawn_here: list[int], tmp_path: Path) -> None:
+    """The worker learns from the first batch that it need not draw for masks."""
+    samples, chain, _ = warped_masks(dataset)
+    assert len(list(load(samples, chain, 1))) == len(drawn_here) == 2
+    assert (tmp_path / ELSEWHERE).read_text() == "w"
 
 
 def test_the_error_of_a_sample_is_the_same(dataset: ImageFolder) -> None:

@@ -7,7 +7,7 @@ import random
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any, cast
 
 import numpy as np
@@ -276,11 +276,13 @@ def call_seeded(function: Callable[..., Any], *args: Any, draws: Draws, device: 
 def _only_rearranges(function: Any) -> bool:
     """Return whether a function can draw nothing, as ``lambda samples: tuple(zip(*samples))``, for detection.
 
-    It calls no function and no method. To save and restore the generators takes a tenth of the time of such a batch.
+    It has nothing but the samples and three builtins. To save and restore the generators takes 0.1 to 0.5 ms.
     """
-    code = getattr(function, "__code__", None)
-    if not isinstance(code, CodeType):
-        return function in (list, tuple)
+    if function is list or function is tuple:
+        return True
+    if type(function) is not FunctionType or function.__defaults__ or function.__kwdefaults__:
+        return False
+    code = function.__code__
     has_inner = code.co_freevars or any(isinstance(constant, CodeType) for constant in code.co_consts)
     return not has_inner and _REARRANGING.issuperset(code.co_names) and _REARRANGING.isdisjoint(function.__globals__)
 

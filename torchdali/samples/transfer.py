@@ -18,10 +18,10 @@ from torchdali.samples.tree import tree_map
 __all__ = ["Transfer", "move_packed", "pin_memory", "to_bytes"]
 
 _ALIGNMENT = 16
-"""The tensors of a dtype begin at a multiple of so many bytes. It is a multiple of the size of every element."""
+"""The first tensor of each dtype begins at a multiple of so many bytes: a multiple of the size of every element."""
 
 _FAST = {torch.uint8, torch.bool, torch.int32, torch.int64, torch.float32}
-"""Types of numpy that are not complex, and therefore not conjugate views."""
+"""Types that numpy has, too."""
 
 pin_memory = cast("Callable[[Any], Any]", data_utils.pin_memory.pin_memory)
 """A batch with its tensors in pinned memory, as DataLoader makes it."""
@@ -86,6 +86,8 @@ def move_packed(
 ) -> list[torch.Tensor]:
     """Move dense tensors in one copy. Those of one dtype lie one behind another: one call splits them again.
 
+    This call makes no views for autograd. So a script may change one tensor in place, and no other knows of it.
+
     Args:
         tensors: The tensors.
         make_memory: Returns a number of bytes of the host's memory.
@@ -105,15 +107,10 @@ def move_packed(
             memory[begin : (begin := begin + len(data))] = data
     packed, moved = move(packed), list[Any](tensors)
     for begin, size, (dtype, members) in zip(begins, sizes, by_dtype.items(), strict=False):
-        parts = torch.split(packed[begin : begin + size].view(dtype), [counts[i] for i in members])
+        parts = torch.unsafe_split_with_sizes(packed[begin : begin + size].view(dtype), [counts[i] for i in members])
         for i, part in zip(members, parts, strict=True):
             moved[i] = part if tensors[i].ndim == 1 else part.view(tensors[i].shape)
     return moved
-
-
-def _view_as(data: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """Return bytes in the dtype and shape of a tensor."""
-    return data.view(tensor.dtype).view(tensor.shape)
 
 
 def _pin(tensor: torch.Tensor) -> torch.Tensor:
@@ -122,7 +119,7 @@ def _pin(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.pin_memory()  # it keeps strides and gradients
     pinned = torch.empty(tensor.numel() * tensor.itemsize, dtype=torch.uint8, pin_memory=True)
     pinned.numpy()[:] = to_bytes(tensor)
-    return _view_as(pinned, tensor)
+    return pinned.view(tensor.dtype).view(tensor.shape)
 
 
 def to_bytes(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
@@ -130,7 +127,8 @@ def to_bytes(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
 
     numpy copies them to pinned memory: torch's ``copy_`` waits for a thread on each core, also on those that are busy.
     """
-    if type(tensor) is torch.Tensor and tensor.dtype in _FAST and tensor.is_contiguous() and not tensor.requires_grad:
+    is_plain = type(tensor) is torch.Tensor and tensor.dtype in _FAST and tensor.is_contiguous()
+    if is_plain and not tensor.requires_grad and not tensor.is_neg():
         return tensor.numpy().reshape(-1).view(np.uint8)  # a fifth of the time: a batch has many small tensors
     plain = tensor.detach().as_subclass(torch.Tensor).resolve_conj().resolve_neg()
     # A tensor of one element may have any strides, and be contiguous.

@@ -105,7 +105,7 @@ class Packed:
         structure: The key paths of the first sample's parts, if all samples have the same structure.
         outline: The parts of the first sample in words, if it has no image.
         targets: The boxes, masks and key points, if there are any. Then the samples are not collated.
-        drawn: The parameters to feed, if the worker drew them. Then ``targets.moved`` is there, too.
+        drawn: The parameters to feed, if the worker drew them. Then it has moved the targets, too.
         task: torch's number of the batch.
     """
 

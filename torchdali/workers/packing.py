@@ -1,7 +1,6 @@
 """Pack a batch in a worker: the images into one block of shared memory, and the rest collated.
 
-This code runs where the samples are loaded: in a worker, or in the main process without workers. It does not use CUDA,
-and changes no generator.
+This code runs where the samples are loaded: in a worker, or in the main process without workers. It does not use CUDA.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ from torchdali.state.progress import Checkpoint
 from torchdali.state.stream import is_stream
 from torchdali.transforms.rng import Draws
 from torchdali.workers.dataset import AnnotatedDataset, KeyedIndices
-from torchdali.workers.drawing import draw_in_worker
+from torchdali.workers.drawing import WorkerDrawer
 from torchdali.workers.packed import Packed
 from torchdali.workers.packed_reader import open_packed
 from torchdali.workers.packing import Packer, map_substitutes
@@ -105,7 +105,7 @@ class _ProxyEpoch(ResumableIterator):
             in_worker=view.num_workers > 0,
             adjust_orientation=plans is not None and plans.adjust_orientation,
             labels_getters=find_labels_getters(plans.chain) if plans else (),
-            draw=partial(draw_in_worker, plans) if plans and self._draws_in_workers else None,
+            draw=WorkerDrawer(plans) if plans and self._draws_in_workers else None,
         )
         # Without images the whole batch is copied to the device, so torch's thread may pin it.
         pins_memory = self.proxy.device.type == "cuda" and not images

@@ -80,7 +80,7 @@ class SampleKeys:
         self._stream_samples = dict(samples)
 
     def make_batch_keys(self, packed: Packed) -> BatchKeys:
-        """Make the keys of a batch. Call it once for each batch; a failed batch counts as empty."""
+        """Make the keys of a batch. Call it once for each batch, also for one that failed."""
         # A batch that failed before its indices were requested has none.
         index, keys = self._sent.pop(packed.task, ((), _NO_KEYS))
         if not self._is_stream:

@@ -17,11 +17,13 @@ CPU = torch.device("cpu")
 
 
 class Methods:
-    def lists(self, samples: Any) -> Any:
-        return tuple(zip(*samples, strict=True))
+    """A method has its object, and with it whatever that can call."""
 
-    def drawn(self, samples: Any) -> Any:
-        return tuple(samples), random.random()
+    def __call__(self, samples: Any) -> Any:
+        return samples, random.random()
+
+    def lists(self, samples: Any) -> Any:
+        return self(samples)
 
 
 def shadowing() -> Callable[[Any], Any]:
@@ -36,10 +38,26 @@ def enclosing() -> Callable[[Any], Any]:
     return lambda samples: (samples, draw())
 
 
+class Wrapped:
+    """Looks like the function that it holds, and draws."""
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.function, name)
+
+    def __call__(self, samples: Any) -> Any:
+        return self.function(samples), random.random()
+
+
+def draw_by_keyword(samples: Any, *, draw: Any = random.random) -> Any:
+    return samples, draw()
+
+
 REARRANGING = [
     lambda samples: tuple(zip(*samples, strict=True)),
     lambda samples: [samples[0], samples[1][0]],
-    Methods().lists,
     list,
 ]
 DRAWING = [
@@ -47,7 +65,11 @@ DRAWING = [
     lambda samples: (samples, np.random.rand()),  # noqa: NPY002
     lambda samples: (samples, torch.rand(1).item()),
     lambda samples: (lambda: random.random())(),
-    Methods().drawn,
+    lambda samples, draw=random.random: (samples, draw()),
+    draw_by_keyword,
+    Methods().lists,
+    Wrapped(list),
+    Wrapped(lambda samples: samples),
     shadowing(),
     enclosing(),
 ]

@@ -18,6 +18,7 @@ TENSORS = [
     NUMBERS > 3,
     (NUMBERS * 1j).conj(),
     (NUMBERS * 1j).conj().imag,
+    (NUMBERS[0, :1] * 1j).to(torch.complex64).conj().imag,
     NUMBERS.float().requires_grad_(),
 ]
 
@@ -43,4 +44,5 @@ def test_tensors_that_are_moved_together_keep_their_values_types_and_shapes() ->
     for new, old in zip(moved, tensors, strict=True):
         assert new.dtype == old.dtype
         assert torch.equal(new, old.detach())
+    moved[-1] += torch.ones(1, requires_grad=True)  # a script may do so, as with a tensor of its own
     assert move_packed([], lambda size: torch.empty(size, dtype=torch.uint8), copy) == []
