@@ -35,7 +35,8 @@ _MANY = 10**7
 _LEGEND = """\
 Images/s of the loader alone: batches of {batch_size}, {workers} workers, pictures in memory. *Ratio* is torchdali's
 rate to DataLoader's. A training step of torchvision's network, with the batches of a loader, is measured in the same
-way; *synthetic* takes one batch again and again."""
+way; *synthetic* takes one batch again and again. *Host* is the CPU time that torchdali takes from the thread that
+iterates."""
 
 
 def make_loader(args: Namespace, root: Path, case: str, system: str) -> Any:
@@ -59,26 +60,31 @@ def move(part: Any, device: torch.device) -> Any:
     return [move(value, device) for value in part]
 
 
-def count_rate(batches: Iterator[Any], step: Any, device: torch.device, args: Namespace) -> float:
-    """Return images/s over ``args.seconds``, after ``args.warmup`` seconds."""
+def count_rate(batches: Iterator[Any], step: Any, device: torch.device, args: Namespace) -> tuple[float, float]:
+    """Return images/s over ``args.seconds``, after ``args.warmup`` seconds.
 
-    def run(seconds: float) -> tuple[int, float]:
-        start, images = time.perf_counter(), 0
+    With it comes the CPU time in milliseconds that this thread took for a batch, without the step.
+    """
+
+    def run(seconds: float) -> tuple[int, int, float, float]:
+        start, images, count, host = time.perf_counter(), 0, 0, 0.0
         while time.perf_counter() - start < seconds:
+            before = time.thread_time()
             batch = move(next(batches), device)
-            images += len(batch[0])
+            host += time.thread_time() - before
+            images, count = images + len(batch[0]), count + 1
             step(batch)
         if device.type == "cuda":
             torch.cuda.synchronize()
-        return images, time.perf_counter() - start
+        return images, count, time.perf_counter() - start, host
 
     run(args.warmup)
-    images, seconds = run(args.seconds)
-    return images / seconds
+    images, count, seconds, host = run(args.seconds)
+    return images / seconds, host / count * 1e3
 
 
-def measure(args: Namespace, root: Path, case: str, system: str, device: torch.device) -> float:
-    """Return images/s of a loader alone."""
+def measure(args: Namespace, root: Path, case: str, system: str, device: torch.device) -> tuple[float, float]:
+    """Measure a loader alone, as :func:`count_rate` does."""
     loader = make_loader(args, root, case, system)
     return count_rate(iter(loader), len, device, args)
 
@@ -99,8 +105,8 @@ def make_step(case: str, device: torch.device) -> Any:
     return step
 
 
-def measure_steps(args: Namespace, root: Path, case: str, system: str, device: torch.device) -> float:
-    """Return images/s of training steps with the batches of a system."""
+def measure_steps(args: Namespace, root: Path, case: str, system: str, device: torch.device) -> tuple[float, float]:
+    """Measure training steps with the batches of a system, as :func:`count_rate` does."""
     loader = make_loader(args, root, case, "torchdali" if system == "synthetic" else system)
     batches = iter(loader)
     if system == "synthetic":
@@ -128,16 +134,21 @@ def run(args: Namespace) -> dict[str, Any]:
     for case, system, what, function in jobs:
         entry: dict[str, Any] = {"case": case, "system": system, "what": what, "gpu": gpu, "versions": versions}
         try:
-            entry["images_per_second"] = round(function(args, root, case, system, device), 1)
+            rate, host = function(args, root, case, system, device)
+            entry |= {"images_per_second": round(rate, 1), "host_ms_per_batch": round(host, 2)}
         except Exception as error:  # noqa: BLE001 - the other cases are measured all the same
             entry["error"] = f"{type(error).__name__}: {error}"
-        results.add(entry, f"{what:9} {case:18} {system:11} {entry.get('images_per_second', entry.get('error'))}")
+        found = (
+            entry.get("error") or f"{entry['images_per_second']} images/s, {entry['host_ms_per_batch']} ms of the host"
+        )
+        results.add(entry, f"{what:9} {case:18} {system:11} {found}")
     return results.whole
 
 
 def write(whole: dict[str, Any], out: Path, name: str) -> None:
     """Write the report as JSON and as a table."""
-    rates = {(run["what"], run["case"], run["system"]): run.get("images_per_second") for run in whole["runs"]}
+    runs = {(run["what"], run["case"], run["system"]): run for run in whole["runs"]}
+    rates = {key: run.get("images_per_second") for key, run in runs.items()}
     systems = list(dict.fromkeys(run["system"] for run in whole["runs"]))
     lines = [
         f"# Boxes and masks: {whole['machine']['gpu'] or 'CPU'}",
@@ -147,14 +158,15 @@ def write(whole: dict[str, Any], out: Path, name: str) -> None:
         "",
         *_LEGEND.format(**whole).splitlines(),
         "",
-        "| Images/s | " + " | ".join(systems) + " | ratio |",
-        "| --- |" + " ---: |" * (len(systems) + 1),
+        "| Images/s | " + " | ".join(systems) + " | ratio | host, ms a batch |",
+        "| --- |" + " ---: |" * (len(systems) + 2),
     ]
     for what, case in dict.fromkeys((run["what"], run["case"]) for run in whole["runs"]):
         row = [rates.get((what, case, system)) for system in systems]
         ours, theirs = (rates.get((what, case, system)) for system in SYSTEMS)
         cells = ["" if rate is None else f"{rate:,.0f}" for rate in row]
         cells.append(f"{ours / theirs:.2f}" if ours and theirs else "")
+        cells.append(str(runs.get((what, case, "torchdali"), {}).get("host_ms_per_batch", "")))
         lines.append(f"| {what}: {case} | " + " | ".join(cells) + " |")
     report.save(whole, out, name, "\n".join(lines))
 
