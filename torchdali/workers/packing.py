@@ -36,7 +36,7 @@ from torchdali.workers.shared_memory import SharedBufferPool
 
 __all__ = [
     "ErrorFactory",
-    "KeyedSamples",
+    "Keyed",
     "Packer",
     "SampleFailure",
     "map_substitutes",
@@ -60,15 +60,15 @@ class SampleFailure(NamedTuple):
     reason: str
 
 
-class KeyedSamples(NamedTuple):
-    """The samples of a batch, with their random numbers.
+class Keyed(NamedTuple):
+    """What belongs to a batch, for a worker that draws.
 
     Attributes:
-        samples: What the dataset returned.
-        draws: The random numbers that came with the indices.
+        content: The indices that the sampler returned, then the samples that the dataset returned.
+        draws: The random numbers of these samples.
     """
 
-    samples: Any
+    content: Any
     draws: Draws
 
 
@@ -124,9 +124,9 @@ class Packer:
         return get_worker_info() if self._in_worker else None
 
     def __call__(self, data: Any) -> Packed:
-        """Pack a list of samples, or one sample. :class:`KeyedSamples` have their random numbers with them."""
+        """Pack a list of samples, or one sample. :class:`Keyed` ones have their random numbers with them."""
         info, draws = self.worker, None
-        if isinstance(data, KeyedSamples):
+        if isinstance(data, Keyed):
             data, draws = data
         samples: list[Any] = [data]
         is_opaque = False  # a batch that cannot be split into samples
@@ -265,7 +265,7 @@ class Packer:
                 if group.spec.kind == "video":
                     group.arrays = [frame for video in group.arrays for frame in video]
             return
-        if self._draw and draws is not None:
+        if self._draw and draws:
             self._draw(packed, draws)
         self._pool = self._pool or SharedBufferPool()
         masks, size = packed.targets.detach_masks(size) if packed.targets else ([], size)

@@ -38,11 +38,11 @@ from torchdali.state.iterator import ResumableIterator, StreamStep
 from torchdali.state.progress import Checkpoint
 from torchdali.state.stream import is_stream
 from torchdali.transforms.rng import Draws
-from torchdali.workers.dataset import AnnotatedDataset, KeyedIndices
+from torchdali.workers.dataset import AnnotatedDataset
 from torchdali.workers.drawing import WorkerDrawer
 from torchdali.workers.packed import Packed
 from torchdali.workers.packed_reader import open_packed
-from torchdali.workers.packing import Packer, map_substitutes
+from torchdali.workers.packing import Keyed, Packer, map_substitutes
 from torchdali.workers.processes import Parallel
 from torchdali.workers.queues import make_context
 from torchdali.workers.sample_keys import SampleKeys
@@ -116,7 +116,7 @@ class _ProxyEpoch(ResumableIterator):
             return put_stream(view, self._context.progress)
         if not _is_mapped(dataset):
             return view
-        policy = self._error_policy.mode == "skip", images, self.proxy.takes_transforms, self._draws_in_workers
+        policy = self._error_policy.mode == "skip", images, self.proxy.takes_transforms
         return replace(view, dataset=AnnotatedDataset(dataset, *policy))
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
@@ -155,7 +155,7 @@ class _ProxyEpoch(ResumableIterator):
         index, keys = self._sample_keys.remember(self._task_number(), super()._next_index())
         if not self._draws_in_workers:
             return index
-        return KeyedIndices(index, Draws(self._key, keys.index, keys.occurrence))
+        return Keyed(index, Draws(self._key, keys.index, keys.occurrence))
 
     def _task_number(self) -> int:
         """Return the number of the batch whose indices are requested now."""

@@ -67,13 +67,13 @@ class SampleKeys:
         """
         if isinstance(index, Iterator):  # the fetcher uses it up
             index = list(cast("Iterator[Any]", index))
-        keys = self._make_keys(() if self._is_stream else index if self._is_batched else [index])
+        keys = self._key_batch(() if self._is_stream else index if self._is_batched else [index])
         self._sent[task] = index, keys
         return index, keys
 
     def fast_forward(self, indices: Iterable[Any]) -> None:
         """Count the samples before the point of resumption."""
-        self._occurrences.fast_forward(_make_keys(indices))
+        self._occurrences.fast_forward(map(_make_keys, indices))
 
     def resume_streams(self, samples: Mapping[int, int]) -> None:
         """Set the number of samples of each worker's stream before the point of resumption."""
@@ -86,17 +86,17 @@ class SampleKeys:
         if not self._is_stream:
             # Without one index for each sample, samples are numbered.
             is_numbered = packed.count not in (len(keys.names), 0)
-            return self._make_keys([(index, i) for i in range(packed.count)]) if is_numbered else keys
+            return self._key_batch([(index, i) for i in range(packed.count)]) if is_numbered else keys
         first = self._stream_samples.get(packed.worker, 0)
         self._stream_samples[packed.worker] = first + packed.count
         names = np.arange(first, first + packed.count, dtype=np.int64)
         suffix = f", worker {packed.worker}" if self._has_workers else ""
         return BatchKeys(packed.worker * _STREAM + names, np.zeros_like(names), names.tolist(), suffix)
 
-    def _make_keys(self, indices: Any) -> BatchKeys:
+    def _key_batch(self, indices: Any) -> BatchKeys:
         """Make the keys of a batch from its indices. Call it in the order of the batches."""
         names: list[Any] = list(cast("Iterable[Any]", indices)) if isinstance(indices, Iterable) else []
-        keys = np.array([_make_key(name) for name in names], np.int64)
+        keys = _make_keys(names)
         return BatchKeys(keys, self._occurrences.count(keys.tolist()), names)
 
 
@@ -111,12 +111,10 @@ def _make_key(index: Any) -> int:
     return int.from_bytes(hashlib.blake2b(repr(index).encode(), digest_size=7).digest(), "little")
 
 
-def _make_keys(indices: Iterable[IntArray | list[Any]]) -> Iterator[IntArray]:
-    """Yield the keys of many indices, in chunks."""
-    for chunk in indices:
-        if isinstance(chunk, np.ndarray):
-            yield chunk
-        elif set(map(type, chunk)) == {int} and min(chunk) >= -(2**63) and max(chunk) < 2**63:
-            yield np.array(chunk, np.int64)
-        else:
-            yield np.array(list(map(_make_key, chunk)), np.int64)
+def _make_keys(indices: IntArray | list[Any]) -> IntArray:
+    """Return the keys of many indices."""
+    if isinstance(indices, np.ndarray):
+        return indices
+    if set(map(type, indices)) == {int} and min(indices) >= -(2**63) and max(indices) < 2**63:
+        return np.array(indices, np.int64)
+    return np.array(list(map(_make_key, indices)), np.int64)

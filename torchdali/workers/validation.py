@@ -110,8 +110,10 @@ class ProxyPlan:
 
 def _have_common_samples(groups: Sequence[IntArray]) -> bool:
     """Return whether a sample has images of several groups."""
-    samples = [np.unique(group) for group in groups] if len(groups) > 1 else []
-    return len(samples) > 1 and len(np.unique(np.concatenate(samples))) < sum(map(len, samples))
+    if len(groups) < 2:
+        return False
+    samples = [np.unique(group) for group in groups]
+    return len(np.unique(np.concatenate(samples))) < sum(map(len, samples))
 
 
 @dataclass
