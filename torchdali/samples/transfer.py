@@ -101,10 +101,8 @@ def move_packed(
     begins = list(accumulate((-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes), initial=0))
     packed = make_memory(begins[-1])
     memory = packed.numpy()
-    for begin, members in zip(begins, by_dtype.values(), strict=False):
-        for i in members:
-            data = to_bytes(tensors[i])
-            memory[begin : (begin := begin + len(data))] = data
+    for begin, size, members in zip(begins, sizes, by_dtype.values(), strict=False):
+        np.concatenate([to_bytes(tensors[i]) for i in members], out=memory[begin : begin + size])
     packed, moved = move(packed), list[Any](tensors)
     for begin, size, (dtype, members) in zip(begins, sizes, by_dtype.items(), strict=False):
         parts = torch.unsafe_split_with_sizes(packed[begin : begin + size].view(dtype), [counts[i] for i in members])
