@@ -21,8 +21,9 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 from torchdali import DALILoader
+from torchdali.samples.encoded import is_encoded
 from torchdali.samples.finder import ImageFinder
-from torchdali.samples.tree import Placeholder, build_tree, collate, is_encoded, reorder_samples
+from torchdali.samples.tree import Placeholder, build_tree, collate, reorder_samples
 from torchdali.workers.pickling import Pickled
 
 pytestmark = [

@@ -281,9 +281,9 @@ def test_masks_of_objects_cross_as_bits(
     sizes: list[int] = []
     attach = PackedTargets.attach_masks
 
-    def count(packed: PackedTargets, memory: Any) -> None:
+    def count(packed: PackedTargets, targets: Any, memory: Any) -> None:
         sizes.append(packed.mask_bytes)
-        attach(packed, memory)
+        attach(packed, targets, memory)
 
     monkeypatch.setattr(PackedTargets, "attach_masks", count)
     ours, expected = (

@@ -55,7 +55,8 @@ def to_kind(image: torch.Tensor, kind: Kind) -> Any:
         return _to_pil_image(image.cpu())
     if kind == "array":
         return image.permute(1, 2, 0).contiguous().cpu().numpy()
-    return _TV_TENSORS[kind](image) if kind in _TV_TENSORS else image
+    # The constructors take several times as long, and this runs for every image.
+    return image.as_subclass(_TV_TENSORS[kind]) if kind in _TV_TENSORS else image
 
 
 _PIXEL = torch.zeros(1, 1, 1, 1)

@@ -15,16 +15,9 @@ import torch
 from torchvision import tv_tensors
 
 from torchdali.errors import TransformError
+from torchdali.samples.encoded import IMAGE_SUFFIXES, is_encoded, is_stored
 from torchdali.samples.image import StoredURL
-from torchdali.samples.tree import (
-    IMAGE_SUFFIXES,
-    Tree,
-    describe_sample,
-    format_key_paths,
-    is_encoded,
-    is_stored,
-    tree_leaves,
-)
+from torchdali.samples.tree import Tree, describe_sample, format_key_paths, tree_leaves
 
 __all__ = ["RULE", "ImageFinder", "Images", "find_common_key_paths"]
 

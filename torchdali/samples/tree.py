@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import re
+import functools
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import PurePath
@@ -18,12 +18,11 @@ import PIL.Image
 import torch
 from torch.utils.data import _utils as data_utils  # pyright: ignore[reportPrivateUsage]
 from torchvision import tv_tensors
-from torchvision.datasets.folder import IMG_EXTENSIONS
 
+from torchdali.samples.encoded import is_stored
 from torchdali.samples.guard import unguard_collate
 
 __all__ = [
-    "IMAGE_SUFFIXES",
     "Placeholder",
     "Tree",
     "build_tree",
@@ -32,32 +31,12 @@ __all__ = [
     "describe_sample",
     "format_key_paths",
     "is_default_collate",
-    "is_encoded",
-    "is_stored",
     "tree_leaves",
     "tree_map",
     "with_placeholders",
 ]
 
-_MAGIC = re.compile(
-    rb"\xff\xd8\xff"  # JPEG
-    rb"|\x89PNG\r\n\x1a\n"
-    rb"|GIF8"
-    rb"|BM.{12}[\x0c\x10\x28\x34\x38\x40\x6c\x7c]\0\0\0"  # the length of a bitmap's header
-    rb"|II\*\0|MM\0\*"  # TIFF
-    rb"|\0\0\0\x0cjP  "  # JPEG 2000
-    rb"|P[1-6][\s#]"  # portable anymaps
-    rb"|RIFF.{4}WEBP"
-    rb"|.{4}ftypavi[fs]",
-    re.DOTALL,
-)
-_START = 18
-"""Bytes that tell what a file is."""
-
-IMAGE_SUFFIXES = (*IMG_EXTENSIONS, ".gif", ".jp2", ".jpe")
-"""Of image files, in lower case."""
-
-# Checked first, because a check against an abstract base class takes longer.
+# Checked first, because a check against an abstract base class takes longer. This runs for every leaf of a batch.
 _NEVER_PARTS = (str, bytes, int, float, np.ndarray, np.generic, torch.Tensor, PIL.Image.Image, PurePath)
 
 _collate = cast("Callable[..., Any]", data_utils.collate.collate)
@@ -103,12 +82,21 @@ class Placeholder:
         return f"<image {self.number}>"
 
 
+_get_placeholder = functools.cache(Placeholder)
+"""The samples of a batch share their placeholders, so that pickle writes each once."""
+
+_COMMON_LEAVES = frozenset(
+    {Placeholder, torch.Tensor, tv_tensors.Image, tv_tensors.BoundingBoxes, tv_tensors.Mask, str, int, float}
+)
+"""Checked first, because a check of exact types takes a fraction of the time."""
+
+
 def _children(node: Any) -> Sequence[tuple[str, Any]]:
     """Return the parts of a structure, each with the key to write behind it in Python."""
     kind: Any = type(cast("object", node))
-    if kind is dict:  # ordinary types come first, because this runs for every leaf of a batch
+    if kind is dict:
         return [(f"[{key!r}]", part) for key, part in node.items()]
-    if isinstance(node, _NEVER_PARTS) or kind is Placeholder:
+    if isinstance(node, _NEVER_PARTS):
         return ()
     if isinstance(node, Mapping):
         mapping = cast("Mapping[Any, Any]", node)
@@ -151,6 +139,8 @@ def tree_map(node: Any, change: Callable[[Any], Any], is_leaf: Callable[[Any], b
 def _list_parts(node: Any) -> Sequence[Any]:
     """Return the parts of a structure."""
     kind: Any = type(cast("object", node))
+    if kind in _COMMON_LEAVES:
+        return ()
     if kind is list or kind is tuple:
         return node
     if kind is dict:
@@ -320,36 +310,9 @@ def describe_sample(sample: Tree) -> str:
     return text if len(text) <= 300 else f"{text[:297]}..."
 
 
-def is_stored(node: Any) -> bool:
-    """Return True for an image file as Hugging Face's ``datasets.Image(decode=False)`` returns it.
-
-    Audio files look the same there, so the first bytes or the suffix must tell them apart.
-    """
-    if type(node) is not dict or len(cast("dict[Any, Any]", node)) != 2 or "bytes" not in node or "path" not in node:
-        return False
-    data, path = cast("Any", node["bytes"]), cast("Any", node["path"])
-    if data is None and isinstance(path, str):  # a file within an archive is zip://cat/0.jpg::/data/train.zip
-        return path.split("::")[0].lower().endswith(IMAGE_SUFFIXES)
-    return is_encoded(data)
-
-
-def is_encoded(leaf: Any) -> bool:
-    """Return True if bytes, or an array of bytes, begin like an image file."""
-    if isinstance(leaf, (bytes, bytearray, memoryview)):
-        start = bytes(cast("bytes", leaf)[:_START])
-    elif isinstance(leaf, (np.ndarray, torch.Tensor)):
-        array: Any = cast("Any", leaf)
-        if array.ndim != 1 or array.dtype not in (np.uint8, torch.uint8):
-            return False
-        start = bytes(array[:_START].tolist())
-    else:
-        return False
-    return _MAGIC.match(start) is not None
-
-
 def with_placeholders(sample: Tree, images: Sequence[tuple[str, Any]]) -> Any:
     """Return a copy of a sample with a :class:`Placeholder` for each of its images."""
-    places = {path: Placeholder(number) for number, (path, _) in enumerate(images)}
+    places = {path: _get_placeholder(number) for number, (path, _) in enumerate(images)}
 
     def walk(part: Tree) -> Any:
         if part.key_path in places:

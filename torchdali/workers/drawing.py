@@ -52,5 +52,5 @@ class WorkerDrawer:
             self._warping.add(key)
             return
         packed.drawn = inputs
-        if annotations:
-            annotations.moved = targets
+        if annotations and targets:
+            annotations.keep_moved(targets)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any
@@ -20,7 +19,6 @@ from torchdali.sources.paths import Paths, build_table
 from torchdali.transforms.spec import NO_INPUT_STATS, InputKind, Inputs, InputStats, IntArray
 from torchdali.transforms.targets import Targets
 from torchdali.workers.packed import Packed, PackedImages
-from torchdali.workers.packed_targets import PackedTargets
 from torchdali.workers.packing import ErrorFactory
 from torchdali.workers.shared_memory import SharedBuffer
 
@@ -36,8 +34,10 @@ class _OfBatch(Reader):
 
     def targets(self, rows: IntArray) -> Targets | None:
         """Return the boxes, masks and key points of each image. Images of one sample get the same ones."""
-        group, targets = self._group, self._attach_masks()
-        return targets and targets.targets.take(group.sample[rows], group.size[rows])
+        group, targets = self._group, self._packed.targets
+        if targets is None:
+            return None
+        return self._attach_masks(targets.targets).take(group.sample[rows], group.size[rows])
 
     def get_drawn(self, rows: IntArray, size: IntArray) -> tuple[Inputs, Targets | None] | None:
         """Return what the worker drew, unless other samples stand in for some, or an image has another size now."""
@@ -45,14 +45,14 @@ class _OfBatch(Reader):
         is_same = np.array_equal(rows, np.arange(len(group.size))) and np.array_equal(size, group.size)
         if packed.drawn is None or not is_same:
             return None
-        targets = self._attach_masks()
-        return packed.drawn, targets and targets.moved
+        moved = packed.targets and packed.targets.moved
+        return packed.drawn, self._attach_masks(moved.targets) if moved else None
 
-    def _attach_masks(self) -> PackedTargets | None:
+    def _attach_masks(self, targets: Targets) -> Targets:
         packed = self._packed
         if packed.targets and isinstance(packed.block, SharedBuffer):
-            packed.targets.attach_masks(packed.block.contents)
-        return packed.targets
+            packed.targets.attach_masks(targets, packed.block.contents)
+        return targets
 
     def find_substitutes(self, bad: npt.NDArray[np.bool_]) -> IntArray | None:
         """Find substitutes by whole samples: all images of a sample come from the same other sample.
@@ -172,9 +172,8 @@ class PackedFileReader(_OfBatch, FileReader):
     """
 
     def __init__(self, packed: Packed, group: PackedImages, make_error: ErrorFactory, adjust_orientation: bool) -> None:
-        paths = PackedReader(packed, group, make_error, adjust_orientation)
-        names = [os.fsdecode(paths.image(row).tobytes()) for row in range(len(group.size))]
-        super().__init__(FileSource(Paths([build_table(names)])), adjust_orientation=adjust_orientation)
+        source = FileSource(Paths([build_table(_read_each(packed, group))]))
+        super().__init__(source, adjust_orientation=adjust_orientation)
         self._packed, self._group, self._make_error = packed, group, make_error
         for row, header in enumerate(group.headers):
             self.table.update(row, header)
@@ -192,6 +191,15 @@ def open_packed(
     """Return the reader of the images of one kind of one batch."""
     kind = PackedFileReader if group.input_kind is InputKind.FILES else PackedReader
     return kind(packed, group, make_error, adjust_orientation)
+
+
+def _read_each(packed: Packed, group: PackedImages) -> list[bytes]:
+    """Return the bytes of each image, or of each path."""
+    if group.arrays:
+        return [array.tobytes() for array in group.arrays]
+    assert isinstance(packed.block, SharedBuffer)
+    contents, start, length = packed.block.contents.data, group.start.tolist(), group.length.tolist()
+    return [bytes(contents[begin : begin + count]) for begin, count in zip(start, length, strict=True)]
 
 
 def _keep_until_done(block: Any) -> None:

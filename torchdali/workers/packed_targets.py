@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,16 +15,16 @@ from torchvision.transforms.v2 import functional as F
 
 from torchdali.errors import TransformError
 from torchdali.samples.annotations import Annotations, LabelsGetters, check_has_image, find_annotations
+from torchdali.samples.bundle import Bundle
+from torchdali.samples.transfer import Move
 from torchdali.samples.tree import Tree, describe_sample
 from torchdali.transforms.spec import IntArray
 from torchdali.transforms.targets import Targets
 from torchdali.transforms.targets.stored import EMPTY, BitMasks, EncodedMask, StoredMasks
+from torchdali.workers.pickling import Sealed
 from torchdali.workers.shared_memory import align
 
 __all__ = ["PackedTargets", "pack_targets"]
-
-Move = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
-"""Copies tensors to the device."""
 
 
 def _get_canvas(leaf: Any) -> tuple[int, int]:
@@ -36,43 +36,109 @@ def _get_canvas(leaf: Any) -> tuple[int, int]:
 
 
 @dataclass
+class Unmoved:
+    """The annotations of a batch as the dataset returned them.
+
+    Attributes:
+        targets: Boxes, masks and key points of all samples, and the sizes of their images.
+        labels: For each sample, the tensors that lose the rows of dropped boxes or key points.
+        owners: For each of the labels, the number in its sample of the boxes or key points that it belongs to.
+    """
+
+    targets: Targets
+    labels: list[list[torch.Tensor]]
+    owners: list[list[int]]
+
+    def select_labels(self, moved: Targets, samples: IntArray) -> list[list[torch.Tensor]]:
+        """Return the labels of each sample, without those of dropped boxes or key points.
+
+        Args:
+            moved: What ``targets.take()`` returned, after all moves.
+            samples: ``(M,)`` numbers of the samples.
+        """
+        if not any(self.labels):
+            return [[] for _ in samples]
+        rows: Iterable[tuple[int, list[IntArray]]] = zip(samples.tolist(), moved.find_kept(), strict=True)
+        return [
+            [
+                label if len(label) == len(indices[owner]) else label.index_select(0, torch.from_numpy(indices[owner]))
+                for label, owner in zip(self.labels[sample], self.owners[sample], strict=True)
+            ]
+            for sample, indices in rows
+        ]
+
+
+class Moved(NamedTuple):
+    """The annotations of a batch after all moves, which a worker made.
+
+    Attributes:
+        targets: Boxes, masks and key points. Masks are not moved yet.
+        tensors: The values of the boxes and key points, then those of the labels. None if there are masks.
+        num_labels: The number of labels of each sample.
+    """
+
+    targets: Targets
+    tensors: Bundle | None = None
+    num_labels: Sequence[int] = ()
+
+
+@dataclass
 class PackedTargets:
     """The annotations of a batch, as flat arrays.
 
     Attributes:
-        targets: Boxes, masks and key points of all samples, and the sizes of their images.
+        unmoved: The annotations before all moves. If ``moved`` is used, they stay sealed.
+        canvas: ``(N, 2)`` heights and widths of the images that they are for.
         exist: ``(N,)`` which samples have any.
         kinds: Types of these, from torchvision.
         outline: The annotations of one sample, in words.
-        labels: For each sample, the tensors that lose the rows of dropped boxes or key points.
-        owners: For each of the labels, the number in its sample of the boxes or key points that it belongs to.
         first: ``(N,)`` number of each sample's first placeholder.
-        moved: The same after all moves, if the worker has drawn them. The masks themselves are not moved yet.
+        moved: The annotations after all moves, if the worker has drawn them.
         detached: Sample, place, offset, dtype and shape of the data of each mask that lies in shared memory.
     """
 
-    targets: Targets
+    unmoved: Sealed[Unmoved]
+    canvas: IntArray
     exist: npt.NDArray[np.bool_]
     kinds: frozenset[type]
     outline: str
-    labels: list[list[torch.Tensor]]
-    owners: list[list[int]]
     first: IntArray
-    moved: Targets | None = None
+    moved: Moved | None = None
     detached: list[tuple[int, int, int, np.dtype[Any], tuple[int, ...]]] = field(
         default_factory=list["tuple[int, int, int, np.dtype[Any], tuple[int, ...]]"]
     )
 
+    @property
+    def targets(self) -> Targets:
+        """Boxes, masks and key points before all moves."""
+        return self.unmoved.open().targets
+
     def get_canvas(self, sample: int) -> tuple[int, int] | None:
         """Return height and width of the image that the annotations of a sample are for; None if it has none."""
-        height, width = self.targets.size[sample].tolist()
+        height, width = self.canvas[sample].tolist()
         return (height, width) if self.exist[sample] else None
+
+    def keep_moved(self, targets: Targets) -> None:
+        """Keep boxes, masks and key points after all moves, and with them the labels that are left.
+
+        Args:
+            targets: What ``targets.take()`` returned for all samples in order, after all moves.
+        """
+        if targets.pixels:
+            self.moved = Moved(targets)
+            return
+        labels = self.unmoved.open().select_labels(targets, np.arange(len(self.canvas)))
+        tensors = Bundle.pack([*targets.to_tensors(), *itertools.chain(*labels)])
+        self.moved = Moved(targets.without_values(), tensors, [len(row) for row in labels])
 
     @property
     def mask_bytes(self) -> int:
         """Bytes of all masks while the batch is in flight."""
         size = sum(math.prod(shape) * dtype.itemsize for *_, dtype, shape in self.detached)
-        for place in itertools.chain(*(self.targets.places or [])):
+        targets = self.moved.targets if self.moved else self.targets
+        if targets.pixels is None:
+            return 0
+        for place in itertools.chain(*(targets.places or [])):
             if isinstance(place, StoredMasks):
                 size += place.data.nbytes + place.decoded_bytes
             elif not isinstance(place, tuple):
@@ -104,17 +170,16 @@ class PackedTargets:
                 offset = align(offset + data.nbytes)
         return masks, offset
 
-    def attach_masks(self, memory: npt.NDArray[np.uint8]) -> None:
-        """Put masks back that lie in shared memory. They are views of it."""
+    def attach_masks(self, targets: Targets, memory: npt.NDArray[np.uint8]) -> None:
+        """Put masks that lie in shared memory into ``targets``, moved or not. They are views of the memory."""
         for sample, i, start, dtype, shape in self.detached:
             data: Any = np.ndarray(shape, dtype, memory, start)
-            assert self.targets.places is not None
-            places = self.targets.places[sample]
+            assert targets.places is not None
+            places = targets.places[sample]
             place = places[i]
             if isinstance(place, EncodedMask):  # DALI may read it after the batch was given up, and with it the memory
                 data = data.copy()
             places[i] = place.with_data(data) if isinstance(place, StoredMasks) else torch.from_numpy(data)
-        self.detached.clear()
 
     def find_mismatch(self, samples: IntArray, size: IntArray) -> tuple[int, str] | None:
         """Return the first row whose annotations are for an image of another size, and what to say of it.
@@ -123,7 +188,7 @@ class PackedTargets:
             samples: ``(M,)`` numbers of the samples.
             size: ``(M, 2)`` heights and widths of their images.
         """
-        canvas = self.targets.size[samples]
+        canvas = self.canvas[samples]
         rows: list[int] = np.flatnonzero((canvas != size).any(1) & self.exist[samples]).tolist()
         if not rows:
             return None
@@ -137,27 +202,18 @@ class PackedTargets:
             samples: ``(M,)`` numbers of the samples.
             move: Copies tensors to the device of the images.
         """
-        tensors, labels = moved.to_tensors(), self._select_labels(moved, samples)
-        on_device = move([*tensors, *(label for row in labels for label in row)])
-        leaves, others = moved.leaves(on_device[: len(tensors)]), iter(on_device[len(tensors) :])
+        if self.moved and self.moved.tensors and moved is self.moved.targets:
+            on_device, num_labels = move(self.moved.tensors), self.moved.num_labels
+        else:
+            labels = self.unmoved.open().select_labels(moved, samples)
+            on_device, num_labels = move([*moved.to_tensors(), *itertools.chain(*labels)]), list(map(len, labels))
+        others = iter(on_device[len(on_device) - sum(num_labels) :])
+        leaves = moved.leaves(on_device[: len(on_device) - sum(num_labels)])
         return {
             (row, int(self.first[sample]) + number): leaf
             for row, sample in enumerate(samples.tolist())
-            for number, leaf in enumerate([*leaves[row], *itertools.islice(others, len(labels[row]))])
+            for number, leaf in enumerate([*leaves[row], *itertools.islice(others, num_labels[row])])
         }
-
-    def _select_labels(self, moved: Targets, samples: IntArray) -> list[list[torch.Tensor]]:
-        """Return the labels of each sample, without those of dropped boxes or key points."""
-        if not any(self.labels):
-            return [[] for _ in samples]
-        rows: Iterable[tuple[int, list[IntArray]]] = zip(samples.tolist(), moved.find_kept(), strict=True)
-        return [
-            [
-                label if len(label) == len(indices[owner]) else label.index_select(0, torch.from_numpy(indices[owner]))
-                for label, owner in zip(self.labels[sample], self.owners[sample], strict=True)
-            ]
-            for sample, indices in rows
-        ]
 
 
 def pack_targets(
@@ -193,13 +249,17 @@ def pack_targets(
         return None, annotations, reasons
     sizes = [{_get_canvas(leaf) for _, leaf in each.moved} for each in annotations]
     canvas = np.array([min(size, default=(0, 0)) for size in sizes], np.int64).reshape(-1, 2)
-    packed = PackedTargets(
+    unmoved = Unmoved(
         Targets.collect([[leaf for _, leaf in each.moved] for each in annotations], canvas),
+        [[leaf for _, leaf in each.labels] for each in annotations],
+        [each.owners for each in annotations],
+    )
+    packed = PackedTargets(
+        Sealed(unmoved),
+        canvas,
         np.array([len(size) > 0 for size in sizes], bool),
         frozenset(kind for each in annotations for kind in each.kinds),
         next(each.describe() for each in annotations if each.moved),
-        [[leaf for _, leaf in each.labels] for each in annotations],
-        [each.owners for each in annotations],
         np.array([len(images) for images in image_lists], np.int64),
     )
     return packed, annotations, reasons

@@ -10,7 +10,7 @@ import io
 import pickle
 from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, cast
+from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
 import torch
@@ -18,7 +18,9 @@ from torch._utils import ExceptionWrapper
 
 from torchdali.runtime.exceptions import EpochEndedError
 
-__all__ = ["Pickled", "PicklingCollate", "make_picklable", "pickle_batch", "pickle_indices"]
+__all__ = ["Pickled", "PicklingCollate", "Sealed", "make_picklable", "pickle_batch", "pickle_indices"]
+
+Value = TypeVar("Value")
 
 _NUMPY_DTYPES = {
     *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool),
@@ -39,12 +41,30 @@ class Pickled:
     """
 
     def __init__(self, value: Any, tensors_by_value: bool = True) -> None:
-        stream = io.BytesIO()
-        (_ByValuePickler if tensors_by_value else ForkingPickler)(stream, pickle.HIGHEST_PROTOCOL).dump(value)
-        self._pickled = stream.getvalue()
+        self._pickled = _dump(value, tensors_by_value)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[bytes]]:
         return pickle.loads, (self._pickled,)
+
+
+class Sealed(Generic[Value]):
+    """An object that crosses to another process as bytes, and is unpickled there when it is first needed.
+
+    Args:
+        value: The object. Its tensors are copied.
+    """
+
+    def __init__(self, value: Value) -> None:
+        self._value, self._pickled = value, b""
+
+    def open(self) -> Value:
+        """Return the object."""
+        if self._pickled:
+            self._value, self._pickled = pickle.loads(self._pickled), b""
+        return self._value
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_value": None, "_pickled": self._pickled or _dump(self._value, tensors_by_value=True)}
 
 
 class PicklingCollate:
@@ -100,6 +120,12 @@ def make_picklable(failure: ExceptionWrapper) -> ExceptionWrapper:
     except Exception:  # noqa: BLE001 - whatever a metaclass raises
         failure.exc_type = RuntimeError
     return failure
+
+
+def _dump(value: Any, tensors_by_value: bool) -> bytes:
+    stream = io.BytesIO()
+    (_ByValuePickler if tensors_by_value else ForkingPickler)(stream, pickle.HIGHEST_PROTOCOL).dump(value)
+    return stream.getvalue()
 
 
 class _ByValuePickler(ForkingPickler):

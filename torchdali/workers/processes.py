@@ -134,6 +134,8 @@ class Parallel(ResumableIterator):
     def _wait(self, timeout: float) -> float:
         """Wait until a batch comes or a worker dies. Return how long torch may still wait for a batch."""
         batches = self._data_queue._reader  # noqa: SLF001
+        if batches.poll():  # most often one has come already
+            return timeout
         ready = connection.wait([batches, *(worker.sentinel for worker in self._live_workers)], timeout)
         if batches in ready:
             return timeout

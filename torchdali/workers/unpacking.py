@@ -14,9 +14,9 @@ from torchdali.pipeline.batched import finish_views
 from torchdali.pipeline.fallback import check_shapes, run_in_torch, stack_frames, to_batch, to_inputs
 from torchdali.pipeline.feed import Batch
 from torchdali.pipeline.plan import Plan
+from torchdali.samples.transfer import Move
 from torchdali.samples.tree import Placeholder, collate, convert, reorder_samples, tree_map
 from torchdali.workers.packed import Packed, PackedImages
-from torchdali.workers.packed_targets import Move
 
 __all__ = ["check_stackable", "merge_images", "substitute_samples"]
 

@@ -149,7 +149,8 @@ def check_sizes(packed: Packed, plans: Sequence[Plan], make_error: ErrorFactory)
         plans: The plan of each group of its images.
         make_error: Makes the error that blames a sample.
     """
-    if any(plan.is_random for plan in plans):
+    has_several = any(group.slot.any() for group in packed.groups)
+    if has_several and any(plan.is_random for plan in plans):
         _check_image_sizes(packed, make_error)
     if packed.targets:
         _check_canvas_sizes(packed, packed.targets, plans, make_error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -133,6 +134,12 @@ class Leaves:
             ]
             for i, sample in enumerate(self._known_places)
         ]
+
+    def without_values(self: Self) -> Self:
+        """Return the same without the values of boxes and key points, as :meth:`leaves` needs it."""
+        part = copy.copy(self)
+        part.groups = [group.without_values() for group in self.groups]
+        return part
 
     def _split(self, tensors: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, ...]]:
         """Return the boxes and points of each leaf, by the group."""

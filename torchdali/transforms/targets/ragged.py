@@ -139,6 +139,12 @@ class Ragged:
         part.__dict__.update(self.__dict__)
         return part
 
+    def without_values(self: Self) -> Self:
+        """Return the same without values. It still has the numbers of rows."""
+        part = self.copy()
+        part.values, part.kept = self.values[:0].copy(), self.kept[:0].copy()
+        return part
+
     def _check_kind(self, part: Ragged) -> None:
         if part.values.dtype != self.values.dtype:
             raise ValueError(

@@ -1,9 +1,11 @@
-"""Tensors on their way to a device: their bytes, and many in one copy."""
+"""Tensors in one piece of memory."""
+
+import pickle
 
 import pytest
 import torch
 
-from torchdali.samples.transfer import move_packed, to_bytes
+from torchdali.samples.bundle import Bundle, to_bytes
 
 NUMBERS = torch.arange(24).view(4, 6)
 
@@ -30,19 +32,15 @@ def test_bytes_of_tensors(tensor: torch.Tensor) -> None:
     assert torch.equal(copy, tensor)
 
 
-def test_tensors_that_are_moved_together_keep_their_values_types_and_shapes() -> None:
+@pytest.mark.parametrize("by_pickle", [False, True])
+def test_tensors_of_a_bundle_keep_their_values_types_and_shapes(by_pickle: bool) -> None:
     """Between them lie tensors of other types, of odd lengths, and of no element."""
     tensors = [NUMBERS[0, :5] > 2, *TENSORS, NUMBERS[1, :3], NUMBERS[2, :1].half(), NUMBERS[3, 2:].float()]
-    copies: list[torch.Tensor] = []
-
-    def copy(packed: torch.Tensor) -> torch.Tensor:
-        copies.append(packed.clone())
-        return copies[-1]
-
-    moved = move_packed(tensors, lambda size: torch.empty(size, dtype=torch.uint8), copy)
-    assert len(copies) == 1
-    for new, old in zip(moved, tensors, strict=True):
+    bundle = Bundle.pack(tensors)
+    bundle = pickle.loads(pickle.dumps(bundle)) if by_pickle else bundle
+    split = bundle.split(bundle.memory.clone())
+    for new, old in zip(split, tensors, strict=True):
         assert new.dtype == old.dtype
         assert torch.equal(new, old.detach())
-    moved[-1] += torch.ones(1, requires_grad=True)  # a script may do so, as with a tensor of its own
-    assert move_packed([], lambda size: torch.empty(size, dtype=torch.uint8), copy) == []
+    split[-1] += torch.ones(1, requires_grad=True)  # a script may do so, as with a tensor of its own
+    assert Bundle.pack([]).split(torch.empty(0, dtype=torch.uint8)) == []
