@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import Dataset, RandomSampler, SubsetRandomSampler
+from torch.utils.data import Dataset, RandomSampler, Subset, SubsetRandomSampler
 from torchvision import tv_tensors
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
@@ -89,6 +89,24 @@ def test_workers_draw_the_same(dataset: ImageFolder, drawn_here: list[int], mask
     drawn_here.clear()
     assert same(list(load(annotated, JOINT, 2)), expected)
     assert not drawn_here
+
+
+class Label(torch.Tensor):
+    """A label that is more than its values."""
+
+
+class Labelled(Boxed):
+    """The same, and the labels have a class of their own."""
+
+    def __getitem__(self, index: int) -> Any:
+        path, target = super().__getitem__(index)
+        return path, {**target, "labels": torch.as_tensor(target["labels"]).as_subclass(Label)}
+
+
+def test_labels_keep_their_class(dataset: ImageFolder, drawn_here: list[int]) -> None:
+    expected, found = (list(load(Subset(Labelled(dataset), range(5)), JOINT, n)) for n in (0, 2))
+    assert same(found, expected)
+    assert {type(target["labels"]) for batch in found for _, target in batch} == {Label}
 
 
 def test_each_epoch_has_other_numbers_and_repeated_samples_too(dataset: ImageFolder, drawn_here: list[int]) -> None:

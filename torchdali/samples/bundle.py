@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["Bundle", "to_bytes"]
+__all__ = ["Bundle", "is_plain", "to_bytes"]
 
 _ALIGNMENT = 16
 """The first tensor of each dtype begins at a multiple of so many bytes: a multiple of the size of every element."""
@@ -63,13 +63,17 @@ class Bundle(NamedTuple):
         return tensors
 
 
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Return True if a tensor is no more than its values: dense, of torch's own class and without gradients."""
+    return type(tensor) is torch.Tensor and tensor.layout == torch.strided and not tensor.requires_grad
+
+
 def to_bytes(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
     """Return the values of a tensor as ``(L,)`` bytes.
 
     numpy copies them to pinned memory: torch's ``copy_`` waits for a thread on each core, also on those that are busy.
     """
-    is_plain = type(tensor) is torch.Tensor and tensor.dtype in _FAST and tensor.is_contiguous()
-    if is_plain and not tensor.requires_grad and not tensor.is_neg():
+    if is_plain(tensor) and tensor.dtype in _FAST and tensor.is_contiguous() and not tensor.is_neg():
         return tensor.numpy().reshape(-1).view(np.uint8)  # a fifth of the time: a batch has many small tensors
     plain = tensor.detach().as_subclass(torch.Tensor).resolve_conj().resolve_neg()
     # A tensor of one element may have any strides, and be contiguous.

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import _utils as data_utils  # pyright: ignore[reportPrivateUsage]
 
 from torchdali.runtime import devices
-from torchdali.samples.bundle import Bundle, to_bytes
+from torchdali.samples.bundle import Bundle, is_plain, to_bytes
 from torchdali.samples.tree import tree_map
 
 __all__ = ["Move", "Transfer", "pin_memory"]
@@ -78,7 +78,7 @@ class Transfer:
 
 def _pin(tensor: torch.Tensor) -> torch.Tensor:
     """Return a copy of a tensor in pinned memory."""
-    if type(tensor) is not torch.Tensor or tensor.requires_grad or not tensor.is_contiguous():
+    if not is_plain(tensor) or not tensor.is_contiguous():
         return tensor.pin_memory()  # it keeps strides and gradients
     pinned = torch.empty(tensor.numel() * tensor.itemsize, dtype=torch.uint8, pin_memory=True)
     pinned.numpy()[:] = to_bytes(tensor)

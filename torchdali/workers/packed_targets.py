@@ -15,7 +15,7 @@ from torchvision.transforms.v2 import functional as F
 
 from torchdali.errors import TransformError
 from torchdali.samples.annotations import Annotations, LabelsGetters, check_has_image, find_annotations
-from torchdali.samples.bundle import Bundle
+from torchdali.samples.bundle import Bundle, is_plain
 from torchdali.samples.transfer import Move
 from torchdali.samples.tree import Tree, describe_sample
 from torchdali.transforms.spec import IntArray
@@ -73,7 +73,8 @@ class Moved(NamedTuple):
 
     Attributes:
         targets: Boxes, masks and key points. Masks are not moved yet.
-        tensors: The values of the boxes and key points, then those of the labels. None if there are masks.
+        tensors: The values of the boxes and key points, then those of the labels. None if there are masks, or labels
+            that are no plain tensors.
         num_labels: The number of labels of each sample.
     """
 
@@ -124,10 +125,11 @@ class PackedTargets:
         Args:
             targets: What ``targets.take()`` returned for all samples in order, after all moves.
         """
-        if targets.pixels:
+        unmoved = self.unmoved.open()
+        if targets.pixels or not all(map(is_plain, itertools.chain(*unmoved.labels))):
             self.moved = Moved(targets)
             return
-        labels = self.unmoved.open().select_labels(targets, np.arange(len(self.canvas)))
+        labels = unmoved.select_labels(targets, np.arange(len(self.canvas)))
         tensors = Bundle.pack([*targets.to_tensors(), *itertools.chain(*labels)])
         self.moved = Moved(targets.without_values(), tensors, [len(row) for row in labels])
 
