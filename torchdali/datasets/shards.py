@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import resource
 import weakref
 from collections import deque
 from collections.abc import Sequence
@@ -31,6 +32,8 @@ _SMALL = 2**20
 """Bytes of memory that are not kept, because the system need not be asked for them."""
 _FREE_BLOCKS = 8
 """Most blocks of memory that are kept for later images of shards that are not mapped."""
+_QUIET = 64
+"""Reads after which the process has not read from a disk lately."""
 
 
 class Shards:
@@ -49,6 +52,7 @@ class Shards:
         self._index = index
         self._stamps: list[tuple[int, int]] = [(length, time) for length, time in stamps.tolist()]
         self._maps: dict[int, _Map] = {}
+        self._disk = _DiskWatch()
         self._blocks: deque[Bytes] = deque(maxlen=_FREE_BLOCKS)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -114,7 +118,8 @@ class Shards:
         if not self.is_mapped:
             return self._copy(list(zip(shards.tolist(), offsets.tolist(), lengths.tolist(), strict=True)))
         maps = {shard: self._map(shard) for shard in set[int](shards.tolist())}
-        self._read_ahead(maps, shards, offsets, offsets + lengths)
+        if self._disk.was_read():
+            self._read_ahead(maps, shards, offsets, offsets + lengths)
         places = zip(shards.tolist(), offsets.tolist(), (offsets + lengths).tolist(), strict=True)
         return [maps[shard][1][offset:end] for shard, offset, end in places]
 
@@ -182,6 +187,25 @@ class Shards:
         block: Bytes = np.frombuffer(memory.data, np.uint8)  # views of it refer to it, and not to the memory
         weakref.finalize(block, self._blocks.append, memory).atexit = False
         return block[:size]
+
+
+class _DiskWatch:
+    """Tells whether this process has read from a disk lately.
+
+    If it has not, all shards are in memory, and advice to read them is in vain. For 256 images it takes 0.4 ms of the
+    iterating thread. What is not in memory after all is read when it is touched. From then on there is advice again.
+    """
+
+    def __init__(self) -> None:
+        self._reads, self._quiet = (0, 0), 0
+
+    def was_read(self) -> bool:
+        """Return whether one of the latest 64 calls found that something was read."""
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        reads = usage.ru_majflt, usage.ru_inblock
+        self._quiet = self._quiet + 1 if reads == self._reads else 0
+        self._reads = reads
+        return self._quiet < _QUIET
 
 
 def stat_shards(paths: Sequence[str]) -> list[tuple[int, int]]:
