@@ -292,6 +292,7 @@ def test_every_transform_has_a_line(tmp_path):
     command = ["--device", "cpu", "--batch-size", "8"]
     command += ["--only", r"^(Resize|FiveCrop|GaussianNoise)\("]
     command += ["--sizes", "224x224", "--seconds", "0.05", "--out", str(tmp_path), "--name", "trial"]
+    command += ["--timeout", "200"]  # a busy machine is slow to start the processes
     report = transforms.run(transforms.parse(command))
     assert json.loads((tmp_path / "trial.json").read_text()) == report
     table = (tmp_path / "trial.md").read_text()
