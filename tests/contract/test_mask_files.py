@@ -227,6 +227,27 @@ def test_pil_decodes_masks_if_dali_fails(tmp_path: Path, monkeypatch: pytest.Mon
     assert_same_samples([sample for batch in loader for sample in batch], dataset)
 
 
+def test_masks_are_decoded_once_if_the_images_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    take, failed = PipelineRunner.take, list[Any]()
+
+    def fail(runner: PipelineRunner, *args: Any) -> Any:
+        outputs = take(runner, *args)
+        if outputs.views[0][0].shape[0] == 3 and not failed:
+            failed.append(outputs)
+            raise RuntimeError("once")
+        return outputs
+
+    monkeypatch.setattr(PipelineRunner, "take", fail)
+    monkeypatch.setattr("torchdali.pipeline.readers.masks.decode_mask", None)
+    dataset = make_dataset(tmp_path, ["palette of 8 bits"] * 4)
+    loader = DALILoader(make_worker_fed(dataset), 4, device=device, transform=CHAIN, collate_fn=list, num_workers=1)
+    (batch,) = loader
+    assert failed
+    assert_same_samples(batch, dataset)
+
+
 def test_masks_of_16_bits_end_in_one_size(tmp_path: Path, device: str) -> None:
     dataset = make_dataset(tmp_path, ["grey of 16 bits"] * 4)
     fills: Any = {tv_tensors.Mask: 40_000, "others": 0}

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from torchdali.runtime import machine
 from torchdali.sources import open_file
 from torchdali.transforms.spec import IntArray
 
@@ -52,7 +53,7 @@ class Shards:
         self._index = index
         self._stamps: list[tuple[int, int]] = [(length, time) for length, time in stamps.tolist()]
         self._maps: dict[int, _Map] = {}
-        self._disk = _DiskWatch()
+        self._disk, self._is_on_network = _DiskWatch(), False
         self._blocks: deque[Bytes] = deque(maxlen=_FREE_BLOCKS)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -118,7 +119,7 @@ class Shards:
         if not self.is_mapped:
             return self._copy(list(zip(shards.tolist(), offsets.tolist(), lengths.tolist(), strict=True)))
         maps = {shard: self._map(shard) for shard in set[int](shards.tolist())}
-        if self._disk.was_read():
+        if self._is_on_network or self._disk.was_read():
             self._read_ahead(maps, shards, offsets, offsets + lengths)
         places = zip(shards.tolist(), offsets.tolist(), (offsets + lengths).tolist(), strict=True)
         return [maps[shard][1][offset:end] for shard, offset, end in places]
@@ -156,6 +157,7 @@ class Shards:
             finally:
                 os.close(file)  # thousands of mappings are free, and thousands of open files are not
             self._maps[shard] = mapping, np.frombuffer(mapping, np.uint8)
+            self._is_on_network |= machine.is_on_network(self.paths[shard])
         return self._maps[shard]
 
     def _copy(self, places: Sequence[tuple[int, int, int]]) -> list[Bytes]:
@@ -194,6 +196,7 @@ class _DiskWatch:
 
     If it has not, all shards are in memory, and advice to read them is in vain. For 256 images it takes 0.4 ms of the
     iterating thread. What is not in memory after all is read when it is touched. From then on there is advice again.
+    Linux does not count reads from network file systems and FUSE.
     """
 
     def __init__(self) -> None:

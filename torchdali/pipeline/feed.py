@@ -275,7 +275,10 @@ class Prefetcher:
         batch.views = outputs.views
         reader.check_endings(batch.rows, outputs.endings)
         if batch.masks and batch.targets:
-            put_decoded(batch.targets, decoded, lambda i: reader.blame(int(batch.rows[i]), "decoded with its mask"))
+            device = batch.pool.plan.device
+            put_decoded(
+                batch.targets, decoded, device, lambda i: reader.blame(int(batch.rows[i]), "decoded with its mask")
+            )
 
     def _take_masks(self, batch: Batch) -> list[tuple[EncodedMask, torch.Tensor]]:
         """Return mask files with their pixels; nothing if DALI failed."""

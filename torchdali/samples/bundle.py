@@ -23,19 +23,26 @@ _FAST = {torch.uint8, torch.bool, torch.int32, torch.int64, torch.float32}
 class Bundle(NamedTuple):
     """The values of dense tensors. Those of one dtype lie one behind another, so one call splits them again.
 
+    A tensor that comes twice is there once, and is one tensor again after the split.
+
     Attributes:
         memory: ``(L,)`` uint8, the bytes of all of them.
         shapes: The shape of each.
         parts: For each dtype its first byte, and the numbers of its tensors.
+        order: The numbers of the tensors, in the order in which they came.
     """
 
     memory: torch.Tensor
     shapes: list[tuple[int, ...]]
     parts: list[tuple[torch.dtype, int, list[int]]]
+    order: list[int]
 
     @classmethod
     def pack(cls, tensors: Sequence[torch.Tensor], pin_memory: bool = False) -> Bundle:
         """Copy dense tensors into new memory."""
+        number: dict[int, int] = {}
+        order = [number.setdefault(id(tensor), len(number)) for tensor in tensors]
+        tensors = list({id(tensor): tensor for tensor in tensors}.values())
         by_dtype: dict[torch.dtype, list[int]] = {}
         for i, tensor in enumerate(tensors):
             by_dtype.setdefault(tensor.dtype, []).append(i)
@@ -47,13 +54,22 @@ class Bundle(NamedTuple):
         for begin, size, members in zip(begins, sizes, by_dtype.values(), strict=False):
             np.concatenate([to_bytes(tensors[i]) for i in members], out=array[begin : begin + size])
         parts = [(dtype, begin, members) for begin, (dtype, members) in zip(begins, by_dtype.items(), strict=False)]
-        return cls(memory, [tuple(tensor.shape) for tensor in tensors], parts)
+        return cls(memory, [tuple(tensor.shape) for tensor in tensors], parts, order)
 
     def split(self, memory: torch.Tensor) -> list[torch.Tensor]:
         """Return the tensors as views of a copy of ``memory``, on any device.
 
         They are no views for autograd. So a script may change one of them in place, and no other knows of it.
         """
+        tensors = self._split(memory)
+        return [tensors[i] for i in self.order]
+
+    def copy_out(self) -> list[torch.Tensor]:
+        """Return the tensors, each with memory of its own."""
+        tensors = [tensor.clone() for tensor in self._split(self.memory)]
+        return [tensors[i] for i in self.order]
+
+    def _split(self, memory: torch.Tensor) -> list[torch.Tensor]:
         tensors: list[torch.Tensor] = [memory] * len(self.shapes)
         for dtype, begin, members in self.parts:
             counts = [math.prod(self.shapes[i]) for i in members]
@@ -65,7 +81,8 @@ class Bundle(NamedTuple):
 
 def is_plain(tensor: torch.Tensor) -> bool:
     """Return True if a tensor is no more than its values: dense, of torch's own class and without gradients."""
-    return type(tensor) is torch.Tensor and tensor.layout == torch.strided and not tensor.requires_grad
+    is_dense = type(tensor) is torch.Tensor and tensor.layout == torch.strided
+    return is_dense and not tensor.requires_grad and not tensor.is_quantized
 
 
 def to_bytes(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:

@@ -46,7 +46,8 @@ class Transfer:
     def move_together(self, tensors: Sequence[torch.Tensor] | Bundle) -> list[torch.Tensor]:
         """Move dense tensors to the device in one copy. They become views of one buffer there."""
         if self._device.type != "cuda":
-            return tensors.split(tensors.memory) if isinstance(tensors, Bundle) else list(tensors)
+            # A label that a script keeps must not keep those of its whole batch.
+            return tensors.copy_out() if isinstance(tensors, Bundle) else list(tensors)
         bundle = tensors if isinstance(tensors, Bundle) else Bundle.pack(tensors, pin_memory=True)
         return bundle.split(self(bundle.memory))
 

@@ -173,12 +173,17 @@ class PackedTargets:
         return masks, offset
 
     def attach_masks(self, targets: Targets, memory: npt.NDArray[np.uint8]) -> None:
-        """Put masks that lie in shared memory into ``targets``, moved or not. They are views of the memory."""
+        """Put masks that lie in shared memory into ``targets``, moved or not. They are views of the memory.
+
+        A second call does nothing: DALI may have decoded the masks that are there.
+        """
         for sample, i, start, dtype, shape in self.detached:
-            data: Any = np.ndarray(shape, dtype, memory, start)
             assert targets.places is not None
             places = targets.places[sample]
             place = places[i]
+            if isinstance(place, StoredMasks) and len(place.data):
+                continue
+            data: Any = np.ndarray(shape, dtype, memory, start)
             if isinstance(place, EncodedMask):  # DALI may read it after the batch was given up, and with it the memory
                 data = data.copy()
             places[i] = place.with_data(data) if isinstance(place, StoredMasks) else torch.from_numpy(data)

@@ -31,3 +31,15 @@ def test_advice_ends_when_nothing_is_read_and_begins_again(
         (content,) = shards.read(*place)
         assert content.tolist() == [3, 4]
     assert advised == [*range(64), *range(200, 264)]
+
+
+def test_advice_never_ends_where_linux_counts_no_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    advised = list[int]()
+    monkeypatch.setattr(Shards, "_read_ahead", lambda *_: advised.append(1))
+    monkeypatch.setattr("torchdali.runtime.machine.is_on_network", lambda _: True)
+    path = tmp_path / "shard"
+    path.write_bytes(bytes(8))
+    shards = Shards([str(path)], np.array(stat_shards([str(path)])), "index")
+    for _ in range(100):
+        shards.read(np.zeros(1, np.int64), np.full(1, 3), np.full(1, 2))
+    assert len(advised) == 100

@@ -44,3 +44,17 @@ def test_tensors_of_a_bundle_keep_their_values_types_and_shapes(by_pickle: bool)
         assert torch.equal(new, old.detach())
     split[-1] += torch.ones(1, requires_grad=True)  # a script may do so, as with a tensor of its own
     assert Bundle.pack([]).split(torch.empty(0, dtype=torch.uint8)) == []
+
+
+def test_a_tensor_that_comes_twice_is_one_again() -> None:
+    bundle = Bundle.pack([NUMBERS, NUMBERS[0], NUMBERS])
+    assert bundle.memory.nbytes == NUMBERS.nbytes + NUMBERS[0].nbytes
+    for first, row, again in (bundle.split(bundle.memory), bundle.copy_out()):
+        assert first is again
+        assert torch.equal(first, NUMBERS)
+        assert torch.equal(row, NUMBERS[0])
+
+
+def test_tensors_that_are_copied_out_have_memory_of_their_own() -> None:
+    for tensor in Bundle.pack([NUMBERS, NUMBERS[0]]).copy_out():
+        assert tensor.untyped_storage().nbytes() == tensor.nbytes

@@ -50,6 +50,7 @@ def group_masks(targets: Targets | None) -> list[MaskReader]:
 def put_decoded(
     targets: Targets,
     decoded: Sequence[tuple[EncodedMask, torch.Tensor]],
+    device: torch.device,
     blame: Callable[[int], AbstractContextManager[None]],
 ) -> None:
     """Give the targets of a batch their decoded masks. PIL decodes those that DALI did not.
@@ -57,6 +58,7 @@ def put_decoded(
     Args:
         targets: The targets.
         decoded: Mask files with their pixels on the device.
+        device: The device of the images.
         blame: Function of a sample's number in the batch, which returns a context that blames the sample.
     """
     by_mask = {id(mask): pixels for mask, pixels in decoded}
@@ -64,5 +66,5 @@ def put_decoded(
         pixels = by_mask.get(id(mask))
         if pixels is None:
             with blame(place[0]):
-                pixels = decode_mask(mask)
+                pixels = decode_mask(mask).to(device)
         targets.decoded[place] = pixels.reshape(mask.shape)
