@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import os
 import pickle
+import re
 import tarfile
 import threading
 import time
@@ -341,6 +343,35 @@ def test_a_truncated_shard_is_refused(own: str) -> None:
     with pytest.raises(ValueError, match="is no tar file, or damaged: it has no header at byte 0"):
         Tar(own)
     assert [path.name for path in Path(own).parent.iterdir()] == ["train-00.tar"]
+
+
+def test_what_is_no_tar_is_named(tmp_path: Path) -> None:
+    (tmp_path / "folder.tar").mkdir()
+    (tmp_path / "empty.tar").touch()
+    (tmp_path / "a.tar.gz").write_bytes(gzip.compress(os.urandom(2048)))
+    with pytest.raises(IsADirectoryError, match=r"folder\.tar is a folder; name its files, such as .*folder\.tar/\*"):
+        Tar(str(tmp_path / "folder.tar"))
+    with pytest.raises(ValueError, match=r"empty\.tar is a file of 0 bytes"):
+        Tar(str(tmp_path / "empty.tar"))
+    with pytest.raises(ValueError, match=r"a\.tar\.gz is compressed; unpack it"):
+        Tar(str(tmp_path / "a.tar.gz"))
+    with pytest.raises(ValueError, match="shards must be a path, a pattern or several, got an empty list"):
+        Tar([])
+
+
+def test_a_copy_with_another_time_is_told_from_other_content(own: str) -> None:
+    Tar(own, label="cls")
+    os.utime(own, (1, 1))
+    with pytest.raises(ValueError, match=r"its time is another, its length is not \(cp -p"):
+        Tar(own, label="cls")
+
+
+def test_a_shard_that_was_replaced_has_no_keys(own: str) -> None:
+    """What lies at the places of the old ones is none."""
+    dataset = Tar(own, label="cls")
+    assert re.fullmatch(rf"{own}, \S+ at byte [\d,]+", dataset.name(1))
+    Path(own).write_bytes(bytes(range(255, 0, -1)) * 1000)
+    assert re.fullmatch(rf"{own}, an image at byte [\d,]+", dataset.name(1))
 
 
 def change(index: Path, **arrays: Any) -> None:

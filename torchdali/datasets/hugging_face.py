@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -48,6 +48,11 @@ class HuggingFace(EncodedDataset):
         target_transform: Callable[[Any], Any] | None = None,
     ) -> None:
         super().__init__(label, transform, target_transform)
+        if isinstance(dataset, dict) or not hasattr(dataset, "data"):
+            raise TypeError(
+                f"dataset must be a datasets.Dataset, got a {type(cast('object', dataset)).__name__}; choose a split, "
+                "and give a stream to the loader itself, with transform="
+            )
         self.dataset, self.image = dataset.with_format(None), image
         names: list[str] = dataset.column_names
         others = [name for name in names if name != image]

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import numpy.typing as npt
 
-from torchdali.datasets.shards import Column
+from torchdali.datasets.shards import Column, describe_change, stat_shards
 from torchdali.runtime.machine import find_user_cache_folder
 from torchdali.sources.index import map_arrays
 from torchdali.sources.remote import is_uri
@@ -153,7 +153,8 @@ def open_index(
         raise ValueError(f"{file} is the index of other shards than {paths[0]} and its like; give another index=")
     for path, known, found in zip(paths, stamps.tolist(), stat(paths), strict=True):
         if [*found] != known:
-            raise ValueError(f"{path} has changed since {file} was made; delete the index, and it is made again")
+            how = describe_change(found, (known[0], known[1])) if stat is stat_shards else ""
+            raise ValueError(f"{path} has changed since {file} was made{how}; delete the index, and it is made again")
     columns = {name: arrays.get(name) for name in ("shard", "offsets", "lengths", "starts", "spans")}
     known = {f"labels{i or ''}": arrays.get(f"labels{i or ''}") for i in range(len(labels))}
     for name, column in (columns | known).items():

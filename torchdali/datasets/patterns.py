@@ -42,8 +42,10 @@ def expand(pattern: Pattern, list_objects: Callable[[str], list[str]] | None = N
         else:
             for name in _expand_braces(str(Path(one).expanduser())):
                 paths += sorted(glob.glob(name)) if glob.has_magic(name) else [name]  # noqa: PTH207 - keeps the path as it is given
+    if not patterns:
+        raise ValueError("shards must be a path, a pattern or several, got an empty list")
     if not paths:
-        raise FileNotFoundError(f"no file has a name like {str(pattern)!r}")
+        raise FileNotFoundError(f"no file has a name like {', '.join(map(str, patterns))}")
     return paths
 
 

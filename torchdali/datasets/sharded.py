@@ -193,9 +193,11 @@ class ShardedDataset(EncodedDataset):
         shard, offset = int(self.index.shard[row]), int(self.index.offsets[row])
         path = self._paths[shard] if shard < len(self._paths) else f"shard {shard}"
         try:  # a store would be asked for the key, and may be why there is a message
+            self.shards.check(*(np.array([number], np.int64) for number in (shard, offset, 0)))
             key = ShardedDataset._read_key(self, path, row) if self.client else self._read_key(path, row)
         except (OSError, ValueError):
             key = ""
+        key = key if key.isprintable() else ascii(key)
         return f"{path}, {key or 'an image'} at byte {offset:,}"
 
     def _read_key(self, path: str, row: int) -> str:

@@ -20,7 +20,7 @@ from torchdali.runtime import machine
 from torchdali.sources import open_file
 from torchdali.transforms.spec import IntArray
 
-__all__ = ["Bytes", "Column", "ShardFile", "Shards", "stat_shards"]
+__all__ = ["Bytes", "Column", "ShardFile", "Shards", "describe_change", "stat_shards"]
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -90,8 +90,8 @@ class Shards:
         (stamp,) = stat_shards([self.paths[shard]])
         if stamp != self._stamps[shard]:
             raise ValueError(
-                f"{self.paths[shard]} has changed since {self._index} was made: it has {stamp[0]:,} bytes and had "
-                f"{self._stamps[shard][0]:,}; delete the index, and it is made again"
+                f"{self.paths[shard]} has changed since {self._index} was made"
+                f"{describe_change(stamp, self._stamps[shard])}; delete the index, and it is made again"
             )
 
     def _check_place(self, shard: int, offset: int, length: int) -> None:
@@ -211,6 +211,13 @@ class _DiskWatch:
         return self._quiet < _QUIET
 
 
+def describe_change(found: tuple[int, int], known: tuple[int, int]) -> str:
+    """Return what :func:`stat_shards` tells of a change."""
+    if found[0] == known[0]:
+        return ": its time is another, its length is not (cp -p and rsync -t copy the time)"
+    return f": it has {found[0]:,} bytes and had {known[0]:,}"
+
+
 def stat_shards(paths: Sequence[str]) -> list[tuple[int, int]]:
     """Return the lengths of files, and the times of their last modification in nanoseconds."""
     statuses = [os.stat(path) for path in paths]  # noqa: PTH116 - called for each shard of each batch
@@ -232,6 +239,8 @@ class ShardFile:
     """
 
     def __init__(self, path: str) -> None:
+        if os.path.isdir(path):  # noqa: PTH112 - the path as it is given
+            raise IsADirectoryError(f"{path} is a folder; name its files, such as {os.path.join(path, '*')}")  # noqa: PTH118
         self._file, status = open_file(path)
         self.status: os.stat_result | None = status
         self.size = status.st_size

@@ -179,6 +179,8 @@ def read_members(read: Callable[[int, int], bytes], end: int, path: str, is_whol
         header = read(at, _BLOCK)
         if not header.strip(b"\0"):  # two blocks of zeros end a tar
             return
+        if header.startswith(_COMPRESSED):
+            raise ValueError(f"{path} is compressed; unpack it, because its images are read in any order")
         if header[257:262] != b"ustar" and not _has_checksum(header):
             raise ValueError(f"{path} is no tar file, or damaged: it has no header at byte {at:,}")
         size, kind = _read_size(header, path, at), header[156:157]
@@ -207,6 +209,8 @@ def read_members(read: Callable[[int, int], bytes], end: int, path: str, is_whol
         at = data + -(-size // _BLOCK) * _BLOCK
         if kind not in (b"L", b"x", b"K"):
             begin = at
+    if is_whole and not end:
+        raise ValueError(f"{path} is a file of 0 bytes, and no tar file")
     if is_whole:
         raise ValueError(f"{path} is truncated after {name!r}: the zeros that end a tar file are missing")
 
@@ -232,6 +236,8 @@ def _read_name(header: bytes) -> str:
     return (prefix + b"/" + name if prefix else name).decode(errors="surrogateescape")
 
 
+_COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")
+"""How files of gzip, bzip2, xz and zstd begin."""
 _PAX = re.compile(rb"(\d+) ([^=]+)=")
 
 
