@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import operator
 import os
 import tarfile
 from collections.abc import Callable, Iterable, Iterator
@@ -55,11 +56,21 @@ def pack(
     Raises:
         FileExistsError: The folder has shards already.
         ValueError: A label is negative, or a file has no suffix.
+        TypeError: A sample is no pair of a path and an int.
         OSError: A file cannot be read or written; or with ``resize``, it is no image.
         RuntimeError: A process was killed.
     """
     pairs: Iterable[Any] = ImageFolder(str(samples)).samples if isinstance(samples, (str, os.PathLike)) else samples
-    listed = [(os.fspath(path), int(label)) for path, label in pairs]
+    listed: list[_Sample] = []
+    for path, label in pairs:
+        try:
+            listed.append((os.fspath(path), operator.index(label)))
+        except TypeError as error:
+            kind = type(cast("object", path)).__name__
+            raise TypeError(
+                f"samples must be pairs of a path and an int, got a {kind} and {label!r}; an ImageFolder has such "
+                "pairs as .samples"
+            ) from error
     for path, label in listed:
         if label < 0 or not Path(path).suffix:
             raise ValueError(f"{path} must have a suffix and a label of 0 or more, got {label}")

@@ -58,6 +58,8 @@ def test_pack_resizes(pictures: Path, tmp_path: Path) -> None:
     assert (dataset[0][0].size, dataset[0][1]) == ((150, 20), 2)
     assert all(min(image.size) == 20 for image, _ in dataset)
     assert min(pack(samples, tmp_path / "large", resize=500)[1][0].size) < 100
+    with pytest.raises(TypeError, match=r"pairs of a path and an int, got a str and 'cat'; an ImageFolder has such"):
+        pack([("a.jpg", "cat")], tmp_path)  # type: ignore[list-item]
     with pytest.raises(ValueError, match="must have a suffix and a label of 0 or more, got -1"):
         pack([("x.jpg", -1)], tmp_path / "none")
     one, several = (pack(samples * 5, tmp_path / str(count), 999, 20, num_workers=count) for count in (0, 2))
