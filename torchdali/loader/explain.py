@@ -147,6 +147,8 @@ def _describe_worker_fed(
     if not rows["targets"]:
         del rows["targets"]
     answer, to_do = summarize_plans(plans) if plans else (problem, "")
+    if not proxy.takes_transforms:
+        to_do = "; ".join(filter(None, (to_do, _describe_remaining(loader.dataset))))
     rows |= {("" if i == 0 else " " * i): str(plan) for i, plan in enumerate(plans)}
     if has_default_collate(loader) and "targets" in rows:
         rows["collate"] = (
@@ -192,11 +194,27 @@ def _describe_memory(options: LoaderOptions, decode_bytes: int | None) -> Rows:
 
 def _describe_movable(dataset: Any) -> str:
     """Return what to move to the loader, if a dataset has a transform of torchvision's; empty if it has none."""
+    if not (name := _find_transform(dataset)):
+        return ""
+    return (
+        f"return images without {name}, and give it to the loader as transform=; wrap masks in tv_tensors.Mask, or "
+        "they are images too"
+    )
+
+
+def _describe_remaining(dataset: Any) -> str:
+    """Return which transform of a dataset runs before those of the loader; empty if it has none."""
+    name = _find_transform(dataset)
+    return f"{name} runs too, before transform=: remove it there if it is the same" if name else ""
+
+
+def _find_transform(dataset: Any) -> str:
+    """Return the name of a dataset's attribute that is a transform of torchvision's; empty if it has none."""
     while isinstance(dataset, Subset):
         dataset = cast("Any", dataset).dataset
     for name, value in getattr(dataset, "__dict__", {}).items():
         if type(value).__module__.startswith("torchvision.transforms"):
-            return f"return images without {type(dataset).__name__}.{name}, and give it to the loader as transform="
+            return f"{type(dataset).__name__}.{name}"
     return ""
 
 

@@ -248,7 +248,7 @@ def pack_targets(
         except TransformError:  # it is a ValueError too
             raise
         except ValueError as error:
-            reasons.setdefault(i, ("its labels", f"{error}; it is {describe_sample(sample)}"))
+            reasons.setdefault(i, ("its labels", f"{str(error).rstrip('.')}; it is {describe_sample(sample)}"))
             annotations.append(Annotations([], [], []))
         if annotations[-1].moved and not images:
             check_has_image(sample)

@@ -140,10 +140,24 @@ class Wrapped(Samples):
 
 @pytest.mark.parametrize("wrap", [lambda d: d, lambda d: Subset(d, [1, 0])], ids=["itself", "Subset"])
 def test_transform_that_could_run_in_dali_is_named(wrap: Callable[[Any], Any]) -> None:
-    hint = "return images without Wrapped.augment, and give it to the loader as transform="
+    hint = (
+        "return images without Wrapped.augment, and give it to the loader as transform=; wrap masks in tv_tensors.Mask"
+        ", or they are images too"
+    )
     for augment, text in ((CROP, hint), (v1.ToTensor(), hint), (torch.nn.Identity(), "")):
         loader = DALILoader(wrap(Wrapped(augment)), device="cpu")
         assert begins(loader) == ["Nothing runs in DALI: give transform= to the loader", text]
+
+
+@pytest.mark.parametrize("wrap", [lambda d: d, lambda d: Subset(d, [1, 0])], ids=["itself", "Subset"])
+def test_a_transform_that_stayed_in_the_dataset_is_named(wrap: Callable[[Any], Any]) -> None:
+    for augment, text in (
+        (CROP, "Wrapped.augment runs too, before transform=: remove it there"),
+        (torch.nn.Identity(), ""),
+    ):
+        found = begins(DALILoader(wrap(Wrapped(augment)), device="cpu", transform=v2.RandomHorizontalFlip()))
+        assert found[1].startswith(text)
+        assert bool(found[1]) == bool(text)
 
 
 def test_where_images_are() -> None:

@@ -162,7 +162,7 @@ def test_a_folder_without_classes_and_a_transform(pictures: Path, mine: Path) ->
             [
                 "named(), train: 3 of 3 transforms run in DALI on cpu device",
                 "named(), val: A DataLoader. In its place, with the same arguments: Nothing runs in DALI: give",
-                "to do return images without Pictures.transform, and give it to the loader as transform= device",
+                "to do return images without Pictures.transform, and give it to the loader as transform=; wrap masks",
                 "its samples come from this process",
             ],
         ),
