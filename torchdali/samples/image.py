@@ -121,7 +121,10 @@ def to_image_input(leaf: Any, first: First = "conversion", adjust_orientation: b
         if first == "RGB" and leaf.mode not in _TENSOR_LIKE:
             leaf = leaf.convert("RGB")  # as that transform does with a PIL image
         if first == "rule" and leaf.mode not in _TENSOR_LIKE:
-            raise RefusedError(f"it is a PIL image of mode {leaf.mode!r}, {_CONVERT}, or wrap it in tv_tensors.Mask")
+            raise RefusedError(
+                f"it is a PIL image of mode {leaf.mode!r}, {_CONVERT}, or convert it in the dataset; wrap a mask in "
+                "tv_tensors.Mask"
+            )
         if adjust_orientation:
             return _turn_pil_image(leaf)
         file = _read_undecoded(leaf)
