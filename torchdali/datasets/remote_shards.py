@@ -65,7 +65,7 @@ class RemoteShards(Shards):
         super().__init__(uris, stamps, index, is_mapped=False)
         self._client, self._tags = client, tags
 
-    def _check_shard(self, shard: int) -> None:
+    def check_shard(self, shard: int) -> None:
         """Raise if there is no such shard. Each request names the ETag, so that a store refuses a changed object."""
         if not 0 <= shard < len(self.paths):
             raise ValueError(f"{self._index} is damaged: it names shard {shard} of {len(self.paths)}")

@@ -78,13 +78,14 @@ class Shards:
             return
         numbers: list[int] = np.unique(shards).tolist()
         for shard in numbers:
-            self._check_shard(shard)
+            self.check_shard(shard)
         outside = (offsets < 0) | (lengths < 0) | (offsets > self.stamps[shards, 0] - lengths)
         if outside.any():
             i = int(np.flatnonzero(outside)[0])
             self._check_place(int(shards[i]), int(offsets[i]), int(lengths[i]))
 
-    def _check_shard(self, shard: int) -> None:
+    def check_shard(self, shard: int) -> None:
+        """Raise if there is no such shard, or if it has changed. The errors are those of :meth:`check`."""
         if not 0 <= shard < len(self.paths):
             raise ValueError(f"{self._index} is damaged: it names shard {shard} of {len(self.paths)}")
         (stamp,) = stat_shards([self.paths[shard]])
@@ -131,7 +132,7 @@ class Shards:
             ValueError: As for :meth:`check`.
             OSError: A shard cannot be read.
         """
-        self._check_shard(shard)
+        self.check_shard(shard)
         self._check_place(shard, offset, length)
         if self.is_mapped:
             return self._map(shard)[1][offset : offset + length]

@@ -179,9 +179,9 @@ def read_members(read: Callable[[int, int], bytes], end: int, path: str, is_whol
         header = read(at, _BLOCK)
         if not header.strip(b"\0"):  # two blocks of zeros end a tar
             return
-        if header.startswith(_COMPRESSED):
-            raise ValueError(f"{path} is compressed; unpack it, because its images are read in any order")
         if header[257:262] != b"ustar" and not _has_checksum(header):
+            if header.startswith(_COMPRESSED):
+                raise ValueError(f"{path} is compressed; unpack it, because its images are read in any order")
             raise ValueError(f"{path} is no tar file, or damaged: it has no header at byte {at:,}")
         size, kind = _read_size(header, path, at), header[156:157]
         data = at + _BLOCK

@@ -36,7 +36,7 @@ __all__ = [
     "with_placeholders",
 ]
 
-# Checked first, because a check against an abstract base class takes longer. This runs for every leaf of a batch.
+# Checked before abstract base classes, which take longer. This runs for every leaf of a batch.
 _NEVER_PARTS = (str, bytes, int, float, np.ndarray, np.generic, torch.Tensor, PIL.Image.Image, PurePath)
 
 _collate = cast("Callable[..., Any]", data_utils.collate.collate)
@@ -88,7 +88,7 @@ _get_placeholder = functools.cache(Placeholder)
 _COMMON_LEAVES = frozenset(
     {Placeholder, torch.Tensor, tv_tensors.Image, tv_tensors.BoundingBoxes, tv_tensors.Mask, str, int, float}
 )
-"""Checked first, because a check of exact types takes a fraction of the time."""
+"""Exact types, which are looked up in a fraction of the time of ``isinstance``."""
 
 
 def _children(node: Any) -> Sequence[tuple[str, Any]]:

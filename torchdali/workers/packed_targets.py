@@ -136,10 +136,10 @@ class PackedTargets:
     @property
     def mask_bytes(self) -> int:
         """Bytes of all masks while the batch is in flight."""
-        size = sum(math.prod(shape) * dtype.itemsize for *_, dtype, shape in self.detached)
         targets = self.moved.targets if self.moved else self.targets
         if targets.pixels is None:
             return 0
+        size = sum(math.prod(shape) * dtype.itemsize for *_, dtype, shape in self.detached)
         for place in itertools.chain(*(targets.places or [])):
             if isinstance(place, StoredMasks):
                 size += place.data.nbytes + place.decoded_bytes

@@ -67,7 +67,7 @@ class SanitizeBoundingBoxes(_AnnotationRule):
     """Rule of SanitizeBoundingBoxes: small boxes and those outside of the image are dropped, with labels and masks."""
 
     handles = (v2.SanitizeBoundingBoxes,)
-    needs = "No bounding boxes were found in the sample; leave out samples that have none as tv_tensors.BoundingBoxes"
+    needs = "No bounding boxes were found in the sample; return tv_tensors.BoundingBoxes, and leave out samples without"
 
     def move(self, targets: Targets, params: Params) -> None:
         targets.sanitize_boxes(self.transform.min_size, self.transform.min_area)
